@@ -1,0 +1,32 @@
+"""PyTorch reference of the KV cache writes.
+
+A layer's cache is ``[2, blocks, kv_heads, block_size, D]``: K, then V, a head's tokens of a block contiguous.
+"""
+
+import torch
+from torch import Tensor
+
+
+def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
+    """Write the K and V of new tokens to their slots (source: article S2).
+
+    Args:
+        cache: ``[2, blocks, kv_heads, block_size, D]``, written in place.
+        k, v: ``[T, kv_heads, D]``.
+        rows: ``[T, kv_heads]`` int64, for each token and head its row in ``[blocks · kv_heads · block_size, D]``:
+            ``(block · kv_heads + head) · block_size + offset``.
+    """
+    size = cache.shape[-1]
+    flat = rows.view(-1)
+    cache[0].view(-1, size).index_copy_(0, flat, k.reshape(-1, size))
+    cache[1].view(-1, size).index_copy_(0, flat, v.reshape(-1, size))
+
+
+def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor) -> None:
+    """Copy whole blocks of all layers.
+
+    Args:
+        cache: ``[layers, 2, blocks, kv_heads, block_size, D]``, written in place.
+        sources, destinations: ``[C]`` int64 block ids; no block is in both.
+    """
+    cache.index_copy_(2, destinations, torch.index_select(cache, 2, sources))

@@ -1,0 +1,1 @@
+"""The matrix product with a weight, plain or re-laid once for the device."""

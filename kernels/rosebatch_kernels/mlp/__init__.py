@@ -1,0 +1,1 @@
+"""What stands between and behind the two matrix products of an MLP."""

@@ -1,0 +1,1 @@
+"""Rotary position embedding in the half-split layout of the Llama family."""

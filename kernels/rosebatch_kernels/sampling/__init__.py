@@ -1,0 +1,1 @@
+"""From logits to token ids, each row with its own random number."""

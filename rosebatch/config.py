@@ -1,0 +1,124 @@
+"""The frozen configs of a run: the shape of a model, the limits of the engine, and their TOML files."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from rosebatch.errors import UserError
+
+
+class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Rotary position embedding: base frequency and how it is stretched past the trained length.
+
+    ``llama3`` needs all four factors, ``linear`` only ``factor``. Names as in transformers' configs.
+    """
+
+    theta: float = 10000.0
+    scaling: Literal["default", "linear", "llama3"] = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The shape of a model; everything the engine, the weights and a memory estimate need to know.
+
+    Attributes:
+        family: which file of ``rosebatch.model`` builds it.
+        max_model_len: most tokens of prompt and completion together.
+        activation: of the MLP, by transformers' name.
+        qkv_bias, out_bias, mlp_bias: whether those projections have one (GPT-2 has them all).
+        qk_norm: RMSNorm over each head of q and k before RoPE (Qwen3).
+        sliding_windows: for each layer the number of keys a query sees, 0 for all; empty means all, everywhere.
+        attention_scales: for each layer the factor on q·k; empty means head_dim ** -0.5 everywhere.
+        rope: None where positions are learned embeddings.
+        dtype: of the checkpoint; ``auto`` on the command line starts from it.
+    """
+
+    family: Literal["gpt2", "llama"]
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_model_len: int
+    norm_eps: float
+    activation: str
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_windows: tuple[int, ...] = ()
+    attention_scales: tuple[float, ...] = ()
+    rope: RopeConfig | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
+
+    def sliding_window(self, layer: int) -> int:
+        """Keys a query of this layer sees, its own included; 0 for all."""
+        return self.sliding_windows[layer] if self.sliding_windows else 0
+
+    def attention_scale(self, layer: int) -> float:
+        """Factor on q·k in this layer."""
+        return self.attention_scales[layer] if self.attention_scales else self.head_dim**-0.5
+
+
+class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The limits of the engine.
+
+    Attributes:
+        max_num_seqs: most sequences in one step.
+        max_num_batched_tokens: most tokens in one step; the chunk size of prefill.
+        block_size: tokens of a KV cache block.
+        kv_cache_memory: bytes of KV cache; 0 lets the device decide.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    kv_cache_memory: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.kv_cache_memory < 0:
+            raise ValueError(f"kv_cache_memory must be >= 0, got {self.kv_cache_memory}")
+
+
+ConfigT = TypeVar("ConfigT")
+
+
+def convert(values: Any, kind: type[ConfigT], source: str) -> ConfigT:
+    """Build a config from plain values.
+
+    Raises:
+        UserError: an unknown key, a wrong type or an impossible value; ``source`` says where it stands.
+    """
+    try:
+        return msgspec.convert(values, kind)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UserError(f"{source}: {error}") from None
+
+
+def load_toml(path: Path, kind: type[ConfigT]) -> ConfigT:
+    """Read a config from a TOML file.
+
+    Raises:
+        UserError: the file cannot be read, is no TOML, or does not fit ``kind``.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path}: {error}") from None
+    return convert(values, kind, str(path))

@@ -1,0 +1,1 @@
+"""From token ids to token ids: scheduler, KV cache, runner. Knows nothing of text or files."""

@@ -1,0 +1,111 @@
+"""Blocks of the paged KV cache: who holds them, which are free, which hold a known prefix. No torch.
+
+A block with no holder keeps its contents, and its hash if it has one, until it is handed out again:
+the free list is the prefix cache's eviction order.
+"""
+
+import hashlib
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+ROOT_HASH = b""
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Identity of a full block: 16 bytes over its tokens and, through ``parent``, all tokens before it."""
+    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+
+
+class BlockPool:
+    """Reference-counted blocks with a hash -> block index over the full ones.
+
+    Block ids are ``0 .. num_blocks - 1``. A block may be written only while it has exactly one holder and no
+    hash: a hashed block can gain a second holder at any time.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._by_hash: dict[bytes, int] = {}
+        # Next to be handed out first. Blocks without a hash stand before those worth keeping.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without a holder, cached prefixes included."""
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out ``count`` blocks, each with one holder, least recently used first.
+
+        Raises:
+            ValueError: fewer than ``count`` are free; ask ``num_free`` first.
+        """
+        if count > len(self._free):
+            raise ValueError(f"{count} blocks asked for, {len(self._free)} free")
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in taken:
+            self._forget(block)
+            self._ref_counts[block] = 1
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Add a holder to each block, taking it off the free list if it had none."""
+        for block in blocks:
+            if self._ref_counts[block] == 0:
+                del self._free[block]
+            self._ref_counts[block] += 1
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """Drop one holder of each block of a sequence, given in sequence order.
+
+        The tail becomes free first, so that the beginning of a prefix outlives its end: a hit needs an
+        unbroken chain from the start.
+        """
+        for block in reversed(blocks):
+            self._ref_counts[block] -= 1
+            assert self._ref_counts[block] >= 0, f"block {block} freed more often than held"
+            if self._ref_counts[block] == 0:
+                self._free[block] = None
+                if self._hashes[block] is None:
+                    self._free.move_to_end(block, last=False)
+
+    def writable(self, block: int) -> bool:
+        """Whether a holder may write into the block without a copy."""
+        return self._ref_counts[block] == 1 and self._hashes[block] is None
+
+    def lookup(self, block_hash: bytes) -> int | None:
+        """The block that holds this full-block prefix, if any still does."""
+        return self._by_hash.get(block_hash)
+
+    def register(self, block: int, block_hash: bytes) -> bool:
+        """Make a full block findable by its hash; False if another block already is, which then stays the one."""
+        if block_hash in self._by_hash:
+            return False
+        assert self._hashes[block] is None, f"block {block} registered twice"
+        self._by_hash[block_hash] = block
+        self._hashes[block] = block_hash
+        return True
+
+    def _forget(self, block: int) -> None:
+        block_hash = self._hashes[block]
+        if block_hash is not None:
+            del self._by_hash[block_hash]
+            self._hashes[block] = None
+
+    def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
+        """Assert that counts, free list and hash index agree with the block lists of all holders.
+
+        Raises:
+            AssertionError: they do not; the message names a block.
+        """
+        held = Counter(block for blocks in holders for block in blocks)
+        for block in range(self.num_blocks):
+            assert self._ref_counts[block] == held[block], f"block {block}: {self._ref_counts[block]} != {held[block]}"
+            assert (block in self._free) == (held[block] == 0), f"block {block}: free list and holders disagree"
+            block_hash = self._hashes[block]
+            assert block_hash is None or self._by_hash[block_hash] == block, f"block {block}: hash index is stale"
+        assert len(self._by_hash) == sum(h is not None for h in self._hashes), "hash index has dangling entries"

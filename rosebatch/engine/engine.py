@@ -1,0 +1,114 @@
+"""The engine: requests of token ids in, completions of token ids out."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from rosebatch.engine.plan import StepPlan, StepResult
+from rosebatch.engine.scheduler import Scheduler
+from rosebatch.engine.stats import EngineStats
+from rosebatch.errors import RowError
+from rosebatch.request import Completion, Request, Sequence, StopMatcher
+
+
+class StepRunner(Protocol):
+    """Carries out plans: the runner, or a fake in tests."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute the plan's chunks; one sampled token for each chunk that asks for it."""
+        ...
+
+
+class Engine:
+    """Schedules, runs and commits steps until every request is a completion.
+
+    Args:
+        scheduler: plans the steps.
+        runner: carries them out.
+        vocab_size: token ids are below this.
+        max_model_len: most tokens of prompt and completion together.
+        eos_token_ids: the model's end tokens.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.vocab_size = vocab_size
+        # A sequence that cannot fit the cache alone could never finish.
+        self.max_model_len = min(max_model_len, scheduler.pool.num_blocks * scheduler.pool.block_size)
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.stats = EngineStats()
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is still under way."""
+        return self.scheduler.has_unfinished
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests waiting or running."""
+        return len(self.scheduler.waiting) + len(self.scheduler.running)
+
+    def add(self, request: Request, stop_matcher: StopMatcher | None = None) -> None:
+        """Queue a request.
+
+        Raises:
+            RowError: the prompt is empty, too long for the model or the cache, or has an id outside the vocabulary.
+        """
+        prompt = request.prompt_token_ids
+        if not prompt:
+            raise RowError("empty_prompt", "the prompt has no tokens")
+        if len(prompt) >= self.max_model_len:
+            raise RowError(
+                "prompt_too_long",
+                f"the prompt has {len(prompt)} tokens; with at least one to generate, {self.max_model_len} are allowed",
+            )
+        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
+            raise RowError("invalid_token_id", f"prompt token ids must be in [0, {self.vocab_size})")
+        self.scheduler.add(
+            Sequence.start(
+                request,
+                max_model_len=self.max_model_len,
+                eos_token_ids=self.eos_token_ids,
+                stop_matcher=stop_matcher,
+            )
+        )
+
+    def step(self) -> list[Completion]:
+        """Run one step; the completions that it finished."""
+        started = time.perf_counter()
+        plan = self.scheduler.schedule()
+        assert plan.chunks, "a step must make progress"
+        pool = self.scheduler.pool
+        blocks_used = pool.num_blocks - pool.num_free
+        finished = self.scheduler.commit(plan, self.runner.run(plan))
+        self.stats.record(plan, time.perf_counter() - started, blocks_used)
+        return [_completion(sequence) for sequence in finished]
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Queue all requests and yield completions as they finish."""
+        for request in requests:
+            self.add(request)
+        while self.has_unfinished:
+            yield from self.step()
+
+
+def _completion(sequence: Sequence) -> Completion:
+    assert sequence.finish_reason and sequence.first_token_time and sequence.finish_time
+    return Completion(
+        request=sequence.request,
+        token_ids=tuple(sequence.output_token_ids),
+        finish_reason=sequence.finish_reason,
+        cached_tokens=sequence.num_cached_tokens or 0,
+        arrival_time=sequence.arrival_time,
+        first_token_time=sequence.first_token_time,
+        finish_time=sequence.finish_time,
+    )

@@ -1,0 +1,92 @@
+"""From a model source and limits to an engine that is ready to run."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from rosebatch.config import EngineConfig
+from rosebatch.engine.block_pool import BlockPool
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.kv_cache import KVCache, bytes_per_block
+from rosebatch.engine.runner import Runner
+from rosebatch.engine.scheduler import Scheduler
+from rosebatch.errors import UserError
+from rosebatch.model.registry import build_model
+from rosebatch.model.source import ModelSource
+from rosebatch.ops import select
+from rosebatch.toggles import Toggles
+
+# Shares of the free memory that the KV cache takes unless told otherwise.
+_GPU_SHARE = 0.85
+_CPU_SHARE = 0.25
+_CPU_MOST = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine and what was decided for it."""
+
+    engine: Engine
+    num_blocks: int
+    kv_cache_bytes: int
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto``, ``cpu`` or ``cuda`` -> a device.
+
+    Raises:
+        UserError: ``cuda`` was asked for and there is none.
+    """
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise UserError("--device cuda: PyTorch sees no CUDA device here")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+
+
+def load_engine(
+    source: ModelSource, limits: EngineConfig, toggles: Toggles, device: torch.device
+) -> LoadedEngine:
+    """Load the weights, size the KV cache, put the engine together.
+
+    Raises:
+        UserError: a weight is missing, or the KV cache has no room for a single block.
+    """
+    config, ops = source.config, select(toggles)
+    with torch.inference_mode():
+        model = build_model(config, ops, source.weights(device))
+    num_blocks = _num_blocks(source, limits, device)
+    cache = KVCache(config, num_blocks, limits.block_size, source.dtype, device, ops)
+    scheduler = Scheduler(
+        BlockPool(num_blocks, limits.block_size),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        prefix_cache=toggles.prefix_cache,
+        chunked_prefill=toggles.chunked_prefill,
+    )
+    engine = Engine(
+        scheduler,
+        Runner(model, config, cache, ops),
+        vocab_size=config.vocab_size,
+        max_model_len=config.max_model_len,
+        eos_token_ids=config.eos_token_ids,
+    )
+    return LoadedEngine(engine, num_blocks, cache.data.nbytes)
+
+
+def _num_blocks(source: ModelSource, limits: EngineConfig, device: torch.device) -> int:
+    block = bytes_per_block(source.config, limits.block_size, source.dtype)
+    memory = limits.kv_cache_memory or _default_memory(device)
+    # More than every sequence at full length is of no use.
+    most = limits.max_num_seqs * -(-source.config.max_model_len // limits.block_size)
+    blocks = min(memory // block, most)
+    if blocks < 1 or blocks * limits.block_size < 2:
+        raise UserError(f"--kv-cache-memory {memory}: a block of {limits.block_size} tokens takes {block} bytes")
+    return blocks
+
+
+def _default_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _GPU_SHARE)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(int(free * _CPU_SHARE), _CPU_MOST)

@@ -1,0 +1,62 @@
+"""Logits of the sampled rows -> token ids: one call for each group of like rows, one sync a step."""
+
+import torch
+from rosebatch_kernels.sampling.philox import uniform
+from torch import Tensor
+
+from rosebatch.ops import Ops
+from rosebatch.request import SamplingParams
+
+# None: greedy; otherwise (top_k, whether any filter is on): what decides which operator serves the row.
+_Group = tuple[int, bool] | None
+
+
+def sample(logits: Tensor, params: list[SamplingParams], positions: list[int], ops: Ops) -> list[int]:
+    """Sample one token a row (source: article S3).
+
+    Args:
+        logits: ``[S, V]``.
+        params: of each row.
+        positions: that each sampled token will have; with the seed it decides the row's random number.
+        ops: the operators of this run.
+
+    Returns:
+        S token ids, fetched with one ``tolist()``.
+    """
+    groups: dict[_Group, list[int]] = {}
+    for row, p in enumerate(params):
+        groups.setdefault(_group(p), []).append(row)
+    if len(groups) == 1:
+        (key,) = groups
+        tokens = _sample_group(key, logits, params, positions, ops)
+    else:
+        tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
+        for key, rows in groups.items():
+            index = torch.tensor(rows, device=logits.device)
+            chosen = [params[r] for r in rows]
+            tokens[index] = _sample_group(key, logits[index], chosen, [positions[r] for r in rows], ops)
+    ids: list[int] = tokens.tolist()
+    return ids
+
+
+def _group(params: SamplingParams) -> _Group:
+    if params.greedy:
+        return None
+    return params.top_k, params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+
+
+def _sample_group(
+    key: _Group, logits: Tensor, params: list[SamplingParams], positions: list[int], ops: Ops
+) -> Tensor:
+    if key is None:
+        return ops.greedy(logits)
+    top_k, filtered = key
+    device = logits.device
+    temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
+    numbers = [uniform(p.seed, position) for p, position in zip(params, positions, strict=True)]
+    uniforms = torch.tensor(numbers, dtype=torch.float64, device=device)
+    if not filtered:
+        return ops.sample(logits, temperature, uniforms)
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device)
+    min_p = torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device)
+    return ops.sample_filtered(logits, temperature, uniforms, top_k, top_p, min_p)

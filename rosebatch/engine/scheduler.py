@@ -1,0 +1,229 @@
+"""Which tokens of which sequences are computed in the next step, and in which blocks. No torch.
+
+There is no prefill phase and no decode phase: a sequence has tokens known and tokens computed, and a step lets
+computed catch up within the token budget. Chunked prefill, prefix hits and resuming after a preemption are that
+one rule. Reserving blocks happens here, before the forward pass; writing K/V into them happens inside it.
+"""
+
+from collections import deque
+from collections.abc import Sequence as Seq
+
+from rosebatch.engine.block_pool import ROOT_HASH, BlockPool, hash_block
+from rosebatch.engine.plan import Chunk, StepPlan, StepResult
+from rosebatch.request import Sequence, Status
+
+
+class Scheduler:
+    """Continuous batching over a block pool.
+
+    Args:
+        pool: the blocks of the KV cache.
+        max_num_seqs: most sequences in one step.
+        max_num_batched_tokens: most tokens in one step.
+        prefix_cache: take over blocks whose prefix is known, and make filled blocks findable.
+        chunked_prefill: split prompts over steps; otherwise a prompt is computed whole, even over the budget.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        prefix_cache: bool = True,
+        chunked_prefill: bool = True,
+    ) -> None:
+        self.pool = pool
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.prefix_cache = prefix_cache
+        self.chunked_prefill = chunked_prefill
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        # Blocks whose hash was registered for the step under way: shareable, since every layer writes K/V before
+        # it reads any, but not yet copyable, since copies run before the first layer.
+        self._in_flight: set[int] = set()
+        # Copy sources stay held until the copy has run, or their successor could be handed out under it.
+        self._copy_sources: list[int] = []
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any sequence is waiting or running."""
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence behind all others."""
+        self.waiting.append(sequence)
+
+    def schedule(self) -> StepPlan:
+        """Plan one step: running sequences first, oldest first, then as many waiting ones as fit."""
+        chunks: list[Chunk] = []
+        copies: list[tuple[int, int]] = []
+        budget, preempted = self._continue_running(chunks, copies)
+        if not preempted:
+            self._admit_waiting(budget, chunks, copies)
+        chunks.sort(key=lambda chunk: chunk.length != 1)
+        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted))
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
+        """Record that a plan was carried out: tokens appended, stops decided, blocks freed.
+
+        Returns:
+            the sequences that finished in this step.
+        """
+        self._in_flight.clear()
+        self.pool.free(self._copy_sources)
+        self._copy_sources = []
+        sampled = iter(result.token_ids)
+        finished = []
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            sequence.num_computed_tokens += chunk.length
+            if chunk.samples:
+                sequence.apply_token_id(next(sampled))
+                if sequence.finish_reason is not None:
+                    sequence.status = Status.FINISHED
+                    self._release(sequence)
+                    finished.append(sequence)
+        if finished:
+            self.running = [s for s in self.running if s.status is Status.RUNNING]
+        return finished
+
+    def check_integrity(self) -> None:
+        """Assert that blocks and sequences agree; see ``BlockPool.check_integrity``."""
+        holders: list[Seq[int]] = [s.block_ids for s in self.running]
+        self.pool.check_integrity([*holders, self._copy_sources])
+        for sequence in self.running:
+            assert sequence.status is Status.RUNNING
+            assert len(sequence.block_ids) * self.pool.block_size >= sequence.num_computed_tokens
+            assert sequence.num_computed_tokens < len(sequence.token_ids)
+        for sequence in self.waiting:
+            assert sequence.status is Status.WAITING and not sequence.block_ids
+
+    def _continue_running(
+        self, chunks: list[Chunk], copies: list[tuple[int, int]]
+    ) -> tuple[int, list[Sequence]]:
+        budget, preempted = self.max_num_batched_tokens, []
+        position = 0
+        while position < len(self.running) and budget > 0:
+            sequence = self.running[position]
+            length = min(sequence.num_uncomputed_tokens, budget)
+            while not self._reserve(sequence, length, copies):
+                victim = self.running.pop()
+                self._preempt(victim)
+                preempted.append(victim)
+                if victim is sequence:
+                    return budget, preempted
+            chunks.append(self._plan_chunk(sequence, length))
+            budget -= length
+            position += 1
+        return budget, preempted
+
+    def _admit_waiting(self, budget: int, chunks: list[Chunk], copies: list[tuple[int, int]]) -> None:
+        over_budget_allowed = not self.chunked_prefill
+        while self.waiting and len(self.running) < self.max_num_seqs and budget > 0:
+            sequence = self.waiting[0]
+            hits = self._cached_prefix(sequence)
+            computed = min(len(hits) * self.pool.block_size, len(sequence.token_ids) - 1)
+            length = len(sequence.token_ids) - computed
+            if self.chunked_prefill:
+                length = min(length, budget)
+            elif length > budget and not (over_budget_allowed and length > self.max_num_batched_tokens):
+                break
+            self.pool.share(hits)
+            sequence.block_ids, sequence.num_computed_tokens = hits, computed
+            # Room for all its known tokens and one more block for everyone, or it would be preempted at once.
+            room = self._blocks_short_of(sequence, len(sequence.token_ids)) + len(self.running)
+            if room > self.pool.num_free or not self._reserve(sequence, length, copies):
+                self._release(sequence)
+                break
+            self.waiting.popleft()
+            sequence.status = Status.RUNNING
+            if sequence.num_cached_tokens is None:
+                sequence.num_cached_tokens = computed
+            self.running.append(sequence)
+            chunks.append(self._plan_chunk(sequence, length))
+            budget -= length
+            over_budget_allowed = False
+
+    def _plan_chunk(self, sequence: Sequence, length: int) -> Chunk:
+        start = sequence.num_computed_tokens
+        end = start + length
+        if self.prefix_cache:
+            self._register_full_blocks(sequence, end)
+        return Chunk(sequence, start, length, samples=end == len(sequence.token_ids))
+
+    def _blocks_short_of(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks missing to hold ``num_tokens``, the copy of a block that may not be written included."""
+        missing = -(-num_tokens // self.pool.block_size) - len(sequence.block_ids)
+        return max(missing, 0) + self._must_copy(sequence)
+
+    def _must_copy(self, sequence: Sequence) -> bool:
+        first = sequence.num_computed_tokens // self.pool.block_size
+        return first < len(sequence.block_ids) and not self.pool.writable(sequence.block_ids[first])
+
+    def _reserve(self, sequence: Sequence, length: int, copies: list[tuple[int, int]]) -> bool:
+        """Make the next ``length`` tokens writable: roll over into new blocks, copy a shared one. False if full.
+
+        A full last block needs nothing but a successor, whoever else holds it (source: article S1): the
+        boundary step is the same code as every other, and a shared full block is never copied.
+        """
+        needed = self._blocks_short_of(sequence, sequence.num_computed_tokens + length)
+        if needed == 0:
+            return True
+        if needed > self.pool.num_free:
+            return False
+        blocks = self.pool.allocate(needed)
+        if self._must_copy(sequence):
+            first = sequence.num_computed_tokens // self.pool.block_size
+            source, copy = sequence.block_ids[first], blocks.pop()
+            sequence.block_ids[first] = copy
+            copies.append((source, copy))
+            self._copy_sources.append(source)
+        sequence.block_ids += blocks
+        return True
+
+    def _cached_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks that already hold a beginning of the sequence, its last token left to compute.
+
+        A prompt that is cached to its very end keeps the last block and recomputes one token in a copy of it,
+        unless that block is being computed in this very step: then the block is left out.
+        """
+        if not self.prefix_cache:
+            return []
+        size = self.pool.block_size
+        hits: list[int] = []
+        for index in range(len(sequence.token_ids) // size):
+            block = self.pool.lookup(self._block_hash(sequence, index))
+            if block is None:
+                break
+            hits.append(block)
+        if len(hits) * size == len(sequence.token_ids) and hits[-1] in self._in_flight:
+            hits.pop()
+        return hits
+
+    def _register_full_blocks(self, sequence: Sequence, end: int) -> None:
+        """Make the blocks findable that are full once tokens up to ``end`` are computed."""
+        size = self.pool.block_size
+        for index in range(sequence.num_computed_tokens // size, end // size):
+            block = sequence.block_ids[index]
+            if self.pool.register(block, self._block_hash(sequence, index)):
+                self._in_flight.add(block)
+
+    def _block_hash(self, sequence: Sequence, index: int) -> bytes:
+        hashes, size = sequence.block_hashes, self.pool.block_size
+        for i in range(len(hashes), index + 1):
+            parent = hashes[-1] if hashes else ROOT_HASH
+            hashes.append(hash_block(parent, sequence.token_ids[i * size : (i + 1) * size]))
+        return hashes[index]
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take all blocks back; the sequence resumes first of the waiting, recomputing what is not cached."""
+        self._release(sequence)
+        sequence.status = Status.WAITING
+        self.waiting.appendleft(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.free(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_computed_tokens = 0

@@ -1,0 +1,1 @@
+"""Model families and their weights: one file a family, shared layers beside them."""

@@ -1,0 +1,256 @@
+"""A .gguf file -> a transformers folder in the user's cache: dequantized once, loaded fast ever after."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rosebatch.errors import UserError
+from rosebatch.model.gguf_tokenizer import write_tokenizer
+
+# Part of the cache key: raise it when the conversion changes.
+_CONVERTER = 1
+_SHARD_BYTES = 2 << 30
+
+_ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "gpt2": ("GPT2LMHeadModel", "gpt2"),
+}
+_LLAMA_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GPT2_NAMES = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+
+
+def converted_folder(path: Path, dtype: torch.dtype) -> Path:
+    """The folder that holds this file's model in ``dtype``, made now if it is not there yet.
+
+    It lies in ``$XDG_CACHE_HOME/rosebatch/gguf``, by default ``~/.cache/rosebatch/gguf``.
+
+    Raises:
+        UserError: the file is broken or holds a model that is not supported, or the cache cannot be written.
+    """
+    try:
+        stat = path.stat()
+        key = json.dumps([str(path.resolve()), stat.st_size, stat.st_mtime_ns, str(dtype), _CONVERTER])
+        digest = hashlib.blake2b(key.encode(), digest_size=6).hexdigest()
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rosebatch" / "gguf"
+        folder = cache / f"{path.stem}-{digest}"
+        if not folder.exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            _convert_atomically(path, dtype, folder)
+    except OSError as error:
+        raise UserError(f"{path}: cannot convert the model ({error})") from None
+    return folder
+
+
+def _convert_atomically(path: Path, dtype: torch.dtype, folder: Path) -> None:
+    working = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
+    try:
+        convert(path, dtype, working)
+        try:
+            working.rename(folder)
+        except OSError:
+            # Another process was faster; its folder is as good.
+            if not folder.exists():
+                raise
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+
+
+def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
+    """Write config.json, safetensors weights and the tokenizer of a .gguf file into ``folder``.
+
+    Raises:
+        UserError: the file is broken, or its architecture or tokenizer is not supported.
+    """
+    try:
+        reader = gguf.GGUFReader(path)
+        fields = _Fields(path, reader)
+        architecture = fields.text("general.architecture")
+    except (ValueError, KeyError, IndexError) as error:
+        raise UserError(f"{path}: not a readable GGUF file ({error})") from None
+    if architecture not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise UserError(f"{path}: GGUF architecture {architecture!r} is not supported; supported are {known}")
+    names = {tensor.name for tensor in reader.tensors}
+    config = _config(architecture, fields, reader, names)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
+    _write_weights(_tensors(architecture, config, reader, dtype), folder)
+    write_tokenizer(fields.get, path, folder)
+
+
+class _Fields:
+    """The metadata of a file, read on demand: the token lists are long."""
+
+    def __init__(self, path: Path, reader: gguf.GGUFReader) -> None:
+        self._path = path
+        self._fields = reader.fields
+
+    def get(self, key: str, default: Any = None) -> Any:
+        field = self._fields.get(key)
+        return default if field is None else field.contents()
+
+    def text(self, key: str) -> str:
+        return str(self.need(key))
+
+    def need(self, key: str) -> Any:
+        if key not in self._fields:
+            raise UserError(f"{self._path}: GGUF metadata {key!r} is missing")
+        return self.get(key)
+
+
+def _config(architecture: str, fields: _Fields, reader: gguf.GGUFReader, names: set[str]) -> dict[str, Any]:
+    hf_class, model_type = _ARCHITECTURES[architecture]
+    embedding = next(t for t in reader.tensors if t.name == "token_embd.weight")
+
+    def need(key: str) -> Any:
+        return fields.need(f"{architecture}.{key}")
+
+    def get(key: str, default: Any = None) -> Any:
+        return fields.get(f"{architecture}.{key}", default)
+
+    shared = {
+        "architectures": [hf_class],
+        "model_type": model_type,
+        "vocab_size": int(embedding.shape[1]),
+        "tie_word_embeddings": "output.weight" not in names,
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _eos_ids(fields),
+    }
+    if architecture == "gpt2":
+        return shared | {
+            "n_positions": need("context_length"),
+            "n_embd": need("embedding_length"),
+            "n_layer": need("block_count"),
+            "n_head": need("attention.head_count"),
+            "n_inner": need("feed_forward_length"),
+            "layer_norm_epsilon": need("attention.layer_norm_epsilon"),
+        }
+    heads, hidden = need("attention.head_count"), need("embedding_length")
+    return shared | {
+        "hidden_size": hidden,
+        "intermediate_size": need("feed_forward_length"),
+        "num_hidden_layers": need("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "head_dim": get("attention.key_length", hidden // heads),
+        "max_position_embeddings": need("context_length"),
+        "rms_norm_eps": need("attention.layer_norm_rms_epsilon"),
+        "hidden_act": "silu",
+        "attention_bias": architecture != "qwen2" and "blk.0.attn_q.bias" in names,
+        "rope_parameters": _rope(get, reader, names),
+    }
+
+
+def _eos_ids(fields: _Fields) -> list[int]:
+    ids = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot"))
+    return list(dict.fromkeys(i for i in ids if i is not None))
+
+
+def _rope(get: Callable[..., Any], reader: gguf.GGUFReader, names: set[str]) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": get("rope.freq_base", 10000.0)}
+    if "rope_freqs.weight" in names:
+        # Llama 3's stretch, stored as one divisor for each channel pair: the largest is its factor.
+        divisors = next(t for t in reader.tensors if t.name == "rope_freqs.weight").data
+        return rope | {
+            "rope_type": "llama3",
+            "factor": float(np.max(divisors)),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+    kind = get("rope.scaling.type", "none")
+    if kind != "none":
+        rope |= {"rope_type": kind, "factor": get("rope.scaling.factor", 1.0)}
+    return rope
+
+
+def _tensors(
+    architecture: str, config: dict[str, Any], reader: gguf.GGUFReader, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor by transformers' name, dequantized in fp32 and rounded to ``dtype`` once."""
+    for tensor in reader.tensors:
+        name = _hf_name(architecture, tensor.name)
+        if name is None:
+            continue
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if architecture == "llama" and (match := re.search(r"\.self_attn\.([qk])_proj\.", name)):
+            heads = config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"]
+            values = _half_split(values, heads)
+        if architecture == "gpt2" and values.ndim == 2 and ".h." in name:
+            values = values.T
+        yield name, torch.from_numpy(np.array(values, dtype=np.float32)).to(dtype)
+
+
+def _hf_name(architecture: str, name: str) -> str | None:
+    """transformers' name of a GGUF tensor, None for those that transformers does not store."""
+    names = _GPT2_NAMES if architecture == "gpt2" else _LLAMA_NAMES
+    layers = "transformer.h" if architecture == "gpt2" else "model.layers"
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    if match is None or match[2] not in names:
+        return None
+    prefix = f"{layers}.{match[1]}." if match[1] else ""
+    return f"{prefix}{names[match[2]]}.{match[3]}"
+
+
+def _half_split(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """Llama files keep the channels of q and k interleaved for RoPE, transformers keeps them in two halves."""
+    shape = values.shape
+    return values.reshape(heads, shape[0] // heads // 2, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+
+
+def _write_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
+    """Save in shards, so that no more than one is in memory."""
+    shard: dict[str, Tensor] = {}
+    size, index = 0, 1
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > _SHARD_BYTES:
+            save_file(shard, folder / f"model-{index:05}.safetensors", {"format": "pt"})
+            shard, size, index = {}, 0, index + 1
+        shard[name] = tensor
+        size += tensor.nbytes
+    save_file(shard, folder / ("model.safetensors" if index == 1 else f"model-{index:05}.safetensors"), {"format": "pt"})
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

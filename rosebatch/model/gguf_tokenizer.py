@@ -1,0 +1,100 @@
+"""The tokenizer of a .gguf file -> tokenizer.json and tokenizer_config.json, as transformers writes them."""
+
+import json
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from rosebatch.errors import UserError
+
+_SPLIT_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLIT_HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+
+
+class _TokenType(IntEnum):
+    CONTROL = 3
+    USER_DEFINED = 4
+
+
+def _gpt2() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _smollm() -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+def _split(digits: str) -> Any:
+    split = pre_tokenizers.Split(Regex(_SPLIT_HEAD + digits + "|" + _SPLIT_TAIL), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+# tokenizer.ggml.pre: how text is cut before byte-pair merges, by the names of llama.cpp.
+_PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
+    "default": _gpt2,
+    "gpt-2": _gpt2,
+    "smollm": _smollm,
+    "llama-bpe": lambda: _split(r"\p{N}{1,3}"),
+    "qwen2": lambda: _split(r"\p{N}"),
+}
+
+
+def write_tokenizer(get: Callable[..., Any], path: Path, folder: Path) -> None:
+    """Write the two files into ``folder``.
+
+    Args:
+        get: metadata of the GGUF file by key, with an optional default.
+        path: the GGUF file, for errors.
+        folder: where to write.
+
+    Raises:
+        UserError: the file's kind of tokenizer is not supported.
+    """
+    kind, pre = get("tokenizer.ggml.model"), get("tokenizer.ggml.pre", "default")
+    if kind == "llama":
+        _write_sentencepiece(path, folder)
+        return
+    if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
+        known = ", ".join(_PRE_TOKENIZERS)
+        raise UserError(f"{path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; supported are {known}")
+    tokens: list[str] = get("tokenizer.ggml.tokens")
+    types: list[int] = get("tokenizer.ggml.token_type", [1] * len(tokens))
+    merges = [tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges")]
+    bpe = models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    tokenizer = Tokenizer(bpe)
+    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    added = ((t, k) for t, k in zip(tokens, types, strict=True) if k in (_TokenType.CONTROL, _TokenType.USER_DEFINED))
+    for token, token_type in added:
+        special = token_type == _TokenType.CONTROL
+        entry = [AddedToken(token, special=special, normalized=False)]
+        tokenizer.add_special_tokens(entry) if special else tokenizer.add_tokens(entry)
+    if get("tokenizer.ggml.add_bos_token", False):
+        bos = tokens[get("tokenizer.ggml.bos_token_id")]
+        template = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+        tokenizer.post_processor = processors.Sequence([tokenizer.post_processor, template])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    ids = {name: get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
+    config: dict[str, Any] = {name: tokens[i] for name, i in ids.items() if i is not None}
+    config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    if template := get("tokenizer.chat_template"):
+        config["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_sentencepiece(path: Path, folder: Path) -> None:
+    """A sentencepiece vocabulary: transformers knows how to turn it into tokenizer.json."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    except Exception as error:
+        raise UserError(f"{path}: its tokenizer cannot be converted ({error})") from None
+    tokenizer.save_pretrained(str(folder))

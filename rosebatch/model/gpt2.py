@@ -1,0 +1,92 @@
+"""GPT-2: learned positions, LayerNorm, multi-head attention, a plain MLP; biases everywhere."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rosebatch.config import ModelConfig
+from rosebatch.model.layers import Attention
+from rosebatch.model.weights import WeightSource
+from rosebatch.ops import ACTIVATIONS, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: _Norm
+    qkv: Callable[[Tensor], Tensor]
+    out: Callable[[Tensor], Tensor]
+    mlp_norm: _Norm
+    up: Callable[[Tensor], Tensor]
+    down: Callable[[Tensor], Tensor]
+
+
+class GPT2:
+    """Pre-norm transformer of 2019.
+
+    Args:
+        config: with ``rope`` unset.
+        ops: the operators of this run.
+        weights: by transformers' tensor names.
+    """
+
+    def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:
+        self.config = config
+        self.ops = ops
+        self.activation = ACTIVATIONS[config.activation]
+        self.embedding = weights.get("transformer.wte.weight", (config.vocab_size, config.hidden_size))
+        self.positions = weights.get("transformer.wpe.weight", (config.max_model_len, config.hidden_size))
+        self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
+        self.norm = self._load_norm("transformer.ln_f", weights)
+        head = self.embedding
+        if not config.tie_word_embeddings:
+            head = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))
+        self.head = ops.linear(head, None)
+
+    def _load_norm(self, name: str, weights: WeightSource) -> _Norm:
+        size = (self.config.hidden_size,)
+        return _Norm(weights.get(f"{name}.weight", size), weights.get(f"{name}.bias", size))
+
+    def _load_layer(self, index: int, weights: WeightSource) -> _Layer:
+        hidden, inner = self.config.hidden_size, self.config.intermediate_size
+        prefix = f"transformer.h.{index}."
+
+        def linear(name: str, in_size: int, out_size: int) -> Callable[[Tensor], Tensor]:
+            """GPT-2's checkpoints hold weights as [in, out]."""
+            weight = weights.get(f"{prefix}{name}.weight", (in_size, out_size))
+            return self.ops.linear(weight.t().contiguous(), weights.get(f"{prefix}{name}.bias", (out_size,)))
+
+        return _Layer(
+            input_norm=self._load_norm(prefix + "ln_1", weights),
+            qkv=linear("attn.c_attn", hidden, 3 * hidden),
+            out=linear("attn.c_proj", hidden, hidden),
+            mlp_norm=self._load_norm(prefix + "ln_2", weights),
+            up=linear("mlp.c_fc", hidden, inner),
+            down=linear("mlp.c_proj", inner, hidden),
+        )
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """See ``rosebatch.model.layers.Model``."""
+        c, ops = self.config, self.ops
+        residual = self.embedding[input_ids] + self.positions[positions]
+        first = self.layers[0].input_norm
+        normed = ops.layer_norm(residual, first.weight, first.bias, c.norm_eps)
+        for index, layer in enumerate(self.layers):
+            heads = layer.qkv(normed).view(len(normed), 3, c.num_heads, c.head_dim)
+            attended = layer.out(attention(index, *heads.unbind(1)))
+            norm = layer.mlp_norm
+            normed, residual = ops.add_layer_norm(attended, residual, norm.weight, norm.bias, c.norm_eps)
+            mlp = layer.down(self.activation(layer.up(normed)))
+            norm = self.norm if index + 1 == len(self.layers) else self.layers[index + 1].input_norm
+            normed, residual = ops.add_layer_norm(mlp, residual, norm.weight, norm.bias, c.norm_eps)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See ``rosebatch.model.layers.Model``."""
+        return self.head(hidden)

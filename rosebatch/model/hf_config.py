@@ -1,0 +1,173 @@
+"""transformers' config.json -> ModelConfig."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rosebatch.config import ModelConfig, convert
+from rosebatch.errors import UserError
+from rosebatch.ops import ACTIVATIONS
+
+# What transformers' config classes assume where config.json is silent.
+_QWEN_DEFAULTS = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "num_key_value_heads": 32}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "GPT2LMHeadModel": {"eos_token_id": 50256},
+    "LlamaForCausalLM": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "eos_token_id": 2},
+    "MistralForCausalLM": {
+        "max_position_embeddings": 4096 * 32,
+        "rms_norm_eps": 1e-6,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "eos_token_id": 2,
+    },
+    "Qwen2ForCausalLM": _QWEN_DEFAULTS,
+    "Qwen3ForCausalLM": {**_QWEN_DEFAULTS, "head_dim": 128},
+}
+ARCHITECTURES = tuple(_DEFAULTS)
+_BY_MODEL_TYPE = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """The shape of the model in a folder, from its config.json and, for the end tokens, generation_config.json.
+
+    Raises:
+        UserError: a file is missing or broken, or the architecture or one of its options is not supported.
+    """
+    path = folder / "config.json"
+    values = _read_json(path)
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        values = {**values, **{k: v for k, v in _read_json(generation).items() if k == "eos_token_id"}}
+    return parse_model_config(values, str(path))
+
+
+def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
+    """The same from parsed JSON; ``source`` names it in errors."""
+    architecture = _architecture(values, source)
+    if values.get("quantization_config"):
+        raise UserError(f"{source}: quantized checkpoints are not supported, use the model's 16-bit weights")
+    values = {**_DEFAULTS[architecture], **values}
+    try:
+        fields = _gpt2(values) if architecture == "GPT2LMHeadModel" else _llama(architecture, values)
+    except KeyError as error:
+        raise UserError(f"{source}: {error.args[0]!r} is missing") from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"{source}: {error}") from None
+    eos = values.get("eos_token_id")
+    eos_ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    dtype = values.get("dtype") or values.get("torch_dtype") or "float32"
+    return convert({**fields, "eos_token_ids": eos_ids, "dtype": dtype}, ModelConfig, source)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; a model folder holds config.json and .safetensors weights") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return values
+
+
+def _architecture(values: Mapping[str, Any], source: str) -> str:
+    named = values.get("architectures") or [_BY_MODEL_TYPE.get(str(values.get("model_type")))]
+    architecture = named[0] or values.get("model_type")
+    if architecture not in ARCHITECTURES:
+        raise UserError(f"{source}: {architecture} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    return str(architecture)
+
+
+def _gpt2(values: Mapping[str, Any]) -> dict[str, Any]:
+    hidden, layers, heads = values["n_embd"], values["n_layer"], values["n_head"]
+    head_dim = hidden // heads
+    scale = head_dim**-0.5 if values.get("scale_attn_weights", True) else 1.0
+    by_layer = values.get("scale_attn_by_inverse_layer_idx", False)
+    return {
+        "family": "gpt2",
+        "vocab_size": values["vocab_size"],
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": heads,
+        "head_dim": head_dim,
+        "intermediate_size": values.get("n_inner") or 4 * hidden,
+        "max_model_len": values.get("n_positions", 1024),
+        "norm_eps": values.get("layer_norm_epsilon", 1e-5),
+        "activation": _supported("activation_function", values.get("activation_function", "gelu_new"), ACTIVATIONS),
+        "tie_word_embeddings": values.get("tie_word_embeddings", True),
+        "qkv_bias": True,
+        "out_bias": True,
+        "mlp_bias": True,
+        "attention_scales": [scale / (i + 1 if by_layer else 1) for i in range(layers)],
+    }
+
+
+def _llama(architecture: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    hidden, heads = values["hidden_size"], values["num_attention_heads"]
+    qwen2 = architecture == "Qwen2ForCausalLM"
+    attention_bias = values.get("attention_bias", False) and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+    return {
+        "family": "llama",
+        "vocab_size": values["vocab_size"],
+        "hidden_size": hidden,
+        "num_layers": values["num_hidden_layers"],
+        "num_heads": heads,
+        "num_kv_heads": values.get("num_key_value_heads") or heads,
+        "head_dim": values.get("head_dim") or hidden // heads,
+        "intermediate_size": values["intermediate_size"],
+        "max_model_len": values["max_position_embeddings"],
+        "norm_eps": values["rms_norm_eps"],
+        "activation": _supported("hidden_act", values.get("hidden_act", "silu"), ("silu",)),
+        "tie_word_embeddings": values.get("tie_word_embeddings", False),
+        "qkv_bias": qwen2 or attention_bias,
+        "out_bias": attention_bias,
+        "mlp_bias": values.get("mlp_bias", False) and architecture == "LlamaForCausalLM",
+        "qk_norm": architecture == "Qwen3ForCausalLM",
+        "sliding_windows": _sliding_windows(architecture, values),
+        "rope": _rope(values),
+    }
+
+
+def _sliding_windows(architecture: str, values: Mapping[str, Any]) -> list[int]:
+    layers, window = values["num_hidden_layers"], values.get("sliding_window")
+    if architecture == "MistralForCausalLM" and window:
+        return [window] * layers
+    if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and values.get("use_sliding_window") and window:
+        first = values.get("max_window_layers", 28)
+        default = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+        return [window * (kind == "sliding_attention") for kind in values.get("layer_types") or default]
+    return []
+
+
+def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
+    # transformers 5 writes one dict, transformers 4 wrote the base and the scaling apart.
+    stored = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    kind = stored.get("rope_type") or stored.get("type") or "default"
+    rope = {
+        "theta": stored.get("rope_theta") or values.get("rope_theta") or 10000.0,
+        "scaling": _supported("rope_type", kind, ("default", "linear", "llama3")),
+    }
+    if stored.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("partial_rotary_factor other than 1 is not supported")
+    if kind != "default":
+        rope["factor"] = stored["factor"]
+    if kind == "llama3":
+        original = stored.get("original_max_position_embeddings") or values["max_position_embeddings"]
+        rope |= {name: stored[name] for name in ("low_freq_factor", "high_freq_factor")}
+        rope["original_max_position_embeddings"] = original
+    return rope
+
+
+def _supported(option: str, value: Any, supported: Any) -> Any:
+    if value not in supported:
+        raise ValueError(f"{option} {value!r} is not supported; supported are {', '.join(supported)}")
+    return value

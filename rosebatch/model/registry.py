@@ -1,0 +1,19 @@
+"""Family name -> the class that builds it."""
+
+from rosebatch.config import ModelConfig
+from rosebatch.model.gpt2 import GPT2
+from rosebatch.model.layers import Model
+from rosebatch.model.llama import Llama
+from rosebatch.model.weights import WeightSource
+from rosebatch.ops import Ops
+
+FAMILIES = {"gpt2": GPT2, "llama": Llama}
+
+
+def build_model(config: ModelConfig, ops: Ops, weights: WeightSource) -> Model:
+    """Build the model that ``config`` describes.
+
+    Raises:
+        UserError: a weight is missing or has another shape.
+    """
+    return FAMILIES[config.family](config, ops, weights)

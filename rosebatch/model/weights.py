@@ -1,0 +1,90 @@
+"""Where a model's tensors come from: the safetensors files of a folder, or random numbers."""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rosebatch.errors import UserError
+
+
+class WeightSource(Protocol):
+    """Tensors by transformers' names."""
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor, in the run's dtype and on its device.
+
+        Raises:
+            UserError: it is missing, unreadable or has another shape.
+        """
+        ...
+
+
+class SafetensorsWeights:
+    """The tensors of a model folder: one ``.safetensors`` file or several.
+
+    Raises:
+        UserError: there is no such file, or one is broken.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self.folder = folder
+        self.dtype = dtype
+        self.device = device
+        self._files: dict[str, Any] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            try:
+                handle = safe_open(str(path), framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise UserError(f"{path}: unreadable weights ({error})") from None
+            self._files.update(dict.fromkeys(handle.keys(), handle))
+        if not self._files:
+            raise UserError(f"{folder}: no .safetensors weights in this folder")
+        self._check_shards()
+
+    def _check_shards(self) -> None:
+        index = self.folder / "model.safetensors.index.json"
+        if not index.exists():
+            return
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise UserError(f"{index}: unreadable index ({error!r})") from None
+        missing = sorted(name for name in shards if not (self.folder / name).exists())
+        if missing:
+            raise UserError(f"{self.folder}: {len(missing)} weight files are missing, the first is {missing[0]}")
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """See ``WeightSource``. A checkpoint of the bare transformer lacks the first part of each name."""
+        if name not in self._files:
+            name = name.partition(".")[2] if name.partition(".")[2] in self._files else name
+        if name not in self._files:
+            raise UserError(f"{self.folder}: weights have no tensor {name!r}")
+        try:
+            tensor: Tensor = self._files[name].get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{self.folder}: tensor {name!r} is unreadable ({error})") from None
+        if tuple(tensor.shape) != shape:
+            raise UserError(f"{self.folder}: tensor {name!r} has shape {tuple(tensor.shape)}, config says {shape}")
+        return tensor.to(self.device, self.dtype)
+
+
+class RandomWeights:
+    """Tensors made of random numbers, the same for the same name and seed: for benches and kernel work."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.seed = seed
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """See ``WeightSource``: ones for a norm's scale, else normal with a deviation of 0.02."""
+        if len(shape) == 1 and name.endswith(".weight"):
+            return torch.ones(shape, dtype=self.dtype, device=self.device)
+        generator = torch.Generator(self.device).manual_seed(self.seed << 32 | zlib.crc32(name.encode()))
+        tensor = torch.empty(shape, dtype=torch.float32, device=self.device)
+        return tensor.normal_(0.0, 0.02, generator=generator).to(self.dtype)
