@@ -45,9 +45,11 @@ class Ops:
 
 
 def select(toggles: Toggles) -> Ops:
-    """The operators that serve these toggles on this device."""
-    return Ops(linear=_packed_linear if toggles.packed_weights else Linear)
+    """The operators that serve these toggles."""
 
+    def linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        if can_pack(weight):
+            return PackedLinear(weight, bias, invariant=toggles.batch_invariant)
+        return Linear(weight, bias)
 
-def _packed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    return PackedLinear(weight, bias) if can_pack(weight) else Linear(weight, bias)
+    return Ops(linear=linear)

@@ -23,7 +23,9 @@ class Toggles:
 
     prefix_cache: bool = _switch("Reuse the KV blocks of a prefix that was computed before.")
     chunked_prefill: bool = _switch("Split long prompts over steps, beside running decodes.")
-    packed_weights: bool = _switch("Re-lay weights once at load for the CPU's matrix kernels.", ("cpu",))
+    batch_invariant: bool = _switch(
+        "Matrix products whose bits do not depend on what else is in the batch.", ("cpu",)
+    )
 
     @classmethod
     def resolve(cls, requested: Mapping[str, bool | None], device: str) -> "Toggles":

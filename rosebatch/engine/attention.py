@@ -1,39 +1,58 @@
-"""The attention of one step over the paged cache: what is the same for all layers is worked out once, here."""
+"""The attention of one step over the paged cache: what is the same for all layers is worked out once, here.
+
+Prompt tokens are attended in tiles of 64 successive positions, generated tokens one by one, each with a number of
+keys that follows from its position. So a token's attention is the same computation alone or in a batch, whatever
+the chunks, and after a preemption: its bits depend on its own sequence only.
+"""
 
 from dataclasses import dataclass
 
 import torch
-from rosebatch_kernels.paged_attention.reference import gather, gather_rows
+from rosebatch_kernels.paged_attention.reference import gather_rows, padded_keys
 from torch import Tensor
+from torch.nn import functional
 
 from rosebatch.config import ModelConfig
 from rosebatch.engine.batch import StepBatch
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.ops import Ops
 
-# Keys gathered at a time for a group of decodes: what is gathered should still be in the CPU's cache when it is read.
-_GROUP_BYTES = 2 << 20
+_TILE = 64
+# Most bytes of K and V gathered at a time.
+_GROUP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _DecodeGroup:
-    """Decodes of like length, attended in one call, padded to the longest of them."""
+class _Query:
+    """One unit of work: a generated token, or a prompt's tokens within one tile.
+
+    ``rows`` are its rows of the step, ``start`` is the position of the first of them.
+    """
+
+    sequence: int
+    rows: range
+    start: int
+    generated: bool
+
+    @property
+    def tile_start(self) -> int:
+        """Position of the first row that is computed: tiles are always whole."""
+        return self.start if self.generated else self.start // _TILE * _TILE
+
+    @property
+    def tile_end(self) -> int:
+        return self.tile_start + (1 if self.generated else _TILE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Units of one shape, attended in one call: rows ``first .. first + count - 1`` of the permuted queries."""
 
     first: int
     count: int
-    rows: Tensor
+    generated: bool
+    cache_rows: Tensor
     masks: dict[int, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class _Prefill:
-    """One sequence's chunk, rows ``first .. first + length - 1`` of the step."""
-
-    first: int
-    length: int
-    seq_len: int
-    rows: Tensor | None
-    masks: dict[int, Tensor | None]
 
 
 class PagedAttention:
@@ -50,81 +69,101 @@ class PagedAttention:
         self.cache = cache
         self.config = config
         self.ops = ops
-        self.dtype = cache.data.dtype
+        self.device = cache.data.device
         self.windows = {config.sliding_window(layer) for layer in range(config.num_layers)}
-        heads = torch.arange(cache.kv_heads, device=batch.slots.device)
+        heads = torch.arange(cache.kv_heads, device=self.device)
         block, offset = batch.slots // cache.block_size, batch.slots % cache.block_size
         self.append_rows = (block[:, None] * cache.kv_heads + heads) * cache.block_size + offset[:, None]
-        self.decodes = self._group_decodes(batch)
-        self.prefills = self._list_prefills(batch)
+        self.groups: list[_Group] = []
+        order: list[int] = []
+        for queries in self._shapes(_queries(batch)):
+            order += self._add_group(queries, batch, first=len(order))
+        inverse = {row: position for position, row in enumerate(order) if row >= 0}
+        ordered = order == list(range(len(batch.input_ids)))
+        # Padding rows of a tile are filled with any query: their results are dropped.
+        self.order = None if ordered else self._tensor([max(row, 0) for row in order])
+        self.inverse = None if ordered else self._tensor([inverse[row] for row in range(len(inverse))])
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Append K and V of all sequences, then attend: a block filled in this step can be read in it."""
         cache = self.cache.layer(layer)
         window, scale = self.config.sliding_window(layer), self.config.attention_scale(layer)
         self.ops.kv_append(cache, k, v, self.append_rows)
-        parts = [
-            self.ops.attention_decode(
-                q[group.first : group.first + group.count], cache, group.rows, group.masks[window], scale
-            )
-            for group in self.decodes
-        ]
-        for chunk in self.prefills:
-            span = slice(chunk.first, chunk.first + chunk.length)
-            if chunk.rows is None:
-                keys, values = k[span].transpose(0, 1), v[span].transpose(0, 1)
-            else:
-                gathered = gather(cache, chunk.rows, 1)
-                keys, values = (t[0, :, : chunk.seq_len] for t in gathered)
-            parts.append(self.ops.attention_prefill(q[span], keys, values, chunk.masks[window], scale))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if self.order is not None:
+            q = q.index_select(0, self.order)
+        parts = []
+        for group in self.groups:
+            attend = self.ops.attention_decode if group.generated else self.ops.attention_prefill
+            rows = q[group.first : group.first + group.count]
+            parts.append(attend(rows, cache, group.cache_rows, group.masks[window], scale))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return out if self.inverse is None else out.index_select(0, self.inverse)
 
-    def _group_decodes(self, batch: StepBatch) -> list[_DecodeGroup]:
-        size = self.cache.block_size
-        block_bytes = 2 * self.cache.kv_heads * size * self.config.head_dim * self.dtype.itemsize
-        groups = []
-        first, width = 0, 0
-        for row in range(batch.num_decodes + 1):
-            blocks = -(-batch.seq_lens[row] // size) if row < batch.num_decodes else 0
-            full = max(width, blocks) * (row - first + 1) * block_bytes > _GROUP_BYTES
-            if row > first and (row == batch.num_decodes or full):
-                groups.append(self._decode_group(batch, first, row, width))
-                first, width = row, 0
-            width = max(width, blocks)
-        return groups
+    def _shapes(self, queries: list[_Query]) -> list[list[_Query]]:
+        """Units of one shape together, in parts that are not too large to gather."""
+        shapes: dict[tuple[bool, int], list[_Query]] = {}
+        for query in queries:
+            shape = padded_keys(query.tile_end) if query.generated else query.tile_start
+            shapes.setdefault((query.generated, shape), []).append(query)
+        parts = []
+        key_bytes = 2 * self.cache.kv_heads * self.config.head_dim * self.cache.data.dtype.itemsize
+        for members in shapes.values():
+            most = max(1, _GROUP_BYTES // (padded_keys(members[0].tile_end) * key_bytes))
+            parts += [members[i : i + most] for i in range(0, len(members), most)]
+        return parts
 
-    def _decode_group(self, batch: StepBatch, first: int, end: int, width: int) -> _DecodeGroup:
-        table = batch.block_table[first:end, :width]
-        rows = gather_rows(table, self.cache.num_blocks, self.cache.kv_heads)
-        keys = torch.arange(width * self.cache.block_size, device=table.device)
-        lengths = torch.tensor(batch.seq_lens[first:end], device=table.device)[:, None]
-        masks = {}
-        for window in self.windows:
-            seen = keys < lengths
-            if window:
-                seen &= keys >= lengths - window
-            mask = torch.zeros(seen.shape, dtype=self.dtype, device=table.device)
-            masks[window] = mask.masked_fill_(~seen, float("-inf"))[:, None, None]
-        return _DecodeGroup(first, end - first, rows, masks)
+    def _add_group(self, queries: list[_Query], batch: StepBatch, first: int) -> list[int]:
+        """Add a group and return the step's rows in its order, -1 for the padding of a tile."""
+        generated, keys = queries[0].generated, padded_keys(queries[0].tile_end)
+        order = []
+        for query in queries:
+            before = query.start - query.tile_start
+            after = query.tile_end - query.start - len(query.rows)
+            order += [-1] * before + list(query.rows) + [-1] * after
+        width = -(-keys // self.cache.block_size)
+        table = batch.block_table[[query.sequence for query in queries], :width]
+        table = functional.pad(table, (0, width - table.shape[1]))
+        cache_rows = gather_rows(table, self.cache.num_blocks, self.cache.kv_heads)
+        positions = self._positions(queries)
+        masks = {window: self._mask(positions, keys, window) for window in self.windows}
+        if generated:
+            masks = {window: mask[:, None, None] for window, mask in masks.items()}
+        self.groups.append(_Group(first, len(order), generated, cache_rows, masks))
+        return order
 
-    def _list_prefills(self, batch: StepBatch) -> list[_Prefill]:
-        chunks = []
-        first = batch.num_decodes
-        for index in range(batch.num_decodes, len(batch.seq_lens)):
-            length, seq_len = batch.query_lens[index], batch.seq_lens[index]
-            # Without a prefix, the chunk's own K and V are all there is: nothing to gather.
-            whole = length == seq_len
-            table = batch.block_table[index : index + 1, : -(-seq_len // self.cache.block_size)]
-            rows = None if whole else gather_rows(table, self.cache.num_blocks, self.cache.kv_heads)
-            masks = {w: None if whole and not w else self._causal(length, seq_len, w) for w in self.windows}
-            chunks.append(_Prefill(first, length, seq_len, rows, masks))
-            first += length
-        return chunks
+    def _positions(self, queries: list[_Query]) -> Tensor:
+        """Position of each generated token, or of the rows of the tile that all queries share."""
+        if queries[0].generated:
+            return self._tensor([query.start for query in queries])
+        return torch.arange(queries[0].tile_start, queries[0].tile_end, device=self.device)
 
-    def _causal(self, length: int, seq_len: int, window: int) -> Tensor:
-        """``[length, seq_len]`` bool: keys up to the query's own position, and no further back than the window."""
-        device = self.cache.data.device
-        queries = torch.arange(seq_len - length, seq_len, device=device)[:, None]
-        keys = torch.arange(seq_len, device=device)
-        seen = keys <= queries
-        return seen & (keys > queries - window) if window else seen
+    def _mask(self, positions: Tensor, keys: int, window: int) -> Tensor:
+        """``[R, keys]``: 0 for keys up to the query's position and within its window, -inf for the rest."""
+        key = torch.arange(keys, device=self.device)
+        seen = key <= positions[:, None]
+        if window:
+            seen &= key > positions[:, None] - window
+        mask = torch.zeros(seen.shape, dtype=self.cache.data.dtype, device=self.device)
+        return mask.masked_fill_(~seen, float("-inf"))
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, device=self.device)
+
+
+def _queries(batch: StepBatch) -> list[_Query]:
+    """Cut the step's chunks into units of work."""
+    queries = []
+    first = 0
+    for sequence, chunk in enumerate(batch.chunks):
+        end = chunk.start + chunk.length
+        position = chunk.start
+        while position < end:
+            generated = position >= chunk.sequence.num_prompt_tokens
+            stop = position + 1
+            if not generated:
+                stop = min(end, chunk.sequence.num_prompt_tokens, (position // _TILE + 1) * _TILE)
+            row = first + position - chunk.start
+            queries.append(_Query(sequence, range(row, row + stop - position), position, generated))
+            position = stop
+        first += chunk.length
+    return queries

@@ -5,21 +5,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rosebatch.engine.plan import StepPlan
+from rosebatch.engine.plan import Chunk, StepPlan
 from rosebatch.request import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One step, sequences packed one behind the other without padding, single-token chunks (decodes) first.
+    """One step, sequences packed one behind the other without padding.
 
     Attributes:
         input_ids, positions: ``[T]`` int64.
         slots: ``[T]`` int64, where each token's K and V go: ``block · block_size + offset``.
         block_table: ``[B, M]`` int64 block ids, rows padded with 0.
-        seq_lens: length of each sequence after this step.
-        query_lens: tokens of each sequence in this step.
-        num_decodes: how many of the B sequences bring a single token; they come first.
+        chunks: the plan's, one for each of the B sequences.
         sample_rows: ``[S]`` int64, the rows of T that are sampled.
         sampling: parameters of the sampled rows.
         sample_positions: position that each sampled token will have.
@@ -29,9 +27,7 @@ class StepBatch:
     positions: Tensor
     slots: Tensor
     block_table: Tensor
-    seq_lens: list[int]
-    query_lens: list[int]
-    num_decodes: int
+    chunks: tuple[Chunk, ...]
     sample_rows: Tensor
     sampling: list[SamplingParams]
     sample_positions: list[int]
@@ -67,9 +63,7 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> StepBa
         positions=tensor(positions),
         slots=tensor(slots),
         block_table=tensor(table),
-        seq_lens=[chunk.start + chunk.length for chunk in plan.chunks],
-        query_lens=[chunk.length for chunk in plan.chunks],
-        num_decodes=sum(chunk.length == 1 for chunk in plan.chunks),
+        chunks=plan.chunks,
         sample_rows=tensor(sample_rows),
         sampling=sampling,
         sample_positions=sample_positions,

@@ -1,11 +1,22 @@
 """PyTorch reference of paged attention: gather a sequence's blocks, then scaled dot-product attention.
 
 A layer's cache is ``[2, blocks, kv_heads, block_size, D]``; the K and V of the new tokens are already in it.
+
+The shapes of a product decide the order in which a library adds up. So the number of keys that a query is computed
+with, masked ones included, is a function of its own position: see ``padded_keys``.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+
+def padded_keys(seq_len: int) -> int:
+    """Keys that the last of ``seq_len`` tokens is computed with: a multiple of 64, at most an eighth above 512."""
+    step = 64
+    while step * 8 < seq_len:
+        step *= 2
+    return -(-seq_len // step) * step
 
 
 def gather_rows(block_table: Tensor, num_blocks: int, kv_heads: int) -> Tensor:
@@ -21,54 +32,53 @@ def gather_rows(block_table: Tensor, num_blocks: int, kv_heads: int) -> Tensor:
     return torch.stack((rows, rows + num_blocks * kv_heads)).view(-1)
 
 
-def gather(cache: Tensor, rows: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """Contiguous K and V, ``[B, kv_heads, M · block_size, D]`` each, in one copy."""
+def gather(cache: Tensor, rows: Tensor, batch: int, keys: int) -> tuple[Tensor, Tensor]:
+    """The first ``keys`` K and V of each sequence, ``[B, kv_heads, keys, D]`` each, in one copy."""
     _, _, kv_heads, block_size, size = cache.shape
     flat = cache.view(-1, block_size, size).index_select(0, rows)
-    k, v = flat.view(2, batch, kv_heads, -1, size)
+    k, v = flat.view(2, batch, kv_heads, -1, size)[:, :, :, :keys]
     return k, v
 
 
 def decode(q: Tensor, cache: Tensor, rows: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attention of one new token for each sequence.
+    """Attention of one token for each sequence.
 
     Args:
         q: ``[B, heads, D]``; ``heads`` is a multiple of the cache's kv_heads.
         cache: ``[2, blocks, kv_heads, block_size, D]``.
         rows: from ``gather_rows``.
-        mask: ``[B, 1, 1, M · block_size]`` in q's dtype, 0 for keys that count and -inf for the rest.
+        mask: ``[B, 1, 1, keys]`` in q's dtype, 0 for keys that count and -inf for the rest.
         scale: factor on q·k.
 
     Returns:
         ``[B, heads · D]``.
     """
     batch, heads, size = q.shape
-    k, v = gather(cache, rows, batch)
+    k, v = gather(cache, rows, batch, mask.shape[-1])
     # The heads that share a K/V head become the query rows of one product: K and V are never repeated.
-    grouped = q.view(batch, k.shape[1], -1, size)
+    grouped = q.reshape(batch, k.shape[1], -1, size)
     out = scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
     return out.reshape(batch, heads * size)
 
 
-def prefill(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Attention of a chunk of one sequence over its prefix and itself.
+def prefill(q: Tensor, cache: Tensor, rows: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention of a tile of ``R`` successive tokens for each sequence, all tiles at the same positions.
 
     Args:
-        q: ``[T, heads, D]``.
-        k, v: ``[kv_heads, L, D]``, the chunk's own tokens last.
-        mask: ``[T, L]`` bool, True for keys that count; None for plain causal with ``T == L``.
+        q: ``[B · R, heads, D]``, a sequence's tokens one behind the other.
+        cache: ``[2, blocks, kv_heads, block_size, D]``.
+        rows: from ``gather_rows``.
+        mask: ``[R, keys]`` in q's dtype, 0 for keys that count and -inf for the rest.
         scale: factor on q·k.
 
     Returns:
-        ``[T, heads · D]``.
+        ``[B · R, heads · D]``.
     """
+    _, heads, size = q.shape
+    tile, keys = mask.shape
+    tiles = q.view(-1, tile, heads, size).transpose(1, 2)
+    k, v = gather(cache, rows, len(tiles), keys)
     out = scaled_dot_product_attention(
-        q.transpose(0, 1)[None],
-        k[None],
-        v[None],
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[0],
+        tiles, k, v, attn_mask=mask, scale=scale, enable_gqa=heads != k.shape[1]
     )
-    return out[0].transpose(0, 1).reshape(q.shape[0], -1)
+    return out.transpose(1, 2).reshape(-1, heads * size)
