@@ -1,5 +1,6 @@
 """The frozen configs of a run: the shape of a model, the limits of the engine, and their TOML files."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -122,3 +123,18 @@ def load_toml(path: Path, kind: type[ConfigT]) -> ConfigT:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path}: {error}") from None
     return convert(values, kind, str(path))
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``512MiB``, ``4GB`` or a plain number.
+
+    Raises:
+        UserError: it is no size.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
+    if match is None:
+        raise UserError(f"{text!r} is no size in bytes: write it like 512MiB or 4GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
+from rosebatch.toggles import Toggles
 from rosebatch_kernels.kv_cache import reference as kv_cache
 from rosebatch_kernels.linear.packed import PackedLinear, can_pack
 from rosebatch_kernels.linear.reference import Linear
@@ -11,9 +14,6 @@ from rosebatch_kernels.norm import reference as norm
 from rosebatch_kernels.paged_attention import reference as paged_attention
 from rosebatch_kernels.rope import reference as rope
 from rosebatch_kernels.sampling import reference as sampling
-from torch import Tensor
-
-from rosebatch.toggles import Toggles
 
 # By transformers' names, as they stand in a model's config.json.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

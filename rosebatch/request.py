@@ -68,12 +68,14 @@ class Request:
         index: position in the input, counted from 0.
         prompt_token_ids: at least one token.
         metadata: the input line's other fields, carried through untouched.
+        where: the line it came from, for messages to people.
     """
 
     index: int
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = SamplingParams()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    where: str = ""
 
 
 class StopMatcher(Protocol):

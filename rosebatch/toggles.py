@@ -23,9 +23,7 @@ class Toggles:
 
     prefix_cache: bool = _switch("Reuse the KV blocks of a prefix that was computed before.")
     chunked_prefill: bool = _switch("Split long prompts over steps, beside running decodes.")
-    batch_invariant: bool = _switch(
-        "Matrix products whose bits do not depend on what else is in the batch.", ("cpu",)
-    )
+    batch_invariant: bool = _switch("Matrix products whose bits do not depend on what else is in the batch.", ("cpu",))
 
     @classmethod
     def resolve(cls, requested: Mapping[str, bool | None], device: str) -> "Toggles":

@@ -8,7 +8,6 @@ the chunks, and after a preemption: its bits depend on its own sequence only.
 from dataclasses import dataclass
 
 import torch
-from rosebatch_kernels.paged_attention.reference import gather_rows, padded_keys
 from torch import Tensor
 from torch.nn import functional
 
@@ -16,6 +15,7 @@ from rosebatch.config import ModelConfig
 from rosebatch.engine.batch import StepBatch
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.ops import Ops
+from rosebatch_kernels.paged_attention.reference import gather_rows, padded_keys
 
 _TILE = 64
 # Most bytes of K and V gathered at a time.

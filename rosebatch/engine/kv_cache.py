@@ -20,7 +20,13 @@ class KVCache:
     """``[layers, 2, blocks, kv_heads, block_size, D]``: K, then V; a head's tokens of a block are contiguous."""
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, ops: Ops
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: Ops,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size

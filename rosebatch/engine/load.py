@@ -44,9 +44,7 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
 
-def load_engine(
-    source: ModelSource, limits: EngineConfig, toggles: Toggles, device: torch.device
-) -> LoadedEngine:
+def load_engine(source: ModelSource, limits: EngineConfig, toggles: Toggles, device: torch.device) -> LoadedEngine:
     """Load the weights, size the KV cache, put the engine together.
 
     Raises:

@@ -1,11 +1,11 @@
 """Logits of the sampled rows -> token ids: one call for each group of like rows, one sync a step."""
 
 import torch
-from rosebatch_kernels.sampling.philox import uniform
 from torch import Tensor
 
 from rosebatch.ops import Ops
 from rosebatch.request import SamplingParams
+from rosebatch_kernels.sampling.philox import uniform
 
 # None: greedy; otherwise (top_k, whether any filter is on): what decides which operator serves the row.
 _Group = tuple[int, bool] | None
@@ -45,9 +45,7 @@ def _group(params: SamplingParams) -> _Group:
     return params.top_k, params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
-def _sample_group(
-    key: _Group, logits: Tensor, params: list[SamplingParams], positions: list[int], ops: Ops
-) -> Tensor:
+def _sample_group(key: _Group, logits: Tensor, params: list[SamplingParams], positions: list[int], ops: Ops) -> Tensor:
     if key is None:
         return ops.greedy(logits)
     top_k, filtered = key

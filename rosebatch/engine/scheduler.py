@@ -100,9 +100,7 @@ class Scheduler:
         for sequence in self.waiting:
             assert sequence.status is Status.WAITING and not sequence.block_ids
 
-    def _continue_running(
-        self, chunks: list[Chunk], copies: list[tuple[int, int]]
-    ) -> tuple[int, list[Sequence]]:
+    def _continue_running(self, chunks: list[Chunk], copies: list[tuple[int, int]]) -> tuple[int, list[Sequence]]:
         budget, preempted = self.max_num_batched_tokens, []
         position = 0
         while position < len(self.running) and budget > 0:

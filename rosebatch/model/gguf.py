@@ -249,7 +249,11 @@ def _write_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
             shard, size, index = {}, 0, index + 1
         shard[name] = tensor
         size += tensor.nbytes
-    save_file(shard, folder / ("model.safetensors" if index == 1 else f"model-{index:05}.safetensors"), {"format": "pt"})
+    save_file(
+        shard,
+        folder / ("model.safetensors" if index == 1 else f"model-{index:05}.safetensors"),
+        {"format": "pt"},
+    )
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -59,7 +59,9 @@ def write_tokenizer(get: Callable[..., Any], path: Path, folder: Path) -> None:
         return
     if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
         known = ", ".join(_PRE_TOKENIZERS)
-        raise UserError(f"{path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; supported are {known}")
+        raise UserError(
+            f"{path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; supported are {known}"
+        )
     tokens: list[str] = get("tokenizer.ggml.tokens")
     types: list[int] = get("tokenizer.ggml.token_type", [1] * len(tokens))
     merges = [tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges")]

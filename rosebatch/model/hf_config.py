@@ -114,7 +114,10 @@ def _gpt2(values: Mapping[str, Any]) -> dict[str, Any]:
 def _llama(architecture: str, values: Mapping[str, Any]) -> dict[str, Any]:
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
     qwen2 = architecture == "Qwen2ForCausalLM"
-    attention_bias = values.get("attention_bias", False) and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+    attention_bias = values.get("attention_bias", False) and architecture in (
+        "LlamaForCausalLM",
+        "Qwen3ForCausalLM",
+    )
     return {
         "family": "llama",
         "vocab_size": values["vocab_size"],

@@ -10,9 +10,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 
-def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``residual + x`` and its LayerNorm: ``(normed [T, H], residual [T, H])``."""
     residual = residual + x
     return layer_norm(residual, weight, bias, eps), residual

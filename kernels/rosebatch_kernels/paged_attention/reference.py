@@ -78,7 +78,5 @@ def prefill(q: Tensor, cache: Tensor, rows: Tensor, mask: Tensor, scale: float) 
     tile, keys = mask.shape
     tiles = q.view(-1, tile, heads, size).transpose(1, 2)
     k, v = gather(cache, rows, len(tiles), keys)
-    out = scaled_dot_product_attention(
-        tiles, k, v, attn_mask=mask, scale=scale, enable_gqa=heads != k.shape[1]
-    )
+    out = scaled_dot_product_attention(tiles, k, v, attn_mask=mask, scale=scale, enable_gqa=heads != k.shape[1])
     return out.transpose(1, 2).reshape(-1, heads * size)

@@ -1,0 +1,126 @@
+"""The commands: parse, call, print. No logic, and no heavy import until a command runs."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rosebatch import __version__
+from rosebatch.errors import UserError
+from rosebatch.options import EngineOptions, SamplingOptions, takes
+
+EXIT_ROWS_FAILED = 3
+EXIT_USAGE = 2
+EXIT_ABORTED = 1
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="rosebatch",
+    help="Offline batch generation: a file of prompts in, completions and a throughput report out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+@takes(engine=EngineOptions, sampling=SamplingOptions)
+def generate(
+    source: Annotated[str, typer.Argument(metavar="INPUT", help="JSONL or Parquet file of prompts, or - for stdin.")],
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="JSONL or Parquet file for the results. Default: JSONL on stdout."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes each line's sampling independent of its place.")] = None,
+    return_token_ids: Annotated[bool, typer.Option("--return-token-ids", help="Add token_ids to the results.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no report on stderr.")] = False,
+    *,
+    engine: EngineOptions,
+    sampling: SamplingOptions,
+) -> None:
+    """Generate a completion for every prompt of a file.
+
+    Exit code: 0 all rows completed, 3 finished but some rows failed, 2 impossible flags, 1 aborted.
+    """
+    started = time.perf_counter()
+    from rosebatch.commands import run_generate
+
+    failed = run_generate(
+        source=source,
+        output=output,
+        seed=seed,
+        return_token_ids=return_token_ids,
+        report_path=report,
+        quiet=quiet,
+        engine_options=engine,
+        sampling_options=sampling,
+        started=started,
+    )
+    if failed:
+        raise typer.Exit(EXIT_ROWS_FAILED)
+
+
+@app.command()
+@takes(engine=EngineOptions)
+def bench(
+    input_len: Annotated[int, typer.Option(help="Prompt tokens of each request.")] = 512,
+    output_len: Annotated[int, typer.Option(help="Tokens to generate for each request.")] = 128,
+    num_prompts: Annotated[int, typer.Option(help="Requests.")] = 32,
+    seed: Annotated[int, typer.Option(help="Of the random token ids.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
+    *,
+    engine: EngineOptions,
+) -> None:
+    """Time the engine on random token ids, greedy, every completion at full length."""
+    started = time.perf_counter()
+    from rosebatch.commands import run_bench
+
+    run_bench(
+        input_len=input_len,
+        output_len=output_len,
+        num_prompts=num_prompts,
+        seed=seed,
+        as_json=as_json,
+        engine_options=engine,
+        started=started,
+    )
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Print the version where that is asked for."""
+    if version:
+        typer.echo(f"rosebatch {__version__}")
+        raise typer.Exit
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line; every mistake of a user is one line on stderr, never a traceback."""
+    try:
+        code: Any = app(args=args, standalone_mode=False)
+    except UserError as error:
+        _fail(str(error), EXIT_ABORTED)
+    except BrokenPipeError:
+        # The reader of our output went away, such as `| head`: there is nobody left to tell.
+        sys.stderr.close()
+        sys.exit(EXIT_ABORTED)
+    except OSError as error:
+        _fail(str(error), EXIT_ABORTED)
+    except KeyboardInterrupt:
+        _fail("interrupted", EXIT_INTERRUPTED)
+    except Exception as error:
+        # Typer has shipped click's errors from two packages: known by what they can do, not by class.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        _fail(message(), EXIT_USAGE)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> None:
+    line = " ".join(message.split())
+    sys.stderr.write(f"rosebatch: error: {line}\n")
+    sys.exit(code)

@@ -1,0 +1,1 @@
+"""Prompts in, results out. Knows nothing of the engine."""

@@ -1,0 +1,120 @@
+"""A file of prompts -> rows, by extension: JSONL, Parquet, or JSONL from stdin for ``-``."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rosebatch.errors import RowError, UserError
+from rosebatch.io.rows import FailedRow, PromptRow, parse_row
+
+Row = PromptRow | FailedRow
+
+_PARQUET = (".parquet", ".pq")
+_BOM = b"\xef\xbb\xbf"
+
+
+class PromptReader:
+    """The rows of an input, with duplicate ids refused.
+
+    Args:
+        source: a path, or ``-`` for stdin.
+        defaults: sampling fields for where a line is silent.
+
+    Raises:
+        UserError: the file is missing or unreadable.
+    """
+
+    def __init__(self, source: str, defaults: Mapping[str, Any]) -> None:
+        self.source = source
+        self.defaults = defaults
+        self.is_parquet = Path(source).suffix.lower() in _PARQUET
+        self.columns: pa.Schema | None = None
+        if source != "-" and not Path(source).is_file():
+            raise UserError(f"{source}: {'is a folder' if Path(source).is_dir() else 'no such file'}")
+        if self.is_parquet:
+            with self._parquet() as file:
+                self.columns = file.schema_arrow
+
+    def count(self) -> int | None:
+        """Rows in the input, None where that cannot be known beforehand."""
+        if self.source == "-":
+            return None
+        if self.is_parquet:
+            with self._parquet() as file:
+                rows: int = file.metadata.num_rows
+                return rows
+        with self._open() as file:
+            return sum(1 for line in file if _text(line))
+
+    def __iter__(self) -> Iterator[Row]:
+        """Rows in input order; raises UserError where the input cannot be read on."""
+        seen: set[str | int] = set()
+        for row in self._parquet_rows() if self.is_parquet else self._jsonl_rows():
+            identity = row.metadata.get("id")
+            if isinstance(row, PromptRow) and identity is not None:
+                if identity in seen:
+                    error = RowError("duplicate_id", f"id {identity!r} was used by an earlier row")
+                    yield FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
+                    continue
+                seen.add(identity)
+            yield row
+
+    def _open(self) -> IO[bytes]:
+        if self.source == "-":
+            return sys.stdin.buffer
+        try:
+            return Path(self.source).open("rb")
+        except OSError as error:
+            raise UserError(f"{self.source}: {error.strerror}") from None
+
+    def _jsonl_rows(self) -> Iterator[Row]:
+        index = 0
+        with self._open() as file:
+            for number, line in enumerate(_lines(file, self.source), start=1):
+                text = _text(line)
+                if not text:
+                    continue
+                where = f"line {number}"
+                try:
+                    values = msgspec.json.decode(text)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    failure = RowError("invalid_json", f"not valid JSON: {error}")
+                    yield FailedRow(index=index, where=where, metadata={}, error=failure)
+                else:
+                    yield parse_row(values, index=index, where=where, defaults=self.defaults)
+                index += 1
+
+    def _parquet(self) -> pq.ParquetFile:
+        try:
+            return pq.ParquetFile(self.source)
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(f"{self.source}: unreadable Parquet file ({error})") from None
+
+    def _parquet_rows(self) -> Iterator[Row]:
+        index = 0
+        with self._parquet() as file:
+            try:
+                for batch in file.iter_batches(batch_size=1024):
+                    for values in batch.to_pylist():
+                        where = f"row {index + 1}"
+                        yield parse_row(values, index=index, where=where, defaults=self.defaults, keep_prompt=True)
+                        index += 1
+            except (OSError, pa.ArrowException) as error:
+                raise UserError(f"{self.source}: unreadable Parquet file ({error})") from None
+
+
+def _lines(file: IO[bytes], source: str) -> Iterator[bytes]:
+    try:
+        yield from file
+    except OSError as error:
+        raise UserError(f"{source}: {error.strerror}") from None
+
+
+def _text(line: bytes) -> bytes:
+    """A line without byte order mark and surrounding white space; empty for a blank line."""
+    return line.removeprefix(_BOM).strip()

@@ -1,0 +1,199 @@
+"""The main job: rows in, the engine in the middle, result rows out in input order.
+
+Reading and tokenizing happen on a thread of their own, a group of rows at a time, bounded in how far they run ahead.
+"""
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, TypeVar
+
+from rosebatch.engine.engine import Engine
+from rosebatch.errors import RowError
+from rosebatch.io.reader import Row
+from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.writer import Writer
+from rosebatch.progress import Progress
+from rosebatch.report import Tally
+from rosebatch.request import Completion, Request
+from rosebatch.seeds import row_seed
+from rosebatch.tokenizer import StopStrings, Tokenizer, cut_at_stop
+
+# Rows tokenized in one call, and such groups waiting for the engine.
+_GROUP = 64
+_GROUPS_AHEAD = 8
+
+Prepared = Request | FailedRow
+T = TypeVar("T")
+
+
+def run_job(
+    engine: Engine,
+    tokenizer: Tokenizer | None,
+    rows: Iterable[Row],
+    writer: Writer,
+    *,
+    progress: Progress,
+    seed: int | None = None,
+    return_token_ids: bool = False,
+) -> Tally:
+    """Generate a completion for every row; a row that cannot be served becomes an error row.
+
+    Args:
+        engine: with nothing else to do.
+        tokenizer: None for a model that works on token ids.
+        rows: the input.
+        writer: gets one result a row, in input order, and is finished at the end.
+        progress: told of every finished row.
+        seed: of the job (see ``rosebatch.seeds``).
+        return_token_ids: add ``token_ids`` to the results.
+
+    Returns:
+        what was counted.
+    """
+    tally = Tally()
+    results = _InOrder(writer)
+    # Twice what runs at a time: there is always a next sequence, and memory does not grow with the file.
+    window = 2 * engine.scheduler.max_num_seqs
+    prepared = _in_background(_prepare(rows, tokenizer, seed))
+    exhausted = False
+    while not exhausted or engine.has_unfinished:
+        # Always filled up before a step, never as far as the thread happens to be: a second run is the same run.
+        while not exhausted and engine.num_unfinished < window:
+            item = next(prepared, None)
+            if item is None:
+                exhausted = True
+                break
+            try:
+                if isinstance(item, FailedRow):
+                    raise item.error
+                stop = item.sampling.stop
+                if stop and tokenizer is None:
+                    raise RowError("no_tokenizer", "stop strings need a model with a tokenizer")
+                engine.add(item, StopStrings(tokenizer, stop) if stop and tokenizer else None)
+            except RowError as error:
+                results.add(item.index, _error_row(item, error))
+                tally.add_error(error)
+                progress.advance(failed=True)
+        for completion in engine.step() if engine.has_unfinished else ():
+            row = _result_row(completion, tokenizer, return_token_ids)
+            results.add(completion.request.index, row)
+            tally.add(completion)
+            progress.advance(output_tokens=len(completion.token_ids))
+    writer.finish()
+    return tally
+
+
+class _InOrder:
+    """Holds rows back until all before them are written."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._next = 0
+        self._held: dict[int, dict[str, Any]] = {}
+
+    def add(self, index: int, row: dict[str, Any]) -> None:
+        self._held[index] = row
+        while self._next in self._held:
+            self._writer.write(self._held.pop(self._next))
+            self._next += 1
+
+
+def _prepare(rows: Iterable[Row], tokenizer: Tokenizer | None, seed: int | None) -> Iterator[Prepared]:
+    """Turn rows into requests, a group at a time."""
+    source = iter(rows)
+    while group := list(islice(source, _GROUP)):
+        prompts = iter(_token_ids([row for row in group if isinstance(row, PromptRow)], tokenizer))
+        for row in group:
+            yield row if isinstance(row, FailedRow) else _request(row, next(prompts), seed)
+
+
+def _token_ids(rows: Sequence[PromptRow], tokenizer: Tokenizer | None) -> list[Sequence[int] | RowError]:
+    """The prompt of each row as token ids, all texts of the group encoded in one call."""
+    ids: dict[int, Sequence[int] | RowError] = {}
+    texts = [row for row in rows if row.prompt is not None]
+    chats = [row for row in rows if row.messages is not None]
+    if tokenizer is None:
+        refusal = RowError("no_tokenizer", "the model has no tokenizer: give prompt_token_ids")
+        ids = {row.index: refusal for row in [*texts, *chats]}
+    else:
+        ids |= zip((r.index for r in texts), tokenizer.encode([r.prompt or "" for r in texts]), strict=True)
+        ids |= zip((r.index for r in chats), tokenizer.encode_chats([r.messages or [] for r in chats]), strict=True)
+    return [ids[row.index] if row.prompt_token_ids is None else row.prompt_token_ids for row in rows]
+
+
+def _request(row: PromptRow, prompt: Sequence[int] | RowError, seed: int | None) -> Prepared:
+    if isinstance(prompt, RowError):
+        return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=prompt)
+    sampling = row.sampling
+    if not row.has_seed:
+        sampling = replace(sampling, seed=row_seed(seed, row.index, row.metadata.get("id"), prompt))
+    return Request(
+        index=row.index,
+        prompt_token_ids=tuple(prompt),
+        sampling=sampling,
+        metadata=row.metadata,
+        where=row.where,
+    )
+
+
+def _error_row(item: Prepared, error: RowError) -> dict[str, Any]:
+    message = f"{item.where}: {error.message}"
+    return {**item.metadata, "index": item.index, "error": {"code": error.code, "message": message}}
+
+
+def _result_row(completion: Completion, tokenizer: Tokenizer | None, return_token_ids: bool) -> dict[str, Any]:
+    request = completion.request
+    text = None
+    if tokenizer is not None:
+        text = cut_at_stop(tokenizer.decode(completion.token_ids), request.sampling.stop)
+    row: dict[str, Any] = {
+        **request.metadata,
+        "index": request.index,
+        "text": text,
+        "finish_reason": completion.finish_reason,
+        "usage": {
+            "prompt_tokens": len(request.prompt_token_ids),
+            "completion_tokens": len(completion.token_ids),
+            "cached_tokens": completion.cached_tokens,
+        },
+    }
+    if return_token_ids:
+        row["token_ids"] = list(completion.token_ids)
+    return row
+
+
+def _in_background(items: Iterator[T]) -> Iterator[T]:
+    """Run an iterator on a thread, a bounded number of items ahead; its exceptions are raised here."""
+    done = object()
+    ahead: queue.Queue[Any] = queue.Queue(maxsize=_GROUP * _GROUPS_AHEAD)
+    stopped = threading.Event()
+
+    def put(item: Any) -> bool:
+        while not stopped.is_set():
+            try:
+                ahead.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put(item):
+                    return
+            put(done)
+        except BaseException as error:
+            put(error)
+
+    threading.Thread(target=work, name="rosebatch-prepare", daemon=True).start()
+    try:
+        while (item := ahead.get()) is not done:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stopped.set()

@@ -1,0 +1,69 @@
+"""From what the command line asks for to an engine and a tokenizer that are ready to run."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rosebatch.config import EngineConfig
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.load import load_engine, pick_device
+from rosebatch.model.source import LoadFormat, find_model
+from rosebatch.toggles import Toggles
+from rosebatch.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """What decides how an engine is built; ``toggles`` holds True, False or None for each switch."""
+
+    model: str | None = None
+    load_format: LoadFormat = "auto"
+    device: str = "auto"
+    dtype: str = "auto"
+    limits: EngineConfig = field(default_factory=EngineConfig)
+    toggles: Mapping[str, bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A running engine.
+
+    Attributes:
+        tokenizer: None for a model without one, which works on token ids.
+        description: model, device, limits and switches as they were decided, for the report.
+        load_seconds: what it took, imports left out.
+    """
+
+    engine: Engine
+    tokenizer: Tokenizer | None
+    description: dict[str, Any]
+    load_seconds: float
+
+
+def launch(options: LaunchOptions) -> Launched:
+    """Find and load the model, build the engine.
+
+    Raises:
+        UserError: something that was asked for is missing, unreadable or impossible.
+    """
+    started = time.perf_counter()
+    device = pick_device(options.device)
+    toggles = Toggles.resolve(options.toggles, device.type)
+    source = find_model(options.model, options.load_format, options.dtype, device)
+    tokenizer = None if source.folder is None else Tokenizer.load(source.folder)
+    loaded = load_engine(source, options.limits, toggles, device)
+    description = {
+        "model": source.name,
+        "load_format": source.load_format,
+        "device": device.type,
+        "dtype": str(source.dtype).removeprefix("torch."),
+        "max_model_len": loaded.engine.max_model_len,
+        "max_num_seqs": options.limits.max_num_seqs,
+        "max_num_batched_tokens": options.limits.max_num_batched_tokens,
+        "block_size": options.limits.block_size,
+        "kv_cache_blocks": loaded.num_blocks,
+        "kv_cache_bytes": loaded.kv_cache_bytes,
+        "toggles": asdict(toggles),
+    }
+    return Launched(loaded.engine, tokenizer, description, time.perf_counter() - started)

@@ -1,0 +1,78 @@
+"""Progress on stderr: a bar on a terminal, a plain line every few seconds otherwise."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+_PLAIN_SECONDS = 10.0
+
+
+class Progress:
+    """Counts finished rows and output tokens, with rate and remaining time.
+
+    Args:
+        total: rows of the input, None where unknown.
+        enabled: False prints nothing.
+    """
+
+    def __init__(self, total: int | None, *, enabled: bool = True) -> None:
+        self._total = total
+        self._enabled = enabled
+        self._rows = 0
+        self._failed = 0
+        self._tokens = 0
+        self._started = time.perf_counter()
+        self._last_line = self._started
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> "Progress":
+        if self._enabled and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("generating"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=self._total, rate="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, *, output_tokens: int = 0, failed: bool = False) -> None:
+        """Count a finished row."""
+        self._rows += 1
+        self._failed += failed
+        self._tokens += output_tokens
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, rate=self._rate())
+        elif self._enabled and time.perf_counter() - self._last_line >= _PLAIN_SECONDS:
+            self._last_line = time.perf_counter()
+            sys.stderr.write(self.line() + "\n")
+
+    def line(self) -> str:
+        """The state in one line."""
+        of_total = f"/{self._total}" if self._total is not None else ""
+        elapsed = time.perf_counter() - self._started
+        parts = [f"{self._rows}{of_total} rows", self._rate()]
+        if self._total is not None and self._rows:
+            parts.append(f"ETA {elapsed / self._rows * (self._total - self._rows):.0f} s")
+        return ", ".join(parts)
+
+    def _rate(self) -> str:
+        elapsed = time.perf_counter() - self._started
+        failed = f", {self._failed} failed" if self._failed else ""
+        return f"{self._tokens / elapsed:.0f} output tokens/s{failed}"

@@ -1,0 +1,208 @@
+"""What a run did and how fast: counted while it runs, then one line, a table, or JSON.
+
+Names follow ``vllm bench throughput`` and its kin where they mean the same: TTFT is the time from entering the engine
+to the first token, TPOT the mean time between a request's further tokens, E2E from entering to the last token.
+"""
+
+import json
+import platform
+import resource
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rosebatch import __version__
+from rosebatch.engine.stats import EngineStats
+from rosebatch.errors import RowError, UserError
+from rosebatch.request import Completion
+
+_PERCENTILES = (50, 90, 99)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts over the completions of a run; times in seconds."""
+
+    completed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    ttft: "array[float]" = field(default_factory=lambda: array("d"))
+    tpot: "array[float]" = field(default_factory=lambda: array("d"))
+    e2e: "array[float]" = field(default_factory=lambda: array("d"))
+
+    def add(self, completion: Completion) -> None:
+        """Count a completion."""
+        tokens = len(completion.token_ids)
+        self.completed += 1
+        self.prompt_tokens += len(completion.request.prompt_token_ids)
+        self.cached_tokens += completion.cached_tokens
+        self.output_tokens += tokens
+        self.finish_reasons[completion.finish_reason] += 1
+        self.ttft.append(completion.first_token_time - completion.arrival_time)
+        self.e2e.append(completion.finish_time - completion.arrival_time)
+        if tokens > 1:
+            self.tpot.append((completion.finish_time - completion.first_token_time) / (tokens - 1))
+
+    def add_error(self, error: RowError) -> None:
+        """Count a row that failed."""
+        self.errors[error.code] += 1
+
+    @property
+    def failed(self) -> int:
+        """Rows that failed."""
+        return self.errors.total()
+
+
+def build_report(
+    tally: Tally, stats: EngineStats, description: dict[str, Any], startup: dict[str, float], seconds: float
+) -> dict[str, Any]:
+    """The report as plain values.
+
+    Args:
+        tally: of the rows.
+        stats: of the engine.
+        description: model, device, limits, toggles.
+        startup: seconds of each part of the start-up, apart from generation.
+        seconds: wall time of the job after start-up.
+    """
+    total = tally.prompt_tokens + tally.output_tokens
+    return {
+        "requests": tally.completed + tally.failed,
+        "completed": tally.completed,
+        "failed": tally.failed,
+        "errors": dict(tally.errors),
+        "finish_reasons": dict(tally.finish_reasons),
+        "prompt_tokens": tally.prompt_tokens,
+        "cached_tokens": tally.cached_tokens,
+        "cache_hit_rate": tally.cached_tokens / tally.prompt_tokens if tally.prompt_tokens else 0.0,
+        "output_tokens": tally.output_tokens,
+        "elapsed_s": seconds,
+        "requests_per_s": tally.completed / seconds,
+        "prompt_tokens_per_s": tally.prompt_tokens / seconds,
+        "output_tokens_per_s": tally.output_tokens / seconds,
+        "total_tokens_per_s": total / seconds,
+        "prefill_s": stats.prefill_seconds,
+        "decode_s": stats.decode_seconds,
+        "startup_s": startup,
+        "steps": stats.steps,
+        "decode_steps": stats.decode_steps,
+        "syncs": stats.syncs,
+        "preemptions": stats.preemptions,
+        "copied_blocks": stats.copied_blocks,
+        "computed_tokens": stats.computed_tokens,
+        "max_running": stats.max_running,
+        "max_blocks_used": stats.max_blocks_used,
+        "ttft_s": _percentiles(tally.ttft),
+        "tpot_s": _percentiles(tally.tpot),
+        "e2e_s": _percentiles(tally.e2e),
+        "peak_memory_bytes": peak_memory(),
+        "engine": description,
+        "versions": {"rosebatch": __version__, "python": platform.python_version(), **_versions()},
+    }
+
+
+def throughput_line(report: dict[str, Any]) -> str:
+    """The one line that people of this field know."""
+    return (
+        f"Throughput: {report['requests_per_s']:.2f} requests/s, {report['total_tokens_per_s']:.2f} total tokens/s, "
+        f"{report['output_tokens_per_s']:.2f} output tokens/s"
+    )
+
+
+def table(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Label and value, for people."""
+    engine, startup = report["engine"], report["startup_s"]
+    errors = ", ".join(f"{count} {code}" for code, count in report["errors"].items())
+    finished = ", ".join(f"{count} {reason}" for reason, count in sorted(report["finish_reasons"].items()))
+    off = [name.replace("_", "-") for name, on in engine["toggles"].items() if not on]
+    rows = [
+        ("model", f"{engine['model']}, {engine['dtype']} on {engine['device']}"),
+        (
+            "requests",
+            f"{report['completed']} completed, {report['failed']} failed" + (f" ({errors})" if errors else ""),
+        ),
+        ("finished by", finished or "-"),
+        (
+            "prompt tokens",
+            f"{report['prompt_tokens']} ({report['cache_hit_rate']:.1%} from the prefix cache)",
+        ),
+        ("output tokens", f"{report['output_tokens']}"),
+        (
+            "elapsed",
+            f"{report['elapsed_s']:.2f} s (prefill {report['prefill_s']:.2f}, decode {report['decode_s']:.2f})",
+        ),
+        ("start-up", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in startup.items())),
+        ("TTFT p50/p90/p99", _milliseconds(report["ttft_s"])),
+        ("TPOT p50/p90/p99", _milliseconds(report["tpot_s"])),
+        ("E2E p50/p90/p99", _milliseconds(report["e2e_s"])),
+        ("steps", f"{report['steps']}, {report['syncs']} syncs, {report['preemptions']} preemptions"),
+        ("KV cache", f"{report['max_blocks_used']} of {engine['kv_cache_blocks']} blocks used at most"),
+        (
+            "peak memory",
+            ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in report["peak_memory_bytes"].items()),
+        ),
+    ]
+    return [*rows, ("switched off", ", ".join(off))] if off else rows
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Throughput line and table on stderr: with rules and colour on a terminal, plain lines otherwise."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        grid = Table(title=throughput_line(report), title_justify="left", show_header=False, box=None)
+        grid.add_column(style="cyan", no_wrap=True)
+        grid.add_column()
+        for label, value in table(report):
+            grid.add_row(label, value)
+        Console(stderr=True).print(grid)
+    else:
+        lines = [throughput_line(report), *(f"{label}: {value}" for label, value in table(report))]
+        sys.stderr.write("\n".join(lines) + "\n")
+
+
+def write_report(report: dict[str, Any], path: Path) -> None:
+    """Write the report as JSON.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+
+
+def peak_memory() -> dict[str, int]:
+    """Most bytes held by this process so far: of the host, and of the GPU where there is one."""
+    import torch
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        peak["gpu"] = torch.cuda.max_memory_allocated()
+    return peak
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float]:
+    """Nearest-rank percentiles; empty where there are no values."""
+    ordered = sorted(values)
+    ranks = {p: -(-len(ordered) * p // 100) - 1 for p in _PERCENTILES}
+    return {f"p{p}": ordered[rank] for p, rank in ranks.items()} if ordered else {}
+
+
+def _milliseconds(percentiles: dict[str, float]) -> str:
+    return " / ".join(f"{value * 1000:.1f}" for value in percentiles.values()) + " ms" if percentiles else "-"
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "tokenizers", "safetensors")}

@@ -1,0 +1,155 @@
+"""Text to token ids and back: batched encoding, chat templates, incremental detokenizing, stop strings."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from rosebatch.errors import RowError, UserError
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """The tokenizer of a model folder.
+
+    Args:
+        backend: encodes and decodes.
+        chat_template: a Jinja template, None where the model has none.
+        special_tokens: the named tokens that the template may use.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        chat_template: str | None = None,
+        special_tokens: dict[str, str] | None = None,
+    ) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.chat_template = chat_template
+        self.special_tokens = special_tokens or {}
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer | None":
+        """The tokenizer of a folder; None where there is none, and only token ids can be worked on.
+
+        Raises:
+            UserError: its files are broken.
+        """
+        file, config_file = folder / "tokenizer.json", folder / "tokenizer_config.json"
+        if not file.exists():
+            has_other = any((folder / name).exists() for name in ("tokenizer.model", "vocab.json"))
+            return cls._convert(folder) if has_other else None
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+            config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
+        # tokenizers raises plain Exception for a file it cannot read.
+        except Exception as error:
+            raise UserError(f"{folder}: unreadable tokenizer ({error})") from None
+        return cls(backend, _chat_template(folder, config), _special_tokens(config))
+
+    @classmethod
+    def _convert(cls, folder: Path) -> "Tokenizer":
+        """An older tokenizer format, by way of transformers: slower to start."""
+        from transformers import AutoTokenizer
+
+        try:
+            converted = AutoTokenizer.from_pretrained(str(folder))
+            template = converted.chat_template
+            return cls(converted.backend_tokenizer, template, dict(converted.special_tokens_map))
+        except Exception as error:
+            raise UserError(f"{folder}: unreadable tokenizer ({error})") from None
+
+    def encode(self, texts: Sequence[str]) -> list[list[int] | RowError]:
+        """Token ids of each text, with the tokens that the model puts around a prompt (such as a BOS).
+
+        A text that is not valid Unicode yields a RowError.
+        """
+        return self._encode(texts, add_special_tokens=True)
+
+    def encode_chats(self, chats: Sequence[list[dict[str, Any]]]) -> list[list[int] | RowError]:
+        """Token ids of each conversation through the chat template, up to where the assistant's answer begins.
+
+        A conversation that the template refuses yields its RowError.
+        """
+        rendered = [self._render(messages) for messages in chats]
+        texts = [text for text in rendered if isinstance(text, str)]
+        encoded = iter(self._encode(texts, add_special_tokens=False))
+        return [next(encoded) if isinstance(text, str) else text for text in rendered]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of generated tokens, special tokens left out."""
+        return self.backend.decode(list(token_ids), skip_special_tokens=True)
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int] | RowError]:
+        try:
+            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeError) as error:
+            if len(texts) > 1:
+                return [ids for text in texts for ids in self._encode([text], add_special_tokens)]
+            return [RowError("invalid_prompt", f"the prompt is not valid Unicode text ({error})")]
+        return [encoding.ids for encoding in encodings]
+
+    def _render(self, messages: list[dict[str, Any]]) -> str | RowError:
+        if self.chat_template is None:
+            return RowError("no_chat_template", "the model has no chat template: give prompt instead of messages")
+        # Not at the top of the file: it takes 0.4 s, and a file of plain prompts does not need it.
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            rendered, _ = render_jinja_template(
+                conversations=[messages],
+                chat_template=self.chat_template,
+                add_generation_prompt=True,
+                **self.special_tokens,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            return RowError("invalid_messages", f"the chat template refuses the messages: {error}")
+        text: str = rendered[0]
+        return text
+
+
+class StopStrings:
+    """Watches generated tokens for stop strings, across token borders (see ``rosebatch.request.StopMatcher``)."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._backend = tokenizer.backend
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stop = tuple(stop)
+        self._keep = max(map(len, stop)) - 1
+        self._tail = ""
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next generated token; True once a stop string has appeared."""
+        text = self._tail + (self._stream.step(self._backend, token_id) or "")
+        self._tail = text[-self._keep :] if self._keep else ""
+        return any(stop in text for stop in self._stop)
+
+
+def cut_at_stop(text: str, stop: Sequence[str]) -> str:
+    """The text up to the first stop string in it."""
+    found = [position for s in stop if (position := text.find(s)) >= 0]
+    return text[: min(found)] if found else text
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Named tokens; a value is a string or, in older files, an object with its ``content``."""
+    tokens = {name: config.get(name) for name in _SPECIAL_TOKENS}
+    return {name: t["content"] if isinstance(t, dict) else t for name, t in tokens.items() if t}

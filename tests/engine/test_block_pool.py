@@ -1,0 +1,209 @@
+"""Which blocks the pool hands out, in which order, and what it remembers of the ones given back."""
+
+import pytest
+
+from rosebatch.engine.block_pool import ROOT_HASH, BlockPool, hash_block
+
+
+def test_allocate_hands_out_blocks_in_order():
+    pool = BlockPool(num_blocks=4, block_size=2)
+    assert pool.allocate(3) == [0, 1, 2]
+    assert pool.num_free == 1
+    assert pool.allocate(0) == []
+    assert pool.allocate(1) == [3]
+    assert pool.num_free == 0
+    pool.check_integrity([[0, 1, 2], [3]])
+
+
+def test_allocating_too_many_takes_nothing():
+    pool = BlockPool(num_blocks=2, block_size=2)
+    pool.allocate(1)
+    with pytest.raises(ValueError, match="2 blocks asked for, 1 free"):
+        pool.allocate(2)
+    assert pool.num_free == 1
+    pool.check_integrity([[0]])
+
+
+def test_unhashed_blocks_are_reused_first_and_latest_first():
+    """A block without a hash is worth nothing: it goes before every cached one, and before untouched ones."""
+    pool = BlockPool(num_blocks=5, block_size=2)
+    first, second = pool.allocate(2), pool.allocate(2)
+    pool.free(first)
+    pool.free(second)
+    assert pool.allocate(5) == [2, 3, 0, 1, 4]
+
+
+def test_hashed_blocks_are_evicted_last_and_least_recently_freed_first():
+    pool = BlockPool(num_blocks=4, block_size=2)
+    for block, name in zip(pool.allocate(3), (b"a", b"b", b"c"), strict=True):
+        assert pool.register(block, name)
+    pool.free([1])
+    pool.free([0])
+    pool.free([2])
+    # 3 was never used; then in the order in which the holders let go.
+    assert pool.allocate(4) == [3, 1, 0, 2]
+
+
+def test_hashed_and_unhashed_mixed():
+    """Freed after a hashed block, an unhashed one still goes first."""
+    pool = BlockPool(num_blocks=4, block_size=2)
+    pool.allocate(4)
+    pool.register(0, b"a")
+    pool.register(2, b"c")
+    pool.free([0])
+    pool.free([1])
+    pool.free([2])
+    pool.free([3])
+    assert pool.allocate(4) == [3, 1, 0, 2]
+
+
+def test_tail_of_a_sequence_is_evicted_before_its_head():
+    """A hit needs an unbroken chain from the start: losing the head first would make the tail useless."""
+    pool = BlockPool(num_blocks=3, block_size=2)
+    blocks = pool.allocate(3)
+    names = [b"a", b"b", b"c"]
+    for block, name in zip(blocks, names, strict=True):
+        pool.register(block, name)
+    pool.free(blocks)
+    assert pool.allocate(1) == [2]
+    assert [pool.lookup(name) for name in names] == [0, 1, None]
+    assert pool.allocate(1) == [1]
+    assert [pool.lookup(name) for name in names] == [0, None, None]
+    assert pool.allocate(1) == [0]
+    assert [pool.lookup(name) for name in names] == [None, None, None]
+
+
+def test_unhashed_tail_goes_first_then_unhashed_head():
+    pool = BlockPool(num_blocks=3, block_size=2)
+    blocks = pool.allocate(3)
+    pool.register(0, b"a")
+    pool.free(blocks)
+    # 2 became free first, then 1 in front of it; the hashed head stays behind both.
+    assert pool.allocate(3) == [1, 2, 0]
+
+
+def test_a_shared_block_is_free_after_its_last_holder_only():
+    pool = BlockPool(num_blocks=2, block_size=2)
+    pool.allocate(1)
+    pool.share([0])
+    pool.check_integrity([[0], [0]])
+    pool.free([0])
+    assert pool.num_free == 1
+    pool.check_integrity([[0]])
+    pool.free([0])
+    assert pool.num_free == 2
+    pool.check_integrity([])
+
+
+def test_share_revives_a_free_block_with_its_hash():
+    """A cached block taken over again must leave the free list, or it would be handed out under its holder."""
+    pool = BlockPool(num_blocks=2, block_size=2)
+    pool.allocate(1)
+    pool.register(0, b"a")
+    pool.free([0])
+    pool.share([0])
+    assert pool.num_free == 1
+    assert pool.allocate(1) == [1]
+    assert pool.lookup(b"a") == 0
+    pool.check_integrity([[0], [1]])
+
+
+def test_sharing_renews_a_block():
+    """Freed again, a revived block is the most recently used one."""
+    pool = BlockPool(num_blocks=2, block_size=2)
+    pool.allocate(2)
+    pool.register(0, b"a")
+    pool.register(1, b"b")
+    pool.free([0])
+    pool.free([1])
+    pool.share([0])
+    pool.free([0])
+    assert pool.allocate(2) == [1, 0]
+
+
+def test_register_keeps_the_first_block_of_equal_contents():
+    pool = BlockPool(num_blocks=2, block_size=2)
+    pool.allocate(2)
+    assert pool.register(0, b"a") is True
+    assert pool.register(1, b"a") is False
+    assert pool.lookup(b"a") == 0
+    pool.free([0, 1])
+    # 1 has no hash, so it goes first, and taking it must not drop the entry of 0.
+    assert pool.allocate(1) == [1]
+    assert pool.lookup(b"a") == 0
+    pool.check_integrity([[1]])
+
+
+def test_a_block_has_one_hash():
+    pool = BlockPool(num_blocks=1, block_size=2)
+    pool.allocate(1)
+    pool.register(0, b"a")
+    with pytest.raises(AssertionError, match="block 0 registered twice"):
+        pool.register(0, b"b")
+
+
+def test_a_reused_block_is_forgotten_and_can_be_registered_again():
+    pool = BlockPool(num_blocks=1, block_size=2)
+    pool.allocate(1)
+    pool.register(0, b"a")
+    pool.free([0])
+    pool.allocate(1)
+    assert pool.lookup(b"a") is None
+    assert pool.register(0, b"b")
+    assert pool.lookup(b"b") == 0
+    pool.check_integrity([[0]])
+
+
+def test_double_free_asserts():
+    pool = BlockPool(num_blocks=2, block_size=2)
+    pool.allocate(1)
+    pool.free([0])
+    with pytest.raises(AssertionError, match="block 0 freed more often than held"):
+        pool.free([0])
+    with pytest.raises(AssertionError, match="block 1 freed more often than held"):
+        pool.free([1])
+
+
+def test_writable_needs_one_holder_and_no_hash():
+    pool = BlockPool(num_blocks=2, block_size=2)
+    pool.allocate(1)
+    assert pool.writable(0)
+    pool.share([0])
+    assert not pool.writable(0)
+    pool.free([0])
+    assert pool.writable(0)
+    pool.register(0, b"a")
+    assert not pool.writable(0)
+    # Without any holder nobody may write.
+    assert not pool.writable(1)
+
+
+def test_hash_depends_on_all_tokens_before():
+    same = hash_block(hash_block(ROOT_HASH, [1, 2]), [3, 4])
+    assert same == hash_block(hash_block(ROOT_HASH, [1, 2]), [3, 4])
+    others = [
+        hash_block(ROOT_HASH, [3, 4]),
+        hash_block(hash_block(ROOT_HASH, [1, 9]), [3, 4]),
+        hash_block(hash_block(ROOT_HASH, [9, 2]), [3, 4]),
+        hash_block(hash_block(ROOT_HASH, [2, 1]), [3, 4]),
+        hash_block(hash_block(ROOT_HASH, [1, 2]), [4, 3]),
+        hash_block(hash_block(hash_block(ROOT_HASH, [5, 5]), [1, 2]), [3, 4]),
+    ]
+    assert len({same, *others}) == 7
+    assert all(len(h) == 16 for h in (same, *others))
+
+
+def test_hash_takes_ids_beyond_32_bits_and_any_sequence_type():
+    assert hash_block(ROOT_HASH, (1, 2)) == hash_block(ROOT_HASH, [1, 2])
+    assert hash_block(ROOT_HASH, [2**32 + 1]) != hash_block(ROOT_HASH, [1])
+
+
+@pytest.mark.parametrize(
+    ("holders", "message"),
+    [([], "block 0"), ([[0], [0]], "block 0"), ([[0], [1]], "block 1")],
+)
+def test_check_integrity_notices_wrong_holders(holders, message):
+    pool = BlockPool(num_blocks=2, block_size=2)
+    pool.allocate(1)
+    with pytest.raises(AssertionError, match=message):
+        pool.check_integrity(holders)
