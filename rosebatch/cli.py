@@ -2,13 +2,14 @@
 
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rosebatch import __version__
-from rosebatch.errors import UserError
+from rosebatch.errors import FlagError, UserError
 from rosebatch.options import EngineOptions, SamplingOptions, takes
 
 EXIT_ROWS_FAILED = 3
@@ -101,6 +102,8 @@ def main(args: list[str] | None = None) -> None:
     """Run the command line; every mistake of a user is one line on stderr, never a traceback."""
     try:
         code: Any = app(args=args, standalone_mode=False)
+    except FlagError as error:
+        _fail(str(error), EXIT_USAGE)
     except UserError as error:
         _fail(str(error), EXIT_ABORTED)
     except BrokenPipeError:
@@ -114,13 +117,17 @@ def main(args: list[str] | None = None) -> None:
     except Exception as error:
         # Typer has shipped click's errors from two packages: known by what they can do, not by class.
         message = getattr(error, "format_message", None)
-        if message is None:
-            raise
-        _fail(message(), EXIT_USAGE)
+        if message is not None:
+            _fail(message(), EXIT_USAGE)
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error}"
+        _fail(f"unexpected, please report it: {what} ({place.filename}:{place.lineno})", EXIT_ABORTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str, code: int) -> None:
-    line = " ".join(message.split())
-    sys.stderr.write(f"rosebatch: error: {line}\n")
+    # Without arguments, Typer has shown the help and has nothing to add.
+    if message:
+        line = " ".join(message.split())
+        sys.stderr.write(f"rosebatch: error: {line}\n")
     sys.exit(code)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.bench.throughput import Workload, run_throughput
-from rosebatch.config import EngineConfig, convert, parse_size
-from rosebatch.errors import RowError, UserError
+from rosebatch.config import ConfigT, EngineConfig, parse_size
+from rosebatch.errors import FlagError, RowError
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import sampling_params
 from rosebatch.io.writer import open_writer
@@ -17,7 +17,7 @@ from rosebatch.job import run_job
 from rosebatch.launch import LaunchOptions, launch
 from rosebatch.options import EngineOptions, SamplingOptions
 from rosebatch.progress import Progress
-from rosebatch.report import build_report, print_report, throughput_line, write_report
+from rosebatch.report import build_report, print_report, write_report
 
 
 def run_generate(
@@ -58,7 +58,7 @@ def run_generate(
     if report_path is not None:
         write_report(report, report_path)
     if not quiet:
-        print_report(report)
+        print_report(report, sys.stderr)
     return tally.failed
 
 
@@ -73,11 +73,8 @@ def run_bench(
     started: float,
 ) -> None:
     """``rosebatch bench``."""
-    workload = convert(
-        {"input_len": input_len, "output_len": output_len, "num_prompts": num_prompts, "seed": seed},
-        Workload,
-        "bench",
-    )
+    sizes = {"input_len": input_len, "output_len": output_len, "num_prompts": num_prompts, "seed": seed}
+    workload = _from_flags(sizes, Workload)
     options = _launch_options(engine_options)
     imported = time.perf_counter()
     launched = launch(options)
@@ -88,8 +85,7 @@ def run_bench(
     if as_json:
         sys.stdout.write(json.dumps(report) + "\n")
     else:
-        sys.stdout.write(throughput_line(report) + "\n")
-        print_report(report)
+        print_report(report, sys.stdout)
 
 
 def _launch_options(options: EngineOptions) -> LaunchOptions:
@@ -104,7 +100,7 @@ def _launch_options(options: EngineOptions) -> LaunchOptions:
         load_format=options.load_format,
         device=options.device,
         dtype=options.dtype,
-        limits=convert(limits, EngineConfig, "flags"),
+        limits=_from_flags(limits, EngineConfig),
         toggles=options.toggles,
     )
 
@@ -115,5 +111,12 @@ def _sampling_defaults(options: SamplingOptions, seed: int | None) -> dict[str, 
     try:
         sampling_params(given if seed is None else {**given, "seed": seed})
     except RowError as error:
-        raise UserError(error.message) from None
+        raise FlagError(error.message) from None
     return given
+
+
+def _from_flags(values: dict[str, Any], kind: type[ConfigT]) -> ConfigT:
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise FlagError(str(error)) from None

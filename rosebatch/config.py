@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from rosebatch.errors import UserError
+from rosebatch.errors import FlagError, UserError
 
 
 class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -132,9 +132,9 @@ def parse_size(text: str) -> int:
     """Bytes of ``512MiB``, ``4GB`` or a plain number.
 
     Raises:
-        UserError: it is no size.
+        FlagError: it is no size.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
     if match is None:
-        raise UserError(f"{text!r} is no size in bytes: write it like 512MiB or 4GiB")
+        raise FlagError(f"{text!r} is no size in bytes: write it like 512MiB or 4GiB")
     return int(float(match[1]) * _UNITS[match[2] or ""])

@@ -1,4 +1,4 @@
-"""The two kinds of mistake a user can make: one that ends the job, one that costs a single line."""
+"""The mistakes a user can make: those that end the job, and those that cost a single line."""
 
 
 class UserError(Exception):
@@ -6,6 +6,10 @@ class UserError(Exception):
 
     Shown as one line on stderr. The message says what is wrong and what would mend it.
     """
+
+
+class FlagError(UserError):
+    """A flag that is impossible, alone or with the others."""
 
 
 class RowError(Exception):

@@ -53,11 +53,11 @@ class SamplingOptions:
     """Sampling for the lines that do not say themselves; field names as in ``rosebatch.request.SamplingParams``."""
 
     max_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens to generate. [default: 512]", rich_help_panel=_SAMPLING)
+        int | None, typer.Option(help="Most tokens to generate. Default: 512.", rich_help_panel=_SAMPLING)
     ] = None
     temperature: Annotated[
         float | None,
-        typer.Option(help="0 takes the likeliest token. [default: 0]", rich_help_panel=_SAMPLING),
+        typer.Option(help="0, the default, takes the likeliest token.", rich_help_panel=_SAMPLING),
     ] = None
     top_k: Annotated[
         int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING)

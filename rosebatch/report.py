@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rosebatch import __version__
 from rosebatch.engine.stats import EngineStats
@@ -153,9 +153,9 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("switched off", ", ".join(off))] if off else rows
 
 
-def print_report(report: dict[str, Any]) -> None:
-    """Throughput line and table on stderr: with rules and colour on a terminal, plain lines otherwise."""
-    if sys.stderr.isatty():
+def print_report(report: dict[str, Any], stream: TextIO) -> None:
+    """Throughput line and table: with colour on a terminal, plain lines otherwise."""
+    if stream.isatty():
         from rich.console import Console
         from rich.table import Table
 
@@ -164,10 +164,10 @@ def print_report(report: dict[str, Any]) -> None:
         grid.add_column()
         for label, value in table(report):
             grid.add_row(label, value)
-        Console(stderr=True).print(grid)
+        Console(file=stream).print(grid)
     else:
         lines = [throughput_line(report), *(f"{label}: {value}" for label, value in table(report))]
-        sys.stderr.write("\n".join(lines) + "\n")
+        stream.write("\n".join(lines) + "\n")
 
 
 def write_report(report: dict[str, Any], path: Path) -> None:

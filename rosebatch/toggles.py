@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rosebatch.errors import UserError
+from rosebatch.errors import FlagError
 
 _ANYWHERE = ("cpu", "cuda")
 
@@ -34,7 +34,7 @@ class Toggles:
             device: ``"cpu"`` or ``"cuda"``.
 
         Raises:
-            UserError: a switch asked for by name that the device cannot serve.
+            FlagError: a switch asked for by name that the device cannot serve.
         """
         values = {}
         for switch in fields(cls):
@@ -42,6 +42,6 @@ class Toggles:
             wanted = requested.get(switch.name)
             if wanted and not served:
                 flag = "--" + switch.name.replace("_", "-")
-                raise UserError(f"{flag} has no meaning on {device}: leave it out or choose another --device")
+                raise FlagError(f"{flag} has no meaning on {device}: leave it out or choose another --device")
             values[switch.name] = served if wanted is None else wanted
         return cls(**values)

@@ -11,7 +11,7 @@ from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import KVCache, bytes_per_block
 from rosebatch.engine.runner import Runner
 from rosebatch.engine.scheduler import Scheduler
-from rosebatch.errors import UserError
+from rosebatch.errors import FlagError
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import ModelSource
 from rosebatch.ops import select
@@ -36,11 +36,11 @@ def pick_device(name: str) -> torch.device:
     """``auto``, ``cpu`` or ``cuda`` -> a device.
 
     Raises:
-        UserError: ``cuda`` was asked for and there is none.
+        FlagError: ``cuda`` was asked for and there is none.
     """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
-        raise UserError("--device cuda: PyTorch sees no CUDA device here")
+        raise FlagError("--device cuda: PyTorch sees no CUDA device here")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
 
@@ -48,7 +48,8 @@ def load_engine(source: ModelSource, limits: EngineConfig, toggles: Toggles, dev
     """Load the weights, size the KV cache, put the engine together.
 
     Raises:
-        UserError: a weight is missing, or the KV cache has no room for a single block.
+        UserError: a weight is missing.
+        FlagError: the KV cache has no room for a single block.
     """
     config, ops = source.config, select(toggles)
     with torch.inference_mode():
@@ -79,7 +80,7 @@ def _num_blocks(source: ModelSource, limits: EngineConfig, device: torch.device)
     most = limits.max_num_seqs * -(-source.config.max_model_len // limits.block_size)
     blocks = min(memory // block, most)
     if blocks < 1 or blocks * limits.block_size < 2:
-        raise UserError(f"--kv-cache-memory {memory}: a block of {limits.block_size} tokens takes {block} bytes")
+        raise FlagError(f"--kv-cache-memory {memory}: a block of {limits.block_size} tokens takes {block} bytes")
     return blocks
 
 

@@ -167,7 +167,7 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    texts = [part.get("text") if part.get("type") == "text" else None for part in content]
-    if not all(isinstance(text, str) for text in texts):
+    texts = [part["text"] for part in content if part.get("type") == "text" and isinstance(part.get("text"), str)]
+    if len(texts) != len(content):
         raise RowError("invalid_messages", "message content may hold text parts only")
     return {**message, "content": "\n".join(texts)}

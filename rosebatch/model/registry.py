@@ -1,5 +1,7 @@
 """Family name -> the class that builds it."""
 
+from collections.abc import Callable
+
 from rosebatch.config import ModelConfig
 from rosebatch.model.gpt2 import GPT2
 from rosebatch.model.layers import Model
@@ -7,7 +9,7 @@ from rosebatch.model.llama import Llama
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import Ops
 
-FAMILIES = {"gpt2": GPT2, "llama": Llama}
+FAMILIES: dict[str, Callable[[ModelConfig, Ops, WeightSource], Model]] = {"gpt2": GPT2, "llama": Llama}
 
 
 def build_model(config: ModelConfig, ops: Ops, weights: WeightSource) -> Model:

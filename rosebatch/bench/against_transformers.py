@@ -1,0 +1,129 @@
+"""Throughput beside transformers' padded ``generate``: the same chats, the same model, turn by turn in one process.
+
+``python -m rosebatch.bench.against_transformers [--repeats N]`` runs the demo model in bf16 on 32 chat prompts with 16
+to 128 output tokens each. transformers pads the prompts to one length and the batch to the longest completion; it is
+timed on the calls of ``generate`` alone. Counted are the tokens that were asked for. The last line is JSON.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from rosebatch.engine.load import load_engine, pick_device
+from rosebatch.launch import LaunchOptions
+from rosebatch.model.source import find_model
+from rosebatch.request import Request, SamplingParams
+from rosebatch.toggles import Toggles
+from rosebatch.tokenizer import Tokenizer
+
+_CHATS = 32
+_OUTPUT_TOKENS = (16, 128)
+_TOPICS = ("France", "bread", "rivers", "Python", "cats", "Rome", "music", "trains", "winter", "law", "chess", "tea")
+
+
+def make_workload(tokenizer: Tokenizer, seed: int = 0) -> tuple[list[list[int]], list[int]]:
+    """Token ids of the chat prompts and the output length of each."""
+    numbers = random.Random(seed)
+    chats = []
+    for _ in range(_CHATS):
+        topics = ", ".join(numbers.choices(_TOPICS, k=numbers.randint(2, 40)))
+        chats.append([{"role": "user", "content": f"Write a short text in which these occur: {topics}."}])
+    prompts = [ids for ids in tokenizer.encode_chats(chats) if isinstance(ids, list)]
+    assert len(prompts) == _CHATS, "every chat is valid"
+    return prompts, [numbers.randint(*_OUTPUT_TOKENS) for _ in prompts]
+
+
+def rosebatch_runner(prompts: list[list[int]], lengths: list[int]) -> Callable[[], float]:
+    """A function that runs the workload on a fresh engine and returns the seconds, loading left out."""
+    device = pick_device("cpu")
+    source = find_model(None, "auto", "bfloat16", device)
+
+    def run() -> float:
+        engine = load_engine(source, LaunchOptions().limits, Toggles.resolve({}, "cpu"), device).engine
+        requests = [
+            Request(
+                index=i,
+                prompt_token_ids=tuple(prompt),
+                sampling=SamplingParams(max_tokens=length, ignore_eos=True),
+            )
+            for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+        ]
+        started = time.perf_counter()
+        generated = sum(len(completion.token_ids) for completion in engine.run(requests))
+        seconds = time.perf_counter() - started
+        assert generated == sum(lengths), "every completion has the length that was asked for"
+        return seconds
+
+    return run
+
+
+def transformers_runner(folder: Path, prompts: list[list[int]], lengths: list[int]) -> Callable[[], float]:
+    """A function that runs the workload as one left-padded batch and returns the seconds."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    longest = max(lengths)
+
+    def run() -> float:
+        started = time.perf_counter()
+        with torch.inference_mode():
+            out = model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=longest,
+                min_new_tokens=longest,
+                pad_token_id=0,
+            )
+        seconds = time.perf_counter() - started
+        assert out.shape == (len(prompts), width + longest), "no row ended early"
+        return seconds
+
+    return run
+
+
+def main() -> None:
+    """Run both in turn and print medians, spread and the ratio of each turn."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+    source = find_model(None, "auto", "bfloat16", pick_device("cpu"))
+    assert source.folder is not None, "the demo model has a folder"
+    tokenizer = Tokenizer.load(source.folder)
+    assert tokenizer is not None, "the demo model has a tokenizer"
+    prompts, lengths = make_workload(tokenizer)
+    ours = rosebatch_runner(prompts, lengths)
+    theirs = transformers_runner(source.folder, prompts, lengths)
+    ours(), theirs()
+    turns = [(ours(), theirs()) for _ in range(repeats)]
+    ratios = [there / here for here, there in turns]
+    tokens = sum(lengths)
+    result = {
+        "prompt_tokens": sum(map(len, prompts)),
+        "output_tokens": tokens,
+        "rosebatch_s": [round(here, 2) for here, _ in turns],
+        "transformers_s": [round(there, 2) for _, there in turns],
+        "rosebatch_output_tokens_per_s": round(tokens / statistics.median(here for here, _ in turns), 1),
+        "transformers_output_tokens_per_s": round(tokens / statistics.median(there for _, there in turns), 1),
+        "ratio_median": round(statistics.median(ratios), 2),
+        "ratio_min": round(min(ratios), 2),
+        "ratio_max": round(max(ratios), 2),
+        "threads": torch.get_num_threads(),
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+    }
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()

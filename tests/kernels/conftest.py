@@ -1,0 +1,48 @@
+"""The one table of tolerances, and fresh random data."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+# Relative and absolute error allowed against the same formula in float64 on the same (rounded) inputs. 16-bit results
+# are rounded two or three times on the way (eps is 2^-10 for fp16 and 2^-7 for bf16), so 4 eps; fp32 adds up to
+# 1000 terms one behind the other, so 64 eps. The absolute part is for results near zero after cancellation, of
+# inputs of size 1. Copies and gathers do not arithmetic: they are compared exactly, never with this table.
+_TOLERANCES = {
+    torch.float32: {"rtol": 64 * 2.0**-23, "atol": 64 * 2.0**-23},
+    torch.float16: {"rtol": 4 * 2.0**-10, "atol": 4 * 2.0**-10},
+    torch.bfloat16: {"rtol": 4 * 2.0**-7, "atol": 4 * 2.0**-7},
+}
+DTYPES = list(_TOLERANCES)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for ``dtype`` runs for each of the table."""
+    if "dtype" in metafunc.fixturenames:
+        metafunc.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+
+
+@pytest.fixture
+def assert_close() -> Callable[[Tensor, Tensor], None]:
+    """Compare a result in its dtype with what float64 gives, by the table."""
+
+    def check(actual: Tensor, exact: Tensor) -> None:
+        assert exact.dtype == torch.float64
+        assert actual.shape == exact.shape
+        torch.testing.assert_close(actual.double(), exact, **_TOLERANCES[actual.dtype])
+
+    return check
+
+
+@pytest.fixture
+def randn(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
+    """Normal random numbers, other ones in each test and call, the same in each run."""
+    seed = sum(request.node.nodeid.encode()) + len(request.node.nodeid) * 65536
+    generator = torch.Generator().manual_seed(seed)
+
+    def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    return make

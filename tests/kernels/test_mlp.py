@@ -1,0 +1,72 @@
+"""The activations against their formulas, element by element in Python floats."""
+
+import math
+
+import pytest
+import torch
+from rosebatch_kernels.mlp import reference
+
+FORMULAS = {
+    "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: max(x, 0.0),
+}
+
+
+def by_element(formula, x):
+    return torch.tensor([formula(v) for v in x.double().flatten().tolist()], dtype=torch.float64).view(x.shape)
+
+
+def silu(x):
+    return x / (1 + math.exp(-x))
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 63), (3, 1000)])
+def test_activation(name, shape, dtype, randn, assert_close):
+    x = randn(*shape, dtype=dtype) * 3
+    assert_close(getattr(reference, name)(x), by_element(FORMULAS[name], x))
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_activation_of_extremes(name):
+    """Far from zero nothing overflows: 0 on the left, x on the right."""
+    out = getattr(reference, name)(torch.tensor([-1e4, 0.0, 1e4]))
+    assert out.tolist() == [0.0, 0.0, 1e4]
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (1, 63), (63, 1000)])
+def test_silu_mul(rows, size, dtype, randn, assert_close):
+    x = randn(rows, 2 * size, dtype=dtype)
+    out = reference.silu_mul(x)
+    assert out.shape == (rows, size)
+    assert_close(out, by_element(silu, x[:, :size]) * x[:, size:].double())
+
+
+def test_silu_mul_takes_the_gate_from_the_first_half():
+    assert reference.silu_mul(torch.tensor([[0.0, 5.0]])).tolist() == [[0.0]]
+    assert reference.silu_mul(torch.tensor([[5.0, 0.0]])).tolist() == [[0.0]]
+    assert reference.silu_mul(torch.tensor([[100.0, -3.0]])).tolist() == [[-300.0]]
+
+
+def test_silu_mul_leaves_its_input_alone(randn):
+    """It multiplies in place, which must not reach the product's output."""
+    x = randn(3, 8)
+    before = x.clone()
+    reference.silu_mul(x)
+    assert torch.equal(x, before)
+
+
+def test_silu_mul_of_strided_rows(dtype, randn):
+    x = randn(9, 200, dtype=dtype)[:, 20:146]
+    assert torch.equal(reference.silu_mul(x), reference.silu_mul(x.contiguous()))
+
+
+@pytest.mark.parametrize("name", [*FORMULAS, "silu_mul"])
+@pytest.mark.parametrize("size", [62, 64, 1000, 3072])
+def test_a_rows_activation_does_not_depend_on_its_neighbours(name, size, dtype, randn):
+    """Vector and remainder paths must agree to the bit, or a row would change with its place in the batch."""
+    function, x = getattr(reference, name), randn(129, size, dtype=dtype)
+    whole = function(x)
+    for rows in (slice(0, 1), slice(128, 129), slice(7, 70)):
+        assert torch.equal(function(x[rows].clone()), whole[rows])
