@@ -37,19 +37,23 @@ def run_generate(
     defaults = _sampling_defaults(sampling_options, seed)
     reader = PromptReader(source, defaults)
     imported = time.perf_counter()
-    launched = launch(options)
     writer = open_writer(output, token_ids=return_token_ids, columns=reader.columns)
-    begun = time.perf_counter()
-    with Progress(None if quiet else reader.count(), enabled=not quiet) as progress:
-        tally = run_job(
-            launched.engine,
-            launched.tokenizer,
-            reader,
-            writer,
-            progress=progress,
-            seed=seed,
-            return_token_ids=return_token_ids,
-        )
+    try:
+        launched = launch(options)
+        begun = time.perf_counter()
+        with Progress(None if quiet else reader.count(), enabled=not quiet) as progress:
+            tally = run_job(
+                launched.engine,
+                launched.tokenizer,
+                reader,
+                writer,
+                progress=progress,
+                seed=seed,
+                return_token_ids=return_token_ids,
+            )
+    except BaseException:
+        writer.abandon()
+        raise
     stats = launched.engine.stats
     startup = {"import": imported - started, "load": launched.load_seconds}
     if stats.first_token_time is not None:

@@ -65,6 +65,9 @@ class _Fields(msgspec.Struct):
     ignore_eos: bool | None = None
 
 
+# The fields of a result: an input field of such a name is not carried through.
+RESULT_FIELDS = ("index", "text", "finish_reason", "usage", "token_ids", "error")
+
 _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 _SAMPLING_FIELDS = (
     "temperature",
@@ -109,8 +112,10 @@ def parse_row(
     if not isinstance(values, dict):
         error = RowError("invalid_line", f"expected a JSON object, got {type(values).__name__}")
         return FailedRow(index=index, where=where, metadata={}, error=error)
-    known = {*_PROMPT_FIELDS, *_SAMPLING_FIELDS, *_UNSUPPORTED}
-    metadata = values if keep_prompt else {k: v for k, v in values.items() if k not in known}
+    dropped = set(RESULT_FIELDS)
+    if not keep_prompt:
+        dropped.update(_PROMPT_FIELDS, _SAMPLING_FIELDS, _UNSUPPORTED)
+    metadata = {name: value for name, value in values.items() if name not in dropped}
     try:
         fields = _check(values)
         own = {n: v for n in _SAMPLING_FIELDS if (v := getattr(fields, n)) is not None}

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.errors import UserError
+from rosebatch.io.rows import RESULT_FIELDS
 
 _CHUNK = 1024
 
@@ -34,6 +35,10 @@ class Writer(Protocol):
 
     def finish(self) -> None:
         """Make the output visible under its name."""
+        ...
+
+    def abandon(self) -> None:
+        """Give up: nothing appears under the name; what is of use of the temporary file stays."""
         ...
 
 
@@ -82,6 +87,13 @@ class JsonlWriter:
             self._file.close()
             self._part.replace(self._path)
 
+    def abandon(self) -> None:
+        """Leave the temporary file if it holds any result."""
+        if self._part is not None:
+            self._file.close()
+            if self._part.stat().st_size == 0:
+                self._part.unlink()
+
 
 class ParquetWriter:
     """A Parquet file whose carried columns get the one type that fits all rows.
@@ -113,14 +125,19 @@ class ParquetWriter:
         whole.replace(self._path)
         self._part.unlink()
 
+    def abandon(self) -> None:
+        """Remove the spool: it is readable to this class alone."""
+        self._file.close()
+        self._part.unlink()
+
     def _schema(self) -> tuple[pa.Schema, list[str]]:
         """The file's schema, and the carried columns that hold mixed types and are written as JSON text."""
         types: dict[str, pa.DataType | None] = {}
         if self._columns is not None:
-            types = {field.name: field.type for field in self._columns if field.name not in self._results}
+            types = {field.name: field.type for field in self._columns if field.name not in RESULT_FIELDS}
         else:
             for rows in self._chunks():
-                for name in {n for row in rows for n in row if n not in self._results}:
+                for name in dict.fromkeys(n for row in rows for n in row if n not in RESULT_FIELDS):
                     inferred = _infer([row.get(name) for row in rows])
                     types[name] = _unify(types[name], inferred) if name in types else inferred
         as_json = [name for name, kind in types.items() if kind is None]
