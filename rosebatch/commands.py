@@ -95,7 +95,7 @@ def run_bench(
 def _launch_options(options: EngineOptions) -> LaunchOptions:
     limits = {
         "max_num_seqs": options.max_num_seqs,
-        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "max_num_batched_tokens": options.max_num_batched_tokens or 0,
         "block_size": options.block_size,
         "kv_cache_memory": parse_size(options.kv_cache_memory) if options.kv_cache_memory else 0,
     }

@@ -79,22 +79,25 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     Attributes:
         max_num_seqs: most sequences in one step.
-        max_num_batched_tokens: most tokens in one step; the chunk size of prefill.
+        max_num_batched_tokens: most tokens in one step, the chunk size of prefill; 0 lets the device decide.
         block_size: tokens of a KV cache block.
         kv_cache_memory: bytes of KV cache; 0 lets the device decide.
     """
 
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: int = 0
     block_size: int = 16
     kv_cache_memory: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.kv_cache_memory < 0:
-            raise ValueError(f"kv_cache_memory must be >= 0, got {self.kv_cache_memory}")
+        for name, least in (
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 0),
+            ("block_size", 1),
+            ("kv_cache_memory", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
 
 
 ConfigT = TypeVar("ConfigT")

@@ -60,7 +60,7 @@ def launch(options: LaunchOptions) -> Launched:
         "dtype": str(source.dtype).removeprefix("torch."),
         "max_model_len": loaded.engine.max_model_len,
         "max_num_seqs": options.limits.max_num_seqs,
-        "max_num_batched_tokens": options.limits.max_num_batched_tokens,
+        "max_num_batched_tokens": loaded.engine.scheduler.max_num_batched_tokens,
         "block_size": options.limits.block_size,
         "kv_cache_blocks": loaded.num_blocks,
         "kv_cache_bytes": loaded.kv_cache_bytes,

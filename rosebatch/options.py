@@ -38,8 +38,13 @@ class EngineOptions:
     ] = "auto"
     max_num_seqs: Annotated[int, typer.Option(help="Most sequences in a step.", rich_help_panel=_LIMITS)] = 256
     max_num_batched_tokens: Annotated[
-        int, typer.Option(help="Most tokens in a step: the chunk size of prefill.", rich_help_panel=_LIMITS)
-    ] = 8192
+        int | None,
+        typer.Option(
+            help="Most tokens in a step: the chunk size of prefill. Default: 8192 on a GPU, 1024 on a CPU.",
+            rich_help_panel=_LIMITS,
+            min=1,
+        ),
+    ] = None
     block_size: Annotated[int, typer.Option(help="Tokens of a KV cache block.", rich_help_panel=_LIMITS)] = 16
     kv_cache_memory: Annotated[
         str | None,

@@ -1,6 +1,6 @@
 """The one table of tolerances, and fresh random data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 # Relative and absolute error allowed against the same formula in float64 on the same (rounded) inputs. 16-bit results
 # are rounded two or three times on the way (eps is 2^-10 for fp16 and 2^-7 for bf16), so 4 eps; fp32 adds up to
 # 1000 terms one behind the other, so 64 eps. The absolute part is for results near zero after cancellation, of
-# inputs of size 1. Copies and gathers do not arithmetic: they are compared exactly, never with this table.
+# inputs of size 1. Copies and gathers do no arithmetic: they are compared exactly, never with this table.
 _TOLERANCES = {
     torch.float32: {"rtol": 64 * 2.0**-23, "atol": 64 * 2.0**-23},
     torch.float16: {"rtol": 4 * 2.0**-10, "atol": 4 * 2.0**-10},
@@ -46,3 +46,12 @@ def randn(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
         return torch.randn(shape, generator=generator).to(dtype)
 
     return make
+
+
+@pytest.fixture(params=[1, 2, 3, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Elements are divided among threads, so where a thread begins inside a row depends on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)

@@ -81,7 +81,8 @@ def test_norms_of_non_contiguous_rows(stride, dtype, randn):
     assert torch.equal(reference.layer_norm(x, weight, bias, EPS), reference.layer_norm(same, weight, bias, EPS))
 
 
-@pytest.mark.parametrize("size", [63, 64, 576, 1000])
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("size", [63, 576, 1000])
 def test_a_rows_norm_does_not_depend_on_its_neighbours(size, dtype, randn):
     """Bits, not closeness: a completion must not depend on its batch."""
     x, weight, bias = randn(300, size, dtype=dtype), randn(size, dtype=dtype), randn(size, dtype=dtype)
