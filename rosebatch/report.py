@@ -150,6 +150,9 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
             ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in report["peak_memory_bytes"].items()),
         ),
     ]
+    if engine["max_sequence_len"] < engine["max_model_len"]:
+        limits = f"{engine['max_sequence_len']} tokens, by the KV cache; the model allows {engine['max_model_len']}"
+        rows.append(("longest sequence", limits))
     return [*rows, ("switched off", ", ".join(off))] if off else rows
 
 

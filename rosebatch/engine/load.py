@@ -90,5 +90,7 @@ def _num_blocks(source: ModelSource, limits: EngineConfig, device: torch.device)
 def _default_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * _GPU_SHARE)
+    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        return _CPU_MOST
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(int(free * _CPU_SHARE), _CPU_MOST)

@@ -36,27 +36,12 @@ class SafetensorsWeights:
         self.dtype = dtype
         self.device = device
         self._files: dict[str, Any] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in _weight_files(folder):
             try:
                 handle = safe_open(str(path), framework="pt")
             except (OSError, SafetensorError) as error:
                 raise UserError(f"{path}: unreadable weights ({error})") from None
             self._files.update(dict.fromkeys(handle.keys(), handle))
-        if not self._files:
-            raise UserError(f"{folder}: no .safetensors weights in this folder")
-        self._check_shards()
-
-    def _check_shards(self) -> None:
-        index = self.folder / "model.safetensors.index.json"
-        if not index.exists():
-            return
-        try:
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UserError(f"{index}: unreadable index ({error!r})") from None
-        missing = sorted(name for name in shards if not (self.folder / name).exists())
-        if missing:
-            raise UserError(f"{self.folder}: {len(missing)} weight files are missing, the first is {missing[0]}")
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """See ``WeightSource``. A checkpoint of the bare transformer lacks the first part of each name."""
@@ -71,6 +56,25 @@ class SafetensorsWeights:
         if tuple(tensor.shape) != shape:
             raise UserError(f"{self.folder}: tensor {name!r} has shape {tuple(tensor.shape)}, config says {shape}")
         return tensor.to(self.device, self.dtype)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files that the index names; without one ``model.safetensors``, or whatever there is."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise UserError(f"{index}: unreadable index ({error!r})") from None
+        missing = [name for name in names if not (folder / name).exists()]
+        if missing:
+            raise UserError(f"{folder}: {len(missing)} weight files are missing, the first is {missing[0]}")
+        return [folder / name for name in names]
+    whole = folder / "model.safetensors"
+    files = [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{folder}: no .safetensors weights in this folder")
+    return files
 
 
 class RandomWeights:

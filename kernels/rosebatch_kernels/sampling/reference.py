@@ -63,8 +63,9 @@ def sample_filtered(
 
 def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
     """Unnormalised probabilities ``[S, V]`` in fp32, the largest of each row exactly 1."""
-    scaled = logits / temperature[:, None]
-    return (scaled - scaled.amax(-1, keepdim=True)).exp_()
+    # The difference first: a temperature near 0 would otherwise make infinities of which nothing can be subtracted.
+    below = logits - logits.amax(-1, keepdim=True)
+    return below.div_(temperature[:, None]).exp_()
 
 
 def _from_ranked(

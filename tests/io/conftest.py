@@ -1,0 +1,111 @@
+"""Short ways to check one line, to read a file of lines, and to write rows and read them back."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rosebatch.io.reader import PromptReader, Row
+from rosebatch.io.rows import parse_row
+from rosebatch.io.writer import open_writer
+
+
+@pytest.fixture
+def parse() -> Callable[..., Row]:
+    """Check one decoded line, with the run's sampling defaults as keywords."""
+
+    def check(values: Any, **defaults: Any) -> Row:
+        return parse_row(values, index=0, where="line 1", defaults=defaults)
+
+    return check
+
+
+@pytest.fixture
+def read_bytes(tmp_path: Path) -> Callable[..., list[Row]]:
+    """Write bytes to a JSONL file and read its rows."""
+
+    def read(content: bytes, **defaults: Any) -> list[Row]:
+        path = tmp_path / "in.jsonl"
+        path.write_bytes(content)
+        reader = PromptReader(str(path), defaults)
+        rows = list(reader)
+        assert reader.count() == len(rows), "count() and the rows themselves must agree"
+        return rows
+
+    return read
+
+
+@pytest.fixture
+def read_table(tmp_path: Path) -> Callable[[pa.Table], list[Row]]:
+    """Write a table to a Parquet file and read its rows."""
+
+    def read(table: pa.Table) -> list[Row]:
+        path = tmp_path / "in.parquet"
+        pq.write_table(table, path)
+        reader = PromptReader(str(path), {})
+        rows = list(reader)
+        assert reader.count() == len(rows), "count() and the rows themselves must agree"
+        return rows
+
+    return read
+
+
+@pytest.fixture
+def write_jsonl(tmp_path: Path) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    """Write rows to a JSONL file and read them back with Python's own JSON."""
+
+    def write(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        path = tmp_path / "out.jsonl"
+        writer = open_writer(str(path), token_ids=False, columns=None)
+        for row in rows:
+            writer.write(row)
+        writer.finish()
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    return write
+
+
+@pytest.fixture
+def write_table(tmp_path: Path) -> Callable[..., pa.Table]:
+    """Write carried fields, each a completed row's, to a Parquet file and read that."""
+
+    def write(
+        carried: list[dict[str, Any]],
+        *,
+        columns: pa.Schema | None = None,
+        token_ids: bool = False,
+        errors: tuple[int, ...] = (),
+    ) -> pa.Table:
+        path = tmp_path / "out.parquet"
+        writer = open_writer(str(path), token_ids=token_ids, columns=columns)
+        rows = []
+        for index, fields in enumerate(carried):
+            if index in errors:
+                result: dict[str, Any] = {"error": {"code": "some_code", "message": "line 1: no"}}
+            else:
+                usage = {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 1}
+                result = {"text": "t", "finish_reason": "stop", "usage": usage}
+                if token_ids:
+                    result["token_ids"] = [5, 6, 7]
+            rows.append({**fields, "index": index, **result})
+        try:
+            for row in rows:
+                writer.write(row)
+            writer.finish()
+        except Exception:
+            writer.abandon()
+            raise
+        return pq.read_table(path)
+
+    return write
+
+
+@pytest.fixture
+def json_text() -> Callable[[Any], str]:
+    """JSON as the writer spells it."""
+    return lambda value: msgspec.json.encode(value).decode()

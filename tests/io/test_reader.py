@@ -1,0 +1,278 @@
+"""Files of prompts as they come: every kind of odd byte costs its own line only."""
+
+import io
+import json
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rosebatch.errors import UserError
+from rosebatch.io.reader import PromptReader
+from rosebatch.io.rows import FailedRow, PromptRow
+
+GOOD = b'{"prompt":"a"}'
+
+
+def summary(rows):
+    """Index, place, and prompt or error code of each row."""
+    return [(r.index, r.where, r.error.code if isinstance(r, FailedRow) else r.prompt) for r in rows]
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"", []),
+        (b"\xef\xbb\xbf", []),
+        (b"\n\r\n  \t\n", []),
+        (GOOD, [1]),
+        (GOOD + b"\n", [1]),
+        (b"\xef\xbb\xbf" + GOOD + b"\n" + GOOD, [1, 2]),
+        (GOOD + b"\r\n" + GOOD + b"\r\n", [1, 2]),
+        (b"\n\n" + GOOD + b"\n \r\n\t\n" + GOOD + b"\n\n", [3, 6]),
+    ],
+    ids=["empty", "bom-only", "blank-only", "no-final-newline", "final-newline", "bom", "crlf", "blank-lines"],
+)
+def test_line_ends_and_blank_lines(read_bytes, content, lines):
+    """Line numbers are the editor's, blank lines counted; indices count rows. Windows files and BOMs are ordinary."""
+    assert summary(read_bytes(content)) == [(i, f"line {line}", "a") for i, line in enumerate(lines)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"{'prompt': 'a'}",
+        b'{"prompt":"a"} {"prompt":"b"}',
+        b'{"prompt":"a"},',
+        b"\x00",
+        b"\x00\x00\x00\x00" + GOOD,
+        b'{"prompt":"a\x00b"}',
+        b'{"prompt":"\xff\xfe"}',
+        b'{"prompt":"\xed\xa0\x80"}',
+        rb'{"prompt":"\ud800"}',
+        rb'{"prompt":"\ud800 and text behind it"}',
+        rb'{"prompt":"\udc00"}',
+        rb'{"prompt":"a","extra":"\ud800\ud800"}',
+        b'{"prompt":"a","temperature":NaN}',
+        b'{"prompt":"a","extra":Infinity}',
+        b'{"prompt":"a","extra":-Infinity}',
+        b'{"prompt":"a","extra":1e999}',
+        b'{"prompt":"a","extra":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":' * 100_000,
+        '{"prompt":"a"}'.encode("utf-16"),
+    ],
+    ids=[
+        "cut",
+        "python-repr",
+        "two-objects",
+        "comma",
+        "nul",
+        "nul-before",
+        "nul-in-string",
+        "invalid-utf8",
+        "utf8-surrogate",
+        "lone-surrogate",
+        "lone-surrogate-then-text",
+        "low-surrogate",
+        "two-high-surrogates",
+        "nan",
+        "infinity",
+        "minus-infinity",
+        "number-too-large",
+        "deep",
+        "deep-cut",
+        "utf-16",
+    ],
+)
+def test_a_line_that_is_no_json_costs_itself_only(read_bytes, line):
+    """The rows around it are unharmed, and the message names the physical line."""
+    rows = summary(read_bytes(b"\n" + GOOD + b"\n" + line + b"\n" + GOOD))
+    assert rows == [(0, "line 2", "a"), (1, "line 3", "invalid_json"), (2, "line 4", "a")]
+
+
+def test_nesting_that_python_can_hold_is_carried(read_bytes):
+    """A limit lower than the decoder's own would refuse good data."""
+    (row,) = read_bytes(b'{"prompt":"a","extra":' + b"[" * 500 + b"]" * 500 + b"}")
+    assert row.metadata == {"extra": json.loads("[" * 500 + "]" * 500)}
+
+
+def test_escapes_and_pairs_of_surrogates(read_bytes):
+    """A proper pair is one character, an escaped NUL is a character like any other."""
+    (row,) = read_bytes(rb'{"prompt":"\ud83d\ude00\u0000\n"}')
+    assert row.prompt == "\U0001f600\x00\n"
+
+
+def test_a_30_digit_integer_is_carried_exactly(read_bytes):
+    """Decoders that go through floats or 64 bits change such ids."""
+    (row,) = read_bytes(b'{"prompt":"a","id":123456789012345678901234567890,"n1":-18446744073709551617}')
+    assert row.metadata == {"id": 123456789012345678901234567890, "n1": -18446744073709551617}
+
+
+def test_a_line_of_10_mb(read_bytes):
+    """No buffer limit cuts a line in two."""
+    text = "x" * 10_000_000
+    rows = read_bytes(json.dumps({"prompt": text}).encode() + b"\n" + GOOD)
+    assert [len(row.prompt) for row in rows] == [10_000_000, 1]
+
+
+def test_duplicate_ids(read_bytes):
+    """The second one fails, since results could not be told apart; 1 and "1" differ; rows without id never clash."""
+    lines = [
+        b'{"prompt":"a","id":"x"}',
+        b'{"prompt":"b","id":"x","kept":1}',
+        b'{"prompt":"c"}',
+        b'{"prompt":"d"}',
+        b'{"prompt":"e","id":1}',
+        b'{"prompt":"f","id":"1"}',
+        b'{"prompt":"g","id":null}',
+        b'{"prompt":"h","id":null}',
+    ]
+    rows = read_bytes(b"\n".join(lines))
+    assert [r[2] for r in summary(rows)] == ["a", "duplicate_id", "c", "d", "e", "f", "g", "h"]
+    assert (rows[1].error.message, rows[1].where) == ("id 'x' was used by an earlier row", "line 2")
+    assert rows[1].metadata == {"id": "x", "kept": 1}
+
+
+def test_the_id_of_a_failed_row_is_not_taken(read_bytes):
+    """A row that never ran leaves its id to the row that mends it."""
+    rows = read_bytes(b'{"prompt":"","id":5}\n{"prompt":"b","id":5}')
+    assert [r[2] for r in summary(rows)] == ["empty_prompt", "b"]
+
+
+def test_defaults_reach_every_row(read_bytes):
+    """The run's flags hold where a line is silent."""
+    rows = read_bytes(GOOD + b'\n{"prompt":"a","max_tokens":2}', max_tokens=5)
+    assert [row.sampling.max_tokens for row in rows] == [5, 2]
+
+
+def test_rows_are_read_one_by_one(tmp_path):
+    """Memory does not grow with the file: reading the whole of it first would."""
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(GOOD * 1 + b"\n" + GOOD)
+    rows = iter(PromptReader(str(path), {}))
+    assert next(rows).prompt == "a"
+    rows.close()
+
+
+def test_stdin(monkeypatch):
+    """``-`` reads JSONL from stdin and cannot know how much there will be."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + GOOD + b"\r\n\r\n" + GOOD)))
+    reader = PromptReader("-", {})
+    assert reader.count() is None
+    assert reader.columns is None
+    assert summary(reader) == [(0, "line 1", "a"), (1, "line 3", "a")]
+
+
+@pytest.mark.parametrize("name", ["none.jsonl", "none.parquet"])
+def test_a_missing_file(tmp_path, name):
+    """Found before a model is loaded."""
+    with pytest.raises(UserError, match=r"none\.\w+: no such file"):
+        PromptReader(str(tmp_path / name), {})
+
+
+def test_a_folder_as_input(tmp_path):
+    """Told apart from a missing file."""
+    with pytest.raises(UserError, match="is a folder"):
+        PromptReader(str(tmp_path), {})
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b'{"prompt":"a"}\n', b"PAR1" + bytes(100) + b"PAR1"])
+def test_an_unreadable_parquet_file(tmp_path, content):
+    """Found at once, with the name of the file, not as a traceback out of Arrow."""
+    path = tmp_path / "in.parquet"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"in\.parquet: unreadable Parquet file"):
+        PromptReader(str(path), {})
+
+
+def test_a_parquet_file_with_broken_data(tmp_path):
+    """Footer intact, pages overwritten: only reading on finds it."""
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": [f"{i}" * 50 for i in range(1000)]}), path)
+    content = bytearray(path.read_bytes())
+    content[4:2000] = b"\xff" * 1996
+    path.write_bytes(bytes(content))
+    with pytest.raises(UserError, match="unreadable Parquet file"):
+        list(PromptReader(str(path), {}))
+
+
+def test_parquet_columns(read_table):
+    """Every column is carried, those with a meaning included, and nulls are absent fields."""
+    table = pa.table(
+        {
+            "prompt": ["a", None, "c"],
+            "messages": [None, [{"role": "user", "content": "hi"}], None],
+            "max_tokens": pa.array([3, None, 4], pa.int32()),
+            "temperature": pa.array([0.5, None, None], pa.float32()),
+            "stop": [["x"], None, None],
+            "id": pa.array([7, 8, 7], pa.uint64()),
+            "label": ["l", None, "m"],
+        }
+    )
+    one, two, three = read_table(table)
+    assert (one.prompt, one.sampling.max_tokens, one.sampling.temperature, one.sampling.stop) == ("a", 3, 0.5, ("x",))
+    assert (two.messages, two.sampling.max_tokens) == ([{"role": "user", "content": "hi"}], 512)
+    assert isinstance(three, FailedRow)
+    assert (three.error.code, three.where) == ("duplicate_id", "row 3")
+    assert [row.metadata for row in (one, two, three)] == table.to_pylist()
+
+
+def test_parquet_token_ids(read_table):
+    """A list column of any integer width."""
+    rows = read_table(pa.table({"prompt_token_ids": pa.array([[1, 2], [], None], pa.list_(pa.int32()))}))
+    assert rows[0].prompt_token_ids == (1, 2)
+    assert [row.error.code for row in rows[1:]] == ["empty_prompt", "missing_prompt"]
+
+
+def test_parquet_message_parts(read_table):
+    """Parts of a list column come with every key, null where absent; the carried column stays as it was."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": "one"}]}]
+    (row,) = read_table(pa.table({"messages": [messages]}))
+    assert row.messages == [{"role": "user", "content": "one"}]
+    assert row.metadata == {"messages": messages}
+
+
+def test_parquet_over_several_batches(read_table):
+    """Indices and row numbers go on from one batch of 1024 rows to the next."""
+    rows = read_table(pa.table({"prompt": [f"{i}" for i in range(2500)]}))
+    assert summary(rows) == [(i, f"row {i + 1}", f"{i}") for i in range(2500)]
+
+
+def test_an_empty_parquet_file(read_table):
+    """No rows, but columns."""
+    assert read_table(pa.table({"prompt": pa.array([], pa.string())})) == []
+
+
+def test_parquet_endings(tmp_path):
+    """The ending decides, in upper case too."""
+    for name in ("in.PARQUET", "in.pq"):
+        pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / name)
+        (row,) = PromptReader(str(tmp_path / name), {})
+        assert isinstance(row, PromptRow)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1], pa.timestamp("ns")),
+        pa.array([1], pa.duration("ns")),
+        pa.array([1], pa.time64("ns")),
+        pa.array([2**40], pa.timestamp("s")),
+        pa.Array.from_buffers(
+            pa.string(), 1, [None, pa.py_buffer(bytes([0, 0, 0, 0, 1, 0, 0, 0])), pa.py_buffer(b"\xff")]
+        ),
+    ],
+    ids=["nanosecond-timestamp", "nanosecond-duration", "nanosecond-time", "year-36812", "string-not-utf8"],
+)
+def test_a_parquet_value_that_python_has_no_type_for(tmp_path, column):
+    """It may be carried, cost its row or end the job with a UserError, but not kill it with a traceback."""
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": ["a"], "when": column}), path)
+    try:
+        rows = list(PromptReader(str(path), {}))
+    except UserError as error:
+        assert "in.parquet" in str(error)
+    else:
+        assert len(rows) == 1

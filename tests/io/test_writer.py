@@ -1,0 +1,354 @@
+"""Results as files: whole or not there, one type a column, nothing of the input changed."""
+
+import datetime
+import io
+import json
+import os
+import stat
+import sys
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rosebatch.errors import UserError
+from rosebatch.io.reader import PromptReader
+from rosebatch.io.writer import open_writer
+
+USAGE = pa.struct([(name, pa.int64()) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")])
+RESULTS = [
+    ("index", pa.int64()),
+    ("text", pa.string()),
+    ("finish_reason", pa.string()),
+    ("usage", USAGE),
+    ("error", pa.struct([("code", pa.string()), ("message", pa.string())])),
+]
+
+
+def columns(table):
+    """Name and type of each column, list items by their type alone."""
+    return [(field.name, field.type) for field in table.schema]
+
+
+def nested(depth):
+    return json.loads("[" * depth + "]" * depth)
+
+
+# JSONL
+
+
+def test_jsonl_rows(write_jsonl):
+    """Values come out as they went in, in the order they were given."""
+    rows = [
+        {"id": 123456789012345678901234567890, "text": "é\U0001f600\x00\n", "index": 0},
+        {"nested": {"a": [1, None, 2.5]}, "text": None, "index": 1},
+        {"deep": nested(500), "index": 2},
+    ]
+    assert write_jsonl(rows) == rows
+    assert [list(row) for row in write_jsonl(rows)] == [list(row) for row in rows]
+
+
+def test_jsonl_of_values_that_only_parquet_has(write_jsonl):
+    """A Parquet input with JSONL output: dates, decimals and bytes have no JSON type of their own."""
+    carried = {
+        "day": datetime.date(2024, 2, 29),
+        "when": datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC),
+        "price": Decimal("1.50"),
+        "raw": b"\xff\x00",
+        "map": [("a", 1)],
+        "nan": float("nan"),
+    }
+    assert write_jsonl([carried]) == [
+        {
+            "day": "2024-02-29",
+            "when": "2024-02-29T12:00:00Z",
+            "price": "1.50",
+            "raw": "/wA=",
+            "map": [["a", 1]],
+            "nan": None,
+        }
+    ]
+
+
+def test_jsonl_appears_whole_under_its_name(tmp_path):
+    """A killed run must not leave half a file that looks like a result; rows can be read along in the .part."""
+    path, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    path.write_text("the result of an earlier run\n")
+    writer = open_writer(str(path), token_ids=False, columns=None)
+    writer.write({"index": 0})
+    assert (path.read_text(), part.read_text()) == ("the result of an earlier run\n", '{"index":0}\n')
+    writer.finish()
+    assert path.read_text() == '{"index":0}\n'
+    assert os.listdir(tmp_path) == ["out.jsonl"]  # noqa: PTH208
+
+
+def test_jsonl_to_stdout(monkeypatch):
+    """Each row is flushed, for whoever reads along; the stream is not closed."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(raw)))
+    writer = open_writer("-", token_ids=False, columns=None)
+    writer.write({"index": 0})
+    assert raw.getvalue() == b'{"index":0}\n'
+    writer.finish()
+    writer.abandon()
+    assert not sys.stdout.buffer.closed
+
+
+def test_abandoned_jsonl_keeps_its_results(tmp_path):
+    """Hours of work must not vanish with the error that ended them; an empty file is no use to anyone."""
+    for name, rows in (("some.jsonl", [{"index": 0}]), ("none.jsonl", [])):
+        writer = open_writer(str(tmp_path / name), token_ids=False, columns=None)
+        for row in rows:
+            writer.write(row)
+        writer.abandon()
+    assert [path.name for path in tmp_path.iterdir()] == ["some.jsonl.part"]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_a_folder_that_is_not_there(tmp_path, name):
+    """One line for the user, before the model is loaded."""
+    with pytest.raises(UserError, match="No such file or directory"):
+        open_writer(str(tmp_path / "none" / name), token_ids=False, columns=None)
+
+
+@pytest.mark.parametrize("target", ["folder", "folder.parquet"])
+def test_a_folder_as_output(tmp_path, target):
+    """Found at the beginning, not when the finished file is renamed."""
+    (tmp_path / target).mkdir()
+    with pytest.raises(UserError, match="is a folder"):
+        open_writer(str(tmp_path / target), token_ids=False, columns=None)
+
+
+@pytest.mark.parametrize("target", [".", "/", ""])
+def test_a_folder_without_a_name_as_output(target):
+    """``-o .`` has no last part that a .part could be made of: pathlib raises ValueError."""
+    with pytest.raises(UserError):
+        open_writer(target, token_ids=False, columns=None)
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_permissions_are_the_users(tmp_path, name):
+    """A temporary file's 0600 must not survive the rename."""
+    writer = open_writer(str(tmp_path / name), token_ids=False, columns=None)
+    writer.finish()
+    (tmp_path / "plain").touch()
+    modes = [stat.S_IMODE((tmp_path / n).stat().st_mode) for n in (name, "plain")]
+    assert modes[0] == modes[1]
+
+
+# Parquet
+
+
+def test_parquet_result_columns(write_table):
+    """Typed the same with and without failed rows, or two runs' files cannot be read as one table."""
+    good = write_table([{}, {}])
+    mixed = write_table([{}, {}], errors=(1,))
+    empty = write_table([])
+    assert columns(good) == columns(mixed) == columns(empty) == RESULTS
+    assert mixed.to_pylist() == [
+        {
+            "index": 0,
+            "text": "t",
+            "finish_reason": "stop",
+            "usage": {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 1},
+            "error": None,
+        },
+        {
+            "index": 1,
+            "text": None,
+            "finish_reason": None,
+            "usage": None,
+            "error": {"code": "some_code", "message": "line 1: no"},
+        },
+    ]
+
+
+def test_parquet_token_ids(write_table):
+    """A list column, there even if no row has any."""
+    for carried in ([{}], []):
+        table = write_table(carried, token_ids=True)
+        assert [name for name, _ in columns(table)] == ["index", "text", "finish_reason", "usage", "token_ids", "error"]
+        assert table.schema.field("token_ids").type.value_type == pa.int64()
+    assert write_table([{}], token_ids=True).column("token_ids").to_pylist() == [[5, 6, 7]]
+
+
+def test_parquet_columns_carried_from_parquet(tmp_path, write_table):
+    """Types of the input are kept, not guessed anew: a column of nulls stays what it was."""
+    table = pa.table(
+        {
+            "prompt": ["a", None],
+            "small": pa.array([1, None], pa.int8()),
+            "nothing": pa.array([None, None], pa.float64()),
+            "price": pa.array([Decimal("1.50"), None]),
+            "when": pa.array([1, None], pa.timestamp("us", tz="Europe/Berlin")),
+            "raw": pa.array([b"\xff", None]),
+            "category": pa.array(["x", None]).dictionary_encode(),
+            "pairs": pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64())),
+            "tags": pa.array([["t"], []], pa.list_(pa.large_string())),
+        }
+    )
+    path = tmp_path / "in.parquet"
+    pq.write_table(table, path)
+    reader = PromptReader(str(path), {})
+    written = write_table([dict(row.metadata) for row in reader], columns=reader.columns)
+    assert written.select(table.column_names).to_pylist() == table.to_pylist()
+    assert columns(written)[: len(table.column_names)] == columns(pq.read_table(path))
+
+
+def test_parquet_column_of_the_name_of_a_result(write_table):
+    """The result replaces it, as in JSONL; its old type must not stay."""
+    schema = pa.schema([("text", pa.int64()), ("error", pa.string()), ("token_ids", pa.string()), ("a", pa.int64())])
+    table = write_table([{"a": 1}], columns=schema)
+    assert columns(table) == [("a", pa.int64()), *RESULTS]
+    assert table.column("text").to_pylist() == ["t"]
+
+
+def test_nanoseconds_are_carried_through(tmp_path, write_table):
+    """pandas' default unit: without pandas, Arrow refuses to make a Python datetime of such a value."""
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": ["a"], "when": pa.array([1_700_000_000_123_456_789], pa.timestamp("ns"))}), path)
+    reader = PromptReader(str(path), {})
+    written = write_table([dict(row.metadata) for row in reader], columns=reader.columns)
+    assert written.column("when").cast(pa.int64()).to_pylist() == [1_700_000_000_123_456_789]
+
+
+def test_parquet_of_carried_json_values(write_table):
+    """Types that fit all rows; absent fields are null; columns in the order in which they first appear."""
+    table = write_table(
+        [
+            {"zeta": 1, "alpha": "x", "mean": 1, "flag": True, "tags": [], "info": {"a": 1}},
+            {"zeta": None, "mean": 0.5, "tags": ["t"], "info": {"b": None, "a": 2}, "late": 5},
+        ]
+    )
+    assert [name for name, _ in columns(table)][:7] == ["zeta", "alpha", "mean", "flag", "tags", "info", "late"]
+    assert table.select(range(7)).to_pylist() == [
+        {"zeta": 1, "alpha": "x", "mean": 1.0, "flag": True, "tags": [], "info": {"a": 1, "b": None}, "late": None},
+        {"zeta": None, "alpha": None, "mean": 0.5, "flag": None, "tags": ["t"], "info": {"a": 2, "b": None}, "late": 5},
+    ]
+    assert dict(columns(table))["mean"] == pa.float64()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, "a"],
+        [True, 1],
+        [{"a": 1}, {"a": "x"}],
+        [{"a": 1}, [1]],
+        [[1, "a"], None],
+        [10**29, 1],
+        [2**63, -1],
+        [2**60 + 1, 0.5],
+    ],
+    ids=[
+        "int-str",
+        "bool-int",
+        "struct-conflict",
+        "struct-list",
+        "mixed-list",
+        "30-digits",
+        "uint64",
+        "exact-int-float",
+    ],
+)
+def test_carried_values_without_a_common_type_become_json_text(write_table, json_text, values):
+    """Found at the end of a run of hours: failing then would lose it all, casting would change values."""
+    rows = [{"mixed": value} for value in values]
+    expected = [None if value is None else json_text(value) for value in values]
+    table = write_table(rows)
+    assert table.schema.field("mixed").type == pa.string()
+    assert table.column("mixed").to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(1, "a"), (True, 1), ({"a": 1}, {"a": "x"}), (2**60 + 1, 0.5), (1, 10**29), ("a", {"b": 1})],
+    ids=["int-str", "bool-int", "struct-conflict", "exact-int-float", "30-digits", "str-struct"],
+)
+def test_types_that_differ_far_apart_in_the_file(write_table, json_text, first, second):
+    """Types are found a group of rows at a time: the same rule must hold between the groups."""
+    table = write_table([{"mixed": first}] * 1024 + [{"mixed": second}])
+    assert table.schema.field("mixed").type == pa.string()
+    values = table.column("mixed").to_pylist()
+    assert (values[0], values[1023], values[1024]) == (json_text(first), json_text(first), json_text(second))
+
+
+def test_types_that_widen_far_apart_in_the_file(write_table):
+    """Nulls, lists and structs grow into the first type that comes, and integers into floats."""
+    first = {"a": None, "b": [], "c": {"x": 1}, "d": 1}
+    second = {"a": "s", "b": [1], "c": {"y": 2}, "d": 0.5}
+    table = write_table([first] * 1024 + [second])
+    rows = table.select(["a", "b", "c", "d"]).to_pylist()
+    assert rows[0] == {"a": None, "b": [], "c": {"x": 1, "y": None}, "d": 1.0}
+    assert rows[1024] == {"a": "s", "b": [1], "c": {"x": None, "y": 2}, "d": 0.5}
+
+
+def test_a_column_of_nulls_is_text(write_table):
+    """Arrow's null type does not fit the next file's values."""
+    assert write_table([{"a": None}, {"a": None}]).schema.field("a").type == pa.string()
+
+
+@pytest.mark.parametrize("value", [{}, [{}], {"a": {}}], ids=["empty", "in-list", "in-object"])
+def test_an_empty_object_is_carried(write_table, value):
+    """``"meta": {}``: Parquet has no struct without a field, and Arrow says so only when writing."""
+    (written,) = write_table([{"meta": value}]).column("meta").to_pylist()
+    assert (json.loads(written) if isinstance(written, str) else written) == value
+
+
+@pytest.mark.parametrize("depth", [10, 60, 900])
+def test_deep_carried_values_can_be_read_again(write_table, depth):
+    """Parquet readers refuse deep schemas, the spool's pickle deeper values: both at the end of the run."""
+    (written,) = write_table([{"deep": nested(depth)}]).column("deep").to_pylist()
+    if isinstance(written, str):
+        assert written == "[" * depth + "]" * depth
+    else:
+        assert written == nested(depth)
+
+
+def test_integers_of_64_bits_are_exact(write_table):
+    """The ends of the range, which floats cannot hold."""
+    values = [2**63 - 1, -(2**63)]
+    table = write_table([{"a": value} for value in values])
+    assert table.column("a").to_pylist() == values
+
+
+def test_parquet_over_several_groups_of_rows(write_table):
+    """No row is lost, doubled or out of place where groups meet."""
+    table = write_table([{"a": i} for i in range(2050)])
+    assert table.column("a").to_pylist() == table.column("index").to_pylist() == list(range(2050))
+
+
+def test_parquet_appears_whole_under_its_name(tmp_path):
+    """Until it is finished there is a spool, whose name no reader of Parquet files takes for one."""
+    path = tmp_path / "out.parquet"
+    path.write_bytes(b"the result of an earlier run")
+    writer = open_writer(str(path), token_ids=False, columns=None)
+    writer.write({"index": 0, "a": 1})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.parquet", "out.parquet.part"]
+    assert path.read_bytes() == b"the result of an earlier run"
+    writer.finish()
+    assert [p.name for p in tmp_path.iterdir()] == ["out.parquet"]
+    assert pq.read_table(path).column("a").to_pylist() == [1]
+
+
+def test_abandoned_parquet_leaves_nothing(tmp_path):
+    """The spool is of no use to anyone."""
+    writer = open_writer(str(tmp_path / "out.parquet"), token_ids=False, columns=None)
+    writer.write({"index": 0})
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parquet_bytes_are_the_same_each_time(tmp_path):
+    """Two runs of the same file are compared with cmp: sets of names would give another order of columns."""
+    contents = []
+    for _ in range(2):
+        writer = open_writer(str(tmp_path / "out.parquet"), token_ids=False, columns=None)
+        for i in range(3):
+            writer.write({f"column_{n}": i for n in range(20)} | {"index": i})
+        writer.finish()
+        contents.append((tmp_path / "out.parquet").read_bytes())
+    assert contents[0] == contents[1]
+    names = pq.read_table(tmp_path / "out.parquet").column_names
+    assert names[:20] == [f"column_{n}" for n in range(20)]
