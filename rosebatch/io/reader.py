@@ -100,12 +100,25 @@ class PromptReader:
         with self._parquet() as file:
             try:
                 for batch in file.iter_batches(batch_size=1024):
-                    for values in batch.to_pylist():
+                    for values in _python_types(batch).to_pylist():
                         where = f"row {index + 1}"
                         yield parse_row(values, index=index, where=where, defaults=self.defaults, keep_prompt=True)
                         index += 1
-            except (OSError, pa.ArrowException) as error:
+            # Arrow raises ValueError for what Python cannot hold: years past 9999, strings that are not UTF-8.
+            except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
                 raise UserError(f"{self.source}: unreadable Parquet file ({error})") from None
+
+
+def _python_types(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Nanoseconds as integers: Python's own types stop at microseconds."""
+    nanoseconds = (pa.time64("ns"), pa.duration("ns"))
+    columns = [
+        column.cast(pa.int64())
+        if column.type in nanoseconds or (pa.types.is_timestamp(column.type) and column.type.unit == "ns")
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _lines(file: IO[bytes], source: str) -> Iterator[bytes]:

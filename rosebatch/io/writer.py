@@ -14,6 +14,8 @@ from rosebatch.errors import UserError
 from rosebatch.io.rows import RESULT_FIELDS
 
 _CHUNK = 1024
+_DEEPEST = 16
+_EXACT_IN_FLOAT = 2**53
 
 # Fixed, not inferred: a file without a failed row must have the same types as one with.
 _RESULT_TYPES: dict[str, pa.DataType] = {
@@ -56,9 +58,9 @@ def open_writer(target: str | None, *, token_ids: bool, columns: pa.Schema | Non
     if target is None or target == "-":
         return JsonlWriter(sys.stdout.buffer)
     path = Path(target)
-    part = path.with_name(path.name + ".part")
-    if path.is_dir():
+    if not path.name or path.is_dir():
         raise UserError(f"{path}: is a folder, name a file for the results")
+    part = path.with_name(path.name + ".part")
     try:
         file = part.open("w+b")
     except OSError as error:
@@ -109,8 +111,9 @@ class ParquetWriter:
         self._results = {n: t for n, t in _RESULT_TYPES.items() if token_ids or n != "token_ids"}
 
     def write(self, row: dict[str, Any]) -> None:
-        """Spool a row."""
-        pickle.dump(row, self._file)
+        """Spool a row, values that are nested too deep for a Parquet reader as JSON text."""
+        deep = {n: _Json(_json(v)) for n, v in row.items() if isinstance(v, (list, dict)) and _deeper(v, _DEEPEST)}
+        pickle.dump({**row, **deep} if deep else row, self._file)
 
     def finish(self) -> None:
         """Settle the types, write the file, rename it to its name."""
@@ -119,7 +122,7 @@ class ParquetWriter:
         with pq.ParquetWriter(whole, schema) as writer:
             for rows in self._chunks():
                 for row in rows:
-                    row.update({n: msgspec.json.encode(row[n]).decode() for n in as_json if row.get(n) is not None})
+                    row.update({n: _json(row[n]) for n in as_json if row.get(n) is not None})
                 writer.write_table(pa.Table.from_pylist(rows, schema))
         self._file.close()
         whole.replace(self._path)
@@ -133,13 +136,19 @@ class ParquetWriter:
     def _schema(self) -> tuple[pa.Schema, list[str]]:
         """The file's schema, and the carried columns that hold mixed types and are written as JSON text."""
         types: dict[str, pa.DataType | None] = {}
+        exact: set[str] = set()
         if self._columns is not None:
             types = {field.name: field.type for field in self._columns if field.name not in RESULT_FIELDS}
         else:
             for rows in self._chunks():
                 for name in dict.fromkeys(n for row in rows for n in row if n not in RESULT_FIELDS):
-                    inferred = _infer([row.get(name) for row in rows])
-                    types[name] = _unify(types[name], inferred) if name in types else inferred
+                    values = [row.get(name) for row in rows]
+                    if any(isinstance(value, int) and abs(value) > _EXACT_IN_FLOAT for value in values):
+                        exact.add(name)
+                    inferred = _infer(values)
+                    unified = _unify(types[name], inferred) if name in types else inferred
+                    lossy = name in exact and unified is not None and pa.types.is_floating(unified)
+                    types[name] = None if lossy else unified
         as_json = [name for name, kind in types.items() if kind is None]
         # A column without a single value would get Arrow's null type, which other files' rows do not fit.
         fields = [(name, pa.string() if k is None or pa.types.is_null(k) else k) for name, k in types.items()]
@@ -158,12 +167,40 @@ class ParquetWriter:
             yield rows
 
 
+class _Json(str):
+    """A value that is JSON text already."""
+
+    __slots__ = ()
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, _Json) else msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested more than ``levels`` deep."""
+    if not isinstance(value, (list, dict)):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_deeper(item, levels - 1) for item in inner)
+
+
 def _infer(values: list[Any]) -> pa.DataType | None:
-    """The Arrow type of these values, None where they have none in common."""
+    """The Arrow type of these values, None where they have none in common or it cannot be written."""
+    if any(isinstance(value, _Json) for value in values):
+        return None
     try:
-        return pa.array(values).type
+        inferred = pa.array(values).type
     except (pa.ArrowException, OverflowError):
         return None
+    return inferred if _writable(inferred) else None
+
+
+def _writable(kind: pa.DataType) -> bool:
+    """Parquet has no struct without fields."""
+    if pa.types.is_struct(kind):
+        return kind.num_fields > 0 and all(_writable(field.type) for field in kind)
+    return _writable(kind.value_type) if pa.types.is_list(kind) else True
 
 
 def _unify(one: pa.DataType | None, other: pa.DataType | None) -> pa.DataType | None:

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -147,13 +148,32 @@ def test_defaults_reach_every_row(read_bytes):
     assert [row.sampling.max_tokens for row in rows] == [5, 2]
 
 
-def test_rows_are_read_one_by_one(tmp_path):
-    """Memory does not grow with the file: reading the whole of it first would."""
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(GOOD * 1 + b"\n" + GOOD)
-    rows = iter(PromptReader(str(path), {}))
-    assert next(rows).prompt == "a"
-    rows.close()
+class Endless:
+    """A pipe whose writer waits for the first results: who reads on before giving a row never gets one."""
+
+    def __init__(self, lines):
+        self._lines = lines
+
+    def __enter__(self):
+        return iter(self._lines)
+
+    def __exit__(self, *error):
+        pass
+
+
+def test_rows_are_read_one_by_one(monkeypatch):
+    """Memory does not grow with the file, and a pipe gives results while it is still being written."""
+    read = []
+
+    def lines():
+        while True:
+            read.append(1)
+            yield GOOD
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Endless(lines())))
+    rows = iter(PromptReader("-", {}))
+    assert [next(rows).index for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert len(read) == 5
 
 
 def test_stdin(monkeypatch):

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from rosebatch_kernels.kv_cache import reference
 from torch import nan
+
+from rosebatch_kernels.kv_cache import reference
 
 
 def poisoned(*shape, dtype):

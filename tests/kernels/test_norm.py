@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from rosebatch_kernels.norm import reference
 
 EPS = 1e-5

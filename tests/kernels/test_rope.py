@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
-from rosebatch_kernels.rope import reference
 
 from rosebatch.config import RopeConfig
 from rosebatch.model.layers import rope_tables
+from rosebatch_kernels.rope import reference
 
 
 def naive_rope(x, angles):

@@ -10,6 +10,8 @@ from torch import Tensor
 # Candidates sorted before the whole vocabulary is: a full sort costs ten times as much, and the likeliest
 # thousand tokens nearly always hold enough probability.
 _NARROW = 1024
+# A temperature below this is greedy in effect; fp32 would round smaller ones to 0.
+_COLDEST = 1e-30
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -65,7 +67,7 @@ def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
     """Unnormalised probabilities ``[S, V]`` in fp32, the largest of each row exactly 1."""
     # The difference first: a temperature near 0 would otherwise make infinities of which nothing can be subtracted.
     below = logits - logits.amax(-1, keepdim=True)
-    return below.div_(temperature[:, None]).exp_()
+    return below.div_(temperature[:, None].clamp_min(_COLDEST)).exp_()
 
 
 def _from_ranked(
@@ -81,7 +83,8 @@ def _from_ranked(
     # A token is in while the ones before it fall short of top-p.
     before = cumulative - ranked
     kept = (before < (top_p.double() * total)[:, None]) & (ranked >= min_p[:, None])
-    last = kept.sum(-1, keepdim=True) - 1
+    # The likeliest token stays, even where top-p rounds to 0.
+    last = (kept.sum(-1, keepdim=True) - 1).clamp_min_(0)
     enough = (last.squeeze(-1) < width - 1) | complete
     choice = _pick(cumulative, uniform, last)
     return ids.gather(-1, choice).squeeze(-1), enough

@@ -1,0 +1,238 @@
+"""Every mistake of a user is one line on stderr, nothing on stdout, no traceback, and an exit code of its own."""
+
+import errno
+import json
+
+import pytest
+import torch
+
+import rosebatch.commands
+import rosebatch.launch
+from rosebatch.errors import UserError
+
+ABORTED, USAGE = 1, 2
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A good input: what is wrong is the rest."""
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt":"a","max_tokens":1}\n')
+    return path
+
+
+def check(result, code, *parts):
+    """Exactly one line, which says what is wrong."""
+    assert result.out == ""
+    assert len(result.err.splitlines()) == 1, result.err
+    assert result.err.startswith("rosebatch: error: ")
+    assert result.err.endswith("\n")
+    for part in parts:
+        assert part in result.err
+    assert result.code == code
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--max-tokens", "abc"], "--max-tokens"),
+        (["--temperature", "warm"], "--temperature"),
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--dtype", "int4"], "--dtype"),
+        (["--device", "tpu"], "--device"),
+        (["--load-format", "magic"], "--load-format"),
+        (["--max-tokens"], "--max-tokens"),
+        (["--max-num-batched-tokens", "0"], "--max-num-batched-tokens"),
+        (["another.jsonl"], "another.jsonl"),
+    ],
+)
+def test_flags_that_cannot_be_parsed(cli, source, model_folder, flags, part):
+    """Exit code 2, as the shell's own tools do."""
+    check(cli("generate", source, "--model", model_folder, *flags), USAGE, part)
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--max-tokens", "0"], "max_tokens must be >= 1, got 0"),
+        (["--temperature", "-1"], "temperature must be >= 0, got -1"),
+        (["--temperature", "nan"], "temperature must be >= 0, got nan"),
+        (["--top-p", "0"], "top_p must be in (0, 1], got 0"),
+        (["--top-k", "-2"], "top_k must be >= 0"),
+        (["--min-p", "2"], "min_p must be in [0, 1], got 2"),
+        (["--stop", ""], "stop must be made of non-empty strings"),
+        (["--seed", "-1"], "seed must be in [0, 2^64), got -1"),
+        (["--block-size", "0"], "block_size must be >= 1, got 0"),
+        (["--max-num-seqs", "-3"], "max_num_seqs must be >= 1, got -3"),
+        (["--kv-cache-memory", "lots"], "'lots' is no size in bytes"),
+        (["--kv-cache-memory", "-1"], "'-1' is no size in bytes"),
+        (["--kv-cache-memory", "4TB"], "'4TB' is no size in bytes"),
+    ],
+)
+def test_impossible_flags(cli, source, model_folder, flags, part):
+    """Exit code 2 too, as ``generate --help`` promises: found before anything is loaded, once and not once a row."""
+    check(cli("generate", source, "--model", model_folder, *flags), USAGE, part)
+
+
+@pytest.mark.parametrize("flag", ["--num-prompts", "--input-len", "--output-len"])
+def test_impossible_flags_of_bench(cli, toy_toml, flag):
+    """The same for bench."""
+    name = flag.removeprefix("--").replace("-", "_")
+    result = cli("bench", "--model", toy_toml, "--load-format", "dummy", flag, 0)
+    check(result, USAGE, f"{name} must be >= 1, got 0")
+
+
+@pytest.mark.parametrize("args", [["generate"], ["nonsense"], ["--nonsense"]])
+def test_incomplete_commands(cli, args):
+    """A missing argument and an unknown command."""
+    check(cli(*args), USAGE)
+
+
+def test_without_arguments(cli):
+    """Help, not an error message without a message."""
+    result = cli()
+    assert "Usage" in result.out + result.err
+    assert "rosebatch: error:" not in result.err
+
+
+def test_a_missing_input(cli, model_folder, tmp_path):
+    """The name is in the message."""
+    check(cli("generate", tmp_path / "none.jsonl", "--model", model_folder), ABORTED, "none.jsonl: no such file")
+
+
+def test_an_unreadable_parquet_input(cli, model_folder, tmp_path):
+    """Arrow's messages have several lines."""
+    (tmp_path / "in.parquet").write_bytes(b"no parquet")
+    check(cli("generate", tmp_path / "in.parquet", "--model", model_folder), ABORTED, "in.parquet: unreadable Parquet")
+
+
+def test_a_missing_model(cli, source, tmp_path):
+    """What may be given is in the message."""
+    check(cli("generate", source, "--model", tmp_path / "none"), ABORTED, "none: no such model", ".gguf", ".toml")
+
+
+def test_a_model_folder_without_config(cli, source, tmp_path):
+    """An empty folder, or one of the wrong level."""
+    (tmp_path / "model").mkdir()
+    check(cli("generate", source, "--model", tmp_path / "model"), ABORTED, "config.json: no such file")
+
+
+def test_a_model_folder_without_weights(cli, source, model_folder, tmp_path):
+    """A download that stopped after the small files."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text((model_folder / "config.json").read_text())
+    check(cli("generate", source, "--model", tmp_path / "model"), ABORTED, "no .safetensors weights")
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ('{"architectures": ["OPTForCausalLM"]}', "OPTForCausalLM is not supported; supported are "),
+        ('{"architectures": ["LlamaForCausalLM"], "hidden_size": 8}', "is missing"),
+        ('{"cut', "config.json"),
+        ("[]", "not a JSON object"),
+    ],
+    ids=["unsupported", "incomplete", "cut", "list"],
+)
+def test_a_config_that_cannot_be_used(cli, source, tmp_path, content, part):
+    """What is supported, or what is missing, is in the message."""
+    (tmp_path / "config.json").write_text(content)
+    check(cli("generate", source, "--model", tmp_path), ABORTED, part)
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "model.bin", "model.toml"])
+def test_a_file_that_is_no_model(cli, source, tmp_path, name):
+    """Garbage under each kind of name."""
+    (tmp_path / name).write_bytes(b"\xff\x00garbage")
+    check(cli("generate", source, "--model", tmp_path / name), ABORTED, name)
+
+
+def test_shapes_without_load_format_dummy(cli, source, toy_toml):
+    """Random weights are never taken silently, and the message says how to ask for them."""
+    check(cli("generate", source, "--model", toy_toml), ABORTED, "--load-format dummy")
+
+
+def test_shapes_with_an_unknown_key(cli, source, toy_toml, tmp_path):
+    """A misspelt key must not fall back to a default."""
+    (tmp_path / "model.toml").write_text("hiden_size = 5\n" + toy_toml.read_text())
+    check(cli("generate", source, "--model", tmp_path / "model.toml", "--load-format", "dummy"), ABORTED, "hiden_size")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device(cli, source, model_folder):
+    """Not silently the CPU."""
+    result = cli("generate", source, "--model", model_folder, "--device", "cuda")
+    check(result, USAGE, "--device cuda: PyTorch sees no CUDA device here")
+
+
+def test_a_switch_that_the_device_cannot_serve(cli, source, model_folder, monkeypatch):
+    """Asked for by name, it must not be ignored."""
+    monkeypatch.setattr(rosebatch.launch, "pick_device", lambda name: torch.device("cuda"))
+    result = cli("generate", source, "--model", model_folder, "--batch-invariant")
+    check(result, USAGE, "--batch-invariant has no meaning on cuda")
+
+
+def test_a_kv_cache_without_room(cli, source, model_folder):
+    """Not a division by zero later."""
+    result = cli("generate", source, "--model", model_folder, "--kv-cache-memory", "10")
+    check(result, USAGE, "--kv-cache-memory 10")
+
+
+def test_bench_longer_than_the_model(cli, toy_toml):
+    """The sum counts."""
+    result = cli("bench", "--model", toy_toml, "--load-format", "dummy", "--input-len", 500, "--output-len", 20)
+    check(result, ABORTED, "520 tokens", "512")
+
+
+@pytest.mark.parametrize("target", ["none/out.jsonl", "none/out.parquet", "folder", "."])
+def test_an_output_that_cannot_be_written(cli, source, model_folder, tmp_path, monkeypatch, target):
+    """A missing folder, or a folder in place of a file."""
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    check(cli("generate", source, "--model", model_folder, "-o", target), ABORTED)
+
+
+def test_a_report_that_cannot_be_written(cli, source, model_folder, tmp_path):
+    """The results are complete all the same."""
+    flags = ["-q", "-o", tmp_path / "out.jsonl", "--report", tmp_path / "none" / "report.json"]
+    check(cli("generate", source, "--model", model_folder, *flags), ABORTED, "report.json")
+    assert json.loads((tmp_path / "out.jsonl").read_text())["index"] == 0
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_a_run_that_is_aborted_leaves_no_result(cli, source, tmp_path, name):
+    """Under the final name there is a whole result or none, and no empty .part either."""
+    check(cli("generate", source, "--model", tmp_path / "none", "-o", tmp_path / name), ABORTED)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("one\n  two"), 1, "rosebatch: error: one two\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "rosebatch: error: [Errno 28] No space left on device\n"),
+        (KeyboardInterrupt(), 130, "rosebatch: error: interrupted\n"),
+    ],
+    ids=["message-of-two-lines", "full-disk", "ctrl-c"],
+)
+def test_whatever_ends_a_run(cli, monkeypatch, error, code, line):
+    """One line for each of them; 130 is what shells know for Ctrl-C."""
+
+    def fail(**kwargs):
+        raise error
+
+    monkeypatch.setattr(rosebatch.commands, "run_generate", fail)
+    result = cli("generate", "in.jsonl")
+    assert (result.code, result.out) == (code, "")
+    assert result.err.lstrip("\n") == line
+
+
+def test_an_unexpected_exception(cli, monkeypatch):
+    """One line too, with what a report of the bug needs: kind, message and place."""
+
+    def fail(**kwargs):
+        raise ZeroDivisionError("of what")
+
+    monkeypatch.setattr(rosebatch.commands, "run_generate", fail)
+    result = cli("generate", "in.jsonl")
+    check(result, ABORTED, "please report it", "ZeroDivisionError: of what", "test_errors.py:")

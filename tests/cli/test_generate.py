@@ -1,0 +1,255 @@
+"""``rosebatch generate`` from files to files, in this process."""
+
+import io
+import json
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+def test_results_on_stdout(generate):
+    """One line a row, nothing else on stdout; all rows completed is exit code 0."""
+    result = generate([{"prompt": "hello", "id": 5}, {"messages": CHAT, "id": "c"}], "--max-tokens", 4)
+    assert (result.code, result.err) == (0, "")
+    assert [list(row) for row in result.rows] == [["id", "index", "text", "finish_reason", "usage"]] * 2
+    assert [row["id"] for row in result.rows] == [5, "c"]
+    assert [row["usage"]["prompt_tokens"] for row in result.rows] == [5, 5]
+    assert [row["usage"]["completion_tokens"] for row in result.rows] == [4, 4]
+
+
+def test_greedy_tokens_are_transformers_own(generate, model_folder):
+    """End to end: tokenizer, template, engine and stop tokens together give what transformers gives."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    lines = [{"prompt": "hello"}, {"messages": CHAT}, {"prompt_token_ids": [7]}, {"prompt": "hello there"}]
+    rows = generate(lines, "--max-tokens", 12, "--return-token-ids", "--dtype", "float32", "--block-size", 4).rows
+    from rosebatch.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(model_folder)
+    prompts = [*tokenizer.encode(["hello"]), *tokenizer.encode_chats([CHAT]), [7], *tokenizer.encode(["hello there"])]
+    model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
+    for row, prompt in zip(rows, prompts, strict=True):
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            expected = model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=12,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        assert row["token_ids"] == expected[0, len(prompt) :].tolist()
+        assert row["text"] == tokenizer.decode(row["token_ids"])
+
+
+def test_failed_rows(generate):
+    """Exit code 3 says so; the message names the line in the file, and the rows around it are there."""
+    result = generate(
+        [{"prompt": "a", "max_tokens": 1}, {"id": 1, "prompt": "x" * 400}, {"prompt": "b", "max_tokens": 1}]
+    )
+    assert result.code == 3
+    assert ["error" in row for row in result.rows] == [False, True, False]
+    assert result.rows[1]["error"]["code"] == "prompt_too_long"
+    assert result.rows[1]["error"]["message"].startswith("line 2: ")
+
+
+def test_to_jsonl(generate, tmp_path):
+    """The file holds what stdout would have held; nothing else is left beside it."""
+    lines = [{"prompt": "hello", "max_tokens": 3}, {"prompt": ""}]
+    shown = generate(lines)
+    result = generate(lines, "-o", tmp_path / "out.jsonl")
+    assert (result.code, result.out, result.err) == (3, "", "")
+    assert (tmp_path / "out.jsonl").read_text() == shown.out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_parquet_to_parquet(cli, model_folder, tmp_path):
+    """All columns carried with their types, typed results behind them."""
+    table = pa.table({"prompt": ["a", None], "score": pa.array([1, None], pa.int8()), "max_tokens": [2, 2]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    result = cli("generate", tmp_path / "in.parquet", "-o", tmp_path / "out.parquet", "-q", "--model", model_folder)
+    assert (result.code, result.out, result.err) == (3, "", "")
+    written = pq.read_table(tmp_path / "out.parquet")
+    results = ["index", "text", "finish_reason", "usage", "error"]
+    assert written.column_names == ["prompt", "score", "max_tokens", *results]
+    assert written.select(table.column_names).equals(table)
+    assert written.column("index").to_pylist() == [0, 1]
+    good, bad = written.to_pylist()
+    assert (good["usage"]["completion_tokens"], good["error"]) == (2, None)
+    assert bad["error"] == {
+        "code": "missing_prompt",
+        "message": "row 2: expected one of prompt, messages, prompt_token_ids; got none",
+    }
+
+
+def test_jsonl_to_parquet_and_back(generate, cli, model_folder, tmp_path):
+    """The results of one run are the input of the next: old results are replaced, none of them trips it up."""
+    generate([{"prompt": "a", "id": 1, "max_tokens": 2, "kept": "a"}, {"prompt": "", "id": 2}], "-o", tmp_path / "1.pq")
+    first = pq.read_table(tmp_path / "1.pq")
+    assert first.column_names == ["id", "kept", "index", "text", "finish_reason", "usage", "error"]
+    again = first.append_column("prompt", pa.array(["x", "y"]))
+    pq.write_table(again, tmp_path / "2.pq")
+    result = cli("generate", tmp_path / "2.pq", "-q", "--model", model_folder, "--max-tokens", 1)
+    assert result.code == 0
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    keys = ["id", "kept", "prompt", "index", "text", "finish_reason", "usage"]
+    assert [list(row) for row in rows] == [keys] * 2
+
+
+def test_stdin(cli, model_folder, monkeypatch):
+    """``-`` reads JSONL from a pipe."""
+    stdin = io.TextIOWrapper(io.BytesIO(b'{"prompt":"a","max_tokens":1}\n\n{"prompt":"b","max_tokens":1}'))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    result = cli("generate", "-", "--model", model_folder)
+    assert result.code == 0
+    assert [json.loads(line)["index"] for line in result.out.splitlines()] == [0, 1]
+    assert "2 completed, 0 failed" in result.err
+
+
+def test_an_empty_file(generate):
+    """No rows is no failure."""
+    result = generate([])
+    assert (result.code, result.out, result.err) == (0, "", "")
+
+
+def test_the_report_on_stderr(cli, model_folder, tmp_path):
+    """Never on stdout, where it would end up among the results."""
+    (tmp_path / "in.jsonl").write_text('{"prompt":"a"}\n{}\n')
+    result = cli("generate", tmp_path / "in.jsonl", "--model", model_folder, "--max-tokens", 2, "--no-prefix-cache")
+    assert result.code == 3
+    assert len(result.out.splitlines()) == 2
+    assert result.err.startswith("Throughput: ")
+    for line in (
+        "requests: 1 completed, 1 failed (1 missing_prompt)",
+        "finished by: 1 length",
+        "prompt tokens: 1 (0.0% from the prefix cache)",
+        "output tokens: 2",
+        "switched off: prefix-cache",
+    ):
+        assert line in result.err.splitlines()
+
+
+def test_the_report_as_json(generate, model_folder, tmp_path):
+    """What was run, how it was decided, and what came of it."""
+    lines = [{"prompt": "hello there", "max_tokens": 3}] * 2 + [{}]
+    flags = ["--max-num-seqs", 1, "--block-size", 4, "--kv-cache-memory", "64KiB", "--dtype", "float32"]
+    result = generate(lines, "--report", tmp_path / "report.json", "--no-chunked-prefill", *flags)
+    assert (result.code, result.err) == (3, "")
+    report = json.loads((tmp_path / "report.json").read_text())
+    expected = {
+        "requests": 3,
+        "completed": 2,
+        "failed": 1,
+        "errors": {"missing_prompt": 1},
+        "finish_reasons": {"length": 2},
+        "prompt_tokens": 22,
+        "cached_tokens": 8,
+        "output_tokens": 6,
+        "max_running": 1,
+        "preemptions": 0,
+    }
+    assert {name: report[name] for name in expected} == expected
+    assert set(report["startup_s"]) == {"import", "load", "first token"}
+    assert set(report["ttft_s"]) == {"p50", "p90", "p99"}
+    engine = report["engine"]
+    block_bytes = 2 * 2 * 2 * 8 * 4 * 4
+    expected = {
+        "model": model_folder.name,
+        "load_format": "auto",
+        "device": "cpu",
+        "dtype": "float32",
+        "max_model_len": 256,
+        "max_num_seqs": 1,
+        "block_size": 4,
+        "kv_cache_blocks": 64 * 1024 // block_bytes,
+        "kv_cache_bytes": 64 * 1024,
+    }
+    assert {name: engine[name] for name in expected} == expected
+    assert engine["toggles"]["chunked_prefill"] is False
+    assert engine["toggles"]["prefix_cache"] is True
+
+
+def test_a_lines_own_sampling_wins_over_flags(generate):
+    """Flags are for the lines that do not say."""
+    lines = [{"prompt": "a"}, {"prompt": "a", "max_tokens": 2}, {"prompt": "a", "ignore_eos": False}]
+    result = generate(lines, "--max-tokens", 5, "--ignore-eos")
+    assert [row["usage"]["completion_tokens"] for row in result.rows][:2] == [5, 2]
+
+
+def test_sampling_flags_reach_the_rows(generate):
+    """Each flag changes what it should: top_k 1 is greedy, min_p 1 nearly so, temperature alone is not."""
+    lines = [{"prompt": "hello", "seed": 5, "ignore_eos": True}]
+
+    def text(*flags):
+        return generate(lines, "--max-tokens", 12, *flags).rows[0]["text"]
+
+    greedy, sampled = text(), text("--temperature", 1.5)
+    assert sampled != greedy
+    assert text("--temperature", 0) == greedy
+    for flags in (["--top-k", 1], ["--top-p", 1e-6], ["--min-p", 1]):
+        assert text("--temperature", 1.5, *flags) == greedy
+    assert text("--temperature", 1.5, "--top-k", -1, "--top-p", 1, "--min-p", 0) == sampled
+
+
+def test_stop_flags(generate):
+    """The flag may be given several times; the first in the text counts."""
+    whole = generate([{"prompt": "hello"}], "--max-tokens", 20, "--ignore-eos").rows[0]["text"]
+    second, third = whole[5:7], whole[9:11]
+    assert whole.find(second) > 0
+    result = generate([{"prompt": "hello"}], "--max-tokens", 20, "--ignore-eos", "--stop", third, "--stop", second)
+    assert result.rows[0]["text"] == whole[: min(whole.find(second), whole.find(third))]
+    assert result.rows[0]["finish_reason"] == "stop"
+
+
+def test_rows_do_not_depend_on_each_other(generate):
+    """With --seed a sampled row alone, in a file, and in the file reversed, with any limits, has the same tokens."""
+    lines = [{"prompt": f"row {i % 5}", "id": i, "max_tokens": 5 + i} for i in range(12)]
+    flags = ["--temperature", 1, "--seed", 3, "--return-token-ids"]
+
+    def token_ids(lines, *more):
+        rows = generate(lines, *flags, *more).rows
+        return {row["id"]: row["token_ids"] for row in rows}
+
+    together = token_ids(lines)
+    assert len({tuple(ids) for ids in together.values()}) == 12
+    assert token_ids(lines[::-1]) == together
+    assert token_ids(lines[7:8]) == {7: together[7]}
+    limits = ["--max-num-seqs", 3, "--max-num-batched-tokens", 4, "--block-size", 2, "--kv-cache-memory", "16KiB"]
+    assert token_ids(lines, *limits) == together
+    assert generate(lines, *flags).out == generate(lines, *flags).out
+
+
+@pytest.mark.parametrize("sampling", [["--seed", 4], []], ids=["seed", "no-seed"])
+def test_repeated_prompts(generate, sampling):
+    """Without --seed they are sampled anew; with it, lines that are alike draw alike."""
+    rows = generate([{"prompt": "a"}] * 6, "--temperature", 1.5, "--max-tokens", 8, *sampling).rows
+    assert len({row["text"] for row in rows}) == (1 if sampling else 6)
+
+
+def test_a_model_of_shapes_alone(cli, toy_toml, tmp_path):
+    """No tokenizer: token ids in and out, text prompts refused by row."""
+    (tmp_path / "in.jsonl").write_text('{"prompt_token_ids":[1,2],"max_tokens":3}\n{"prompt":"a"}\n')
+    flags = ["--model", toy_toml, "--load-format", "dummy", "--return-token-ids", "--quiet"]
+    result = cli("generate", tmp_path / "in.jsonl", *flags)
+    good, bad = map(json.loads, result.out.splitlines())
+    assert (result.code, good["text"], len(good["token_ids"]), bad["error"]["code"]) == (3, None, 3, "no_tokenizer")
+
+
+def test_random_weights_for_a_folder(generate):
+    """Its tokenizer is still there."""
+    result = generate([{"prompt": "a"}], "--load-format", "dummy", "--max-tokens", 3)
+    assert result.code == 0
+    assert isinstance(result.rows[0]["text"], str)
+
+
+def test_the_input_may_be_the_output(generate, tmp_path):
+    """The result appears under its name only after the last row was read."""
+    result = generate([{"prompt": "a", "max_tokens": 1}] * 3, "-o", tmp_path / "in.jsonl")
+    assert result.code == 0
+    rows = [json.loads(line) for line in (tmp_path / "in.jsonl").read_text().splitlines()]
+    assert [row["index"] for row in rows] == [0, 1, 2]

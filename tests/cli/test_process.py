@@ -1,0 +1,80 @@
+"""What only a process of its own can show: what is imported, pipes, and the streams of the operating system."""
+
+import json
+
+
+def test_parsing_flags_imports_nothing_heavy(process):
+    """``--help`` and a misspelt flag answer at once; torch alone takes seconds."""
+    heavy = ("torch", "transformers", "pyarrow", "numpy", "tokenizers", "triton")
+    code = f"import sys, rosebatch.cli; print([name for name in {heavy} if name in sys.modules])"
+    result = process('$PY -c "$CODE"', CODE=code)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
+
+
+def test_help_and_mistakes_import_nothing_heavy(process):
+    """Neither does what typer does on the way to them."""
+    code = (
+        "import sys, rosebatch.cli\n"
+        "for args in (['generate', '--help'], ['generate', 'x', '--max-tokens', 'abc']):\n"
+        "    try: rosebatch.cli.main(args)\n"
+        "    except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    result = process('$PY -c "$CODE"', CODE=code)
+    assert result.returncode == 0
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_pipe_from_end_to_end(process, toy_toml):
+    """Results on stdout alone, in order; report on stderr; the exit code is the process's."""
+    lines = ['{"prompt_token_ids":[1,2,3],"max_tokens":2}', "{", '{"prompt_token_ids":[4],"max_tokens":2}']
+    command = 'printf "$LINES_IN" | $PY -m rosebatch generate - --model $MODEL --load-format dummy'
+    result = process(command, LINES_IN="\n".join(lines), MODEL=toy_toml)
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["index"] for row in rows] == [0, 1, 2]
+    assert [row.get("finish_reason") for row in rows] == ["length", None, "length"]
+    assert rows[1]["error"]["code"] == "invalid_json"
+    assert result.stderr.startswith("Throughput: ")
+    assert "Traceback" not in result.stderr
+    assert result.returncode == 3
+
+
+def test_a_reader_that_goes_away(process, toy_toml):
+    """``| head -1``: no traceback, no "Exception ignored", and not the exit code of success."""
+    command = (
+        "set -o pipefail; yes '{}' | head -100000"
+        " | $PY -m rosebatch generate - --model $MODEL --load-format dummy -q | head -1 | cut -c1-10"
+    )
+    result = process(command, MODEL=toy_toml)
+    assert result.stdout == '{"index":0\n'
+    assert result.stderr == ""
+    assert result.returncode not in (0, 3)
+
+
+def test_a_reader_that_goes_away_before_the_report_of_bench(process, toy_toml):
+    """Buffered output is written when Python ends, too late for anyone to catch the error."""
+    command = (
+        "set -o pipefail; "
+        "$PY -m rosebatch bench --model $MODEL --load-format dummy --json"
+        " --input-len 4 --output-len 2 --num-prompts 1 | true"
+    )
+    result = process(command, MODEL=toy_toml)
+    assert result.stderr == ""
+
+
+def test_the_order_of_columns_does_not_follow_the_hash_seed(process, tmp_path):
+    """Two processes write the same bytes: sets of strings are ordered anew in each."""
+    code = (
+        "import sys\n"
+        "from rosebatch.io.writer import open_writer\n"
+        "writer = open_writer(sys.argv[1], token_ids=False, columns=None)\n"
+        "writer.write({f'column_{i}': i for i in range(12)} | {'index': 0})\n"
+        "writer.finish()"
+    )
+    outputs = []
+    for seed in (1, 2):
+        out = tmp_path / f"{seed}.parquet"
+        result = process('$PY -c "$CODE" $OUT', CODE=code, OUT=out, PYTHONHASHSEED=seed)
+        assert (result.returncode, result.stderr) == (0, "")
+        outputs.append(out.read_bytes())
+    assert outputs[0] == outputs[1]

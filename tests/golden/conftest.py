@@ -1,0 +1,223 @@
+"""Small random models, what transformers generates with them, and short ways to run the engine on them."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rosebatch.config import EngineConfig
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.engine.load import load_engine
+from rosebatch.model.source import find_model
+from rosebatch.request import Completion, Request, SamplingParams
+from rosebatch.toggles import Toggles
+
+CPU = torch.device("cpu")
+NEW_TOKENS = 12
+# A greedy token chosen by less than this may turn out differently by rounding alone: such prompts are left out.
+MARGIN = 1e-3
+
+_SIZES = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+_GPT2_SIZES = {"vocab_size": 199, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# Name -> transformers' config class and its values.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2Config", _GPT2_SIZES),
+    "gpt2-options": (
+        "GPT2Config",
+        {
+            **_GPT2_SIZES,
+            "n_inner": 100,
+            "scale_attn_by_inverse_layer_idx": True,
+            "activation_function": "relu",
+            "tie_word_embeddings": False,
+        },
+    ),
+    "llama": ("LlamaConfig", _SIZES),
+    "llama3-rope-biases-tied": (
+        "LlamaConfig",
+        {
+            **_SIZES,
+            "rope_parameters": _LLAMA3,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama-linear-rope": (
+        "LlamaConfig",
+        {**_SIZES, "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "mistral": ("MistralConfig", {**_SIZES, "sliding_window": 7}),
+    "qwen2": ("Qwen2Config", _SIZES),
+    "qwen2-window": (
+        "Qwen2Config",
+        {**_SIZES, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3Config", {**_SIZES, "head_dim": 24, "tie_word_embeddings": True}),
+}
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A model's folder, prompts, and the greedy continuation of each by transformers in fp32."""
+
+    folder: Path
+    prompts: list[list[int]]
+    expected: list[list[int]]
+
+
+@pytest.fixture(scope="session")
+def transformers() -> Iterator[Any]:
+    """The library, silent: progress bars and advice would end up among the tests' output."""
+    import transformers
+
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    yield transformers
+    transformers.logging.set_verbosity(verbosity)
+    transformers.logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def goldens(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Golden]:
+    """Make a model and its references on first use; name -> Golden."""
+    made: dict[str, Golden] = {}
+
+    def golden(name: str) -> Golden:
+        if name not in made:
+            made[name] = _make(transformers, name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return golden
+
+
+def _make(transformers: Any, name: str, folder: Path) -> Golden:
+    kind, values = MODELS[name]
+    config = getattr(transformers, kind)(
+        **values, initializer_range=0.2, eos_token_id=None, bos_token_id=None, pad_token_id=None
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            # Norms and biases that do something: left at one and zero they could be ignored unnoticed.
+            norm_scale = parameter_name.endswith("weight")
+            torch.nn.init.normal_(parameter, 1.0 if norm_scale else 0.0, 0.2)
+    model.save_pretrained(folder)
+    prompts = _prompts(config.vocab_size)
+    tokens: dict[int, list[int]] = {}
+    for length in sorted({len(p) for p in prompts}):
+        rows = [i for i, p in enumerate(prompts) if len(p) == length]
+        chosen, margins = _reference(model, torch.tensor([prompts[i] for i in rows]))
+        tokens |= {i: c for i, c, m in zip(rows, chosen, margins, strict=True) if m > MARGIN}
+    kept = sorted(tokens)[:64]
+    assert len(kept) == 64, "too many prompts are decided by rounding"
+    return Golden(folder, [prompts[i] for i in kept], [tokens[i] for i in kept])
+
+
+def _reference(model: Any, prompts: Tensor) -> tuple[list[list[int]], list[float]]:
+    """Greedy tokens of prompts of one length, and by how much the closest of them was decided."""
+    with torch.inference_mode():
+        out = model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    best = torch.stack(out.logits).topk(2, -1).values
+    margins = (best[..., 0] - best[..., 1]).amin(0)
+    return out.sequences[:, prompts.shape[1] :].tolist(), margins.tolist()
+
+
+def _prompts(vocab: int) -> list[list[int]]:
+    """72 prompts of 1 to 100 tokens, most with a beginning in common, some equal and a whole number of blocks long."""
+    numbers = random.Random(0)
+    shared = [numbers.randrange(vocab) for _ in range(100)]
+    prompts = []
+    for i in range(72):
+        length = (1, 2, 9, 16, 32, 47, 65, 100)[i % 8]
+        common = length if i % 5 == 0 else numbers.randint(0, length)
+        prompts.append(shared[:common] + [numbers.randrange(vocab) for _ in range(length - common)])
+    return prompts
+
+
+@pytest.fixture(scope="session")
+def make_engine() -> Callable[..., Engine]:
+    """An engine on a model's folder; ``blocks`` of KV cache, 0 for plenty."""
+
+    def make(
+        folder: Path,
+        dtype: str = "float32",
+        *,
+        seqs: int = 64,
+        chunk: int = 8192,
+        block_size: int = 16,
+        blocks: int = 0,
+        **switches: bool,
+    ) -> Engine:
+        source = find_model(str(folder), "auto", dtype, CPU)
+        memory = blocks * bytes_per_block(source.config, block_size, source.dtype) or 64 << 20
+        limits = EngineConfig(
+            max_num_seqs=seqs, max_num_batched_tokens=chunk, block_size=block_size, kv_cache_memory=memory
+        )
+        return load_engine(source, limits, Toggles.resolve(switches, "cpu"), CPU).engine
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_engine() -> Callable[..., dict[int, Completion]]:
+    """Run requests to their end, integrity checked after every step; request index -> completion."""
+
+    def run(engine: Engine, requests: Sequence[Request]) -> dict[int, Completion]:
+        for request in requests:
+            engine.add(request)
+        done = {}
+        while engine.has_unfinished:
+            done |= {completion.request.index: completion for completion in engine.step()}
+            engine.scheduler.check_integrity()
+        assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def greedy_tokens(run_engine: Callable[..., dict[int, Completion]]) -> Callable[..., list[list[int]]]:
+    """The engine's greedy continuation of each prompt."""
+
+    def tokens(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
+        requests = [Request(index=i, prompt_token_ids=tuple(p), sampling=sampling) for i, p in enumerate(prompts)]
+        done = run_engine(engine, requests)
+        return [list(done[i].token_ids) for i in range(len(prompts))]
+
+    return tokens

@@ -1,0 +1,170 @@
+"""A sampled completion is a function of its own request: the same bits alone, in company, in chunks, and resumed."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from rosebatch.engine import runner
+from rosebatch.request import Request, SamplingParams
+
+DTYPES = ["float32", *(["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
+MODELS = ["llama", "gpt2"]
+NEW_TOKENS = 20
+
+
+@pytest.fixture
+def recorded_logits(monkeypatch):
+    """Every row of logits that is sampled from, by the request's seed and the token's position.
+
+    Tokens alone would hide most differences: a changed bit rarely changes the choice.
+    """
+    rows, original = {}, runner.sample
+
+    def sample(logits, params, positions, ops):
+        for row, p, position in zip(logits, params, positions, strict=True):
+            rows[p.seed, position] = row.clone()
+        return original(logits, params, positions, ops)
+
+    monkeypatch.setattr(runner, "sample", sample)
+    return rows
+
+
+@pytest.fixture
+def results(recorded_logits, run_engine):
+    """Run requests; request index -> tokens, and (seed, position) -> logits."""
+
+    def run(engine, requests):
+        recorded_logits.clear()
+        done = run_engine(engine, requests)
+        return {i: c.token_ids for i, c in done.items()}, dict(recorded_logits)
+
+    return run
+
+
+def requests_of(prompts):
+    """One seed each, and all kinds of sampling side by side."""
+    kinds = [{"top_p": 0.95}, {"top_p": 0.95}, {}, {"top_k": 20}, {"min_p": 0.05, "top_p": 0.9}]
+    return [
+        Request(
+            index=i,
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(
+                temperature=0.8, seed=1000 + i, max_tokens=NEW_TOKENS, ignore_eos=True, **kinds[i % len(kinds)]
+            ),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def assert_same(actual, expected):
+    """Tokens, and the logits that they were drawn from, bit for bit."""
+    tokens, logits = actual
+    expected_tokens, expected_logits = expected
+    different = [
+        key for key in expected_logits if key not in logits or not torch.equal(logits[key], expected_logits[key])
+    ]
+    assert different == []
+    assert tokens == expected_tokens
+
+
+@pytest.fixture(scope="module")
+def alone_cache():
+    return {}
+
+
+@pytest.fixture
+def alone(alone_cache, goldens, make_engine, results):
+    """Each request in a run of its own, whole prompts, nothing shared: what all other runs are compared with."""
+
+    def run(model, dtype):
+        if (model, dtype) not in alone_cache:
+            engine = make_engine(goldens(model).folder, dtype, seqs=1, chunked_prefill=False, prefix_cache=False)
+            alone_cache[model, dtype] = results(engine, requests_of(goldens(model).prompts))
+            assert engine.stats.max_running == 1
+        return alone_cache[model, dtype]
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", MODELS)
+def test_alone_equals_a_batch_of_64(model, dtype, goldens, make_engine, results, alone):
+    expected = alone(model, dtype)
+    engine = make_engine(goldens(model).folder, dtype)
+    assert_same(results(engine, requests_of(goldens(model).prompts)), expected)
+    assert engine.stats.max_running == 64
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_order_of_the_requests_does_not_matter(model, dtype, goldens, make_engine, results, alone):
+    expected = alone(model, dtype)
+    engine = make_engine(goldens(model).folder, dtype, seqs=20)
+    assert_same(results(engine, requests_of(goldens(model).prompts)[::-1]), expected)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_chunk_size_does_not_matter(model, dtype, chunk, goldens, make_engine, results, alone):
+    tokens, logits = alone(model, dtype)
+    requests = requests_of(goldens(model).prompts)[: 8 if chunk == 1 else 64]
+    engine = make_engine(goldens(model).folder, dtype, chunk=chunk, block_size=5)
+    chosen = {request.index for request in requests}
+    expected = (
+        {i: t for i, t in tokens.items() if i in chosen},
+        {key: row for key, row in logits.items() if key[0] - 1000 in chosen},
+    )
+    assert_same(results(engine, requests), expected)
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", MODELS)
+def test_preemption_does_not_matter(model, dtype, prefix_cache, goldens, make_engine, results, alone):
+    expected = alone(model, dtype)
+    folder = goldens(model).folder
+    engine = make_engine(folder, dtype, chunk=50, block_size=4, blocks=40, prefix_cache=prefix_cache)
+    assert_same(results(engine, requests_of(goldens(model).prompts)), expected)
+    assert engine.stats.preemptions > 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", MODELS)
+def test_repeating_a_prompt_does_not_matter(model, dtype, goldens, make_engine, results, alone):
+    """The second time everything is cached, and one token of each prompt is computed in a copied block."""
+    expected = alone(model, dtype)
+    engine = make_engine(goldens(model).folder, dtype, block_size=1)
+    requests = requests_of(goldens(model).prompts)
+    results(engine, requests)
+    copied, computed = engine.stats.copied_blocks, engine.stats.computed_tokens
+    assert_same(results(engine, requests), expected)
+    assert engine.stats.copied_blocks - copied == len(requests)
+    assert engine.stats.computed_tokens - computed == len(requests) * NEW_TOKENS
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", MODELS)
+def test_going_on_from_anothers_completion_does_not_matter(model, dtype, goldens, make_engine, results):
+    """The next turn of a conversation finds the last answer's K and V, which were generated token by token."""
+    folder, prompts = goldens(model).folder, goldens(model).prompts[:16]
+    engine = make_engine(folder, dtype, block_size=4)
+    first, _ = results(engine, requests_of(prompts))
+    turns = [[*prompt, *first[i], 5, 6, 7] for i, prompt in enumerate(prompts)]
+    requests = [dataclasses.replace(r, index=r.index + 100) for r in requests_of(turns)]
+    fresh = make_engine(folder, dtype, block_size=4, prefix_cache=False)
+    expected = results(fresh, requests)
+    assert_same(results(engine, requests), expected)
+
+
+def test_recorded_logits_see_a_single_bit(goldens, make_engine, results, recorded_logits):
+    """The comparison above would fail if one weight changed in its last place."""
+    engine = make_engine(goldens("llama").folder, batch_invariant=False)
+    requests = requests_of(goldens("llama").prompts[:4])
+    expected = results(engine, requests)
+    model = engine.runner.model
+    with torch.inference_mode():
+        model.norm[0] = torch.nextafter(model.norm[0], torch.tensor(9.0))
+    with pytest.raises(AssertionError):
+        assert_same(results(engine, requests), expected)

@@ -1,0 +1,74 @@
+"""Progress where stderr is no terminal: few plain lines."""
+
+import sys
+import time
+
+import pytest
+
+from rosebatch.progress import Progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that is moved by hand."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def forward(seconds):
+        now[0] += seconds
+
+    return forward
+
+
+def test_line(clock):
+    """Rows, rate, failures, and what is left if the total is known."""
+    progress = Progress(20)
+    for _ in range(3):
+        progress.advance(output_tokens=50)
+    clock(10)
+    progress.advance(failed=True)
+    assert progress.line() == "4/20 rows, 15 output tokens/s, 1 failed, ETA 40 s"
+
+
+def test_line_without_a_total(clock):
+    """Rows from stdin: no total, no remaining time."""
+    progress = Progress(None)
+    progress.advance(output_tokens=30)
+    clock(3)
+    assert progress.line() == "1 rows, 10 output tokens/s"
+
+
+def test_line_before_the_first_row(clock):
+    """No division by zero rows."""
+    progress = Progress(20)
+    clock(1)
+    assert progress.line() == "0/20 rows, 0 output tokens/s"
+
+
+def test_a_plain_line_every_ten_seconds(clock, capsys):
+    """Logs must not fill with one line a row."""
+    with Progress(100) as progress:
+        for _ in range(25):
+            clock(1)
+            progress.advance(output_tokens=4)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "10/100 rows, 4 output tokens/s, ETA 90 s\n20/100 rows, 4 output tokens/s, ETA 80 s\n"
+
+
+def test_quiet(clock, capsys):
+    """--quiet prints nothing at all."""
+    with Progress(100, enabled=False) as progress:
+        for _ in range(25):
+            clock(1)
+            progress.advance(output_tokens=4)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_on_a_terminal(monkeypatch, capsys):
+    """It must work without a total and leave nothing on stdout."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Progress(None) as progress:
+        progress.advance(output_tokens=4)
+        progress.advance(failed=True)
+    assert capsys.readouterr().out == ""

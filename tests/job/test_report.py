@@ -1,0 +1,235 @@
+"""What is counted and how it is shown."""
+
+import io
+import json
+from array import array
+
+import pytest
+
+from rosebatch.engine.stats import EngineStats
+from rosebatch.errors import RowError, UserError
+from rosebatch.report import Tally, build_report, print_report, table, throughput_line, write_report
+from rosebatch.request import Completion, Request
+
+FIELDS = {
+    "requests",
+    "completed",
+    "failed",
+    "errors",
+    "finish_reasons",
+    "prompt_tokens",
+    "cached_tokens",
+    "cache_hit_rate",
+    "output_tokens",
+    "elapsed_s",
+    "requests_per_s",
+    "prompt_tokens_per_s",
+    "output_tokens_per_s",
+    "total_tokens_per_s",
+    "prefill_s",
+    "decode_s",
+    "startup_s",
+    "steps",
+    "decode_steps",
+    "syncs",
+    "preemptions",
+    "copied_blocks",
+    "computed_tokens",
+    "max_running",
+    "max_blocks_used",
+    "ttft_s",
+    "tpot_s",
+    "e2e_s",
+    "peak_memory_bytes",
+    "engine",
+    "versions",
+}
+ENGINE = {
+    "model": "toy",
+    "dtype": "float32",
+    "device": "cpu",
+    "max_model_len": 100,
+    "max_sequence_len": 100,
+    "kv_cache_blocks": 32,
+    "toggles": {"prefix_cache": True, "chunked_prefill": True},
+}
+
+
+def completion(prompt=4, tokens=3, cached=0, reason="length", times=(0.0, 1.0, 2.0)):
+    arrival, first, finish = times
+    return Completion(
+        request=Request(index=0, prompt_token_ids=(1,) * prompt),
+        token_ids=(5,) * tokens,
+        finish_reason=reason,
+        cached_tokens=cached,
+        arrival_time=arrival,
+        first_token_time=first,
+        finish_time=finish,
+    )
+
+
+def tally_of(*completions):
+    tally = Tally()
+    for c in completions:
+        tally.add(c)
+    return tally
+
+
+def report_of(tally, seconds=2.0, stats=None, **engine):
+    return build_report(tally, stats or EngineStats(), {**ENGINE, **engine}, {"load": 0.5}, seconds)
+
+
+def test_tally():
+    """Times follow vLLM's names: TTFT from arrival, TPOT between the further tokens, E2E the whole."""
+    tally = tally_of(
+        completion(prompt=4, tokens=3, cached=2, times=(10.0, 10.5, 12.5)),
+        completion(prompt=6, tokens=1, reason="stop", times=(10.0, 11.0, 11.0)),
+    )
+    tally.add_error(RowError("some_code", "no"))
+    tally.add_error(RowError("some_code", "no"))
+    tally.add_error(RowError("other_code", "no"))
+    assert (tally.completed, tally.failed, tally.prompt_tokens, tally.cached_tokens, tally.output_tokens) == (
+        2,
+        3,
+        10,
+        2,
+        4,
+    )
+    assert (tally.finish_reasons, tally.errors) == ({"length": 1, "stop": 1}, {"some_code": 2, "other_code": 1})
+    assert (list(tally.ttft), list(tally.tpot), list(tally.e2e)) == ([0.5, 1.0], [1.0], [2.5, 1.0])
+
+
+def test_report_fields():
+    """Names that scripts rely on, rates by wall time, all of it JSON."""
+    tally = tally_of(completion(prompt=6, tokens=4, cached=3), completion(prompt=2, tokens=2))
+    tally.add_error(RowError("some_code", "no"))
+    report = report_of(tally, seconds=4.0)
+    assert set(report) == FIELDS
+    assert json.loads(json.dumps(report)) == report
+    expected = {
+        "requests": 3,
+        "completed": 2,
+        "failed": 1,
+        "errors": {"some_code": 1},
+        "finish_reasons": {"length": 2},
+        "prompt_tokens": 8,
+        "cached_tokens": 3,
+        "cache_hit_rate": 0.375,
+        "output_tokens": 6,
+        "elapsed_s": 4.0,
+        "requests_per_s": 0.5,
+        "prompt_tokens_per_s": 2.0,
+        "output_tokens_per_s": 1.5,
+        "total_tokens_per_s": 3.5,
+        "startup_s": {"load": 0.5},
+        "engine": ENGINE,
+    }
+    assert {name: report[name] for name in expected} == expected
+    assert report["peak_memory_bytes"]["host"] > 10 * 2**20
+    assert {"rosebatch", "python", "torch"} <= set(report["versions"])
+
+
+def test_report_of_a_run(job):
+    """The engine's counters arrive under their names."""
+    lines = [{"prompt": "0123456", "max_tokens": 3}, {"prompt": "01234567", "max_tokens": 5}, {}]
+    _, tally, engine = job.run(lines, seqs=1)
+    report = report_of(tally, stats=engine.stats)
+    counted = ("steps", "decode_steps", "syncs", "computed_tokens", "max_running", "copied_blocks", "preemptions")
+    assert {name: report[name] for name in counted} == {
+        "steps": 8,
+        "decode_steps": 6,
+        "syncs": 8,
+        "computed_tokens": 9 + 8,
+        "max_running": 1,
+        "copied_blocks": 0,
+        "preemptions": 0,
+    }
+    assert (report["cached_tokens"], report["cache_hit_rate"]) == (4, 4 / 15)
+    assert 0 < report["prefill_s"] + report["decode_s"] < 60
+    assert (len(tally.ttft), len(tally.tpot), len(tally.e2e)) == (2, 2, 2)
+    assert 0 <= min(tally.ttft) <= max(tally.e2e)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], {}),
+        ([3.0], {"p50": 3.0, "p90": 3.0, "p99": 3.0}),
+        ([2.0, 1.0], {"p50": 1.0, "p90": 2.0, "p99": 2.0}),
+        ([float(n) for n in range(1, 11)], {"p50": 5.0, "p90": 9.0, "p99": 10.0}),
+        ([float(n) for n in range(100, 0, -1)], {"p50": 50.0, "p90": 90.0, "p99": 99.0}),
+        ([float(n) for n in range(1, 1001)], {"p50": 500.0, "p90": 900.0, "p99": 990.0}),
+    ],
+    ids=["none", "one", "two", "ten", "hundred", "thousand"],
+)
+def test_percentiles(values, expected):
+    """Nearest rank: a value that was measured, off by one neither at the end nor at round numbers."""
+    report = report_of(Tally(ttft=array("d", values)))
+    assert report["ttft_s"] == expected
+
+
+def test_throughput_line():
+    """The line that other tools' scripts look for."""
+    report = report_of(tally_of(completion(prompt=10, tokens=5)), seconds=2.0)
+    assert throughput_line(report) == "Throughput: 0.50 requests/s, 7.50 total tokens/s, 2.50 output tokens/s"
+
+
+def test_table():
+    """Failures by code, switches that are off, and a KV cache that shortens the sequences are to be seen."""
+    tally = tally_of(completion(prompt=8, cached=2, times=(0.0, 0.25, 0.5)))
+    tally.add_error(RowError("some_code", "no"))
+    toggles = {"prefix_cache": False, "chunked_prefill": True}
+    shown = dict(table(report_of(tally, max_sequence_len=64, toggles=toggles)))
+    assert shown["model"] == "toy, float32 on cpu"
+    assert shown["requests"] == "1 completed, 1 failed (1 some_code)"
+    assert shown["finished by"] == "1 length"
+    assert shown["prompt tokens"] == "8 (25.0% from the prefix cache)"
+    assert shown["TTFT p50/p90/p99"] == "250.0 / 250.0 / 250.0 ms"
+    assert shown["longest sequence"] == "64 tokens, by the KV cache; the model allows 100"
+    assert shown["switched off"] == "prefix-cache"
+    assert not {"longest sequence", "switched off"} & set(dict(table(report_of(tally))))
+
+
+def test_a_run_without_completions():
+    """No division by zero, no percentiles of nothing."""
+    tally = Tally()
+    tally.add_error(RowError("some_code", "no"))
+    report = report_of(tally)
+    assert (report["cache_hit_rate"], report["ttft_s"], report["tpot_s"]) == (0.0, {}, {})
+    assert dict(table(report))["TTFT p50/p90/p99"] == "-"
+    assert dict(table(report))["finished by"] == "-"
+
+
+def test_print_report_to_a_file():
+    """Plain lines, no colours or frames."""
+    stream = io.StringIO()
+    report = report_of(tally_of(completion()))
+    print_report(report, stream)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == throughput_line(report)
+    assert lines[1:] == [f"{label}: {value}" for label, value in table(report)]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_print_report_to_a_terminal():
+    """The same values, laid out."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    print_report(report_of(tally_of(completion())), stream)
+    assert "Throughput:" in stream.getvalue()
+    assert "1 completed, 0 failed" in stream.getvalue()
+
+
+def test_write_report(tmp_path):
+    """JSON with a final newline; a folder that is missing is one line for the user."""
+    report = report_of(tally_of(completion()))
+    write_report(report, tmp_path / "report.json")
+    text = (tmp_path / "report.json").read_text()
+    assert text.endswith("}\n")
+    assert json.loads(text) == report
+    with pytest.raises(UserError, match="No such file"):
+        write_report(report, tmp_path / "none" / "report.json")

@@ -1,0 +1,385 @@
+"""The main job over a fake model: one result a row, in input order, the same each time."""
+
+import itertools
+import json
+import threading
+import time
+
+import pytest
+
+from rosebatch.errors import RowError, UserError
+from rosebatch.io.reader import PromptReader
+from rosebatch.io.rows import FailedRow
+from rosebatch.io.writer import open_writer
+from rosebatch.tokenizer import Tokenizer
+
+USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens")
+
+
+def usage(prompt, completion, cached=0):
+    return dict(zip(USAGE, (prompt, completion, cached), strict=True))
+
+
+def failed_row(index):
+    """A row that the reader refused."""
+    error = RowError("invalid_json", "not valid JSON")
+    return FailedRow(index=index, where=f"line {index + 1}", metadata={}, error=error)
+
+
+@pytest.mark.parametrize("lengths", [range(1, 41), range(40, 0, -1), [40, 1] * 20], ids=["rising", "falling", "mixed"])
+def test_output_order_is_input_order(job, fake_model, lengths):
+    """Whatever finishes first: the n-th result belongs to the n-th row."""
+    lines = [{"prompt": f"row {i}", "max_tokens": n, "id": i} for i, n in enumerate(lengths)]
+    rows, tally, _ = job.run(lines)
+    expected = [
+        {
+            "id": i,
+            "index": i,
+            "text": fake_model().complete(f"row {i}", n),
+            "finish_reason": "length",
+            "usage": usage(len(f"row {i}"), n, row["usage"]["cached_tokens"]),
+        }
+        for i, (n, row) in enumerate(zip(lengths, rows, strict=True))
+    ]
+    assert rows == expected
+    assert (tally.completed, tally.failed) == (40, 0)
+
+
+def test_keys_come_in_a_fixed_order(job):
+    """Carried fields first, then the results: diffs of two outputs stay readable."""
+    rows, _, _ = job.run([{"zeta": 1, "prompt": "x", "alpha": 2, "max_tokens": 1}, {"b": 1}])
+    assert list(rows[0]) == ["zeta", "alpha", "index", "text", "finish_reason", "usage"]
+    assert list(rows[1]) == ["b", "index", "error"]
+
+
+def test_error_rows_stand_in_their_place(job, fake_model):
+    """Every way for a row to fail, each beside rows that succeed; the job goes on, and each row has one result."""
+    good = {"prompt": "good", "max_tokens": 3}
+    bad = [
+        ([1], "invalid_line"),
+        ({"id": "no prompt"}, "missing_prompt"),
+        ({"prompt": ""}, "empty_prompt"),
+        ({"prompt": "x", "top_p": 2}, "invalid_sampling"),
+        ({"prompt": "x", "n": 2}, "unsupported_field"),
+        ({"prompt": "x" * 100}, "prompt_too_long"),
+        ({"prompt_token_ids": [1, 257]}, "invalid_token_id"),
+        ({"prompt_token_ids": [-1]}, "invalid_token_id"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "invalid_messages"),
+    ]
+    lines = [line for values, _ in bad for line in (values, good)]
+    rows, tally, _ = job.run(lines, max_model_len=100)
+    codes = [row["error"]["code"] if "error" in row else row["text"] for row in rows]
+    text = fake_model().complete("good", 3)
+    assert codes == [code for _, expected in bad for code in (expected, text)]
+    assert [row["index"] for row in rows] == list(range(len(lines)))
+    assert rows[2] == {
+        "id": "no prompt",
+        "index": 2,
+        "error": {
+            "code": "missing_prompt",
+            "message": "line 3: expected one of prompt, messages, prompt_token_ids; got none",
+        },
+    }
+    assert (tally.completed, tally.failed) == (9, 9)
+    assert tally.errors["invalid_token_id"] == 2
+
+
+@pytest.mark.parametrize("token_id", [2**31, 2**63, 10**29, -(2**63) - 1])
+def test_token_ids_of_any_size_cost_one_row(job, token_id):
+    """64-bit arrays raise OverflowError: on the reading thread, that would end the job."""
+    rows, _, _ = job.run([{"prompt": "a", "max_tokens": 1}, {"prompt_token_ids": [token_id]}])
+    assert rows[1]["error"]["code"] in ("invalid_token_id", "invalid_field")
+    assert "text" in rows[0]
+
+
+def test_prompt_lengths_around_the_limit(job):
+    """One token must fit behind the prompt, and the completion ends where the model does."""
+    rows, _, _ = job.run([{"prompt": "x" * n} for n in (98, 99, 100)], max_model_len=100)
+    assert [row.get("usage") for row in rows] == [usage(98, 2), usage(99, 1, 96), None]
+    assert rows[2]["error"] == {
+        "code": "prompt_too_long",
+        "message": "line 3: the prompt has 100 tokens; with at least one to generate, 100 are allowed",
+    }
+
+
+def test_finish_reasons(job, fake_model):
+    """The end token, a stop token, a stop string, the length; ignore_eos goes on past the end token."""
+    model = fake_model({"hello": b"good bye"})
+    lines = [
+        {"prompt": "hello"},
+        {"prompt": "hello", "stop_token_ids": [ord(" ")]},
+        {"prompt": "hello", "stop": "d b"},
+        {"prompt": "hello", "max_tokens": 3},
+        {"prompt": "hello", "ignore_eos": True, "max_tokens": 10},
+        {"prompt": "hello", "max_tokens": 9},
+    ]
+    rows, tally, _ = job.run(lines, model=model)
+    assert [(row["text"], row["finish_reason"], row["usage"]["completion_tokens"]) for row in rows] == [
+        ("good bye", "stop", 9),
+        ("good ", "stop", 5),
+        ("goo", "stop", 6),
+        ("goo", "length", 3),
+        ("good bye", "length", 10),
+        ("good bye", "stop", 9),
+    ]
+    assert tally.finish_reasons == {"stop": 4, "length": 2}
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("two", "one "),
+        (["three", "two"], "one "),
+        (["o", "one"], ""),
+        ("one two three", ""),
+        ("wo t", "one t"),
+        ("é", "one two three "),
+        ("\U0001f600", "one two three é"),
+        ("never", "one two three é\U0001f600 end"),
+        ("end", "one two three é\U0001f600 "),
+    ],
+)
+def test_stop_strings(job, fake_model, stop, text):
+    """Every byte is a token of its own, so each stop string crosses token borders; the text ends before the first."""
+    answer = "one two three é\U0001f600 end"
+    rows, _, _ = job.run([{"prompt": "x", "stop": stop}], model=fake_model({"x": answer.encode()}))
+    assert (rows[0]["text"], rows[0]["finish_reason"]) == (text, "stop")
+
+
+def test_a_stop_string_in_the_prompt_does_not_count(job, fake_model):
+    """Only what is generated is searched, the border to the prompt not either."""
+    rows, _, _ = job.run([{"prompt": "END E", "stop": ["END", "EN"]}], model=fake_model({"END E": b"ND more"}))
+    assert rows[0]["text"] == "ND more"
+
+
+def test_cached_tokens(job):
+    """Whole blocks of a prefix that was computed before, for the second of two equal prompts all but one token."""
+    lines = [{"prompt": "0123456789", "max_tokens": 20}, {"prompt": "x", "max_tokens": 1}]
+    lines += [{"prompt": prompt, "max_tokens": 1} for prompt in ("0123456789", "01234567", "0123456x", "x123456789")]
+    rows, tally, _ = job.run(lines, seqs=1)
+    assert [row["usage"]["cached_tokens"] for row in rows] == [0, 0, 8, 7, 4, 0]
+    assert (tally.cached_tokens, tally.prompt_tokens, tally.output_tokens) == (19, 10 + 1 + 10 + 8 + 8 + 10, 25)
+
+
+def test_a_preempted_row_is_not_counted_as_cached(job, fake_model):
+    """Resuming takes the row's own blocks from the cache again: not a saving, and the text must not change."""
+    lines = [{"prompt": f"row {i}", "max_tokens": 30} for i in range(6)]
+    rows, _, engine = job.run(lines, blocks=20, seqs=4)
+    assert engine.stats.preemptions > 0
+    assert [row["text"] for row in rows] == [fake_model().complete(f"row {i}", 30) for i in range(6)]
+    assert [row["usage"]["cached_tokens"] for row in rows] == [0, 4, 4, 4, 4, 4]
+
+
+def test_return_token_ids(job, fake_model):
+    """All that was generated, end token and what lies behind a stop string included."""
+    model = fake_model({"x": b"ab"})
+    rows, _, _ = job.run([{"prompt": "x"}, {"prompt": "x", "stop": "a"}, {}], model=model, return_token_ids=True)
+    assert [row.get("token_ids") for row in rows] == [[97, 98, 256], [97], None]
+    assert [row.get("text") for row in rows] == ["ab", "", None]
+
+
+def test_without_a_tokenizer(job):
+    """Token ids work, text is null; text prompts and stop strings are refused by row."""
+    lines = [
+        {"prompt_token_ids": [1, 2], "max_tokens": 2},
+        {"prompt": "x"},
+        {"messages": [{"role": "user", "content": "x"}]},
+        {"prompt_token_ids": [1, 2], "stop": "x"},
+    ]
+    rows, _, _ = job.run(lines, without_tokenizer=True)
+    assert rows[0] == {"index": 0, "text": None, "finish_reason": "length", "usage": usage(2, 2)}
+    assert [row["error"]["code"] for row in rows[1:]] == ["no_tokenizer"] * 3
+
+
+def test_messages_go_through_the_template(job, fake_model):
+    """Special tokens of the template are one token each, and the answer begins where the template says."""
+    model = fake_model()
+    messages = [{"role": "user", "content": "hi"}]
+    rows, _, _ = job.run([{"messages": messages, "max_tokens": 1}, {"prompt_token_ids": [*b"u:hi", 256, *b"a:"]}])
+    assert rows[0]["usage"] == usage(7, 1)
+    assert rows[0]["text"] == rows[1]["text"][0]
+    assert model.next_token([*b"u:hi", 256, *b"a:"], [], None) == ord(rows[0]["text"])
+
+
+def test_no_chat_template(job, tokenizer):
+    """A base model: the row says what to do instead."""
+    plain = Tokenizer(tokenizer.backend)
+    rows, _, _ = job.run([{"messages": [{"role": "user", "content": "x"}]}], tokenizer=plain)
+    assert rows[0]["error"] == {
+        "code": "no_chat_template",
+        "message": "line 1: the model has no chat template: give prompt instead of messages",
+    }
+
+
+def test_prompts_and_chats_in_one_group(job, fake_model):
+    """Texts, chats and token ids are encoded apart, then put back in the order of the rows."""
+    kinds = [
+        {"prompt": "u:hi<eos>a:"},
+        {"messages": [{"role": "user", "content": "hi"}]},
+        {"prompt_token_ids": [*b"u:hi", 256, *b"a:"]},
+        {"messages": [{"role": "tool", "content": "hi"}]},
+    ]
+    rows, _, _ = job.run([{**kinds[i % 4], "max_tokens": 5, "id": i} for i in range(200)])
+    assert [row["id"] for row in rows] == list(range(200))
+    assert len({row["text"] for i, row in enumerate(rows) if i % 4 != 3}) == 1
+    assert all("error" in row for row in rows[3::4])
+
+
+def test_no_rows(job):
+    """An empty file is finished at once, with an empty result."""
+    rows, tally, engine = job.run([])
+    assert (rows, tally.completed, tally.failed, engine.stats.steps) == ([], 0, 0, 0)
+
+
+class StopError(Exception):
+    """Ends a job over endless rows."""
+
+
+def test_rows_are_read_a_bounded_way_ahead(job, fake_model):
+    """Reading on while the engine is busy fills the memory with the file; once the job ends, so does the reading."""
+    last_read, finished = 0, []
+
+    def lines():
+        nonlocal last_read
+        while True:
+            last_read += 1
+            yield {"prompt": "x", "max_tokens": 2}
+
+    def before_step(plan):
+        finished.append(sum(chunk.length == 1 for chunk in plan.chunks))
+        if len(finished) == 10:
+            # Long enough for the thread to read far more, if it could.
+            time.sleep(0.3)
+            raise StopError
+
+    with pytest.raises(StopError):
+        job.run(lines(), model=fake_model(before_step=before_step), seqs=4)
+    # Finished rows, the window, the queue, the group that waits for it and the group in the making.
+    assert last_read <= sum(finished) + 2 * 4 + 8 * 64 + 2 * 64
+    time.sleep(0.3)
+    ended = last_read
+    assert not [t for t in threading.enumerate() if t.name == "rosebatch-prepare"]
+    assert last_read == ended
+
+
+def test_results_are_written_while_the_job_runs(job, fake_model, list_writer):
+    """Whoever kills a run after an hour keeps an hour of results."""
+    writer, seen = list_writer(), []
+    model = fake_model(before_step=lambda plan: seen.append(len(writer.rows)))
+    job.run([{"prompt": f"{i}", "max_tokens": 2} for i in range(20)], model=model, writer=writer, seqs=2)
+    assert seen[:6] == [0, 0, 2, 2, 4, 4]
+
+
+def test_bad_rows_behind_an_unfinished_one_are_bounded(job, fake_model):
+    """Error rows wait in memory for the row before them: a file of bad rows must not be read to its end at once."""
+    read, read_at_step = 0, []
+
+    def rows():
+        nonlocal read
+        yield from job.rows([{"prompt": "x", "max_tokens": 2}])
+        for index in range(1, 20_000):
+            read = index
+            yield failed_row(index)
+
+    model = fake_model(before_step=lambda plan: read_at_step.append(read))
+    results, _, _ = job.run(rows=rows(), model=model)
+    assert len(results) == 20_000
+    assert read_at_step[0] < 10_000
+
+
+@pytest.mark.parametrize("error", [UserError("in.parquet: unreadable"), OSError("gone"), ValueError("a bug")])
+def test_an_exception_of_the_reader_ends_the_job(job, list_writer, error):
+    """Raised on another thread, it must neither be lost nor hang the job, nor make a short output look finished."""
+    writer = list_writer()
+
+    def rows():
+        yield from job.rows([{"prompt": "x", "max_tokens": 2}])
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        job.run(rows=rows(), writer=writer)
+    assert not writer.finished
+
+
+def test_an_exception_of_the_writer_ends_the_job(job, list_writer, monkeypatch):
+    """A full disk: the reading thread must not be left behind, waiting for ever to hand on its rows."""
+
+    def full(self, row):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(list_writer, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        job.run({"prompt": "x", "max_tokens": 1} for _ in itertools.count())
+    deadline = time.monotonic() + 5
+    while any(t.name == "rosebatch-prepare" for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_two_runs_give_the_same_bytes(job, tmp_path):
+    """Sampled and greedy, cached and preempted, ids and errors: nothing may depend on threads, time or hash seeds."""
+    lines = [
+        {"prompt": f"row {i % 7}", "max_tokens": 1 + i * 37 % 40, "temperature": i % 2, "id": f"id {i}", "extra": [i]}
+        for i in range(150)
+    ]
+    lines[10] = {"prompt": "x" * 5000}
+    source = tmp_path / "in.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    outputs, preemptions = [], []
+    for name in ("one.jsonl", "two.jsonl"):
+        writer = open_writer(str(tmp_path / name), token_ids=True, columns=None)
+        reader = PromptReader(str(source), {})
+        _, _, engine = job.run(rows=reader, writer=writer, return_token_ids=True, blocks=30, seqs=8)
+        outputs.append((tmp_path / name).read_bytes())
+        preemptions.append(engine.stats.preemptions)
+    assert outputs[0] == outputs[1]
+    assert preemptions[0] == preemptions[1] > 0
+    assert outputs[0].count(b"\n") == 150
+
+
+def sampled(job, lines, **run):
+    """The texts of rows that all sample."""
+    rows, _, _ = job.run([{"temperature": 1, "max_tokens": 12, **line} for line in lines], **run)
+    return [row["text"] for row in rows]
+
+
+def test_a_rows_own_seed_is_used_as_it_is(job, fake_model):
+    """The same seed and prompt draw the same, anywhere, whatever --seed says; two seeds differ."""
+    line = {"prompt": "x", "seed": 5}
+    texts = sampled(job, [line, {"prompt": "y"}, {**line, "id": "other"}, {**line, "seed": 6}])
+    assert texts[0] == texts[2] == fake_model().complete("x", 12, seed=5)
+    assert texts[3] == fake_model().complete("x", 12, seed=6) != texts[0]
+    assert sampled(job, [{"prompt": "z"}, line], seed=9)[1] == texts[0]
+    assert sampled(job, [{"prompt": "x", "seed": 0}])[0] == fake_model().complete("x", 12, seed=0)
+
+
+def test_repeated_prompts_are_sampled_anew(job):
+    """Without --seed, ten times the same prompt asks for ten answers, and a second run gives the same ten."""
+    lines = [{"prompt": "x"}] * 10
+    texts = sampled(job, lines)
+    assert len(set(texts)) == 10
+    assert sampled(job, lines) == texts
+
+
+def test_with_a_seed_the_order_does_not_matter(job):
+    """A row alone, or in a shuffled file, gives the same; the id tells equal prompts apart; the seed matters."""
+    lines = [{"prompt": f"row {i % 5}", "id": i} for i in range(10)]
+    texts = sampled(job, lines, seed=1)
+    assert len(set(texts)) == 10
+    assert sampled(job, lines[::-1], seed=1) == texts[::-1]
+    assert sampled(job, lines[7:8], seed=1) == texts[7:8]
+    assert not set(sampled(job, lines, seed=2)) & set(texts)
+    alike = sampled(job, [{"prompt": "x"}] * 3, seed=1)
+    assert len(set(alike)) == 1
+
+
+def test_chats_and_token_ids_of_the_same_prompt_draw_the_same(job):
+    """The seed follows from the token ids, not from the way in which they were written."""
+    lines = [{"messages": [{"role": "user", "content": "hi"}]}, {"prompt_token_ids": [*b"u:hi", 256, *b"a:"]}]
+    assert len(set(sampled(job, lines, seed=1))) == 1
+
+
+def test_defaults_of_the_run_reach_the_engine(job):
+    """Flags hold where a line is silent, and only there."""
+    rows, _, _ = job.run([{"prompt": "x"}, {"prompt": "x", "max_tokens": 2}], defaults={"max_tokens": 5})
+    assert [row["usage"]["completion_tokens"] for row in rows] == [5, 2]

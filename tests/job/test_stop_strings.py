@@ -1,0 +1,94 @@
+"""Stop strings are watched token by token, but belong to the text: the two must never disagree."""
+
+import random
+
+import pytest
+
+from rosebatch.tokenizer import StopStrings, Tokenizer, cut_at_stop
+
+EOS = 256
+
+
+def feed(tokenizer, stop, token_ids):
+    """What each token answers."""
+    watcher = StopStrings(tokenizer, stop)
+    return [watcher.feed(token_id) for token_id in token_ids]
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "cut"),
+    [
+        ("abc", (), "abc"),
+        ("abc", ("x",), "abc"),
+        ("abcabc", ("c",), "ab"),
+        ("abcabc", ("ca", "b"), "a"),
+        ("abc", ("abc",), ""),
+        ("abc", ("bc", "abcd"), "a"),
+        ("", ("a",), ""),
+    ],
+)
+def test_cut_at_stop(text, stop, cut):
+    """At the first of all, not at the first in the list."""
+    assert cut_at_stop(text, stop) == cut
+
+
+@pytest.mark.parametrize("stop", [["cd"], ["d"], ["abcd"], ["x", "bcd", "e"]])
+def test_across_token_borders(tokenizer, stop):
+    """True with the token that completes the string, however many tokens it began before that."""
+    assert feed(tokenizer, stop, b"abcd") == [False, False, False, True]
+
+
+def test_a_string_that_begins_twice(tokenizer):
+    """Only as much text is kept as a beginning may need; less would lose this one."""
+    assert feed(tokenizer, ["aab"], b"aaab") == [False, False, False, True]
+    assert feed(tokenizer, ["abab", "c"], b"ababab")[:4] == [False, False, False, True]
+
+
+def test_inside_one_token(make_backend):
+    """A token may hold the whole string and text around it."""
+    tokenizer = Tokenizer(make_backend(b"the END of", b" it"))
+    assert feed(tokenizer, ["END"], [258, 257]) == [False, True]
+
+
+def test_characters_of_several_bytes(tokenizer):
+    """A half character is no text yet, and must not show up as U+FFFD in the middle of a stop string."""
+    assert feed(tokenizer, ["é\U0001f600"], "é\U0001f600".encode()) == [False] * 5 + [True]
+
+
+def test_special_tokens_are_no_text(tokenizer):
+    """They are left out of the text, so they do not stand between the halves of a stop string either."""
+    assert feed(tokenizer, ["ab"], [97, EOS, 98]) == [False, False, True]
+
+
+def test_a_token_that_also_begins_the_next_character(make_backend):
+    """Its text is held back until the character is whole: found then, not lost."""
+    tokenizer = Tokenizer(make_backend(b"END\xc3"))
+    assert feed(tokenizer, ["END"], [257, 0xA9]) == [False, True]
+
+
+def test_a_stop_string_in_text_that_is_held_back_at_the_end(job, make_backend, fake_model):
+    """The last token ends in half a character: if the text is cut there, the length is not why it ends."""
+    model = fake_model()
+    model.next_token = lambda token_ids, prompt, seed: 257
+    tokenizer = Tokenizer(make_backend(b"END\xc3"))
+    line = {"prompt": "x", "stop": "END", "max_tokens": 1}
+    rows, _, _ = job.run([line], model=model, tokenizer=tokenizer, vocab_size=258)
+    assert (rows[0]["text"], rows[0]["finish_reason"]) == ("", "stop")
+
+
+def test_watching_tokens_agrees_with_searching_the_text(tokenizer):
+    """Random bytes, valid UTF-8 or not: True exactly when the text that the row will get holds a stop string."""
+    numbers = random.Random(0)
+    pieces = [b"a", b"b", b"c", "é".encode(), "\U0001f600".encode(), b"\xff", b"\xc3", b"\xf0\x9f"]
+    stop, found = ["ab", "cé", "bca"], 0
+    for _ in range(300):
+        token_ids = list(b"".join(numbers.choices(pieces, k=12)))
+        watcher = StopStrings(tokenizer, stop)
+        for end, token_id in enumerate(token_ids, start=1):
+            text = tokenizer.decode(token_ids[:end])
+            expected = any(s in text for s in stop)
+            assert watcher.feed(token_id) == expected, token_ids[:end]
+            if expected:
+                found += 1
+                break
+    assert 50 < found < 300

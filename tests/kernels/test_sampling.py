@@ -1,0 +1,286 @@
+"""Sampling against a plain loop over ranked tokens, and the random numbers against published vectors."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from rosebatch_kernels.sampling import reference
+from rosebatch_kernels.sampling.philox import philox, uniform
+
+MASK = 0xFFFFFFFF
+VOCABS = [1, 63, 1000, 5000]
+# A token may differ from the loop's only where a rounding error decides: this close, relative to the sum.
+CLOSE = 1e-6
+
+
+def weights_of(logits, temperature):
+    """Unnormalised probabilities, the largest 1."""
+    scaled = logits.astype(np.float64) / temperature
+    return np.exp(scaled - scaled.max())
+
+
+def pick(weights, ids, u):
+    """The token at ``u`` of the sum, and whether a rounding error could make it another one."""
+    total = sum(weights)
+    passed = 0.0
+    for weight, token in zip(weights, ids, strict=True):
+        before, passed = passed, passed + weight
+        if passed > u * total:
+            near = min(passed - u * total, u * total - before if before else math.inf)
+            return token, near < CLOSE * total
+    raise AssertionError("the sum was never passed")
+
+
+def naive_sample(logits, temperature, u):
+    weights = weights_of(logits, temperature)
+    return pick(weights.tolist(), range(len(weights)), u)
+
+
+def naive_filtered(logits, temperature, u, top_k, top_p, min_p):
+    """Top-k, then top-p of what is left, then min-p: the token, whether it is uncertain, how many were kept."""
+    weights = weights_of(logits, temperature)
+    ids = sorted(range(len(weights)), key=lambda i: (-logits[i], i))[: top_k or None]
+    ranked = [float(weights[i]) for i in ids]
+    total = sum(ranked)
+    kept, before, uncertain = 0, 0.0, False
+    for weight in ranked:
+        if top_p < 1:
+            uncertain |= abs(before - top_p * total) < CLOSE * total
+        if before >= top_p * total:
+            break
+        before += weight
+        kept += 1
+    uncertain |= any(abs(w - min_p) < CLOSE for w in ranked[:kept]) and min_p not in (0, 1)
+    kept = sum(weight >= min_p for weight in ranked[:kept])
+    token, near = pick(ranked[:kept], ids[:kept], u)
+    return token, uncertain or near, kept
+
+
+def test_greedy_takes_the_likeliest(dtype, randn):
+    for vocab in VOCABS:
+        logits = randn(63, vocab, dtype=dtype)
+        expected = [max(range(vocab), key=lambda i, row=row: (row[i], -i)) for row in logits.tolist()]
+        assert reference.greedy(logits).tolist() == expected
+
+
+@pytest.mark.parametrize("vocab", [2, 63, 64, 1000, 49152])
+def test_greedy_tie_takes_the_lowest_id(vocab, dtype):
+    """Wherever the likeliest stand: vectorised code meets them in another order."""
+    numbers = random.Random(vocab)
+    for _ in range(20):
+        tied = sorted(numbers.sample(range(vocab), k=min(vocab, numbers.randint(2, 5))))
+        logits = torch.full((3, vocab), -1.0, dtype=dtype)
+        logits[:, tied] = 2.5
+        assert reference.greedy(logits).tolist() == [tied[0]] * 3
+    assert reference.greedy(torch.zeros(2, vocab, dtype=dtype)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_sample_equals_the_loop(vocab, randn):
+    numbers = random.Random(vocab)
+    logits = randn(100, vocab) * 3
+    temperature = [numbers.choice([0.3, 0.8, 1.0, 2.0]) for _ in range(100)]
+    u = [numbers.random() for _ in range(100)]
+    tokens = reference.sample(logits, torch.tensor(temperature), torch.tensor(u, dtype=torch.float64)).tolist()
+    expected = [naive_sample(logits[i].numpy(), temperature[i], u[i]) for i in range(100)]
+    certain = [i for i in range(100) if not expected[i][1]]
+    assert len(certain) >= 90
+    assert [tokens[i] for i in certain] == [expected[i][0] for i in certain]
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 2, 40, 1500])
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_sample_filtered_equals_the_loop(vocab, top_k, randn):
+    """Flat and steep rows together, so that in the large vocabulary some need more than the likeliest 1024."""
+    rows, numbers = 80, random.Random(vocab + top_k)
+    logits = randn(rows, vocab) * 3
+    temperature = [numbers.choice([0.3, 0.8, 1.0, 2.0, 6.0]) for _ in range(rows)]
+    top_p = [numbers.choice([1.0, 0.98, 0.9, 0.5, 0.01]) for _ in range(rows)]
+    min_p = [numbers.choice([0.0, 0.0, 0.02, 0.5, 1.0]) for _ in range(rows)]
+    u = [numbers.random() for _ in range(rows)]
+    tokens = reference.sample_filtered(
+        logits,
+        torch.tensor(temperature),
+        torch.tensor(u, dtype=torch.float64),
+        top_k,
+        torch.tensor(top_p),
+        torch.tensor(min_p),
+    ).tolist()
+    expected = [
+        naive_filtered(logits[i].numpy(), temperature[i], u[i], top_k, np.float32(top_p[i]), np.float32(min_p[i]))
+        for i in range(rows)
+    ]
+    certain = [i for i in range(rows) if not expected[i][1]]
+    assert len(certain) >= 0.8 * rows
+    assert [tokens[i] for i in certain] == [expected[i][0] for i in certain]
+    if vocab == 5000 and not top_k:
+        kept = [count for _, _, count in expected]
+        assert sum(count > 1024 for count in kept) > 5
+        assert sum(count < 1024 for count in kept) > 5
+
+
+def filtered(logits, u, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """Sample one distribution with many numbers."""
+    n = len(u)
+    return reference.sample_filtered(
+        torch.tensor([logits]).expand(n, -1),
+        torch.full((n,), temperature),
+        torch.tensor(u, dtype=torch.float64),
+        top_k,
+        torch.full((n,), top_p),
+        torch.full((n,), min_p),
+    ).tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"top_k": 2}, [1, 3]),
+        ({"top_k": 1}, [3]),
+        ({"top_k": 100}, [0, 1, 2, 3, 4]),
+        # 0.4 falls short of 0.5, so the next one crosses it and is kept.
+        ({"top_p": 0.5}, [1, 3]),
+        ({"top_p": 0.3}, [3]),
+        ({"top_p": 0.69}, [1, 3]),
+        ({"top_p": 0.71}, [0, 1, 3]),
+        # The share is of the likeliest token, 0.4: 0.15 is 0.375 of it.
+        ({"min_p": 0.3}, [0, 1, 3]),
+        ({"min_p": 0.4}, [1, 3]),
+        ({"min_p": 1.0}, [3]),
+        # Top-p is of what top-k left, 0.7: 0.4 is 0.57 of it.
+        ({"top_k": 2, "top_p": 0.55}, [3]),
+        ({"top_k": 2, "top_p": 0.6}, [1, 3]),
+        ({"top_k": 4, "top_p": 0.75, "min_p": 0.2}, [0, 1, 3]),
+    ],
+)
+def test_filters_keep_these_tokens(options, kept):
+    probabilities = [0.15, 0.3, 0.1, 0.4, 0.05]
+    u = [(i + 0.5) / 400 for i in range(400)]
+    tokens = filtered([math.log(p) for p in probabilities], u, **options)
+    assert sorted(set(tokens)) == kept
+    # What is left keeps its proportions.
+    total = sum(probabilities[i] for i in kept)
+    for i in kept:
+        assert tokens.count(i) == pytest.approx(400 * probabilities[i] / total, abs=2)
+
+
+def test_frequencies_are_the_probabilities():
+    """4000 numbers one behind the other: every token must come as often as it is likely, to the count."""
+    n, logits = 4000, [0.3 * (7 * i % 20) for i in range(20)]
+    u = [(i + 0.5) / n for i in range(n)]
+    for temperature in (0.5, 1.0, 3.0):
+        weights = weights_of(np.array(logits), temperature)
+        expected = weights / weights.sum() * n
+        temperatures = torch.full((n,), temperature)
+        plain = reference.sample(torch.tensor([logits]).expand(n, -1), temperatures, torch.tensor(u).double()).tolist()
+        ranked = filtered(logits, u, temperature=temperature, top_k=20)
+        for tokens in (plain, ranked):
+            counts = np.bincount(tokens, minlength=20)
+            assert np.abs(counts - expected).max() <= 2
+
+
+def test_frequencies_with_the_engines_own_numbers():
+    """The same with what a completion uses, one seed and 5000 positions: within five deviations."""
+    n, logits = 5000, [0.0, 1.0, 2.0, 3.0]
+    weights = weights_of(np.array(logits), 1.0)
+    expected = weights / weights.sum()
+    counts = np.bincount(filtered(logits, [uniform(17, i) for i in range(n)]), minlength=4)
+    assert (np.abs(counts - n * expected) < 5 * np.sqrt(n * expected * (1 - expected))).all()
+
+
+@pytest.mark.parametrize("u", [0.5 / 2**32, 1 - 0.5 / 2**32])
+def test_extreme_numbers_never_pick_what_has_no_probability(u):
+    """At both ends of the sum stand tokens of weight zero: neither they nor one past the end may come out."""
+    minus = -math.inf
+    logits = [minus, minus, 0.0, minus, 1.0, minus, minus]
+    end = 2 if u < 0.5 else 4
+    number, one = torch.tensor([u], dtype=torch.float64), torch.ones(1)
+    assert reference.sample(torch.tensor([logits]), one, number).tolist() == [end]
+    # Ranked, the likelier one comes first.
+    for options in ({"top_k": 5}, {"top_p": 0.999}, {"min_p": 0.01}):
+        assert filtered(logits, [u], **options) == [6 - end]
+
+
+@pytest.mark.parametrize("vocab", [63, 1000, 5000, 20000])
+def test_rows_do_not_touch_each_other(vocab, randn):
+    """Alone, in company, in another order, and beside rows that need the whole vocabulary sorted."""
+    rows, numbers = 12, random.Random(vocab)
+    logits = randn(rows, vocab) * torch.tensor([[0.01, 1.0, 4.0][i % 3] for i in range(rows)])[:, None]
+    temperature = torch.tensor([numbers.uniform(0.5, 2) for _ in range(rows)])
+    u = torch.tensor([numbers.random() for _ in range(rows)], dtype=torch.float64)
+    top_p = torch.tensor([numbers.choice([1.0, 0.95, 0.3]) for _ in range(rows)])
+    min_p = torch.tensor([numbers.choice([0.0, 0.1]) for _ in range(rows)])
+
+    def draw(index):
+        index = torch.tensor(index)
+        plain = reference.sample(logits[index], temperature[index], u[index])
+        ranked = [
+            reference.sample_filtered(logits[index], temperature[index], u[index], k, top_p[index], min_p[index])
+            for k in (0, 50)
+        ]
+        return torch.stack([plain, *ranked], 1).tolist()
+
+    together = draw(list(range(rows)))
+    assert [draw([i])[0] for i in range(rows)] == together
+    assert draw(list(range(rows))[::-1]) == together[::-1]
+    assert draw([5, 0, 5]) == [together[5], together[0], together[5]]
+
+
+def philox_block(counter, key):
+    """Philox4x32-10 of the paper, all four words."""
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        first, second = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+        c = [second >> 32 ^ c[1] ^ k[0], second & MASK, first >> 32 ^ c[3] ^ k[1], first & MASK]
+        k = [k[0] + 0x9E3779B9 & MASK, k[1] + 0xBB67AE85 & MASK]
+    return c
+
+
+def test_philox_of_zero_is_the_published_word():
+    assert philox(0, 0) == 0x6627E8D5
+
+
+def test_philox_equals_an_implementation_that_passes_all_published_vectors():
+    """The other vectors use counters that the API cannot reach, so they vouch for the loop above (Random123's file)."""
+    assert philox_block([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert philox_block([MASK] * 4, [MASK] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+    pi_counter, pi_key = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0]
+    assert philox_block(pi_counter, pi_key) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
+    numbers = random.Random(0)
+    seeds = [0, 1, MASK, 1 << 32, 2**64 - 1, *(numbers.getrandbits(64) for _ in range(50))]
+    for seed in seeds:
+        counter = numbers.getrandbits(32)
+        expected = philox_block([counter, 0, 0, 0], [seed & MASK, seed >> 32])[0]
+        assert philox(seed, counter) == expected
+
+
+def test_uniform_lies_strictly_between_0_and_1(monkeypatch):
+    numbers = [uniform(seed, position) for seed in range(50) for position in range(100)]
+    assert min(numbers) > 0
+    assert max(numbers) < 1
+    # The ends of the range of words, which no known seed gives.
+    for word in (0, MASK):
+        monkeypatch.setattr("rosebatch_kernels.sampling.philox.philox", lambda seed, counter, w=word: w)
+        assert 0 < uniform(0, 0) < 1
+
+
+def test_uniform_is_uniform():
+    n, bins = 20000, 50
+    counts = np.bincount([int(uniform(3, i) * bins) for i in range(n)], minlength=bins)
+    assert len(counts) == bins
+    chi_squared = ((counts - n / bins) ** 2 / (n / bins)).sum()
+    # 49 degrees of freedom: 20 to 94 but for one in ten thousand on either side.
+    assert 20 < chi_squared < 94
+
+
+def test_seeds_and_positions_give_different_numbers():
+    """Neighbouring seeds, high halves of the seed, positions: all reach the number."""
+    pairs = [(s, p) for s in (0, 1, 2, 1 << 32, 3 << 32, 2**64 - 1) for p in range(500)]
+    words = {philox(s, p) for s, p in pairs}
+    # 3000 of 2^32: a repetition has a chance of one in a thousand, and this is a fixed set.
+    assert len(words) == len(pairs)
+    assert uniform(5, 7) == uniform(5, 7)

@@ -1,0 +1,125 @@
+"""The demo model, a real one of 135M parameters: against transformers, and its answers whatever runs beside them."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from rosebatch.cli import main
+from rosebatch.config import EngineConfig
+from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.launch import LaunchOptions, launch
+from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE, find_model
+from rosebatch.request import Request, SamplingParams
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"the demo model is not installed: {DEMO_INSTALL}"
+)
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "prompts.jsonl"
+QUESTIONS = ["What is the capital of France?", "What is 2 + 3?", "Write a haiku about roses."]
+TEXTS = ["The days of the week are Monday, Tuesday,", "def fibonacci(n):\n", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"]
+BLOCK = 16
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    """A cache of our own, removed at once: the converted model takes hundreds of megabytes."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """What no ``--model`` stands for on this CPU."""
+    return find_model(None, "auto", "auto", torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def start(demo):
+    """An engine and a tokenizer of the demo model."""
+
+    def launched(dtype="auto", blocks=64, **limits):
+        bytes_of_one = bytes_per_block(demo.config, BLOCK, demo.dtype if dtype == "auto" else getattr(torch, dtype))
+        limits = EngineConfig(block_size=BLOCK, kv_cache_memory=blocks * bytes_of_one, **limits)
+        return launch(LaunchOptions(model=str(demo.folder), device="cpu", dtype=dtype, limits=limits))
+
+    return launched
+
+
+def token_ids(tokenizer):
+    """Three chats and three plain prompts."""
+    chats = tokenizer.encode_chats([[{"role": "user", "content": question}] for question in QUESTIONS])
+    return chats + tokenizer.encode(TEXTS)
+
+
+def run(engine, prompts, sampling):
+    """Completions by index; several runs of one engine share its prefix cache."""
+    requests = [Request(index=i, prompt_token_ids=tuple(p), sampling=sampling[i]) for i, p in prompts.items()]
+    return {c.request.index: list(c.token_ids) for c in engine.run(requests)}
+
+
+def test_greedy_equals_transformers(start, demo):
+    """24 tokens of 6 prompts in fp32: each is transformers' likeliest, alone and beside the others."""
+    from transformers import AutoModelForCausalLM
+
+    launched = start("float32", max_num_seqs=8)
+    prompts = dict(enumerate(token_ids(launched.tokenizer)))
+    sampling = [SamplingParams(max_tokens=24, ignore_eos=True)] * 6
+    together = run(launched.engine, prompts, sampling)
+    for index, prompt in prompts.items():
+        assert run(launched.engine, {index: prompt}, sampling) == {index: together[index]}
+    reference = AutoModelForCausalLM.from_pretrained(demo.folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        for index, prompt in prompts.items():
+            # What generate would choose, from one forward pass over all of it.
+            logits = reference(input_ids=torch.tensor([prompt + together[index]])).logits[0]
+            assert together[index] == logits.argmax(-1)[len(prompt) - 1 : -1].tolist()
+        ids = torch.tensor([prompts[3]])
+        generated = reference.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=24,
+            min_new_tokens=24,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    assert together[3] == generated[0, ids.shape[1] :].tolist()
+
+
+def test_sampled_rows_do_not_depend_on_each_other(start):
+    """In the dtype that users get: alone, together, reversed, in small chunks, and preempted for want of memory."""
+    launched = start(max_num_seqs=8)
+    prompts = dict(enumerate(token_ids(launched.tokenizer)))
+    sampling = [
+        SamplingParams(max_tokens=20, temperature=0.5 + i / 4, top_p=0.95, seed=i, ignore_eos=True) for i in prompts
+    ]
+    together = run(launched.engine, prompts, sampling)
+    assert run(launched.engine, dict(reversed(prompts.items())), sampling) == together
+    for index in (0, 3, 5):
+        assert run(launched.engine, {index: prompts[index]}, sampling) == {index: together[index]}
+    assert launched.engine.stats.preemptions == 0
+    cramped = start(max_num_seqs=8, max_num_batched_tokens=24, blocks=8).engine
+    assert run(cramped, prompts, sampling) == together
+    assert cramped.stats.preemptions > 0
+
+
+def test_the_examples(capfd, tmp_path):
+    """``make demo``: no model named, every row answered, and the capital of France is Paris."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(["generate", str(EXAMPLES), "-o", str(tmp_path / "out.jsonl"), "--max-tokens", "16"])
+    assert exit_info.value.code == 0
+    rows = {row["id"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
+    assert list(rows) == [json.loads(line)["id"] for line in EXAMPLES.read_text().splitlines()]
+    assert "Paris" in rows["france"]["text"]
+    assert "Tokyo" in rows["japan"]["text"]
+    assert "Wednesday" in rows["plain"]["text"]
+    assert "nine" not in rows["stop"]["text"]
+    assert rows["colours"]["topic"] == "art"
+    assert capfd.readouterr().err.startswith("Throughput: ")

@@ -1,0 +1,385 @@
+"""config.json of the five architectures, as transformers 4 and 5 write it, and everything that may be wrong with it."""
+
+import json
+
+import pytest
+
+from rosebatch.config import ModelConfig, RopeConfig
+from rosebatch.errors import UserError
+from rosebatch.model.hf_config import ARCHITECTURES, parse_model_config, read_model_config
+
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "vocab_size": 50257,
+    "n_embd": 768,
+    "n_layer": 2,
+    "n_head": 12,
+    "n_positions": 1024,
+    "layer_norm_epsilon": 1e-5,
+    "activation_function": "gelu_new",
+    "eos_token_id": 50256,
+    "dtype": "float16",
+}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+    "dtype": "bfloat16",
+}
+LLAMA3_ROPE = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def of(architecture, **changes):
+    """A Llama config renamed, with changes; None drops a key."""
+    values = {**LLAMA, "architectures": [architecture], "model_type": None, **changes}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def parse(values):
+    return parse_model_config(values, "config.json")
+
+
+def test_gpt2():
+    assert parse(GPT2) == ModelConfig(
+        family="gpt2",
+        vocab_size=50257,
+        hidden_size=768,
+        num_layers=2,
+        num_heads=12,
+        num_kv_heads=12,
+        head_dim=64,
+        intermediate_size=3072,
+        max_model_len=1024,
+        norm_eps=1e-5,
+        activation="gelu_new",
+        tie_word_embeddings=True,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        attention_scales=(0.125, 0.125),
+        eos_token_ids=(50256,),
+        dtype="float16",
+    )
+
+
+def test_gpt2_is_complete_without_what_has_a_default():
+    config = parse({k: GPT2[k] for k in ("architectures", "vocab_size", "n_embd", "n_layer", "n_head")})
+    assert (config.max_model_len, config.norm_eps, config.activation) == (1024, 1e-5, "gelu_new")
+    assert (config.tie_word_embeddings, config.eos_token_ids, config.dtype) == (True, (50256,), "float32")
+
+
+def test_gpt2_options():
+    config = parse(
+        {**GPT2, "n_inner": 100, "activation_function": "relu", "tie_word_embeddings": False, "n_positions": 77}
+    )
+    assert (config.intermediate_size, config.activation) == (100, "relu")
+    assert (config.tie_word_embeddings, config.max_model_len) == (False, 77)
+
+
+@pytest.mark.parametrize(
+    ("options", "scales"),
+    [
+        ({"scale_attn_weights": False}, (1.0, 1.0)),
+        ({"scale_attn_by_inverse_layer_idx": True}, (0.125, 0.0625)),
+        ({"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True}, (1.0, 0.5)),
+        # A matter of the order of rounding in transformers, not of the result.
+        ({"reorder_and_upcast_attn": True}, (0.125, 0.125)),
+    ],
+)
+def test_gpt2_attention_scales(options, scales):
+    assert parse({**GPT2, **options}).attention_scales == scales
+
+
+def test_llama():
+    assert parse(LLAMA) == ModelConfig(
+        family="llama",
+        vocab_size=49152,
+        hidden_size=576,
+        num_layers=3,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        intermediate_size=1536,
+        max_model_len=8192,
+        norm_eps=1e-5,
+        activation="silu",
+        tie_word_embeddings=True,
+        rope=RopeConfig(theta=10000.0),
+        eos_token_ids=(2,),
+        dtype="bfloat16",
+    )
+
+
+def test_llama_is_complete_without_what_has_a_default():
+    needed = ("architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    config = parse({k: LLAMA[k] for k in (*needed, "num_attention_heads")})
+    assert (config.num_kv_heads, config.head_dim, config.max_model_len) == (9, 64, 2048)
+    assert (config.norm_eps, config.activation, config.tie_word_embeddings) == (1e-6, "silu", False)
+    assert (config.eos_token_ids, config.dtype, config.rope) == ((2,), "float32", RopeConfig(theta=10000.0))
+
+
+def test_llama_biases_and_head_dim():
+    config = parse({**LLAMA, "attention_bias": True, "mlp_bias": True, "head_dim": 32})
+    assert (config.qkv_bias, config.out_bias, config.mlp_bias, config.head_dim) == (True, True, True, 32)
+    config = parse({**LLAMA, "mlp_bias": True, "head_dim": None})
+    assert (config.qkv_bias, config.out_bias, config.mlp_bias, config.head_dim) == (False, False, True, 64)
+
+
+def test_mistral():
+    config = parse(of("MistralForCausalLM", sliding_window=7))
+    assert config.family == "llama"
+    assert config.sliding_windows == (7, 7, 7)
+    assert (config.qkv_bias, config.out_bias, config.mlp_bias) == (False, False, False)
+
+
+def test_mistral_window():
+    """Null turns it off, a missing one is transformers' 4096."""
+    assert parse({**of("MistralForCausalLM"), "sliding_window": None}).sliding_windows == ()
+    assert parse(of("MistralForCausalLM")).sliding_windows == (4096,) * 3
+
+
+def test_mistral_defaults():
+    config = parse(of("MistralForCausalLM", num_key_value_heads=None, num_attention_heads=16, head_dim=36))
+    assert config.num_kv_heads == 8
+    config = parse({**of("MistralForCausalLM"), "num_key_value_heads": None})
+    assert config.num_kv_heads == 9
+
+
+def test_qwen2():
+    """Biases at q, k and v only, whatever the config says, and no window unless it is switched on."""
+    config = parse(of("Qwen2ForCausalLM", sliding_window=9, use_sliding_window=False, eos_token_id=None))
+    assert (config.qkv_bias, config.out_bias, config.mlp_bias, config.qk_norm) == (True, False, False, False)
+    assert (config.sliding_windows, config.eos_token_ids) == ((), ())
+
+
+def test_qwen3():
+    config = parse(of("Qwen3ForCausalLM", head_dim=24))
+    assert (config.qk_norm, config.qkv_bias, config.out_bias, config.head_dim) == (True, False, False, 24)
+    assert parse(of("Qwen3ForCausalLM")).head_dim == 128
+    config = parse(of("Qwen3ForCausalLM", attention_bias=True))
+    assert (config.qkv_bias, config.out_bias) == (True, True)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(
+    ("options", "windows"),
+    [
+        ({"max_window_layers": 1}, (0, 9, 9)),
+        ({"max_window_layers": 0}, (9, 9, 9)),
+        ({"max_window_layers": 3}, (0, 0, 0)),
+        ({}, (0, 0, 0)),
+        ({"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, (9, 0, 9)),
+        ({"layer_types": None, "max_window_layers": 2}, (0, 0, 9)),
+    ],
+)
+def test_qwen_sliding_window(architecture, options, windows):
+    values = {**of(architecture), "use_sliding_window": True, "sliding_window": 9, **options}
+    assert parse(values).sliding_windows == windows
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_qwen_sliding_window_without_a_size_is_transformers_4096(architecture):
+    """Switched on but not sized: transformers' default, not a window of all keys."""
+    values = {**of(architecture), "use_sliding_window": True, "max_window_layers": 1}
+    assert parse(values).sliding_windows == (0, 4096, 4096)
+
+
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a != "GPT2LMHeadModel"])
+def test_defaults_are_transformers_own(architecture):
+    """With only the sizes given, the same as transformers' config class says."""
+    import transformers
+
+    sizes = {k: LLAMA[k] for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+    sizes["num_attention_heads"] = 32
+    config = parse({"architectures": [architecture], **sizes})
+    theirs = getattr(transformers, architecture.removesuffix("ForCausalLM") + "Config")(**sizes)
+    assert config.num_kv_heads == theirs.num_key_value_heads
+    assert config.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    assert config.max_model_len == theirs.max_position_embeddings
+    assert config.norm_eps == theirs.rms_norm_eps
+    assert config.tie_word_embeddings == theirs.tie_word_embeddings
+    assert config.rope == RopeConfig(theta=theirs.rope_parameters["rope_theta"])
+    assert config.eos_token_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
+    assert config.sliding_window(0) == (getattr(theirs, "sliding_window", None) or 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rope_theta": 500000.0},
+        {"rope_theta": 500000.0, "rope_scaling": None},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+        {"rope_parameters": {"rope_theta": 500000}},
+    ],
+)
+def test_rope_theta_of_transformers_4_and_5(options):
+    assert parse({**LLAMA, **options}).rope == RopeConfig(theta=500000.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}},
+        {"rope_theta": 500000.0, "rope_scaling": {"type": "llama3", **LLAMA3_ROPE}},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3_ROPE}},
+    ],
+)
+def test_llama3_rope_of_transformers_4_and_5(options):
+    expected = RopeConfig(theta=500000.0, scaling="llama3", **LLAMA3_ROPE)
+    assert parse({**LLAMA, **options}).rope == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 4}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+    ],
+)
+def test_linear_rope_of_transformers_4_and_5(options):
+    assert parse({**LLAMA, **options}).rope == RopeConfig(scaling="linear", factor=4.0)
+
+
+def test_llama3_rope_without_its_trained_length_takes_the_models():
+    scaling = {k: v for k, v in LLAMA3_ROPE.items() if k != "original_max_position_embeddings"}
+    rope = parse({**LLAMA, "rope_scaling": {"rope_type": "llama3", **scaling}}).rope
+    assert rope.original_max_position_embeddings == 8192
+
+
+@pytest.mark.parametrize(("stored", "ids"), [(5, (5,)), ([5, 7], (5, 7)), (None, ()), ([], ()), (0, (0,))])
+def test_eos_is_a_number_a_list_or_nothing(stored, ids):
+    assert parse({**LLAMA, "eos_token_id": stored}).eos_token_ids == ids
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"dtype": None, "torch_dtype": "float16"}, "float16"),
+        ({"dtype": "bfloat16", "torch_dtype": "float16"}, "bfloat16"),
+        ({"dtype": None}, "float32"),
+    ],
+)
+def test_dtype_by_its_new_and_old_name(options, dtype):
+    assert parse({**LLAMA, **options}).dtype == dtype
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+def test_model_type_serves_where_no_architecture_is_named(model_type):
+    values = {**GPT2, **LLAMA, "model_type": model_type, "architectures": None}
+    assert parse(values).family == ("gpt2" if model_type == "gpt2" else "llama")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**LLAMA, "architectures": ["FalconForCausalLM"]},
+        {**LLAMA, "architectures": [], "model_type": "falcon"},
+        {"model_type": "falcon"},
+        {**LLAMA, "architectures": ["LlamaForSequenceClassification"]},
+    ],
+)
+def test_other_architectures_are_refused_with_a_list(values):
+    with pytest.raises(UserError, match=r"^config\.json: .* is not supported; supported are ") as caught:
+        parse(values)
+    assert all(name in str(caught.value) for name in ARCHITECTURES)
+    assert (values.get("architectures") or [values["model_type"]])[0] in str(caught.value)
+
+
+def test_an_empty_config_is_refused():
+    with pytest.raises(UserError, match="not supported; supported are GPT2LMHeadModel"):
+        parse({})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn' is not supported"),
+        ({**LLAMA, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+        ({**LLAMA, "rope_scaling": {"type": "linear"}}, "'factor' is missing"),
+        ({**LLAMA, "rope_scaling": {"type": "llama3", "factor": 2.0}}, "'low_freq_factor' is missing"),
+        ({**LLAMA, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({**LLAMA, "rope_scaling": "linear"}, "config.json"),
+        ({**LLAMA, "hidden_act": "relu"}, "hidden_act 'relu' is not supported; supported are silu"),
+        ({**GPT2, "activation_function": "swish"}, "activation_function 'swish' is not supported; supported are gelu"),
+        ({**LLAMA, "quantization_config": {"bits": 4}}, "quantized checkpoints are not supported"),
+        ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "'hidden_size' is missing"),
+        ({k: v for k, v in GPT2.items() if k != "n_head"}, "'n_head' is missing"),
+        ({**GPT2, "n_head": 0}, "config.json"),
+        ({**LLAMA, "num_attention_heads": 8, "num_key_value_heads": 3}, "num_heads 8 is no multiple"),
+        ({**LLAMA, "hidden_size": "576"}, "config.json"),
+        ({**LLAMA, "vocab_size": 1.5}, "vocab_size"),
+        ({**LLAMA, "eos_token_id": "</s>"}, "eos_token_ids"),
+        ({**LLAMA, "dtype": "float64"}, "dtype"),
+    ],
+)
+def test_what_is_wrong_is_a_user_error_that_says_so(values, message):
+    with pytest.raises(UserError) as caught:
+        parse(values)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("config.json: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert read_model_config(tmp_path) == parse(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("generation", "ids"),
+    [
+        ({"eos_token_id": [128001, 128009], "temperature": 0.6}, (128001, 128009)),
+        ({"eos_token_id": 7}, (7,)),
+        # Silence is not a contradiction.
+        ({"temperature": 0.6}, (2,)),
+    ],
+)
+def test_generation_config_wins_for_the_end_tokens(tmp_path, generation, ids):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert read_model_config(tmp_path).eos_token_ids == ids
+
+
+def test_generation_config_changes_nothing_else(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"vocab_size": 3, "dtype": "float16"}))
+    assert read_model_config(tmp_path) == parse(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, "no such file; a model folder holds config.json"),
+        ("config.json", b"{", "config.json: "),
+        ("config.json", b"\xff\xfe", "config.json: "),
+        ("config.json", b"[]", "not a JSON object"),
+        ("generation_config.json", b"{", "generation_config.json: "),
+        ("generation_config.json", b"3", "not a JSON object"),
+    ],
+)
+def test_broken_files(tmp_path, name, content, message):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    path = tmp_path / name
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        read_model_config(tmp_path)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(str(path))

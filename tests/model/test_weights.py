@@ -1,0 +1,166 @@
+"""Weights out of folders that are whole, sharded, bare or broken, and out of nothing."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rosebatch.errors import UserError
+from rosebatch.model.weights import RandomWeights, SafetensorsWeights
+
+CPU = torch.device("cpu")
+FIRST = {"model.embed_tokens.weight": torch.randn(5, 3), "model.norm.weight": torch.randn(3)}
+SECOND = {"lm_head.weight": torch.randn(5, 3)}
+
+
+def source(folder, dtype=torch.float32):
+    return SafetensorsWeights(folder, dtype, CPU)
+
+
+def write_shards(folder):
+    save_file(FIRST, folder / "model-00001-of-00002.safetensors")
+    save_file(SECOND, folder / "model-00002-of-00002.safetensors")
+
+
+def write_index(folder):
+    weight_map = dict.fromkeys(FIRST, "model-00001-of-00002.safetensors")
+    weight_map |= dict.fromkeys(SECOND, "model-00002-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def assert_all_there(weights):
+    for name, tensor in {**FIRST, **SECOND}.items():
+        assert torch.equal(weights.get(name, tuple(tensor.shape)), tensor)
+
+
+def test_one_file(tmp_path):
+    save_file({**FIRST, **SECOND}, tmp_path / "model.safetensors")
+    assert_all_there(source(tmp_path))
+
+
+def test_shards_with_an_index(tmp_path):
+    write_shards(tmp_path)
+    write_index(tmp_path)
+    assert_all_there(source(tmp_path))
+
+
+def test_shards_without_an_index(tmp_path):
+    write_shards(tmp_path)
+    assert_all_there(source(tmp_path))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_other_files_beside_the_model_are_left_alone(tmp_path, sharded):
+    """Mistral's folders hold everything twice, the second time under other names; adapters lie about, too."""
+    if sharded:
+        write_shards(tmp_path)
+        write_index(tmp_path)
+    else:
+        save_file({**FIRST, **SECOND}, tmp_path / "model.safetensors")
+    save_file({"lm_head.weight": torch.zeros(5, 3)}, tmp_path / "z_adapter.safetensors")
+    (tmp_path / "consolidated.safetensors").write_bytes(b"broken")
+    assert_all_there(source(tmp_path))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_weights_come_in_the_dtype_of_the_run(tmp_path, dtype):
+    save_file({k: v.to(torch.bfloat16) for k, v in FIRST.items()}, tmp_path / "model.safetensors")
+    tensor = source(tmp_path, dtype).get("model.norm.weight", (3,))
+    assert torch.equal(tensor, FIRST["model.norm.weight"].to(torch.bfloat16).to(dtype))
+
+
+def test_a_bare_transformer_has_no_first_part(tmp_path):
+    """GPT2Model's own checkpoints say wte.weight; a full name still comes before a short one."""
+    bare = {
+        "wte.weight": torch.randn(5, 3),
+        "transformer.wpe.weight": torch.randn(7, 3),
+        "wpe.weight": torch.ones(7, 3),
+    }
+    save_file(bare, tmp_path / "model.safetensors")
+    weights = source(tmp_path)
+    assert torch.equal(weights.get("transformer.wte.weight", (5, 3)), bare["wte.weight"])
+    assert torch.equal(weights.get("transformer.wpe.weight", (7, 3)), bare["transformer.wpe.weight"])
+
+
+def test_missing_tensor(tmp_path):
+    save_file(FIRST, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"weights have no tensor 'lm_head\.weight'"):
+        source(tmp_path).get("lm_head.weight", (5, 3))
+
+
+def test_missing_shard(tmp_path):
+    """Said at once, not when the first tensor of it is asked for."""
+    write_shards(tmp_path)
+    write_index(tmp_path)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(UserError, match="1 weight files are missing, the first is model-00002-of-00002"):
+        source(tmp_path)
+
+
+def test_wrong_shape(tmp_path):
+    save_file(FIRST, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"'model\.norm\.weight' has shape \(3,\), config says \(4,\)"):
+        source(tmp_path).get("model.norm.weight", (4,))
+
+
+@pytest.mark.parametrize("content", [b"", b"not weights", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
+def test_broken_file(tmp_path, content):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError):
+        source(tmp_path).get("model.norm.weight", (3,))
+
+
+def test_truncated_file(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file(FIRST, path)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(UserError, match="unreadable weights"):
+        source(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"weight_map": 3}', "null"])
+def test_broken_index(tmp_path, content):
+    write_shards(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(UserError, match=r"index\.json: unreadable index"):
+        source(tmp_path)
+
+
+def test_no_weights(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(UserError, match=r"no \.safetensors weights in this folder"):
+        source(tmp_path)
+
+
+def test_random_weights_are_the_same_each_time_whatever_came_before():
+    """They depend on name and seed only: neither on the order of the calls nor on the global generator."""
+    first, second = RandomWeights(torch.float32, CPU), RandomWeights(torch.float32, CPU)
+    expected = first.get("model.layers.0.mlp.up_proj.weight", (7, 5))
+    torch.manual_seed(5)
+    second.get("lm_head.weight", (3, 3))
+    assert torch.equal(second.get("model.layers.0.mlp.up_proj.weight", (7, 5)), expected)
+
+
+def test_random_weights_differ_by_name_and_seed():
+    weights = RandomWeights(torch.float32, CPU)
+    tensor = weights.get("a.weight", (4, 4))
+    assert not torch.equal(weights.get("b.weight", (4, 4)), tensor)
+    assert not torch.equal(RandomWeights(torch.float32, CPU, seed=1).get("a.weight", (4, 4)), tensor)
+
+
+def test_random_weights_are_those_of_fp32_rounded():
+    wide = RandomWeights(torch.float32, CPU).get("a.weight", (63, 64))
+    narrow = RandomWeights(torch.bfloat16, CPU).get("a.weight", (63, 64))
+    assert torch.equal(narrow, wide.to(torch.bfloat16))
+
+
+def test_random_weights_have_a_models_scale():
+    """Norms keep what they get, the rest is small: 30 layers must not overflow fp16."""
+    weights = RandomWeights(torch.float32, CPU)
+    assert torch.equal(weights.get("model.norm.weight", (9,)), torch.ones(9))
+    for name, shape in (("a.weight", (200, 200)), ("a.bias", (40000,))):
+        tensor = weights.get(name, shape)
+        assert tensor.shape == shape
+        assert abs(tensor.mean()) < 0.001
+        assert abs(tensor.std() - 0.02) < 0.001

@@ -1,0 +1,60 @@
+"""Switches: defaults by device, and what a device cannot serve."""
+
+import dataclasses
+
+import pytest
+
+from rosebatch.errors import FlagError, UserError
+from rosebatch.toggles import Toggles
+
+FIELDS = dataclasses.fields(Toggles)
+NAMES = [field.name for field in FIELDS]
+
+
+def served(field, device):
+    return device in field.metadata["devices"]
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=NAMES)
+def test_every_switch_is_described_and_on_by_default(field):
+    assert field.type in (bool, "bool")
+    assert field.default is True
+    assert field.metadata["help"].endswith(".")
+    assert set(field.metadata["devices"]) <= {"cpu", "cuda"}
+    assert field.metadata["devices"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("requested", [{}, dict.fromkeys(NAMES)])
+def test_defaults_are_on_where_the_device_serves_them(device, requested):
+    toggles = Toggles.resolve(requested, device)
+    assert dataclasses.asdict(toggles) == {field.name: served(field, device) for field in FIELDS}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", NAMES)
+def test_off_is_always_possible_and_touches_no_other(device, name):
+    toggles = dataclasses.asdict(Toggles.resolve({name: False}, device))
+    assert toggles == {field.name: served(field, device) and field.name != name for field in FIELDS}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("field", FIELDS, ids=NAMES)
+def test_on_by_name_is_an_error_where_it_has_no_meaning(device, field):
+    """Silence would let an A/B run compare a thing with itself."""
+    if served(field, device):
+        assert getattr(Toggles.resolve({field.name: True}, device), field.name) is True
+        return
+    with pytest.raises(FlagError, match=f"^--{field.name.replace('_', '-')} has no meaning on {device}"):
+        Toggles.resolve({field.name: True}, device)
+
+
+def test_some_switch_is_not_served_everywhere():
+    """Else the error above is never tried."""
+    assert any(len(field.metadata["devices"]) == 1 for field in FIELDS)
+    assert issubclass(FlagError, UserError)
+
+
+def test_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Toggles().prefix_cache = False
