@@ -122,6 +122,9 @@ def main(args: list[str] | None = None) -> None:
         place = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__}: {error}"
         _fail(f"unexpected, please report it: {what} ({place.filename}:{place.lineno})", EXIT_ABORTED)
+    if code == EXIT_INTERRUPTED:
+        # Typer turns Ctrl-C into this exit code.
+        _fail("interrupted", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -24,6 +24,8 @@ from rosebatch.tokenizer import StopStrings, Tokenizer, cut_at_stop
 # Rows tokenized in one call, and such groups waiting for the engine.
 _GROUP = 64
 _GROUPS_AHEAD = 8
+# Results that may wait for the row before them.
+_MOST_HELD = 4096
 
 Prepared = Request | FailedRow
 T = TypeVar("T")
@@ -62,6 +64,8 @@ def run_job(
     while not exhausted or engine.has_unfinished:
         # Always filled up before a step, never as far as the thread happens to be: a second run is the same run.
         while not exhausted and engine.num_unfinished < window:
+            if results.num_held >= _MOST_HELD and engine.has_unfinished:
+                break
             item = next(prepared, None)
             if item is None:
                 exhausted = True
@@ -93,6 +97,10 @@ class _InOrder:
         self._writer = writer
         self._next = 0
         self._held: dict[int, dict[str, Any]] = {}
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
 
     def add(self, index: int, row: dict[str, Any]) -> None:
         self._held[index] = row
@@ -146,14 +154,17 @@ def _error_row(item: Prepared, error: RowError) -> dict[str, Any]:
 
 def _result_row(completion: Completion, tokenizer: Tokenizer | None, return_token_ids: bool) -> dict[str, Any]:
     request = completion.request
-    text = None
+    text, finish_reason = None, completion.finish_reason
     if tokenizer is not None:
-        text = cut_at_stop(tokenizer.decode(completion.token_ids), request.sampling.stop)
+        whole = tokenizer.decode(completion.token_ids)
+        text = cut_at_stop(whole, request.sampling.stop)
+        # A stop string in the last characters of a completion that reached its length: only the whole text shows it.
+        finish_reason = "stop" if len(text) < len(whole) else finish_reason
     row: dict[str, Any] = {
         **request.metadata,
         "index": request.index,
         "text": text,
-        "finish_reason": completion.finish_reason,
+        "finish_reason": finish_reason,
         "usage": {
             "prompt_tokens": len(request.prompt_token_ids),
             "completion_tokens": len(completion.token_ids),

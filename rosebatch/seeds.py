@@ -1,7 +1,6 @@
 """The seed of a row that does not bring its own."""
 
 import hashlib
-from array import array
 from collections.abc import Sequence
 
 
@@ -13,5 +12,5 @@ def row_seed(job_seed: int | None, index: int, row_id: str | int | None, token_i
     that is repeated in the file is sampled anew each time, and a second run of the same file gives the same.
     """
     place = f"{index}" if job_seed is None else f"seed {job_seed}"
-    key = f"{place}|{row_id!r}|".encode() + array("q", token_ids).tobytes()
+    key = f"{place}|{row_id!r}|{tuple(token_ids)}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")

@@ -48,10 +48,10 @@ class Tokenizer:
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
             config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
+            return cls(backend, _chat_template(folder, config), _special_tokens(config))
         # tokenizers raises plain Exception for a file it cannot read.
         except Exception as error:
-            raise UserError(f"{folder}: unreadable tokenizer ({error})") from None
-        return cls(backend, _chat_template(folder, config), _special_tokens(config))
+            raise UserError(f"{folder}: unreadable tokenizer ({error!r})") from None
 
     @classmethod
     def _convert(cls, folder: Path) -> "Tokenizer":

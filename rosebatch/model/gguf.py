@@ -105,18 +105,26 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
         reader = gguf.GGUFReader(path)
         fields = _Fields(path, reader)
         architecture = fields.text("general.architecture")
-    except (ValueError, KeyError, IndexError) as error:
-        raise UserError(f"{path}: not a readable GGUF file ({error})") from None
-    if architecture not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise UserError(f"{path}: GGUF architecture {architecture!r} is not supported; supported are {known}")
-    names = {tensor.name for tensor in reader.tensors}
-    config = _config(architecture, fields, reader, names)
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
-    _write_weights(_tensors(architecture, config, reader, dtype), folder)
-    write_tokenizer(fields.get, path, folder)
+        if architecture not in _ARCHITECTURES:
+            known = ", ".join(_ARCHITECTURES)
+            raise UserError(f"{path}: GGUF architecture {architecture!r} is not supported; supported are {known}")
+        config = _config(architecture, fields, reader, {tensor.name for tensor in reader.tensors})
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        _write_json(folder / "config.json", config)
+        _write_json(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
+        _write_weights(_tensors(architecture, config, reader, dtype), folder)
+        write_tokenizer(fields.get, path, folder)
+    # A broken file shows as any of these, wherever the library or this reader of it first stumbles.
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        StopIteration,
+        OverflowError,
+        NotImplementedError,
+    ) as error:
+        raise UserError(f"{path}: not a readable GGUF file ({error!r})") from None
 
 
 class _Fields:
@@ -219,7 +227,7 @@ def _tensors(
             values = _half_split(values, heads)
         if architecture == "gpt2" and values.ndim == 2 and ".h." in name:
             values = values.T
-        yield name, torch.from_numpy(np.array(values, dtype=np.float32)).to(dtype)
+        yield name, torch.from_numpy(np.array(values, dtype=np.float32, order="C")).to(dtype)
 
 
 def _hf_name(architecture: str, name: str) -> str | None:

@@ -62,10 +62,16 @@ def write_tokenizer(get: Callable[..., Any], path: Path, folder: Path) -> None:
         raise UserError(
             f"{path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; supported are {known}"
         )
+    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
+        if get(key) is None:
+            raise UserError(f"{path}: GGUF metadata {key!r} is missing")
     tokens: list[str] = get("tokenizer.ggml.tokens")
     types: list[int] = get("tokenizer.ggml.token_type", [1] * len(tokens))
     merges = [tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges")]
-    bpe = models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    llama3 = pre == "llama-bpe"
+    vocab = {token: i for i, token in enumerate(tokens)}
+    # Llama 3 takes a whole word of its vocabulary before it tries any merge, and opens every prompt with a BOS.
+    bpe = models.BPE(vocab=vocab, merges=merges, ignore_merges=llama3)
     tokenizer = Tokenizer(bpe)
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     tokenizer.decoder = decoders.ByteLevel()
@@ -75,7 +81,7 @@ def write_tokenizer(get: Callable[..., Any], path: Path, folder: Path) -> None:
         special = token_type == _TokenType.CONTROL
         entry = [AddedToken(token, special=special, normalized=False)]
         tokenizer.add_special_tokens(entry) if special else tokenizer.add_tokens(entry)
-    if get("tokenizer.ggml.add_bos_token", False):
+    if get("tokenizer.ggml.add_bos_token", llama3):
         bos = tokens[get("tokenizer.ggml.bos_token_id")]
         template = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]

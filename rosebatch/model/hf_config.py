@@ -10,7 +10,12 @@ from rosebatch.errors import UserError
 from rosebatch.ops import ACTIVATIONS
 
 # What transformers' config classes assume where config.json is silent.
-_QWEN_DEFAULTS = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "num_key_value_heads": 32}
+_QWEN_DEFAULTS = {
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": {"eos_token_id": 50256},
     "LlamaForCausalLM": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "eos_token_id": 2},
@@ -58,7 +63,7 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         fields = _gpt2(values) if architecture == "GPT2LMHeadModel" else _llama(architecture, values)
     except KeyError as error:
         raise UserError(f"{source}: {error.args[0]!r} is missing") from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise UserError(f"{source}: {error}") from None
     eos = values.get("eos_token_id")
     eos_ids = [] if eos is None else eos if isinstance(eos, list) else [eos]

@@ -89,6 +89,6 @@ class RandomWeights:
         """See ``WeightSource``: ones for a norm's scale, else normal with a deviation of 0.02."""
         if len(shape) == 1 and name.endswith(".weight"):
             return torch.ones(shape, dtype=self.dtype, device=self.device)
-        generator = torch.Generator(self.device).manual_seed(self.seed << 32 | zlib.crc32(name.encode()))
+        generator = torch.Generator(self.device).manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
         tensor = torch.empty(shape, dtype=torch.float32, device=self.device)
         return tensor.normal_(0.0, 0.02, generator=generator).to(self.dtype)

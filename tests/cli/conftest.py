@@ -91,7 +91,7 @@ def generate(cli: Callable[..., Any], model_folder: Path, tmp_path: Path) -> Cal
         source = tmp_path / "in.jsonl"
         source.write_text("".join(json.dumps(line) + "\n" for line in lines))
         result = cli("generate", source, "--model", model_folder, "--quiet", *flags)
-        result.rows = [json.loads(line) for line in result.out.splitlines()]
+        result.rows = [json.loads(line) for line in result.out.split("\n") if line]
         return result
 
     return call

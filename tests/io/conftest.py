@@ -65,7 +65,7 @@ def write_jsonl(tmp_path: Path) -> Callable[[list[dict[str, Any]]], list[dict[st
         for row in rows:
             writer.write(row)
         writer.finish()
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
     return write
 

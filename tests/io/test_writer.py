@@ -204,6 +204,32 @@ def test_parquet_column_of_the_name_of_a_result(write_table):
     assert table.column("text").to_pylist() == ["t"]
 
 
+def test_deep_columns_of_parquet_keep_their_type(tmp_path, write_table):
+    """What was readable before is readable after: turning it into JSON text would not fit the column."""
+    kind, value = pa.int64(), 1
+    for _ in range(20):
+        kind, value = pa.list_(kind), [value]
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": ["a"], "deep": pa.array([value], kind)}), path)
+    reader = PromptReader(str(path), {})
+    written = write_table([dict(row.metadata) for row in reader], columns=reader.columns)
+    assert written.column("deep").to_pylist() == [value]
+
+
+def test_nanoseconds_inside_other_types_are_carried_through(tmp_path, write_table):
+    """The same in a list or a struct."""
+    kind = pa.struct([("when", pa.list_(pa.timestamp("ns")))])
+    column = pa.array([{"when": [1_700_000_000_123_456_789]}], kind)
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": ["a"], "log": column}), path)
+    reader = PromptReader(str(path), {})
+    written = write_table([dict(row.metadata) for row in reader], columns=reader.columns)
+    assert written.schema.field("log").type.field("when").type.value_type == pa.timestamp("ns")
+    assert written.column("log").combine_chunks().field("when").values.cast(pa.int64()).to_pylist() == [
+        1_700_000_000_123_456_789
+    ]
+
+
 def test_nanoseconds_are_carried_through(tmp_path, write_table):
     """pandas' default unit: without pandas, Arrow refuses to make a Python datetime of such a value."""
     path = tmp_path / "in.parquet"
@@ -263,8 +289,26 @@ def test_carried_values_without_a_common_type_become_json_text(write_table, json
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(1, "a"), (True, 1), ({"a": 1}, {"a": "x"}), (2**60 + 1, 0.5), (1, 10**29), ("a", {"b": 1})],
-    ids=["int-str", "bool-int", "struct-conflict", "exact-int-float", "30-digits", "str-struct"],
+    [
+        (1, "a"),
+        (True, 1),
+        ({"a": 1}, {"a": "x"}),
+        (2**60 + 1, 0.5),
+        (1, 10**29),
+        ("a", {"b": 1}),
+        ([2**60 + 1], [0.5]),
+        ({"a": 2**60 + 1}, {"a": 0.5}),
+    ],
+    ids=[
+        "int-str",
+        "bool-int",
+        "struct-conflict",
+        "exact-int-float",
+        "30-digits",
+        "str-struct",
+        "in-list",
+        "in-object",
+    ],
 )
 def test_types_that_differ_far_apart_in_the_file(write_table, json_text, first, second):
     """Types are found a group of rows at a time: the same rule must hold between the groups."""
@@ -330,6 +374,21 @@ def test_parquet_appears_whole_under_its_name(tmp_path):
     writer.finish()
     assert [p.name for p in tmp_path.iterdir()] == ["out.parquet"]
     assert pq.read_table(path).column("a").to_pylist() == [1]
+
+
+def test_a_disk_that_is_full_at_the_end(tmp_path, monkeypatch):
+    """Half a Parquet file must not stay behind under a name that readers of ``*.parquet`` take for a whole one."""
+
+    def full(self, table):
+        raise OSError("No space left on device")
+
+    writer = open_writer(str(tmp_path / "out.parquet"), token_ids=False, columns=None)
+    writer.write({"index": 0})
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        writer.finish()
+    writer.abandon()
+    assert list(tmp_path.glob("*.parquet")) == []
 
 
 def test_abandoned_parquet_leaves_nothing(tmp_path):

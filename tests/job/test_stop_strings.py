@@ -72,8 +72,9 @@ def test_a_stop_string_in_text_that_is_held_back_at_the_end(job, make_backend, f
     model.next_token = lambda token_ids, prompt, seed: 257
     tokenizer = Tokenizer(make_backend(b"END\xc3"))
     line = {"prompt": "x", "stop": "END", "max_tokens": 1}
-    rows, _, _ = job.run([line], model=model, tokenizer=tokenizer, vocab_size=258)
+    rows, tally, _ = job.run([line], model=model, tokenizer=tokenizer, vocab_size=258)
     assert (rows[0]["text"], rows[0]["finish_reason"]) == ("", "stop")
+    assert tally.finish_reasons == {"stop": 1}
 
 
 def test_watching_tokens_agrees_with_searching_the_text(tokenizer):

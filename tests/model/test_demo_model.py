@@ -22,7 +22,6 @@ pytestmark = pytest.mark.skipif(
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "prompts.jsonl"
 QUESTIONS = ["What is the capital of France?", "What is 2 + 3?", "Write a haiku about roses."]
 TEXTS = ["The days of the week are Monday, Tuesday,", "def fibonacci(n):\n", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"]
-BLOCK = 16
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,9 +44,10 @@ def demo():
 def start(demo):
     """An engine and a tokenizer of the demo model."""
 
-    def launched(dtype="auto", blocks=64, **limits):
-        bytes_of_one = bytes_per_block(demo.config, BLOCK, demo.dtype if dtype == "auto" else getattr(torch, dtype))
-        limits = EngineConfig(block_size=BLOCK, kv_cache_memory=blocks * bytes_of_one, **limits)
+    def launched(dtype="auto", blocks=64, block_size=16, **limits):
+        stored = demo.dtype if dtype == "auto" else getattr(torch, dtype)
+        memory = blocks * bytes_per_block(demo.config, block_size, stored)
+        limits = EngineConfig(block_size=block_size, kv_cache_memory=memory, max_num_seqs=8, **limits)
         return launch(LaunchOptions(model=str(demo.folder), device="cpu", dtype=dtype, limits=limits))
 
     return launched
@@ -69,12 +69,12 @@ def test_greedy_equals_transformers(start, demo):
     """24 tokens of 6 prompts in fp32: each is transformers' likeliest, alone and beside the others."""
     from transformers import AutoModelForCausalLM
 
-    launched = start("float32", max_num_seqs=8)
+    launched = start("float32")
     prompts = dict(enumerate(token_ids(launched.tokenizer)))
     sampling = [SamplingParams(max_tokens=24, ignore_eos=True)] * 6
     together = run(launched.engine, prompts, sampling)
-    for index, prompt in prompts.items():
-        assert run(launched.engine, {index: prompt}, sampling) == {index: together[index]}
+    for index in (0, 2, 4):
+        assert run(launched.engine, {index: prompts[index]}, sampling) == {index: together[index]}
     reference = AutoModelForCausalLM.from_pretrained(demo.folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         for index, prompt in prompts.items():
@@ -95,17 +95,17 @@ def test_greedy_equals_transformers(start, demo):
 
 def test_sampled_rows_do_not_depend_on_each_other(start):
     """In the dtype that users get: alone, together, reversed, in small chunks, and preempted for want of memory."""
-    launched = start(max_num_seqs=8)
+    launched = start()
     prompts = dict(enumerate(token_ids(launched.tokenizer)))
     sampling = [
         SamplingParams(max_tokens=20, temperature=0.5 + i / 4, top_p=0.95, seed=i, ignore_eos=True) for i in prompts
     ]
     together = run(launched.engine, prompts, sampling)
     assert run(launched.engine, dict(reversed(prompts.items())), sampling) == together
-    for index in (0, 3, 5):
+    for index in (1, 3, 5):
         assert run(launched.engine, {index: prompts[index]}, sampling) == {index: together[index]}
     assert launched.engine.stats.preemptions == 0
-    cramped = start(max_num_seqs=8, max_num_batched_tokens=24, blocks=8).engine
+    cramped = start(max_num_batched_tokens=24, blocks=30, block_size=4).engine
     assert run(cramped, prompts, sampling) == together
     assert cramped.stats.preemptions > 0
 
@@ -119,7 +119,7 @@ def test_the_examples(capfd, tmp_path):
     assert list(rows) == [json.loads(line)["id"] for line in EXAMPLES.read_text().splitlines()]
     assert "Paris" in rows["france"]["text"]
     assert "Tokyo" in rows["japan"]["text"]
-    assert "Wednesday" in rows["plain"]["text"]
-    assert "nine" not in rows["stop"]["text"]
-    assert rows["colours"]["topic"] == "art"
+    assert "Wednesday" in rows["week"]["text"]
+    assert "7" not in rows["count"]["text"]
+    assert rows["colors"]["topic"] == "art"
     assert capfd.readouterr().err.startswith("Throughput: ")
