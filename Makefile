@@ -13,7 +13,7 @@ demo: .venv/.installed
 
 test: .venv/.installed-dev
 	@start=$$(date +%s); \
-	$(BIN)/python -m pytest -q && \
+	$(BIN)/python -m pytest -q -n 2 && \
 	echo "make test: green in $$(( $$(date +%s) - start )) s"
 
 lint: .venv/.installed-dev

@@ -84,7 +84,7 @@ def run_job(
         for completion in engine.step() if engine.has_unfinished else ():
             row = _result_row(completion, tokenizer, return_token_ids)
             results.add(completion.request.index, row)
-            tally.add(completion)
+            tally.add(replace(completion, finish_reason=row["finish_reason"]))
             progress.advance(output_tokens=len(completion.token_ids))
     writer.finish()
     return tally

@@ -111,14 +111,18 @@ class PromptReader:
 
 def _python_types(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Nanoseconds as integers: Python's own types stop at microseconds."""
-    nanoseconds = (pa.time64("ns"), pa.duration("ns"))
-    columns = [
-        column.cast(pa.int64())
-        if column.type in nanoseconds or (pa.types.is_timestamp(column.type) and column.type.unit == "ns")
-        else column
-        for column in batch.columns
-    ]
+    columns = [column.cast(_without_nanoseconds(column.type)) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_nanoseconds(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_nanoseconds(kind.value_type)))
+    if kind in (pa.time64("ns"), pa.duration("ns")) or (pa.types.is_timestamp(kind) and kind.unit == "ns"):
+        return pa.int64()
+    return kind
 
 
 def _lines(file: IO[bytes], source: str) -> Iterator[bytes]:

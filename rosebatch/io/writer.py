@@ -112,18 +112,23 @@ class ParquetWriter:
 
     def write(self, row: dict[str, Any]) -> None:
         """Spool a row, values that are nested too deep for a Parquet reader as JSON text."""
-        deep = {n: _Json(_json(v)) for n, v in row.items() if isinstance(v, (list, dict)) and _deeper(v, _DEEPEST)}
+        typed = set() if self._columns is None else set(self._columns.names)
+        deep = {n: _Json(_json(v)) for n, v in row.items() if n not in typed and _deeper(v, _DEEPEST)}
         pickle.dump({**row, **deep} if deep else row, self._file)
 
     def finish(self) -> None:
         """Settle the types, write the file, rename it to its name."""
         schema, as_json = self._schema()
         whole = self._part.with_name(self._part.name + ".parquet")
-        with pq.ParquetWriter(whole, schema) as writer:
-            for rows in self._chunks():
-                for row in rows:
-                    row.update({n: _json(row[n]) for n in as_json if row.get(n) is not None})
-                writer.write_table(pa.Table.from_pylist(rows, schema))
+        try:
+            with pq.ParquetWriter(whole, schema) as writer:
+                for rows in self._chunks():
+                    for row in rows:
+                        row.update({n: _json(row[n]) for n in as_json if row.get(n) is not None})
+                    writer.write_table(pa.Table.from_pylist(rows, schema))
+        except BaseException:
+            whole.unlink(missing_ok=True)
+            raise
         self._file.close()
         whole.replace(self._path)
         self._part.unlink()
@@ -208,6 +213,18 @@ def _unify(one: pa.DataType | None, other: pa.DataType | None) -> pa.DataType | 
         return None
     try:
         schemas = [pa.schema([("value", kind)]) for kind in (one, other)]
-        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+        unified = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except pa.ArrowException:
         return None
+    # Whether integers inside lists and objects survive as floats is not known here.
+    nested = pa.types.is_nested(unified)
+    return None if nested and any(_made_floating(kind, unified) for kind in (one, other)) else unified
+
+
+def _made_floating(kind: pa.DataType, unified: pa.DataType) -> bool:
+    """Whether an integer somewhere in ``kind`` has become a float in ``unified``."""
+    if pa.types.is_struct(kind) and pa.types.is_struct(unified):
+        return any(_made_floating(field.type, unified.field(field.name).type) for field in kind)
+    if pa.types.is_list(kind) and pa.types.is_list(unified):
+        return _made_floating(kind.value_type, unified.value_type)
+    return bool(pa.types.is_integer(kind) and pa.types.is_floating(unified))

@@ -20,7 +20,7 @@ from rosebatch.errors import UserError
 from rosebatch.model.gguf_tokenizer import write_tokenizer
 
 # Part of the cache key: raise it when the conversion changes.
-_CONVERTER = 1
+_CONVERTER = 2
 _SHARD_BYTES = 2 << 30
 
 _ARCHITECTURES = {

@@ -115,7 +115,7 @@ def test_the_examples(capfd, tmp_path):
     with pytest.raises(SystemExit) as exit_info:
         main(["generate", str(EXAMPLES), "-o", str(tmp_path / "out.jsonl"), "--max-tokens", "16"])
     assert exit_info.value.code == 0
-    rows = {row["id"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
+    rows = {row["id"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().split("\n")[:-1])}
     assert list(rows) == [json.loads(line)["id"] for line in EXAMPLES.read_text().splitlines()]
     assert "Paris" in rows["france"]["text"]
     assert "Tokyo" in rows["japan"]["text"]
