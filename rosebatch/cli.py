@@ -1,5 +1,6 @@
 """The commands: parse, call, print. No logic, and no heavy import until a command runs."""
 
+import os
 import sys
 import time
 import traceback
@@ -100,6 +101,9 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line; every mistake of a user is one line on stderr, never a traceback."""
+    # Read when torch loads: OpenMP's threads should not spin while they wait. Beside another busy process, spinning
+    # makes a CPU run 15 times slower (docs/performance.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code: Any = app(args=args, standalone_mode=False)
     except FlagError as error:
