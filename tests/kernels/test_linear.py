@@ -8,7 +8,7 @@ from rosebatch_kernels.linear.reference import Linear
 
 ROWS = (1, 2, 3, 31, 32, 33, 100, 128, 129, 300, 1025)
 # (in, out): odd ones, the smallest, and those of SmolLM2-135M, GPT-2 and the tests' tiny models.
-SHAPES = [(1, 7), (63, 1000), (1000, 63), (48, 199), (64, 96), (576, 960), (1536, 576), (768, 2304)]
+SHAPES = [(1, 7), (63, 1000), (1000, 63), (48, 199), (64, 96), (576, 960), (1536, 576), (3072, 768)]
 PACKED_DTYPES = [torch.float32, torch.bfloat16]
 
 

@@ -50,12 +50,13 @@ def test_rms_norm_keeps_statistics_in_fp32(randn, assert_close):
     assert_close(reference.rms_norm(x, weight, EPS), naive_rms_norm(x, weight))
 
 
-def test_rms_norm_rounds_before_the_weight():
+def test_rms_norm_rounds_before_the_weight(randn):
     """As transformers does: in bf16 the other order gives other bits, and then other tokens."""
-    x = torch.tensor([[1.0, 2.0, 3.0, 5.0]], dtype=torch.bfloat16)
-    weight = torch.tensor([1.01, 1.02, 1.03, 1.7], dtype=torch.bfloat16)
-    normed = (x.float() * torch.rsqrt(x.float().square().mean() + EPS)).to(torch.bfloat16)
-    assert torch.equal(reference.rms_norm(x, weight, EPS), weight * normed)
+    x, weight = randn(1, 1000, dtype=torch.bfloat16), randn(1000, dtype=torch.bfloat16)
+    normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPS)
+    out = reference.rms_norm(x, weight, EPS)
+    assert torch.equal(out, weight * normed.to(torch.bfloat16))
+    assert not torch.equal(out, (weight * normed).to(torch.bfloat16))
 
 
 def test_add_norms_return_the_sum_and_its_norm(dtype, randn):

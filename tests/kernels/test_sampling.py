@@ -168,6 +168,16 @@ def test_filters_keep_these_tokens(options, kept):
         assert tokens.count(i) == pytest.approx(400 * probabilities[i] / total, abs=2)
 
 
+def test_min_p_of_1_keeps_all_that_tie_for_the_likeliest():
+    u = [(i + 0.5) / 100 for i in range(100)]
+    assert sorted(set(filtered([0.0, 1.0, 1.0, -1.0], u, min_p=1.0))) == [1, 2]
+
+
+def test_a_number_on_the_edge_belongs_to_the_next_token_with_any_probability():
+    logits, half = torch.tensor([[0.0, -math.inf, 0.0]]), torch.tensor([0.5], dtype=torch.float64)
+    assert reference.sample(logits, torch.ones(1), half).tolist() == [2]
+
+
 def test_frequencies_are_the_probabilities():
     """4000 numbers one behind the other: every token must come as often as it is likely, to the count."""
     n, logits = 4000, [0.3 * (7 * i % 20) for i in range(20)]
