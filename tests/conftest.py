@@ -1,8 +1,16 @@
-"""For all tests: threads that do not spin while they wait.
+"""For all tests: threads that do not spin while they wait, and Triton's interpreter where there is no GPU.
 
-With more busy processes than cores, spinning makes small models ten times slower. OpenMP reads this when torch loads.
+With more busy processes than cores, spinning makes small models ten times slower. OpenMP reads its variable when torch
+loads, and Triton reads its own when it is imported, so both are set before anything else.
 """
 
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Asking torch takes the second that importing it takes, which nearly every test file takes anyway. A look at the device
+# files would be quicker and wrong: under CUDA_VISIBLE_DEVICES="", or beside a build of PyTorch without CUDA.
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -1,5 +1,6 @@
-"""The one table of tolerances, and fresh random data."""
+"""The one table of tolerances, fresh random data, and the devices that kernels run on."""
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -31,14 +32,14 @@ def assert_close() -> Callable[[Tensor, Tensor], None]:
     def check(actual: Tensor, exact: Tensor) -> None:
         assert exact.dtype == torch.float64
         assert actual.shape == exact.shape
-        torch.testing.assert_close(actual.double(), exact, **_TOLERANCES[actual.dtype])
+        torch.testing.assert_close(actual.double().cpu(), exact.cpu(), **_TOLERANCES[actual.dtype])
 
     return check
 
 
 @pytest.fixture
 def randn(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
-    """Normal random numbers, other ones in each test and call, the same in each run."""
+    """Normal random numbers on the CPU, other ones in each test and call, the same in each run and on each device."""
     seed = sum(request.node.nodeid.encode()) + len(request.node.nodeid) * 65536
     generator = torch.Generator().manual_seed(seed)
 
@@ -46,6 +47,19 @@ def randn(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
         return torch.randn(shape, generator=generator).to(dtype)
 
     return make
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where a kernel runs: on the CPU in Triton's interpreter, on a GPU compiled.
+
+    One process can do one of the two, so the CPU is left out where Triton compiles, unless the test's parameter
+    ``implementation`` is "reference", which is plain PyTorch.
+    """
+    plain = request.node.callspec.params.get("implementation") == "reference"
+    if request.param == "cpu" and not plain and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton compiles for the GPU in this process; TRITON_INTERPRET=1 runs its kernels on the CPU")
+    return str(request.param)
 
 
 @pytest.fixture(params=[1, 2, 3, 5])

@@ -1,0 +1,78 @@
+"""Times of kernels on a GPU, and the two peaks that they are held against. Used by each operator's ``bench.py``."""
+
+import statistics
+import sys
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+_COPY_BYTES = 2**30
+_MATMUL_SIZE = 8192
+
+
+def median_us(function: Callable[[], object], *, repeats: int = 20, calls: int = 50) -> float:
+    """Median microseconds of one call, without the gaps that launching from Python leaves.
+
+    ``calls`` calls are captured into one CUDA graph, which is replayed ``repeats`` times between two events. A call
+    may take other inputs each time, so that they come from memory and not from the cache: the graph keeps them.
+
+    Args:
+        function: launches work on the current stream and neither waits for it nor reads a result.
+        repeats: replays, of which the median is taken.
+        calls: calls in the graph: enough to last far longer than starting the graph does, a few microseconds.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        # Compiles what is compiled on the first call.
+        for _ in range(2):
+            function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(calls):
+            function()
+    graph.replay()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / calls)
+    return float(statistics.median(times))
+
+
+@cache
+def copy_bandwidth() -> float:
+    """Bytes per second of a large copy on the device, read and written ones added."""
+    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2 * _COPY_BYTES / (median_us(lambda: target.copy_(source), calls=5) * 1e-6)
+
+
+@cache
+def matmul_rate() -> float:
+    """Floating-point operations per second of a square bf16 product, of random data: zeros would run faster."""
+    a, b = (torch.randn(_MATMUL_SIZE, _MATMUL_SIZE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    return 2 * _MATMUL_SIZE**3 / (median_us(lambda: a @ b, calls=10) * 1e-6)
+
+
+def report(name: str, microseconds: float, *, moved: int, flops: int = 0) -> None:
+    """Write one line of a table to stdout: time, bandwidth, arithmetic, and the share of each peak.
+
+    Args:
+        name: what was timed, at most 60 characters.
+        microseconds: of one call.
+        moved: bytes that a call must read and write at least.
+        flops: operations of a call; 0 leaves their columns out.
+    """
+    seconds = microseconds * 1e-6
+    line = f"{name:<60}{microseconds:>10.2f} µs{moved / seconds / 1e9:>8.0f} GB/s"
+    line += f"{moved / seconds / copy_bandwidth():>6.0%} of copy"
+    if flops:
+        line += f"{flops / seconds / 1e12:>8.1f} TFLOP/s{flops / seconds / matmul_rate():>6.0%} of matmul"
+    sys.stdout.write(line + "\n")
