@@ -1,0 +1,296 @@
+"""Decode attention over the paged cache in Triton: one query token for each sequence, K and V appended on the way.
+
+One program serves one sequence, one K/V head with all query heads that share it, and one part (split) of the keys.
+It reads the row of the fused QKV projection itself: QK norm, rotary positions and the KV append happen in registers
+before the first key is read, so a layer needs no kernel between the projection and the attention (source of the
+append inside the kernel: article S0). The new token's K and V never travel through the cache to be attended.
+
+The number of splits is fixed by the batch size, so that a CUDA graph can hold the launch; where a split begins follows
+from the sequence's length at run time, and splits that a short sequence does not need return at once. The last
+split of a head to finish adds the parts up (flash-decoding, merged by log-sum-exp), without a second launch.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rosebatch_kernels.qkv.kernel import normed_and_rotated
+
+# Positions below which a split is not worth its merge.
+_LEAST_KEYS = 128
+# Programs that fill a GPU of 132 multiprocessors several times over.
+_PROGRAMS = 1056
+_MOST_SPLITS = 16
+
+
+def num_splits(batch: int, kv_heads: int) -> int:
+    """Parts that the keys of each sequence are divided into: a function of what a CUDA graph fixes, nothing else."""
+    splits = 1
+    while splits < _MOST_SPLITS and batch * kv_heads * splits < _PROGRAMS:
+        splits *= 2
+    return splits
+
+
+class DecodeWorkspace:
+    """Partial results of split sequences: one for a whole run, shared by all layers, which run one after the other.
+
+    Args:
+        max_batch: most sequences of a call.
+        heads: query heads.
+        head_dim: D.
+    """
+
+    def __init__(self, max_batch: int, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
+        parts = max(
+            batch * num_splits(batch, kv_heads)
+            for batch in range(1, max_batch + 1)
+            if num_splits(batch, kv_heads) > 1 or batch == 1
+        )
+        self.sums = torch.empty(parts * heads, head_dim, dtype=torch.float32, device=device)
+        self.stats = torch.empty(parts * heads, 2, dtype=torch.float32, device=device)
+        # Left at 0 by every call: the split that merges resets it.
+        self.arrived = torch.zeros(max_batch * kv_heads, dtype=torch.int32, device=device)
+
+
+def decode(
+    qkv: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    positions: Tensor,
+    limits: Tensor,
+    workspace: DecodeWorkspace,
+    *,
+    num_heads: int,
+    scale: float,
+    window: int = 0,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    qk_norm: tuple[Tensor, Tensor, float] | None = None,
+    append: bool = True,
+) -> Tensor:
+    """Attention of one new token for each sequence.
+
+    Args:
+        qkv: ``[B, (heads + 2 · kv_heads) · D]``, q then k then v, as the projection leaves them.
+        cache: ``[2, blocks, kv_heads, block_size, D]``; with ``append`` the new K and V are written into it.
+        block_table: ``[B, M]`` int32 block ids, rows at any stride.
+        positions: ``[B]`` int32 at any stride, of the new token.
+        limits: ``[B]`` int32 at the same stride; a row with ``position >= limit`` is skipped, its output undefined.
+        workspace: for partial results.
+        num_heads: query heads, a multiple of kv_heads.
+        scale: factor on q·k.
+        window: keys that the token sees, its own included; 0 for all.
+        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype, both halves of cos alike, the first of sin negated;
+            None where q and k are rotated already, or never.
+        qk_norm: ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head before the rotation.
+        append: False where the new K and V are in the cache already; q is then taken as it is.
+
+    Returns:
+        ``[B, heads · D]``.
+    """
+    batch = len(qkv)
+    _, blocks, kv_heads, block_size, size = cache.shape
+    group = num_heads // kv_heads
+    out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
+    splits = num_splits(batch, kv_heads)
+    tile, warps, stages = _config(group, size, block_size, cache.dtype)
+    cos, sin = rotary if append and rotary is not None else (qkv, qkv)
+    q_weight, k_weight, eps = qk_norm if append and qk_norm is not None else (qkv, qkv, 0.0)
+    _decode[(kv_heads, splits, batch)](
+        out,
+        qkv,
+        cache,
+        block_table,
+        positions,
+        limits,
+        cos,
+        sin,
+        q_weight,
+        k_weight,
+        workspace.sums,
+        workspace.stats,
+        workspace.arrived,
+        scale * 1.4426950408889634,
+        eps,
+        blocks,
+        qkv.stride(0),
+        block_table.stride(0),
+        positions.stride(0),
+        window,
+        HEADS=num_heads,
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        ROWS=1 if group == 1 else max(16, triton.next_power_of_2(group)),
+        D=size,
+        WIDTH=triton.next_power_of_2(size),
+        BLOCK=block_size,
+        TILE=tile,
+        SPLITS=splits,
+        LEAST_TILES=max(1, _LEAST_KEYS // tile),
+        APPEND=append,
+        ROTARY=append and rotary is not None,
+        NORM=append and qk_norm is not None,
+        STAGES=stages,
+        num_warps=warps,
+    )
+    return out
+
+
+def _config(group: int, size: int, block_size: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Keys in a tile, warps, pipeline stages; found by measurement on an H100."""
+    if dtype.itemsize == 4:
+        return 16, 4, 1
+    if group == 1:
+        return (64 if size <= 64 else 32), 1, 4
+    return (64 if size <= 64 else 32), 1, 4
+
+
+@triton.jit(do_not_specialize=["num_blocks"])
+def _decode(
+    out,
+    qkv,
+    cache,
+    block_table,
+    positions,
+    limits,
+    cos,
+    sin,
+    q_weight,
+    k_weight,
+    sums,
+    stats,
+    arrived,
+    scale,
+    eps,
+    num_blocks,
+    qkv_stride,
+    table_stride,
+    state_stride,
+    window,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LEAST_TILES: tl.constexpr,
+    APPEND: tl.constexpr,
+    ROTARY: tl.constexpr,
+    NORM: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    head = tl.program_id(0)
+    split = tl.program_id(1)
+    row = tl.program_id(2)
+    position = tl.load(positions + row * state_stride)
+    if position >= tl.load(limits + row * state_stride):
+        return
+    dtype = qkv.dtype.element_ty
+    # Cached keys: [first, end). With APPEND the new token is kept in registers instead.
+    end = position if APPEND else position + 1
+    first = 0
+    if window > 0:
+        first = tl.maximum(position + 1 - window, 0)
+    first_tile = first // TILE
+    tiles = tl.cdiv(end, TILE) - first_tile
+    share = tl.maximum(tl.cdiv(tiles, SPLITS), LEAST_TILES)
+    used = tl.maximum(tl.cdiv(tiles, share), 1)
+    if split >= used:
+        return
+    start_tile = first_tile + split * share
+    stop_tile = tl.minimum(start_tile + share, first_tile + tiles)
+
+    # --- the new token ---
+    d = tl.arange(0, WIDTH)[None, :]
+    g = tl.arange(0, ROWS)[:, None]
+    real = d < D
+    q_row = qkv + row.to(tl.int64) * qkv_stride
+    cos_row = cos + position.to(tl.int64) * D
+    sin_row = sin + position.to(tl.int64) * D
+    q_heads = q_row + (head * GROUP + g) * D
+    q = normed_and_rotated(q_heads, q_weight, cos_row, sin_row, g < GROUP, D, WIDTH, eps, ROTARY, NORM)
+    offset = tl.arange(0, TILE)
+    page = BLOCK * D
+    v_distance = num_blocks.to(tl.int64) * KV_HEADS * page
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    if APPEND:
+        if split == 0:
+            one = tl.zeros([1, 1], tl.int32)
+            k_head = q_row + (HEADS + head) * D + one
+            k_new = normed_and_rotated(k_head, k_weight, cos_row, sin_row, one == 0, D, WIDTH, eps, ROTARY, NORM)
+            v_new = tl.load(q_row + (HEADS + KV_HEADS + head) * D + d, mask=real, other=0.0)
+            block = tl.load(block_table + row * table_stride + position // BLOCK).to(tl.int64)
+            place = cache + (block * KV_HEADS + head) * page + (position % BLOCK) * D + d
+            tl.store(place, k_new, mask=real)
+            tl.store(place + v_distance, v_new, mask=real)
+            most = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * scale
+            total += 1.0
+            acc += v_new.to(tl.float32)
+
+    # --- the cached ones ---
+    for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
+        n = tile * TILE + offset
+        seen = n < end
+        if BLOCK % TILE == 0:
+            block = tl.load(block_table + row * table_stride + (tile * TILE) // BLOCK).to(tl.int64)
+            k_rows = cache + (block * KV_HEADS + head) * page + ((tile * TILE) % BLOCK) * D + offset[:, None] * D
+        else:
+            block = tl.load(block_table + row * table_stride + n // BLOCK, mask=seen, other=0).to(tl.int64)
+            k_rows = cache + ((block * KV_HEADS + head) * page + (n % BLOCK) * D)[:, None]
+        present = seen[:, None] & real
+        k = tl.load(k_rows + d, mask=present, other=0.0)
+        v = tl.load(k_rows + v_distance + d, mask=present, other=0.0)
+        counts = seen & (n >= first)
+        if ROWS == 1:
+            scores = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :] * scale
+        else:
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.where(counts[None, :], scores, float("-inf"))
+        higher = tl.maximum(most, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(most - higher)
+        total = total * shrink + tl.sum(weights, 1)
+        if ROWS == 1:
+            acc = acc * shrink[:, None] + tl.sum(tl.trans(weights) * v.to(tl.float32), 0)[None, :]
+        else:
+            acc = tl.dot(weights.to(dtype), v, acc * shrink[:, None], input_precision="ieee")
+        most = higher
+
+    place = out + row.to(tl.int64) * (HEADS * D) + (head * GROUP + g) * D + d
+    wanted = real & (g < GROUP)
+    if used == 1:
+        tl.store(place, (acc / total[:, None]).to(dtype), mask=wanted)
+        return
+
+    # --- the last split to arrive merges all ---
+    part = (row * KV_HEADS + head) * SPLITS * GROUP
+    mine = part + split * GROUP + g
+    tl.store(sums + mine.to(tl.int64) * D + d, acc, mask=wanted)
+    line = part + split * GROUP + tl.arange(0, ROWS)
+    tl.store(stats + line * 2, most, mask=tl.arange(0, ROWS) < GROUP)
+    tl.store(stats + line * 2 + 1, total, mask=tl.arange(0, ROWS) < GROUP)
+    tl.debug_barrier()
+    before = tl.atomic_add(arrived + row * KV_HEADS + head, 1, sem="acq_rel", scope="gpu")
+    if before == used - 1:
+        tl.store(arrived + row * KV_HEADS + head, 0)
+        s = tl.arange(0, SPLITS)
+        there = s < used
+        for member in tl.static_range(GROUP):
+            lines = part + s * GROUP + member
+            tops = tl.load(stats + lines * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
+            parts = tl.load(stats + lines * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+            factors = tl.exp2(tops - tl.max(tops, 0))
+            values = tl.load(
+                sums + lines.to(tl.int64)[:, None] * D + d,
+                mask=there[:, None] & real,
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            merged = tl.sum(values * factors[:, None], 0) / tl.sum(parts * factors, 0)
+            target = out + row.to(tl.int64) * (HEADS * D) + (head * GROUP + member) * D + d
+            tl.store(target, merged[None, :].to(dtype), mask=real)

@@ -1,0 +1,173 @@
+"""Prefill attention over the paged cache in Triton: packed chunks of many sequences, each over its prefix and itself.
+
+One program serves a tile of successive query tokens of one sequence and one query head, and walks over that
+sequence's keys with an online softmax (FlashAttention, arXiv 2205.14135). K and V of the chunk are in the cache already, so
+a prefix that was computed in an earlier step, or by another sequence, is read like the rest.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Query tokens of a tile: what the caller cuts its chunks into.
+TILE_ROWS = 128
+
+
+def prefill(
+    q: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    tiles: Tensor,
+    *,
+    num_heads: int,
+    scale: float,
+    window: int = 0,
+) -> Tensor:
+    """Attention of chunks of tokens, packed one behind the other.
+
+    Args:
+        q: ``[T, at least heads · D]``, rows at any stride: q stands first in each.
+        cache: ``[2, blocks, kv_heads, block_size, D]``, the chunks' own K and V included.
+        block_table: ``[S, M]`` int32 block ids, rows at any stride.
+        tiles: ``[N, 4]`` int32: row of the block table, first row in q, position of that row, number of rows (at
+            most ``TILE_ROWS``); the tiles cover the rows of q exactly once.
+        num_heads: query heads, a multiple of kv_heads.
+        scale: factor on q·k.
+        window: keys that a token sees, its own included; 0 for all.
+
+    Returns:
+        ``[T, heads · D]``.
+    """
+    _, blocks, kv_heads, block_size, size = cache.shape
+    out = torch.empty(len(q), num_heads * size, dtype=q.dtype, device=q.device)
+    width = max(16, triton.next_power_of_2(size))
+    keys, warps, stages = _config(width, q.dtype)
+    _prefill[(num_heads, len(tiles))](
+        out,
+        q,
+        cache,
+        block_table,
+        tiles,
+        scale * 1.4426950408889634,
+        blocks,
+        q.stride(0),
+        block_table.stride(0),
+        window,
+        HEADS=num_heads,
+        KV_HEADS=kv_heads,
+        D=size,
+        WIDTH=width,
+        BLOCK=block_size,
+        ROWS=TILE_ROWS,
+        KEYS=keys,
+        WINDOW=window > 0,
+        STAGES=stages,
+        num_warps=warps,
+    )
+    return out
+
+
+def _config(width: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Keys in a tile, warps, pipeline stages; found by measurement on an H100."""
+    if dtype.itemsize == 4:
+        return 16, 8, 1
+    return 64, (8 if width > 64 else 4), 3
+
+
+@triton.jit
+def _keys_of_tile(cache, table, start, end, head, v_distance, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr):
+    """K and V ``[KEYS, WIDTH]`` of positions ``start ..``; zeros from ``end`` on where MASKED."""
+    offset = tl.arange(0, KEYS)
+    d = tl.arange(0, WIDTH)[None, :]
+    n = start + offset
+    if BLOCK % KEYS == 0:
+        block = tl.load(table + start // BLOCK).to(tl.int64)
+        rows = cache + (block * KV_HEADS + head) * (BLOCK * D) + (start % BLOCK) * D + offset[:, None] * D
+    else:
+        block = tl.load(table + n // BLOCK, mask=n < end, other=0).to(tl.int64)
+        rows = cache + ((block * KV_HEADS + head) * (BLOCK * D) + (n % BLOCK) * D)[:, None]
+    if MASKED or D < WIDTH:
+        present = (n < end)[:, None] & (d < D)
+        k = tl.load(rows + d, mask=present, other=0.0)
+        v = tl.load(rows + v_distance + d, mask=present, other=0.0)
+    else:
+        k = tl.load(rows + d)
+        v = tl.load(rows + v_distance + d)
+    return k, v
+
+
+@triton.jit
+def _attend(q, k, v, scores_mask, most, total, acc, scale, MASKED: tl.constexpr):
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if MASKED:
+        scores = tl.where(scores_mask, scores, float("-inf"))
+    higher = tl.maximum(most, tl.max(scores, 1))
+    if MASKED:
+        # A row may see nothing of a tile: keep its exponents finite.
+        higher = tl.maximum(higher, -1e30)
+    weights = tl.exp2(scores - higher[:, None])
+    shrink = tl.exp2(most - higher)
+    total = total * shrink + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return higher, total, acc
+
+
+@triton.jit(do_not_specialize=["num_blocks"])
+def _prefill(
+    out,
+    q,
+    cache,
+    block_table,
+    tiles,
+    scale,
+    num_blocks,
+    q_stride,
+    table_stride,
+    window,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    head = tl.program_id(0)
+    tile = tiles + tl.program_id(1) * 4
+    sequence, first_row = tl.load(tile), tl.load(tile + 1)
+    position, count = tl.load(tile + 2), tl.load(tile + 3)
+    kv_head = head // (HEADS // KV_HEADS)
+    table = block_table + sequence * table_stride
+    v_distance = num_blocks.to(tl.int64) * (KV_HEADS * BLOCK * D)
+    r = tl.arange(0, ROWS)
+    d = tl.arange(0, WIDTH)[None, :]
+    rows = (first_row + r).to(tl.int64)[:, None]
+    mine = (r < count)[:, None] & (d < D)
+    query = tl.load(q + rows * q_stride + head * D + d, mask=mine, other=0.0)
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    own = position + r
+    end = position + count
+    # Keys before `whole` are seen by every row of the tile; with a window, tiles that a row may not see come first.
+    start = 0
+    whole = (position + 1) // KEYS * KEYS
+    if WINDOW:
+        start = tl.maximum(position + 1 - window, 0) // KEYS * KEYS
+        whole = start
+    for n in tl.range(start, whole, KEYS, num_stages=STAGES):
+        k, v = _keys_of_tile(cache, table, n, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, False)
+        most, total, acc = _attend(query, k, v, None, most, total, acc, scale, False)
+    for n in tl.range(whole, end, KEYS, num_stages=STAGES):
+        k, v = _keys_of_tile(cache, table, n, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True)
+        key = n + tl.arange(0, KEYS)[None, :]
+        seen = key <= own[:, None]
+        if WINDOW:
+            seen = seen & (key > own[:, None] - window)
+        most, total, acc = _attend(query, k, v, seen, most, total, acc, scale, True)
+    # Rows past the tile's count may have seen nothing.
+    result = acc / tl.maximum(total, 1e-30)[:, None]
+    tl.store(out + rows * (HEADS * D) + head * D + d, result.to(out.dtype.element_ty), mask=mine)

@@ -1,0 +1,1 @@
+"""What stands between the fused QKV projection and attention: QK norm, rotary positions, the KV append."""
