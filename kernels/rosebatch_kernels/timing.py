@@ -2,8 +2,10 @@
 
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import cycle
+from types import ModuleType
 
 import torch
 
@@ -76,3 +78,25 @@ def report(name: str, microseconds: float, *, moved: int, flops: int = 0) -> Non
     if flops:
         line += f"{flops / seconds / 1e12:>8.1f} TFLOP/s{flops / seconds / matmul_rate():>6.0%} of matmul"
     sys.stdout.write(line + "\n")
+
+
+def compare(
+    operator: str, shape: str, modules: Sequence[ModuleType], inputs: Sequence[tuple[object, ...]], *, moved: int
+) -> None:
+    """Report a function that several modules have, one line each.
+
+    Args:
+        operator: the function's name in each module.
+        shape: as it is to stand in the table.
+        modules: an operator's ``kernel`` and its ``reference``.
+        inputs: arguments that take turns, so that those of a prefill, larger than the cache, come from memory.
+        moved: bytes that a call must read and write at least.
+    """
+    for module in modules:
+        name = f"{operator:<16} {shape:<24} {module.__name__.rpartition('.')[2]}"
+        report(name, median_us(_in_turns(getattr(module, operator), inputs)), moved=moved)
+
+
+def _in_turns(function: Callable[..., object], inputs: Sequence[tuple[object, ...]]) -> Callable[[], object]:
+    turns = cycle(inputs)
+    return lambda: function(*next(turns))

@@ -53,13 +53,43 @@ def randn(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
 def device(request: pytest.FixtureRequest) -> str:
     """Where a kernel runs: on the CPU in Triton's interpreter, on a GPU compiled.
 
-    One process can do one of the two, so the CPU is left out where Triton compiles, unless the test's parameter
-    ``implementation`` is "reference", which is plain PyTorch.
+    One process can do one of the two, so the CPU is left out where Triton compiles. The parameter ``implementation``
+    set to "reference" means plain PyTorch, which is never left out.
     """
-    plain = request.node.callspec.params.get("implementation") == "reference"
-    if request.param == "cpu" and not plain and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton compiles for the GPU in this process; TRITON_INTERPRET=1 runs its kernels on the CPU")
+    params = request.node.callspec.params
+    if request.param == "cpu" and params.get("implementation") != "reference":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("Triton compiles for the GPU in this process; TRITON_INTERPRET=1 runs its kernels on the CPU")
+        if torch.bfloat16 in params.values():
+            pytest.skip("the interpreter cuts bf16 numbers off instead of rounding them")
     return str(request.param)
+
+
+@pytest.fixture
+def poisoned_outputs() -> Iterator[None]:
+    """NaN in whatever is allocated without being filled, so that an element that nobody writes shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def far_apart() -> Callable[[Tensor], Tensor]:
+    """Values laid out with 2^30 elements between rows, so that the third begins where int32 offsets have ended.
+
+    The memory between them is never touched, so that on a CPU it is not there at all.
+    """
+
+    def spread(values: Tensor) -> Tensor:
+        assert len(values) >= 3 and values.is_contiguous()
+        stride = 2**30 + 16
+        elements = (len(values) - 1) * stride + values[0].numel()
+        storage = torch.UntypedStorage(elements * values.itemsize, device=values.device)
+        strides = (stride, *values.stride()[1:])
+        apart = torch.empty(0, dtype=values.dtype, device=values.device).set_(storage, 0, values.shape, strides)
+        return apart.copy_(values)
+
+    return spread
 
 
 @pytest.fixture(params=[1, 2, 3, 5])

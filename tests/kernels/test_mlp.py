@@ -1,17 +1,30 @@
 """The activations against their formulas, element by element in Python floats."""
 
 import math
+from importlib import import_module
 
 import pytest
 import torch
+from torch import nan
 
-from rosebatch_kernels.mlp import reference
+from rosebatch_kernels.mlp import kernel, reference
+
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 FORMULAS = {
     "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
     "gelu_tanh": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "relu": lambda x: max(x, 0.0),
 }
+
+BIAS_FORMS = {"bias_gelu_erf_": "gelu", "bias_gelu_tanh_": "gelu_tanh", "bias_relu_": "relu"}
+# One program and several, in rows and in columns, and the number of tokens from which a program takes more rows.
+SHAPES = [(1, 1), (1, 63), (63, 17), (3, 1000), (2, 1030), (1025, 3)]
+
+
+@pytest.fixture(params=["reference", "kernel"])
+def implementation(request):
+    return import_module(f"rosebatch_kernels.mlp.{request.param}")
 
 
 def by_element(formula, x):
@@ -36,31 +49,120 @@ def test_activation_of_extremes(name):
     assert out.tolist() == [0.0, 0.0, 1e4]
 
 
-@pytest.mark.parametrize(("rows", "size"), [(1, 1), (1, 63), (63, 1000)])
-def test_silu_mul(rows, size, dtype, randn, assert_close):
-    x = randn(rows, 2 * size, dtype=dtype)
-    out = reference.silu_mul(x)
-    assert out.shape == (rows, size)
-    assert_close(out, by_element(silu, x[:, :size]) * x[:, size:].double())
+@pytest.mark.parametrize("name", BIAS_FORMS)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("rows", "size"), SHAPES)
+def test_bias_activation(implementation, name, biased, rows, size, dtype, device, randn, assert_close):
+    x, bias = (randn(rows, size) * 3).to(device, dtype), randn(size, dtype=dtype).to(device)
+    exact = by_element(FORMULAS[BIAS_FORMS[name]], x.double() + bias.double() if biased else x)
+    out = getattr(implementation, name)(x, bias if biased else None)
+    assert out is x
+    assert_close(out, exact)
 
 
-def test_silu_mul_takes_the_gate_from_the_first_half():
-    assert reference.silu_mul(torch.tensor([[0.0, 5.0]])).tolist() == [[0.0]]
-    assert reference.silu_mul(torch.tensor([[5.0, 0.0]])).tolist() == [[0.0]]
-    assert reference.silu_mul(torch.tensor([[100.0, -3.0]])).tolist() == [[-300.0]]
+@pytest.mark.parametrize("name", BIAS_FORMS)
+def test_bias_activation_of_extremes(implementation, name, dtype, device):
+    """Far from zero nothing overflows: 0 on the left, x on the right. fp16 ends at 65504."""
+    x = torch.tensor([[-6e4, -1e4, 0.0, 1e4, 6e4]], dtype=dtype, device=device)
+    expected = x.clamp_min(0)
+    assert torch.equal(getattr(implementation, name)(x), expected)
 
 
-def test_silu_mul_leaves_its_input_alone(randn):
-    """It multiplies in place, which must not reach the product's output."""
-    x = randn(3, 8)
+@pytest.mark.parametrize("name", BIAS_FORMS)
+def test_bias_activation_writes_its_columns_only(implementation, name, dtype, device, randn):
+    wide, bias = randn(9, 200, dtype=dtype).to(device), randn(126, dtype=dtype).to(device)
+    before, same = wide.clone(), wide[:, 20:146].contiguous()
+    getattr(implementation, name)(wide[:, 20:146], bias)
+    assert torch.equal(wide[:, 20:146], getattr(implementation, name)(same, bias))
+    assert torch.equal(wide[:, :20], before[:, :20])
+    assert torch.equal(wide[:, 146:], before[:, 146:])
+
+
+@pytest.mark.parametrize(("rows", "size"), SHAPES)
+def test_bias_residual(implementation, rows, size, dtype, device, randn):
+    """To the bit: one rounding, as of a product that adds its bias before it rounds."""
+    residual, y, bias = (randn(*s, dtype=dtype).to(device) for s in ((rows, size), (rows, size), (size,)))
+    expected, before = (residual.float() + (y.float() + bias.float())).to(dtype), y.clone()
+    assert implementation.bias_residual_(residual, y, bias) is residual
+    assert torch.equal(residual, expected)
+    assert torch.equal(y, before)
+
+
+def test_bias_residual_of_strided_rows(implementation, dtype, device, randn):
+    wide, y = torch.full((9, 200), nan, dtype=dtype, device=device), randn(9, 300, dtype=dtype).to(device)[:, 150:276]
+    residual, bias = wide[:, 20:146], randn(126, dtype=dtype).to(device)
+    residual.copy_(randn(9, 126, dtype=dtype))
+    same = implementation.bias_residual_(residual.contiguous(), y.contiguous(), bias)
+    implementation.bias_residual_(residual, y, bias)
+    assert torch.equal(residual, same)
+    assert wide[:, :20].isnan().all() and wide[:, 146:].isnan().all()
+
+
+@pytest.mark.parametrize(("rows", "size"), [*SHAPES, (63, 1000)])
+def test_silu_mul(implementation, rows, size, dtype, device, randn, assert_close):
+    x = randn(rows, 2 * size, dtype=dtype).to(device)
     before = x.clone()
-    reference.silu_mul(x)
+    out = implementation.silu_mul(x)
+    assert out.shape == (rows, size)
+    assert_close(out, by_element(silu, x[:, :size]) * x[:, size:].double().cpu())
+    # The reference multiplies in place, which must not reach the product's output.
     assert torch.equal(x, before)
 
 
-def test_silu_mul_of_strided_rows(dtype, randn):
-    x = randn(9, 200, dtype=dtype)[:, 20:146]
-    assert torch.equal(reference.silu_mul(x), reference.silu_mul(x.contiguous()))
+@pytest.mark.parametrize(
+    ("gate", "up", "expected"),
+    [(0.0, 5.0, 0.0), (5.0, 0.0, 0.0), (100.0, -3.0, -300.0), (-1e4, 2.0, 0.0), (3e4, 2.0, 6e4)],
+)
+def test_silu_mul_takes_the_gate_from_the_first_half(implementation, gate, up, expected, dtype, device):
+    out = implementation.silu_mul(torch.tensor([[gate, up]], dtype=dtype, device=device))
+    assert torch.equal(out, torch.tensor([[expected]], dtype=dtype, device=device))
+
+
+def test_silu_mul_of_strided_rows(implementation, dtype, device, randn):
+    x = randn(9, 200, dtype=dtype).to(device)[:, 20:146]
+    assert torch.equal(implementation.silu_mul(x), implementation.silu_mul(x.contiguous()))
+
+
+def test_silu_mul_rounds_between(implementation, device, randn):
+    """As PyTorch's two operators do: the kernel must give the tokens that the reference gives."""
+    x = randn(1, 2000, dtype=torch.float16).to(device)
+    gate, up = x.float().chunk(2, dim=-1)
+    silu = gate / (1 + (-gate).exp())
+    out = implementation.silu_mul(x)
+    # exp differs in its last bit, which the rounding shows in a few places.
+    assert (out != silu.half() * up.half()).sum() <= 10
+    assert (out != (silu * up).half()).sum() > 100
+
+
+def test_kernels_refuse_columns_that_lie_apart(randn):
+    """They would read, and write, what stands between."""
+    apart, together, bias = randn(3, 16)[:, ::2], randn(3, 8), randn(8)
+    for call in (
+        lambda: kernel.bias_relu_(apart),
+        lambda: kernel.silu_mul(apart),
+        lambda: kernel.bias_residual_(apart, together, bias),
+        lambda: kernel.bias_residual_(together, apart, bias),
+    ):
+        with pytest.raises(AssertionError, match="contiguous"):
+            call()
+
+
+def test_kernel_offsets_past_int32(device, randn, far_apart):
+    x, y = randn(3, 64, dtype=torch.float16).to(device), randn(3, 64, dtype=torch.float16).to(device)
+    bias, apart = randn(64, dtype=torch.float16).to(device), far_apart(x)
+    assert torch.equal(kernel.silu_mul(apart), kernel.silu_mul(x))
+    kernel.bias_residual_(apart, far_apart(y), bias)
+    assert torch.equal(apart, kernel.bias_residual_(x, y, bias))
+    assert torch.equal(kernel.bias_gelu_tanh_(apart, bias), kernel.bias_gelu_tanh_(x, bias))
+
+
+@pytest.mark.parametrize("name", [*BIAS_FORMS, "silu_mul"])
+def test_a_rows_bits_out_of_the_kernel_do_not_depend_on_its_neighbours(name, dtype, device, randn):
+    """With more tokens a program takes more rows."""
+    function, x = getattr(kernel, name), randn(1100, 34, dtype=dtype).to(device)
+    whole = function(x.clone())
+    for rows in (slice(0, 1), slice(1099, 1100), slice(5, 138)):
+        assert torch.equal(function(x[rows].clone()), whole[rows])
 
 
 @pytest.mark.usefixtures("threads")

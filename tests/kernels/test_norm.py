@@ -1,12 +1,22 @@
 """LayerNorm and RMSNorm, alone and behind the residual addition, against the formulas in float64."""
 
+from importlib import import_module
+
 import pytest
 import torch
 
-from rosebatch_kernels.norm import reference
+from rosebatch_kernels.norm import kernel, reference
+
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 EPS = 1e-5
-SIZES = [(1, 1), (1, 63), (63, 1), (3, 1000), (1000, 64)]
+# One or more rows of a program, its last one cut short, and every number of warps.
+SIZES = [(1, 1), (1, 63), (63, 1), (3, 1000), (1000, 64), (5, 257), (2, 2048), (2, 4096), (1, 16384)]
+
+
+@pytest.fixture(params=["reference", "kernel"])
+def implementation(request):
+    return import_module(f"rosebatch_kernels.norm.{request.param}")
 
 
 def naive_layer_norm(x, weight, bias):
@@ -22,65 +32,124 @@ def naive_rms_norm(x, weight):
 
 
 @pytest.mark.parametrize(("rows", "size"), SIZES)
-def test_layer_norm(rows, size, dtype, randn, assert_close):
-    x, weight, bias = (randn(*shape, dtype=dtype) for shape in ((rows, size), (size,), (size,)))
-    out = reference.layer_norm(x, weight, bias, EPS)
+def test_layer_norm(implementation, rows, size, dtype, device, randn, assert_close):
+    x, weight, bias = (randn(*shape, dtype=dtype).to(device) for shape in ((rows, size), (size,), (size,)))
+    out = implementation.layer_norm(x, weight, bias, EPS)
     assert out.dtype == dtype
     assert_close(out, naive_layer_norm(x, weight, bias))
 
 
 @pytest.mark.parametrize(("rows", "size"), SIZES)
-def test_rms_norm(rows, size, dtype, randn, assert_close):
-    x, weight = randn(rows, size, dtype=dtype), randn(size, dtype=dtype)
-    out = reference.rms_norm(x, weight, EPS)
+def test_rms_norm(implementation, rows, size, dtype, device, randn, assert_close):
+    x, weight = randn(rows, size, dtype=dtype).to(device), randn(size, dtype=dtype).to(device)
+    out = implementation.rms_norm(x, weight, EPS)
     assert out.dtype == dtype
     assert_close(out, naive_rms_norm(x, weight))
 
 
-def test_rms_norm_over_heads(dtype, randn, assert_close):
+def test_rms_norm_over_heads(implementation, dtype, device, randn, assert_close):
     """Qwen3 normalises each head of [T, heads, D], taken out of a wider tensor."""
-    x, weight = randn(63, 7, 24, dtype=dtype), randn(24, dtype=dtype)
-    assert_close(reference.rms_norm(x[:, 2:5], weight, EPS), naive_rms_norm(x[:, 2:5], weight))
+    x, weight = randn(63, 7, 24, dtype=dtype).to(device)[:, 2:5], randn(24, dtype=dtype).to(device)
+    out = implementation.rms_norm(x, weight, EPS)
+    assert out.shape == x.shape
+    assert_close(out, naive_rms_norm(x, weight))
 
 
-def test_rms_norm_keeps_statistics_in_fp32(randn, assert_close):
+def test_rms_norm_keeps_statistics_in_fp32(implementation, device, randn, assert_close):
     """Squares of large fp16 values overflow fp16, so the mean must not be taken in it."""
-    x = (randn(3, 1000) * 1000).to(torch.float16)
-    weight = torch.ones(1000, dtype=torch.float16)
-    assert_close(reference.rms_norm(x, weight, EPS), naive_rms_norm(x, weight))
+    x = (randn(3, 1000) * 1000).to(device, torch.float16)
+    weight = torch.ones(1000, dtype=torch.float16, device=device)
+    assert_close(implementation.rms_norm(x, weight, EPS), naive_rms_norm(x, weight))
 
 
-def test_rms_norm_rounds_before_the_weight(randn):
-    """As transformers does: in bf16 the other order gives other bits, and then other tokens."""
-    x, weight = randn(1, 1000, dtype=torch.bfloat16), randn(1000, dtype=torch.bfloat16)
+def test_layer_norm_of_a_mean_far_from_zero(implementation, device, randn):
+    """The mean of squares less the square of the mean would leave three digits of the variance."""
+    x = (randn(3, 1000) + 100).to(device)
+    weight, bias = torch.ones(1000, device=device), torch.zeros(1000, device=device)
+    out = implementation.layer_norm(x, weight, bias, EPS)
+    # Not the table's tolerance: an fp32 number around 100 is itself off by 4e-6.
+    torch.testing.assert_close(out.double(), naive_layer_norm(x, weight, bias), rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+def test_rms_norm_rounds_before_the_weight(implementation, narrow, device, randn):
+    """As transformers does: in 16 bits the other order gives other bits, and then other tokens."""
+    x, weight = randn(1, 1000, dtype=narrow).to(device), randn(1000, dtype=narrow).to(device)
     normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPS)
-    out = reference.rms_norm(x, weight, EPS)
-    assert torch.equal(out, weight * normed.to(torch.bfloat16))
-    assert not torch.equal(out, (weight * normed).to(torch.bfloat16))
+    out = implementation.rms_norm(x, weight, EPS)
+    # A kernel adds up in another order, which the rounding shows in a few places.
+    assert (out != weight * normed.to(narrow)).sum() <= (0 if implementation is reference else 10)
+    assert (out != (weight * normed).to(narrow)).sum() > 100
 
 
-def test_add_norms_return_the_sum_and_its_norm(dtype, randn):
-    x, residual, weight, bias = (randn(*s, dtype=dtype) for s in ((63, 48), (63, 48), (48,), (48,)))
-    before = residual.clone()
-    normed, total = reference.add_rms_norm(x, residual, weight, EPS)
-    assert torch.equal(total, before + x)
-    assert torch.equal(normed, reference.rms_norm(total, weight, EPS))
-    normed, total = reference.add_layer_norm(x, residual, weight, bias, EPS)
-    assert torch.equal(total, before + x)
-    assert torch.equal(normed, reference.layer_norm(total, weight, bias, EPS))
+@pytest.mark.parametrize(("rows", "size"), [(63, 48), (3, 1000)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_add_norms_return_the_sum_and_its_norm(implementation, rows, size, biased, dtype, device, randn, assert_close):
+    shapes = (rows, size), (rows, size), (size,), (size,), (size,)
+    x, residual, weight, bias, x_bias = (randn(*s, dtype=dtype).to(device) for s in shapes)
+    before = x.clone(), residual.clone()
+    extra = (x_bias,) if biased else ()
+    exact = residual.float() + (x.float() + x_bias.float() if biased else x.float())
+    normed, total = implementation.add_rms_norm(x, residual, weight, EPS, *extra)
+    # To the bit: rounded once, and the norm is that of the rounded sum.
+    assert torch.equal(total, exact.to(dtype))
+    assert_close(normed, naive_rms_norm(total, weight))
+    assert torch.equal(normed, implementation.rms_norm(total, weight, EPS))
+    normed, total = implementation.add_layer_norm(x, residual, weight, bias, EPS, *extra)
+    assert torch.equal(total, exact.to(dtype))
+    assert_close(normed, naive_layer_norm(total, weight, bias))
+    assert torch.equal(normed, implementation.layer_norm(total, weight, bias, EPS))
     # The models go on using the old residual's storage nowhere, but an input must not change all the same.
-    assert torch.equal(residual, before)
+    assert torch.equal(x, before[0])
+    assert torch.equal(residual, before[1])
 
 
-@pytest.mark.parametrize("stride", ["rows", "columns"])
-def test_norms_of_non_contiguous_rows(stride, dtype, randn):
-    wide = randn(40, 126, dtype=dtype)
-    x = wide[:, :63] if stride == "rows" else wide[:, ::2]
-    weight, bias = randn(63, dtype=dtype), randn(63, dtype=dtype)
-    assert not x.is_contiguous()
+def test_norms_of_rows_that_lie_apart(implementation, dtype, device, randn):
+    """x and the residual may be columns of wider tensors, each of its own width."""
+    x, residual = randn(40, 126, dtype=dtype).to(device)[:, :63], randn(40, 100, dtype=dtype).to(device)[:, 20:83]
+    weight, bias = randn(63, dtype=dtype).to(device), randn(63, dtype=dtype).to(device)
+    assert not x.is_contiguous() and not residual.is_contiguous()
+    same, same_residual = x.contiguous(), residual.contiguous()
+    for name, rest in (("rms_norm", (weight, EPS)), ("layer_norm", (weight, bias, EPS))):
+        norm, add_norm = getattr(implementation, name), getattr(implementation, f"add_{name}")
+        assert torch.equal(norm(x, *rest), norm(same, *rest))
+        apart, together = add_norm(x, residual, *rest), add_norm(same, same_residual, *rest)
+        assert torch.equal(apart[0], together[0])
+        assert torch.equal(apart[1], together[1])
+
+
+def test_columns_that_lie_apart(dtype, randn):
+    """The reference takes them; a kernel would read the numbers between them, so it must refuse."""
+    x, weight, bias = randn(40, 126, dtype=dtype)[:, ::2], randn(63, dtype=dtype), randn(63, dtype=dtype)
     same = x.contiguous()
     assert torch.equal(reference.rms_norm(x, weight, EPS), reference.rms_norm(same, weight, EPS))
     assert torch.equal(reference.layer_norm(x, weight, bias, EPS), reference.layer_norm(same, weight, bias, EPS))
+    with pytest.raises(AssertionError, match="contiguous"):
+        kernel.rms_norm(x, weight, EPS)
+    with pytest.raises(AssertionError, match="contiguous"):
+        kernel.add_layer_norm(same, x, weight, bias, EPS)
+
+
+def test_kernel_offsets_past_int32(device, randn, far_apart):
+    x, weight = randn(3, 64, dtype=torch.float16).to(device), randn(64, dtype=torch.float16).to(device)
+    apart = far_apart(x)
+    assert torch.equal(kernel.rms_norm(apart, weight, EPS), kernel.rms_norm(x, weight, EPS))
+    for out, same in zip(
+        kernel.add_layer_norm(x, apart, weight, weight, EPS),
+        kernel.add_layer_norm(x, x, weight, weight, EPS),
+        strict=True,
+    ):
+        assert torch.equal(out, same)
+
+
+@pytest.mark.parametrize("size", [63, 1000, 2048])
+def test_a_rows_bits_out_of_the_kernel_do_not_depend_on_its_neighbours(size, dtype, device, randn):
+    shapes = (40, size), (40, size), (size,), (size,)
+    x, residual, weight, bias = (randn(*s, dtype=dtype).to(device) for s in shapes)
+    rms, layer = kernel.rms_norm(x, weight, EPS), kernel.add_layer_norm(x, residual, weight, bias, EPS)[0]
+    for rows in (slice(0, 1), slice(39, 40), slice(5, 12)):
+        assert torch.equal(kernel.rms_norm(x[rows], weight, EPS), rms[rows])
+        assert torch.equal(kernel.add_layer_norm(x[rows], residual[rows], weight, bias, EPS)[0], layer[rows])
 
 
 @pytest.mark.usefixtures("threads")

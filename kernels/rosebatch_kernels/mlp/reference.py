@@ -1,4 +1,7 @@
-"""PyTorch reference of the MLP epilogues (source: article S0 for the bias forms)."""
+"""PyTorch reference of the MLP epilogues (source: article S0 for the bias forms).
+
+The forms that add a bias compute in fp32 and round once, as a product with its bias in the epilogue would.
+"""
 
 from torch import Tensor
 from torch.nn import functional
@@ -19,7 +22,31 @@ def relu(x: Tensor) -> Tensor:
     return functional.relu(x)
 
 
+def bias_gelu_erf_(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``gelu(x + bias)`` written over ``x [T, I]``, which is returned; ``bias [I]``."""
+    return x.copy_(gelu(_biased(x, bias)))
+
+
+def bias_gelu_tanh_(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``gelu_tanh(x + bias)`` written over ``x [T, I]``, which is returned; ``bias [I]``."""
+    return x.copy_(gelu_tanh(_biased(x, bias)))
+
+
+def bias_relu_(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``relu(x + bias)`` written over ``x [T, I]``, which is returned; ``bias [I]``."""
+    return x.copy_(relu(_biased(x, bias)))
+
+
+def bias_residual_(residual: Tensor, y: Tensor, bias: Tensor) -> Tensor:
+    """``residual += y + bias`` in place, and ``residual`` returned: ``[T, H]``, ``[T, H]`` and ``[H]``."""
+    return residual.copy_(residual.float() + (y.float() + bias.float()))
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up`` for ``gate_up [T, 2·I]``, gate first: ``[T, I]``."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
+
+
+def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x.float() if bias is None else x.float() + bias.float()

@@ -10,9 +10,14 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 
-def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """``residual + x`` and its LayerNorm: ``(normed [T, H], residual [T, H])``."""
-    residual = residual + x
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, x_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``.
+
+    ``x_bias [H]`` is the bias of the projection that made ``x`` (source of the fusion: article S0).
+    """
+    residual = _add(x, residual, x_bias)
     return layer_norm(residual, weight, bias, eps), residual
 
 
@@ -26,7 +31,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * scale).to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """``residual + x`` and its RMSNorm: ``(normed [T, H], residual [T, H])``."""
-    residual = residual + x
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, x_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """``residual + (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, see ``add_layer_norm``."""
+    residual = _add(x, residual, x_bias)
     return rms_norm(residual, weight, eps), residual
+
+
+def _add(x: Tensor, residual: Tensor, x_bias: Tensor | None) -> Tensor:
+    """The sum in a new tensor, rounded to the inputs' dtype once."""
+    if x_bias is None:
+        return residual + x
+    return (residual.float() + (x.float() + x_bias.float())).to(x.dtype)

@@ -1,0 +1,118 @@
+"""Triton kernels of the KV cache writes: K and V of all heads, or of all layers, in one launch."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Elements that a program copies at a time: 16 bytes for each thread of four warps in 16-bit types.
+_TILE = 1024
+_BLOCK_TILE = 4096
+_NUM_WARPS = 4
+
+
+def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
+    """Write the K and V of new tokens to their slots (source: article S2).
+
+    Args:
+        cache: ``[2, blocks, kv_heads, block_size, D]``, written in place.
+        k, v: ``[T, kv_heads, D]``, tokens and heads at any stride.
+        rows: ``[T, kv_heads]`` int64, for each token and head its row in ``[blocks · kv_heads · block_size, D]``:
+            ``(block · kv_heads + head) · block_size + offset``.
+    """
+    tokens, heads, size = k.shape
+    assert k.stride(-1) == v.stride(-1) == 1 and cache[0].is_contiguous() and rows.is_contiguous()
+    width = triton.next_power_of_2(size)
+    tile_rows = max(1, _TILE // width)
+    _append[(triton.cdiv(tokens * heads, tile_rows),)](
+        cache,
+        k,
+        v,
+        rows,
+        tokens * heads,
+        cache.stride(0),
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        heads=heads,
+        size=size,
+        width=width,
+        tile_rows=tile_rows,
+        num_warps=_NUM_WARPS,
+    )
+
+
+def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor) -> None:
+    """Copy whole blocks of all layers.
+
+    Args:
+        cache: ``[layers, 2, blocks, kv_heads, block_size, D]``, contiguous, written in place.
+        sources, destinations: ``[C]`` int64 block ids at any stride; no block is in both.
+    """
+    assert cache.is_contiguous()
+    layers, _, blocks, kv_heads, block_size, size = cache.shape
+    elements = kv_heads * block_size * size
+    _copy_blocks[(triton.cdiv(elements, _BLOCK_TILE), layers * 2, len(sources))](
+        cache,
+        sources,
+        destinations,
+        blocks * elements,
+        sources.stride(0),
+        destinations.stride(0),
+        elements=elements,
+        tile=_BLOCK_TILE,
+        num_warps=_NUM_WARPS,
+    )
+
+
+@triton.jit(do_not_specialize=["count"])
+def _append(
+    cache,
+    k,
+    v,
+    rows,
+    count,
+    plane,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    heads: tl.constexpr,
+    size: tl.constexpr,
+    width: tl.constexpr,
+    tile_rows: tl.constexpr,
+):
+    index = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    # Loaded before it is spread over the columns, so once for each row and not for each element.
+    row = tl.load(rows + index, index < count)[:, None]
+    index = index[:, None]
+    column = tl.arange(0, width)[None, :]
+    inside = (index < count) & (column < size)
+    token, head = (index // heads).to(tl.int64), index % heads
+    key = tl.load(k + token * k_token + head * k_head + column, inside)
+    value = tl.load(v + token * v_token + head * v_head + column, inside)
+    place = cache + row * size + column
+    tl.store(place, key, inside)
+    tl.store(place + plane, value, inside)
+
+
+@triton.jit
+def _copy_blocks(
+    cache,
+    sources,
+    destinations,
+    plane,
+    source_stride,
+    destination_stride,
+    elements: tl.constexpr,
+    tile: tl.constexpr,
+):
+    pair = tl.program_id(2)
+    source = tl.load(sources + pair * source_stride)
+    destination = tl.load(destinations + pair * destination_stride)
+    offset = tl.program_id(0) * tile + tl.arange(0, tile)
+    here = cache + tl.program_id(1).to(tl.int64) * plane + offset
+    values = tl.load(here + source * elements, offset < elements)
+    tl.store(here + destination * elements, values, offset < elements)

@@ -1,0 +1,126 @@
+"""Triton kernels of the MLP epilogues: each element read once, computed in fp32, written once (source: article S0).
+
+Logistic and tanh are both written with exp of a number that is never positive: nothing overflows, and Triton has no
+tanh that its interpreter knows.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Columns of a program: 16 bytes for each thread of four warps in 16-bit types.
+_COLUMNS = 1024
+_NUM_WARPS = 4
+# Above this many tokens a program takes several rows: bandwidth needs more loads in flight than latency allows.
+_FEW_TOKENS = 1024
+_MANY_ROWS = 4
+
+
+def bias_gelu_erf_(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``gelu(x + bias)`` written over ``x [T, I]``, rows at any stride, which is returned; ``bias [I]``."""
+    return _launch_activation(x, bias, "gelu_erf")
+
+
+def bias_gelu_tanh_(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``gelu_tanh(x + bias)`` written over ``x [T, I]``, rows at any stride, which is returned; ``bias [I]``."""
+    return _launch_activation(x, bias, "gelu_tanh")
+
+
+def bias_relu_(x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``relu(x + bias)`` written over ``x [T, I]``, rows at any stride, which is returned; ``bias [I]``."""
+    return _launch_activation(x, bias, "relu")
+
+
+def bias_residual_(residual: Tensor, y: Tensor, bias: Tensor) -> Tensor:
+    """``residual += y + bias`` in place, and ``residual`` returned: ``[T, H]``, ``[T, H]`` and ``[H]``."""
+    assert residual.stride(-1) == y.stride(-1) == 1, "the last axis is contiguous"
+    tokens, size = residual.shape
+    grid, tile = _tiles(tokens, size)
+    _bias_residual[grid](residual, y, bias, tokens, size, residual.stride(0), y.stride(0), **tile)
+    return residual
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up`` for ``gate_up [T, 2·I]``, gate first, rows at any stride: ``[T, I]``."""
+    assert gate_up.stride(-1) == 1, "the last axis is contiguous"
+    tokens, size = len(gate_up), gate_up.shape[-1] // 2
+    out = torch.empty(tokens, size, dtype=gate_up.dtype, device=gate_up.device)
+    grid, tile = _tiles(tokens, size)
+    _silu_mul[grid](gate_up, out, tokens, size, gate_up.stride(0), **tile)
+    return out
+
+
+def _launch_activation(x: Tensor, bias: Tensor | None, name: str) -> Tensor:
+    assert x.stride(-1) == 1, "the last axis is contiguous"
+    tokens, size = x.shape
+    grid, tile = _tiles(tokens, size)
+    _activation[grid](x, bias, tokens, size, x.stride(0), name=name, **tile)
+    return x
+
+
+def _tiles(tokens: int, size: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """The grid, and the tile of a program."""
+    columns = min(_COLUMNS, triton.next_power_of_2(size))
+    rows = _COLUMNS // columns * (_MANY_ROWS if tokens > _FEW_TOKENS else 1)
+    grid = triton.cdiv(tokens, rows), triton.cdiv(size, columns)
+    return grid, {"rows": rows, "columns": columns, "num_warps": _NUM_WARPS}
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _activation(x, bias, tokens, size, stride, name: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
+    row, column, inside = _place(tokens, size, rows, columns)
+    place = x + row * stride + column
+    value = tl.load(place, inside).to(tl.float32)
+    if bias is not None:
+        value += tl.load(bias + column, column < size).to(tl.float32)
+    if name == "gelu_tanh":
+        # tanh(u) = 2 · logistic(2u) - 1, so that (1 + tanh(u)) / 2 is the logistic function itself.
+        out = value * _logistic(value * (1.5957691216057308 + 0.07135481282553147 * value * value))
+    elif name == "gelu_erf":
+        out = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+    else:
+        tl.static_assert(name == "relu")
+        out = tl.maximum(value, 0.0)
+    tl.store(place, out.to(x.dtype.element_ty), inside)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _bias_residual(
+    residual, y, bias, tokens, size, residual_stride, y_stride, rows: tl.constexpr, columns: tl.constexpr
+):
+    row, column, inside = _place(tokens, size, rows, columns)
+    place = residual + row * residual_stride + column
+    before = tl.load(place, inside).to(tl.float32)
+    addend = tl.load(y + row * y_stride + column, inside).to(tl.float32)
+    addend += tl.load(bias + column, column < size).to(tl.float32)
+    tl.store(place, (before + addend).to(residual.dtype.element_ty), inside)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _silu_mul(gate_up, out, tokens, size, stride, rows: tl.constexpr, columns: tl.constexpr):
+    row, column, inside = _place(tokens, size, rows, columns)
+    place = gate_up + row * stride + column
+    gate = tl.load(place, inside).to(tl.float32)
+    up = tl.load(place + size, inside).to(tl.float32)
+    dtype = out.dtype.element_ty
+    # Rounded between the two, as PyTorch's silu is.
+    silu = (gate * _logistic(gate)).to(dtype).to(tl.float32)
+    tl.store(out + row * size + column, (silu * up).to(dtype), inside)
+
+
+@triton.jit
+def _place(tokens, size, rows: tl.constexpr, columns: tl.constexpr):
+    """Rows, in int64, and columns of this program's tile, and which of its elements exist."""
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)[:, None]
+    column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
+    return row, column, (row < tokens) & (column < size)
+
+
+@triton.jit
+def _logistic(x):
+    """``1 / (1 + exp(-x))``."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, small) / (1.0 + small)
