@@ -80,20 +80,20 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     Attributes:
         max_num_seqs: most sequences in one step.
         max_num_batched_tokens: most tokens in one step, the chunk size of prefill; 0 lets the device decide.
-        block_size: tokens of a KV cache block.
+        block_size: tokens of a KV cache block; 0 lets the device decide.
         kv_cache_memory: bytes of KV cache; 0 lets the device decide.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 0
-    block_size: int = 16
+    block_size: int = 0
     kv_cache_memory: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 0),
-            ("block_size", 1),
+            ("block_size", 0),
             ("kv_cache_memory", 0),
         ):
             if getattr(self, name) < least:

@@ -62,7 +62,7 @@ def launch(options: LaunchOptions) -> Launched:
         "max_sequence_len": loaded.engine.max_model_len,
         "max_num_seqs": options.limits.max_num_seqs,
         "max_num_batched_tokens": loaded.engine.scheduler.max_num_batched_tokens,
-        "block_size": options.limits.block_size,
+        "block_size": loaded.block_size,
         "kv_cache_blocks": loaded.num_blocks,
         "kv_cache_bytes": loaded.kv_cache_bytes,
         "toggles": asdict(toggles),

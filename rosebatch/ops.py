@@ -2,17 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.kv_cache import reference as kv_cache
+from rosebatch_kernels.linear import reference as linear
 from rosebatch_kernels.linear.packed import PackedLinear, can_pack
-from rosebatch_kernels.linear.reference import Linear
 from rosebatch_kernels.mlp import reference as mlp
 from rosebatch_kernels.norm import reference as norm
 from rosebatch_kernels.paged_attention import reference as paged_attention
-from rosebatch_kernels.rope import reference as rope
+from rosebatch_kernels.qkv import reference as qkv
 from rosebatch_kernels.sampling import reference as sampling
 
 # By transformers' names, as they stand in a model's config.json.
@@ -24,32 +27,158 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Linear(Protocol):
+    """A matrix product with a weight, ``x [T, in] -> [T, out]``."""
+
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The product plus the bias, if there is one."""
+        ...
+
+    def product(self, x: Tensor) -> Tensor:
+        """The product alone."""
+        ...
+
+
+def _activated(name: str, up: Linear, x: Tensor) -> Tensor:
+    return ACTIVATIONS[name](up(x))
+
+
+def _add_layer_norm(
+    projection: Linear, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    return norm.add_layer_norm(projection(x), residual, weight, bias, eps)
+
+
+def _add_rms_norm(projection: Linear, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return norm.add_rms_norm(projection(x), residual, weight, eps)
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """The operators of a run; shapes and dtypes stand at each reference."""
+    """The operators of a run; shapes and dtypes stand at each reference.
 
-    linear: Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]
+    ``add_layer_norm`` and ``add_rms_norm`` take the projection whose result is added to the residual, ``activated``
+    the one whose result is activated: where the bias is added is theirs to decide.
+    """
+
+    linear: Callable[[Tensor, Tensor | None], Linear]
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = norm.layer_norm
-    add_layer_norm: Callable[..., tuple[Tensor, Tensor]] = norm.add_layer_norm
+    add_layer_norm: Callable[[Linear, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_layer_norm
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = norm.rms_norm
-    add_rms_norm: Callable[..., tuple[Tensor, Tensor]] = norm.add_rms_norm
+    add_rms_norm: Callable[[Linear, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_rms_norm
+    activated: Callable[[str, Linear, Tensor], Tensor] = _activated
     silu_mul: Callable[[Tensor], Tensor] = mlp.silu_mul
-    rope: Callable[[Tensor, Tensor, Tensor], Tensor] = rope.rope
+    split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = qkv.split_heads
     kv_append: Callable[[Tensor, Tensor, Tensor, Tensor], None] = kv_cache.append
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None] = kv_cache.copy_blocks
-    attention_decode: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor] = paged_attention.decode
-    attention_prefill: Callable[..., Tensor] = paged_attention.prefill
+    gathered_decode: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor] = paged_attention.decode
+    gathered_prefill: Callable[..., Tensor] = paged_attention.prefill
     greedy: Callable[[Tensor], Tensor] = sampling.greedy
     sample: Callable[[Tensor, Tensor, Tensor], Tensor] = sampling.sample
     sample_filtered: Callable[..., Tensor] = sampling.sample_filtered
 
 
-def select(toggles: Toggles) -> Ops:
-    """The operators that serve these toggles."""
+@dataclass(frozen=True, slots=True)
+class DeviceOps:
+    """The kernels that only a device runner calls; shapes and dtypes stand at each of them.
 
-    def linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    ``tile_rows`` is the most query tokens of a tile of ``prefill``.
+    """
+
+    decode: Callable[..., Tensor]
+    prefill: Callable[..., Tensor]
+    prepare: Callable[..., None]
+    sample_rows: Callable[..., Tensor]
+    advance: Callable[..., None]
+    tile_rows: int
+
+
+def device_ops(max_num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, device: torch.device) -> DeviceOps:
+    """The kernels for a model with these heads, with the memory that they keep between calls."""
+    from rosebatch_kernels.feedback import kernel as feedback
+    from rosebatch_kernels.paged_attention import decode, prefill
+    from rosebatch_kernels.qkv import kernel as qkv_kernel
+    from rosebatch_kernels.sampling import kernel as sampling_kernel
+
+    workspace = decode.DecodeWorkspace(max_num_seqs, num_heads, kv_heads, head_dim, device)
+    return DeviceOps(
+        decode=partial(decode.decode, workspace=workspace),
+        prefill=prefill.prefill,
+        prepare=qkv_kernel.prepare,
+        sample_rows=sampling_kernel.sample_rows,
+        advance=feedback.advance,
+        tile_rows=prefill.TILE_ROWS,
+    )
+
+
+def select(toggles: Toggles, device: str = "cpu") -> Ops:
+    """The operators that serve these toggles on ``cpu`` or ``cuda``."""
+    return _cuda_ops(toggles) if device == "cuda" else _cpu_ops(toggles)
+
+
+def _cpu_ops(toggles: Toggles) -> Ops:
+    def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
         if can_pack(weight):
             return PackedLinear(weight, bias, invariant=toggles.batch_invariant)
-        return Linear(weight, bias)
+        return linear.Linear(weight, bias)
 
-    return Ops(linear=linear)
+    return Ops(linear=make_linear)
+
+
+def _cuda_ops(toggles: Toggles) -> Ops:
+    """Triton kernels where a switch is on; they are imported here, so that a run on a CPU need not load Triton."""
+    from rosebatch_kernels.kv_cache import kernel as kv_cache_kernel
+    from rosebatch_kernels.mlp import kernel as mlp_kernel
+    from rosebatch_kernels.norm import kernel as norm_kernel
+
+    norms = norm_kernel if toggles.fused_norm else norm
+    fused_activations = {
+        "gelu": mlp_kernel.bias_gelu_erf_,
+        "gelu_new": mlp_kernel.bias_gelu_tanh_,
+        "gelu_pytorch_tanh": mlp_kernel.bias_gelu_tanh_,
+        "relu": mlp_kernel.bias_relu_,
+    }
+
+    def activated(name: str, up: Linear, x: Tensor) -> Tensor:
+        if toggles.fused_mlp:
+            return fused_activations[name](up.product(x), up.bias)
+        return ACTIVATIONS[name](up(x))
+
+    def project(projection: Linear, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """What is left to add to the residual: the projection's result (None: it is in already) and its bias."""
+        bias = projection.bias
+        if bias is None or not toggles.fused_mlp:
+            return projection(x), residual, None
+        if toggles.fused_norm:
+            return projection.product(x), residual, bias
+        return None, mlp_kernel.bias_residual_(residual, projection.product(x), bias), None
+
+    def add_layer_norm(
+        projection: Linear, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        y, residual, x_bias = project(projection, x, residual)
+        if y is None:
+            return norms.layer_norm(residual, weight, bias, eps), residual
+        return norms.add_layer_norm(y, residual, weight, bias, eps, x_bias)
+
+    def add_rms_norm(
+        projection: Linear, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        y, residual, x_bias = project(projection, x, residual)
+        if y is None:
+            return norms.rms_norm(residual, weight, eps), residual
+        return norms.add_rms_norm(y, residual, weight, eps, x_bias)
+
+    return Ops(
+        linear=linear.Linear,
+        layer_norm=norms.layer_norm,
+        add_layer_norm=add_layer_norm,
+        rms_norm=norms.rms_norm,
+        add_rms_norm=add_rms_norm,
+        activated=activated,
+        silu_mul=mlp_kernel.silu_mul if toggles.fused_mlp else mlp.silu_mul,
+        kv_append=kv_cache_kernel.append if toggles.batched_kv_append else kv_cache.append,
+        copy_blocks=kv_cache_kernel.copy_blocks if toggles.batched_kv_append else kv_cache.copy_blocks,
+    )

@@ -45,7 +45,12 @@ class EngineOptions:
             min=1,
         ),
     ] = None
-    block_size: Annotated[int, typer.Option(help="Tokens of a KV cache block.", rich_help_panel=_LIMITS)] = 16
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a KV cache block. Default: 64 on a GPU, 16 on a CPU.", rich_help_panel=_LIMITS, min=1
+        ),
+    ] = None
     kv_cache_memory: Annotated[
         str | None,
         typer.Option(help="Memory of the KV cache, such as 512MiB or 4GiB.", rich_help_panel=_LIMITS),

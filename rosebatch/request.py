@@ -3,7 +3,7 @@
 import enum
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -96,10 +96,12 @@ class Status(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request under way: the tokens known, how many of them are computed, and the blocks that hold their K/V.
+    """A request under way: the tokens so far, how many of them are computed, and the blocks that hold their K/V.
 
-    ``num_computed_tokens`` trails ``len(token_ids)``: each step lets it catch up by one chunk, and once it has
-    caught up a token is sampled. Prompts, prefix hits and resumed sequences differ in nothing else.
+    ``num_computed_tokens`` trails ``num_tokens``: each step lets it catch up by one chunk, and once it has caught
+    up a token is sampled. Prompts, prefix hits and resumed sequences differ in nothing else. Both count what has been
+    planned: the last ``num_pending_tokens`` tokens are sampled or about to be, and not known here yet. ``decoding`` says
+    that a plan sampled its last token.
     """
 
     request: Request
@@ -108,10 +110,12 @@ class Sequence:
     stop_ids: frozenset[int]
     stop_matcher: StopMatcher | None = None
     num_computed_tokens: int = 0
+    num_pending_tokens: int = 0
     num_cached_tokens: int | None = None
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     status: Status = Status.WAITING
+    decoding: bool = False
     finish_reason: str | None = None
     arrival_time: float = field(default_factory=time.perf_counter)
     first_token_time: float | None = None
@@ -143,31 +147,46 @@ class Sequence:
         return len(self.request.prompt_token_ids)
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens so far, pending ones included."""
+        return len(self.token_ids) + self.num_pending_tokens
+
+    @property
     def num_uncomputed_tokens(self) -> int:
-        """Known tokens whose K/V is not in the cache yet; 1 while decoding."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens whose K/V is not in the cache yet; 1 while decoding."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Most tokens that can still follow."""
+        return self.max_len - self.num_tokens
 
     @property
     def output_token_ids(self) -> list[int]:
         """The tokens generated so far."""
         return self.token_ids[self.num_prompt_tokens :]
 
-    def apply_token_id(self, token_id: int) -> None:
-        """Append a sampled token and decide whether the sequence is finished.
+    def apply_token_ids(self, token_ids: Iterable[int]) -> int:
+        """Append sampled tokens up to the one that finishes the sequence; how many were appended.
 
         The only place that writes a token (source: article S3), so that first tokens, later tokens and
         tokens after a preemption cannot come to differ.
         """
-        self.token_ids.append(token_id)
+        before = len(self.token_ids)
+        now = time.perf_counter()
         if self.first_token_time is None:
-            self.first_token_time = time.perf_counter()
-        matched = self.stop_matcher is not None and self.stop_matcher.feed(token_id)
-        if token_id in self.stop_ids or matched:
-            self.finish_reason = "stop"
-        elif len(self.token_ids) >= self.max_len:
-            self.finish_reason = "length"
-        if self.finish_reason is not None:
-            self.finish_time = time.perf_counter()
+            self.first_token_time = now
+        for token_id in token_ids:
+            self.token_ids.append(token_id)
+            matched = self.stop_matcher is not None and self.stop_matcher.feed(token_id)
+            if token_id in self.stop_ids or matched:
+                self.finish_reason = "stop"
+            elif len(self.token_ids) >= self.max_len:
+                self.finish_reason = "length"
+            if self.finish_reason is not None:
+                self.finish_time = now
+                break
+        return len(self.token_ids) - before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

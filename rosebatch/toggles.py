@@ -11,6 +11,8 @@ from typing import Any
 from rosebatch.errors import FlagError
 
 _ANYWHERE = ("cpu", "cuda")
+_CPU = ("cpu",)
+_CUDA = ("cuda",)
 
 
 def _switch(text: str, devices: tuple[str, ...] = _ANYWHERE) -> Any:
@@ -23,7 +25,18 @@ class Toggles:
 
     prefix_cache: bool = _switch("Reuse the KV blocks of a prefix that was computed before.")
     chunked_prefill: bool = _switch("Split long prompts over steps, beside running decodes.")
-    batch_invariant: bool = _switch("Matrix products whose bits do not depend on what else is in the batch.", ("cpu",))
+    batched_sampling: bool = _switch("Sample all rows of a step in as few calls as there are kinds of sampling.")
+    batch_invariant: bool = _switch("Matrix products whose bits do not depend on what else is in the batch.", _CPU)
+    paged_attention: bool = _switch("Read K and V in their blocks, instead of gathering them first.", _CUDA)
+    cuda_graph: bool = _switch("Replay decode steps as CUDA graphs.", _CUDA)
+    late_results: bool = _switch("Read sampled tokens some steps late, while the GPU works on.", _CUDA)
+    batched_rollover: bool = _switch("Hand new blocks to all sequences in one write.", _CUDA)
+    fused_sampler: bool = _switch("One kernel from logits to tokens, inside the graph.", _CUDA)
+    fused_norm: bool = _switch("Residual addition and norm in one kernel.", _CUDA)
+    fused_mlp: bool = _switch("Bias and activation, bias and residual, SiLU and product in one kernel each.", _CUDA)
+    fused_rotary: bool = _switch("QK norm and rotary positions in one kernel, with the KV append.", _CUDA)
+    fused_kv_append: bool = _switch("Decode attention writes the new K and V itself.", _CUDA)
+    batched_kv_append: bool = _switch("One kernel writes or copies K and V where they are not fused.", _CUDA)
 
     @classmethod
     def resolve(cls, requested: Mapping[str, bool | None], device: str) -> "Toggles":

@@ -65,7 +65,7 @@ def test_heads_must_share_kv_heads_evenly():
     [
         ({"max_num_seqs": 0}, "max_num_seqs must be >= 1, got 0"),
         ({"max_num_batched_tokens": -1}, "max_num_batched_tokens must be >= 0, got -1"),
-        ({"block_size": 0}, "block_size must be >= 1, got 0"),
+        ({"block_size": -1}, "block_size must be >= 0, got -1"),
         ({"kv_cache_memory": -1}, "kv_cache_memory must be >= 0, got -1"),
     ],
 )
@@ -92,7 +92,7 @@ def test_configs_survive_being_written_out(config):
         ({"blok_size": 16}, "blok_size"),
         ({"block_size": "16"}, "block_size"),
         ({"block_size": 1.5}, "block_size"),
-        ({"block_size": 0}, "block_size must be >= 1"),
+        ({"block_size": -1}, "block_size must be >= 0"),
         ([], "Expected"),
     ],
 )
@@ -106,7 +106,7 @@ def test_convert_says_where_and_what(values, message):
     ("content", "message"),
     [
         (b"block_size = ", "Invalid value"),
-        (b"block_size = 0", "block_size must be >= 1"),
+        (b"block_size = -1", "block_size must be >= 0"),
         (b"[engine]\nblock_size = 4", "engine"),
         (b"\xff", "utf-8"),
         (None, "No such file"),

@@ -17,7 +17,7 @@ def start(prompt=(1, 2, 3), max_model_len=100, eos=frozenset(), matcher=None, **
 def feed(sequence, tokens):
     """Tokens one by one until the sequence is finished; how many it took."""
     for count, token in enumerate(tokens, 1):
-        sequence.apply_token_id(token)
+        sequence.apply_token_ids([token])
         if sequence.finish_reason:
             return count
     return None
@@ -86,7 +86,7 @@ def test_a_new_sequence():
     assert (sequence.status, sequence.finish_reason, sequence.block_ids) == (Status.WAITING, None, [])
     assert sequence.num_cached_tokens is None
     # The request keeps its own prompt.
-    sequence.apply_token_id(9)
+    sequence.apply_token_ids([9])
     assert sequence.request.prompt_token_ids == (1, 2, 3)
     assert sequence.output_token_ids == [9]
 
@@ -129,7 +129,7 @@ def test_why_and_when_a_sequence_ends(options, count, reason):
 
 def test_end_tokens_in_the_prompt_do_not_end_it():
     sequence = start(prompt=(7, 7), eos=frozenset({7}), max_tokens=3)
-    sequence.apply_token_id(1)
+    sequence.apply_token_ids([1])
     assert sequence.finish_reason is None
 
 
@@ -144,7 +144,7 @@ def test_times_are_in_order_and_set_once():
     before = time.perf_counter()
     sequence = start(max_tokens=3)
     assert (sequence.first_token_time, sequence.finish_time) == (None, None)
-    sequence.apply_token_id(1)
+    sequence.apply_token_ids([1])
     first = sequence.first_token_time
     assert sequence.finish_time is None
     feed(sequence, [2, 3])
@@ -155,5 +155,5 @@ def test_times_are_in_order_and_set_once():
 def test_uncomputed_tokens_while_decoding():
     sequence = start()
     sequence.num_computed_tokens = 3
-    sequence.apply_token_id(5)
+    sequence.apply_token_ids([5])
     assert sequence.num_uncomputed_tokens == 1

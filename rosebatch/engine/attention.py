@@ -1,4 +1,4 @@
-"""The attention of one step over the paged cache: what is the same for all layers is worked out once, here.
+"""Attention over gathered keys, with PyTorch's operators: what is the same for all layers of a step is done once.
 
 Prompt tokens are attended in tiles of 64 successive positions, generated tokens one by one, each with a number of
 keys that follows from its position. So a token's attention is the same computation alone or in a batch, whatever
@@ -14,6 +14,7 @@ from torch.nn import functional
 from rosebatch.config import ModelConfig
 from rosebatch.engine.batch import StepBatch
 from rosebatch.engine.kv_cache import KVCache
+from rosebatch.model.layers import Rotary
 from rosebatch.ops import Ops
 from rosebatch_kernels.paged_attention.reference import gather_rows, padded_keys
 
@@ -55,7 +56,7 @@ class _Group:
     masks: dict[int, Tensor]
 
 
-class PagedAttention:
+class GatheredAttention:
     """Attention for one step; callable by the model, once a layer (see ``rosebatch.model.layers.Attention``).
 
     Args:
@@ -74,6 +75,8 @@ class PagedAttention:
         heads = torch.arange(cache.kv_heads, device=self.device)
         block, offset = batch.slots // cache.block_size, batch.slots % cache.block_size
         self.append_rows = (block[:, None] * cache.kv_heads + heads) * cache.block_size + offset[:, None]
+        self.positions = batch.positions
+        self._turned: tuple[Tensor, Tensor] | None = None
         self.groups: list[_Group] = []
         order: list[int] = []
         for queries in self._shapes(_queries(batch)):
@@ -84,20 +87,30 @@ class PagedAttention:
         self.order = None if ordered else self._tensor([max(row, 0) for row in order])
         self.inverse = None if ordered else self._tensor([inverse[row] for row in range(len(inverse))])
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None) -> Tensor:
         """Append K and V of all sequences, then attend: a block filled in this step can be read in it."""
         cache = self.cache.layer(layer)
+        q, k, v = self._heads(qkv, rotary)
         window, scale = self.config.sliding_window(layer), self.config.attention_scale(layer)
         self.ops.kv_append(cache, k, v, self.append_rows)
         if self.order is not None:
             q = q.index_select(0, self.order)
         parts = []
         for group in self.groups:
-            attend = self.ops.attention_decode if group.generated else self.ops.attention_prefill
+            attend = self.ops.gathered_decode if group.generated else self.ops.gathered_prefill
             rows = q[group.first : group.first + group.count]
             parts.append(attend(rows, cache, group.cache_rows, group.masks[window], scale))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out if self.inverse is None else out.index_select(0, self.inverse)
+
+    def _heads(self, qkv: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        if rotary is None:
+            return self.ops.split_heads(qkv, heads, kv_heads)
+        if self._turned is None:
+            # The tables are the same for all layers.
+            self._turned = rotary.cos[self.positions][:, None], rotary.sin[self.positions][:, None]
+        return self.ops.split_heads(qkv, heads, kv_heads, self._turned, rotary.qk_norm)
 
     def _shapes(self, queries: list[_Query]) -> list[list[_Query]]:
         """Units of one shape together, in parts that are not too large to gather."""

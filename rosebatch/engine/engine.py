@@ -1,7 +1,7 @@
 """The engine: requests of token ids in, completions of token ids out."""
 
-import time
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from rosebatch.engine.plan import StepPlan, StepResult
@@ -14,13 +14,16 @@ from rosebatch.request import Completion, Request, Sequence, StopMatcher
 class StepRunner(Protocol):
     """Carries out plans: the runner, or a fake in tests."""
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Compute the plan's chunks; one sampled token for each chunk that asks for it."""
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Begin to compute the plan's chunks, behind what was launched before; a function that waits for the result."""
         ...
 
 
 class Engine:
     """Schedules, runs and commits steps until every request is a completion.
+
+    With ``lookahead`` the next plan is launched before the results of the last are read, so that the device never waits
+    for Python.
 
     Args:
         scheduler: plans the steps.
@@ -28,6 +31,7 @@ class Engine:
         vocab_size: token ids are below this.
         max_model_len: most tokens of prompt and completion together.
         eos_token_ids: the model's end tokens.
+        lookahead: plans that may be under way while the next is made; needs a scheduler with a decode window.
     """
 
     def __init__(
@@ -38,7 +42,10 @@ class Engine:
         vocab_size: int,
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
+        lookahead: int = 0,
     ) -> None:
+        assert not lookahead or scheduler.decode_window, "mixed steps need the tokens of the step before"
+        self.lookahead = lookahead
         self.scheduler = scheduler
         self.runner = runner
         self.vocab_size = vocab_size
@@ -46,6 +53,7 @@ class Engine:
         self.max_model_len = min(max_model_len, scheduler.pool.num_blocks * scheduler.pool.block_size)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.stats = EngineStats()
+        self._launched: deque[tuple[StepPlan, Callable[[], StepResult]]] = deque()
 
     @property
     def has_unfinished(self) -> bool:
@@ -83,15 +91,18 @@ class Engine:
         )
 
     def step(self) -> list[Completion]:
-        """Run one step; the completions that it finished."""
-        started = time.perf_counter()
+        """Launch a plan and commit the oldest one that is due; the completions that it finished."""
         plan = self.scheduler.schedule()
-        assert plan.chunks, "a step must make progress"
+        if plan is not None:
+            self._launched.append((plan, self.runner.launch(plan)))
+            if len(self._launched) <= self.lookahead:
+                return []
+        assert self._launched, "a step must make progress"
+        plan, wait = self._launched.popleft()
+        result = wait()
         pool = self.scheduler.pool
-        blocks_used = pool.num_blocks - pool.num_free
-        finished = self.scheduler.commit(plan, self.runner.run(plan))
-        self.stats.record(plan, time.perf_counter() - started, blocks_used)
-        return [_completion(sequence) for sequence in finished]
+        self.stats.record(plan, result, pool.num_blocks - pool.num_free)
+        return [_completion(sequence) for sequence in self.scheduler.commit(plan, result)]
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Queue all requests and yield completions as they finish."""

@@ -7,19 +7,24 @@ import torch
 
 from rosebatch.config import EngineConfig
 from rosebatch.engine.block_pool import BlockPool
-from rosebatch.engine.engine import Engine
+from rosebatch.engine.device_runner import DeviceRunner
+from rosebatch.engine.engine import Engine, StepRunner
 from rosebatch.engine.kv_cache import KVCache, bytes_per_block
 from rosebatch.engine.runner import Runner
 from rosebatch.engine.scheduler import Scheduler
 from rosebatch.errors import FlagError
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import ModelSource
-from rosebatch.ops import select
+from rosebatch.ops import device_ops, select
 from rosebatch.toggles import Toggles
 
 # Tokens of a step where the user does not say. On a CPU, a step's activations should not outgrow its caches: 1024
 # tokens at a time prefill a quarter faster than 4096 (docs/performance.md).
 _BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024}
+# Tokens of a block: what a GPU reads at a time, and what a prefix on a CPU is rounded down to.
+_BLOCK_SIZE = {"cuda": 64, "cpu": 16}
+# Decode steps that follow each other before the host looks at their tokens.
+_DECODE_WINDOW = 8
 # Shares of the free memory that the KV cache takes unless told otherwise.
 _GPU_SHARE = 0.85
 _CPU_SHARE = 0.25
@@ -32,6 +37,7 @@ class LoadedEngine:
 
     engine: Engine
     num_blocks: int
+    block_size: int
     kv_cache_bytes: int
 
 
@@ -54,36 +60,59 @@ def load_engine(source: ModelSource, limits: EngineConfig, toggles: Toggles, dev
         UserError: a weight is missing.
         FlagError: the KV cache has no room for a single block.
     """
-    config, ops = source.config, select(toggles)
+    config, ops = source.config, select(toggles, device.type)
+    block_size = limits.block_size or _BLOCK_SIZE[device.type]
     with torch.inference_mode():
         model = build_model(config, ops, source.weights(device))
-    num_blocks = _num_blocks(source, limits, device)
-    cache = KVCache(config, num_blocks, limits.block_size, source.dtype, device, ops)
+    num_blocks = _num_blocks(source, limits, block_size, device)
+    kernels_only = device.type == "cuda" and toggles.paged_attention
+    window = 0
+    if kernels_only:
+        window = _DECODE_WINDOW if toggles.fused_sampler and toggles.late_results else 1
+    # One block more than the scheduler knows of: where kernels write what nobody reads.
+    cache = KVCache(config, num_blocks + kernels_only, block_size, source.dtype, device, ops)
     scheduler = Scheduler(
-        BlockPool(num_blocks, limits.block_size),
+        BlockPool(num_blocks, block_size),
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens or _BATCHED_TOKENS[device.type],
         prefix_cache=toggles.prefix_cache,
         chunked_prefill=toggles.chunked_prefill,
+        decode_window=window,
     )
+    runner: StepRunner
+    if kernels_only:
+        runner = DeviceRunner(
+            model,
+            config,
+            cache,
+            ops,
+            device_ops(limits.max_num_seqs, config.num_heads, config.num_kv_heads, config.head_dim, device),
+            toggles,
+            max_num_seqs=limits.max_num_seqs,
+            max_len=min(config.max_model_len, num_blocks * block_size),
+            window=window,
+        )
+    else:
+        runner = Runner(model, config, cache, ops, batched_sampling=toggles.batched_sampling)
     engine = Engine(
         scheduler,
-        Runner(model, config, cache, ops),
+        runner,
         vocab_size=config.vocab_size,
         max_model_len=config.max_model_len,
         eos_token_ids=config.eos_token_ids,
+        lookahead=int(kernels_only and toggles.late_results),
     )
-    return LoadedEngine(engine, num_blocks, cache.data.nbytes)
+    return LoadedEngine(engine, num_blocks, block_size, cache.data.nbytes)
 
 
-def _num_blocks(source: ModelSource, limits: EngineConfig, device: torch.device) -> int:
-    block = bytes_per_block(source.config, limits.block_size, source.dtype)
+def _num_blocks(source: ModelSource, limits: EngineConfig, block_size: int, device: torch.device) -> int:
+    block = bytes_per_block(source.config, block_size, source.dtype)
     memory = limits.kv_cache_memory or _default_memory(device)
     # More than every sequence at full length is of no use.
-    most = limits.max_num_seqs * -(-source.config.max_model_len // limits.block_size)
+    most = limits.max_num_seqs * -(-source.config.max_model_len // block_size)
     blocks = min(memory // block, most)
-    if blocks < 1 or blocks * limits.block_size < 2:
-        raise FlagError(f"--kv-cache-memory {memory}: a block of {limits.block_size} tokens takes {block} bytes")
+    if blocks < 1 or blocks * block_size < 2:
+        raise FlagError(f"--kv-cache-memory {memory}: a block of {block_size} tokens takes {block} bytes")
     return blocks
 
 

@@ -7,9 +7,10 @@ from rosebatch.request import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens ``start .. start + length - 1`` of a sequence, to be computed in one step.
+    """Tokens ``start .. start + length - 1`` of a sequence, to be computed in one step or one window of steps.
 
-    ``samples`` is True when the chunk reaches the end of the known tokens, so that a new one is sampled.
+    ``samples`` is True when the chunk reaches the end of the tokens so far, so that new ones are sampled: one, or in a
+    decode window one for each of the chunk's tokens.
     """
 
     sequence: Sequence
@@ -20,26 +21,40 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step of work.
+    """One step of work, or a window of decode steps.
 
     Attributes:
-        chunks: what to compute, single-token chunks (decodes) first.
+        chunks: what to compute; in a step, single-token chunks (decodes) first.
         copies: (source, destination) blocks to copy before the forward pass; no block is both.
         preempted: sequences that lost their blocks and went back to waiting.
+        decode_steps: 0 for one step over packed chunks; otherwise so many decode steps back to back, in which every
+            chunk takes part for its length, each token computed from the one sampled before it.
     """
 
     chunks: tuple[Chunk, ...]
     copies: tuple[tuple[int, int], ...] = ()
     preempted: tuple[Sequence, ...] = ()
+    decode_steps: int = 0
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step."""
+        """Tokens computed."""
         return sum(chunk.length for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The sampled tokens of a step, one for each chunk that samples, in the plan's order."""
+    """What a plan brought.
 
-    token_ids: list[int]
+    Attributes:
+        token_ids: for each chunk that samples, in the plan's order, the tokens sampled: fewer than the chunk's length
+            where the model's end token came first.
+        seconds: that the device was busy with it.
+        syncs: waits for the device.
+        graph_replays: of CUDA graphs.
+    """
+
+    token_ids: list[list[int]]
+    seconds: float = 0.0
+    syncs: int = 0
+    graph_replays: int = 0

@@ -1,4 +1,4 @@
-"""Logits of the sampled rows -> token ids: one call for each group of like rows, one sync a step."""
+"""Logits of the sampled rows -> token ids: one call for each group of like rows, so that a step needs one sync."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,9 @@ from rosebatch_kernels.sampling.philox import uniform
 _Group = tuple[int, bool] | None
 
 
-def sample(logits: Tensor, params: list[SamplingParams], positions: list[int], ops: Ops) -> list[int]:
+def sample(
+    logits: Tensor, params: list[SamplingParams], positions: list[int], ops: Ops, *, batched: bool = True
+) -> Tensor:
     """Sample one token a row (source: article S3).
 
     Args:
@@ -19,24 +21,27 @@ def sample(logits: Tensor, params: list[SamplingParams], positions: list[int], o
         params: of each row.
         positions: that each sampled token will have; with the seed it decides the row's random number.
         ops: the operators of this run.
+        batched: False samples row after row, each fetched alone: what batching is measured against.
 
     Returns:
-        S token ids, fetched with one ``tolist()``.
+        ``[S]`` int64 on the device of the logits; nothing was fetched from there, unless ``batched`` is False.
     """
+    if not batched:
+        alone = zip(logits.split(1), params, positions, strict=True)
+        ids = [int(_sample_group(_group(p), row, [p], [position], ops)) for row, p, position in alone]
+        return torch.tensor(ids, dtype=torch.int64, device=logits.device)
     groups: dict[_Group, list[int]] = {}
     for row, p in enumerate(params):
         groups.setdefault(_group(p), []).append(row)
     if len(groups) == 1:
         (key,) = groups
-        tokens = _sample_group(key, logits, params, positions, ops)
-    else:
-        tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
-        for key, rows in groups.items():
-            index = torch.tensor(rows, device=logits.device)
-            chosen = [params[r] for r in rows]
-            tokens[index] = _sample_group(key, logits[index], chosen, [positions[r] for r in rows], ops)
-    ids: list[int] = tokens.tolist()
-    return ids
+        return _sample_group(key, logits, params, positions, ops)
+    tokens = torch.empty(len(params), dtype=torch.int64, device=logits.device)
+    for key, rows in groups.items():
+        index = torch.tensor(rows, device=logits.device)
+        chosen = [params[r] for r in rows]
+        tokens[index] = _sample_group(key, logits[index], chosen, [positions[r] for r in rows], ops)
+    return tokens
 
 
 def _group(params: SamplingParams) -> _Group:

@@ -1,8 +1,12 @@
 """Which tokens of which sequences are computed in the next step, and in which blocks. No torch.
 
-There is no prefill phase and no decode phase: a sequence has tokens known and tokens computed, and a step lets
-computed catch up within the token budget. Chunked prefill, prefix hits and resuming after a preemption are that
-one rule. Reserving blocks happens here, before the forward pass; writing K/V into them happens inside it.
+A sequence has tokens and computed tokens, and a step lets computed catch up within the token budget. Chunked prefill,
+prefix hits and resuming after a preemption are that one rule. Reserving blocks happens here, before the forward pass;
+writing K/V into them happens inside it.
+
+Plans may run ahead of their results: a plan counts its tokens as computed and sampled (pending) at once, and ``commit``
+brings their values later. Blocks that a commit frees may be handed out while a plan that still writes to them is
+under way: the device works in the order of the plans.
 """
 
 from collections import deque
@@ -22,6 +26,8 @@ class Scheduler:
         max_num_batched_tokens: most tokens in one step.
         prefix_cache: take over blocks whose prefix is known, and make filled blocks findable.
         chunked_prefill: split prompts over steps; otherwise a prompt is computed whole, even over the budget.
+        decode_window: 0 mixes prompts and decodes in a step. Otherwise decodes stand apart, up to so many steps in one
+            plan, and prompts go first.
     """
 
     def __init__(
@@ -32,14 +38,20 @@ class Scheduler:
         max_num_batched_tokens: int,
         prefix_cache: bool = True,
         chunked_prefill: bool = True,
+        decode_window: int = 0,
     ) -> None:
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.prefix_cache = prefix_cache
         self.chunked_prefill = chunked_prefill
+        self.decode_window = decode_window
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        # Whether the token budget, and not seats or blocks, ended the last admission.
+        self._admitting = False
+        # Preempted since the last plan.
+        self._preempted: list[Sequence] = []
         # Blocks whose hash was registered for the step under way: shareable, since every layer writes K/V before
         # it reads any, but not yet copyable, since copies run before the first layer.
         self._in_flight: set[int] = set()
@@ -55,36 +67,52 @@ class Scheduler:
         """Queue a sequence behind all others."""
         self.waiting.append(sequence)
 
-    def schedule(self) -> StepPlan:
-        """Plan one step: running sequences first, oldest first, then as many waiting ones as fit."""
+    def schedule(self) -> StepPlan | None:
+        """Plan a step: running sequences first, oldest first, then as many waiting ones as fit.
+
+        None where nothing can be planned before the results of an earlier plan are committed.
+        """
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
-        budget, preempted = self._continue_running(chunks, copies)
-        if not preempted:
-            self._admit_waiting(budget, chunks, copies)
+        preempted, self._preempted = self._preempted, []
+        budget = self._continue_running(chunks, copies, preempted)
+        if not preempted and self._admits():
+            budget = self._admit_waiting(budget, chunks, copies)
+            self._admitting = budget <= 0
+        steps = 0
+        if self.decode_window and not chunks:
+            steps = self._plan_decodes(chunks, copies, preempted)
+        if not chunks:
+            self._preempted = preempted
+            return None
         chunks.sort(key=lambda chunk: chunk.length != 1)
-        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted))
+        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), steps)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
-        """Record that a plan was carried out: tokens appended, stops decided, blocks freed.
+        """Record what a plan brought: tokens appended, stops decided, blocks freed. Plans are committed in order.
 
         Returns:
-            the sequences that finished in this step.
+            the sequences that finished.
         """
+        # All plans so far have been launched: what they copy is safe, what they compute can be copied by the next.
         self._in_flight.clear()
         self.pool.free(self._copy_sources)
         self._copy_sources = []
-        sampled = iter(result.token_ids)
         finished = []
-        for chunk in plan.chunks:
+        sampling = [chunk for chunk in plan.chunks if chunk.samples]
+        for chunk, token_ids in zip(sampling, result.token_ids, strict=True):
             sequence = chunk.sequence
-            sequence.num_computed_tokens += chunk.length
-            if chunk.samples:
-                sequence.apply_token_id(next(sampled))
-                if sequence.finish_reason is not None:
-                    sequence.status = Status.FINISHED
-                    self._release(sequence)
-                    finished.append(sequence)
+            if sequence.status is Status.FINISHED:
+                # An earlier plan turned out to end it; this one had begun by then.
+                continue
+            sequence.num_pending_tokens -= chunk.length if plan.decode_steps else 1
+            kept = sequence.apply_token_ids(token_ids)
+            if plan.decode_steps and self.prefix_cache:
+                self._register_full_blocks(sequence, chunk.start, chunk.start + kept)
+            if sequence.finish_reason is not None:
+                sequence.status = Status.FINISHED
+                self._release(sequence)
+                finished.append(sequence)
         if finished:
             self.running = [s for s in self.running if s.status is Status.RUNNING]
         return finished
@@ -96,28 +124,61 @@ class Scheduler:
         for sequence in self.running:
             assert sequence.status is Status.RUNNING
             assert len(sequence.block_ids) * self.pool.block_size >= sequence.num_computed_tokens
-            assert sequence.num_computed_tokens < len(sequence.token_ids)
+            assert sequence.num_computed_tokens < sequence.num_tokens <= sequence.max_len
         for sequence in self.waiting:
             assert sequence.status is Status.WAITING and not sequence.block_ids
 
-    def _continue_running(self, chunks: list[Chunk], copies: list[tuple[int, int]]) -> tuple[int, list[Sequence]]:
-        budget, preempted = self.max_num_batched_tokens, []
+    def _continue_running(self, chunks: list[Chunk], copies: list[tuple[int, int]], preempted: list[Sequence]) -> int:
+        """Plan chunks of the running sequences; what is left of the budget."""
+        budget = self.max_num_batched_tokens
         position = 0
         while position < len(self.running) and budget > 0:
             sequence = self.running[position]
+            position += 1
+            if self.decode_window and sequence.decoding:
+                continue
             length = min(sequence.num_uncomputed_tokens, budget)
             while not self._reserve(sequence, length, copies):
-                victim = self.running.pop()
-                self._preempt(victim)
-                preempted.append(victim)
-                if victim is sequence:
-                    return budget, preempted
+                if not self._preempt_newest(preempted) or preempted[-1] is sequence:
+                    return budget
             chunks.append(self._plan_chunk(sequence, length))
             budget -= length
-            position += 1
-        return budget, preempted
+        return budget
 
-    def _admit_waiting(self, budget: int, chunks: list[Chunk], copies: list[tuple[int, int]]) -> None:
+    def _admits(self) -> bool:
+        """Whether to look at the waiting: where decodes have to stand by, prompts are let in many at a time."""
+        if not self.decode_window:
+            return True
+        seats = self.max_num_seqs - len(self.running)
+        return bool(self.waiting) and (self._admitting or seats >= min(len(self.waiting), self.max_num_seqs // 8 or 1))
+
+    def _plan_decodes(self, chunks: list[Chunk], copies: list[tuple[int, int]], preempted: list[Sequence]) -> int:
+        """Plan a window of decode steps for all sequences that have tokens to come; the number of steps."""
+
+        def short(steps: int) -> int:
+            ends = ((s, s.num_computed_tokens + min(steps, s.num_remaining_tokens)) for s in live())
+            return sum(self._blocks_short_of(sequence, end) for sequence, end in ends)
+
+        def live() -> list[Sequence]:
+            return [s for s in self.running if s.decoding and s.num_remaining_tokens > 0]
+
+        steps = min(self.decode_window, max((s.num_remaining_tokens for s in live()), default=0))
+        while steps > 1 and short(steps) > self.pool.num_free:
+            steps //= 2
+        while steps and short(1) > self.pool.num_free:
+            if not self._preempt_newest(preempted):
+                return 0
+        for sequence in live() if steps else ():
+            length = min(steps, sequence.num_remaining_tokens)
+            reserved = self._reserve(sequence, length, copies)
+            assert reserved, "the window was made to fit"
+            chunks.append(Chunk(sequence, sequence.num_computed_tokens, length, samples=True))
+            sequence.num_computed_tokens += length
+            sequence.num_pending_tokens += length
+        return steps
+
+    def _admit_waiting(self, budget: int, chunks: list[Chunk], copies: list[tuple[int, int]]) -> int:
+        """Plan chunks of waiting sequences, in order; what is left of the budget."""
         over_budget_allowed = not self.chunked_prefill
         while self.waiting and len(self.running) < self.max_num_seqs and budget > 0:
             sequence = self.waiting[0]
@@ -143,13 +204,19 @@ class Scheduler:
             chunks.append(self._plan_chunk(sequence, length))
             budget -= length
             over_budget_allowed = False
+        return budget
 
     def _plan_chunk(self, sequence: Sequence, length: int) -> Chunk:
         start = sequence.num_computed_tokens
         end = start + length
         if self.prefix_cache:
-            self._register_full_blocks(sequence, end)
-        return Chunk(sequence, start, length, samples=end == len(sequence.token_ids))
+            self._in_flight.update(self._register_full_blocks(sequence, start, end))
+        sequence.num_computed_tokens = end
+        samples = end == sequence.num_tokens
+        if samples:
+            sequence.num_pending_tokens += 1
+            sequence.decoding = True
+        return Chunk(sequence, start, length, samples)
 
     def _blocks_short_of(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks missing to hold ``num_tokens``, the copy of a block that may not be written included."""
@@ -200,13 +267,11 @@ class Scheduler:
             hits.pop()
         return hits
 
-    def _register_full_blocks(self, sequence: Sequence, end: int) -> None:
-        """Make the blocks findable that are full once tokens up to ``end`` are computed."""
+    def _register_full_blocks(self, sequence: Sequence, start: int, end: int) -> list[int]:
+        """Make the blocks findable that become full when tokens ``start .. end - 1`` are computed; those that were."""
         size = self.pool.block_size
-        for index in range(sequence.num_computed_tokens // size, end // size):
-            block = sequence.block_ids[index]
-            if self.pool.register(block, self._block_hash(sequence, index)):
-                self._in_flight.add(block)
+        blocks = ((sequence.block_ids[i], self._block_hash(sequence, i)) for i in range(start // size, end // size))
+        return [block for block, block_hash in blocks if self.pool.register(block, block_hash)]
 
     def _block_hash(self, sequence: Sequence, index: int) -> bytes:
         hashes, size = sequence.block_hashes, self.pool.block_size
@@ -215,11 +280,21 @@ class Scheduler:
             hashes.append(hash_block(parent, sequence.token_ids[i * size : (i + 1) * size]))
         return hashes[index]
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take all blocks back; the sequence resumes first of the waiting, recomputing what is not cached."""
-        self._release(sequence)
-        sequence.status = Status.WAITING
-        self.waiting.appendleft(sequence)
+    def _preempt_newest(self, preempted: list[Sequence]) -> bool:
+        """Take all blocks of the newest sequence back; False where its tokens must be known first.
+
+        It resumes first of the waiting, recomputing what is not cached.
+        """
+        victim = self.running[-1]
+        if victim.num_pending_tokens:
+            return False
+        self.running.pop()
+        self._release(victim)
+        victim.status = Status.WAITING
+        victim.decoding = False
+        self.waiting.appendleft(victim)
+        preempted.append(victim)
+        return True
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.free(sequence.block_ids)

@@ -3,16 +3,17 @@
 import time
 from dataclasses import dataclass, field
 
-from rosebatch.engine.plan import StepPlan
+from rosebatch.engine.plan import StepPlan, StepResult
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters over all steps of a run; seconds of wall time."""
+    """Counters over all steps of a run; seconds that the device was busy."""
 
     steps: int = 0
     decode_steps: int = 0
     syncs: int = 0
+    graph_replays: int = 0
     preemptions: int = 0
     computed_tokens: int = 0
     copied_blocks: int = 0
@@ -22,19 +23,18 @@ class EngineStats:
     decode_seconds: float = 0.0
     first_token_time: float | None = field(default=None)
 
-    def record(self, plan: StepPlan, seconds: float, blocks_used: int) -> None:
-        """Count one step. A step in which any sequence brings several tokens is prefill, the others are decode."""
-        self.steps += 1
-        decode = all(chunk.length == 1 for chunk in plan.chunks)
-        if decode:
-            self.decode_steps += 1
-            self.decode_seconds += seconds
+    def record(self, plan: StepPlan, result: StepResult, blocks_used: int) -> None:
+        """Count one plan. A step in which any sequence brings several tokens is prefill, the others are decode."""
+        self.steps += plan.decode_steps or 1
+        if plan.decode_steps or all(chunk.length == 1 for chunk in plan.chunks):
+            self.decode_steps += plan.decode_steps or 1
+            self.decode_seconds += result.seconds
         else:
-            self.prefill_seconds += seconds
-        if any(chunk.samples for chunk in plan.chunks):
-            self.syncs += 1
-            if self.first_token_time is None:
-                self.first_token_time = time.perf_counter()
+            self.prefill_seconds += result.seconds
+        if result.token_ids and self.first_token_time is None:
+            self.first_token_time = time.perf_counter()
+        self.syncs += result.syncs
+        self.graph_replays += result.graph_replays
         self.preemptions += len(plan.preempted)
         self.computed_tokens += plan.num_tokens
         self.copied_blocks += len(plan.copies)

@@ -1,14 +1,14 @@
 """GPT-2: learned positions, LayerNorm, multi-head attention, a plain MLP; biases everywhere."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.nn import functional
 
 from rosebatch.config import ModelConfig
 from rosebatch.model.layers import Attention
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops import ACTIVATIONS, Ops
+from rosebatch.ops import Linear, Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,11 @@ class _Norm:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     input_norm: _Norm
-    qkv: Callable[[Tensor], Tensor]
-    out: Callable[[Tensor], Tensor]
+    qkv: Linear
+    out: Linear
     mlp_norm: _Norm
-    up: Callable[[Tensor], Tensor]
-    down: Callable[[Tensor], Tensor]
+    up: Linear
+    down: Linear
 
 
 class GPT2:
@@ -39,7 +39,6 @@ class GPT2:
     def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:
         self.config = config
         self.ops = ops
-        self.activation = ACTIVATIONS[config.activation]
         self.embedding = weights.get("transformer.wte.weight", (config.vocab_size, config.hidden_size))
         self.positions = weights.get("transformer.wpe.weight", (config.max_model_len, config.hidden_size))
         self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
@@ -57,7 +56,7 @@ class GPT2:
         hidden, inner = self.config.hidden_size, self.config.intermediate_size
         prefix = f"transformer.h.{index}."
 
-        def linear(name: str, in_size: int, out_size: int) -> Callable[[Tensor], Tensor]:
+        def linear(name: str, in_size: int, out_size: int) -> Linear:
             """GPT-2's checkpoints hold weights as [in, out]."""
             weight = weights.get(f"{prefix}{name}.weight", (in_size, out_size))
             return self.ops.linear(weight.t().contiguous(), weights.get(f"{prefix}{name}.bias", (out_size,)))
@@ -73,18 +72,17 @@ class GPT2:
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
-        c, ops = self.config, self.ops
-        residual = self.embedding[input_ids] + self.positions[positions]
+        ops, eps = self.ops, self.config.norm_eps
+        residual = functional.embedding(input_ids, self.embedding) + functional.embedding(positions, self.positions)
         first = self.layers[0].input_norm
-        normed = ops.layer_norm(residual, first.weight, first.bias, c.norm_eps)
+        normed = ops.layer_norm(residual, first.weight, first.bias, eps)
         for index, layer in enumerate(self.layers):
-            heads = layer.qkv(normed).view(len(normed), 3, c.num_heads, c.head_dim)
-            attended = layer.out(attention(index, *heads.unbind(1)))
+            attended = attention(index, layer.qkv(normed), None)
             norm = layer.mlp_norm
-            normed, residual = ops.add_layer_norm(attended, residual, norm.weight, norm.bias, c.norm_eps)
-            mlp = layer.down(self.activation(layer.up(normed)))
+            normed, residual = ops.add_layer_norm(layer.out, attended, residual, norm.weight, norm.bias, eps)
+            hidden = ops.activated(self.config.activation, layer.up, normed)
             norm = self.norm if index + 1 == len(self.layers) else self.layers[index + 1].input_norm
-            normed, residual = ops.add_layer_norm(mlp, residual, norm.weight, norm.bias, c.norm_eps)
+            normed, residual = ops.add_layer_norm(layer.down, hidden, residual, norm.weight, norm.bias, eps)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:

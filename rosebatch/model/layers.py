@@ -1,6 +1,7 @@
 """What the model families share: the contract with attention, the contract of a model, rotary tables."""
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -9,16 +10,30 @@ from torch import Tensor
 from rosebatch.config import RopeConfig
 
 
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """What happens to q and k between the projection and attention.
+
+    Attributes:
+        cos, sin: ``[max_len, D]`` in the model's dtype, in the form that ``rosebatch_kernels.rope`` takes.
+        qk_norm: ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head before the rotation (Qwen3).
+    """
+
+    cos: Tensor
+    sin: Tensor
+    qk_norm: tuple[Tensor, Tensor, float] | None = None
+
+
 class Attention(Protocol):
     """The attention of one step, over whatever cache the runner keeps."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write the new tokens' K and V to the cache and attend over all of each sequence.
+    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None) -> Tensor:
+        """Norm and rotate q and k, write the new tokens' K and V to the cache, attend over all of each sequence.
 
         Args:
             layer: counted from 0.
-            q: ``[T, heads, D]``.
-            k, v: ``[T, kv_heads, D]``.
+            qkv: ``[T, (heads + 2 · kv_heads) · D]``, q then k then v, as projected; may be overwritten.
+            rotary: None where positions are not rotary.
 
         Returns:
             ``[T, heads · D]``.
@@ -30,7 +45,7 @@ class Model(Protocol):
     """A causal language model over packed tokens: sequences stand one behind the other, without padding."""
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Hidden states ``[T, H]`` before the output projection, of ``input_ids [T]`` at ``positions [T]``, int64."""
+        """Hidden states ``[T, H]`` before the output projection, of ``input_ids [T]`` at ``positions [T]``."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -38,11 +53,14 @@ class Model(Protocol):
         ...
 
 
-def rope_tables(rope: RopeConfig, head_dim: int, max_len: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``cos`` and ``sin``, ``[max_len, 1, D]`` each, in the form that ``rosebatch_kernels.rope`` takes."""
-    angles = torch.arange(max_len, dtype=torch.float32)[:, None] * _inverse_frequencies(rope, head_dim)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
+def rope_tables(
+    rope: RopeConfig, head_dim: int, max_len: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """``cos`` and ``sin``, ``[max_len, D]`` each, in the form that ``rosebatch_kernels.rope`` takes."""
+    positions = torch.arange(max_len, dtype=torch.float32, device=device)
+    angles = positions[:, None] * _inverse_frequencies(rope, head_dim).to(device)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
 def _inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

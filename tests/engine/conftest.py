@@ -19,7 +19,11 @@ class FakeRunner:
     """Carries out plans with the fake model, looking at nothing but each sequence's tokens."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        return StepResult([fake_next_token(c.sequence.token_ids) for c in plan.chunks if c.samples])
+        return StepResult([[fake_next_token(c.sequence.token_ids)] for c in plan.chunks if c.samples])
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        result = self.run(plan)
+        return lambda: result
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rosebatch.config import ModelConfig
-from rosebatch.engine.attention import PagedAttention
+from rosebatch.engine.attention import GatheredAttention
 from rosebatch.engine.batch import build_batch
 from rosebatch.engine.kv_cache import KVCache, bytes_per_block
 from rosebatch.engine.plan import Chunk, StepPlan
@@ -92,12 +92,11 @@ class Machine:
             samples = start + length == len(stream.sequence.token_ids)
             chunks.append(Chunk(stream.sequence, start, length, samples))
         batch = build_batch(StepPlan(tuple(chunks)), self.cache.block_size, CPU)
-        attention = PagedAttention(batch, self.cache, self.config, OPS)
+        attention = GatheredAttention(batch, self.cache, self.config, OPS)
         for layer in range(LAYERS):
-            q, k, v = (
-                torch.cat([getattr(s, name)[layer, start : start + n] for s, start, n in work]) for name in "qkv"
-            )
-            out = attention(layer, q, k, v).split([n for _, _, n in work])
+            heads = (torch.cat([getattr(s, name)[layer, start : start + n] for s, start, n in work]) for name in "qkv")
+            qkv = torch.cat(list(heads), dim=1)
+            out = attention(layer, qkv.view(len(qkv), -1), None).split([n for _, _, n in work])
             for (stream, start, length), rows in zip(work, out, strict=True):
                 stream.outputs[layer, start : start + length] = rows
 

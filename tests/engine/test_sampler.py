@@ -5,13 +5,17 @@ import random
 import pytest
 import torch
 
-from rosebatch.engine.sampler import sample
+from rosebatch.engine import sampler
 from rosebatch.ops import select
 from rosebatch.request import SamplingParams
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.sampling.philox import uniform
 
 OPS = select(Toggles())
+
+
+def sample(*arguments, **options):
+    return sampler.sample(*arguments, **options).tolist()
 
 
 def mixed_params(count, seed=0):

@@ -491,12 +491,12 @@ def test_commit_hands_tokens_to_the_chunks_that_sample(make_sequence):
     a, b = add(scheduler, make_sequence([1, 2], index=0), make_sequence(range(9), index=1))
     plan = scheduler.schedule()
     assert chunks(plan) == [(0, 0, 2, True), (1, 0, 4, False)]
-    scheduler.commit(plan, StepResult([41]))
+    scheduler.commit(plan, StepResult([[41]]))
     assert (a.output_token_ids, b.output_token_ids) == ([41], [])
     assert (a.num_uncomputed_tokens, b.num_uncomputed_tokens) == (1, 5)
     plan = scheduler.schedule()
     assert chunks(plan) == [(0, 2, 1, True), (1, 4, 5, True)]
-    scheduler.commit(plan, StepResult([42, 43]))
+    scheduler.commit(plan, StepResult([[42], [43]]))
     assert (a.output_token_ids, b.output_token_ids) == ([41, 42], [43])
 
 
@@ -510,7 +510,7 @@ def test_finished_sequences_leave_at_once(make_sequence):
         make_sequence([3], max_tokens=1, index=2),
     )
     plan = scheduler.schedule()
-    assert scheduler.commit(plan, StepResult([9, 9, 9])) == [a, c]
+    assert scheduler.commit(plan, StepResult([[9], [9], [9]])) == [a, c]
     assert (a.finish_reason, b.finish_reason, c.finish_reason) == ("stop", None, "length")
     assert scheduler.running == [b]
     assert scheduler.pool.num_free == 31

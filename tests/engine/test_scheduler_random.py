@@ -67,7 +67,7 @@ class CheckingRunner:
         for chunk in plan.chunks:
             expected = self.prefixes.of(chunk.sequence.token_ids)[: chunk.start + chunk.length]
             assert [self.cache.get(slot) for slot in self.slots(chunk)] == expected
-        return StepResult([next_token(c.sequence.token_ids) for c in plan.chunks if c.samples])
+        return StepResult([[next_token(c.sequence.token_ids)] for c in plan.chunks if c.samples])
 
 
 def random_prompts(rng, longest):
@@ -103,7 +103,7 @@ def check_plan(scheduler, plan):
         # Beside one that is too long for any step, the rest keep to the budget.
         assert plan.num_tokens - sum(over) <= scheduler.max_num_batched_tokens
     for chunk in plan.chunks:
-        assert chunk.start == chunk.sequence.num_computed_tokens
+        assert chunk.start + chunk.length == chunk.sequence.num_computed_tokens
         assert chunk.samples == (chunk.start + chunk.length == len(chunk.sequence.token_ids))
 
 

@@ -23,10 +23,10 @@ def recorded_logits(monkeypatch):
     """
     rows, original = {}, runner.sample
 
-    def sample(logits, params, positions, ops):
+    def sample(logits, params, positions, ops, **options):
         for row, p, position in zip(logits, params, positions, strict=True):
             rows[p.seed, position] = row.clone()
-        return original(logits, params, positions, ops)
+        return original(logits, params, positions, ops, **options)
 
     monkeypatch.setattr(runner, "sample", sample)
     return rows

@@ -41,10 +41,11 @@ class FakeModel:
             return answer[position] if position < len(answer) else EOS
         return ord("a") + zlib.crc32(array("q", token_ids).tobytes() + repr(seed).encode()) % 26
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         if self._before_step is not None:
             self._before_step(plan)
-        return StepResult([self._sample(chunk) for chunk in plan.chunks if chunk.samples])
+        result = StepResult([[self._sample(chunk)] for chunk in plan.chunks if chunk.samples], syncs=1)
+        return lambda: result
 
     def _sample(self, chunk: Chunk) -> int:
         request = chunk.sequence.request

@@ -24,6 +24,11 @@ def naive_rope(x, angles):
     return out
 
 
+def model_tables(rope, size, positions, dtype):
+    """The model's own tables, with an axis for the heads."""
+    return [table[:, None] for table in rope_tables(rope, size, positions, dtype, torch.device("cpu"))]
+
+
 def tables(angles, dtype):
     angles = torch.tensor(angles, dtype=torch.float64)
     cos, sin = angles.cos(), angles.sin()
@@ -42,21 +47,21 @@ def test_rope_turns_pairs(tokens, heads, size, dtype, randn, assert_close):
 
 def test_rope_of_position_zero_is_the_identity(dtype, randn):
     x = randn(1, 3, 64, dtype=dtype)
-    cos, sin = rope_tables(RopeConfig(), 64, 1, dtype)
+    cos, sin = model_tables(RopeConfig(), 64, 1, dtype)
     assert torch.equal(reference.rope(x, cos, sin), x)
 
 
 def test_rope_of_strided_heads(dtype, randn):
     """q and k are a view of the fused projection, k's heads behind q's."""
     x = randn(63, 9, 32, dtype=dtype)
-    cos, sin = rope_tables(RopeConfig(), 32, 63, dtype)
+    cos, sin = model_tables(RopeConfig(), 32, 63, dtype)
     assert torch.equal(reference.rope(x[:, 2:6], cos, sin), reference.rope(x[:, 2:6].contiguous(), cos, sin))
 
 
 @pytest.mark.usefixtures("threads")
 def test_a_tokens_rotation_does_not_depend_on_its_neighbours(dtype, randn):
     x = randn(129, 11, 34, dtype=dtype)
-    cos, sin = rope_tables(RopeConfig(), 34, 129, dtype)
+    cos, sin = model_tables(RopeConfig(), 34, 129, dtype)
     whole = reference.rope(x, cos, sin)
     for rows in (slice(0, 1), slice(128, 129), slice(7, 70)):
         assert torch.equal(reference.rope(x[rows].clone(), cos[rows], sin[rows]), whole[rows])
@@ -64,7 +69,7 @@ def test_a_tokens_rotation_does_not_depend_on_its_neighbours(dtype, randn):
 
 def frequencies(rope, size, positions=2):
     """Angle of each pair at position 1, as the tables have it."""
-    cos, sin = rope_tables(rope, size, positions, torch.float32)
+    cos, sin = model_tables(rope, size, positions, torch.float32)
     return torch.atan2(sin[1, 0, size // 2 :], cos[1, 0, : size // 2]).double()
 
 
@@ -114,8 +119,8 @@ def test_llama3_scaling_by_wavelength():
 
 def test_tables_are_made_in_fp32_and_rounded_once():
     """Angles of some thousand radians have no decimals left in bf16."""
-    cos, sin = rope_tables(RopeConfig(), 64, 5000, torch.bfloat16)
-    wide_cos, wide_sin = rope_tables(RopeConfig(), 64, 5000, torch.float32)
+    cos, sin = model_tables(RopeConfig(), 64, 5000, torch.bfloat16)
+    wide_cos, wide_sin = model_tables(RopeConfig(), 64, 5000, torch.float32)
     assert cos.shape == sin.shape == (5000, 1, 64)
     assert torch.equal(cos, wide_cos.to(torch.bfloat16))
     assert torch.equal(sin, wide_sin.to(torch.bfloat16))

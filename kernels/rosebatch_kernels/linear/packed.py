@@ -39,16 +39,23 @@ class PackedLinear:
         self.invariant = invariant
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product, in x's dtype."""
+        """The product plus the bias, in x's dtype."""
+        return self._tiled(x, self.bias)
+
+    def product(self, x: Tensor) -> Tensor:
+        """The product alone."""
+        return self._tiled(x, None)
+
+    def _tiled(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if not self.invariant:
-            return self._product(x)
+            return self._product(x, bias)
         if len(x) == 1:
-            return self._product(functional.pad(x, (0, 0, 0, 1)))[:1]
+            return self._product(functional.pad(x, (0, 0, 0, 1)), bias)[:1]
         most = _INVARIANT_MOST_ROWS.get(x.dtype, len(x))
         if len(x) <= most:
-            return self._product(x)
-        return torch.cat([self._product(part) for part in x.split(most)])
+            return self._product(x, bias)
+        return torch.cat([self._product(part, bias) for part in x.split(most)])
 
-    def _product(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, bias, "none", [], "")
         return out

@@ -12,5 +12,9 @@ class Linear:
         self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product, in x's dtype."""
+        """The product plus the bias, in x's dtype."""
         return functional.linear(x, self.weight, self.bias)
+
+    def product(self, x: Tensor) -> Tensor:
+        """The product alone."""
+        return functional.linear(x, self.weight)

@@ -80,8 +80,8 @@ def decode(
         num_heads: query heads, a multiple of kv_heads.
         scale: factor on q·k.
         window: keys that the token sees, its own included; 0 for all.
-        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype, both halves of cos alike, the first of sin negated;
-            None where q and k are rotated already, or never.
+        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype, both halves of cos alike, the first of sin
+            negated; None where q and k are rotated already, or never.
         qk_norm: ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head before the rotation.
         append: False where the new K and V are in the cache already; q is then taken as it is.
 
@@ -218,7 +218,7 @@ def _decode(
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    if APPEND:
+    if APPEND:  # noqa: SIM102 (the first is decided when the kernel is compiled)
         if split == 0:
             one = tl.zeros([1, 1], tl.int32)
             k_head = q_row + (HEADS + head) * D + one

@@ -1,8 +1,8 @@
 """Prefill attention over the paged cache in Triton: packed chunks of many sequences, each over its prefix and itself.
 
 One program serves a tile of successive query tokens of one sequence and one query head, and walks over that
-sequence's keys with an online softmax (FlashAttention, arXiv 2205.14135). K and V of the chunk are in the cache already, so
-a prefix that was computed in an earlier step, or by another sequence, is read like the rest.
+sequence's keys with an online softmax (FlashAttention, arXiv 2205.14135). K and V of the chunk are in the cache
+already, so a prefix that was computed in an earlier step, or by another sequence, is read like the rest.
 """
 
 import torch
@@ -76,7 +76,20 @@ def _config(width: int, dtype: torch.dtype) -> tuple[int, int, int]:
 
 
 @triton.jit
-def _keys_of_tile(cache, table, start, end, head, v_distance, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr):
+def _keys_of_tile(
+    cache,
+    table,
+    start,
+    end,
+    head,
+    v_distance,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """K and V ``[KEYS, WIDTH]`` of positions ``start ..``; zeros from ``end`` on where MASKED."""
     offset = tl.arange(0, KEYS)
     d = tl.arange(0, WIDTH)[None, :]

@@ -22,10 +22,11 @@ def prepare(
         qkv: ``[T, (heads + 2 · kv_heads) · D]``, q then k then v; q is overwritten.
         cache: ``[2, blocks, kv_heads, block_size, D]``, written in place.
         block_table: ``[S, M]`` int32 block ids, rows at any stride.
-        rows: ``[T]`` int32, each token's row of the block table.
+        rows: ``[T]`` int32, each token's row of the block table; a token with -1 is skipped.
         positions: ``[T]`` int32.
         num_heads: query heads.
-        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype, both halves of cos alike, the first of sin negated.
+        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype, both halves of cos alike, the first of sin
+            negated.
         qk_norm: ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head before the rotation.
     """
     tokens = len(qkv)
@@ -60,7 +61,9 @@ def prepare(
 
 
 @triton.jit
-def normed_and_rotated(heads, weight, cos, sin, mask, D: tl.constexpr, WIDTH: tl.constexpr, eps, ROTARY: tl.constexpr, NORM: tl.constexpr):
+def normed_and_rotated(
+    heads, weight, cos, sin, mask, D: tl.constexpr, WIDTH: tl.constexpr, eps, ROTARY: tl.constexpr, NORM: tl.constexpr
+):
     """Heads ``[R, WIDTH]`` at the pointers ``heads [R, 1]`` after norm and rotation, rounded where PyTorch rounds.
 
     ``cos`` and ``sin`` point to the row of the token's position. The other half of a head is read a second time (from
@@ -115,6 +118,8 @@ def _prepare(
     token = tl.program_id(0)
     position = tl.load(positions + token)
     row = tl.load(rows + token)
+    if row < 0:
+        return
     start = qkv + token.to(tl.int64) * qkv_stride
     d = tl.arange(0, WIDTH)[None, :]
     cos_row, sin_row = cos + position.to(tl.int64) * D, sin + position.to(tl.int64) * D

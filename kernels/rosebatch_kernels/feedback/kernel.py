@@ -1,0 +1,80 @@
+"""The token feedback in one Triton kernel, so that a CUDA graph of decode steps can be replayed back to back."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rosebatch_kernels.feedback import layout
+
+_TOKEN = tl.constexpr(layout.TOKEN)
+_POSITION = tl.constexpr(layout.POSITION)
+_NEXT = tl.constexpr(layout.NEXT)
+_LIMIT = tl.constexpr(layout.LIMIT)
+_STOPS = tl.constexpr(layout.STOPS)
+
+
+def advance(
+    tokens: Tensor, fields: Tensor, slots: Tensor | None, history: Tensor, step: Tensor | None, end_tokens: Tensor
+) -> None:
+    """See ``rosebatch_kernels.feedback.reference``; one program does all rows, so that ``step`` is one number."""
+    _advance[(1,)](
+        tokens,
+        fields,
+        tokens if slots is None else slots,
+        history,
+        tokens if step is None else step,
+        end_tokens,
+        len(tokens),
+        fields.stride(0),
+        history.stride(0),
+        WIDTH=max(32, triton.next_power_of_2(len(tokens))),
+        WINDOW=len(history),
+        SLOTS=slots is not None,
+        STEP=step is not None,
+        ENDS=len(end_tokens),
+        num_warps=4,
+    )
+
+
+@triton.jit(do_not_specialize=["count"])
+def _advance(
+    tokens,
+    fields,
+    slots,
+    history,
+    step,
+    end_tokens,
+    count,
+    field_stride,
+    history_stride,
+    WIDTH: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SLOTS: tl.constexpr,
+    STEP: tl.constexpr,
+    ENDS: tl.constexpr,
+):
+    row = tl.arange(0, WIDTH)
+    real = row < count
+    column = tl.load(slots + row, mask=real, other=0) if SLOTS else row
+    token = tl.load(tokens + row, mask=real, other=0).to(tl.int32)
+    position = tl.load(fields + _POSITION * field_stride + column, mask=real, other=0)
+    limit = tl.load(fields + _LIMIT * field_stride + column, mask=real, other=0)
+    live = real & (position < limit)
+    shown = tl.where(live, token, -1)
+    if STEP:
+        now = tl.load(step)
+        tl.store(history + (now % WINDOW) * history_stride + column, shown, mask=real)
+    else:
+        tl.store(history + row, shown, mask=real)
+    tl.store(fields + _TOKEN * field_stride + column, token, mask=live)
+    tl.store(fields + _POSITION * field_stride + column, position + 1, mask=live)
+    tl.store(fields + _NEXT * field_stride + column, position + 2, mask=live)
+    if ENDS > 0:
+        ended = row < 0
+        for i in tl.static_range(ENDS):
+            ended = ended | (token == tl.load(end_tokens + i))
+        stops = tl.load(fields + _STOPS * field_stride + column, mask=live, other=0)
+        tl.store(fields + _LIMIT * field_stride + column, 0, mask=live & ended & (stops != 0))
+    if STEP:
+        tl.debug_barrier()
+        tl.store(step, now + 1)

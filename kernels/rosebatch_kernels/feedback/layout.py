@@ -1,0 +1,10 @@
+"""What the device knows of each running sequence: the rows of an int32 matrix ``[fields, sequences]``."""
+
+# The last token, its position, the position of the one to be sampled, and the position at which decoding ends:
+# a sequence is decoded while position < limit.
+TOKEN, POSITION, NEXT, LIMIT = range(4)
+# Whether the model's end tokens end it.
+STOPS = 4
+# Sampling; temperature, top-p and min-p are the bits of fp32 numbers, the seed is 64 bits in two rows.
+TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED_LOW, SEED_HIGH = range(5, 11)
+NUM_FIELDS = 11
