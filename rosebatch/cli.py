@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rosebatch import __version__
+from rosebatch.bench.options import BenchEngineOptions, BenchOptions
 from rosebatch.errors import FlagError, UserError
 from rosebatch.options import EngineOptions, SamplingOptions, takes
 
@@ -66,29 +67,16 @@ def generate(
 
 
 @app.command()
-@takes(engine=EngineOptions)
-def bench(
-    input_len: Annotated[int, typer.Option(help="Prompt tokens of each request.")] = 512,
-    output_len: Annotated[int, typer.Option(help="Tokens to generate for each request.")] = 128,
-    num_prompts: Annotated[int, typer.Option(help="Requests.")] = 32,
-    seed: Annotated[int, typer.Option(help="Of the random token ids.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
-    *,
-    engine: EngineOptions,
-) -> None:
-    """Time the engine on random token ids, greedy, every completion at full length."""
+@takes(bench=BenchOptions, engine=BenchEngineOptions)
+def bench(*, bench: BenchOptions, engine: BenchEngineOptions) -> None:
+    """Time the engine on random token ids, every completion at full length.
+
+    One warm-up, then --repeats timed runs: the report is of the one in the middle. Each run has token ids of its own.
+    """
     started = time.perf_counter()
     from rosebatch.commands import run_bench
 
-    run_bench(
-        input_len=input_len,
-        output_len=output_len,
-        num_prompts=num_prompts,
-        seed=seed,
-        as_json=as_json,
-        engine_options=engine,
-        started=started,
-    )
+    run_bench(bench, engine, started=started)
 
 
 @app.callback(invoke_without_command=True)

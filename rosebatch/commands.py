@@ -3,21 +3,32 @@
 import json
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rosebatch.bench.throughput import Workload, run_throughput
+from rosebatch.bench.against import choose_peers
+from rosebatch.bench.case import Case
+from rosebatch.bench.compare import chosen_switches
+from rosebatch.bench.options import BenchEngineOptions, BenchOptions
+from rosebatch.bench.scenario import Sampling, Scenario, adapt, configs_dir, load_scenarios
+from rosebatch.bench.session import run_session, summarize
+from rosebatch.bench.tables import print_results
 from rosebatch.config import ConfigT, EngineConfig, parse_size
-from rosebatch.errors import FlagError, RowError
+from rosebatch.engine.load import pick_device
+from rosebatch.errors import FlagError, RowError, UserError
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import sampling_params
 from rosebatch.io.writer import open_writer
 from rosebatch.job import run_job
 from rosebatch.launch import LaunchOptions, launch
+from rosebatch.model.source import find_model
 from rosebatch.options import EngineOptions, SamplingOptions
 from rosebatch.progress import Progress
 from rosebatch.report import build_report, print_report, write_report
+
+# Of a bench without --scenario.
+_AD_HOC = Scenario(num_prompts=32, input_len=512, output_len=128)
 
 
 def run_generate(
@@ -66,37 +77,69 @@ def run_generate(
     return tally.failed
 
 
-def run_bench(
-    *,
-    input_len: int,
-    output_len: int,
-    num_prompts: int,
-    seed: int,
-    as_json: bool,
-    engine_options: EngineOptions,
-    started: float,
-) -> None:
-    """``rosebatch bench``."""
-    sizes = {"input_len": input_len, "output_len": output_len, "num_prompts": num_prompts, "seed": seed}
-    workload = _from_flags(sizes, Workload)
-    options = _launch_options(engine_options)
+def run_bench(bench: BenchOptions, engine_options: BenchEngineOptions, *, started: float) -> None:
+    """``rosebatch bench``.
+
+    Raises:
+        UserError: also after everything was printed, where a peer failed.
+    """
     imported = time.perf_counter()
-    launched = launch(options)
-    tally, seconds = run_throughput(launched.engine, workload)
-    startup = {"import": imported - started, "load": launched.load_seconds}
-    report = build_report(tally, launched.engine.stats, launched.description, startup, seconds)
-    report["workload"] = {name: getattr(workload, name) for name in workload.__struct_fields__}
-    if as_json:
-        sys.stdout.write(json.dumps(report) + "\n")
+    cases = _cases(bench, engine_options)
+    results = run_session(
+        cases,
+        repeats=bench.repeats,
+        switches=chosen_switches(bench.compare or [], cases[0].device),
+        peers=choose_peers(bench.against or [], bench.peer_args or [], bench.peer_python or [], bench.peer_path or []),
+        import_seconds=imported - started,
+    )
+    if bench.as_json:
+        entries = list(results)
+        sys.stdout.write(json.dumps({"results": entries, "geometric_means": summarize(entries)}) + "\n")
     else:
-        print_report(report, sys.stdout)
+        entries = print_results(results, cases, sys.stdout)
+    errors = dict.fromkeys(entry["error"] for entry in entries if "error" in entry)
+    if errors:
+        raise UserError("; ".join(errors))
+
+
+def _cases(bench: BenchOptions, engine: BenchEngineOptions) -> list[Case]:
+    """The scenarios that were asked for, with the flags that were given in place of what they say."""
+    limits = {"max_num_seqs": engine.max_num_seqs, "kv_cache_memory": engine.kv_cache_memory}
+    flags = {**asdict(bench), **limits, "prefix_cache": engine.toggles["prefix_cache"]}
+    names = {*Scenario.__struct_fields__, *Sampling.__struct_fields__}
+    given = {name: value for name, value in flags.items() if name in names and value is not None}
+    if engine.dtype != "auto":
+        given["dtype"] = engine.dtype
+    scenarios = load_scenarios(bench.scenario) if bench.scenario else {"ad-hoc": _AD_HOC}
+    try:
+        return [_case(name, adapt(scenario, given), engine) for name, scenario in scenarios.items()]
+    except ValueError as error:
+        raise FlagError(str(error)) from None
+
+
+def _case(name: str, scenario: Scenario, engine: BenchEngineOptions) -> Case:
+    model, load_format = engine.model, engine.load_format
+    if model is None and scenario.model is not None:
+        model, load_format = str(configs_dir() / "models" / f"{scenario.model}.toml"), "dummy"
+    options = replace(
+        engine,
+        model=model,
+        load_format=load_format,
+        dtype=scenario.dtype,
+        max_num_seqs=scenario.max_num_seqs,
+        kv_cache_memory=scenario.kv_cache_memory,
+        toggles={**engine.toggles, "prefix_cache": scenario.prefix_cache},
+    )
+    device = pick_device(options.device)
+    source = find_model(options.model, options.load_format, options.dtype, device)
+    return Case(name, scenario, _launch_options(options), source, device.type)
 
 
 def _launch_options(options: EngineOptions) -> LaunchOptions:
     limits = {
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens or 0,
-        "block_size": options.block_size,
+        "block_size": options.block_size or 0,
         "kv_cache_memory": parse_size(options.kv_cache_memory) if options.kv_cache_memory else 0,
     }
     return LaunchOptions(

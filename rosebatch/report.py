@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,6 +20,7 @@ from rosebatch import __version__
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import RowError, UserError
 from rosebatch.request import Completion
+from rosebatch.toggles import Toggles
 
 _PERCENTILES = (50, 90, 99)
 
@@ -122,7 +123,8 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     engine, startup = report["engine"], report["startup_s"]
     errors = ", ".join(f"{count} {code}" for code, count in report["errors"].items())
     finished = ", ".join(f"{count} {reason}" for reason, count in sorted(report["finish_reasons"].items()))
-    off = [name.replace("_", "-") for name, on in engine["toggles"].items() if not on]
+    served = {switch.name for switch in fields(Toggles) if engine["device"] in switch.metadata["devices"]}
+    off = [name.replace("_", "-") for name, on in engine["toggles"].items() if not on and name in served]
     rows = [
         ("model", f"{engine['model']}, {engine['dtype']} on {engine['device']}"),
         (
@@ -158,19 +160,23 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def print_report(report: dict[str, Any], stream: TextIO) -> None:
     """Throughput line and table: with colour on a terminal, plain lines otherwise."""
+    print_table(throughput_line(report), table(report), stream)
+
+
+def print_table(title: str, rows: Sequence[tuple[str, str]], stream: TextIO) -> None:
+    """A title over labels and values: laid out on a terminal, plain lines otherwise."""
     if stream.isatty():
         from rich.console import Console
         from rich.table import Table
 
-        grid = Table(title=throughput_line(report), title_justify="left", show_header=False, box=None)
+        grid = Table(title=title, title_justify="left", show_header=False, box=None)
         grid.add_column(style="cyan", no_wrap=True)
         grid.add_column()
-        for label, value in table(report):
+        for label, value in rows:
             grid.add_row(label, value)
         Console(file=stream).print(grid)
     else:
-        lines = [throughput_line(report), *(f"{label}: {value}" for label, value in table(report))]
-        stream.write("\n".join(lines) + "\n")
+        stream.write("\n".join([title, *(f"{label}: {value}" for label, value in rows)]) + "\n")
 
 
 def write_report(report: dict[str, Any], path: Path) -> None:

@@ -1,55 +1,98 @@
-"""Random prompts of one length, greedy, every completion at full length: the engine's own throughput."""
+"""Timing one engine: a warm-up with the full shape, then timed runs, of which the median is reported."""
 
-import random
 import time
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import msgspec
+import torch
 
+from rosebatch.bench.case import Case, release_memory, spread
+from rosebatch.bench.floor import Rates
+from rosebatch.bench.scenario import Sampling
+from rosebatch.bench.workload import Workload, require_fits
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.stats import EngineStats
-from rosebatch.errors import UserError
-from rosebatch.report import Tally
-from rosebatch.request import Request, SamplingParams
+from rosebatch.launch import launch
+from rosebatch.report import Tally, build_report
+from rosebatch.request import Completion
 
 
-class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``num_prompts`` prompts of ``input_len`` tokens, ``output_len`` tokens generated for each."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a workload: wall seconds, and what was counted meanwhile."""
 
-    input_len: int
-    output_len: int
-    num_prompts: int
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("input_len", "output_len", "num_prompts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+    seconds: float
+    tally: Tally
+    stats: EngineStats
 
 
-def run_throughput(engine: Engine, workload: Workload) -> tuple[Tally, float]:
-    """Run the workload once after a short warm-up: what was counted, and the wall seconds.
+def run_once(engine: Engine, workload: Workload, sampling: Sampling) -> Run:
+    """Run a workload to its end.
 
     Raises:
-        UserError: a request would not fit the model.
+        UserError: a request is too long for the engine.
     """
-    total = workload.input_len + workload.output_len
-    if total > engine.max_model_len:
-        raise UserError(f"input and output are {total} tokens, the engine holds at most {engine.max_model_len}")
-    numbers = random.Random(workload.seed)
-    warm_up = _requests(engine, numbers, workload, count=min(2, workload.num_prompts), output_len=2)
-    list(engine.run(warm_up))
+    require_fits(workload, engine.max_model_len)
+    requests = workload.requests(sampling)
     engine.stats = EngineStats()
-    requests = _requests(engine, numbers, workload, workload.num_prompts, workload.output_len)
-    tally = Tally()
+    if torch.cuda.is_initialized():
+        # Steps past the end of the run before, launched ahead, are not this one's.
+        torch.cuda.synchronize()
     started = time.perf_counter()
-    for completion in engine.run(requests):
-        tally.add(completion)
+    completions: list[Completion] = list(engine.run(requests))
     seconds = time.perf_counter() - started
-    assert tally.output_tokens == workload.num_prompts * workload.output_len, "every completion has full length"
-    return tally, seconds
+    tally = Tally()
+    for completion in completions:
+        tally.add(completion)
+        wanted = workload.output_lens[completion.request.index]
+        assert len(completion.token_ids) == wanted, f"{len(completion.token_ids)} tokens instead of {wanted}"
+    assert tally.completed == len(requests), "every request is completed, once"
+    return Run(seconds, tally, engine.stats)
 
 
-def _requests(engine: Engine, numbers: random.Random, workload: Workload, count: int, output_len: int) -> list[Request]:
-    sampling = SamplingParams(max_tokens=output_len, ignore_eos=True)
-    prompts = [tuple(numbers.choices(range(engine.vocab_size), k=workload.input_len)) for _ in range(count)]
-    return [Request(index=i, prompt_token_ids=prompt, sampling=sampling) for i, prompt in enumerate(prompts)]
+def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: float) -> dict[str, Any]:
+    """Launch an engine, time a case on it, let go of it.
+
+    Returns:
+        the report of the run with the median time (see ``rosebatch.report``), start-up apart, with the seconds of
+        all runs, and with the floor where ``rates`` are known.
+    """
+    launched = launch(case.options)
+    warm_up = run_once(launched.engine, case.workload(0), case.scenario.sampling)
+    runs = [run_once(launched.engine, case.workload(i), case.scenario.sampling) for i in range(1, repeats + 1)]
+    seconds = [run.seconds for run in runs]
+    median = runs[seconds.index(spread(seconds)["median"])]
+    startup = {"import": import_seconds, "load": launched.load_seconds, "warm-up": warm_up.seconds}
+    report = build_report(median.tally, median.stats, launched.description, startup, median.seconds)
+    del launched
+    release_memory()
+    # Counters that are the engine's own business, such as replayed graphs, where it has them.
+    counters = {"graph_replays": 0, "graph_captures": 0} | asdict(median.stats)
+    report |= {name: counters[name] for name in ("graph_replays", "graph_captures")}
+    report |= {"kind": "run", "scenario": case.name, "workload": msgspec.to_builtins(case.scenario)}
+    report |= {"seconds": seconds, "versions": report["versions"] | machine_versions(), "gpu": gpu_name()}
+    return report | against_floor(case, median.seconds, rates)
+
+
+def against_floor(case: Case, seconds: float, rates: Rates | None) -> dict[str, Any]:
+    """The floor of a case and the share of it that was reached; nothing where there is no floor."""
+    if rates is None:
+        return {}
+    floor = case.floor(rates)
+    values = {"copy_bytes_per_s": rates.copy, "matmul_flops_per_s": rates.matmul, "seconds": floor.seconds}
+    return {"floor": asdict(floor) | values, "share_of_floor": floor.seconds / seconds}
+
+
+def gpu_name() -> str | None:
+    """What the GPU calls itself; None without one."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def machine_versions() -> dict[str, str]:
+    """Versions that decide about speed on a GPU, beside those of every report."""
+    if not torch.cuda.is_available():
+        return {}
+    import triton
+
+    return {"cuda": str(torch.version.cuda), "triton": triton.__version__}

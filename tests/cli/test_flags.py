@@ -1,16 +1,18 @@
 """The flags themselves: all there, both ways, and in the help."""
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
 
 from rosebatch import __version__
+from rosebatch.bench.options import BenchEngineOptions, BenchOptions
 from rosebatch.options import EngineOptions, SamplingOptions
 from rosebatch.toggles import Toggles
 
 SWITCHES = [switch.name for switch in fields(Toggles)]
-SMALL = ["--input-len", "6", "--output-len", "3", "--num-prompts", "2"]
+DEFAULTS = asdict(Toggles.resolve({}, "cpu"))
+SMALL = ["--input-len", "6", "--output-len", "3", "--num-prompts", "2", "--repeats", "1"]
 
 
 @pytest.fixture
@@ -19,30 +21,39 @@ def bench(cli, toy_toml):
     return lambda *flags: cli("bench", "--model", toy_toml, "--load-format", "dummy", *SMALL, *flags)
 
 
+@pytest.fixture
+def report(bench):
+    """The only result of ``bench --json``."""
+
+    def call(*flags):
+        (result,) = json.loads(bench("--json", *flags).out)["results"]
+        return result
+
+    return call
+
+
 def flag(name):
     return "--" + name.replace("_", "-")
 
 
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
-@pytest.mark.parametrize("name", SWITCHES)
-def test_each_switch_both_ways(bench, name, on):
+@pytest.mark.parametrize("name", [name for name in SWITCHES if DEFAULTS[name]])
+def test_each_switch_both_ways(report, name, on):
     """Enumerated from the dataclass: a switch without its flag, or one that is not obeyed, is found here."""
-    result = bench("--json", "--device", "cpu", flag(name) if on else flag("no_" + name))
-    assert result.code == 0
-    toggles = json.loads(result.out)["engine"]["toggles"]
-    assert toggles == {**dict.fromkeys(SWITCHES, True), name: on}
+    toggles = report("--device", "cpu", flag(name) if on else flag("no_" + name))["engine"]["toggles"]
+    assert toggles == {**DEFAULTS, "prefix_cache": False, name: on}
 
 
-def test_switches_are_on_by_default(bench):
-    """On the CPU, each of them is served."""
-    assert json.loads(bench("--json", "--device", "cpu").out)["engine"]["toggles"] == dict.fromkeys(SWITCHES, True)
+def test_switches_are_on_by_default(report):
+    """Those that the CPU serves; a bench leaves the prefix cache out, like the engines beside it."""
+    assert report("--device", "cpu")["engine"]["toggles"] == {**DEFAULTS, "prefix_cache": False}
 
 
 @pytest.mark.parametrize(
     ("command", "groups", "own"),
     [
         ("generate", (EngineOptions, SamplingOptions), ["output", "seed", "return_token_ids", "report", "quiet"]),
-        ("bench", (EngineOptions,), ["input_len", "output_len", "num_prompts", "seed", "json"]),
+        ("bench", (BenchEngineOptions, BenchOptions), ["json"]),
     ],
 )
 def test_help_lists_every_flag(cli, monkeypatch, command, groups, own):
@@ -50,7 +61,7 @@ def test_help_lists_every_flag(cli, monkeypatch, command, groups, own):
     monkeypatch.setenv("COLUMNS", "200")
     result = cli(command, "--help")
     assert (result.code, result.err) == (0, "")
-    names = [f.name for group in groups for f in fields(group) if f.name != "toggles"] + own
+    names = [f.name for group in groups for f in fields(group) if f.name not in ("toggles", "as_json")] + own
     names += SWITCHES + ["no_" + name for name in SWITCHES]
     assert [name for name in names if flag(name) + " " not in result.out] == []
 
@@ -79,39 +90,89 @@ def test_bench_prints_the_throughput_line(bench):
 
 def test_bench_as_json(bench):
     """One JSON object and nothing else; every completion has its full length."""
-    result = bench("--json", "--seed", "3")
+    result = bench("--json", "--seed", "3", "--top-k", "5", "--temperature", "0.5", "--repeats", "2")
     assert (result.code, result.err) == (0, "")
     assert result.out.count("\n") == 1
-    report = json.loads(result.out)
-    assert report["workload"] == {"input_len": 6, "output_len": 3, "num_prompts": 2, "seed": 3}
+    (report,) = json.loads(result.out)["results"]
+    sizes = {"input_len": 6, "output_len": 3, "num_prompts": 2, "seed": 3}
+    assert {name: report["workload"][name] for name in sizes} == sizes
+    assert report["workload"]["sampling"] == {"temperature": 0.5, "top_k": 5, "top_p": 1.0, "min_p": 0.0}
     assert (report["completed"], report["prompt_tokens"], report["output_tokens"]) == (2, 12, 6)
     assert report["finish_reasons"] == {"length": 2}
     assert report["output_tokens_per_s"] == 6 / report["elapsed_s"]
+    assert report["elapsed_s"] == min(report["seconds"])
     assert report["engine"]["load_format"] == "dummy"
 
 
-def test_bench_is_not_flattered_by_a_warm_cache(cli, toy_toml):
-    """Prompts of the warm-up are not asked again, and random ones share no block."""
-    sizes = ["--input-len", 64, "--output-len", 2, "--num-prompts", 3]
-    result = cli("bench", "--model", toy_toml, "--load-format", "dummy", "--json", *sizes)
-    assert json.loads(result.out)["cached_tokens"] == 0
+def test_bench_is_not_flattered_by_a_warm_cache(report):
+    """Prompts of one run are not asked again in the next, and random ones share no block."""
+    assert report("--prefix-cache", "--input-len", 64, "--repeats", 3)["cached_tokens"] == 0
 
 
-def test_limits_reach_the_engine(bench):
+def test_a_scenario_with_flags_in_its_place(report):
+    """Each flag that was given wins, everything else is the scenario's."""
+    flags = ["--top-k", 3, "--max-num-seqs", 1, "--kv-cache-memory", "10MiB"]
+    result = report("--scenario", "gpt2-sampled", *flags)
+    engine, workload = result["engine"], result["workload"]
+    assert (result["scenario"], engine["model"], engine["dtype"]) == ("gpt2-sampled", "tiny-llama", "float16")
+    assert (result["max_running"], engine["max_num_seqs"], result["output_tokens"]) == (1, 1, 6)
+    assert engine["kv_cache_bytes"] <= 10 * 2**20
+    assert workload["sampling"] == {"temperature": 1.0, "top_k": 3, "top_p": 0.9, "min_p": 0.0}
+
+
+def test_several_scenarios(bench):
+    """A line for each and their mean; a suite may be among them."""
+    result = bench("--scenario", "gpt2-greedy", "--scenario", "suite", "--kv-cache-memory", "10MiB")
+    assert (result.code, result.err) == (0, "")
+    first = [line.split()[0] for line in result.out.splitlines()]
+    assert first[:3] == ["scenario", "gpt2-greedy", "decode_heavy_b32"]
+    assert (len(first), first[-1]) == (1 + 8 + 1, "geometric")
+
+
+def test_a_scenario_brings_its_model(cli, toy_toml, tmp_path):
+    """With random weights, and without --load-format; by name or by path."""
+    path = tmp_path / "mine.toml"
+    path.write_text('model = "tiny-llama"\nnum_prompts = 2\ninput_len = 3\noutput_len = [1, 4]\n')
+    result = cli("bench", "--scenario", path, "--repeats", 1, "--json")
+    assert (result.code, result.err) == (0, "")
+    (report,) = json.loads(result.out)["results"]
+    assert (report["scenario"], report["output_tokens"], report["engine"]["load_format"]) == ("mine", 5, "dummy")
+
+
+def test_bench_compares(bench):
+    """Every switch that the CPU serves, one line each."""
+    result = bench("--compare", "all", "--device", "cpu")
+    assert (result.code, result.err) == (0, "")
+    names = [line.split()[1] for line in result.out.splitlines()]
+    assert names == [name.replace("_", "-") for name in SWITCHES if DEFAULTS[name]]
+
+
+def test_bench_beside_a_peer_that_fails(bench, monkeypatch):
+    """Our own figures are printed all the same; the exit code and the last line tell."""
+    monkeypatch.setattr("rosebatch.bench.session.require_installed", lambda peer: None)
+    result = bench("--against", "vllm", "--peer-python", "vllm=false")
+    assert result.out.startswith("Throughput: ")
+    assert result.out.splitlines()[-1].split() == ["ad-hoc", "vllm", "failed"]
+    assert result.err.startswith("rosebatch: error: vllm ended with exit code 1; its log is ")
+    assert result.err.endswith(": it wrote nothing\n")
+    assert result.code == 1
+
+
+def test_limits_reach_the_engine(report):
     """Each limit under its own name."""
     limits = {"max_num_seqs": 1, "max_num_batched_tokens": 5, "block_size": 2}
-    report = json.loads(bench("--json", *(text for n, v in limits.items() for text in (flag(n), str(v)))).out)
-    assert {name: report["engine"][name] for name in limits} == limits
+    result = report(*(text for n, v in limits.items() for text in (flag(n), str(v))))
+    assert {name: result["engine"][name] for name in limits} == limits
     # Prompts of 6 tokens in chunks of 5, one after the other: 2 steps to the first token, 2 more to the third.
-    assert (report["max_running"], report["steps"]) == (1, 8)
+    assert (result["max_running"], result["steps"]) == (1, 8)
 
 
 @pytest.mark.parametrize(
     ("size", "expected"),
     [("20000", 20000), ("20kb", 20000), ("20 KiB", 20480), ("0.5MiB", 524288), ("1mb", 1000000), ("20K", 20000)],
 )
-def test_sizes_of_the_kv_cache(bench, size, expected):
+def test_sizes_of_the_kv_cache(report, size, expected):
     """Powers of 1000 and of 1024 as written; whole blocks fit in."""
-    engine = json.loads(bench("--json", "--kv-cache-memory", size).out)["engine"]
+    engine = report("--kv-cache-memory", size)["engine"]
     block = engine["kv_cache_bytes"] // engine["kv_cache_blocks"]
     assert engine["kv_cache_blocks"] == expected // block

@@ -1,0 +1,208 @@
+"""Other engines beside ours: the same token ids, output lengths and sampling, in a process for each of them."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rosebatch.bench.case import Case
+from rosebatch.bench.hf_folder import write_config
+from rosebatch.bench.scenario import Sampling
+from rosebatch.bench.workload import require_fits
+from rosebatch.errors import FlagError, UserError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another engine.
+
+    Attributes:
+        name: on the command line.
+        module: run with ``python -m``; speaks ``rosebatch.bench.peers.protocol``.
+        package: what has to be installed.
+        python: the interpreter that has it.
+        path: goes in front of that process's PYTHONPATH.
+        args: for the engine's constructor.
+    """
+
+    name: str
+    module: str
+    package: str
+    python: str = sys.executable
+    path: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+PEERS = {
+    name: Peer(name, module=f"rosebatch.bench.peers.{name}", package=name)
+    for name in ("vllm", "sglang", "transformers")
+}
+
+
+def choose_peers(names: Sequence[str], args: Sequence[str], python: Sequence[str], path: Sequence[str]) -> list[Peer]:
+    """The peers that the command line asks for.
+
+    Args:
+        names: of ``PEERS``.
+        args, python, path: values for all peers, or ``NAME=VALUE`` for one of them; paths as the shell writes them.
+
+    Raises:
+        FlagError: an unknown peer, or arguments that are no JSON object.
+    """
+    peers = []
+    for name in dict.fromkeys(names):
+        if name not in PEERS:
+            raise FlagError(f"--against {name}: no such engine; known are {', '.join(PEERS)}")
+        interpreter = _for_peer(python, name) or sys.executable
+        # Made absolute, not resolved: the interpreter of a virtual environment is a link that knows where it stands.
+        interpreter = str(Path(interpreter).absolute()) if os.sep in interpreter else interpreter
+        folders = [str(Path(folder).absolute()) for folder in _for_peer(path, name).split(os.pathsep) if folder]
+        peer = replace(PEERS[name], python=interpreter, path=os.pathsep.join(folders))
+        peers.append(replace(peer, args=_parse_args(_for_peer(args, name))))
+    return peers
+
+
+def require_installed(peer: Peer) -> None:
+    """Ask the peer's interpreter for its package, before minutes are spent on anything else.
+
+    Raises:
+        FlagError: the interpreter or the package is missing.
+    """
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found = subprocess.run(
+                [peer.python, "-c", code, peer.package],
+                env=_environment(peer, Path(folder)),
+                cwd=folder,
+                capture_output=True,
+                check=False,
+            )
+        except OSError as error:
+            raise FlagError(f"--peer-python {peer.python}: {error.strerror}") from None
+    if found.returncode:
+        raise FlagError(
+            f"--against {peer.name}: {peer.python} has no {peer.package}; pip install {peer.package}, best into an "
+            f"environment of its own, and name that one's interpreter: --peer-python {peer.name}=PATH"
+        )
+
+
+def run_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, dict[str, Any]]:
+    """Run cases on a peer, one process for all those that need the same engine.
+
+    Returns:
+        for each case by name ``version``, ``startup_s`` (its parts: ``load``, then ``warm-up``) and the ``seconds`` of
+        all timed runs.
+
+    Raises:
+        UserError: a case does not fit the model, or the process fails: its log is kept, the message says where.
+    """
+    groups: dict[tuple[Any, ...], list[Case]] = {}
+    for case in cases:
+        require_fits(case.workload(), case.source.config.max_model_len)
+        source, scenario = case.source, case.scenario
+        engine = (case.options.model, source.load_format, source.dtype, scenario.max_num_seqs, scenario.prefix_cache)
+        groups.setdefault(engine, []).append(case)
+    timed = {}
+    for group in groups.values():
+        answer = _ask(peer, group, repeats)
+        for case, workload in zip(group, answer["workloads"], strict=True):
+            startup = {"load": answer["load_s"], "warm-up": workload["warm_up_s"]}
+            timed[case.name] = {"version": answer["version"], "startup_s": startup, "seconds": workload["seconds"]}
+    return timed
+
+
+def _ask(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="rosebatch-") as name:
+        folder = Path(name)
+        spec, answer = folder / "spec.json", folder / "answer.json"
+        spec.write_text(json.dumps(_specification(peer, cases, repeats, folder)), encoding="utf-8")
+        log_file, log = tempfile.mkstemp(prefix=f"rosebatch-{peer.name}-", suffix=".log")
+        # Files, not pipes: a process that the peer leaves behind would hold a pipe open, and us with it.
+        with answer.open("wb") as out, os.fdopen(log_file, "wb") as errors:
+            code = subprocess.run(
+                [peer.python, "-m", peer.module, str(spec)],
+                env=_environment(peer, folder),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                check=False,
+            ).returncode
+        try:
+            values: dict[str, Any] = json.loads(answer.read_bytes())
+        except ValueError:
+            lines = Path(log).read_text(encoding="utf-8", errors="replace").split("\n")
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
+            raise UserError(f"{peer.name} ended with exit code {code}; its log is {log}: {last}") from None
+        Path(log).unlink()
+        return values
+
+
+def _specification(peer: Peer, cases: Sequence[Case], repeats: int, folder: Path) -> dict[str, Any]:
+    first = cases[0]
+    model = first.source.folder
+    if model is None:
+        model = folder / first.source.name
+        model.mkdir()
+        write_config(first.source.config, model)
+    return {
+        "model": str(model.resolve()),
+        "load_format": first.source.load_format,
+        "device": first.device,
+        "dtype": first.dtype,
+        "max_num_seqs": first.scenario.max_num_seqs,
+        "prefix_cache": first.scenario.prefix_cache,
+        "repeats": repeats,
+        "args": peer.args,
+        "workloads": [
+            {
+                "prompts": [case.workload(run).prompts for run in range(repeats + 1)],
+                "output_lens": case.workload().output_lens,
+                "sampling": _sampling(case.scenario.sampling),
+            }
+            for case in cases
+        ],
+    }
+
+
+def _sampling(sampling: Sampling) -> dict[str, Any]:
+    """The temperature, and what differs from its default: engines disagree on how to write 'keep all'."""
+    default = Sampling()
+    names = [name for name in Sampling.__struct_fields__ if getattr(sampling, name) != getattr(default, name)]
+    return {"temperature": sampling.temperature} | {name: getattr(sampling, name) for name in names}
+
+
+def _environment(peer: Peer, folder: Path) -> dict[str, str]:
+    """Our own package by a link alone: the packages around it may be those of another environment."""
+    imports = folder / "import"
+    imports.mkdir()
+    (imports / _PACKAGE.name).symlink_to(_PACKAGE)
+    paths = [str(imports), peer.path, os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
+def _for_peer(values: Iterable[str], name: str) -> str:
+    """The last value that is for this peer, empty without one."""
+    parts = [value.partition("=") for value in values]
+    named = [(target, rest) if target in PEERS else (name, target + sign + rest) for target, sign, rest in parts]
+    return next((value for target, value in reversed(named) if target == name), "")
+
+
+def _parse_args(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise FlagError(f"--peer-args: {error}") from None
+    if not isinstance(values, dict):
+        raise FlagError(f"--peer-args must be a JSON object, got {text}")
+    return values

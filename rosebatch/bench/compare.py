@@ -1,0 +1,102 @@
+"""A/B runs: two engines that differ in one switch, in turn on the same work."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import msgspec
+
+from rosebatch.bench.case import Case, needed_kv_memory, release_memory, spread
+from rosebatch.bench.throughput import Run, gpu_name, machine_versions, run_once
+from rosebatch.errors import FlagError
+from rosebatch.launch import launch
+from rosebatch.toggles import Toggles
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Seconds of each turn with the switch on and off."""
+
+    on: list[float]
+    off: list[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        """For each turn, how many times faster it is with the switch on."""
+        return [off / on for on, off in zip(self.on, self.off, strict=True)]
+
+
+def chosen_switches(names: list[str], device: str) -> list[str]:
+    """Fields of ``Toggles`` by the names on the command line; ``all`` is every one that the device can serve.
+
+    Raises:
+        FlagError: there is no such switch.
+    """
+    served = [switch.name for switch in fields(Toggles) if device in switch.metadata["devices"]]
+    known = [switch.name for switch in fields(Toggles)]
+    chosen: list[str] = []
+    for name in names:
+        field = name.replace("-", "_")
+        if name != ALL and field not in known:
+            flags = ", ".join(switch.replace("_", "-") for switch in [*known, ALL])
+            raise FlagError(f"--compare {name}: no such switch; known are {flags}")
+        chosen += served if name == ALL else [field]
+    return list(dict.fromkeys(chosen))
+
+
+def take_turns(on: Callable[[int], Run], off: Callable[[int], Run], repeats: int) -> Turns:
+    """Warm both sides up, then time them in turn: what slows the machine down for a while, slows both.
+
+    Args:
+        on, off: carry out the run of this number; 0 is the warm-up.
+    """
+    for side in (on, off):
+        side(0)
+    turns = Turns([], [])
+    for number in range(1, repeats + 1):
+        a, b = on(number), off(number)
+        assert a.tally.output_tokens == b.tally.output_tokens, "both sides do the same work"
+        turns.on.append(a.seconds)
+        turns.off.append(b.seconds)
+    return turns
+
+
+def compare_switch(case: Case, switch: str, repeats: int) -> dict[str, Any]:
+    """Time a case with a switch on and off; both engines are loaded at once, with no more KV cache than they need.
+
+    Raises:
+        FlagError: the device cannot serve the switch.
+    """
+    memory = case.options.limits.kv_cache_memory or needed_kv_memory(case)
+    limits = msgspec.structs.replace(case.options.limits, kv_cache_memory=memory)
+
+    def side(on: bool) -> tuple[Callable[[int], Run], dict[str, Any]]:
+        toggles = {**case.options.toggles, switch: on}
+        launched = launch(replace(case.options, limits=limits, toggles=toggles))
+        return lambda run: run_once(launched.engine, case.workload(run), case.scenario.sampling), launched.description
+
+    (on, description), (off, _) = side(True), side(False)
+    turns = take_turns(on, off, repeats)
+    del on, off
+    release_memory()
+    tokens = sum(case.workload().output_lens)
+    return {
+        "kind": "comparison",
+        "scenario": case.name,
+        "switch": switch,
+        "output_tokens": tokens,
+        "on": _side(turns.on, tokens),
+        "off": _side(turns.off, tokens),
+        "ratios": turns.ratios,
+        "ratio": spread(turns.ratios),
+        "workload": msgspec.to_builtins(case.scenario),
+        "engine": description,
+        "versions": machine_versions(),
+        "gpu": gpu_name(),
+    }
+
+
+def _side(seconds: list[float], tokens: int) -> dict[str, Any]:
+    return {"seconds": seconds, "output_tokens_per_s": spread([tokens / each for each in seconds])}

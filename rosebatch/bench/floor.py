@@ -1,0 +1,103 @@
+"""The least time that a workload can take on a GPU, from two rates measured on that GPU.
+
+Decode is bound by memory: every step reads each weight once and the K/V of each live sequence once. Prefill is bound
+by arithmetic: its matrix and attention products at the rate of a large bf16 product. Nothing else is counted, so a
+share of 100 % cannot be reached.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rosebatch.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a GPU does at best: bytes copied and bf16 matrix operations, per second."""
+
+    copy: float
+    matmul: float
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Least seconds of a workload."""
+
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Both together: they use the GPU one after the other."""
+        return self.prefill_s + self.decode_s
+
+
+def measure_rates(device: str) -> Rates | None:
+    """Measure this GPU, once in a process; None on a ``cpu``, for which there is no floor."""
+    if device != "cuda":
+        return None
+    from rosebatch_kernels.timing import copy_bandwidth, matmul_rate
+
+    return Rates(copy=copy_bandwidth(), matmul=matmul_rate())
+
+
+def find_floor(
+    config: ModelConfig,
+    itemsize: int,
+    prompt_lens: Sequence[int],
+    output_lens: Sequence[int],
+    *,
+    max_num_seqs: int,
+    rates: Rates,
+    cached_prefix: int = 0,
+) -> Floor:
+    """The floor of a workload.
+
+    Every query is taken to see all keys before it: for a model with sliding windows the floor is too high where
+    sequences are longer than those.
+
+    Args:
+        config: of the model.
+        itemsize: bytes of a weight and of a K/V element.
+        prompt_lens: tokens of each prompt, the shared prefix included.
+        output_lens: tokens generated for each; the first of them comes out of prefill.
+        max_num_seqs: the first that many are admitted at once, the others in order as places become free.
+        rates: of the GPU.
+        cached_prefix: first tokens of all prompts that are computed once, and read once a step.
+    """
+    own_lens = [length - cached_prefix for length in prompt_lens]
+    layers, head = _matmul_parameters(config), config.vocab_size * config.hidden_size
+
+    tokens = cached_prefix + sum(own_lens)
+    pairs = _triangle(cached_prefix) + sum(_triangle(n) - _triangle(cached_prefix) for n in prompt_lens)
+    products = 2 * layers * tokens + 2 * head * len(prompt_lens)
+    attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
+
+    steps = _decode_steps(output_lens, max_num_seqs)
+    # The step after k generated tokens reads the K/V of those and of the prompt.
+    keys = cached_prefix * steps
+    keys += sum((o - 1) * n + _triangle(o - 1) for n, o in zip(own_lens, output_lens, strict=True))
+    key_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+    read = steps * (layers + head) * itemsize + keys * key_bytes
+    return Floor(prefill_s=(products + attention) / rates.matmul, decode_s=read / rates.copy)
+
+
+def _matmul_parameters(config: ModelConfig) -> int:
+    """Weights that every token is multiplied with: those of the layers. Norms and biases are too few to count."""
+    attention = 2 * config.hidden_size * (config.num_heads + config.num_kv_heads) * config.head_dim
+    projections = 2 if config.family == "gpt2" else 3
+    return config.num_layers * (attention + projections * config.hidden_size * config.intermediate_size)
+
+
+def _decode_steps(output_lens: Sequence[int], max_num_seqs: int) -> int:
+    """Steps until the last sequence is done, each step one token for every live one."""
+    free_at = [0] * max_num_seqs
+    for length in output_lens:
+        heapq.heapreplace(free_at, free_at[0] + length - 1)
+    return max(free_at)
+
+
+def _triangle(n: int) -> int:
+    """1 + 2 + … + n."""
+    return n * (n + 1) // 2

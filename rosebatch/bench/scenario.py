@@ -1,0 +1,147 @@
+"""Scenarios: what a bench run asks of an engine, and the TOML files in ``configs/bench`` that say it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from rosebatch.config import convert, load_toml, parse_size
+from rosebatch.errors import FlagError
+from rosebatch.request import SamplingParams
+
+
+class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Lengths drawn uniformly, both ends included."""
+
+    low: int
+    high: int
+
+
+# One length for all, lengths taken in turn, or lengths drawn at random.
+Length = int | tuple[int, ...] | Range
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How tokens are chosen; fields and defaults as in ``rosebatch.request.SamplingParams``."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Random token ids in, a fixed number of tokens out.
+
+    Attributes:
+        about: one line for people.
+        model: a name in ``configs/models``, run with random weights; None takes what ``--model`` says.
+        dtype: of weights and KV cache; ``auto`` takes the model's.
+        input_len: prompt tokens, the shared prefix left out.
+        output_len: tokens generated, never fewer: end tokens are ignored.
+        shared_prefix_len: tokens with which all prompts begin.
+        max_num_seqs: most sequences in a step.
+        prefix_cache: whether blocks are reused.
+        kv_cache_memory: such as ``2GiB``, to make sequences give way; None takes what fits.
+        seed: of lengths and token ids.
+    """
+
+    about: str = ""
+    model: str | None = None
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    num_prompts: int
+    input_len: Length
+    output_len: Length
+    shared_prefix_len: int = 0
+    sampling: Sampling = Sampling()
+    max_num_seqs: int = 256
+    prefix_cache: bool = False
+    kv_cache_memory: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least("num_prompts", self.num_prompts, 1)
+        _check_length("input_len", self.input_len)
+        _check_length("output_len", self.output_len)
+        _at_least("shared_prefix_len", self.shared_prefix_len, 0)
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        SamplingParams(**msgspec.structs.asdict(self.sampling))
+        if self.kv_cache_memory is not None:
+            try:
+                parse_size(self.kv_cache_memory)
+            except FlagError as error:
+                raise ValueError(f"kv_cache_memory: {error}") from None
+
+
+class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Several scenarios by name, run one after the other."""
+
+    about: str = ""
+    scenarios: tuple[str, ...]
+
+
+def configs_dir() -> Path:
+    """The folder ``configs``: inside the package where it was installed as a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def load_scenarios(names: Sequence[str]) -> dict[str, Scenario]:
+    """Scenarios by name, suites opened up.
+
+    Args:
+        names: of files in ``configs/bench``, or paths of TOML files.
+
+    Raises:
+        FlagError: there is no such scenario.
+        UserError: a file is broken.
+    """
+    found: dict[str, Scenario] = {}
+    for name in names:
+        path = _find(name)
+        values = load_toml(path, dict[str, Any])
+        if "scenarios" in values:
+            members = [_find(member) for member in convert(values, Suite, str(path)).scenarios]
+            found |= {member.stem: load_toml(member, Scenario) for member in members}
+        else:
+            found[path.stem] = convert(values, Scenario, str(path))
+    return found
+
+
+def adapt(scenario: Scenario, given: Mapping[str, Any]) -> Scenario:
+    """The scenario with some fields replaced, those of its sampling included.
+
+    Raises:
+        ValueError: an impossible value.
+    """
+    sampling = {name: value for name, value in given.items() if name in Sampling.__struct_fields__}
+    own = {name: value for name, value in given.items() if name not in sampling}
+    return msgspec.structs.replace(scenario, sampling=msgspec.structs.replace(scenario.sampling, **sampling), **own)
+
+
+def _find(name: str) -> Path:
+    folder = configs_dir() / "bench"
+    path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in folder.glob("*.toml")))
+        raise FlagError(f"--scenario {name}: no such scenario; give a .toml file or one of {known}")
+    return path
+
+
+def _check_length(name: str, length: Length) -> None:
+    if isinstance(length, Range):
+        _at_least(f"{name}.low", length.low, 1)
+        _at_least(f"{name}.high", length.high, length.low)
+        return
+    lengths = (length,) if isinstance(length, int) else length
+    if not lengths:
+        raise ValueError(f"{name} has no lengths")
+    for each in lengths:
+        _at_least(name, each, 1)
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be >= {least}, got {value}")

@@ -1,0 +1,84 @@
+"""A whole bench run: comparisons, our engine and its peers on one scenario after the other."""
+
+from collections.abc import Iterator, Sequence
+from statistics import geometric_mean
+from typing import Any
+
+import torch
+
+from rosebatch.bench.against import Peer, require_installed, run_peer
+from rosebatch.bench.case import Case, release_memory, spread
+from rosebatch.bench.compare import compare_switch
+from rosebatch.bench.floor import Rates, measure_rates
+from rosebatch.bench.throughput import against_floor, time_case
+from rosebatch.errors import UserError
+
+Entry = dict[str, Any]
+
+
+def run_session(
+    cases: Sequence[Case], *, repeats: int, switches: Sequence[str], peers: Sequence[Peer], import_seconds: float
+) -> Iterator[Entry]:
+    """Run everything that was asked for.
+
+    The peers come first, while this process holds no GPU memory. Where switches are compared, our engine is timed by
+    itself only beside peers.
+
+    Yields:
+        each result as soon as it is known. Its ``kind`` is ``run`` (our engine, see ``time_case``), ``peer`` (another
+        engine on the scenario of the run before, with ``ratio``: how many times faster ours is) or ``comparison`` (see
+        ``compare_switch``). A peer that failed is a result with an ``error``.
+
+    Raises:
+        UserError: a run of ours is impossible, out of memory included.
+    """
+    for peer in peers:
+        require_installed(peer)
+    others = [(peer, _try_peer(peer, cases, repeats)) for peer in peers]
+    rates = measure_rates(cases[0].device)
+    release_memory()
+    try:
+        for case in cases:
+            for switch in switches:
+                yield compare_switch(case, switch, repeats)
+            if switches and not peers:
+                continue
+            ours = time_case(case, repeats, rates, import_seconds)
+            yield ours
+            for peer, timed in others:
+                yield _beside(ours, case, peer, timed[case.name], rates)
+    except torch.OutOfMemoryError as error:
+        what = str(error).partition(". ")[0]
+        raise UserError(f"{what}: take a smaller scenario, fewer prompts or less --kv-cache-memory") from None
+
+
+def summarize(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Geometric means over the scenarios: of what our engine reached, and of its ratio to each peer."""
+    runs = [entry for entry in entries if entry["kind"] == "run"]
+    peers = [entry for entry in entries if entry["kind"] == "peer" and "error" not in entry]
+    means = {
+        name: geometric_mean([run[name] for run in runs])
+        for name in ("elapsed_s", "output_tokens_per_s", "share_of_floor")
+        if runs and all(name in run for run in runs)
+    }
+    names = dict.fromkeys(entry["peer"] for entry in peers)
+    ratios = {name: geometric_mean([entry["ratio"] for entry in peers if entry["peer"] == name]) for name in names}
+    return means | {"ratios": ratios}
+
+
+def _try_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, Entry]:
+    """What is learned of one peer must not be lost to another's crash, which may come minutes later."""
+    try:
+        return run_peer(peer, cases, repeats)
+    except UserError as error:
+        return {case.name: {"error": str(error)} for case in cases}
+
+
+def _beside(ours: Entry, case: Case, peer: Peer, theirs: Entry, rates: Rates | None) -> Entry:
+    entry = {"kind": "peer", "scenario": case.name, "peer": peer.name, "args": peer.args, **theirs}
+    if "error" in theirs:
+        return entry
+    seconds = spread(theirs["seconds"])["median"]
+    rate_names = [name for name in ours if name.endswith("_per_s")]
+    entry |= {name: ours[name] * ours["elapsed_s"] / seconds for name in rate_names}
+    return entry | {"elapsed_s": seconds, "ratio": seconds / ours["elapsed_s"]} | against_floor(case, seconds, rates)

@@ -1,0 +1,83 @@
+"""From a scenario to the token ids and output lengths of one run."""
+
+import random
+from dataclasses import dataclass
+
+from rosebatch.bench.scenario import Length, Range, Sampling, Scenario
+from rosebatch.errors import UserError
+from rosebatch.request import Request, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What any engine gets to do in one run: ``output_lens[i]`` tokens after ``prompts[i]``."""
+
+    prompts: list[list[int]]
+    output_lens: list[int]
+
+    @property
+    def prompt_lens(self) -> list[int]:
+        """Tokens of each prompt."""
+        return [len(prompt) for prompt in self.prompts]
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a prompt and its output together."""
+        return max(n + o for n, o in zip(self.prompt_lens, self.output_lens, strict=True))
+
+    def requests(self, sampling: Sampling) -> list[Request]:
+        """The same as the engine takes it; each row has random numbers of its own."""
+        return [
+            Request(
+                index=index,
+                prompt_token_ids=tuple(prompt),
+                sampling=SamplingParams(
+                    temperature=sampling.temperature,
+                    top_k=sampling.top_k,
+                    top_p=sampling.top_p,
+                    min_p=sampling.min_p,
+                    max_tokens=length,
+                    seed=index,
+                    ignore_eos=True,
+                ),
+            )
+            for index, (prompt, length) in enumerate(zip(self.prompts, self.output_lens, strict=True))
+        ]
+
+
+def make_workload(scenario: Scenario, vocab_size: int, run: int = 0) -> Workload:
+    """The workload of one run: lengths are the same in every run, token ids are not.
+
+    With the same ids again, a prefix cache would make the second run look better than any first one.
+
+    Args:
+        vocab_size: ids are uniform in [100, vocab_size - 300), away from the special tokens at both ends; in a
+            vocabulary too small for that, uniform in all of it.
+        run: 0 is the warm-up.
+    """
+    numbers = random.Random(scenario.seed)
+    input_lens = _draw(scenario.input_len, scenario.num_prompts, numbers)
+    output_lens = _draw(scenario.output_len, scenario.num_prompts, numbers)
+    if run:
+        numbers = random.Random(f"{scenario.seed} {run}")
+    ids = range(100, vocab_size - 300) or range(vocab_size)
+    prefix = [numbers.choice(ids) for _ in range(scenario.shared_prefix_len)]
+    prompts = [prefix + [numbers.choice(ids) for _ in range(length)] for length in input_lens]
+    return Workload(prompts, output_lens)
+
+
+def require_fits(workload: Workload, most: int) -> None:
+    """Check that no sequence is longer than ``most`` tokens.
+
+    Raises:
+        UserError: one is.
+    """
+    if workload.longest > most:
+        raise UserError(f"input and output are {workload.longest} tokens, the engine holds at most {most}")
+
+
+def _draw(length: Length, count: int, numbers: random.Random) -> list[int]:
+    if isinstance(length, Range):
+        return [numbers.randint(length.low, length.high) for _ in range(count)]
+    lengths = (length,) if isinstance(length, int) else length
+    return [lengths[i % len(lengths)] for i in range(count)]

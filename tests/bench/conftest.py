@@ -1,0 +1,87 @@
+"""Cases of the toy model with random weights, and engines that only pretend."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rosebatch.bench.case import Case
+from rosebatch.bench.scenario import Scenario, configs_dir
+from rosebatch.config import EngineConfig
+from rosebatch.engine.stats import EngineStats
+from rosebatch.launch import Launched, LaunchOptions
+from rosebatch.model.source import find_model
+from rosebatch.request import Completion
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads cost such a small model more than they bring, above all beside other work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def toy() -> Path:
+    """Shapes of a model of 2 layers, 512 tokens at most."""
+    return configs_dir() / "models" / "tiny-llama.toml"
+
+
+@pytest.fixture
+def make_case(toy: Path) -> Callable[..., Case]:
+    """A case of the toy model on the CPU; arguments are the scenario's, all of them small."""
+
+    def make(name: str = "small", **fields: Any) -> Case:
+        scenario = Scenario(**{"num_prompts": 3, "input_len": 6, "output_len": 4, **fields})
+        limits = EngineConfig(max_num_seqs=scenario.max_num_seqs, kv_cache_memory=2**20)
+        toggles = {"prefix_cache": scenario.prefix_cache}
+        options = LaunchOptions(model=str(toy), load_format="dummy", device="cpu", limits=limits, toggles=toggles)
+        source = find_model(options.model, "dummy", "auto", torch.device("cpu"))
+        return Case(name, scenario, options, source, "cpu")
+
+    return make
+
+
+class FakeEngine:
+    """Completes every request at once; ``ran`` collects the prompts of each run."""
+
+    max_model_len = 512
+
+    def __init__(self, name: Any, ran: list[Any], short_by: int = 0) -> None:
+        self.name = name
+        self.ran = ran
+        self.short_by = short_by
+        self.stats = EngineStats()
+
+    def run(self, requests: list[Any]) -> Iterator[Completion]:
+        """One completion of 7s for each request."""
+        self.ran.append((self.name, [request.prompt_token_ids for request in requests]))
+        self.stats.steps += 1
+        for request in requests:
+            yield Completion(
+                request=request,
+                token_ids=(7,) * (request.sampling.max_tokens - self.short_by),
+                finish_reason="length",
+                cached_tokens=0,
+                arrival_time=0.0,
+                first_token_time=1.0,
+                finish_time=2.0,
+            )
+
+
+@pytest.fixture
+def fake_launch() -> SimpleNamespace:
+    """In place of ``launch``: ``options`` of every engine, and what they ran, in order."""
+    fake = SimpleNamespace(options=[], ran=[])
+
+    def launch(options: LaunchOptions) -> Launched:
+        fake.options.append(options)
+        return Launched(FakeEngine(len(fake.options) - 1, fake.ran), None, {"toggles": {}}, 0.5)
+
+    fake.launch = launch
+    return fake

@@ -1,0 +1,32 @@
+"""A peer that generates nothing. ``args`` say how; to ``args["log"]`` each process adds one line of JSON."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rosebatch.bench.peers.protocol import Loaded, serve
+
+
+def load(spec):
+    """Behave as told."""
+    args = spec["args"]
+    with Path(args["log"]).open("a") as log:
+        config = json.loads((Path(spec["model"]) / "config.json").read_text())
+        log.write(json.dumps({"spec": spec, "path": os.environ["PYTHONPATH"], "config": config}) + "\n")
+    sys.stdout.write("noise of Python\n")
+    sys.stdout.flush()
+    os.write(1, b"noise of C\n")
+    subprocess.run(["echo", "noise of a process"], check=True)
+    if args.get("crash"):
+        raise RuntimeError("no GPU")
+
+    def prepare(prompts, output_lens, sampling):
+        return lambda: [n - args.get("short_by", 0) for n in output_lens]
+
+    return Loaded("1.2", prepare)
+
+
+if __name__ == "__main__":
+    serve(load)

@@ -1,0 +1,163 @@
+"""Other engines: what a peer process is told and what becomes of its answer, with a peer that only pretends."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rosebatch.bench.against import PEERS, Peer, choose_peers, require_installed, run_peer
+from rosebatch.bench.hf_folder import write_config
+from rosebatch.bench.peers import transformers
+from rosebatch.bench.scenario import Range, Sampling
+from rosebatch.errors import FlagError, UserError
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """A peer for run_peer, and what its processes wrote down."""
+    log = tmp_path / "processes"
+
+    def make(**args):
+        return Peer("fake", module="fake_peer", package="json", path=str(HERE), args={"log": str(log), **args})
+
+    make.processes = lambda: [json.loads(line) for line in log.read_text().splitlines()]
+    return make
+
+
+def take_log(error):
+    """The text of the log that an error points to; the file is removed."""
+    path = Path(str(error).split("its log is ")[1].split(": ")[0])
+    text = path.read_text()
+    path.unlink()
+    return text
+
+
+def test_what_a_peer_is_told(fake, make_case):
+    """The same ids as our engine gets, of every run; its own noise on stdout does not reach the answer."""
+    case = make_case(sampling=Sampling(temperature=1.0, top_p=0.9), output_len=Range(low=1, high=9), max_num_seqs=2)
+    timed = run_peer(fake(), [case], repeats=2)
+    assert timed.keys() == {"small"}
+    assert timed["small"]["version"] == "1.2"
+    assert len(timed["small"]["seconds"]) == 2
+    assert list(timed["small"]["startup_s"]) == ["load", "warm-up"]
+    (process,) = fake.processes()
+    spec = process["spec"]
+    assert spec.pop("args") == fake().args
+    assert not Path(spec.pop("model")).exists(), "a temporary folder"
+    workload = {
+        "prompts": [case.workload(run).prompts for run in range(3)],
+        "output_lens": case.workload().output_lens,
+        "sampling": {"temperature": 1.0, "top_p": 0.9},
+    }
+    assert spec == {
+        "load_format": "dummy",
+        "device": "cpu",
+        "dtype": "float32",
+        "max_num_seqs": 2,
+        "prefix_cache": False,
+        "repeats": 2,
+        "workloads": [workload],
+    }
+    assert process["config"]["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_one_process_for_all_cases_of_an_engine(fake, make_case):
+    """Start-up takes a minute; a case that needs another engine gets another process."""
+    cases = [make_case("a"), make_case("b", max_num_seqs=7), make_case("c", input_len=9)]
+    timed = run_peer(fake(), cases, repeats=1)
+    assert timed.keys() == {"a", "b", "c"}
+    told = [[len(w["prompts"][0][0]) for w in process["spec"]["workloads"]] for process in fake.processes()]
+    assert told == [[6, 9], [6]]
+
+
+def test_only_our_package_is_lent(fake, make_case, monkeypatch):
+    """A peer in another environment must not find our torch beside us."""
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    run_peer(fake(), [make_case()], repeats=1)
+    first, *others = fake.processes()[0]["path"].split(":")
+    assert first.endswith("import")
+    assert others == [str(HERE), "/somewhere"]
+
+
+def test_a_peer_that_crashes(fake, make_case):
+    """The last line of its log, and where the rest is."""
+    with pytest.raises(UserError, match=r"^fake ended with exit code 1; its log is .*: RuntimeError: no GPU$") as e:
+        run_peer(fake(crash=True), [make_case()], repeats=1)
+    text = take_log(e.value)
+    assert "Traceback" in text
+    for noise in ("Python", "C", "a process"):
+        assert f"noise of {noise}\n" in text
+
+
+def test_a_peer_that_stops_early(fake, make_case):
+    """Fewer tokens would look like more speed."""
+    with pytest.raises(UserError, match="a completion has another length than was asked for") as e:
+        run_peer(fake(short_by=1), [make_case()], repeats=1)
+    assert "AssertionError" in take_log(e.value)
+
+
+def test_a_workload_that_does_not_fit_the_model(fake, make_case):
+    """Found before a process is started."""
+    with pytest.raises(UserError, match="516 tokens, the engine holds at most 512"):
+        run_peer(fake(), [make_case(input_len=500, output_len=16)], repeats=1)
+
+
+def test_a_missing_peer(fake):
+    """How to install it, and how to say where it is; asked of the peer's own interpreter."""
+    peer = Peer("vllm", module="none", package="no_such_package_here")
+    with pytest.raises(FlagError, match=r"^--against vllm: .* pip install no_such_package_here, .*--peer-python vllm="):
+        require_installed(peer)
+    require_installed(fake())
+    require_installed(replace(peer, package="fake_peer", path=str(HERE)))
+
+
+def test_a_missing_interpreter(tmp_path):
+    """One line, too."""
+    with pytest.raises(FlagError, match=r"^--peer-python .*none: No such file"):
+        require_installed(replace(PEERS["vllm"], python=str(tmp_path / "none")))
+
+
+def test_choose_peers(monkeypatch, tmp_path):
+    """Values for all, or for one by name, the later wins; paths relative to where the command runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(sys.executable)
+    vllm, sglang = choose_peers(
+        ["vllm", "sglang", "vllm"],
+        ['vllm={"a": 1, "b": "x=y"}', 'sglang={"c": 2}'],
+        ["./link", "sglang=/opt/python"],
+        ["one", "vllm=two:/three", "sglang=x=y"],
+    )
+    assert vllm == replace(
+        PEERS["vllm"], args={"a": 1, "b": "x=y"}, python=str(tmp_path / "link"), path=f"{tmp_path / 'two'}:/three"
+    )
+    assert sglang == replace(PEERS["sglang"], args={"c": 2}, python="/opt/python", path=str(tmp_path / "x=y"))
+    assert choose_peers(["sglang"], [], ["python3"], []) == [replace(PEERS["sglang"], python="python3")]
+    assert choose_peers(["transformers"], [], [], []) == [PEERS["transformers"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "part"),
+    [
+        ("llama.cpp", "", "--against llama.cpp: no such engine; known are vllm, sglang, transformers"),
+        ("vllm", "{cut", "--peer-args: "),
+        ("vllm", "[1]", "--peer-args must be a JSON object, got [1]"),
+    ],
+)
+def test_impossible_peers(name, args, part):
+    """Before anything runs."""
+    with pytest.raises(FlagError) as error:
+        choose_peers([name], [args], [], [])
+    assert part in str(error.value)
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.7, "top_k": 5}])
+def test_transformers(make_case, tmp_path, sampling):
+    """The one peer that runs without a GPU: batches of two, prompts and outputs of several lengths, none too short."""
+    write_config(make_case().source.config, tmp_path)
+    spec = {"model": str(tmp_path), "load_format": "dummy", "device": "cpu", "dtype": "float32", "max_num_seqs": 2}
+    loaded = transformers.load({**spec, "args": {}})
+    assert loaded.prepare([[1, 2, 3], [4], [5, 6]], [4, 2, 7], sampling)() == [4, 2, 7]

@@ -1,0 +1,91 @@
+"""A/B runs: both sides in turn, one switch apart, doing the same work."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from rosebatch.bench import compare
+from rosebatch.bench.case import needed_kv_memory
+from rosebatch.bench.compare import Turns, chosen_switches, compare_switch, take_turns
+from rosebatch.bench.throughput import Run
+from rosebatch.config import EngineConfig
+from rosebatch.engine.stats import EngineStats
+from rosebatch.errors import FlagError
+from rosebatch.report import Tally
+from rosebatch.toggles import Toggles
+
+
+def side(name, seconds, calls, tokens=12):
+    def run(number):
+        calls.append((name, number))
+        return Run(seconds[number], Tally(output_tokens=tokens), EngineStats())
+
+    return run
+
+
+def test_turns():
+    """Warm-ups are not counted; a machine that slows down half-way slows both sides down."""
+    calls = []
+    turns = take_turns(side("a", [99, 2, 4, 8], calls), side("b", [99, 3, 8, 8], calls), 3)
+    assert calls == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3), ("b", 3)]
+    assert turns == Turns(on=[2, 4, 8], off=[3, 8, 8])
+    assert turns.ratios == [1.5, 2.0, 1.0]
+
+
+def test_sides_that_do_not_do_the_same():
+    """A switch that loses tokens must not look fast."""
+    with pytest.raises(AssertionError, match="same work"):
+        take_turns(side("a", [1, 1], []), side("b", [1, 1], [], tokens=11), 1)
+
+
+def test_two_engines_one_switch_apart(make_case, monkeypatch, fake_launch):
+    """The same prompts in the same turn; both fit beside each other, with what the workload needs."""
+    monkeypatch.setattr(compare, "launch", fake_launch.launch)
+    case = make_case()
+    case = replace(case, options=replace(case.options, limits=EngineConfig()))
+    result = compare_switch(case, "chunked_prefill", 2)
+    assert [engine for engine, _ in fake_launch.ran] == [0, 1, 0, 1, 0, 1]
+    prompts = [prompts for _, prompts in fake_launch.ran]
+    assert prompts[0::2] == prompts[1::2]
+    assert prompts[0] != prompts[2] != prompts[4]
+    on, off = fake_launch.options
+    assert on.toggles == {"prefix_cache": False, "chunked_prefill": True}
+    assert off.toggles == {"prefix_cache": False, "chunked_prefill": False}
+    assert on.limits == off.limits
+    assert on.limits.kv_cache_memory == needed_kv_memory(case)
+    assert (result["kind"], result["scenario"], result["switch"]) == ("comparison", "small", "chunked_prefill")
+    assert result["output_tokens"] == 12
+    pairs = zip(result["on"]["seconds"], result["off"]["seconds"], strict=True)
+    assert result["ratios"] == [off / on for on, off in pairs]
+    assert result["ratio"]["min"] == min(result["ratios"])
+    assert result["on"]["output_tokens_per_s"]["max"] == 12 / min(result["on"]["seconds"])
+
+
+def test_on_real_engines(make_case):
+    """With the memory that was asked for."""
+    result = compare_switch(make_case(), "prefix_cache", 1)
+    assert result["engine"]["toggles"]["prefix_cache"] is True
+    assert result["engine"]["kv_cache_bytes"] == 2**20
+    assert len(result["ratios"]) == 1
+
+
+def test_chosen_switches():
+    """Names as on the command line; 'all' leaves out what the device cannot serve."""
+    served = [f.name for f in fields(Toggles) if "cpu" in f.metadata["devices"]]
+    assert chosen_switches([], "cpu") == []
+    assert chosen_switches(["chunked-prefill", "prefix-cache", "chunked-prefill"], "cpu") == [
+        "chunked_prefill",
+        "prefix_cache",
+    ]
+    assert chosen_switches(["all"], "cpu") == served
+    assert "batch_invariant" not in chosen_switches(["all"], "cuda")
+    with pytest.raises(FlagError, match=r"^--compare warp-drive: no such switch; known are prefix-cache, .*, all$"):
+        chosen_switches(["all", "warp-drive"], "cpu")
+
+
+def test_a_switch_that_the_device_cannot_serve(make_case):
+    """Else both sides would be the same."""
+    unserved = [f.name for f in fields(Toggles) if "cpu" not in f.metadata["devices"]]
+    for name in unserved[:1]:
+        with pytest.raises(FlagError, match="has no meaning on cpu"):
+            compare_switch(make_case(), name, 1)

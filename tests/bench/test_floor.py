@@ -1,0 +1,108 @@
+"""The floor: against the table of the design, and by hand where numbers are small."""
+
+import pytest
+
+from rosebatch.bench.floor import Floor, Rates, find_floor, measure_rates
+from rosebatch.bench.scenario import configs_dir, load_scenarios
+from rosebatch.bench.workload import make_workload
+from rosebatch.config import ModelConfig, load_toml
+
+H100 = Rates(copy=3.0e12, matmul=798e12)
+TINY = {
+    "family": "llama",
+    "vocab_size": 10,
+    "hidden_size": 8,
+    "num_layers": 3,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 5,
+    "intermediate_size": 7,
+    "max_model_len": 100,
+    "norm_eps": 1e-5,
+    "activation": "silu",
+}
+# q and o: 8 x 20, k and v: 8 x 10, MLP: 8 x 7.
+LAYERS, HEAD, TOKEN = 3 * (2 * 160 + 2 * 80 + 3 * 56), 80, 2 * 3 * 2 * 5 * 2
+
+
+def floor_of(prompt_lens, output_lens, seqs=10, itemsize=2, cached_prefix=0, **fields):
+    config = ModelConfig(**{**TINY, **fields})
+    rates = Rates(copy=1.0, matmul=1.0)
+    return find_floor(
+        config, itemsize, prompt_lens, output_lens, max_num_seqs=seqs, rates=rates, cached_prefix=cached_prefix
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens_per_s"),
+    [
+        ("gpt2-sampled", 120e3),
+        ("qwen3-mixed", 25.6e3),
+        ("qwen3-greedy", 35.9e3),
+        ("llama-8b-short", 8.7e3),
+        ("decode_heavy_b32", 32 * 256 / 0.163),
+        ("large_batch_short_b128", 128 * 64 / 0.057),
+        ("balanced_b32", 32 * 128 / 0.109),
+        ("long_decode_b32", 32 * 256 / 0.497),
+    ],
+)
+def test_known_floors(name, tokens_per_s):
+    """Output tokens/s on an H100, worked out before this code was written."""
+    scenario = load_scenarios([name])[name]
+    config = load_toml(configs_dir() / "models" / f"{scenario.model}.toml", ModelConfig)
+    workload = make_workload(scenario, config.vocab_size)
+    floor = find_floor(
+        config, 2, workload.prompt_lens, workload.output_lens, max_num_seqs=scenario.max_num_seqs, rates=H100
+    )
+    assert sum(workload.output_lens) / floor.seconds == pytest.approx(tokens_per_s, rel=0.03)
+
+
+def test_one_token_each_is_prefill_alone():
+    """The first token comes out of prefill: no step reads anything."""
+    pairs = 3 * 4 // 2 + 1
+    floor = floor_of([3, 1], [1, 1])
+    assert floor == Floor(prefill_s=2 * LAYERS * 4 + 2 * HEAD * 2 + 4 * 3 * 4 * 5 * pairs, decode_s=0)
+    assert floor.seconds == floor.prefill_s
+
+
+def test_decode_by_hand():
+    """Two sequences of 3 and 1 prompt tokens; the second is done one step earlier."""
+    keys = (4 + 5) + 2
+    assert floor_of([3, 1], [3, 2]).decode_s == 2 * (LAYERS + HEAD) * 2 + keys * TOKEN
+    assert floor_of([3, 1], [3, 2], itemsize=4).decode_s == 2 * floor_of([3, 1], [3, 2]).decode_s
+
+
+def test_the_embedding_is_read_only_as_output_projection():
+    """Once, tied or not."""
+    assert floor_of([3], [4], tie_word_embeddings=True) == floor_of([3], [4])
+
+
+def test_the_mlp_of_gpt2_has_two_matrices():
+    """A gate would be a third."""
+    less = 3 * 56 * 2
+    assert floor_of([3], [2], family="gpt2").decode_s == floor_of([3], [2]).decode_s - less
+
+
+@pytest.mark.parametrize(
+    ("output_lens", "seqs", "steps"),
+    [([5, 5], 1, 8), ([5, 5], 2, 4), ([5, 3, 3, 5], 2, 8), ([2, 5, 3], 2, 4), ([1, 1, 1], 1, 0), ([9], 4, 8)],
+)
+def test_steps(output_lens, seqs, steps):
+    """A place that becomes free is taken by the next in the queue; K/V costs the same in any order."""
+    least = floor_of([1] * len(output_lens), output_lens, seqs=100).decode_s
+    most = max(output_lens) - 1
+    assert floor_of([1] * len(output_lens), output_lens, seqs=seqs).decode_s - least == (steps - most) * 2 * (
+        LAYERS + HEAD
+    )
+
+
+def test_a_cached_prefix_counts_once():
+    """Computed for the first prompt only, and read by one read for all, in every step."""
+    apart, shared = floor_of([7, 8], [3, 3]), floor_of([7, 8], [3, 3], cached_prefix=5)
+    assert apart.prefill_s - shared.prefill_s == 2 * LAYERS * 5 + 4 * 3 * 4 * 5 * (5 * 6 // 2)
+    assert apart.decode_s - shared.decode_s == 2 * 5 * TOKEN
+
+
+def test_no_floor_on_a_cpu():
+    """Its rates depend on threads and caches too much to be called a floor."""
+    assert measure_rates("cpu") is None

@@ -1,0 +1,52 @@
+"""Configs for other engines: what is written is what is read."""
+
+import json
+
+import msgspec
+import pytest
+
+from rosebatch.bench.hf_folder import write_config
+from rosebatch.bench.scenario import configs_dir
+from rosebatch.config import ModelConfig, RopeConfig, load_toml
+from rosebatch.errors import UserError
+from rosebatch.model.hf_config import read_model_config
+
+MODELS = sorted((configs_dir() / "models").glob("*.toml"))
+QWEN = load_toml(configs_dir() / "models" / "qwen3-0.6b.toml", ModelConfig)
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_round_trip(tmp_path, path):
+    """A peer that built another shape would be compared all the same."""
+    config = load_toml(path, ModelConfig)
+    write_config(config, tmp_path)
+    # Read back, the scales that are the rule stand there one by one.
+    scales = tuple(config.attention_scale(layer) for layer in range(config.num_layers))
+    read = read_model_config(tmp_path)
+    assert tuple(read.attention_scale(layer) for layer in range(config.num_layers)) == scales
+    assert msgspec.structs.replace(read, attention_scales=()) == config
+
+
+@pytest.mark.parametrize("eos", [(), (3,), (3, 4)])
+def test_end_tokens(tmp_path, eos):
+    """None, one, several."""
+    write_config(msgspec.structs.replace(QWEN, eos_token_ids=eos), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == {0: None, 1: 3, 2: [3, 4]}[len(eos)]
+
+
+def test_linear_scaling(tmp_path):
+    """The other kind of stretched positions."""
+    config = msgspec.structs.replace(QWEN, rope=RopeConfig(theta=5.0, scaling="linear", factor=2.0))
+    write_config(config, tmp_path)
+    assert read_model_config(tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"qkv_bias": True}, {"out_bias": True}, {"mlp_bias": True}, {"sliding_windows": (4,) * 28}],
+    ids=lambda change: next(iter(change)),
+)
+def test_shapes_without_an_architecture(tmp_path, change):
+    """Refused, not approximated."""
+    with pytest.raises(UserError, match="transformers folder"):
+        write_config(msgspec.structs.replace(QWEN, **change), tmp_path)

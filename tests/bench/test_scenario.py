@@ -1,0 +1,132 @@
+"""Scenarios and their files: every one that ships is read, every mistake in one is named."""
+
+import pytest
+
+from rosebatch.bench import scenario as module
+from rosebatch.bench.scenario import Range, Sampling, Scenario, adapt, configs_dir, load_scenarios
+from rosebatch.bench.workload import make_workload
+from rosebatch.config import ModelConfig, load_toml, parse_size
+from rosebatch.errors import FlagError, UserError
+
+NAMES = sorted(path.stem for path in (configs_dir() / "bench").glob("*.toml"))
+SHIPPED = load_scenarios(NAMES)
+SUITE = {
+    "decode_heavy_b32": (32, 64, 256),
+    "large_batch_short_b128": (128, 48, 64),
+    "balanced_b32": (32, 256, 128),
+    "prefill_heavy_b16": (16, 1024, 16),
+    "long_prefill_b4": (4, 2048, 8),
+    "mixed_prefill_b32": (32, (32, 64, 96, 128, 192, 256, 384, 512), 64),
+    "long_decode_b32": (32, 1024, 256),
+}
+GOOD = "num_prompts = 2\ninput_len = 3\noutput_len = 4\n"
+
+
+def config_of(scenario):
+    return load_toml(configs_dir() / "models" / f"{scenario.model}.toml", ModelConfig)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_scenarios_fit_their_model(name):
+    """A shape that the model cannot hold would only be found on the GPU, after loading."""
+    scenario = SHIPPED[name]
+    config = config_of(scenario)
+    workload = make_workload(scenario, config.vocab_size)
+    assert workload.longest <= config.max_model_len
+    assert len(workload.prompts) == scenario.num_prompts
+    assert scenario.about
+    assert scenario.dtype in ("float16", "bfloat16")
+    assert scenario.prefix_cache == (name == "shared-prefix")
+
+
+def test_the_suite():
+    """The seven shapes that others have figures for, greedy."""
+    suite = load_scenarios(["suite"])
+    assert {n: (s.num_prompts, s.input_len, s.output_len) for n, s in suite.items()} == SUITE
+    assert {(s.model, s.dtype, s.max_num_seqs, s.sampling) for s in suite.values()} == {
+        ("qwen3-0.6b", "bfloat16", 256, Sampling())
+    }
+
+
+def test_the_preempting_scenario_preempts():
+    """The prompts that are admitted fit the cache, what they grow to does not; any one alone does."""
+    scenario = SHIPPED["preempting"]
+    config = config_of(scenario)
+    token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 2
+    room = parse_size(scenario.kv_cache_memory) // token
+    admitted = room // (scenario.input_len + 64)
+    total = scenario.input_len + scenario.output_len
+    assert total * 8 < room < total * min(admitted, scenario.num_prompts)
+
+
+def test_files_by_path_and_in_any_order(tmp_path):
+    """A name twice is run once; a scenario of one's own needs no model."""
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD + "[sampling]\ntop_k = 5\n")
+    found = load_scenarios([str(path), "long_prefill_b4", "suite"])
+    assert list(found) == ["mine", "long_prefill_b4", *(name for name in SUITE if name != "long_prefill_b4")]
+    assert found["mine"] == Scenario(num_prompts=2, input_len=3, output_len=4, sampling=Sampling(top_k=5))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("num_prompts = 1\ninput_len = 1\n", "missing required field `output_len`"),
+        (GOOD + "batch = 1\n", "unknown field `batch`"),
+        (GOOD + "[sampling]\ntop = 1\n", "unknown field `top`"),
+        (GOOD + "[sampling]\ntop_p = 2.0\n", "top_p must be in (0, 1], got 2.0"),
+        (GOOD + "seed = 'a'\n", "Expected `int`, got `str` - at `$.seed`"),
+        (GOOD + "dtype = 'int4'\n", "Invalid enum value 'int4'"),
+        (GOOD + "max_num_seqs = 0\n", "max_num_seqs must be >= 1, got 0"),
+        (GOOD + "shared_prefix_len = -1\n", "shared_prefix_len must be >= 0, got -1"),
+        (GOOD + "kv_cache_memory = 'lots'\n", "kv_cache_memory: 'lots' is no size"),
+        ("num_prompts = 0\ninput_len = 1\noutput_len = 1", "num_prompts must be >= 1, got 0"),
+        ("num_prompts = 1\ninput_len = []\noutput_len = 1", "input_len has no lengths"),
+        ("num_prompts = 1\ninput_len = [3, 0]\noutput_len = 1", "input_len must be >= 1, got 0"),
+        ("num_prompts = 1\ninput_len = 1\noutput_len = { low = 0, high = 2 }", "output_len.low must be >= 1, got 0"),
+        ("num_prompts = 1\ninput_len = 1\noutput_len = { low = 3, high = 2 }", "output_len.high must be >= 3, got 2"),
+        ("num_prompts = 1\ninput_len = 1\noutput_len = { low = 3 }", "missing required field `high`"),
+        ("scenarios = ['suite']", "suite.toml: "),
+        ("scenarios = 3", "Expected `array`, got `int`"),
+        ("cut =", "Invalid value"),
+    ],
+)
+def test_broken_files(tmp_path, text, part):
+    """One line, with the file's name."""
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        load_scenarios([str(path)])
+    assert part in str(error.value)
+    assert ".toml: " in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["gpt3", "none/mine.toml", ""])
+def test_an_unknown_scenario(name):
+    """The known ones are listed."""
+    with pytest.raises(FlagError, match=f"^--scenario {name}: no such scenario; .* balanced_b32, .* suite$"):
+        load_scenarios([name])
+
+
+def test_adapt():
+    """Flags reach the sampling, too; a value that is impossible is found without a file around it."""
+    scenario = Scenario(num_prompts=2, input_len=Range(low=1, high=2), output_len=4, sampling=Sampling(top_p=0.5))
+    changed = adapt(scenario, {"input_len": 9, "temperature": 0.5, "seed": 3})
+    assert changed == Scenario(
+        num_prompts=2, input_len=9, output_len=4, seed=3, sampling=Sampling(temperature=0.5, top_p=0.5)
+    )
+    assert adapt(scenario, {}) == scenario
+    with pytest.raises(ValueError, match="output_len must be >= 1, got 0"):
+        adapt(scenario, {"output_len": 0})
+    with pytest.raises(ValueError, match="temperature must be >= 0, got -1"):
+        adapt(scenario, {"temperature": -1})
+
+
+def test_configs_of_a_wheel_stand_inside_the_package(tmp_path, monkeypatch):
+    """Beside the package are other people's packages there."""
+    package = tmp_path / "rosebatch"
+    (tmp_path / "configs").mkdir()
+    monkeypatch.setattr(module, "__file__", str(package / "bench" / "scenario.py"))
+    assert configs_dir() == tmp_path / "configs"
+    (package / "configs").mkdir(parents=True)
+    assert configs_dir() == package / "configs"

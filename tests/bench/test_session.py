@@ -1,0 +1,166 @@
+"""A whole run: the order of things, what is lost when something fails, and what is printed."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rosebatch.bench import session
+from rosebatch.bench.against import PEERS
+from rosebatch.bench.floor import Rates
+from rosebatch.bench.session import run_session, summarize
+from rosebatch.bench.tables import print_results
+from rosebatch.errors import UserError
+
+OURS = {
+    "kind": "run",
+    "elapsed_s": 2.0,
+    "seconds": [2.0, 1.5, 3.0],
+    "output_tokens_per_s": 60.0,
+    "startup_s": {"import": 1.0, "load": 0.5, "warm-up": 4.0},
+}
+THEIRS = {"version": "9.9", "startup_s": {"load": 40.0, "warm-up": 5.0}, "seconds": [4.0, 3.0, 5.0]}
+
+
+@pytest.fixture
+def stages(monkeypatch):
+    """Every stage replaced by one that writes down that it ran."""
+    ran = SimpleNamespace(order=[], failing=set())
+
+    def run_peer(peer, cases, repeats):
+        ran.order.append((peer.name, [case.name for case in cases]))
+        if peer.name in ran.failing:
+            raise UserError(f"{peer.name} ended")
+        return {case.name: dict(THEIRS) for case in cases}
+
+    def time_case(case, repeats, rates, import_seconds):
+        ran.order.append(("rosebatch", case.name))
+        return {**OURS, "scenario": case.name}
+
+    def compare_switch(case, switch, repeats):
+        ran.order.append((switch, case.name))
+        side = {"seconds": [1.0], "output_tokens_per_s": {"median": 12.0, "min": 11.0, "max": 13.0}}
+        ratio = {"median": 1.25, "min": 1.2, "max": 1.5}
+        return {"kind": "comparison", "scenario": case.name, "switch": switch, "on": side, "off": side, "ratio": ratio}
+
+    monkeypatch.setattr(session, "require_installed", lambda peer: ran.order.append(("installed", peer.name)))
+    monkeypatch.setattr(session, "run_peer", run_peer)
+    monkeypatch.setattr(session, "time_case", time_case)
+    monkeypatch.setattr(session, "compare_switch", compare_switch)
+    return ran
+
+
+def run(cases, switches=(), peers=()):
+    peers = [PEERS[name] for name in peers]
+    return run_session(cases, repeats=3, switches=switches, peers=peers, import_seconds=1.0)
+
+
+def test_peers_come_first(stages, make_case):
+    """While we hold no GPU memory, and not before every one of them is known to be there."""
+    cases = [make_case("a"), make_case("b")]
+    results = list(run(cases, ["prefix_cache"], ["vllm", "sglang"]))
+    assert stages.order == [
+        ("installed", "vllm"),
+        ("installed", "sglang"),
+        ("vllm", ["a", "b"]),
+        ("sglang", ["a", "b"]),
+        ("prefix_cache", "a"),
+        ("rosebatch", "a"),
+        ("prefix_cache", "b"),
+        ("rosebatch", "b"),
+    ]
+    kinds = ["comparison", "run", "peer", "peer"]
+    assert [(r["kind"], r["scenario"]) for r in results] == [(k, name) for name in "ab" for k in kinds]
+
+
+def test_the_ratio(stages, make_case):
+    """Ours to theirs: their median took twice as long for the same tokens."""
+    _, peer = run([make_case()], peers=["vllm"])
+    expected = {"peer": "vllm", "version": "9.9", "elapsed_s": 4.0, "output_tokens_per_s": 30.0, "ratio": 2.0}
+    assert {name: peer[name] for name in expected} == expected
+    assert "share_of_floor" not in peer
+
+
+def test_peers_are_held_against_the_floor(stages, make_case, monkeypatch):
+    """The same floor as ours."""
+    monkeypatch.setattr(session, "measure_rates", lambda device: Rates(copy=1e6, matmul=1e6))
+    case = make_case()
+    _, peer = run([case], peers=["vllm"])
+    assert peer["share_of_floor"] == case.floor(Rates(copy=1e6, matmul=1e6)).seconds / 4.0
+
+
+def test_comparisons_alone(stages, make_case):
+    """Nobody asked for our engine by itself."""
+    assert [r["kind"] for r in run([make_case()], ["prefix_cache", "chunked_prefill"])] == ["comparison"] * 2
+    assert stages.order == [("prefix_cache", "small"), ("chunked_prefill", "small")]
+
+
+def test_a_peer_that_fails_costs_itself_only(stages, make_case):
+    """Its message is kept; the others' minutes are not lost."""
+    stages.failing = {"vllm"}
+    ours, vllm, sglang = run([make_case()], peers=["vllm", "sglang"])
+    assert (ours["kind"], sglang["ratio"]) == ("run", 2.0)
+    assert vllm["error"] == "vllm ended"
+    assert summarize([ours, vllm, sglang])["ratios"] == {"sglang": pytest.approx(2.0)}
+
+
+def test_out_of_gpu_memory(stages, make_case, monkeypatch):
+    """One line that says what to do."""
+
+    def no_room(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has")
+
+    monkeypatch.setattr(session, "time_case", no_room)
+    with pytest.raises(UserError, match=r"^CUDA out of memory: take a smaller scenario"):
+        list(run([make_case()]))
+
+
+def test_summary():
+    """Geometric means; the floor only where every run has one."""
+    runs = [
+        {**OURS, "share_of_floor": 0.5},
+        {**OURS, "elapsed_s": 8.0, "output_tokens_per_s": 240.0, "share_of_floor": 0.125},
+        {"kind": "peer", "peer": "vllm", "ratio": 2.0},
+        {"kind": "peer", "peer": "vllm", "ratio": 8.0},
+        {"kind": "comparison"},
+    ]
+    assert summarize(runs) == {
+        "elapsed_s": pytest.approx(4.0),
+        "output_tokens_per_s": pytest.approx(120.0),
+        "share_of_floor": pytest.approx(0.25),
+        "ratios": {"vllm": pytest.approx(4.0)},
+    }
+    assert "share_of_floor" not in summarize([OURS, runs[0]])
+    assert summarize(runs[4:]) == {"ratios": {}}
+
+
+def test_lines(stages, make_case):
+    """One for each result of several scenarios, under one header; means at the end."""
+    stages.failing = {"sglang"}
+    cases = [make_case("a"), make_case("b")]
+    stream = io.StringIO()
+    results = print_results(run(cases, ["prefix_cache"], ["vllm", "sglang"]), cases, stream)
+    assert [r["kind"] for r in results] == ["comparison", "run", "peer", "peer"] * 2
+    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+    assert lines[0] == "a prefix-cache on 12 (11-13) tok/s, off 12 (11-13) tok/s, on/off 1.250 (1.200-1.500)"
+    assert lines[1].startswith("scenario engine seconds")
+    assert lines[2] == "a rosebatch 2.0000 (1.5000-3.0000) 60 - 1.5 4.00"
+    assert lines[3] == "a vllm 9.9 4.0000 (3.0000-5.0000) 30 - 2.00 40.0 5.00"
+    assert lines[4] == "a sglang failed"
+    assert [line.split()[:2] for line in lines[5:9]] == [
+        ["b", n] for n in ("prefix-cache", "rosebatch", "vllm", "sglang")
+    ]
+    assert lines[9:] == ["geometric mean rosebatch 2.0000 60 - vllm 2.00"]
+
+
+def test_results_are_printed_as_they_come(stages, make_case):
+    """A run that is cut off after an hour has shown what it knew."""
+    stream = io.StringIO()
+
+    def results():
+        yield {**OURS, "scenario": "a"}
+        assert "a  " in stream.getvalue()
+        yield {**OURS, "scenario": "b"}
+
+    print_results(results(), [make_case("a"), make_case("b")], stream)

@@ -1,0 +1,114 @@
+"""Timed runs of one engine: what is counted, and what must not flatter it. No test looks at how long anything took."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rosebatch.bench import throughput
+from rosebatch.bench.case import needed_kv_memory, spread
+from rosebatch.bench.floor import Rates
+from rosebatch.bench.scenario import Sampling
+from rosebatch.bench.throughput import run_once, time_case
+from rosebatch.bench.workload import Workload
+from rosebatch.config import EngineConfig
+from rosebatch.errors import UserError
+
+
+def test_the_report_is_of_the_run_in_the_middle(make_case, monkeypatch, fake_launch):
+    """Its counters are of that run alone, the warm-up is start-up, every run has ids of its own."""
+    clock = iter([0, 100, 0, 3, 0, 1, 0, 2])
+    monkeypatch.setattr(throughput, "launch", fake_launch.launch)
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(clock))
+    case = make_case()
+    report = time_case(case, 3, None, 0.25)
+    assert [prompts for _, prompts in fake_launch.ran] == [
+        [tuple(prompt) for prompt in case.workload(run).prompts] for run in range(4)
+    ]
+    assert fake_launch.options == [case.options]
+    expected = {
+        "kind": "run",
+        "scenario": "small",
+        "seconds": [3, 1, 2],
+        "elapsed_s": 2,
+        "output_tokens_per_s": 6.0,
+        "startup_s": {"import": 0.25, "load": 0.5, "warm-up": 100},
+        "completed": 3,
+        "steps": 1,
+        "graph_replays": 0,
+        "graph_captures": 0,
+    }
+    assert {name: report[name] for name in expected} == expected
+    assert report["workload"]["input_len"] == 6
+    assert "floor" not in report
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_the_share_of_the_floor(make_case, monkeypatch, fake_launch):
+    """Of the seconds that are reported."""
+    monkeypatch.setattr(throughput, "launch", fake_launch.launch)
+    case = make_case()
+    report = time_case(case, 1, Rates(copy=1e6, matmul=1e6), 0.0)
+    floor = case.floor(Rates(copy=1e6, matmul=1e6))
+    assert report["floor"]["seconds"] == floor.seconds == report["floor"]["prefill_s"] + report["floor"]["decode_s"]
+    assert report["share_of_floor"] == floor.seconds / report["elapsed_s"]
+
+
+def test_a_real_engine_gets_no_help_from_its_cache(make_case):
+    """Three blocks of prompt in each run: with the ids of the run before, two of them would be there already."""
+    report = time_case(make_case(input_len=48, prefix_cache=True), 2, None, 0.0)
+    assert (report["completed"], report["prompt_tokens"], report["cached_tokens"]) == (3, 144, 0)
+    assert report["output_tokens"] == 12
+    assert report["engine"]["toggles"]["prefix_cache"] is True
+
+
+def test_a_shared_prefix_is_computed_once_in_each_run(make_case):
+    """Two blocks that the second and third prompt take over, also in runs after the first."""
+    report = time_case(make_case(shared_prefix_len=32, prefix_cache=True), 2, None, 0.0)
+    assert (report["prompt_tokens"], report["cached_tokens"]) == (3 * 38, 2 * 32)
+
+
+def test_sequences_that_give_way(make_case):
+    """A KV cache too small for what the prompts grow to: full length all the same."""
+    case = make_case(input_len=30, output_len=40)
+    limits = EngineConfig(kv_cache_memory=needed_kv_memory(case) // 6)
+    report = time_case(replace(case, options=replace(case.options, limits=limits)), 1, None, 0.0)
+    assert report["output_tokens"] == 120
+    assert report["preemptions"] > 0
+
+
+def test_a_short_completion_is_no_result(fake_launch, make_case):
+    """Fewer tokens would look like more speed."""
+    engine = fake_launch.launch(make_case().options).engine
+    engine.short_by = 1
+    with pytest.raises(AssertionError, match="3 tokens instead of 4"):
+        run_once(engine, Workload([[1, 2]], [4]), Sampling())
+
+
+def test_a_lost_completion_is_no_result(fake_launch, make_case):
+    """Nor is a request that never came back."""
+    engine = fake_launch.launch(make_case().options).engine
+    run, engine.run = engine.run, lambda requests: list(run(requests))[1:]
+    with pytest.raises(AssertionError, match="every request"):
+        run_once(engine, Workload([[1, 2], [3]], [4, 4]), Sampling())
+
+
+def test_a_workload_longer_than_the_engine_holds(fake_launch, make_case):
+    """Found before anything runs."""
+    engine = fake_launch.launch(make_case().options).engine
+    with pytest.raises(UserError, match="514 tokens, the engine holds at most 512"):
+        run_once(engine, Workload([[1] * 510], [4]), Sampling())
+    assert fake_launch.ran == []
+
+
+def test_needed_kv_memory(make_case):
+    """Blocks of 64 tokens, one to spare for each sequence, of the longest that run at a time."""
+    token = 2 * 2 * 2 * 16 * 4
+    assert needed_kv_memory(make_case()) == 3 * 2 * 64 * token
+    assert needed_kv_memory(make_case(input_len=(60, 100, 1), max_num_seqs=2)) == (3 + 2) * 64 * token
+
+
+@pytest.mark.parametrize(("values", "median"), [([1.0], 1.0), ([3.0, 1.0, 2.0], 2.0), ([4.0, 3.0, 1.0, 2.0], 2.0)])
+def test_spread(values, median):
+    """The median is a value that was measured, so that the report can be of that run."""
+    assert spread(values) == {"median": median, "min": min(values), "max": max(values)}
