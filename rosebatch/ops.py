@@ -64,6 +64,7 @@ class Ops:
     """
 
     linear: Callable[[Tensor, Tensor | None], Linear]
+    head: Callable[[Tensor], Callable[[Tensor], Tensor]]
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = norm.layer_norm
     add_layer_norm: Callable[[Linear, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_layer_norm
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = norm.rms_norm
@@ -124,7 +125,7 @@ def _cpu_ops(toggles: Toggles) -> Ops:
             return PackedLinear(weight, bias, invariant=toggles.batch_invariant)
         return linear.Linear(weight, bias)
 
-    return Ops(linear=make_linear)
+    return Ops(linear=make_linear, head=lambda weight: make_linear(weight, None))
 
 
 def _cuda_ops(toggles: Toggles) -> Ops:
@@ -161,7 +162,8 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         y, residual, x_bias = project(projection, x, residual)
         if y is None:
             return norms.layer_norm(residual, weight, bias, eps), residual
-        return norms.add_layer_norm(y, residual, weight, bias, eps, x_bias)
+        out: tuple[Tensor, Tensor] = norms.add_layer_norm(y, residual, weight, bias, eps, x_bias)
+        return out
 
     def add_rms_norm(
         projection: Linear, x: Tensor, residual: Tensor, weight: Tensor, eps: float
@@ -169,10 +171,12 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         y, residual, x_bias = project(projection, x, residual)
         if y is None:
             return norms.rms_norm(residual, weight, eps), residual
-        return norms.add_rms_norm(y, residual, weight, eps, x_bias)
+        out: tuple[Tensor, Tensor] = norms.add_rms_norm(y, residual, weight, eps, x_bias)
+        return out
 
     return Ops(
         linear=linear.Linear,
+        head=linear.PaddedLinear,
         layer_norm=norms.layer_norm,
         add_layer_norm=add_layer_norm,
         rms_norm=norms.rms_norm,

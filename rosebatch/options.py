@@ -40,7 +40,7 @@ class EngineOptions:
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Most tokens in a step: the chunk size of prefill. Default: 8192 on a GPU, 1024 on a CPU.",
+            help="Most tokens in a step: the chunk size of prefill. Default: 16384 on a GPU, 1024 on a CPU.",
             rich_help_panel=_LIMITS,
             min=1,
         ),

@@ -100,8 +100,8 @@ class Sequence:
 
     ``num_computed_tokens`` trails ``num_tokens``: each step lets it catch up by one chunk, and once it has caught
     up a token is sampled. Prompts, prefix hits and resumed sequences differ in nothing else. Both count what has been
-    planned: the last ``num_pending_tokens`` tokens are sampled or about to be, and not known here yet. ``decoding`` says
-    that a plan sampled its last token.
+    planned: the last ``num_pending_tokens`` tokens are sampled or about to be, and not known here yet. ``decoding``
+    says that a plan sampled its last token.
     """
 
     request: Request

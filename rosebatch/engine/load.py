@@ -20,7 +20,7 @@ from rosebatch.toggles import Toggles
 
 # Tokens of a step where the user does not say. On a CPU, a step's activations should not outgrow its caches: 1024
 # tokens at a time prefill a quarter faster than 4096 (docs/performance.md).
-_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024}
+_BATCHED_TOKENS = {"cuda": 16384, "cpu": 1024}
 # Tokens of a block: what a GPU reads at a time, and what a prefix on a CPU is rounded down to.
 _BLOCK_SIZE = {"cuda": 64, "cpu": 16}
 # Decode steps that follow each other before the host looks at their tokens.

@@ -46,7 +46,7 @@ class GPT2:
         head = self.embedding
         if not config.tie_word_embeddings:
             head = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))
-        self.head = ops.linear(head, None)
+        self.head = ops.head(head)
 
     def _load_norm(self, name: str, weights: WeightSource) -> _Norm:
         size = (self.config.hidden_size,)

@@ -45,7 +45,7 @@ class Llama:
         head = self.embedding
         if not config.tie_word_embeddings:
             head = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))
-        self.head = ops.linear(head, None)
+        self.head = ops.head(head)
 
     def _load_layer(self, index: int, weights: WeightSource) -> _Layer:
         c = self.config

@@ -1,6 +1,7 @@
 """On a GPU: greedy tokens equal transformers' own in fp32, whatever the batch, the chunks and the cache's size."""
 
 import random
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from rosebatch.config import EngineConfig
 from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.engine.load import load_engine
+from rosebatch.engine.stats import EngineStats
 from rosebatch.model.source import find_model
 from rosebatch.request import Request, SamplingParams
 from rosebatch.toggles import Toggles
@@ -51,31 +53,52 @@ def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     prompts = [
         shared[: numbers.randrange(1, 40)]
         + [numbers.randrange(config.vocab_size) for _ in range(numbers.randrange(1, 60))]
-        for _ in range(64)
+        for _ in range(256)
     ]
     expected = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt], device="cuda")
+    by_length: dict[int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        by_length.setdefault(len(prompt), []).append(index)
+    found: dict[int, list[int]] = {}
+    for length, members in by_length.items():
+        ids = torch.tensor([prompts[index] for index in members], device="cuda")
         with torch.inference_mode():
             out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False)
-        expected.append(out[0, len(prompt) :].tolist())
+        found |= dict(zip(members, out[:, length:].tolist(), strict=True))
+    expected = [found[index] for index in range(len(prompts))]
     return folder, prompts, expected
 
 
-@pytest.mark.parametrize("batch", [1, 7, 64])
-@pytest.mark.parametrize(("chunk", "blocks"), [(8192, 0), (16, 0), (50, 14)])
+def generate(
+    folder: Path, prompts: list, switches: dict[str, bool] | None = None, **limits: int
+) -> tuple[dict[int, list[int]], EngineStats]:
+    """Request index -> tokens."""
+    device = torch.device("cuda")
+    source = find_model(str(folder), "auto", "float32", device)
+    engine = load_engine(source, EngineConfig(**limits), Toggles.resolve(switches or {}, "cuda"), device).engine
+    sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
+    requests = [Request(index=i, prompt_token_ids=tuple(p), sampling=sampling) for i, p in enumerate(prompts)]
+    return {c.request.index: list(c.token_ids) for c in engine.run(requests)}, engine.stats
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64, 256])
+@pytest.mark.parametrize(("chunk", "blocks"), [(8192, 0), (50, 0), (50, 14)])
 def test_greedy_equals_transformers(golden: tuple[Path, list, list], batch: int, chunk: int, blocks: int) -> None:
     """Guards device placement, dtype and indexing bugs that the CPU's tests cannot see."""
     folder, prompts, expected = golden
-    device = torch.device("cuda")
-    source = find_model(str(folder), "auto", "float32", device)
-    memory = blocks * bytes_per_block(source.config, 16, torch.float32)
-    limits = EngineConfig(max_num_batched_tokens=chunk, max_num_seqs=batch, kv_cache_memory=memory or 1 << 28)
-    engine = load_engine(source, limits, Toggles.resolve({}, "cuda"), device).engine
-    sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
-    requests = [
-        Request(index=i, prompt_token_ids=tuple(p), sampling=sampling) for i, p in enumerate(prompts[: 2 * batch])
-    ]
-    got = {c.request.index: list(c.token_ids) for c in engine.run(requests)}
-    assert got == dict(enumerate(expected[: 2 * batch]))
-    assert engine.stats.preemptions > 0 or not (blocks and batch == 64)
+    config = find_model(str(folder), "auto", "float32", torch.device("cuda")).config
+    memory = blocks * bytes_per_block(config, 16, torch.float32) or 1 << 28
+    limits = {"max_num_batched_tokens": chunk, "max_num_seqs": batch, "block_size": 16, "kv_cache_memory": memory}
+    count = min(2 * batch, len(prompts))
+    got, stats = generate(folder, prompts[:count], **limits)
+    assert got == dict(enumerate(expected[:count]))
+    assert stats.preemptions > 0 or not (blocks and batch >= 64)
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Toggles) if "cuda" in f.metadata["devices"]])
+def test_every_switch_on_equals_off(golden: tuple[Path, list, list], name: str) -> None:
+    """A switch may change the speed and nothing else."""
+    folder, prompts, expected = golden
+    got, stats = generate(folder, prompts[:100], {name: False}, max_num_seqs=64, kv_cache_memory=1 << 28)
+    assert got == dict(enumerate(expected[:100]))
+    assert (stats.graph_replays > 0) == (name not in ("cuda_graph", "paged_attention"))

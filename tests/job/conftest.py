@@ -44,7 +44,7 @@ class FakeModel:
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         if self._before_step is not None:
             self._before_step(plan)
-        result = StepResult([[self._sample(chunk)] for chunk in plan.chunks if chunk.samples], syncs=1)
+        result = StepResult([[self._sample(chunk)] for chunk in plan.chunks if chunk.samples], seconds=1e-3, syncs=1)
         return lambda: result
 
     def _sample(self, chunk: Chunk) -> int:
