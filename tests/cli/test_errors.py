@@ -62,7 +62,7 @@ def test_flags_that_cannot_be_parsed(cli, source, model_folder, flags, part):
         (["--min-p", "2"], "min_p must be in [0, 1], got 2"),
         (["--stop", ""], "stop must be made of non-empty strings"),
         (["--seed", "-1"], "seed must be in [0, 2^64), got -1"),
-        (["--block-size", "0"], "0 is not in the range x>=1"),
+        (["--block-size", "0"], "'--block-size'"),
         (["--max-num-seqs", "-3"], "max_num_seqs must be >= 1, got -3"),
         (["--kv-cache-memory", "lots"], "'lots' is no size in bytes"),
         (["--kv-cache-memory", "-1"], "'-1' is no size in bytes"),

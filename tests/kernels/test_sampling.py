@@ -1,4 +1,4 @@
-"""Sampling against a plain loop over ranked tokens, and the random numbers against published vectors."""
+"""Sampling against plain loops over the tokens, and the random numbers against published vectors."""
 
 import math
 import random
@@ -12,6 +12,19 @@ from rosebatch_kernels.sampling.philox import philox, uniform
 
 MASK = 0xFFFFFFFF
 VOCABS = [1, 63, 1000, 5000]
+# Of tokens with probabilities 0.1, 0.2, 0.1, 0.3, 0.2, 0.1.
+TIES = [
+    ({"top_k": 2}, [1, 3, 4]),
+    ({"top_k": 3}, [1, 3, 4]),
+    ({"top_k": 4}, [0, 1, 2, 3, 4, 5]),
+    ({"top_p": 0.4}, [1, 3, 4]),
+    ({"top_p": 0.69}, [1, 3, 4]),
+    ({"top_p": 0.71}, [0, 1, 2, 3, 4, 5]),
+    ({"min_p": 0.6}, [1, 3, 4]),
+    # Top-p is of the three that top-k keeps, 0.7.
+    ({"top_k": 2, "top_p": 0.42}, [3]),
+    ({"top_k": 2, "top_p": 0.44}, [1, 3, 4]),
+]
 # A token may differ from the loop's only where a rounding error decides: this close, relative to the sum.
 CLOSE = 1e-6
 
@@ -42,21 +55,24 @@ def naive_sample(logits, temperature, u):
 def naive_filtered(logits, temperature, u, top_k, top_p, min_p):
     """Top-k, then top-p of what is left, then min-p: the token, whether it is uncertain, how many were kept."""
     weights = weights_of(logits, temperature)
-    ids = sorted(range(len(weights)), key=lambda i: (-logits[i], i))[: top_k or None]
-    ranked = [float(weights[i]) for i in ids]
-    total = sum(ranked)
-    kept, before, uncertain = 0, 0.0, False
-    for weight in ranked:
-        if top_p < 1:
+    ranked = sorted(logits, reverse=True)
+    border = ranked[min(top_k or len(ranked), len(ranked)) - 1]
+    ids = [i for i in range(len(logits)) if logits[i] >= border]
+    total = sum(weights[i] for i in ids)
+    # Tokens that tie are in or out together: what counts is the sum of the strictly likelier ones.
+    allowed, before, uncertain = set(), 0.0, False
+    for value in sorted({logits[i] for i in ids}, reverse=True):
+        tied = [i for i in ids if logits[i] == value]
+        if top_p < 1 and allowed:
             uncertain |= abs(before - top_p * total) < CLOSE * total
-        if before >= top_p * total:
-            break
-        before += weight
-        kept += 1
-    uncertain |= any(abs(w - min_p) < CLOSE for w in ranked[:kept]) and min_p not in (0, 1)
-    kept = sum(weight >= min_p for weight in ranked[:kept])
-    token, near = pick(ranked[:kept], ids[:kept], u)
-    return token, uncertain or near, kept
+            if before >= top_p * total:
+                break
+        allowed.update(tied)
+        before += sum(weights[i] for i in tied)
+    uncertain |= any(abs(weights[i] - min_p) < CLOSE for i in allowed) and min_p not in (0, 1)
+    kept = [i for i in sorted(allowed) if weights[i] >= min_p]
+    token, near = pick([weights[i] for i in kept], kept, u)
+    return token, uncertain or near, len(kept)
 
 
 def test_greedy_takes_the_likeliest(dtype, randn):
@@ -97,6 +113,8 @@ def test_sample_filtered_equals_the_loop(vocab, top_k, randn):
     """Flat and steep rows together, so that in the large vocabulary some need more than the likeliest 1024."""
     rows, numbers = 80, random.Random(vocab + top_k)
     logits = randn(rows, vocab) * 3
+    # Every other row has many tokens that tie, as 16-bit logits do, also at the borders of the filters.
+    logits[::2] = (logits[::2] * 4).round() / 4
     temperature = [numbers.choice([0.3, 0.8, 1.0, 2.0, 6.0]) for _ in range(rows)]
     top_p = [numbers.choice([1.0, 0.98, 0.9, 0.5, 0.01]) for _ in range(rows)]
     min_p = [numbers.choice([0.0, 0.0, 0.02, 0.5, 1.0]) for _ in range(rows)]
@@ -210,9 +228,52 @@ def test_extreme_numbers_never_pick_what_has_no_probability(u):
     end = 2 if u < 0.5 else 4
     number, one = torch.tensor([u], dtype=torch.float64), torch.ones(1)
     assert reference.sample(torch.tensor([logits]), one, number).tolist() == [end]
-    # Ranked, the likelier one comes first.
     for options in ({"top_k": 5}, {"top_p": 0.999}, {"min_p": 0.01}):
-        assert filtered(logits, [u], **options) == [6 - end]
+        assert filtered(logits, [u], **options) == [end]
+
+
+def test_nothing_but_minus_infinity_gives_the_first_token():
+    """No probability anywhere: a valid id all the same, not one past the end of the vocabulary."""
+    logits = torch.full((2, 50), -math.inf)
+    one, u = torch.ones(2), torch.tensor([0.2, 0.9], dtype=torch.float64)
+    assert reference.sample(logits, one, u).tolist() == [0, 0]
+    for top_k, top_p in ((0, 1.0), (3, 1.0), (0, 0.5), (50, 0.5)):
+        assert reference.sample_filtered(logits, one, u, top_k, one * top_p, one * 0).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("options", "kept"), TIES)
+def test_filters_keep_or_drop_ties_together(options, kept):
+    """Which of them a ranking puts first depends on its implementation."""
+    logits = [math.log(p) for p in [0.1, 0.2, 0.1, 0.3, 0.2, 0.1]]
+    u = [(i + 0.5) / 400 for i in range(400)]
+    assert sorted(set(filtered(logits, u, **options))) == kept
+
+
+@pytest.mark.parametrize("top_k", [0, 3, 40, 600, 10**12])
+def test_sample_rows_gives_the_same_tokens(top_k, dtype, randn):
+    """The function that the kernel is held against, and those that serve a CPU: few values, so that ties abound."""
+    rows, numbers = 60, random.Random(top_k)
+    logits = randn(rows, 3000, dtype=dtype) * torch.linspace(0.2, 4, rows)[:, None].to(dtype)
+    logits = (logits * 2).round() / 2
+    logits[:, ::7] = -math.inf
+    temperature = torch.tensor([numbers.choice([0.5, 1.0, 3.0]) for _ in range(rows)])
+    top_p = torch.tensor([numbers.choice([1.0, 0.999, 0.9, 0.3]) for _ in range(rows)])
+    min_p = torch.tensor([numbers.choice([0.0, 0.0, 0.013, 1.0]) for _ in range(rows)])
+    seeds = [numbers.getrandbits(64) for _ in range(rows)]
+    halves = torch.tensor([[s & MASK, s >> 32] for s in seeds]).int()
+    u = torch.tensor([uniform(s, i) for i, s in enumerate(seeds)], dtype=torch.float64)
+    zero, one, positions = torch.zeros(rows), torch.ones(rows), torch.arange(rows).int()
+
+    def from_rows(temperature, top_k, top_p, min_p):
+        ks = torch.full((rows,), min(top_k, 2**31 - 1)).int()
+        tokens = reference.sample_rows(logits, temperature, ks, top_p, min_p, halves, positions)
+        assert tokens.dtype == torch.int32
+        return tokens.tolist()
+
+    assert from_rows(zero, top_k, top_p, min_p) == reference.greedy(logits).tolist()
+    filtered_tokens = reference.sample_filtered(logits, temperature, u, top_k, top_p, min_p).tolist()
+    assert from_rows(temperature, top_k, top_p, min_p) == filtered_tokens
+    assert from_rows(temperature, 0, one, zero) == reference.sample(logits, temperature, u).tolist()
 
 
 @pytest.mark.parametrize("vocab", [63, 1000, 5000, 20000])

@@ -1,0 +1,56 @@
+"""Time of the sampling kernel in each mode: ``python -m rosebatch_kernels.sampling.bench``.
+
+The bandwidth is that of reading the logits once. They are the same in each call, as in a decode step they have just
+been written: those that fit lie in the cache.
+"""
+
+import torch
+from torch import Tensor
+
+from rosebatch_kernels.sampling.kernel import sample_rows
+from rosebatch_kernels.timing import median_us, report
+
+# Of GPT-2 and Qwen3. Rows of the first begin on any byte, so they are also laid out with the stride of 50264.
+_VOCABS = (50257, 151936)
+_ROWS = (32, 256)
+# Temperature, top-k and top-p.
+_MODES = {
+    "greedy": (0.0, 0, 1.0),
+    "temperature": (1.0, 0, 1.0),
+    "top-k 50, top-p 0.9": (1.0, 50, 0.9),
+    "top-p 0.9": (1.0, 0, 0.9),
+}
+
+
+def main() -> None:
+    """Write one line for each vocabulary, number of rows, dtype and mode."""
+    for vocab in _VOCABS:
+        for rows in _ROWS:
+            for dtype in (torch.float16, torch.bfloat16):
+                for name, mode in _MODES.items():
+                    _bench(name, _zipf(rows, vocab, 1.5, dtype), *mode)
+            # Thousands of tokens are kept, far more than in most steps of a model: the slow way.
+            _bench("top-p 0.9 of flat logits", _zipf(rows, vocab, 1.0, dtype), 1.0, 0, 0.9)
+            if vocab % 8:
+                _bench("temperature, rows unaligned", _zipf(rows, vocab, 1.5, dtype).contiguous(), 1.0, 0, 1.0)
+
+
+def _bench(name: str, logits: Tensor, temperature: float, top_k: int, top_p: float) -> None:
+    rows, vocab = logits.shape
+    real, whole = torch.zeros(rows, device="cuda"), torch.zeros(rows, dtype=torch.int32, device="cuda")
+    seeds = torch.randint(-(2**31), 2**31, (rows, 2), device="cuda").int()
+    arguments = (real + temperature, whole + top_k, real + top_p, real, seeds, whole)
+    microseconds = median_us(lambda: sample_rows(logits, *arguments))
+    shape = f"S={rows} V={vocab} {str(logits.dtype).removeprefix('torch.')}"
+    report(f"{shape:<28} {name}", microseconds, moved=logits.itemsize * rows * vocab)
+
+
+def _zipf(rows: int, vocab: int, exponent: float, dtype: torch.dtype) -> Tensor:
+    """Logits of probabilities that fall with a power of the rank, as those of language models about do."""
+    ranks = torch.rand(rows, vocab, device="cuda").argsort(-1) + 1
+    aligned = torch.empty(rows, -(-vocab // 8) * 8, dtype=dtype, device="cuda")
+    return aligned[:, :vocab].copy_(-exponent * ranks.log())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Device functions of the sampling kernels: weights, the threshold that filters set, and the pick above it.
+
+A source is a row of logits or the compacted list of those that can be kept: ``size`` numbers from ``base``, which
+stands on a multiple of ``group`` of them. ``top`` is the row's largest logit, and a logit's weight is
+``2 ** ((logit - top) * scale)``.
+"""
+
+# mypy: allow-untyped-decorators, allow-untyped-defs
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def uniform(low_word, high_word, position):
+    """The fp64 number of ``philox.uniform``, of the seed's two 32-bit words."""
+    seed = (high_word.to(tl.uint64) << 32) | low_word.to(tl.uint64)
+    return (tl.randint(seed, position).to(tl.float64) + 0.5) * (1.0 / 4294967296.0)
+
+
+@triton.jit
+def load(base, offset, size, group: tl.constexpr):
+    """The source in fp32, -inf past its end. Its last group is read whole, which never leaves a page of memory."""
+    x = tl.load(base + offset, mask=offset < (size + group - 1) // group * group, other=float("-inf"))
+    return tl.where(offset < size, x.to(tl.float32), float("-inf"))
+
+
+@triton.jit
+def weight(x, top, scale):
+    """Weights of logits: at most 1, and 0 of -inf."""
+    # Made finite: a segment of nothing but -inf would subtract that from itself.
+    return tl.exp2((x - tl.maximum(top, -3e38)) * scale)
+
+
+@triton.jit
+def crossing(weights, target, index):
+    """Where the running sum of ``weights [N]`` passes ``target``, and the sum before that.
+
+    It is never where there is no weight, and the last place of any if rounding keeps the sum from passing. ``index``
+    is 0 to N - 1.
+    """
+    passed = tl.cumsum(weights, 0)
+    last = tl.max(tl.where(weights > 0, index, 0))
+    at = tl.min(tl.where((passed > target) & (weights > 0), index, last))
+    return at, tl.sum(tl.where(index == at, passed - weights, 0.0))
+
+
+@triton.jit
+def pick_kept(
+    base,
+    size,
+    bound,
+    least,
+    top,
+    scale,
+    k,
+    p,
+    whole,
+    number,
+    group: tl.constexpr,
+    blank_bits: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Offset of the token that ``number`` picks among those of a source that all filters keep.
+
+    Args:
+        base, size, group: the source, which holds all logits >= bound.
+        bound: at most the threshold of top-k, and that of top-p without top-k.
+        least: the threshold of min-p.
+        top, scale: of the weights.
+        k: 0 keeps all.
+        p: 1 keeps all.
+        whole: sum of the weights of the whole row; matters for top-p without top-k.
+        number: in (0, 1).
+        blank_bits: lower bits of the logits' fp32 form that are always 0.
+        tile: elements at a time.
+    """
+    threshold = bound
+    if k > 0:
+        goal = k.to(tl.float32)
+        threshold = _threshold(base, size, threshold, top, scale, goal, group, blank_bits, tile, False)
+    if p < 1:
+        if k > 0:
+            whole = _mass(base, size, threshold, top, scale, group, tile, True)
+        threshold = _threshold(base, size, threshold, top, scale, p * whole, group, blank_bits, tile, True)
+    return _pick(base, size, tl.maximum(threshold, least), top, scale, number, group, tile)
+
+
+@triton.jit
+def _mass(base, size, threshold, top, scale, group: tl.constexpr, tile: tl.constexpr, weighted: tl.constexpr):
+    """Sum of the weights of the logits >= threshold, or their number."""
+    total = tl.zeros([tile], tl.float32)
+    # Unrolled, so that several tiles of a long source are on their way at a time.
+    for start in tl.range(0, size, tile, loop_unroll_factor=4):
+        x = load(base, start + tl.arange(0, tile), size, group)
+        part = weight(x, top, scale) if weighted else 1.0
+        total += tl.where(x >= threshold, part, 0.0)
+    return tl.sum(total)
+
+
+@triton.jit
+def _threshold(
+    base,
+    size,
+    bound,
+    top,
+    scale,
+    goal,
+    group: tl.constexpr,
+    blank_bits: tl.constexpr,
+    tile: tl.constexpr,
+    weighted: tl.constexpr,
+):
+    """The largest threshold from ``bound`` to ``top`` at which the mass reaches ``goal``; ``bound`` if none does.
+
+    For top-k that is the k-th largest logit. For top-p it is the last logit before which the likelier ones sum to
+    less than the goal.
+    """
+    low, high = _key(bound, blank_bits), _key(top, blank_bits)
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        pivot = _number(middle, blank_bits)
+        mass = _mass(base, size, pivot, top, scale, group, tile, weighted)
+        bound = tl.where(mass >= goal, pivot, bound)
+        low = tl.where(mass >= goal, middle, low)
+        # A larger threshold of the same mass would keep the same tokens.
+        high = tl.where(mass > goal, high, tl.where(mass == goal, middle, middle - 1))
+    return bound
+
+
+@triton.jit
+def _pick(base, size, threshold, top, scale, number, group: tl.constexpr, tile: tl.constexpr):
+    """Offset at which the running sum of the weights of what is >= threshold passes ``number`` of its end."""
+    target = (number * _mass(base, size, threshold, top, scale, group, tile, True)).to(tl.float32)
+    index = tl.arange(0, tile)
+    passed = 0.0
+    before = 0.0
+    crossed = 0
+    for start in tl.range(0, size, tile):
+        x = load(base, start + index, size, group)
+        part = tl.sum(tl.where(x >= threshold, weight(x, top, scale), 0.0))
+        # The last tile of any weight that begins at or below the target, so one is found however sums are rounded.
+        crosses = (passed <= target) & (part > 0)
+        crossed = tl.where(crosses, start, crossed)
+        before = tl.where(crosses, passed, before)
+        passed += part
+    x = load(base, crossed + index, size, group)
+    kept = tl.where(x >= threshold, weight(x, top, scale), 0.0)
+    at, _ = crossing(kept, target - before, index)
+    return crossed + at
+
+
+@triton.jit
+def lower_bound(maximum, total, whole, top, scale, k, p, vocab, index, segments, segment: tl.constexpr):
+    """At most the smallest logit that top-k keeps or, without it, top-p.
+
+    Args:
+        maximum, total: ``[block]``: each segment's largest logit and sum of weights, of which ``segments`` exist.
+        whole: sum of all weights.
+        top, scale: of the weights.
+        k: 0 keeps all.
+        p: 1 keeps all.
+        vocab: logits of the row.
+        index: ``[block]``, 0 and up.
+        segment: logits of a segment.
+    """
+    bound = top + float("-inf")
+    # With a margin for what rounding does to the sums.
+    spare = (1.0 - p - 1e-5) * whole
+    if k > 0:
+        if k <= segments:
+            bound = tl.min(tl.where(index < segments, maximum, top))
+    elif spare > 0:
+        # So many of the weight of the bound would not fill what may be dropped.
+        bound = top + tl.log2(spare / vocab) / scale
+    low, high = _key(bound, 16), _key(top, 16)
+    if (k <= 0) & (spare <= 0):
+        high = low
+    largest = weight(maximum, top, scale)
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        pivot = _number(middle, 16)
+        above = maximum >= pivot
+        if k > 0:
+            holds = tl.sum(above.to(tl.int32)) >= k
+        else:
+            rest = tl.minimum(total - largest, (segment - 1) * weight(pivot, top, scale))
+            holds = tl.sum(tl.where(above, rest, total)) <= spare
+        bound = tl.where(holds, pivot, bound)
+        low = tl.where(holds, middle, low)
+        high = tl.where(holds, high, middle - 1)
+    return bound
+
+
+@triton.jit
+def _key(x, blank_bits: tl.constexpr):
+    """An integer in the order of the numbers, without their lowest bits."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> blank_bits).to(tl.int64)
+
+
+@triton.jit
+def _number(key, blank_bits: tl.constexpr):
+    """The smallest number of a key."""
+    bits = (key << blank_bits).to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
