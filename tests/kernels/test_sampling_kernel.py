@@ -30,7 +30,8 @@ MODES = [
     (0.7, 0, 0.01, 0.0),
     (1.0, 0, 1.0, 0.05),
     (0.3, 0, 0.95, 0.02),
-    (1.5, 40, 0.95, 0.02),
+    (2.0, 200, 0.6, 0.1),
+    (2.0, 200, 0.99, 0.3),
 ]
 
 
@@ -81,8 +82,8 @@ def sample(logits, arguments, device):
 
 @pytest.fixture
 def little_room(monkeypatch):
-    """Tiles and a list so small that logits of the tests' size overflow them."""
-    for name, size in {"_ROOM": 256, "_MANY": 128, "_FEW": 32}.items():
+    """Segments, tiles and a list so small that logits of the tests' size overflow them."""
+    for name, size in {"_SEGMENT": 8, "_ROOM": 64, "_MANY": 128, "_FEW": 32}.items():
         monkeypatch.setattr(kernel, name, size)
 
 
@@ -116,6 +117,7 @@ def test_nothing_but_minus_infinity_gives_the_first_token(device):
 def test_more_candidates_than_there_is_room_for(steepness, dtype, device, randn):
     """Rows that the small tile holds, that the list holds, and that are searched themselves."""
     modes = [(1.0, 0, 0.9, 0.0), (1.0, 60, 1.0, 0.0), (1.5, 4, 0.7, 0.0), (2.0, 300, 0.95, 0.02)]
+    modes += [(1.0, 0, 1.0, 0.01), (2.0, 60, 1.0, 0.0), (2.0, 45, 1.0, 0.0)]
     logits = randn(len(modes), 700, dtype=dtype) * steepness
     check(logits, parameters(modes), device)
 
