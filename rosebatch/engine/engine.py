@@ -98,11 +98,18 @@ class Engine:
             if len(self._launched) <= self.lookahead:
                 return []
         assert self._launched, "a step must make progress"
+        finished = self._commit_oldest()
+        while self._launched and not self.has_unfinished:
+            # Launched before it was known that nothing was left to do.
+            finished += self._commit_oldest()
+        return [_completion(sequence) for sequence in finished]
+
+    def _commit_oldest(self) -> list[Sequence]:
         plan, wait = self._launched.popleft()
         result = wait()
         pool = self.scheduler.pool
         self.stats.record(plan, result, pool.num_blocks - pool.num_free)
-        return [_completion(sequence) for sequence in self.scheduler.commit(plan, result)]
+        return self.scheduler.commit(plan, result)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Queue all requests and yield completions as they finish."""

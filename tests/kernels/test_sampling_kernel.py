@@ -113,7 +113,7 @@ def test_nothing_but_minus_infinity_gives_the_first_token(device):
 
 
 @pytest.mark.usefixtures("little_room")
-@pytest.mark.parametrize("steepness", [0.1, 1.5])
+@pytest.mark.parametrize("steepness", [0.3, 1.5])
 def test_more_candidates_than_there_is_room_for(steepness, dtype, device, randn):
     """Rows that the small tile holds, that the list holds, and that are searched themselves."""
     modes = [(1.0, 0, 0.9, 0.0), (1.0, 60, 1.0, 0.0), (1.5, 4, 0.7, 0.0), (2.0, 300, 0.95, 0.02)]
@@ -194,7 +194,7 @@ def test_rows_do_not_touch_each_other(device, randn):
 @pytest.mark.parametrize("mode", [(1.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.01)])
 def test_frequencies_are_the_probabilities(mode, device):
     """One seed and many positions, as a completion draws them: chi-squared of 6 tokens, 5 degrees of freedom."""
-    n = 100 if device == "cpu" else 20000
+    n = 60 if device == "cpu" else 20000
     logits = torch.tensor([0.0, 2.0, -1.0, 1.0, 0.5, 1.5])
     temperature, top_k, top_p, min_p, seeds, _ = parameters([mode] * n)
     arguments = [temperature, top_k, top_p, min_p, seeds[:1].expand(n, -1), torch.arange(n, dtype=torch.int32)]

@@ -1,0 +1,95 @@
+"""Plans that run ahead of their results: windows of decode steps, late tokens, preemption in between."""
+
+import random
+
+import pytest
+
+from rosebatch.engine.block_pool import BlockPool
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.plan import StepResult
+from rosebatch.engine.scheduler import Scheduler
+from rosebatch.request import Request, SamplingParams
+
+VOCAB = 20
+END = 3
+
+
+def next_token(token_ids):
+    return hash(tuple(token_ids)) % VOCAB
+
+
+class AheadRunner:
+    """Like a device: it keeps each sequence's last tokens itself, and its results are read later."""
+
+    def __init__(self):
+        self.tokens = {}
+        self.windows = []
+
+    def launch(self, plan):
+        if plan.decode_steps:
+            self.windows.append(plan.decode_steps)
+            assert max(chunk.length for chunk in plan.chunks) <= plan.decode_steps
+        out = []
+        for chunk in plan.chunks:
+            sequence, end = chunk.sequence, chunk.start + chunk.length
+            if not plan.decode_steps:
+                # A prompt's tokens, or those of a resumed sequence: all of them are known.
+                assert end <= len(sequence.token_ids)
+                self.tokens[sequence] = list(sequence.token_ids[:end])
+            if not chunk.samples:
+                continue
+            held = self.tokens[sequence]
+
+            def ended(sequence=sequence, held=held):
+                return bool(sequence.stop_ids) and held[-1] == END and len(held) > sequence.num_prompt_tokens
+
+            assert ended() or len(held) == (chunk.start + 1 if plan.decode_steps else end), "a token was left out"
+            sampled = []
+            for _ in range(chunk.length if plan.decode_steps else 1):
+                if ended():
+                    break
+                held.append(next_token(held))
+                sampled.append(held[-1])
+            out.append(sampled)
+        return lambda: StepResult(out)
+
+
+def expected(prompt, limit, ends):
+    tokens = list(prompt)
+    for _ in range(limit):
+        tokens.append(next_token(tokens))
+        if ends and tokens[-1] == END:
+            break
+    return tuple(tokens[len(prompt) :])
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("seed", range(60))
+def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, lookahead):
+    rng = random.Random(seed)
+    size = rng.choice([1, 2, 4, 16])
+    pool = BlockPool(max(2, rng.choice([24, 48, 200]) // size), size)
+    scheduler = Scheduler(
+        pool,
+        max_num_seqs=rng.choice([1, 3, 16]),
+        max_num_batched_tokens=rng.choice([4, 16, 64]),
+        prefix_cache=rng.random() < 0.6,
+        decode_window=rng.choice([1, 4, 8]),
+    )
+    runner = AheadRunner()
+    engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, eos_token_ids=[END], lookahead=lookahead)
+    trunk = [rng.randrange(VOCAB) for _ in range(12)]
+    wanted = {}
+    for index in range(rng.randint(1, 12)):
+        prompt = trunk[: rng.randint(1, 12)]
+        limit, ends = rng.randint(1, 24 - len(prompt)), rng.random() < 0.5
+        sampling = SamplingParams(max_tokens=limit, ignore_eos=not ends)
+        engine.add(Request(index=index, prompt_token_ids=tuple(prompt), sampling=sampling))
+        wanted[index] = expected(prompt, min(limit, engine.max_model_len - len(prompt)), ends)
+    got = {}
+    while engine.has_unfinished:
+        got |= {completion.request.index: completion.token_ids for completion in engine.step()}
+        scheduler.check_integrity()
+    assert got == wanted
+    assert pool.num_free == pool.num_blocks
+    assert max(runner.windows, default=0) <= scheduler.decode_window
