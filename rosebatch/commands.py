@@ -147,6 +147,7 @@ def _launch_options(options: EngineOptions) -> LaunchOptions:
         load_format=options.load_format,
         device=options.device,
         dtype=options.dtype,
+        sampler=options.sampler,
         limits=_from_flags(limits, EngineConfig),
         toggles=options.toggles,
     )

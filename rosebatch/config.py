@@ -9,6 +9,8 @@ import msgspec
 
 from rosebatch.errors import FlagError, UserError
 
+Sampler = Literal["rosebatch", "flashinfer"]
+
 
 class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Rotary position embedding: base frequency and how it is stretched past the trained length.

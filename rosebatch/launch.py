@@ -3,11 +3,13 @@
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
-from rosebatch.config import EngineConfig
+from rosebatch.config import EngineConfig, Sampler
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import load_engine, pick_device
+from rosebatch.errors import FlagError
 from rosebatch.model.source import LoadFormat, find_model
 from rosebatch.toggles import Toggles
 from rosebatch.tokenizer import Tokenizer
@@ -21,6 +23,7 @@ class LaunchOptions:
     load_format: LoadFormat = "auto"
     device: str = "auto"
     dtype: str = "auto"
+    sampler: Sampler = "rosebatch"
     limits: EngineConfig = field(default_factory=EngineConfig)
     toggles: Mapping[str, bool | None] = field(default_factory=dict)
 
@@ -31,7 +34,7 @@ class Launched:
 
     Attributes:
         tokenizer: None for a model without one, which works on token ids.
-        description: model, device, limits and switches as they were decided, for the report.
+        description: model, device, sampler, limits and switches as they were decided, for the report.
         load_seconds: what it took, imports left out.
     """
 
@@ -49,15 +52,16 @@ def launch(options: LaunchOptions) -> Launched:
     """
     started = time.perf_counter()
     device = pick_device(options.device)
-    toggles = Toggles.resolve(options.toggles, device.type)
+    toggles = resolve_switches(options, device.type)
     source = find_model(options.model, options.load_format, options.dtype, device)
     tokenizer = None if source.folder is None else Tokenizer.load(source.folder)
-    loaded = load_engine(source, options.limits, toggles, device)
+    loaded = load_engine(source, options.limits, toggles, device, options.sampler)
     description = {
         "model": source.name,
         "load_format": source.load_format,
         "device": device.type,
         "dtype": str(source.dtype).removeprefix("torch."),
+        "sampler": options.sampler,
         "max_model_len": source.config.max_model_len,
         "max_sequence_len": loaded.engine.max_model_len,
         "max_num_seqs": options.limits.max_num_seqs,
@@ -68,3 +72,21 @@ def launch(options: LaunchOptions) -> Launched:
         "toggles": asdict(toggles),
     }
     return Launched(loaded.engine, tokenizer, description, time.perf_counter() - started)
+
+
+def resolve_switches(options: LaunchOptions, device: str) -> Toggles:
+    """The switches of a run on ``device``; any sampler but ours stands outside of the graph.
+
+    Raises:
+        FlagError: a switch or the sampler that was asked for cannot be had.
+    """
+    if options.sampler == "rosebatch":
+        return Toggles.resolve(options.toggles, device)
+    flag = f"--sampler {options.sampler}"
+    if device != "cuda":
+        raise FlagError(f"{flag} has no meaning on {device}: leave it out or choose another --device")
+    if find_spec("flashinfer") is None:
+        raise FlagError(f"{flag}: the package is not installed; pip install 'rosebatch[flashinfer]'")
+    if options.toggles.get("fused_sampler"):
+        raise FlagError(f"--fused-sampler is rosebatch's own: leave it or {flag} out")
+    return Toggles.resolve({**options.toggles, "fused_sampler": False}, device)

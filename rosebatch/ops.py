@@ -1,13 +1,14 @@
 """Which implementation of each operator a run uses: the only place that picks a kernel."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from rosebatch.config import Sampler
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.kv_cache import reference as kv_cache
 from rosebatch_kernels.linear import reference as linear
@@ -114,9 +115,14 @@ def device_ops(max_num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, 
     )
 
 
-def select(toggles: Toggles, device: str = "cpu") -> Ops:
-    """The operators that serve these toggles on ``cpu`` or ``cuda``."""
-    return _cuda_ops(toggles) if device == "cuda" else _cpu_ops(toggles)
+def select(toggles: Toggles, device: str = "cpu", sampler: Sampler = "rosebatch") -> Ops:
+    """The operators that serve these toggles on ``cpu`` or ``cuda``; a sampler of others is for ``cuda``."""
+    ops = _cuda_ops(toggles) if device == "cuda" else _cpu_ops(toggles)
+    if sampler == "rosebatch":
+        return ops
+    from rosebatch_kernels.sampling import flashinfer
+
+    return replace(ops, sample=flashinfer.sample, sample_filtered=flashinfer.sample_filtered)
 
 
 def _cpu_ops(toggles: Toggles) -> Ops:

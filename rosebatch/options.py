@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from rosebatch.config import Sampler
 from rosebatch.toggles import Toggles
 
 _MODEL, _LIMITS, _SAMPLING, _SWITCHES = "Model", "Engine limits", "Sampling", "Switches (all on by default)"
@@ -36,6 +37,14 @@ class EngineOptions:
         Literal["auto", "float32", "float16", "bfloat16"],
         typer.Option(help="'auto' takes the checkpoint's.", rich_help_panel=_MODEL),
     ] = "auto"
+    sampler: Annotated[
+        Sampler,
+        typer.Option(
+            help="'flashinfer' needs cuda and rosebatch[flashinfer]. With it a sampled answer depends on what else is "
+            "in the file, whatever its seed.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = "rosebatch"
     max_num_seqs: Annotated[int, typer.Option(help="Most sequences in a step.", rich_help_panel=_LIMITS)] = 256
     max_num_batched_tokens: Annotated[
         int | None,

@@ -70,7 +70,7 @@ def build_report(
     Args:
         tally: of the rows.
         stats: of the engine.
-        description: model, device, limits, toggles.
+        description: model, device, sampler, limits, toggles.
         startup: seconds of each part of the start-up, apart from generation.
         seconds: wall time of the job after start-up.
     """
@@ -155,6 +155,8 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     if engine["max_sequence_len"] < engine["max_model_len"]:
         limits = f"{engine['max_sequence_len']} tokens, by the KV cache; the model allows {engine['max_model_len']}"
         rows.append(("longest sequence", limits))
+    if engine["sampler"] != "rosebatch":
+        rows.append(("sampler", engine["sampler"]))
     return [*rows, ("switched off", ", ".join(off))] if off else rows
 
 

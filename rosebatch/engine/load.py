@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rosebatch.config import EngineConfig
+from rosebatch.config import EngineConfig, Sampler
 from rosebatch.engine.block_pool import BlockPool
 from rosebatch.engine.device_runner import DeviceRunner
 from rosebatch.engine.engine import Engine, StepRunner
@@ -53,14 +53,21 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
 
-def load_engine(source: ModelSource, limits: EngineConfig, toggles: Toggles, device: torch.device) -> LoadedEngine:
+def load_engine(
+    source: ModelSource,
+    limits: EngineConfig,
+    toggles: Toggles,
+    device: torch.device,
+    sampler: Sampler = "rosebatch",
+) -> LoadedEngine:
     """Load the weights, size the KV cache, put the engine together.
 
     Raises:
         UserError: a weight is missing.
         FlagError: the KV cache has no room for a single block.
     """
-    config, ops = source.config, select(toggles, device.type)
+    assert sampler == "rosebatch" or not toggles.fused_sampler, "the fused sampler is rosebatch's own"
+    config, ops = source.config, select(toggles, device.type, sampler)
     block_size = limits.block_size or _BLOCK_SIZE[device.type]
     with torch.inference_mode():
         model = build_model(config, ops, source.weights(device))

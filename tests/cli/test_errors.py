@@ -41,6 +41,7 @@ def check(result, code, *parts):
         (["--dtype", "int4"], "--dtype"),
         (["--device", "tpu"], "--device"),
         (["--load-format", "magic"], "--load-format"),
+        (["--sampler", "magic"], "--sampler"),
         (["--max-tokens"], "--max-tokens"),
         (["--max-num-batched-tokens", "0"], "--max-num-batched-tokens"),
         (["another.jsonl"], "another.jsonl"),
@@ -170,6 +171,28 @@ def test_a_switch_that_the_device_cannot_serve(cli, source, model_folder, monkey
     monkeypatch.setattr(rosebatch.launch, "pick_device", lambda name: torch.device("cuda"))
     result = cli("generate", source, "--model", model_folder, "--batch-invariant")
     check(result, USAGE, "--batch-invariant has no meaning on cuda")
+
+
+def test_a_sampler_that_the_device_cannot_serve(cli, source, model_folder):
+    """Not silently another one."""
+    result = cli("generate", source, "--model", model_folder, "--device", "cpu", "--sampler", "flashinfer")
+    check(result, USAGE, "--sampler flashinfer has no meaning on cpu")
+
+
+def test_a_sampler_that_is_not_installed(cli, source, model_folder, monkeypatch):
+    """With what to type; without the package, not a ModuleNotFoundError after the weights were loaded."""
+    monkeypatch.setattr(rosebatch.launch, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(rosebatch.launch, "find_spec", lambda name: None)
+    result = cli("generate", source, "--model", model_folder, "--sampler", "flashinfer")
+    check(result, USAGE, "pip install 'rosebatch[flashinfer]'")
+
+
+def test_two_samplers(cli, source, model_folder, monkeypatch):
+    """The fused one is ours: a comparison of it with itself must not pass for one of two samplers."""
+    monkeypatch.setattr(rosebatch.launch, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(rosebatch.launch, "find_spec", lambda name: object())
+    result = cli("generate", source, "--model", model_folder, "--sampler", "flashinfer", "--fused-sampler")
+    check(result, USAGE, "--fused-sampler is rosebatch's own")
 
 
 def test_a_kv_cache_without_room(cli, source, model_folder):

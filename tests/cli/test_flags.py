@@ -101,7 +101,7 @@ def test_bench_as_json(bench):
     assert report["finish_reasons"] == {"length": 2}
     assert report["output_tokens_per_s"] == 6 / report["elapsed_s"]
     assert report["elapsed_s"] == min(report["seconds"])
-    assert report["engine"]["load_format"] == "dummy"
+    assert (report["engine"]["load_format"], report["engine"]["sampler"]) == ("dummy", "rosebatch")
 
 
 def test_bench_is_not_flattered_by_a_warm_cache(report):

@@ -48,6 +48,7 @@ ENGINE = {
     "model": "toy",
     "dtype": "float32",
     "device": "cpu",
+    "sampler": "rosebatch",
     "max_model_len": 100,
     "max_sequence_len": 100,
     "kv_cache_blocks": 32,
@@ -175,11 +176,11 @@ def test_throughput_line():
 
 
 def test_table():
-    """Failures by code, switches that are off, and a KV cache that shortens the sequences are to be seen."""
+    """Failures by code, switches that are off, another sampler, and a KV cache that shortens the sequences."""
     tally = tally_of(completion(prompt=8, cached=2, times=(0.0, 0.25, 0.5)))
     tally.add_error(RowError("some_code", "no"))
     toggles = {"prefix_cache": False, "chunked_prefill": True}
-    shown = dict(table(report_of(tally, max_sequence_len=64, toggles=toggles)))
+    shown = dict(table(report_of(tally, max_sequence_len=64, toggles=toggles, sampler="flashinfer")))
     assert shown["model"] == "toy, float32 on cpu"
     assert shown["requests"] == "1 completed, 1 failed (1 some_code)"
     assert shown["finished by"] == "1 length"
@@ -187,7 +188,8 @@ def test_table():
     assert shown["TTFT p50/p90/p99"] == "250.0 / 250.0 / 250.0 ms"
     assert shown["longest sequence"] == "64 tokens, by the KV cache; the model allows 100"
     assert shown["switched off"] == "prefix-cache"
-    assert not {"longest sequence", "switched off"} & set(dict(table(report_of(tally))))
+    assert shown["sampler"] == "flashinfer"
+    assert not {"longest sequence", "sampler", "switched off"} & set(dict(table(report_of(tally))))
 
 
 def test_a_run_without_completions():
