@@ -1,0 +1,89 @@
+"""What the tests of paged kernels share: sequences scattered over a poisoned cache, and the formulas in float64."""
+
+import math
+
+import torch
+from torch import nan
+
+from rosebatch_kernels.kv_cache.reference import append
+from rosebatch_kernels.qkv.reference import cache_rows
+
+EPS = 1e-6
+
+
+class Scattered:
+    """Sequences of random K and V in blocks in no order; all else in the cache is NaN, their last blocks' ends too.
+
+    ``table`` has room for one token more than ``lengths`` and a column besides; entries that no token needs name a
+    block of NaN, and its rows lie apart.
+    """
+
+    def __init__(self, lengths, kv_heads, size, block_size, dtype, device, randn):
+        self.kv_heads, self.block_size = kv_heads, block_size
+        self.k = [randn(n, kv_heads, size, dtype=dtype) for n in lengths]
+        self.v = [randn(n, kv_heads, size, dtype=dtype) for n in lengths]
+        counts = [n // block_size + 1 for n in lengths]
+        blocks = sum(counts) + 3
+        order = torch.randperm(blocks, generator=torch.Generator().manual_seed(sum(lengths))).int()
+        wide = torch.full((len(lengths), max(counts) + 6), int(order[-1]), dtype=torch.int32)
+        taken = 0
+        for row, count in enumerate(counts):
+            wide[row, 5 : 5 + count] = order[taken : taken + count]
+            taken += count
+        table = wide[:, 5:]
+        cache = torch.full((2, blocks, kv_heads, block_size, size), nan, dtype=dtype)
+        for row, (k, v) in enumerate(zip(self.k, self.v, strict=True)):
+            where = torch.arange(len(k))
+            append(cache, k, v, cache_rows(table, torch.full_like(where, row), where, kv_heads, block_size))
+        self.cache, self.table = cache.to(device), wide.to(device)[:, 5:]
+
+    def slot(self, row, position):
+        """Index of a token's ``[2, kv_heads, D]`` in the cache."""
+        block = int(self.table[row, position // self.block_size])
+        return slice(None), block, slice(None), position % self.block_size
+
+
+def attention(q, k, v, scale, window=0):
+    """float64: one token's ``q [heads, D]`` over ``k`` and ``v [keys, kv_heads, D]``, its own the last of them."""
+    first = max(0, len(k) - window) if window else 0
+    group = len(q) // k.shape[1]
+    k, v = (x[first:].double().repeat_interleave(group, 1) for x in (k, v))
+    scores = (q.double() * k).sum(-1) * scale
+    weights = (scores - scores.max(0).values).exp()
+    return ((weights / weights.sum(0))[..., None] * v).sum(0).flatten()
+
+
+def normed_and_rotated(x, position, weight=None, rotary=None):
+    """float64: heads ``x [heads, D]`` of a token at ``position``, by the formulas of RMSNorm and of rotation."""
+    x = x.double()
+    if weight is not None:
+        x = x / ((x * x).sum(-1, keepdim=True) / x.shape[-1] + EPS).sqrt() * weight.double()
+    if rotary is not None:
+        half = x.shape[-1] // 2
+        cos, sin = (table[position].double() for table in rotary)
+        low, high = x[..., :half], x[..., half:]
+        x = torch.cat((low * cos[:half] - high * sin[half:], high * cos[half:] + low * sin[half:]), -1)
+    return x
+
+
+def rotary_tables(length, size, dtype):
+    """cos and sin of each position, as the models make them."""
+    angles = torch.arange(length)[:, None] * 1e4 ** (-torch.arange(size // 2) / (size // 2))
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+
+
+def norm_weights(size, dtype, randn):
+    """Of q and of k, around 1 as in trained models."""
+    return tuple((1 + 0.1 * randn(size)).to(dtype) for _ in range(2))
+
+
+def untouched(*shape, dtype, device):
+    """Elements that take no memory on a CPU until they are written."""
+    storage = torch.UntypedStorage(math.prod(shape) * dtype.itemsize, device=device)
+    return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, shape)
+
+
+def assert_same(actual, expected):
+    """Exact, with NaN equal to NaN."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)

@@ -1,0 +1,224 @@
+"""Decode attention over scattered blocks against float64: what it gives, what it writes, and what it leaves alone."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nan
+
+from rosebatch_kernels.paged_attention import decode as kernel
+from rosebatch_kernels.paged_attention import paged_reference
+from tests.kernels.scattered import (
+    EPS,
+    Scattered,
+    assert_same,
+    attention,
+    norm_weights,
+    normed_and_rotated,
+    rotary_tables,
+    untouched,
+)
+
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+
+# Nobody's default.
+SCALE = 0.17
+IMPLEMENTATIONS = {"reference": paged_reference.decode, "kernel": kernel.decode}
+
+
+@pytest.fixture(params=["reference", "kernel"])
+def implementation(request):
+    return IMPLEMENTATIONS[request.param]
+
+
+def make_step(
+    positions,
+    kv_heads,
+    group,
+    size,
+    block_size,
+    dtype,
+    device,
+    randn,
+    *,
+    scale=SCALE,
+    window=0,
+    rotary=False,
+    qk_norm=False,
+    append=True,
+    idle=(),
+):
+    """Arguments of a decode step, and what to hold its result against; rows in ``idle`` are not live."""
+    heads, batch = kv_heads * group, len(positions)
+    qkv = randn(batch, heads + 2 * kv_heads, size, dtype=dtype)
+    tables = rotary_tables(max(positions) + 1, size, dtype) if rotary else None
+    weights = norm_weights(size, dtype, randn) if qk_norm else (None, None)
+    paged = Scattered([n if append else n + 1 for n in positions], kv_heads, size, block_size, dtype, device, randn)
+    exact, new_keys = [], []
+    for row, position in enumerate(positions):
+        q, k, v = qkv[row].split((heads, kv_heads, kv_heads))
+        if append:
+            q = normed_and_rotated(q, position, weights[0], tables)
+            new_keys.append(normed_and_rotated(k, position, weights[1], tables))
+            k, v = torch.cat((paged.k[row].double(), new_keys[-1][None])), torch.cat((paged.v[row], v[None]))
+        else:
+            k, v = paged.k[row], paged.v[row]
+        exact.append(attention(q, k, v, scale, window))
+    # The first is at its limit, others are far past it: no table reaches as far.
+    where = [2**20 if row in idle[1:] else position for row, position in enumerate(positions)]
+    state = torch.tensor([(n, n if row in idle else n + 1 + row) for row, n in enumerate(where)], dtype=torch.int32)
+    where, limits = state.t().contiguous().to(device)
+    options = {"num_heads": heads, "scale": scale, "window": window, "append": append}
+    if rotary:
+        options["rotary"] = tuple(table.to(device) for table in tables)
+    if qk_norm:
+        options["qk_norm"] = (*(weight.to(device) for weight in weights), EPS)
+    workspace = kernel.DecodeWorkspace(batch, heads, kv_heads, size, torch.device(device))
+    return SimpleNamespace(
+        paged=paged,
+        live=[row for row in range(batch) if row not in idle],
+        exact=torch.stack(exact),
+        new_keys=new_keys,
+        new_values=qkv[:, heads + kv_heads :],
+        workspace=workspace,
+        arguments=[qkv.flatten(1).to(device), paged.cache, paged.table, where, limits, workspace],
+        options=options,
+    )
+
+
+def check(implementation, step, assert_close):
+    """Run the step, compare its result, and see that of the cache it wrote the new slots alone; the result."""
+    paged, qkv = step.paged, step.arguments[0]
+    before, same = paged.cache.clone(), qkv.clone()
+    out = implementation(*step.arguments, **step.options)
+    assert out.dtype == qkv.dtype
+    assert_close(out[step.live], step.exact[step.live])
+    if step.options["append"]:
+        for row in step.live:
+            slot = paged.slot(row, int(step.arguments[3][row]))
+            written = paged.cache[slot]
+            assert_close(written[0], step.new_keys[row])
+            assert torch.equal(written[1].cpu(), step.new_values[row])
+            before[slot] = written
+    assert_same(paged.cache, before)
+    assert torch.equal(qkv, same)
+    assert not step.workspace.arrived.any()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "size", "block_size", "window"),
+    [
+        (3, 1, 64, 16, 0),
+        (2, 1, 80, 24, 64),
+        (1, 2, 24, 64, 1),
+        (2, 4, 128, 16, 0),
+        (1, 4, 80, 24, 0),
+        (1, 7, 64, 64, 7),
+        (1, 7, 24, 24, 0),
+    ],
+)
+def test_decode(implementation, kv_heads, group, size, block_size, window, dtype, device, randn, assert_close):
+    """The first token, and lengths on both sides of where a tile and a block end; rows 1 and 4 are not live."""
+    positions = [0, 30, 63, 1, 64, 65]
+    shape = (kv_heads, group, size, block_size)
+    step = make_step(positions, *shape, dtype, device, randn, window=window, idle=(1, 4))
+    check(implementation, step, assert_close)
+
+
+@pytest.mark.parametrize(("rotary", "qk_norm"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("group", "size"), [(1, 24), (2, 64), (1, 128)])
+def test_norm_and_rotation(implementation, rotary, qk_norm, group, size, dtype, device, randn, assert_close):
+    step = make_step([5, 0, 64], 2, group, size, 16, dtype, device, randn, rotary=rotary, qk_norm=qk_norm)
+    check(implementation, step, assert_close)
+
+
+@pytest.mark.parametrize("window", [0, 7])
+@pytest.mark.parametrize(("group", "block_size"), [(1, 16), (2, 64), (4, 24)])
+def test_without_append(implementation, group, block_size, window, dtype, device, randn, assert_close):
+    """The new K and V are in the cache already; q alone is passed, and neither normed nor rotated again."""
+    positions, size = [0, 63, 64, 15], 64
+    step = make_step(
+        positions, 1, group, size, block_size, dtype, device, randn, window=window, append=False, idle=(3,)
+    )
+    whole = check(implementation, step, assert_close)
+    step.arguments[0] = step.arguments[0][:, : group * size]
+    step.options["rotary"] = tuple(table.to(device) for table in rotary_tables(65, size, dtype))
+    step.options["qk_norm"] = (*(weight.to(device) for weight in norm_weights(size, dtype, randn)), EPS)
+    assert torch.equal(check(implementation, step, assert_close)[step.live], whole[step.live])
+
+
+@pytest.mark.parametrize("append", [True, False])
+@pytest.mark.parametrize(("group", "window"), [(1, 0), (4, 0), (2, 300)])
+def test_keys_in_several_splits(implementation, group, window, append, dtype, device, randn, assert_close):
+    """Short sequences leave splits without work; the parts are merged in one order, whichever comes last."""
+    assert kernel.num_splits(3, 1) > 1
+    step = make_step([1000, 0, 300], 1, group, 64, 64, dtype, device, randn, window=window, append=append)
+    first = check(implementation, step, assert_close)
+    # The first call's partial results are left in the workspace, its counters are not.
+    assert torch.equal(check(implementation, step, assert_close), first)
+
+
+def test_one_split(implementation, device, randn, assert_close):
+    """As many sequences as fill a GPU; nearly none are live."""
+    batch, live = 1100, (0, 7, 1099)
+    assert kernel.num_splits(batch, 1) == 1
+    positions = [3 if row in live else 0 for row in range(batch)]
+    idle = [row for row in range(batch) if row not in live]
+    step = make_step(positions, 1, 2, 24, 16, torch.float32, device, randn, idle=idle)
+    check(implementation, step, assert_close)
+
+
+@pytest.mark.parametrize("append", [True, False])
+def test_scores_of_any_size(implementation, append, device, randn, assert_close):
+    """Scores of millions, where a key has a head to itself; a single one may be that far below zero."""
+    positions = [0, 1, 40, 200]
+    step = make_step(positions, 2, 2, 64, 16, torch.float32, device, randn, scale=2.0**20, append=append)
+    check(implementation, step, assert_close)
+
+
+@pytest.mark.parametrize("append", [True, False])
+def test_rows_that_lie_apart(implementation, append, dtype, device, randn):
+    """The projection's columns in a wider tensor at an odd place; positions and limits as columns of one matrix."""
+    step = make_step([20, 64, 3], 2, 2, 24, 16, dtype, device, randn, rotary=append, append=append, idle=(1,))
+    qkv, cache, table, positions, limits, workspace = step.arguments
+    same = implementation(qkv, cache.clone(), table.contiguous(), positions, limits, workspace, **step.options)
+    wide = torch.full((3, qkv.shape[1] + 30), nan, dtype=dtype, device=device)
+    wide[:, 13 : 13 + qkv.shape[1]] = qkv
+    state = torch.stack((positions, limits, limits), 1)
+    columns = state[:, 0], state[:, 1]
+    out = implementation(wide[:, 13 : 13 + qkv.shape[1]], cache, table, *columns, workspace, **step.options)
+    assert torch.equal(out[step.live], same[step.live])
+
+
+def test_bits_of_a_row_do_not_depend_on_the_others(implementation, dtype, device, randn):
+    step = make_step([65, 300, 1, 40], 1, 2, 64, 16, dtype, device, randn)
+    limits = step.arguments[4]
+    whole = implementation(*step.arguments, **step.options)
+    for row in range(4):
+        step.arguments[4] = torch.zeros_like(limits)
+        step.arguments[4][row] = limits[row]
+        assert torch.equal(implementation(*step.arguments, **step.options)[row], whole[row])
+
+
+def test_nobody_is_live(dtype, device, randn):
+    """As in the steps that a graph takes after the last sequence has ended."""
+    step = make_step([3, 16], 1, 2, 24, 16, dtype, device, randn, idle=(0, 1))
+    check(kernel.decode, step, lambda actual, exact: None)
+
+
+def test_kernel_offsets_past_int32(device, randn, assert_close, far_apart):
+    """In the rows of the projection, in the blocks of K, and from K's half to V's."""
+    positions, blocks, dtype = [20, 5, 33], 2**19 + 3, torch.float16
+    step = make_step(positions, 1, 2, 64, 64, dtype, device, randn)
+    near, table = step.paged.cache, step.paged.table
+    # 2^12 elements a block: from 2^19 on, blocks lie past 2^31.
+    cache = untouched(2, blocks, 1, 64, 64, dtype=dtype, device=device)
+    far = torch.tensor([[blocks - 1], [0], [blocks - 2]], dtype=torch.int32, device=device)
+    for row in range(3):
+        cache[:, far[row, 0]] = near[:, table[row, 0]]
+    arguments = [far_apart(step.arguments[0]), cache, far, *step.arguments[3:]]
+    out = kernel.decode(*arguments, **step.options)
+    assert_close(out, step.exact)
+    for row, position in enumerate(positions):
+        assert torch.equal(cache[1, far[row, 0], 0, position].cpu(), step.new_values[row, 0])

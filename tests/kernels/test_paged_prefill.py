@@ -1,0 +1,144 @@
+"""Prefill attention over scattered blocks against float64: chunks of many sequences behind their prefixes."""
+
+import random
+
+import pytest
+import torch
+from torch import nan
+
+from rosebatch_kernels.paged_attention import paged_reference
+from rosebatch_kernels.paged_attention import prefill as kernel
+from tests.kernels.scattered import Scattered, assert_same, attention, untouched
+
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+
+# Nobody's default.
+SCALE = 0.17
+IMPLEMENTATIONS = {"reference": paged_reference.prefill, "kernel": kernel.prefill}
+
+
+@pytest.fixture(params=["reference", "kernel"])
+def implementation(request):
+    return IMPLEMENTATIONS[request.param]
+
+
+def cut(chunks, rows=kernel.TILE_ROWS, seed=0):
+    """Tiles of chunks ``(prefix, length)``, packed in order, in an order of their own."""
+    tiles, first = [], 0
+    for sequence, (prefix, length) in enumerate(chunks):
+        for start in range(0, length, rows):
+            tiles.append([sequence, first + start, prefix + start, min(rows, length - start)])
+        first += length
+    random.Random(seed).shuffle(tiles)
+    return torch.tensor(tiles, dtype=torch.int32)
+
+
+def exact_rows(q, paged, chunks, window, scale=SCALE):
+    """Of each packed row of ``q [T, heads, D]``, token by token."""
+    out = []
+    for sequence, (prefix, length) in enumerate(chunks):
+        for position in range(prefix, prefix + length):
+            k, v = paged.k[sequence][: position + 1], paged.v[sequence][: position + 1]
+            out.append(attention(q[len(out)], k, v, scale, window))
+    return torch.stack(out)
+
+
+def make(chunks, kv_heads, group, size, block_size, dtype, device, randn):
+    q = randn(sum(length for _, length in chunks), kv_heads * group, size, dtype=dtype)
+    return q, Scattered([sum(chunk) for chunk in chunks], kv_heads, size, block_size, dtype, device, randn)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "kv_heads", "group", "size", "block_size", "window"),
+    [
+        ([(0, 1), (0, 63), (0, 64), (0, 65)], 1, 1, 64, 16, 0),
+        ([(1, 63), (63, 1), (64, 65), (65, 2)], 1, 2, 80, 64, 0),
+        ([(0, 130), (30, 64)], 1, 1, 128, 16, 0),
+        ([(17, 130), (100, 1)], 1, 2, 64, 24, 7),
+        ([(0, 65), (70, 65)], 2, 1, 24, 16, 64),
+        ([(3, 20), (0, 1)], 1, 7, 64, 64, 1),
+        ([(5, 16), (0, 33)], 2, 4, 24, 24, 0),
+        ([(1000, 3)], 1, 2, 64, 64, 0),
+        ([(900, 65)], 1, 1, 24, 16, 200),
+    ],
+)
+def test_prefill(implementation, chunks, kv_heads, group, size, block_size, window, dtype, device, randn, assert_close):
+    q, paged = make(chunks, kv_heads, group, size, block_size, dtype, device, randn)
+    before, queries = paged.cache.clone(), q.flatten(1).to(device)
+    same = queries.clone()
+    options = {"num_heads": kv_heads * group, "scale": SCALE, "window": window}
+    out = implementation(queries, paged.cache, paged.table, cut(chunks).to(device), **options)
+    assert out.dtype == dtype
+    assert_close(out, exact_rows(q, paged, chunks, window))
+    assert_same(paged.cache, before)
+    assert torch.equal(queries, same)
+
+
+@pytest.mark.parametrize("rows", [1, 13])
+def test_tiles_of_fewer_rows(implementation, rows, dtype, device, randn, assert_close):
+    """What a tile has fewer rows than it might have, the next one has: it must not be written by both."""
+    chunks = [(0, 20), (12, 9)]
+    q, paged = make(chunks, 1, 2, 24, 16, dtype, device, randn)
+    tiles = cut(chunks, rows).to(device)
+    out = implementation(q.flatten(1).to(device), paged.cache, paged.table, tiles, num_heads=2, scale=SCALE)
+    assert_close(out, exact_rows(q, paged, chunks, 0))
+
+
+def test_sequences_in_any_row_of_the_table(implementation, device, randn):
+    """A step's chunks stand in few rows of the table of all sequences, in no order."""
+    chunks = [(3, 20), (40, 30), (0, 5)]
+    q, paged = make(chunks, 1, 2, 24, 16, torch.float32, device, randn)
+    tiles, queries = cut(chunks).to(device), q.flatten(1).to(device)
+    same = implementation(queries, paged.cache, paged.table, tiles, num_heads=2, scale=SCALE)
+    order = [5, 0, 3]
+    table = paged.table[0, -1].repeat(7, paged.table.shape[1])
+    table[order] = paged.table
+    tiles[:, 0] = torch.tensor(order, dtype=torch.int32, device=device)[tiles[:, 0].long()]
+    assert torch.equal(implementation(queries, paged.cache, table, tiles, num_heads=2, scale=SCALE), same)
+
+
+@pytest.mark.parametrize("before", [0, 13])
+def test_queries_at_a_stride(implementation, before, dtype, device, randn):
+    """q stands first in the rows of the projection, whose K and V columns are not read, at any place in memory."""
+    chunks = [(3, 20), (0, 65)]
+    q, paged = make(chunks, 1, 2, 24, 16, dtype, device, randn)
+    queries, tiles = q.flatten(1).to(device), cut(chunks).to(device)
+    wide = torch.full((85, before + 4 * 24 + 3), nan, dtype=dtype, device=device)
+    wide[:, before : before + 48] = queries
+    same = implementation(queries, paged.cache, paged.table, tiles, num_heads=2, scale=SCALE)
+    out = implementation(wide[:, before:], paged.cache, paged.table.contiguous(), tiles, num_heads=2, scale=SCALE)
+    assert torch.equal(out, same)
+
+
+@pytest.mark.parametrize("window", [0, 30])
+def test_scores_of_any_size(implementation, window, device, randn, assert_close):
+    """Scores of millions, where a key has a head to itself; a single one may be that far below zero."""
+    chunks, scale = [(0, 20), (100, 3)], 2.0**20
+    q, paged = make(chunks, 1, 2, 64, 16, torch.float32, device, randn)
+    tiles, options = cut(chunks).to(device), {"num_heads": 2, "scale": scale, "window": window}
+    out = implementation(q.flatten(1).to(device), paged.cache, paged.table, tiles, **options)
+    assert_close(out, exact_rows(q, paged, chunks, window, scale))
+
+
+def test_bits_of_a_tile_do_not_depend_on_the_others(implementation, dtype, device, randn):
+    chunks = [(3, 70), (0, 33)]
+    q, paged = make(chunks, 1, 2, 24, 16, dtype, device, randn)
+    queries, tiles = q.flatten(1).to(device), cut(chunks).to(device)
+    whole = implementation(queries, paged.cache, paged.table, tiles, num_heads=2, scale=SCALE)
+    for tile in tiles:
+        _, first, _, count = tile.tolist()
+        alone = implementation(queries, paged.cache, paged.table, tile[None], num_heads=2, scale=SCALE)
+        assert torch.equal(alone[first : first + count], whole[first : first + count])
+
+
+def test_kernel_offsets_past_int32(device, randn, assert_close, far_apart):
+    """In the rows of q, in the blocks of K, and from K's half to V's."""
+    chunks, blocks, dtype = [(5, 3), (62, 4)], 2**19 + 3, torch.float16
+    q, paged = make(chunks, 1, 1, 64, 64, dtype, device, randn)
+    # 2^12 elements a block: from 2^19 on, blocks lie past 2^31.
+    cache = untouched(2, blocks, 1, 64, 64, dtype=dtype, device=device)
+    far = torch.tensor([[blocks - 1, 0], [2, blocks - 2]], dtype=torch.int32, device=device)
+    cache[:, far] = paged.cache[:, paged.table[:, :2].long()]
+    queries = far_apart(q.flatten(1).to(device))
+    out = kernel.prefill(queries, cache, far, cut(chunks).to(device), num_heads=1, scale=SCALE)
+    assert_close(out, exact_rows(q, paged, chunks, 0))
