@@ -1,0 +1,134 @@
+"""The host's changes on the device: exact contents, whichever way they are written."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from rosebatch.engine.device_state import DeviceState
+from rosebatch.engine.plan import Chunk, StepPlan
+from rosebatch.engine.slots import Slots, StateWrite
+from rosebatch.engine.staging import Staging
+from rosebatch_kernels.feedback import layout
+
+SLOTS, WIDTH, WINDOW = 5, 3, 4
+FIELD_CELLS = layout.NUM_FIELDS * SLOTS
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def make_state(device):
+    """A state of which every cell is known: its own flat index, plus 1000."""
+
+    def make():
+        state = DeviceState(SLOTS, WIDTH, WINDOW, device)
+        for tensor, first in ((state.fields, 1000), (state.block_table, 1000 + FIELD_CELLS)):
+            tensor.copy_(torch.arange(first, first + tensor.numel()).view(tensor.shape))
+        return state
+
+    return make
+
+
+def contents(state):
+    """All cells in the order of ``Slots``."""
+    return state.fields.flatten().tolist() + state.block_table.flatten().tolist()
+
+
+UNTOUCHED = list(range(1000, 1000 + FIELD_CELLS + SLOTS * WIDTH))
+
+
+def apply_to_list(cells, write):
+    """What a write means, in Python: moves read what was there before any of them, cells come after."""
+    before, cells = list(cells), list(cells)
+    for source, target in write.moves:
+        for field in range(layout.NUM_FIELDS):
+            cells[field * SLOTS + target] = before[field * SLOTS + source]
+        for column in range(WIDTH):
+            cells[FIELD_CELLS + target * WIDTH + column] = before[FIELD_CELLS + source * WIDTH + column]
+    for index, value in write.cells.items():
+        cells[index] = value
+    return cells
+
+
+def test_a_new_state_decodes_nothing(device):
+    state = DeviceState(SLOTS, WIDTH, WINDOW, device)
+    assert set(contents(state)) == {0}
+    assert state.history.shape == (WINDOW, SLOTS)
+    assert set(state.history.flatten().tolist()) == {-1}
+    assert state.step.tolist() == [0]
+    assert {t.dtype for t in (state.fields, state.block_table, state.history, state.step)} == {torch.int32}
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_cells_are_where_slots_count_them(make_state, device, batched):
+    """One field of one slot, one block of one row, the corners of both, and the least and largest numbers."""
+    state = make_state()
+    last = FIELD_CELLS + SLOTS * WIDTH - 1
+    cells = {0: -1, layout.LIMIT * SLOTS + 2: 2**31 - 1, FIELD_CELLS - 1: -(2**31), FIELD_CELLS: 7, last: 8}
+    state.apply(StateWrite(cells=cells | {FIELD_CELLS + 3 * WIDTH + 1: 9}), Staging(device), batched=batched)
+    assert state.fields[layout.LIMIT, 2] == 2**31 - 1
+    assert state.block_table[3, 1] == 9
+    assert contents(state) == apply_to_list(UNTOUCHED, StateWrite(cells=cells | {FIELD_CELLS + 3 * WIDTH + 1: 9}))
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_moves_come_before_cells(make_state, device, batched):
+    """The row that was left ends, the row that was taken keeps what it brought and is told the rest."""
+    state = make_state()
+    write = StateWrite(moves=[(4, 0), (3, 1)], cells={layout.LIMIT * SLOTS + 4: 0, FIELD_CELLS: 77})
+    state.apply(write, Staging(device), batched=batched)
+    assert state.fields[:, 1].tolist() == [1000 + field * SLOTS + 3 for field in range(layout.NUM_FIELDS)]
+    assert state.block_table[0].tolist() == [77, 1001 + FIELD_CELLS + 4 * WIDTH, 1002 + FIELD_CELLS + 4 * WIDTH]
+    assert contents(state) == apply_to_list(UNTOUCHED, write)
+
+
+def test_nothing_to_write_changes_nothing(make_state, device):
+    state = make_state()
+    state.apply(StateWrite(), Staging(device))
+    assert contents(state) == UNTOUCHED
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_batched_equals_cell_by_cell(make_state, device, seed):
+    rng = random.Random(seed)
+    states, expected = (make_state(), make_state()), UNTOUCHED
+    staging = Staging(device)
+    for _ in range(6):
+        rows = rng.sample(range(SLOTS), 4)
+        moves = list(zip(rows[:2], rows[2:], strict=True))[: rng.randrange(3)]
+        chosen = rng.sample(range(len(UNTOUCHED)), rng.choice([0, 1, 5, len(UNTOUCHED)]))
+        write = StateWrite(moves, {index: rng.randrange(-(2**31), 2**31) for index in chosen})
+        for state, batched in zip(states, (True, False), strict=True):
+            state.apply(write, staging, batched=batched)
+        expected = apply_to_list(expected, write)
+        assert contents(states[0]) == expected
+        assert contents(states[1]) == expected
+
+
+def test_sampling_parameters_of_a_request(make_sequence, make_state, device):
+    """From a request to what the kernel is given: reals bit for bit in fp32, the seed in two words, by slot."""
+    kinds = [
+        {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.05, "seed": 2**63 + 2**31 + 1},
+        {},
+        {"temperature": 1e-30, "top_k": 2**31 - 1, "seed": 2**32 - 1},
+    ]
+    sequences = [make_sequence([1] * (i + 1), index=i, **kind) for i, kind in enumerate(kinds)]
+    state = make_state()
+    plan = StepPlan(tuple(Chunk(s, 0, i + 1, samples=True) for i, s in enumerate(sequences)))
+    state.apply(Slots(SLOTS, WIDTH).update(plan), Staging(device))
+    for columns in (slice(3), torch.tensor([2, 0], device=device)):
+        chosen = [0, 1, 2] if isinstance(columns, slice) else [2, 0]
+        params = [sequences[i].request.sampling for i in chosen]
+        given = {name: values.cpu().numpy() for name, values in state.sampling(columns).items()}
+        assert set(given) == {"temperature", "top_k", "top_p", "min_p", "seeds", "positions"}
+        for name in ("temperature", "top_p", "min_p"):
+            assert given[name].tolist() == [np.float32(getattr(p, name)) for p in params]
+        assert given["top_k"].tolist() == [p.top_k for p in params]
+        assert given["positions"].tolist() == [i + 1 for i in chosen]
+        words = given["seeds"].astype(np.int64) & 0xFFFFFFFF
+        assert [int(low) + (int(high) << 32) for low, high in words] == [p.seed for p in params]

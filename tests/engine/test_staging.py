@@ -1,0 +1,97 @@
+"""Small arrays to the device and back: values, shapes, and copies that nobody can change afterwards."""
+
+import numpy as np
+import pytest
+import torch
+
+from rosebatch.engine import staging
+from rosebatch.engine.staging import Staging
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return torch.device(request.param)
+
+
+def numbers(size, seed=0):
+    return np.random.default_rng(seed).integers(-(2**31), 2**31, size).astype(np.int32)
+
+
+def test_several_arrays_in_one_copy_keep_their_places(device):
+    """Empty ones too: a step without sampling rows sends such."""
+    arrays = [numbers(size, seed) for seed, size in enumerate([5, 0, 1, 1000, 0, 63])]
+    sent = Staging(device).send(*arrays)
+    assert [tensor.device.type for tensor in sent] == [device.type] * 6
+    assert {tensor.dtype for tensor in sent} == {torch.int32}
+    for tensor, array in zip(sent, arrays, strict=True):
+        assert np.array_equal(tensor.cpu().numpy(), array)
+
+
+def test_nothing_but_empty_arrays(device):
+    (sent,) = Staging(device).send(np.array([], np.int32))
+    assert sent.shape == (0,)
+
+
+def test_slices_that_are_not_contiguous(device):
+    """Moves come as the columns of a matrix."""
+    pairs = numbers(14).reshape(7, 2)
+    sources, targets = Staging(device).send(*pairs.T)
+    assert sources.tolist() == pairs[:, 0].tolist()
+    assert targets.tolist() == pairs[:, 1].tolist()
+
+
+def test_what_was_sent_does_not_follow_the_array(device):
+    """The caller may fill the same array again while the copy is under way."""
+    array = numbers(100)
+    (sent,) = Staging(device).send(array)
+    wanted = array.copy()
+    array[:] = 0
+    assert np.array_equal(sent.cpu().numpy(), wanted)
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (8, 33), (2000,)])
+def test_fetch_brings_values_in_their_shape(device, shape):
+    values = numbers(int(np.prod(shape))).reshape(shape)
+    fetched = Staging(device).fetch(torch.from_numpy(values).to(device))()
+    assert fetched.dtype == np.int32
+    assert np.array_equal(fetched, values)
+
+
+def test_fetch_brings_a_view_of_a_wider_tensor(device):
+    """The first tokens of a step are the beginning of a row that is as long as there are seats."""
+    values = numbers(20).reshape(2, 10)
+    tensor = torch.from_numpy(values).to(device)
+    assert np.array_equal(Staging(device).fetch(tensor[0, :3])(), values[0, :3])
+    assert np.array_equal(Staging(device).fetch(tensor[:, 2:5])(), values[:, 2:5])
+
+
+def test_fetch_brings_what_was_there_when_it_was_asked_for(device):
+    """The next window writes over the history before the tokens of the last are read."""
+    tensor = torch.from_numpy(numbers(50)).to(device)
+    wanted = tensor.tolist()
+    fetch = Staging(device).fetch(tensor)
+    tensor.zero_()
+    assert fetch().tolist() == wanted
+    assert fetch().tolist() == wanted
+
+
+def test_as_many_fetches_as_there_are_buffers_wait_at_a_time(device):
+    lines = Staging(device)
+    waits = [lines.fetch(torch.full((size,), size, dtype=torch.int32, device=device)) for size in range(staging._DEPTH)]
+    assert [wait().tolist() for wait in waits] == [[size] * size for size in range(staging._DEPTH)]
+
+
+def test_many_sends_in_a_row_each_keep_their_own_values(device):
+    """Buffers come round and grow while copies out of them are under way: an early reuse would mix the values."""
+    lines = Staging(device)
+    sizes = [1, 5000, 3, 1024, 1025, 0, 70000, 2] * (2 * staging._DEPTH)
+    arrays = [numbers(size, seed) for seed, size in enumerate(sizes)]
+    if device.type == "cuda":
+        # Keeps the stream busy, so that all copies are still to come when the last is asked for.
+        torch.cuda._sleep(10**8)
+    sent = [lines.send(array, array[::-1]) for array in arrays]
+    for (forwards, backwards), array in zip(sent, arrays, strict=True):
+        assert np.array_equal(forwards.cpu().numpy(), array)
+        assert np.array_equal(backwards.cpu().numpy(), array[::-1])
