@@ -11,10 +11,19 @@ def functions(module):
     return {name: f for name, f in public if f.__module__ == module.__name__ and not name.startswith("_")}
 
 
-@pytest.mark.parametrize("operator", ["norm", "mlp", "kv_cache"])
+@pytest.mark.parametrize("operator", ["norm", "mlp", "kv_cache", "qkv", "feedback"])
 def test_same_signature(operator):
     kernels = functions(import_module(f"rosebatch_kernels.{operator}.kernel"))
     references = functions(import_module(f"rosebatch_kernels.{operator}.reference"))
     assert kernels
     for name, kernel in kernels.items():
         assert inspect.signature(kernel) == inspect.signature(references[name]), name
+
+
+def test_same_signature_of_paged_attention():
+    """Its kernels stand in modules of their names, beside what their callers need to know of them."""
+    references = functions(import_module("rosebatch_kernels.paged_attention.paged_reference"))
+    assert references.keys() == {"decode", "prefill"}
+    for name, reference in references.items():
+        kernel = getattr(import_module(f"rosebatch_kernels.paged_attention.{name}"), name)
+        assert inspect.signature(kernel) == inspect.signature(reference), name

@@ -1,0 +1,142 @@
+"""QK norm, rotation and KV append of packed tokens against float64: q in place, K and V in their slots, no more."""
+
+from importlib import import_module
+
+import pytest
+import torch
+from torch import nan
+
+from rosebatch_kernels.qkv import kernel
+from tests.kernels.scattered import (
+    EPS,
+    Scattered,
+    assert_same,
+    norm_weights,
+    normed_and_rotated,
+    rotary_tables,
+    untouched,
+)
+
+# Row of the block table and position of each token, in no order: new ones, and a block's first and last.
+TOKENS = [(2, 20), (0, 70), (1, 3), (0, 64), (0, 0), (1, 0), (0, 63), (2, 15)]
+LENGTHS = [70, 3, 20]
+# A token that is skipped has no row, and a position that no table reaches.
+SKIPPED = (-1, 2**20)
+
+
+@pytest.fixture(params=["reference", "kernel"])
+def implementation(request):
+    return import_module(f"rosebatch_kernels.qkv.{request.param}")
+
+
+def columns(tokens, device):
+    return torch.tensor(tokens, dtype=torch.int32).t().contiguous().to(device)
+
+
+def check(prepare, qkv, tokens, paged, heads, assert_close, tables=None, weights=None):
+    """Run it, and compare q, the new slots, and all that must have stayed as it was."""
+    device, size = paged.cache.device, qkv.shape[-1]
+    packed, before = qkv.flatten(1).clone().to(device), paged.cache.clone()
+    options = {"num_heads": heads}
+    if tables is not None:
+        options["rotary"] = tuple(table.to(device) for table in tables)
+    if weights is not None:
+        options["qk_norm"] = (*(weight.to(device) for weight in weights), EPS)
+    assert prepare(packed, paged.cache, paged.table, *columns(tokens, device), **options) is None
+    after = packed.cpu().view_as(qkv)
+    # K and V are read, not written.
+    assert torch.equal(after[:, heads:], qkv[:, heads:])
+    q_weight, k_weight = weights or (None, None)
+    for token, (row, position) in enumerate(tokens):
+        q, k, v = qkv[token].split((heads, paged.kv_heads, paged.kv_heads))
+        if row < 0:
+            assert torch.equal(after[token], qkv[token])
+            continue
+        slot = paged.slot(row, position)
+        written = paged.cache[slot]
+        assert written.shape == (2, paged.kv_heads, size)
+        assert torch.equal(written[1].cpu(), v)
+        if tables is None and weights is None:
+            assert torch.equal(after[token, :heads], q)
+            assert torch.equal(written[0].cpu(), k)
+        else:
+            assert_close(after[token, :heads], normed_and_rotated(q, position, q_weight, tables))
+            assert_close(written[0], normed_and_rotated(k, position, k_weight, tables))
+        before[slot] = written
+    assert_same(paged.cache, before)
+
+
+@pytest.mark.parametrize(("rotary", "qk_norm"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "block_size"), [(3, 3, 64, 16), (7, 1, 24, 64), (4, 2, 80, 24), (8, 4, 128, 16)]
+)
+def test_prepare(
+    implementation, heads, kv_heads, size, block_size, rotary, qk_norm, dtype, device, randn, assert_close
+):
+    tokens = [*TOKENS[:3], SKIPPED, *TOKENS[3:], SKIPPED]
+    paged = Scattered(LENGTHS, kv_heads, size, block_size, dtype, device, randn)
+    qkv = randn(len(tokens), heads + 2 * kv_heads, size, dtype=dtype)
+    tables = rotary_tables(71, size, dtype) if rotary else None
+    weights = norm_weights(size, dtype, randn) if qk_norm else None
+    check(implementation.prepare, qkv, tokens, paged, heads, assert_close, tables, weights)
+
+
+@pytest.mark.parametrize("count", [1, 63, 130])
+def test_many_tokens(implementation, count, device, randn, assert_close):
+    """A whole prompt, in order."""
+    tokens = [(0, position) for position in range(count)]
+    paged = Scattered([count, 5], 1, 8, 16, torch.float32, device, randn)
+    qkv, tables = randn(count, 4, 8), rotary_tables(count, 8, torch.float32)
+    check(implementation.prepare, qkv, tokens, paged, 2, assert_close, tables)
+
+
+def test_rows_that_lie_apart(implementation, dtype, device, randn):
+    """Columns of a wider tensor at an odd place: the same bits, and nothing written beside q."""
+    paged, same = (Scattered(LENGTHS, 2, 24, 16, dtype, device, torch.zeros) for _ in range(2))
+    qkv, where = randn(8, 7 * 24, dtype=dtype).to(device), columns(TOKENS, device)
+    wide = torch.full((8, 7 * 24 + 30), nan, dtype=dtype, device=device)
+    inner = wide[:, 13 : 13 + 7 * 24]
+    inner.copy_(qkv)
+    options = {
+        "num_heads": 3,
+        "rotary": tuple(table.to(device) for table in rotary_tables(71, 24, dtype)),
+        "qk_norm": (*(weight.to(device) for weight in norm_weights(24, dtype, randn)), EPS),
+    }
+    implementation.prepare(inner, paged.cache, paged.table, *where, **options)
+    implementation.prepare(qkv, same.cache, same.table.contiguous(), *where, **options)
+    assert torch.equal(inner, qkv)
+    assert wide[:, :13].isnan().all()
+    assert wide[:, 13 + 7 * 24 :].isnan().all()
+    assert_same(paged.cache, same.cache)
+
+
+def test_nothing_but_skipped_tokens(dtype, device, randn, assert_close):
+    paged = Scattered(LENGTHS, 2, 24, 16, dtype, device, randn)
+    qkv, tables = randn(3, 6, 24, dtype=dtype), rotary_tables(8, 24, dtype)
+    check(kernel.prepare, qkv, [SKIPPED] * 3, paged, 2, assert_close, tables)
+
+
+def test_norm_keeps_statistics_in_fp32(implementation, device, randn, assert_close):
+    """Squares of large fp16 values overflow fp16, so the mean must not be taken in it."""
+    paged = Scattered(LENGTHS, 1, 64, 16, torch.float16, device, randn)
+    qkv = (randn(8, 4, 64) * 1000).half()
+    check(implementation.prepare, qkv, TOKENS, paged, 2, assert_close, None, norm_weights(64, torch.float16, randn))
+
+
+def test_kernel_offsets_past_int32(device, randn, far_apart):
+    """In the rows of the projection, in the blocks of K, and from K's half to V's."""
+    blocks, dtype = 2**19 + 3, torch.float16
+    # 2^12 elements a block: from 2^19 on, blocks lie past 2^31.
+    cache = untouched(2, blocks, 1, 64, 64, dtype=dtype, device=device)
+    table = torch.tensor([[blocks - 1], [0], [blocks - 2]], dtype=torch.int32, device=device)
+    positions = [20, 5, 33]
+    qkv = randn(3, 4 * 64, dtype=dtype).to(device)
+    near, far = qkv.clone(), far_apart(qkv)
+    small = torch.full((2, 3, 1, 64, 64), nan, dtype=dtype, device=device)
+    where = columns(list(enumerate(positions)), device)
+    options = {"num_heads": 2, "rotary": tuple(t.to(device) for t in rotary_tables(34, 64, dtype))}
+    kernel.prepare(near, small, torch.tensor([[2], [0], [1]], dtype=torch.int32, device=device), *where, **options)
+    kernel.prepare(far, cache, table, *where, **options)
+    assert torch.equal(far, near)
+    for row, (block, position) in enumerate(zip((2, 0, 1), positions, strict=True)):
+        assert torch.equal(cache[:, table[row, 0], 0, position], small[:, block, 0, position])
