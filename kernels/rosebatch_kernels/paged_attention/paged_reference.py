@@ -110,5 +110,5 @@ def _attend(
     # [R, kv_heads, group, keys]
     scores = (queries[:, :, :, None] * k.transpose(0, 1)[:, None]).sum(-1) * scale
     weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
-    out = (weights[..., None] * v.transpose(0, 1)[:, None]).sum(-2)
+    out: Tensor = (weights[..., None] * v.transpose(0, 1)[:, None]).sum(-2)
     return out.reshape(len(q), -1).to(q.dtype)

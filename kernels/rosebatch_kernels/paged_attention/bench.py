@@ -1,0 +1,118 @@
+"""Decode and prefill attention at the sizes of models: ``python -m rosebatch_kernels.paged_attention.bench``.
+
+Decode is held against the copy bandwidth by the K and V that it reads, prefill against the rate of a matrix product by
+the products under the causal mask. The references read block ids on the host, so that no graph can hold them: they
+are not timed.
+"""
+
+from functools import partial
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from rosebatch_kernels.paged_attention.decode import DecodeWorkspace, decode
+from rosebatch_kernels.paged_attention.prefill import TILE_ROWS, prefill
+from rosebatch_kernels.timing import median_us, report
+
+# Heads, K/V heads, head size, and whether positions are rotary and heads are normed.
+_MODELS = {
+    "GPT-2": (12, 12, 64, False, False),
+    "Qwen3-0.6B": (16, 8, 128, True, True),
+    "Llama-3.1-8B": (32, 8, 128, True, False),
+}
+_BATCHES = (32, 256)
+_CONTEXTS = (576, 1100)
+# Prompts and tokens of each.
+_PROMPTS = ((32, 512), (16, 1024), (4, 2048))
+_BLOCK_SIZE = 64
+# Caches that take turns, as the layers of a model do.
+_TURNS = 4
+_BYTES = 2
+
+
+def main() -> None:
+    """Write one line for each model and size."""
+    for model in _MODELS:
+        for batch in _BATCHES:
+            for context in _CONTEXTS:
+                _decode(model, batch, context)
+    for model in _MODELS:
+        for sequences, length in _PROMPTS:
+            _prefill(model, sequences, length)
+
+
+def _decode(model: str, batch: int, context: int) -> None:
+    """The last of ``context`` tokens: all others come from the cache."""
+    heads, kv_heads, size, rotary, qk_norm = _MODELS[model]
+    position = context - 1
+    tables = (_randn(context, size), _randn(context, size)) if rotary else None
+    step = partial(
+        decode,
+        block_table=_block_table(batch, context),
+        positions=torch.full((batch,), position, dtype=torch.int32, device="cuda"),
+        limits=torch.full((batch,), context, dtype=torch.int32, device="cuda"),
+        workspace=DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cuda")),
+        num_heads=heads,
+        scale=size**-0.5,
+        rotary=tables,
+        qk_norm=(_randn(size), _randn(size), 1e-6) if qk_norm else None,
+    )
+    layers = [(_randn(batch, (heads + 2 * kv_heads) * size), _cache(batch, context, model)) for _ in range(_TURNS)]
+    turns = cycle(layers)
+    microseconds = median_us(lambda: step(*next(turns)))
+    report(
+        f"{'decode':<8} {model:<13} B={batch:<4} {context} tokens",
+        microseconds,
+        moved=2 * batch * position * kv_heads * size * _BYTES,
+    )
+
+
+def _prefill(model: str, sequences: int, length: int) -> None:
+    """Whole prompts at once, q in the projection's output; half of the products with K and with V are masked."""
+    heads, kv_heads, size, _, _ = _MODELS[model]
+    tokens = sequences * length
+    step = partial(
+        prefill,
+        block_table=_block_table(sequences, length),
+        tiles=_tiles(sequences, length),
+        num_heads=heads,
+        scale=size**-0.5,
+    )
+    layers = [(_randn(tokens, (heads + 2 * kv_heads) * size), _cache(sequences, length, model)) for _ in range(_TURNS)]
+    turns = cycle(layers)
+    microseconds = median_us(lambda: step(*next(turns)))
+    report(
+        f"{'prefill':<8} {model:<13} {sequences}x{length} tokens",
+        microseconds,
+        moved=2 * tokens * (heads + kv_heads) * size * _BYTES,
+        flops=4 * heads * size * sequences * length * (length + 1) // 2,
+    )
+
+
+def _block_table(sequences: int, length: int) -> Tensor:
+    """Blocks in no order, as in a cache in use."""
+    width = -(-length // _BLOCK_SIZE)
+    return torch.randperm(sequences * width, device="cuda").int().view(sequences, width)
+
+
+def _cache(sequences: int, length: int, model: str) -> Tensor:
+    _, kv_heads, size, _, _ = _MODELS[model]
+    return _randn(2, sequences * -(-length // _BLOCK_SIZE), kv_heads, _BLOCK_SIZE, size)
+
+
+def _tiles(sequences: int, length: int) -> Tensor:
+    tiles = [
+        (sequence, sequence * length + start, start, min(TILE_ROWS, length - start))
+        for sequence in range(sequences)
+        for start in range(0, length, TILE_ROWS)
+    ]
+    return torch.tensor(tiles, dtype=torch.int32, device="cuda")
+
+
+def _randn(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+
+if __name__ == "__main__":
+    main()
