@@ -1,0 +1,134 @@
+"""Small random models as transformers saves them, and engines that run them on the GPU."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rosebatch.config import EngineConfig, ModelConfig
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.load import load_engine
+from rosebatch.model.source import find_model
+from rosebatch.request import Request, SamplingParams
+from rosebatch.toggles import Toggles
+
+_SIZES = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+_GPT2_SIZES = {"vocab_size": 199, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256, "initializer_range": 0.2}
+_FAMILIES = {
+    "GPT2": _GPT2_SIZES,
+    "Llama": _SIZES,
+    "Mistral": {**_SIZES, "sliding_window": 7},
+    "Qwen2": _SIZES,
+    "Qwen3": {**_SIZES, "head_dim": 24},
+}
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cuda")
+
+
+@pytest.fixture(scope="session")
+def transformers() -> Any:
+    """The library, silent."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+@pytest.fixture(scope="session")
+def saved_model(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Family -> the folder of a random model of it in fp32, made on first use."""
+    folders: dict[str, Path] = {}
+
+    def save(family: str) -> Path:
+        if family not in folders:
+            config = getattr(transformers, f"{family}Config")(**_FAMILIES[family], eos_token_id=None)
+            torch.manual_seed(0)
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            folders[family] = tmp_path_factory.mktemp(family)
+            model.save_pretrained(folders[family])
+        return folders[family]
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def reference(
+    transformers: Any, saved_model: Callable[[str], Path], device: torch.device
+) -> Callable[..., tuple[list[list[int]], torch.Tensor]]:
+    """What transformers generates greedily for prompts, and its logits ``[prompts, tokens, V]``, fp32 on the CPU."""
+
+    def generate(
+        family: str, dtype: torch.dtype, prompts: Sequence[Sequence[int]], new_tokens: int
+    ) -> tuple[list[list[int]], torch.Tensor]:
+        model = transformers.AutoModelForCausalLM.from_pretrained(saved_model(family), dtype=dtype).eval().to(device)
+        by_length: dict[int, list[int]] = {}
+        for index, prompt in enumerate(prompts):
+            by_length.setdefault(len(prompt), []).append(index)
+        tokens: dict[int, list[int]] = {}
+        logits: dict[int, torch.Tensor] = {}
+        for length, members in by_length.items():
+            ids = torch.tensor([prompts[index] for index in members], device=device)
+            with torch.inference_mode():
+                out = model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=new_tokens,
+                    do_sample=False,
+                    pad_token_id=0,
+                    return_dict_in_generate=True,
+                    output_logits=True,
+                )
+            tokens |= dict(zip(members, out.sequences[:, length:].tolist(), strict=True))
+            logits |= dict(zip(members, torch.stack(out.logits, 1).float().cpu(), strict=True))
+        order = range(len(prompts))
+        return [tokens[index] for index in order], torch.stack([logits[index] for index in order])
+
+    return generate
+
+
+@pytest.fixture(scope="session")
+def model_config(saved_model: Callable[[str], Path], device: torch.device) -> Callable[[str], ModelConfig]:
+    """Family -> the shape of its model."""
+    return lambda family: find_model(str(saved_model(family)), "auto", "float32", device).config
+
+
+@pytest.fixture(scope="session")
+def make_engine(saved_model: Callable[[str], Path], device: torch.device) -> Callable[..., Engine]:
+    """An engine on a family's model, with these limits and the named switches on or off."""
+
+    def make(
+        family: str, dtype: torch.dtype, switches: dict[str, bool] | None = None, *, seqs: int, **limits: int
+    ) -> Engine:
+        source = find_model(str(saved_model(family)), "auto", str(dtype).removeprefix("torch."), device)
+        config = EngineConfig(max_num_seqs=seqs, **{"kv_cache_memory": 1 << 28, **limits})
+        return load_engine(source, config, Toggles.resolve(switches or {}, device.type), device).engine
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def greedy() -> Callable[..., list[list[int]]]:
+    """The engine's greedy continuation of each prompt."""
+
+    def generate(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+        sampling = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
+        requests = [Request(index=i, prompt_token_ids=tuple(p), sampling=sampling) for i, p in enumerate(prompts)]
+        done = {c.request.index: list(c.token_ids) for c in engine.run(requests)}
+        return [done[index] for index in range(len(prompts))]
+
+    return generate
