@@ -1,0 +1,114 @@
+"""On a GPU: the same requests give the same tokens, in another engine, in the same one again, and without graphs.
+
+Equality is exact in 16 bits too: the same launches add up the same numbers in the same order. Only where the batch is
+another one, so that products are cut into other tiles, fp32 is needed for rounding not to show.
+"""
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from rosebatch.engine.engine import Engine
+from rosebatch.request import Request, SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+FAMILIES = ["GPT2", "Qwen3"]
+DTYPES = [torch.float16, torch.bfloat16]
+NEW_TOKENS = 24
+KINDS = [
+    {},
+    {"temperature": 0.9},
+    {"temperature": 1.0, "top_k": 20},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.2, "top_k": 50, "top_p": 0.95, "min_p": 0.02},
+]
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    """64 of different lengths and limits, some beginning alike, greedy and all kinds of sampling side by side."""
+    numbers = random.Random(0)
+    shared = [numbers.randrange(199) for _ in range(90)]
+    made = []
+    for index in range(64):
+        prompt = shared[: numbers.choice([0, 20, 64])] + [numbers.randrange(199) for _ in range(numbers.randint(1, 60))]
+        sampling = SamplingParams(
+            max_tokens=NEW_TOKENS - index % 7, seed=numbers.randrange(2**64), ignore_eos=True, **KINDS[index % 5]
+        )
+        made.append(Request(index=index, prompt_token_ids=tuple(prompt), sampling=sampling))
+    return made
+
+
+def run(engine: Engine, requests: list[Request]) -> dict[int, tuple[int, ...]]:
+    """Request index -> tokens."""
+    return {completion.request.index: completion.token_ids for completion in engine.run(requests)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_engine_gives_the_same(
+    family: str, dtype: torch.dtype, requests: list[Request], make_engine: Callable
+) -> None:
+    """Guards memory that is read before it is written, and races: both differ from one engine to the next."""
+    first = run(make_engine(family, dtype, seqs=64), requests)
+    assert [len(first[r.index]) for r in requests] == [r.sampling.max_tokens for r in requests]
+    for _ in range(2):
+        assert run(make_engine(family, dtype, seqs=64), requests) == first
+
+
+@pytest.mark.parametrize("seqs", [7, 64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_engine_gives_the_same_again(
+    family: str, dtype: torch.dtype, seqs: int, requests: list[Request], make_engine: Callable
+) -> None:
+    """Guards what a run leaves behind in slots, blocks and graphs.
+
+    Without the prefix cache, which would compute the second time less, in other products.
+    """
+    engine = make_engine(family, dtype, {"prefix_cache": False}, seqs=seqs)
+    first = run(engine, requests)
+    for _ in range(2):
+        assert run(engine, requests) == first
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_on_equal_graphs_off(
+    family: str, dtype: torch.dtype, batch: int, requests: list[Request], make_engine: Callable
+) -> None:
+    """A captured step is the same launches on the same memory: a value frozen into a graph would show.
+
+    The second time, graphs are replayed from the first step on, in other slots and blocks.
+    """
+    chosen = requests[: max(10, batch)]
+    with_graphs, without = (make_engine(family, dtype, {"cuda_graph": on}, seqs=batch) for on in (True, False))
+    for order in (chosen, chosen[::-1]):
+        assert run(with_graphs, order) == run(without, order)
+    assert with_graphs.stats.graph_replays > 0
+    assert without.stats.graph_replays == 0
+
+
+@pytest.mark.parametrize("seqs", [7, 64])
+@pytest.mark.parametrize("family", ["GPT2", "Llama", "Qwen3"])
+def test_the_place_in_the_batch_does_not_matter(
+    family: str, seqs: int, requests: list[Request], make_engine: Callable
+) -> None:
+    """In fp32: a sampled completion follows from its own request, whatever stands beside it."""
+    forwards = run(make_engine(family, torch.float32, seqs=seqs), requests)
+    assert run(make_engine(family, torch.float32, seqs=seqs), requests[::-1]) == forwards
+
+
+def test_another_seed_gives_another_completion(requests: list[Request], make_engine: Callable) -> None:
+    """Or the tests above would compare greedy tokens; greedy ones stay the same."""
+    engine = make_engine("Qwen3", torch.float32, seqs=64)
+    first = run(engine, requests)
+    seeds = [dataclasses.replace(r.sampling, seed=r.sampling.seed ^ 1) for r in requests]
+    others = run(engine, [dataclasses.replace(r, sampling=s) for r, s in zip(requests, seeds, strict=True)])
+    changed = [r.index for r in requests if first[r.index] != others[r.index]]
+    assert changed == [r.index for r in requests if not r.sampling.greedy]
