@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -46,6 +46,10 @@ def _activated(name: str, up: Linear, x: Tensor) -> Tensor:
     return ACTIVATIONS[name](up(x))
 
 
+def _gated(gate_up: Linear, x: Tensor) -> Tensor:
+    return mlp.silu_mul(gate_up(x))
+
+
 def _add_layer_norm(
     projection: Linear, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -61,7 +65,7 @@ class Ops:
     """The operators of a run; shapes and dtypes stand at each reference.
 
     ``add_layer_norm`` and ``add_rms_norm`` take the projection whose result is added to the residual, ``activated``
-    the one whose result is activated: where the bias is added is theirs to decide.
+    and ``gated`` the one whose result is activated: which kernel does what of it is theirs to decide.
     """
 
     linear: Callable[[Tensor, Tensor | None], Linear]
@@ -71,7 +75,7 @@ class Ops:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = norm.rms_norm
     add_rms_norm: Callable[[Linear, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_rms_norm
     activated: Callable[[str, Linear, Tensor], Tensor] = _activated
-    silu_mul: Callable[[Tensor], Tensor] = mlp.silu_mul
+    gated: Callable[[Linear, Tensor], Tensor] = _gated
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = qkv.split_heads
     kv_append: Callable[[Tensor, Tensor, Tensor, Tensor], None] = kv_cache.append
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None] = kv_cache.copy_blocks
@@ -137,25 +141,46 @@ def _cpu_ops(toggles: Toggles) -> Ops:
 def _cuda_ops(toggles: Toggles) -> Ops:
     """Triton kernels where a switch is on; they are imported here, so that a run on a CPU need not load Triton."""
     from rosebatch_kernels.kv_cache import kernel as kv_cache_kernel
+    from rosebatch_kernels.linear.kernel import StreamedLinear
     from rosebatch_kernels.mlp import kernel as mlp_kernel
     from rosebatch_kernels.norm import kernel as norm_kernel
 
     norms = norm_kernel if toggles.fused_norm else norm
+
+    def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+        streamed = toggles.streamed_linear and weight.dtype.itemsize == 2
+        return StreamedLinear(weight, bias) if streamed else linear.Linear(weight, bias)
+
+    def streams(projection: Linear, x: Tensor) -> TypeGuard[StreamedLinear]:
+        return isinstance(projection, StreamedLinear) and projection.streams(x)
+
+    def divides(projection: Linear, x: Tensor) -> TypeGuard[StreamedLinear]:
+        return isinstance(projection, StreamedLinear) and projection.divides(x)
+
+    kinds = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
     fused_activations = {
-        "gelu": mlp_kernel.bias_gelu_erf_,
-        "gelu_new": mlp_kernel.bias_gelu_tanh_,
-        "gelu_pytorch_tanh": mlp_kernel.bias_gelu_tanh_,
+        "gelu_erf": mlp_kernel.bias_gelu_erf_,
+        "gelu_tanh": mlp_kernel.bias_gelu_tanh_,
         "relu": mlp_kernel.bias_relu_,
     }
 
     def activated(name: str, up: Linear, x: Tensor) -> Tensor:
-        if toggles.fused_mlp:
-            return fused_activations[name](up.product(x), up.bias)
-        return ACTIVATIONS[name](up(x))
+        if not toggles.fused_mlp:
+            return ACTIVATIONS[name](up(x))
+        if streams(up, x):
+            return up.activated(x, kinds[name])
+        return fused_activations[kinds[name]](up.product(x), up.bias)
+
+    def gated(gate_up: Linear, x: Tensor) -> Tensor:
+        if not toggles.fused_mlp:
+            return mlp.silu_mul(gate_up(x))
+        return gate_up.activated(x, "silu_mul") if streams(gate_up, x) else mlp_kernel.silu_mul(gate_up(x))
 
     def project(projection: Linear, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """What is left to add to the residual: the projection's result (None: it is in already) and its bias."""
         bias = projection.bias
+        if toggles.fused_norm and divides(projection, x) and (bias is None or toggles.fused_mlp):
+            return projection.parts(x), residual, bias
         if bias is None or not toggles.fused_mlp:
             return projection(x), residual, None
         if toggles.fused_norm:
@@ -181,14 +206,14 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         return out
 
     return Ops(
-        linear=linear.Linear,
+        linear=make_linear,
         head=linear.PaddedLinear,
         layer_norm=norms.layer_norm,
         add_layer_norm=add_layer_norm,
         rms_norm=norms.rms_norm,
         add_rms_norm=add_rms_norm,
         activated=activated,
-        silu_mul=mlp_kernel.silu_mul if toggles.fused_mlp else mlp.silu_mul,
+        gated=gated,
         kv_append=kv_cache_kernel.append if toggles.batched_kv_append else kv_cache.append,
         copy_blocks=kv_cache_kernel.copy_blocks if toggles.batched_kv_append else kv_cache.copy_blocks,
     )

@@ -32,6 +32,7 @@ class Toggles:
     late_results: bool = _switch("Read sampled tokens some steps late, while the GPU works on.", _CUDA)
     batched_rollover: bool = _switch("Hand new blocks to all sequences in one write.", _CUDA)
     fused_sampler: bool = _switch("One kernel from logits to tokens, inside the graph.", _CUDA)
+    streamed_linear: bool = _switch("Products of few rows by a kernel that reads the weight ahead.", _CUDA)
     fused_norm: bool = _switch("Residual addition and norm in one kernel.", _CUDA)
     fused_mlp: bool = _switch("Bias and activation, bias and residual, SiLU and product in one kernel each.", _CUDA)
     fused_rotary: bool = _switch("QK norm and rotary positions in one kernel, with the KV append.", _CUDA)

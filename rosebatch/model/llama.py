@@ -85,7 +85,7 @@ class Llama:
         for index, layer in enumerate(self.layers):
             attended = attention(index, layer.qkv(normed), layer.rotary)
             normed, residual = ops.add_rms_norm(layer.out, attended, residual, layer.mlp_norm, eps)
-            hidden = ops.silu_mul(layer.gate_up(normed))
+            hidden = ops.gated(layer.gate_up, normed)
             last = index + 1 == len(self.layers)
             following = self.norm if last else self.layers[index + 1].input_norm
             normed, residual = ops.add_rms_norm(layer.down, hidden, residual, following, eps)

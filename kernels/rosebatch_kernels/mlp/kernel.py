@@ -76,14 +76,7 @@ def _activation(x, bias, tokens, size, stride, name: tl.constexpr, rows: tl.cons
     value = tl.load(place, inside).to(tl.float32)
     if bias is not None:
         value += tl.load(bias + column, column < size).to(tl.float32)
-    if name == "gelu_tanh":
-        # tanh(u) = 2 · logistic(2u) - 1, so that (1 + tanh(u)) / 2 is the logistic function itself.
-        out = value * _logistic(value * (1.5957691216057308 + 0.07135481282553147 * value * value))
-    elif name == "gelu_erf":
-        out = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
-    else:
-        tl.static_assert(name == "relu")
-        out = tl.maximum(value, 0.0)
+    out = activate(value, name)
     tl.store(place, out.to(x.dtype.element_ty), inside)
 
 
@@ -107,7 +100,7 @@ def _silu_mul(gate_up, out, tokens, size, stride, rows: tl.constexpr, columns: t
     up = tl.load(place + size, inside).to(tl.float32)
     dtype = out.dtype.element_ty
     # Rounded between the two, as PyTorch's silu is.
-    silu = (gate * _logistic(gate)).to(dtype).to(tl.float32)
+    silu = (gate * logistic(gate)).to(dtype).to(tl.float32)
     tl.store(out + row * size + column, (silu * up).to(dtype), inside)
 
 
@@ -120,7 +113,21 @@ def _place(tokens, size, rows: tl.constexpr, columns: tl.constexpr):
 
 
 @triton.jit
-def _logistic(x):
+def activate(value, name: tl.constexpr):
+    """The activation of an fp32 value: ``gelu_tanh``, ``gelu_erf`` or ``relu``."""
+    if name == "gelu_tanh":
+        # tanh(u) = 2 · logistic(2u) - 1, so that (1 + tanh(u)) / 2 is the logistic function itself.
+        out = value * logistic(value * (1.5957691216057308 + 0.07135481282553147 * value * value))
+    elif name == "gelu_erf":
+        out = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+    else:
+        tl.static_assert(name == "relu")
+        out = tl.maximum(value, 0.0)
+    return out
+
+
+@triton.jit
+def logistic(x):
     """``1 / (1 + exp(-x))``."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, small) / (1.0 + small)

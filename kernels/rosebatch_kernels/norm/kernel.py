@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.dependent_launch import launch_options, wait
+
 # Elements of a program: rows narrower than this share one.
 _TILE = 1024
 
@@ -23,7 +25,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, x_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``, both new."""
+    """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``, both new.
+
+    ``x`` is ``[T, H]``, or ``[S, T, H]`` fp32, parts that are added up first (see ``rosebatch_kernels.linear.kernel``).
+    """
     return _launch(x, x_bias, residual, weight, bias, eps)
 
 
@@ -39,7 +44,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, x_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``residual + (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, both new."""
+    """``residual + (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, both new; ``x`` as above."""
     return _launch(x, x_bias, residual, weight, None, eps)
 
 
@@ -49,9 +54,15 @@ def _launch(
     """LayerNorm where there is a bias, else RMSNorm; without a residual the second result is ``x``."""
     assert x.stride(-1) == 1 and (residual is None or residual.stride(-1) == 1), "the last axis is contiguous"
     size = x.shape[-1]
-    heads, head_stride = (x.shape[1], x.stride(1)) if x.ndim == 3 else (1, 0)
-    rows = len(x) * heads
-    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    parts = heads = 1
+    row_stride, inner_stride = x.stride(0), 0
+    if x.ndim == 3 and residual is not None:
+        parts, row_stride, inner_stride = len(x), x.stride(1), x.stride(0)
+    elif x.ndim == 3:
+        heads, inner_stride = x.shape[1], x.stride(1)
+    like = x if residual is None else residual
+    rows = len(like) * heads
+    normed = torch.empty(like.shape, dtype=like.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(normed)
     block = triton.next_power_of_2(size)
     tile_rows = max(1, _TILE // block)
@@ -64,15 +75,17 @@ def _launch(
         normed,
         total,
         rows,
-        x.stride(0),
-        head_stride,
+        row_stride,
+        inner_stride,
         0 if residual is None else residual.stride(0),
         eps,
         heads=heads,
+        parts=parts,
         size=size,
         block=block,
         tile_rows=tile_rows,
         num_warps=_num_warps(block),
+        **launch_options(),
     )
     return normed, total
 
@@ -95,13 +108,15 @@ def _norm(
     total,
     rows,
     x_stride,
-    head_stride,
+    inner_stride,
     residual_stride,
     eps,
     heads: tl.constexpr,
+    parts: tl.constexpr,
     size: tl.constexpr,
     block: tl.constexpr,
     tile_rows: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)[:, None]
     # As wide as the tile, so that weights are loaded in the layout of the rows, without an exchange between threads.
@@ -110,15 +125,21 @@ def _norm(
     inside = (row < rows) & exists
     token, head = (row // heads).to(tl.int64), row % heads
     row = row.to(tl.int64)
-    # All loads come before the first use of any, so that their latencies pass together.
-    value = tl.load(x + token * x_stride + head * head_stride + column, inside, other=0.0).to(tl.float32)
-    if residual is not None:
-        addend = tl.load(residual + row * residual_stride + column, inside, other=0.0).to(tl.float32)
-    if x_bias is not None:
-        value += tl.load(x_bias + column, exists, other=0.0).to(tl.float32)
+    # All loads come before the first use of any, so that their latencies pass together; weights before the wait.
     factor = tl.load(weight + column, exists, other=0.0).to(tl.float32)
     if bias is not None:
         offset = tl.load(bias + column, exists, other=0.0).to(tl.float32)
+    if x_bias is not None:
+        shift = tl.load(x_bias + column, exists, other=0.0).to(tl.float32)
+    if PDL:
+        wait()
+    value = tl.load(x + token * x_stride + head * inner_stride + column, inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        addend = tl.load(residual + row * residual_stride + column, inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, parts):
+        value += tl.load(x + token * x_stride + part * inner_stride + column, inside, other=0.0)
+    if x_bias is not None:
+        value += shift
     dtype = normed.dtype.element_ty
     if residual is not None:
         rounded = (addend + value).to(dtype)

@@ -15,11 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.dependent_launch import launch_options, wait
 from rosebatch_kernels.qkv.kernel import normed_and_rotated
 
 # Positions below which a split is not worth its merge.
 _LEAST_KEYS = 128
-# Programs that fill a GPU of 132 multiprocessors several times over.
+# Programs that fill a GPU of 132 multiprocessors: more find no room in its shared memory.
 _PROGRAMS = 1056
 _MOST_SPLITS = 16
 
@@ -27,7 +28,7 @@ _MOST_SPLITS = 16
 def num_splits(batch: int, kv_heads: int) -> int:
     """Parts that the keys of each sequence are divided into: a function of what a CUDA graph fixes, nothing else."""
     splits = 1
-    while splits < _MOST_SPLITS and batch * kv_heads * splits < _PROGRAMS:
+    while splits < _MOST_SPLITS and batch * kv_heads * splits * 2 <= _PROGRAMS:
         splits *= 2
     return splits
 
@@ -93,10 +94,10 @@ def decode(
     group = num_heads // kv_heads
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
     splits = num_splits(batch, kv_heads)
-    tile, warps, stages = _config(group, size, block_size, cache.dtype)
+    tile, warps, stages = _config(group, size, splits, cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     q_weight, k_weight, eps = qk_norm if append and qk_norm is not None else (qkv, qkv, 0.0)
-    _decode[(kv_heads, splits, batch)](
+    _decode[(kv_heads, batch, splits)](
         out,
         qkv,
         cache,
@@ -117,6 +118,7 @@ def decode(
         block_table.stride(0),
         positions.stride(0),
         window,
+        max(1, _LEAST_KEYS // tile),
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -126,25 +128,27 @@ def decode(
         BLOCK=block_size,
         TILE=tile,
         SPLITS=splits,
-        LEAST_TILES=max(1, _LEAST_KEYS // tile),
         APPEND=append,
         ROTARY=append and rotary is not None,
         NORM=append and qk_norm is not None,
         STAGES=stages,
         num_warps=warps,
+        **launch_options(),
     )
     return out
 
 
-def _config(group: int, size: int, block_size: int, dtype: torch.dtype) -> tuple[int, int, int]:
+def _config(group: int, size: int, splits: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """Keys in a tile, warps, pipeline stages; found by measurement on an H100."""
     if dtype.itemsize == 4:
         return 16, 4, 1
     # Without a matrix product, what the pipeline would hold back for shared memory is better kept in flight.
-    return (64 if size <= 64 else 32), 1, (1 if group == 1 else 3)
+    if group == 1:
+        return (64 if size <= 64 else 32), 1, 1
+    return (32 if splits == 1 else 16), 1, 3
 
 
-@triton.jit(do_not_specialize=["num_blocks"])
+@triton.jit(do_not_specialize=["num_blocks", "least_tiles"])
 def _decode(
     out,
     qkv,
@@ -166,6 +170,7 @@ def _decode(
     table_stride,
     state_stride,
     window,
+    least_tiles,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -175,17 +180,23 @@ def _decode(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
-    LEAST_TILES: tl.constexpr,
     APPEND: tl.constexpr,
     ROTARY: tl.constexpr,
     NORM: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
-    split = tl.program_id(1)
-    row = tl.program_id(2)
+    row = tl.program_id(1)
+    # The slowest axis, so that splits which short sequences do not need are started last.
+    split = tl.program_id(2)
+    # What the feedback of the step before wrote is older than the kernel that may still be running.
     position = tl.load(positions + row * state_stride)
     if position >= tl.load(limits + row * state_stride):
+        # It is enough that one program of each row waits: the kernel is not complete before.
+        if PDL:
+            if split == 0:
+                wait()
         return
     dtype = qkv.dtype.element_ty
     # Cached keys: [first, end). With APPEND the new token is kept in registers instead.
@@ -195,12 +206,14 @@ def _decode(
         first = tl.maximum(position + 1 - window, 0)
     first_tile = first // TILE
     tiles = tl.cdiv(end, TILE) - first_tile
-    share = tl.maximum(tl.cdiv(tiles, SPLITS), LEAST_TILES)
+    share = tl.maximum(tl.cdiv(tiles, SPLITS), least_tiles)
     used = tl.maximum(tl.cdiv(tiles, share), 1)
     if split >= used:
         return
     start_tile = first_tile + split * share
     stop_tile = tl.minimum(start_tile + share, first_tile + tiles)
+    if PDL:
+        wait()
 
     # --- the new token ---
     d = tl.arange(0, WIDTH)[None, :]

@@ -1,0 +1,198 @@
+"""Matrix products of a few rows in Triton: as fast as the weight can be read, with what follows the product in it.
+
+A decode step multiplies each weight with a batch of rows that the multiprocessors could hold many times over; the
+time is that of reading the weight, if nothing else takes any. Every program reads a few of the weight's rows once,
+from end to end or a part of them, and asks for them while the kernel before it is still running.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rosebatch_kernels.dependent_launch import launch_options, prefetch, wait
+from rosebatch_kernels.linear.reference import Linear
+from rosebatch_kernels.mlp.kernel import activate, logistic
+
+# Where this module's kernel was found faster than cuBLAS on an H100: rows of a product, and of one in parts; elements
+# of the weight, above which reading it takes so long that nothing else counts.
+_MOST_ROWS = 64
+_MOST_ROWS_IN_PARTS = 128
+_MOST_ELEMENTS = 2**23
+# Rows of a tile: Hopper's matrix instruction takes no fewer, and rows that do not exist cost nothing to load.
+_ROWS = 64
+# Elements of a weight's row that fill a line of the cache.
+_LINE = 64
+
+
+class StreamedLinear(Linear):
+    """``x [T, in] -> [T, out]`` in a 16-bit type; what follows the product can be had with it where rows are few."""
+
+    def streams(self, x: Tensor) -> bool:
+        """Whether the product of these rows is this module's kernel."""
+        return len(x) <= _MOST_ROWS and self.weight.numel() <= _MOST_ELEMENTS
+
+    def divides(self, x: Tensor) -> bool:
+        """Whether the product of these rows is better had in parts, where the consumer can add them up."""
+        return len(x) <= _MOST_ROWS_IN_PARTS and self.weight.numel() <= _MOST_ELEMENTS
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The product plus the bias, in x's dtype."""
+        return linear(x, self.weight, self.bias) if self.streams(x) else super().__call__(x)
+
+    def product(self, x: Tensor) -> Tensor:
+        """The product alone."""
+        return linear(x, self.weight) if self.streams(x) else super().product(x)
+
+    def parts(self, x: Tensor) -> Tensor:
+        """The product alone in parts, see ``parts``."""
+        return parts(x, self.weight)
+
+    def activated(self, x: Tensor, activation: str) -> Tensor:
+        """The activated product, see ``linear``."""
+        return linear(x, self.weight, self.bias, activation)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+    """``activation(x @ weightᵀ + bias)``.
+
+    Args:
+        x: ``[T, in]``, rows at any stride, T at most 64, a 16-bit type.
+        weight: ``[out, in]``, contiguous.
+        bias: ``[out]``.
+        activation: ``gelu_tanh``, ``gelu_erf``, ``relu``; or ``silu_mul``: the first half of the columns is the gate of
+            the second.
+
+    Returns:
+        ``[T, out]``, or half as many columns behind ``silu_mul``.
+    """
+    gated = activation == "silu_mul"
+    columns = len(weight) // 2 if gated else len(weight)
+    out = torch.empty(len(x), columns, dtype=x.dtype, device=x.device)
+    depth = 64 if gated and len(x) > 32 else 128
+    _launch(x, weight, bias, out, columns, activation, ROWS=_ROWS, TILE=32, DEPTH=depth)
+    return out
+
+
+def parts(x: Tensor, weight: Tensor) -> Tensor:
+    """``x @ weightᵀ`` in parts ``[S, T, out]`` fp32, to be added up by whoever reads them; arguments as of ``linear``.
+
+    One weight of few rows would occupy few multiprocessors; divided along its rows it occupies them all.
+    """
+    tile = 64 if len(weight) >= 1024 else 32
+    splits = 1
+    # Enough programs for 132 multiprocessors; the rows of a second tile of rows count as well.
+    most = 8 if len(x) <= _ROWS else 4
+    while splits < most and triton.cdiv(len(weight), tile) * splits < 96 and x.shape[1] // (splits * 2) >= 128:
+        splits *= 2
+    out = torch.empty(splits, len(x), len(weight), dtype=torch.float32, device=x.device)
+    rows = 16 if len(x) <= 16 else _ROWS
+    _launch(x, weight, None, out, len(weight), None, ROWS=rows, TILE=tile, DEPTH=64)
+    return out
+
+
+def _launch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, columns: int, activation: str | None, **tile: int
+) -> None:
+    """``tile``: what a program computes, ``ROWS`` by ``TILE``, ``DEPTH`` products at a time."""
+    rows, depth = x.shape
+    splits = len(out) if out.ndim == 3 else 1
+    share = triton.cdiv(triton.cdiv(depth, splits), tile["DEPTH"]) * tile["DEPTH"]
+    _product[(triton.cdiv(columns, tile["TILE"]), splits, triton.cdiv(rows, tile["ROWS"]))](
+        x,
+        weight,
+        bias,
+        out,
+        rows,
+        x.stride(0),
+        columns,
+        K=depth,
+        SHARE=share,
+        ACTIVATION=activation,
+        PARTS=out.ndim == 3,
+        LINES=triton.next_power_of_2(triton.cdiv(share, _LINE)),
+        STAGES=5,
+        num_warps=4,
+        **tile,
+        **launch_options(),
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product(
+    x,
+    weight,
+    bias,
+    out,
+    rows,
+    x_stride,
+    size,
+    K: tl.constexpr,
+    SHARE: tl.constexpr,
+    ROWS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PARTS: tl.constexpr,
+    LINES: tl.constexpr,
+    TILE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    gated: tl.constexpr = ACTIVATION == "silu_mul"
+    n = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    split = tl.program_id(1)
+    first_row = tl.program_id(2) * ROWS
+    begin = split * SHARE
+    # Past the end, the last row is read again: nothing of it is stored.
+    weight_rows = weight + tl.minimum(n, size - 1).to(tl.int64)[:, None] * K
+    up_rows = weight_rows + size.to(tl.int64) * K
+    if PDL:
+        line = tl.minimum(begin + tl.arange(0, LINES) * 64, K - 1)[None, :]
+        prefetch(weight_rows + line)
+        if gated:
+            prefetch(up_rows + line)
+        wait()
+    m = first_row + tl.arange(0, ROWS)
+    present = m < rows
+    k = tl.arange(0, DEPTH)[None, :]
+    x_rows = x + m[:, None] * x_stride
+    acc = tl.zeros([ROWS, TILE], tl.float32)
+    up_acc = tl.zeros([ROWS, TILE], tl.float32)
+    for start in tl.range(begin, tl.minimum(begin + SHARE, K), DEPTH, num_stages=STAGES):
+        if K % DEPTH == 0:
+            a = tl.load(x_rows + start + k, mask=present[:, None], other=0.0)
+            b = tl.load(weight_rows + start + k)
+        else:
+            inside = start + k < K
+            a = tl.load(x_rows + start + k, mask=present[:, None] & inside, other=0.0)
+            b = tl.load(weight_rows + start + k, mask=inside, other=0.0)
+        acc = tl.dot(a, tl.trans(b), acc)
+        if gated:
+            up = (
+                tl.load(up_rows + start + k) if K % DEPTH == 0 else tl.load(up_rows + start + k, mask=inside, other=0.0)
+            )
+            up_acc = tl.dot(a, tl.trans(up), up_acc)
+    wanted = present[:, None] & (n < size)[None, :]
+    if PARTS:
+        place = out + (split * rows + m[:, None]).to(tl.int64) * size + n[None, :]
+        tl.store(place, acc, mask=wanted)
+    else:
+        dtype = out.dtype.element_ty
+        value = _plus(acc, bias, n, size)
+        if gated:
+            # Rounded where separate kernels would round.
+            gate = value.to(dtype).to(tl.float32)
+            up_value = _plus(up_acc, None if bias is None else bias + size, n, size)
+            value = (gate * logistic(gate)).to(dtype).to(tl.float32) * up_value.to(dtype).to(tl.float32)
+        elif ACTIVATION is not None:
+            value = activate(value, ACTIVATION)
+        tl.store(out + m[:, None].to(tl.int64) * size + n[None, :], value.to(dtype), mask=wanted)
+
+
+@triton.jit
+def _plus(value, bias, n, size):
+    if bias is not None:
+        value += tl.load(bias + n, mask=n < size, other=0.0).to(tl.float32)[None, :]
+    return value
