@@ -1,0 +1,46 @@
+"""On a GPU: an engine that samples with FlashInfer's kernels."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rosebatch.config import EngineConfig
+from rosebatch.launch import LaunchOptions, launch
+from rosebatch.request import Request, SamplingParams
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture
+def generate(saved_model: Callable[[str], Path]) -> Callable[..., list[list[int]]]:
+    """The tokens of 40 prompts of several lengths, all sampled in the same way."""
+    pytest.importorskip("flashinfer")
+
+    def run(sampler: str, **sampling: float) -> list[list[int]]:
+        limits = EngineConfig(max_num_seqs=16, kv_cache_memory=1 << 28)
+        model = str(saved_model("Llama"))
+        launched = launch(LaunchOptions(model=model, device="cuda", dtype="float32", sampler=sampler, limits=limits))
+        assert launched.description["sampler"] == sampler
+        params = SamplingParams(max_tokens=12, ignore_eos=True, **sampling)
+        prompts = [tuple(range(i + 1)) for i in range(40)]
+        requests = [Request(index=i, prompt_token_ids=p, sampling=params) for i, p in enumerate(prompts)]
+        done = {c.request.index: list(c.token_ids) for c in launched.engine.run(requests)}
+        return [done[index] for index in range(len(prompts))]
+
+    return run
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"top_k": 3, "min_p": 1.0}])
+def test_filters_that_leave_one_token(generate: Callable[..., list[list[int]]], filters: dict[str, float]) -> None:
+    """Greedy by way of each of their kernels: guards rows, parameters and tokens that go to the wrong sequence."""
+    assert generate("flashinfer", temperature=1.0, **filters) == generate("rosebatch")
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 50, "top_p": 0.9}])
+def test_sampled_answers_vary(generate: Callable[..., list[list[int]]], filters: dict[str, float]) -> None:
+    """Each step has random numbers of its own, and the same file gives the same answers."""
+    answers = generate("flashinfer", temperature=5.0, **filters)
+    assert [len(answer) for answer in answers] == [12] * 40
+    assert all(len(set(answer)) > 2 for answer in answers)
+    assert generate("flashinfer", temperature=5.0, **filters) == answers
