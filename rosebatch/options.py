@@ -40,7 +40,7 @@ class EngineOptions:
     sampler: Annotated[
         Sampler,
         typer.Option(
-            help="'flashinfer' needs cuda and rosebatch[flashinfer]. With it a sampled answer depends on what else is "
+            help="'flashinfer' needs cuda and flashinfer-python. With it a sampled answer depends on what else is "
             "in the file, whatever its seed.",
             rich_help_panel=_SAMPLING,
         ),
