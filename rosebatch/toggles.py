@@ -28,7 +28,7 @@ class Toggles:
     batched_sampling: bool = _switch("Sample all rows of a step in as few calls as there are kinds of sampling.")
     batch_invariant: bool = _switch("Matrix products whose bits do not depend on what else is in the batch.", _CPU)
     paged_attention: bool = _switch("Read K and V in their blocks, instead of gathering them first.", _CUDA)
-    cuda_graph: bool = _switch("Replay decode steps as CUDA graphs.", _CUDA)
+    cuda_graph: bool = _switch("Replay decode steps, and prompts of a few thousand tokens, as CUDA graphs.", _CUDA)
     late_results: bool = _switch("Read sampled tokens some steps late, while the GPU works on.", _CUDA)
     batched_rollover: bool = _switch("Hand new blocks to all sequences in one write.", _CUDA)
     fused_sampler: bool = _switch("One kernel from logits to tokens, inside the graph.", _CUDA)

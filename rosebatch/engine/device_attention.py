@@ -44,7 +44,7 @@ class PackedAttention:
 
     Args:
         context: of the run.
-        rows, positions: ``[T]`` int32, each token's row of the block table and position.
+        rows, positions: ``[T]`` int32, each token's row of the block table, -1 for padding, and position.
         tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``.
     """
 
@@ -67,8 +67,7 @@ class PackedAttention:
         else:
             split, k, v = context.heads(qkv, self.positions, rotary)
             if self._append_rows is None:
-                _, _, kv_heads, block_size, _ = cache.shape
-                self._append_rows = cache_rows(table, self.rows, self.positions, kv_heads, block_size)
+                self._append_rows = _append_rows(cache, table, self.rows, self.positions)
             context.ops.kv_append(cache, k, v, self._append_rows)
             q = split.reshape(len(qkv), -1)
         return context.kernels.prefill(
@@ -147,12 +146,15 @@ class DecodeAttention:
         return self._rows
 
     def _rows_to_append(self, cache: Tensor) -> Tensor:
-        """See ``cache_rows``; rows that are not live write to the cache's last block, which no sequence has."""
         if self._append_rows is None:
-            _, blocks, kv_heads, block_size, _ = cache.shape
-            live = self._live_rows()
-            rows = cache_rows(self.table, live.clamp_min(0), self.positions, kv_heads, block_size)
-            heads = torch.arange(kv_heads, device=rows.device)
-            unused = ((blocks - 1) * kv_heads + heads) * block_size
-            self._append_rows = torch.where(live[:, None] >= 0, rows, unused)
+            self._append_rows = _append_rows(cache, self.table, self._live_rows(), self.positions)
         return self._append_rows
+
+
+def _append_rows(cache: Tensor, table: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+    """See ``cache_rows``; tokens of row -1 are written to the cache's last block, which no sequence has."""
+    _, blocks, kv_heads, block_size, _ = cache.shape
+    there = cache_rows(table, rows.clamp_min(0), positions, kv_heads, block_size)
+    heads = torch.arange(kv_heads, device=there.device)
+    unused = ((blocks - 1) * kv_heads + heads) * block_size
+    return torch.where(rows[:, None] >= 0, there, unused)

@@ -14,8 +14,9 @@ from torch import Tensor
 from rosebatch.config import ModelConfig
 from rosebatch.engine.device_attention import AttentionContext, DecodeAttention, PackedAttention
 from rosebatch.engine.device_state import DeviceState
-from rosebatch.engine.graphs import DecodeGraphs
+from rosebatch.engine.graphs import Ran, StepGraphs
 from rosebatch.engine.kv_cache import KVCache
+from rosebatch.engine.packing import MOST_PADDED_TOKENS, PackedInputs, last_rows, pack, padded_size
 from rosebatch.engine.plan import Chunk, StepPlan, StepResult
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.slots import Slots
@@ -63,7 +64,10 @@ class DeviceRunner:
         self.slots = Slots(max_num_seqs, width)
         self.state = DeviceState(max_num_seqs, width, window, device)
         self.context = AttentionContext(config, cache, self.state, ops, kernels, toggles)
-        self.graphs = DecodeGraphs(self._decode_step, enabled=toggles.cuda_graph)
+        self.decodes = StepGraphs(self._decode_step, enabled=toggles.cuda_graph)
+        self.packed = StepGraphs(self._packed_step, enabled=toggles.cuda_graph)
+        cells = 3 * MOST_PADDED_TOKENS + 4 * self._num_tiles(MOST_PADDED_TOKENS)
+        self._packed_cells = torch.zeros(cells, dtype=torch.int32, device=device)
         self.up, self.down = Staging(device), Staging(device)
         self.end_tokens = torch.tensor(config.eos_token_ids, dtype=torch.int32, device=device)
         self._first_tokens = torch.empty(1, max_num_seqs, dtype=torch.int32, device=device)
@@ -81,11 +85,11 @@ class DeviceRunner:
 
     def _launch_decodes(self, plan: StepPlan, clock: "_Clock") -> Callable[[], StepResult]:
         slots = [self.slots.slot_of[chunk.sequence] for chunk in plan.chunks]
-        out, replays = self.graphs.run(self.slots.bucket(plan.chunks), plan.decode_steps)
+        ran = self.decodes.run(self.slots.bucket(plan.chunks), plan.decode_steps)
         if not self.toggles.fused_sampler:
             assert plan.decode_steps == 1, "tokens are sampled outside of the graph"
             (columns,) = self.up.send(np.array(slots, np.int32))
-            self._sample_separately(out[columns], plan.chunks, columns, self.state.history, self.state.step)
+            self._sample_separately(ran.out[columns], plan.chunks, columns, self.state.history, self.state.step)
         window = len(self.state.history)
         rows = [(self._steps + i) % window for i in range(plan.decode_steps)]
         self._steps += plan.decode_steps
@@ -95,18 +99,16 @@ class DeviceRunner:
         def wait() -> StepResult:
             tokens = fetch()[np.ix_(rows, slots)].T.tolist()
             ids = [_until_ended(row[: chunk.length]) for row, chunk in zip(tokens, plan.chunks, strict=True)]
-            return StepResult(ids, clock.seconds(), syncs=1, graph_replays=replays)
+            return StepResult(ids, clock.seconds(), 1, ran.replays, ran.captures)
 
         return wait
 
     def _launch_packed(self, plan: StepPlan, clock: "_Clock") -> Callable[[], StepResult]:
-        input_ids, rows, positions, tiles, last_rows, columns = self._pack(plan)
-        attention = PackedAttention(self.context, rows, positions, tiles.view(-1, 4))
-        hidden = self.model.forward(input_ids, positions, attention)
-        if not len(last_rows):
+        ran, rows, columns = self._run_packed(plan)
+        if not len(rows):
             clock.stop()
-            return lambda: StepResult([], clock.seconds())
-        logits = self.model.logits(hidden[last_rows])
+            return lambda: StepResult([], clock.seconds(), 0, ran.replays, ran.captures)
+        logits = self.model.logits(ran.out[rows])
         if self.toggles.fused_sampler:
             tokens = self.kernels.sample_rows(logits, **self.state.sampling(columns))
             self.kernels.advance(tokens, self.state.fields, columns, self._first_tokens, None, self.end_tokens)
@@ -115,7 +117,32 @@ class DeviceRunner:
             self._sample_separately(logits, sampling, columns, self._first_tokens, None)
         fetch = self.down.fetch(self._first_tokens[0, : len(columns)])
         clock.stop()
-        return lambda: StepResult([[token] for token in fetch().tolist()], clock.seconds(), syncs=1)
+        return lambda: StepResult(
+            [[token] for token in fetch().tolist()], clock.seconds(), 1, ran.replays, ran.captures
+        )
+
+    def _run_packed(self, plan: StepPlan) -> tuple[Ran, Tensor, Tensor]:
+        """The final hidden states, and of each chunk that samples the row of its last token and its slot."""
+        padded = self.packed.enabled and plan.num_tokens <= MOST_PADDED_TOKENS
+        size = padded_size(plan.num_tokens) if padded else plan.num_tokens
+        cells = pack(plan, self.slots, size, self._num_tiles(size) if padded else 0, self.kernels.tile_rows)
+        there, rows, columns = self.up.send(cells, *last_rows(plan, self.slots))
+        if not padded:
+            return Ran(self._forward(there, size)), rows, columns
+        self._packed_cells[: len(there)].copy_(there)
+        return self.packed.run(size), rows, columns
+
+    def _packed_step(self, size: int) -> Tensor:
+        return self._forward(self._packed_cells[: 3 * size + 4 * self._num_tiles(size)], size)
+
+    def _forward(self, cells: Tensor, size: int) -> Tensor:
+        inputs = PackedInputs.of(cells, size)
+        attention = PackedAttention(self.context, inputs.rows, inputs.positions, inputs.tiles)
+        return self.model.forward(inputs.input_ids, inputs.positions, attention)
+
+    def _num_tiles(self, size: int) -> int:
+        """Tiles that hold so many tokens, however many sequences they belong to."""
+        return size // self.kernels.tile_rows + min(size, self.slots.num_slots)
 
     def _decode_step(self, size: int) -> Tensor:
         """One decode step of the first ``size`` rows, sampling and feedback included: logits ``[size, V]``."""
@@ -135,36 +162,6 @@ class DeviceRunner:
         positions = [chunk.start + chunk.length for chunk in chunks]
         tokens = sample(logits, params, positions, self.ops, batched=self.toggles.batched_sampling)
         self.kernels.advance(tokens, self.state.fields, columns, history, step, self.end_tokens)
-
-    def _pack(self, plan: StepPlan) -> list[Tensor]:
-        """Input ids, block table rows, positions, attention tiles, and last row and slot of the chunks that sample."""
-        tile_rows = self.kernels.tile_rows
-        input_ids: list[int] = []
-        rows, positions = [], []
-        tiles: list[tuple[int, int, int, int]] = []
-        last_rows: list[int] = []
-        columns: list[int] = []
-        for chunk in plan.chunks:
-            slot, first, end = self.slots.slot_of[chunk.sequence], len(input_ids), chunk.start + chunk.length
-            input_ids += chunk.sequence.token_ids[chunk.start : end]
-            rows.append(np.full(chunk.length, slot, np.int32))
-            positions.append(np.arange(chunk.start, end, dtype=np.int32))
-            for begin in range(0, chunk.length, tile_rows):
-                count = min(tile_rows, chunk.length - begin)
-                tiles.append((slot, first + begin, chunk.start + begin, count))
-            if chunk.samples:
-                last_rows.append(len(input_ids) - 1)
-                columns.append(slot)
-        # The longest first: the last programs to start should be the shortest.
-        tiles.sort(key=lambda tile: -tile[2])
-        return self.up.send(
-            np.array(input_ids, np.int32),
-            np.concatenate(rows),
-            np.concatenate(positions),
-            np.array(tiles, np.int32).reshape(-1),
-            np.array(last_rows, np.int32),
-            np.array(columns, np.int32),
-        )
 
 
 def _until_ended(tokens: list[int]) -> list[int]:

@@ -51,10 +51,11 @@ class StepResult:
             where the model's end token came first.
         seconds: that the device was busy with it.
         syncs: waits for the device.
-        graph_replays: of CUDA graphs.
+        graph_replays, graph_captures: of CUDA graphs.
     """
 
     token_ids: list[list[int]]
     seconds: float = 0.0
     syncs: int = 0
     graph_replays: int = 0
+    graph_captures: int = 0

@@ -14,6 +14,7 @@ class EngineStats:
     decode_steps: int = 0
     syncs: int = 0
     graph_replays: int = 0
+    graph_captures: int = 0
     preemptions: int = 0
     computed_tokens: int = 0
     copied_blocks: int = 0
@@ -35,6 +36,7 @@ class EngineStats:
             self.first_token_time = time.perf_counter()
         self.syncs += result.syncs
         self.graph_replays += result.graph_replays
+        self.graph_captures += result.graph_captures
         self.preemptions += len(plan.preempted)
         self.computed_tokens += plan.num_tokens
         self.copied_blocks += len(plan.copies)

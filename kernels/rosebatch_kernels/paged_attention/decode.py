@@ -194,7 +194,7 @@ def _decode(
     position = tl.load(positions + row * state_stride)
     if position >= tl.load(limits + row * state_stride):
         # It is enough that one program of each row waits: the kernel is not complete before.
-        if PDL:
+        if PDL:  # noqa: SIM102 (the first is decided when the kernel is compiled)
             if split == 0:
                 wait()
         return
