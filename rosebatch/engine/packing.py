@@ -16,7 +16,7 @@ def padded_size(num_tokens: int) -> int:
     """The number of tokens that a step is padded to, at most an eighth more than it has; few, so that graphs recur."""
     if num_tokens > MOST_PADDED_TOKENS:
         return num_tokens
-    unit = max(16, 1 << (num_tokens.bit_length() - 4))
+    unit = max(16, (1 << num_tokens.bit_length()) // 16)
     return -(-num_tokens // unit) * unit
 
 

@@ -98,16 +98,15 @@ def test_sequences_in_any_row_of_the_table(implementation, device, randn):
 
 
 @pytest.mark.parametrize("before", [0, 13])
-def test_queries_at_a_stride(implementation, before, dtype, device, randn):
+def test_queries_at_a_stride(implementation, before, dtype, device, randn, assert_close):
     """q stands first in the rows of the projection, whose K and V columns are not read, at any place in memory."""
     chunks = [(3, 20), (0, 65)]
     q, paged = make(chunks, 1, 2, 24, 16, dtype, device, randn)
-    queries, tiles = q.flatten(1).to(device), cut(chunks).to(device)
     wide = torch.full((85, before + 4 * 24 + 3), nan, dtype=dtype, device=device)
-    wide[:, before : before + 48] = queries
-    same = implementation(queries, paged.cache, paged.table, tiles, num_heads=2, scale=SCALE)
+    wide[:, before : before + 48] = q.flatten(1)
+    tiles = cut(chunks).to(device)
     out = implementation(wide[:, before:], paged.cache, paged.table.contiguous(), tiles, num_heads=2, scale=SCALE)
-    assert torch.equal(out, same)
+    assert_close(out, exact_rows(q, paged, chunks, 0))
 
 
 @pytest.mark.parametrize("window", [0, 30])
@@ -137,8 +136,9 @@ def test_kernel_offsets_past_int32(device, randn, assert_close, far_apart):
     q, paged = make(chunks, 1, 1, 64, 64, dtype, device, randn)
     # 2^12 elements a block: from 2^19 on, blocks lie past 2^31.
     cache = untouched(2, blocks, 1, 64, 64, dtype=dtype, device=device)
-    far = torch.tensor([[blocks - 1, 0], [2, blocks - 2]], dtype=torch.int32, device=device)
-    cache[:, far] = paged.cache[:, paged.table[:, :2].long()]
-    queries = far_apart(q.flatten(1).to(device))
-    out = kernel.prefill(queries, cache, far, cut(chunks).to(device), num_heads=1, scale=SCALE)
+    far = [[blocks - 1, 0], [2, blocks - 2]]
+    for row, column in ((0, 0), (1, 0), (1, 1)):
+        cache[:, far[row][column]] = paged.cache[:, int(paged.table[row, column])]
+    queries, table = far_apart(q.flatten(1).to(device)), torch.tensor(far, dtype=torch.int32, device=device)
+    out = kernel.prefill(queries, cache, table, cut(chunks).to(device), num_heads=1, scale=SCALE)
     assert_close(out, exact_rows(q, paged, chunks, 0))

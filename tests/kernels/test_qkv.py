@@ -33,10 +33,13 @@ def columns(tokens, device):
     return torch.tensor(tokens, dtype=torch.int32).t().contiguous().to(device)
 
 
-def check(prepare, qkv, tokens, paged, heads, assert_close, tables=None, weights=None):
-    """Run it, and compare q, the new slots, and all that must have stayed as it was."""
+def check(prepare, qkv, tokens, paged, heads, assert_close, tables=None, weights=None, packed=None):
+    """Run it, in ``packed`` if given; compare q, the new slots, and all that must have stayed as it was."""
     device, size = paged.cache.device, qkv.shape[-1]
-    packed, before = qkv.flatten(1).clone().to(device), paged.cache.clone()
+    if packed is None:
+        packed = torch.empty_like(qkv.flatten(1), device=device)
+    packed.copy_(qkv.flatten(1))
+    before = paged.cache.clone()
     options = {"num_heads": heads}
     if tables is not None:
         options["rotary"] = tuple(table.to(device) for table in tables)
@@ -90,24 +93,15 @@ def test_many_tokens(implementation, count, device, randn, assert_close):
     check(implementation.prepare, qkv, tokens, paged, 2, assert_close, tables)
 
 
-def test_rows_that_lie_apart(implementation, dtype, device, randn):
-    """Columns of a wider tensor at an odd place: the same bits, and nothing written beside q."""
-    paged, same = (Scattered(LENGTHS, 2, 24, 16, dtype, device, torch.zeros) for _ in range(2))
-    qkv, where = randn(8, 7 * 24, dtype=dtype).to(device), columns(TOKENS, device)
+def test_rows_that_lie_apart(implementation, dtype, device, randn, assert_close):
+    """Columns of a wider tensor at an odd place: nothing is written beside q."""
+    paged = Scattered(LENGTHS, 2, 24, 16, dtype, device, randn)
+    qkv, tables, weights = randn(8, 7, 24, dtype=dtype), rotary_tables(71, 24, dtype), norm_weights(24, dtype, randn)
     wide = torch.full((8, 7 * 24 + 30), nan, dtype=dtype, device=device)
     inner = wide[:, 13 : 13 + 7 * 24]
-    inner.copy_(qkv)
-    options = {
-        "num_heads": 3,
-        "rotary": tuple(table.to(device) for table in rotary_tables(71, 24, dtype)),
-        "qk_norm": (*(weight.to(device) for weight in norm_weights(24, dtype, randn)), EPS),
-    }
-    implementation.prepare(inner, paged.cache, paged.table, *where, **options)
-    implementation.prepare(qkv, same.cache, same.table.contiguous(), *where, **options)
-    assert torch.equal(inner, qkv)
+    check(implementation.prepare, qkv, TOKENS, paged, 3, assert_close, tables, weights, packed=inner)
     assert wide[:, :13].isnan().all()
     assert wide[:, 13 + 7 * 24 :].isnan().all()
-    assert_same(paged.cache, same.cache)
 
 
 def test_nothing_but_skipped_tokens(dtype, device, randn, assert_close):
@@ -139,4 +133,4 @@ def test_kernel_offsets_past_int32(device, randn, far_apart):
     kernel.prepare(far, cache, table, *where, **options)
     assert torch.equal(far, near)
     for row, (block, position) in enumerate(zip((2, 0, 1), positions, strict=True)):
-        assert torch.equal(cache[:, table[row, 0], 0, position], small[:, block, 0, position])
+        assert torch.equal(cache[:, int(table[row, 0]), 0, position], small[:, block, 0, position])
