@@ -1,0 +1,104 @@
+"""The rule of the first divergence: where two implementations' greedy tokens part, it was a close call for both.
+
+Rounding differs between any two implementations, so tokens may part, and after that the sequences have nothing in
+common. Up to the first difference they are the same computation. There each side's token must be among the likeliest
+few of both, and below the likeliest by no more than rounding explains. And no more sequences may part than rounding
+explains.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rosebatch.engine.engine import Engine
+from rosebatch.request import Request, SamplingParams
+
+# Tokens that count as the likeliest few.
+FEW = 5
+# Most that a logit may lie below the largest, in units of the dtype's eps times the largest magnitude: the size of one
+# rounding of a logit. Three layers of rounding and the last one on either side made up to 5 where this was measured.
+ROUNDINGS = 16
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a sequence's tokens first differ: ``position`` counts generated tokens from 0."""
+
+    sequence: int
+    position: int
+    ours: int
+    theirs: int
+
+
+def first_divergences(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> list[Divergence]:
+    """At most one for each sequence, of those with different tokens."""
+    found = []
+    for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert len(mine) == len(other), f"sequence {index} has {len(mine)} tokens instead of {len(other)}"
+        parted = [i for i, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b]
+        if parted:
+            found.append(Divergence(index, parted[0], mine[parted[0]], other[parted[0]]))
+    return found
+
+
+def objection(divergence: Divergence, our_logits: Tensor, their_logits: Tensor, dtype: torch.dtype) -> str:
+    """Why a divergence is no close call; empty if it is one. Logits ``[V]`` fp32, of the common prefix."""
+    for side, logits in (("rosebatch", our_logits), ("transformers", their_logits)):
+        if not logits.isfinite().all():
+            return f"{side} has logits that are not finite"
+        allowed = ROUNDINGS * torch.finfo(dtype).eps * logits.abs().max().item()
+        for owner, token in (("rosebatch", divergence.ours), ("transformers", divergence.theirs)):
+            # Equal logits share a place: rounding makes many of them.
+            place = 1 + int((logits > logits[token]).sum())
+            if place > FEW:
+                return f"the token of {owner} is number {place} for {side}"
+            gap = (logits.max() - logits[token]).item()
+            if gap > allowed:
+                return f"the token of {owner} is {gap:.3f} below the likeliest for {side}, allowed are {allowed:.3f}"
+    return ""
+
+
+def assert_close_calls(
+    divergences: Sequence[Divergence],
+    our_logits: Callable[[Divergence], Tensor],
+    their_logits: Callable[[Divergence], Tensor],
+    dtype: torch.dtype,
+    *,
+    most: int,
+    total: int,
+) -> None:
+    """Every divergence is a close call, and of ``total`` sequences at most ``most`` diverge."""
+    why = {d: objection(d, our_logits(d), their_logits(d), dtype) for d in divergences}
+    rejected = [f"{divergence}: {reason}" for divergence, reason in why.items() if reason]
+    summary = f"{len(divergences)} of {total} sequences diverged, {most} may; {len(rejected)} were no close call"
+    assert not rejected and len(divergences) <= most, "\n".join([summary, *rejected[:10]])
+
+
+def most_divergences(exact: Sequence[Sequence[int]], rounded: Sequence[Sequence[int]]) -> int:
+    """How many sequences may diverge, of the same implementation's tokens in fp32 and in 16 bits.
+
+    Two roundings that have nothing in common differ from each other by 1.4 times as much as either does from the exact
+    result. Twice as many, and two more for the luck of small numbers.
+    """
+    return 2 * len(first_divergences(exact, rounded)) + 2
+
+
+def logits_after(engine: Engine, prefix: Sequence[int]) -> Tensor:
+    """``[V]`` fp32 on the CPU: the engine's logits for the token after a prefix, with what it has cached of it."""
+    seen: list[Tensor] = []
+    model = engine.runner.model
+    compute = model.logits
+
+    def record(hidden: Tensor) -> Tensor:
+        seen.append(compute(hidden))
+        return seen[-1]
+
+    model.logits = record
+    try:
+        list(engine.run([Request(index=0, prompt_token_ids=tuple(prefix), sampling=SamplingParams(max_tokens=1))]))
+    finally:
+        del model.logits
+    assert [len(rows) for rows in seen] == [1]
+    return seen[0][0].float().cpu()
