@@ -84,6 +84,18 @@ def test_tiles_of_fewer_rows(implementation, rows, dtype, device, randn, assert_
     assert_close(out, exact_rows(q, paged, chunks, 0))
 
 
+def test_padding(implementation, dtype, device, randn):
+    """Steps are padded to sizes that recur: rows of q in no tile, NaN here, and tiles of no rows, which write none."""
+    chunks = [(3, 20), (0, 9)]
+    q, paged = make(chunks, 1, 2, 24, 16, dtype, device, randn)
+    queries, tiles = q.flatten(1).to(device), cut(chunks).to(device)
+    same = implementation(queries, paged.cache, paged.table, tiles, num_heads=2, scale=SCALE)
+    queries, tiles = (torch.nn.functional.pad(x, (0, 0, 0, 3), value=v) for x, v in ((queries, nan), (tiles, 0)))
+    out = implementation(queries, paged.cache, paged.table, tiles, num_heads=2, scale=SCALE)
+    assert torch.equal(out[:29], same)
+    assert out[29:].isnan().all()
+
+
 def test_sequences_in_any_row_of_the_table(implementation, device, randn):
     """A step's chunks stand in few rows of the table of all sequences, in no order."""
     chunks = [(3, 20), (40, 30), (0, 5)]

@@ -100,8 +100,8 @@ def _attend(
     wide = torch.promote_types(q.dtype, torch.float32)
     end = position + len(q)
     blocks = table[: -(-end // block_size)].long()
-    k, v = cache[:, blocks].transpose(2, 3).reshape(2, -1, kv_heads, size)[:, :end].to(wide)
-    queries = q[:, : num_heads * size].reshape(len(q), kv_heads, -1, size).to(wide)
+    k, v = cache[:, blocks].transpose(2, 3).flatten(1, 2)[:, :end].to(wide)
+    queries = q[:, : num_heads * size].unflatten(1, (kv_heads, -1, size)).to(wide)
     own = torch.arange(position, end, device=q.device)[:, None]
     key = torch.arange(end, device=q.device)
     seen = key <= own
@@ -111,4 +111,4 @@ def _attend(
     scores = (queries[:, :, :, None] * k.transpose(0, 1)[:, None]).sum(-1) * scale
     weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
     out: Tensor = (weights[..., None] * v.transpose(0, 1)[:, None]).sum(-2)
-    return out.reshape(len(q), -1).to(q.dtype)
+    return out.flatten(1).to(q.dtype)
