@@ -9,7 +9,7 @@ from rosebatch.engine.plan import StepPlan
 from rosebatch.engine.slots import Slots
 
 # Steps of more tokens keep a GPU busy for longer than Python needs to launch them; they are not padded.
-MOST_PADDED_TOKENS = 8192
+MOST_PADDED_TOKENS = 16384
 
 
 def padded_size(num_tokens: int) -> int:

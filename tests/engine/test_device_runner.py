@@ -85,7 +85,7 @@ def _few_programs(monkeypatch):
     """One split for each decoded sequence: what keys are divided into has its own tests, and programs take time."""
     from rosebatch_kernels.paged_attention import decode
 
-    monkeypatch.setattr(decode, "_PROGRAMS", 1)
+    monkeypatch.setattr(decode, "_MANY_PROGRAMS", 1)
 
 
 def requests(name):

@@ -18,19 +18,26 @@ from torch import Tensor
 from rosebatch_kernels.dependent_launch import launch_options, wait
 from rosebatch_kernels.qkv.kernel import normed_and_rotated
 
-# Positions below which a split is not worth its merge.
-_LEAST_KEYS = 128
-# Programs that fill a GPU of 132 multiprocessors: more find no room in its shared memory.
-_PROGRAMS = 1056
+# Programs (sequences times K/V heads) from which on none is split: so many balance each other.
+_MANY_PROGRAMS = 2112
 _MOST_SPLITS = 16
 
 
 def num_splits(batch: int, kv_heads: int) -> int:
-    """Parts that the keys of each sequence are divided into: a function of what a CUDA graph fixes, nothing else."""
-    splits = 1
-    while splits < _MOST_SPLITS and batch * kv_heads * splits * 2 <= _PROGRAMS:
-        splits *= 2
-    return splits
+    """Parts that the keys of each sequence are divided into: a function of what a CUDA graph fixes, nothing else.
+
+    Few programs are divided to fill the GPU, more of them so that a long sequence does not outlast the others.
+    """
+    programs = batch * kv_heads
+    if programs >= _MANY_PROGRAMS:
+        return 1
+    return 4 if programs >= 256 else 8 if programs >= 128 else _MOST_SPLITS
+
+
+def _least_keys(batch: int, kv_heads: int) -> int:
+    """Keys that a split should have to be worth its merge."""
+    programs = batch * kv_heads
+    return 512 if programs >= 1024 else 256 if programs >= 512 else 128
 
 
 class DecodeWorkspace:
@@ -43,11 +50,7 @@ class DecodeWorkspace:
     """
 
     def __init__(self, max_batch: int, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
-        parts = max(
-            batch * num_splits(batch, kv_heads)
-            for batch in range(1, max_batch + 1)
-            if num_splits(batch, kv_heads) > 1 or batch == 1
-        )
+        parts = max(batch * num_splits(batch, kv_heads) for batch in range(1, max_batch + 1))
         self.sums = torch.empty(parts * heads, head_dim, dtype=torch.float32, device=device)
         self.stats = torch.empty(parts * heads, 2, dtype=torch.float32, device=device)
         # Left at 0 by every call: the split that merges resets it.
@@ -94,7 +97,7 @@ def decode(
     group = num_heads // kv_heads
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
     splits = num_splits(batch, kv_heads)
-    tile, warps, stages = _config(group, size, splits, cache.dtype)
+    tile, warps, stages = _config(group, size, cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     q_weight, k_weight, eps = qk_norm if append and qk_norm is not None else (qkv, qkv, 0.0)
     _decode[(kv_heads, batch, splits)](
@@ -118,7 +121,7 @@ def decode(
         block_table.stride(0),
         positions.stride(0),
         window,
-        max(1, _LEAST_KEYS // tile),
+        max(1, _least_keys(batch, kv_heads) // tile),
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -138,14 +141,14 @@ def decode(
     return out
 
 
-def _config(group: int, size: int, splits: int, dtype: torch.dtype) -> tuple[int, int, int]:
+def _config(group: int, size: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """Keys in a tile, warps, pipeline stages; found by measurement on an H100."""
     if dtype.itemsize == 4:
         return 16, 4, 1
     # Without a matrix product, what the pipeline would hold back for shared memory is better kept in flight.
     if group == 1:
         return (64 if size <= 64 else 32), 1, 1
-    return (32 if splits == 1 else 16), 1, 3
+    return 16, 1, 3
 
 
 @triton.jit(do_not_specialize=["num_blocks", "least_tiles"])
@@ -206,7 +209,9 @@ def _decode(
         first = tl.maximum(position + 1 - window, 0)
     first_tile = first // TILE
     tiles = tl.cdiv(end, TILE) - first_tile
-    share = tl.maximum(tl.cdiv(tiles, SPLITS), least_tiles)
+    used = tl.maximum(tl.minimum(tiles // least_tiles, SPLITS), 1)
+    # Without a cached key, one split still has the new one. Rounded up, shares may leave nothing for the last.
+    share = tl.maximum(tl.cdiv(tiles, used), 1)
     used = tl.maximum(tl.cdiv(tiles, share), 1)
     if split >= used:
         return

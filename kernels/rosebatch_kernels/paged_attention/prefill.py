@@ -31,7 +31,7 @@ def prefill(
         cache: ``[2, blocks, kv_heads, block_size, D]``, the chunks' own K and V included.
         block_table: ``[S, M]`` int32 block ids, rows at any stride.
         tiles: ``[N, 4]`` int32: row of the block table, first row in q, position of that row, number of rows (at
-            most ``TILE_ROWS``); the tiles cover the rows of q exactly once.
+            most ``TILE_ROWS``, 0 for padding). Rows of q that no tile covers are undefined in the result.
         num_heads: query heads, a multiple of kv_heads.
         scale: factor on q·k.
         window: keys that a token sees, its own included; 0 for all.

@@ -26,7 +26,8 @@ def split_heads(
     Returns:
         q ``[T, heads, D]``, k and v ``[T, kv_heads, D]``.
     """
-    heads = qkv.view(len(qkv), num_heads + 2 * kv_heads, -1)
+    count = num_heads + 2 * kv_heads
+    heads = qkv.view(len(qkv), count, qkv.shape[1] // count)
     q, k, v = heads.split((num_heads, kv_heads, kv_heads), dim=1)
     if rotary is None and qk_norm is None:
         return q, k, v
