@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -151,12 +151,6 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         streamed = toggles.streamed_linear and weight.dtype.itemsize == 2
         return StreamedLinear(weight, bias) if streamed else linear.Linear(weight, bias)
 
-    def streams(projection: Linear, x: Tensor) -> TypeGuard[StreamedLinear]:
-        return isinstance(projection, StreamedLinear) and projection.streams(x)
-
-    def divides(projection: Linear, x: Tensor) -> TypeGuard[StreamedLinear]:
-        return isinstance(projection, StreamedLinear) and projection.divides(x)
-
     kinds = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
     fused_activations = {
         "gelu_erf": mlp_kernel.bias_gelu_erf_,
@@ -167,23 +161,25 @@ def _cuda_ops(toggles: Toggles) -> Ops:
     def activated(name: str, up: Linear, x: Tensor) -> Tensor:
         if not toggles.fused_mlp:
             return ACTIVATIONS[name](up(x))
-        if streams(up, x):
+        if isinstance(up, StreamedLinear) and up.activates(x, kinds[name]):
             return up.activated(x, kinds[name])
         return fused_activations[kinds[name]](up.product(x), up.bias)
 
     def gated(gate_up: Linear, x: Tensor) -> Tensor:
         if not toggles.fused_mlp:
             return mlp.silu_mul(gate_up(x))
-        return gate_up.activated(x, "silu_mul") if streams(gate_up, x) else mlp_kernel.silu_mul(gate_up(x))
+        if isinstance(gate_up, StreamedLinear) and gate_up.activates(x, "silu_mul"):
+            return gate_up.activated(x, "silu_mul")
+        return mlp_kernel.silu_mul(gate_up(x))
 
     def project(projection: Linear, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """What is left to add to the residual: the projection's result (None: it is in already) and its bias."""
         bias = projection.bias
-        if toggles.fused_norm and divides(projection, x) and (bias is None or toggles.fused_mlp):
-            return projection.parts(x), residual, bias
-        if bias is None or not toggles.fused_mlp:
+        if bias is not None and not toggles.fused_mlp:
             return projection(x), residual, None
-        if toggles.fused_norm:
+        if toggles.fused_norm and isinstance(projection, StreamedLinear) and projection.divides(x):
+            return projection.parts(x), residual, bias
+        if bias is None or toggles.fused_norm:
             return projection.product(x), residual, bias
         return None, mlp_kernel.bias_residual_(residual, projection.product(x), bias), None
 

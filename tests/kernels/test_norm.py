@@ -104,6 +104,23 @@ def test_add_norms_return_the_sum_and_its_norm(implementation, rows, size, biase
     assert torch.equal(residual, before[1])
 
 
+@pytest.mark.parametrize(("parts", "rows", "size"), [(1, 1, 48), (4, 63, 48), (8, 3, 1000)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_add_norms_of_a_sum_in_parts(implementation, parts, rows, size, biased, dtype, device, randn, assert_close):
+    """A product that was divided along its depth: added up in fp32, rounded once."""
+    x = randn(parts, rows, size).to(device) * parts**-0.5
+    residual, weight, bias, x_bias = (randn(*s, dtype=dtype).to(device) for s in [(rows, size), *[(size,)] * 3])
+    extra = (x_bias,) if biased else ()
+    exact = residual.double() + x.double().sum(0) + (x_bias.double() if biased else 0)
+    normed, total = implementation.add_rms_norm(x, residual, weight, EPS, *extra)
+    assert total.dtype == normed.dtype == dtype
+    assert_close(total, exact)
+    assert torch.equal(normed, implementation.rms_norm(total, weight, EPS))
+    normed, total = implementation.add_layer_norm(x, residual, weight, bias, EPS, *extra)
+    assert_close(total, exact)
+    assert torch.equal(normed, implementation.layer_norm(total, weight, bias, EPS))
+
+
 def test_norms_of_rows_that_lie_apart(implementation, dtype, device, randn):
     """x and the residual may be columns of wider tensors, each of its own width."""
     x, residual = randn(40, 126, dtype=dtype).to(device)[:, :63], randn(40, 100, dtype=dtype).to(device)[:, 20:83]

@@ -1,7 +1,26 @@
-"""PyTorch reference of the matrix product with a weight."""
+"""PyTorch reference of the matrix product with a weight, and of what can follow it in one kernel."""
 
 from torch import Tensor
 from torch.nn import functional
+
+from rosebatch_kernels.mlp import reference as mlp
+
+_ACTIVATIONS = {"gelu_tanh": mlp.gelu_tanh, "gelu_erf": mlp.gelu, "relu": mlp.relu, "silu_mul": mlp.silu_mul}
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+    """``activation(x @ weightᵀ + bias)`` for ``x [T, in]``, ``weight [out, in]``, ``bias [out]``: ``[T, out]``.
+
+    ``activation`` is ``gelu_tanh``, ``gelu_erf``, ``relu``; or ``silu_mul``, where the first half of the columns is the
+    gate of the second, and half as many come out.
+    """
+    out = functional.linear(x, weight, bias)
+    return out if activation is None else _ACTIVATIONS[activation](out)
+
+
+def parts(x: Tensor, weight: Tensor) -> Tensor:
+    """``x @ weightᵀ`` in parts ``[S, T, out]`` fp32, to be added up by whoever reads them; here in a single one."""
+    return functional.linear(x.float(), weight.float())[None]
 
 
 class Linear:

@@ -15,7 +15,8 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``.
 
-    ``x_bias [H]`` is the bias of the projection that made ``x`` (source of the fusion: article S0).
+    ``x`` is ``[T, H]``, or ``[S, T, H]`` fp32, parts that are added up first (see ``rosebatch_kernels.linear``).
+    ``x_bias [H]`` is the bias of the projection that made it (source of the fusion: article S0).
     """
     residual = _add(x, residual, x_bias)
     return layer_norm(residual, weight, bias, eps), residual
@@ -40,7 +41,8 @@ def add_rms_norm(
 
 
 def _add(x: Tensor, residual: Tensor, x_bias: Tensor | None) -> Tensor:
-    """The sum in a new tensor, rounded to the inputs' dtype once."""
-    if x_bias is None:
+    """The sum in a new tensor, rounded to the residual's dtype once."""
+    if x.ndim == 2 and x_bias is None:
         return residual + x
-    return (residual.float() + (x.float() + x_bias.float())).to(x.dtype)
+    wide = x.float() if x.ndim == 2 else x.sum(0)
+    return (residual.float() + (wide if x_bias is None else wide + x_bias.float())).to(residual.dtype)

@@ -1,0 +1,56 @@
+"""Products of a decode step against cuBLAS: ``python -m rosebatch_kernels.linear.bench``."""
+
+import torch
+from torch import Tensor
+
+from rosebatch_kernels.linear import kernel, reference
+from rosebatch_kernels.timing import median_us, report
+
+# (in, out, activation) of GPT-2, Qwen3-0.6B; those added to the residual are had in parts.
+_SHAPES = {
+    "GPT-2 qkv": (768, 2304, None),
+    "GPT-2 out": (768, 768, "parts"),
+    "GPT-2 up": (768, 3072, "gelu_tanh"),
+    "GPT-2 down": (3072, 768, "parts"),
+    "Qwen3 qkv": (1024, 4096, None),
+    "Qwen3 out": (2048, 1024, "parts"),
+    "Qwen3 gate, up": (1024, 6144, "silu_mul"),
+    "Qwen3 down": (3072, 1024, "parts"),
+}
+_ROWS = (1, 32, 64)
+# All layers' weights together do not fit the cache.
+_BYTES = 2**28
+
+
+def main() -> None:
+    """Write one line for each shape, number of rows and implementation."""
+    for name, (size_in, size_out, activation) in _SHAPES.items():
+        count = max(1, _BYTES // (size_in * size_out * 2))
+        weights = [_randn(size_out, size_in) * size_in**-0.5 for _ in range(count)]
+        for rows in _ROWS:
+            _product(f"{name} T={rows}", _randn(rows, size_in), weights, activation)
+
+
+def _product(name: str, x: Tensor, weights: list[Tensor], activation: str | None) -> None:
+    moved = weights[0].nbytes + x.nbytes
+    flops = 2 * len(x) * weights[0].numel()
+    for module in (kernel, reference):
+        turns = iter(weights * 4)
+
+        def call(module=module, turns=turns) -> Tensor:
+            weight = next(turns)
+            if activation != "parts":
+                return module.linear(x, weight, None, activation)
+            # cuBLAS adds its parts up itself.
+            return kernel.parts(x, weight) if module is kernel else reference.linear(x, weight)
+
+        label = f"{name:<24} {activation or '':<10} {module.__name__.rpartition('.')[2]}"
+        report(label, median_us(call, calls=len(weights)), moved=moved, flops=flops)
+
+
+def _randn(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+
+if __name__ == "__main__":
+    main()

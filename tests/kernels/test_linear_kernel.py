@@ -1,0 +1,120 @@
+"""Products of few rows, and what follows them in the same kernel, against float64."""
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from rosebatch_kernels.linear import kernel
+from rosebatch_kernels.linear.kernel import StreamedLinear
+
+# (rows, in, out): one row; none a multiple of a tile; more rows than a tile has, only in parts; the depth in parts that
+# come out uneven, and in as many as there can be.
+SHAPES = [(1, 64, 32), (7, 200, 48), (33, 1000, 100), (64, 768, 33), (17, 1, 1), (16, 2048, 1024)]
+MANY = [(65, 300, 40), (128, 1024, 64)]
+ACTIVATIONS = {
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu_erf": torch.nn.functional.gelu,
+    "relu": torch.relu,
+    "silu_mul": lambda x: torch.nn.functional.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+}
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+
+
+@pytest.fixture(params=["reference", "kernel"])
+def implementation(request):
+    return import_module(f"rosebatch_kernels.linear.{request.param}")
+
+
+@pytest.fixture(params=[torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def narrow(request):
+    """The kernel is for 16-bit types alone."""
+    return request.param
+
+
+def make(shape, dtype, device, randn):
+    """x with rows that lie apart, weight and bias of a size that keeps results around 1."""
+    rows, size_in, size_out = shape
+    x = randn(rows, size_in + 8, dtype=dtype).to(device)[:, :size_in]
+    weight = (randn(size_out, size_in) * size_in**-0.5).to(device, dtype)
+    return x, weight, randn(size_out, dtype=dtype).to(device)
+
+
+def exact(x, weight, bias=None):
+    out = x.double() @ weight.double().t()
+    return out if bias is None else out + bias.double()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear(implementation, shape, biased, narrow, device, randn, assert_close):
+    x, weight, bias = make(shape, narrow, device, randn)
+    out = implementation.linear(x, weight, bias if biased else None)
+    assert out.dtype == narrow
+    assert_close(out, exact(x, weight, bias if biased else None))
+
+
+@pytest.mark.parametrize("shape", [(7, 200, 48), (64, 64, 70)])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activated(implementation, shape, biased, activation, narrow, device, randn, assert_close):
+    """A gate and what it gates lie half the weight apart, and are rounded before they are multiplied."""
+    x, weight, bias = make(shape, narrow, device, randn)
+    out = implementation.linear(x, weight, bias if biased else None, activation)
+    assert_close(out, ACTIVATIONS[activation](exact(x, weight, bias if biased else None)))
+
+
+@pytest.mark.parametrize("shape", SHAPES + MANY)
+def test_parts(implementation, shape, narrow, device, randn):
+    """fp32 until they are added up: no rounding to 16 bits hides in them."""
+    x, weight, _ = make(shape, narrow, device, randn)
+    out = implementation.parts(x, weight)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.sum(0).double(), exact(x, weight), rtol=0, atol=1e-5)
+
+
+def test_parts_are_as_many_as_fill_a_gpu(device, randn):
+    for shape, splits in [((16, 2048, 1024), 8), ((16, 256, 1024), 2), ((128, 1024, 64), 4), ((2, 128, 128), 1)]:
+        x, weight, _ = make(shape, torch.float16, "cpu", randn)
+        assert len(kernel.parts(x.to(device), weight.to(device))) == splits
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_a_rows_bits_do_not_depend_on_its_neighbours(rows, device, randn):
+    """A tile always has as many rows; those that are not there are zeros."""
+    x, weight, bias = make((64, 200, 48), torch.float16, device, randn)
+    whole = kernel.linear(x, weight, bias)
+    assert torch.equal(kernel.linear(x[:rows], weight, bias), whole[:rows])
+
+
+def test_weight_offsets_past_int32(device, randn, assert_close):
+    """Rows whose end lies 2^31 elements behind the weight's beginning; the rows before are never touched."""
+    if device == "cpu":
+        pytest.skip("half a million rows take the interpreter hours")
+    size_in = 2**12
+    rows = 2**19 + 2
+    storage = torch.UntypedStorage(rows * size_in * 2, device=device)
+    weight = torch.empty(0, dtype=torch.float16, device=device).set_(storage, 0, (rows, size_in))
+    weight[-64:] = (randn(64, size_in) * size_in**-0.5).half().to(device)
+    x = randn(2, size_in, dtype=torch.float16).to(device)
+    assert_close(kernel.linear(x, weight)[:, -64:], exact(x, weight[-64:]))
+
+
+def test_which_rows_are_streamed(device, randn, assert_close):
+    """More rows, or a weight that takes long to read anyway, are left to the library, with the same results."""
+    x, weight, bias = make((200, 64, 32), torch.float16, device, randn)
+    layer = StreamedLinear(weight, bias)
+    assert [(layer.streams(x[:n]), layer.divides(x[:n])) for n in (64, 65, 129)] == [
+        (True, True),
+        (False, True),
+        (False, False),
+    ]
+    large = StreamedLinear(torch.empty(2**10, 2**13 + 1, dtype=torch.float16))
+    assert not large.streams(x[:1])
+    assert not large.divides(x[:1])
+    for n in (64, 200):
+        assert_close(layer(x[:n]), exact(x[:n], weight, bias))
+        assert_close(layer.product(x[:n]), exact(x[:n], weight))
+        assert layer.activates(x[:n], "gelu_tanh")
+        assert_close(layer.activated(x[:n], "gelu_tanh"), ACTIVATIONS["gelu_tanh"](exact(x[:n], weight, bias)))
+        assert layer.activates(x[:n], "silu_mul") == (n == 64)
