@@ -1,5 +1,8 @@
 """Products of a decode step against cuBLAS: ``python -m rosebatch_kernels.linear.bench``."""
 
+from collections.abc import Iterator
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
@@ -37,7 +40,7 @@ def _product(name: str, x: Tensor, weights: list[Tensor], activation: str | None
     for module in (kernel, reference):
         turns = iter(weights * 4)
 
-        def call(module=module, turns=turns) -> Tensor:
+        def call(module: ModuleType = module, turns: Iterator[Tensor] = turns) -> object:
             weight = next(turns)
             if activation != "parts":
                 return module.linear(x, weight, None, activation)
