@@ -27,26 +27,7 @@ def decode(
     qk_norm: tuple[Tensor, Tensor, float] | None = None,
     append: bool = True,
 ) -> Tensor:
-    """Attention of one new token for each sequence.
-
-    Args:
-        qkv: ``[B, (heads + 2 · kv_heads) · D]``, q then k then v, as the projection leaves them.
-        cache: ``[2, blocks, kv_heads, block_size, D]``; with ``append`` the new K and V are written into it.
-        block_table: ``[B, M]`` int32 block ids, rows at any stride.
-        positions: ``[B]`` int32 at any stride, of the new token.
-        limits: ``[B]`` int32; a row with ``position >= limit`` is skipped, its output undefined.
-        workspace: not used.
-        num_heads: query heads, a multiple of kv_heads.
-        scale: factor on q·k.
-        window: keys that the token sees, its own included; 0 for all.
-        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype, both halves of cos alike, the first of sin
-            negated; None where q and k are rotated already, or never.
-        qk_norm: ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head before the rotation.
-        append: False where the new K and V are in the cache already; q is then taken as it is.
-
-    Returns:
-        ``[B, heads · D]``.
-    """
+    """See ``rosebatch_kernels.paged_attention.decode``; the workspace is not used."""
     live = positions < limits
     if append:
         numbers = torch.arange(len(qkv), dtype=torch.int32, device=qkv.device)
@@ -70,21 +51,7 @@ def prefill(
     scale: float,
     window: int = 0,
 ) -> Tensor:
-    """Attention of chunks of tokens, packed one behind the other.
-
-    Args:
-        q: ``[T, at least heads · D]``, rows at any stride: q stands first in each.
-        cache: ``[2, blocks, kv_heads, block_size, D]``, the chunks' own K and V included.
-        block_table: ``[S, M]`` int32 block ids, rows at any stride.
-        tiles: ``[N, 4]`` int32: row of the block table, first row in q, position of that row, number of rows; the
-            tiles cover the rows of q exactly once.
-        num_heads: query heads, a multiple of kv_heads.
-        scale: factor on q·k.
-        window: keys that a token sees, its own included; 0 for all.
-
-    Returns:
-        ``[T, heads · D]``.
-    """
+    """See ``rosebatch_kernels.paged_attention.prefill``."""
     out = torch.empty(len(q), num_heads * cache.shape[-1], dtype=q.dtype, device=q.device)
     for sequence, first, position, count in tiles.tolist():
         rows = slice(first, first + count)

@@ -16,19 +16,7 @@ def prepare(
     rotary: tuple[Tensor, Tensor] | None = None,
     qk_norm: tuple[Tensor, Tensor, float] | None = None,
 ) -> None:
-    """Norm and rotate q in place; norm and rotate k, and write it and v to the cache.
-
-    Args:
-        qkv: ``[T, (heads + 2 · kv_heads) · D]``, q then k then v; q is overwritten.
-        cache: ``[2, blocks, kv_heads, block_size, D]``, written in place.
-        block_table: ``[S, M]`` int32 block ids, rows at any stride.
-        rows: ``[T]`` int32, each token's row of the block table; a token with -1 is skipped.
-        positions: ``[T]`` int32.
-        num_heads: query heads.
-        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype, both halves of cos alike, the first of sin
-            negated.
-        qk_norm: ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head before the rotation.
-    """
+    """See ``rosebatch_kernels.qkv.reference``."""
     tokens = len(qkv)
     _, blocks, kv_heads, block_size, size = cache.shape
     cos, sin = rotary if rotary is not None else (qkv, qkv)
