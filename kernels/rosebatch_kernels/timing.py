@@ -65,7 +65,7 @@ def copy_bandwidth() -> float:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e-3)
-    return 2 * _COPY_BYTES / statistics.median(times)
+    return 2 * _COPY_BYTES / float(statistics.median(times))
 
 
 @cache

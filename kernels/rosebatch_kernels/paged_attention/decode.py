@@ -37,7 +37,7 @@ def num_splits(batch: int, kv_heads: int) -> int:
 def _least_keys(batch: int, kv_heads: int) -> int:
     """Keys that a split should have to be worth its merge."""
     programs = batch * kv_heads
-    return 512 if programs >= 1024 else 256 if programs >= 512 else 128
+    return 512 if programs >= 1024 else 256 if programs >= 512 else 64
 
 
 class DecodeWorkspace:
