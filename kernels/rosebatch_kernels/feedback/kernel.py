@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.dependent_launch import launch_options, wait
 from rosebatch_kernels.feedback import layout
 
 _TOKEN = tl.constexpr(layout.TOKEN)
@@ -33,6 +34,7 @@ def advance(
         STEP=step is not None,
         ENDS=len(end_tokens),
         num_warps=4,
+        **launch_options(),
     )
 
 
@@ -52,7 +54,10 @@ def _advance(
     SLOTS: tl.constexpr,
     STEP: tl.constexpr,
     ENDS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait()
     row = tl.arange(0, WIDTH)
     real = row < count
     column = tl.load(slots + row, mask=real, other=0) if SLOTS else row

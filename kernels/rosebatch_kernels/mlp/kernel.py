@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.dependent_launch import launch_options, wait
+
 # Columns of a program: 16 bytes for each thread of four warps in 16-bit types.
 _COLUMNS = 1024
 _NUM_WARPS = 4
@@ -66,11 +68,15 @@ def _tiles(tokens: int, size: int) -> tuple[tuple[int, int], dict[str, int]]:
     columns = min(_COLUMNS, triton.next_power_of_2(size))
     rows = _COLUMNS // columns * (_MANY_ROWS if tokens > _FEW_TOKENS else 1)
     grid = triton.cdiv(tokens, rows), triton.cdiv(size, columns)
-    return grid, {"rows": rows, "columns": columns, "num_warps": _NUM_WARPS}
+    return grid, {"rows": rows, "columns": columns, "num_warps": _NUM_WARPS, **launch_options()}
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _activation(x, bias, tokens, size, stride, name: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
+def _activation(
+    x, bias, tokens, size, stride, name: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, PDL: tl.constexpr
+):
+    if PDL:
+        wait()
     row, column, inside = _place(tokens, size, rows, columns)
     place = x + row * stride + column
     value = tl.load(place, inside).to(tl.float32)
@@ -82,8 +88,19 @@ def _activation(x, bias, tokens, size, stride, name: tl.constexpr, rows: tl.cons
 
 @triton.jit(do_not_specialize=["tokens"])
 def _bias_residual(
-    residual, y, bias, tokens, size, residual_stride, y_stride, rows: tl.constexpr, columns: tl.constexpr
+    residual,
+    y,
+    bias,
+    tokens,
+    size,
+    residual_stride,
+    y_stride,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait()
     row, column, inside = _place(tokens, size, rows, columns)
     place = residual + row * residual_stride + column
     before = tl.load(place, inside).to(tl.float32)
@@ -93,7 +110,9 @@ def _bias_residual(
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _silu_mul(gate_up, out, tokens, size, stride, rows: tl.constexpr, columns: tl.constexpr):
+def _silu_mul(gate_up, out, tokens, size, stride, rows: tl.constexpr, columns: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        wait()
     row, column, inside = _place(tokens, size, rows, columns)
     place = gate_up + row * stride + column
     gate = tl.load(place, inside).to(tl.float32)

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.dependent_launch import launch_options, wait
+
 # Query tokens of a tile: what the caller cuts its chunks into.
 TILE_ROWS = 64
 
@@ -64,6 +66,7 @@ def prefill(
         WINDOW=window > 0,
         STAGES=stages,
         num_warps=warps,
+        **launch_options(),
     )
     return out
 
@@ -147,7 +150,10 @@ def _prefill(
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait()
     head = tl.program_id(0)
     tile = tiles + tl.program_id(1) * 4
     sequence, first_row = tl.load(tile), tl.load(tile + 1)

@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.dependent_launch import launch_options, wait
+
 
 def prepare(
     qkv: Tensor,
@@ -45,6 +47,7 @@ def prepare(
         ROTARY=rotary is not None,
         NORM=qk_norm is not None,
         num_warps=4,
+        **launch_options(),
     )
 
 
@@ -102,7 +105,10 @@ def _prepare(
     BLOCK: tl.constexpr,
     ROTARY: tl.constexpr,
     NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait()
     token = tl.program_id(0)
     position = tl.load(positions + token)
     row = tl.load(rows + token)

@@ -29,6 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.dependent_launch import launch_options, wait
 from rosebatch_kernels.sampling.reference import COLDEST, HOTTEST
 from rosebatch_kernels.sampling.threshold import crossing, load, lower_bound, pick_kept, uniform, weight
 
@@ -97,6 +98,7 @@ def sample_rows(
         coldest=COLDEST,
         hottest=HOTTEST,
         num_warps=8,
+        **launch_options(),
     )
     _choose[(rows,)](
         *shape,
@@ -130,6 +132,7 @@ def sample_rows(
         coldest=COLDEST,
         hottest=HOTTEST,
         num_warps=8,
+        **launch_options(),
     )
     return tokens
 
@@ -154,7 +157,10 @@ def _summarise(
     block: tl.constexpr,
     coldest: tl.constexpr,
     hottest: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait()
     row = tl.program_id(1).to(tl.int64)
     heat = tl.load(temperature + row * temperature_stride)
     base = logits + row * group_stride * group
@@ -208,7 +214,10 @@ def _choose(
     blank_bits: tl.constexpr,
     coldest: tl.constexpr,
     hottest: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait()
     row = tl.program_id(0).to(tl.int64)
     heat = tl.load(temperature + row * temperature_stride)
     k = tl.load(top_k + row * top_k_stride)
