@@ -104,11 +104,11 @@ class DeviceOps:
 def device_ops(max_num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, device: torch.device) -> DeviceOps:
     """The kernels for a model with these heads, with the memory that they keep between calls."""
     from rosebatch_kernels.feedback import kernel as feedback
-    from rosebatch_kernels.paged_attention import decode, prefill
+    from rosebatch_kernels.paged_attention import decode, prefill, splits
     from rosebatch_kernels.qkv import kernel as qkv_kernel
     from rosebatch_kernels.sampling import kernel as sampling_kernel
 
-    workspace = decode.DecodeWorkspace(max_num_seqs, num_heads, kv_heads, head_dim, device)
+    workspace = splits.DecodeWorkspace(max_num_seqs, num_heads, kv_heads, head_dim, device)
     return DeviceOps(
         decode=partial(decode.decode, workspace=workspace),
         prefill=prefill.prefill,

@@ -83,9 +83,9 @@ class Weights(RandomWeights):
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch):
     """One split for each decoded sequence: what keys are divided into has its own tests, and programs take time."""
-    from rosebatch_kernels.paged_attention import decode
+    from rosebatch_kernels.paged_attention import splits
 
-    monkeypatch.setattr(decode, "_MANY_PROGRAMS", 1)
+    monkeypatch.setattr(splits, "_MANY_PROGRAMS", 1)
 
 
 def requests(name):

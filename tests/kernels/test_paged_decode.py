@@ -7,7 +7,7 @@ import torch
 from torch import nan
 
 from rosebatch_kernels.paged_attention import decode as kernel
-from rosebatch_kernels.paged_attention import paged_reference
+from rosebatch_kernels.paged_attention import paged_reference, splits
 from tests.kernels.scattered import (
     EPS,
     Scattered,
@@ -73,7 +73,7 @@ def make_step(
         options["rotary"] = tuple(table.to(device) for table in tables)
     if qk_norm:
         options["qk_norm"] = (*(weight.to(device) for weight in weights), EPS)
-    workspace = kernel.DecodeWorkspace(batch, heads, kv_heads, size, torch.device(device))
+    workspace = splits.DecodeWorkspace(batch, heads, kv_heads, size, torch.device(device))
     return SimpleNamespace(
         paged=paged,
         live=[row for row in range(batch) if row not in idle],
@@ -151,7 +151,7 @@ def test_without_append(implementation, group, block_size, window, dtype, device
 @pytest.mark.parametrize(("group", "window", "append"), [(1, 0, True), (4, 0, False), (2, 300, True)])
 def test_keys_in_several_splits(implementation, group, window, append, dtype, device, randn, assert_close):
     """Short sequences leave splits without work; the parts are merged in one order, whichever comes last."""
-    assert kernel.num_splits(3, 1) > 1
+    assert splits.num_splits(3, 1) > 1
     step = make_step([1000, 0, 300], 1, group, 64, 64, dtype, device, randn, window=window, append=append)
     first = check(implementation, step, assert_close)
     # The first call's partial results are left in the workspace, its counters are not.
@@ -160,9 +160,9 @@ def test_keys_in_several_splits(implementation, group, window, append, dtype, de
 
 def test_one_split(implementation, device, randn, assert_close, monkeypatch):
     """As many sequences as fill a GPU, which is made small here; nearly none are live."""
-    monkeypatch.setattr(kernel, "_MANY_PROGRAMS", 100)
+    monkeypatch.setattr(splits, "_MANY_PROGRAMS", 100)
     batch, live = 100, (0, 7, 99)
-    assert kernel.num_splits(batch, 1) == 1
+    assert splits.num_splits(batch, 1) == 1
     positions = [3 if row in live else 0 for row in range(batch)]
     idle = [row for row in range(batch) if row not in live]
     step = make_step(positions, 1, 2, 24, 16, torch.float32, device, randn, idle=idle)

@@ -11,8 +11,9 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.paged_attention.decode import DecodeWorkspace, decode
+from rosebatch_kernels.paged_attention.decode import decode
 from rosebatch_kernels.paged_attention.prefill import TILE_ROWS, prefill
+from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
 from rosebatch_kernels.timing import median_us, report
 
 # Heads, K/V heads, head size, and whether positions are rotary and heads are normed.

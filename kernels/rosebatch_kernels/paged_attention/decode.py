@@ -16,45 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.dependent_launch import launch_options, wait
+from rosebatch_kernels.paged_attention.splits import DecodeWorkspace, least_keys, num_splits
 from rosebatch_kernels.qkv.kernel import normed_and_rotated
-
-# Programs (sequences times K/V heads) from which on none is split: so many balance each other.
-_MANY_PROGRAMS = 2112
-_MOST_SPLITS = 16
-
-
-def num_splits(batch: int, kv_heads: int) -> int:
-    """Parts that the keys of each sequence are divided into: a function of what a CUDA graph fixes, nothing else.
-
-    Few programs are divided to fill the GPU, more of them so that a long sequence does not outlast the others.
-    """
-    programs = batch * kv_heads
-    if programs >= _MANY_PROGRAMS:
-        return 1
-    return 4 if programs >= 256 else 8 if programs >= 128 else _MOST_SPLITS
-
-
-def _least_keys(batch: int, kv_heads: int) -> int:
-    """Keys that a split should have to be worth its merge."""
-    programs = batch * kv_heads
-    return 512 if programs >= 1024 else 256 if programs >= 512 else 64
-
-
-class DecodeWorkspace:
-    """Partial results of split sequences: one for a whole run, shared by all layers, which run one after the other.
-
-    Args:
-        max_batch: most sequences of a call.
-        heads: query heads.
-        head_dim: D.
-    """
-
-    def __init__(self, max_batch: int, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
-        parts = max(batch * num_splits(batch, kv_heads) for batch in range(1, max_batch + 1))
-        self.sums = torch.empty(parts * heads, head_dim, dtype=torch.float32, device=device)
-        self.stats = torch.empty(parts * heads, 2, dtype=torch.float32, device=device)
-        # Left at 0 by every call: the split that merges resets it.
-        self.arrived = torch.zeros(max_batch * kv_heads, dtype=torch.int32, device=device)
 
 
 def decode(
@@ -121,7 +84,7 @@ def decode(
         block_table.stride(0),
         positions.stride(0),
         window,
-        max(1, _least_keys(batch, kv_heads) // tile),
+        max(1, least_keys(batch, kv_heads) // tile),
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,

@@ -8,7 +8,7 @@ positions on the host.
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.paged_attention.decode import DecodeWorkspace
+from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
 from rosebatch_kernels.qkv.reference import prepare
 
 
