@@ -141,14 +141,14 @@ def _cpu_ops(toggles: Toggles) -> Ops:
 def _cuda_ops(toggles: Toggles) -> Ops:
     """Triton kernels where a switch is on; they are imported here, so that a run on a CPU need not load Triton."""
     from rosebatch_kernels.kv_cache import kernel as kv_cache_kernel
-    from rosebatch_kernels.linear.kernel import StreamedLinear
+    from rosebatch_kernels.linear.streamed import StreamedLinear, can_stream
     from rosebatch_kernels.mlp import kernel as mlp_kernel
     from rosebatch_kernels.norm import kernel as norm_kernel
 
     norms = norm_kernel if toggles.fused_norm else norm
 
     def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-        streamed = toggles.streamed_linear and weight.dtype.itemsize == 2
+        streamed = toggles.streamed_linear and can_stream(weight)
         return StreamedLinear(weight, bias) if streamed else linear.Linear(weight, bias)
 
     kinds = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}

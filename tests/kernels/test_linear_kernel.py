@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rosebatch_kernels.linear import kernel
-from rosebatch_kernels.linear.kernel import StreamedLinear
+from rosebatch_kernels.linear.streamed import StreamedLinear, can_stream
 
 # (rows, in, out): one row; none a multiple of a tile; more rows than a tile has, only in parts; the depth in parts that
 # come out uneven, and in as many as there can be.
@@ -103,6 +103,8 @@ def test_weight_offsets_past_int32(device, randn, assert_close):
 def test_which_rows_are_streamed(device, randn, assert_close):
     """More rows, or a weight that takes long to read anyway, are left to the library, with the same results."""
     x, weight, bias = make((200, 64, 32), torch.float16, device, randn)
+    assert can_stream(weight)
+    assert not can_stream(weight.float())
     layer = StreamedLinear(weight, bias)
     assert [(layer.streams(x[:n]), layer.divides(x[:n])) for n in (64, 65, 129)] == [
         (True, True),

@@ -13,54 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.dependent_launch import launch_options, prefetch, wait
-from rosebatch_kernels.linear.reference import Linear
 from rosebatch_kernels.mlp.kernel import activate, logistic
 
-# Where this module's kernel was found faster than cuBLAS on an H100: rows of a product, and of one in parts; elements
-# of the weight, above which reading it takes so long that nothing else counts.
-_MOST_ROWS = 64
-_MOST_ROWS_IN_PARTS = 128
-_MOST_ELEMENTS = 2**23
 # Rows of a tile: Hopper's matrix instruction takes no fewer, and rows that do not exist cost nothing to load.
 _ROWS = 64
 # Elements of a weight's row that fill a line of the cache.
 _LINE = 64
-
-
-class StreamedLinear(Linear):
-    """``x [T, in] -> [T, out]`` in a 16-bit type; what follows the product can be had with it where rows are few."""
-
-    def streams(self, x: Tensor) -> bool:
-        """Whether the product of these rows is this module's kernel."""
-        return len(x) <= _MOST_ROWS and self.weight.numel() <= _MOST_ELEMENTS
-
-    def divides(self, x: Tensor) -> bool:
-        """Whether the product of these rows is better had in parts, where the consumer can add them up."""
-        return len(x) <= _MOST_ROWS_IN_PARTS and self.weight.numel() <= _MOST_ELEMENTS
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The product plus the bias, in x's dtype."""
-        return linear(x, self.weight, self.bias) if self.streams(x) else super().__call__(x)
-
-    def product(self, x: Tensor) -> Tensor:
-        """The product alone."""
-        return linear(x, self.weight) if self.streams(x) else super().product(x)
-
-    def parts(self, x: Tensor) -> Tensor:
-        """The product alone in parts, see ``parts``."""
-        return parts(x, self.weight)
-
-    def activates(self, x: Tensor, activation: str) -> bool:
-        """Whether ``activated`` serves these rows."""
-        return self.streams(x) or (activation == "gelu_tanh" and self.bias is not None)
-
-    def activated(self, x: Tensor, activation: str) -> Tensor:
-        """The activated product, see ``linear``; many rows by cuBLAS, which knows one of the activations."""
-        if self.streams(x):
-            return linear(x, self.weight, self.bias, activation)
-        assert activation == "gelu_tanh" and self.bias is not None
-        out: Tensor = torch._addmm_activation(self.bias, x, self.weight.t(), use_gelu=True)
-        return out
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
