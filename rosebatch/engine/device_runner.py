@@ -16,7 +16,7 @@ from rosebatch.engine.device_attention import AttentionContext, DecodeAttention,
 from rosebatch.engine.device_state import DeviceState
 from rosebatch.engine.graphs import Ran, StepGraphs
 from rosebatch.engine.kv_cache import KVCache
-from rosebatch.engine.packing import MOST_PADDED_TOKENS, PackedInputs, last_rows, pack, padded_size
+from rosebatch.engine.packing import MOST_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
 from rosebatch.engine.plan import Chunk, StepPlan, StepResult
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.slots import Slots
@@ -66,7 +66,7 @@ class DeviceRunner:
         self.context = AttentionContext(config, cache, self.state, ops, kernels, toggles)
         self.decodes = StepGraphs(self._decode_step, enabled=toggles.cuda_graph)
         self.packed = StepGraphs(self._packed_step, enabled=toggles.cuda_graph)
-        cells = 3 * MOST_PADDED_TOKENS + 4 * self._num_tiles(MOST_PADDED_TOKENS)
+        cells = self._layout(MOST_PADDED_TOKENS).num_cells
         self._packed_cells = torch.zeros(cells, dtype=torch.int32, device=device)
         self.up, self.down = Staging(device), Staging(device)
         self.end_tokens = torch.tensor(config.eos_token_ids, dtype=torch.int32, device=device)
@@ -104,11 +104,11 @@ class DeviceRunner:
         return wait
 
     def _launch_packed(self, plan: StepPlan, clock: "_Clock") -> Callable[[], StepResult]:
-        ran, rows, columns = self._run_packed(plan)
-        if not len(rows):
+        ran, columns = self._run_packed(plan)
+        if not len(columns):
             clock.stop()
             return lambda: StepResult([], clock.seconds(), 0, ran.replays, ran.captures)
-        logits = self.model.logits(ran.out[rows])
+        logits = self.model.logits(ran.out[: len(columns)])
         if self.toggles.fused_sampler:
             tokens = self.kernels.sample_rows(logits, **self.state.sampling(columns))
             self.kernels.advance(tokens, self.state.fields, columns, self._first_tokens, None, self.end_tokens)
@@ -121,31 +121,33 @@ class DeviceRunner:
             [[token] for token in fetch().tolist()], clock.seconds(), 1, ran.replays, ran.captures
         )
 
-    def _run_packed(self, plan: StepPlan) -> tuple[Ran, Tensor, Tensor]:
-        """The final hidden states, and of each chunk that samples the row of its last token and its slot."""
+    def _run_packed(self, plan: StepPlan) -> tuple[Ran, Tensor]:
+        """Of each chunk that samples, the last token's final hidden state, and the slot."""
         padded = self.packed.enabled and plan.num_tokens <= MOST_PADDED_TOKENS
-        size = padded_size(plan.num_tokens) if padded else plan.num_tokens
-        cells = pack(plan, self.slots, size, self._num_tiles(size) if padded else 0, self.kernels.tile_rows)
-        there, rows, columns = self.up.send(cells, *last_rows(plan, self.slots))
+        tile_rows = self.kernels.tile_rows
+        layout = self._layout(padded_size(plan.num_tokens)) if padded else Layout.exact(plan, tile_rows)
+        slots = [self.slots.slot_of[chunk.sequence] for chunk in plan.chunks if chunk.samples]
+        cells, columns = self.up.send(pack(plan, self.slots, layout, tile_rows), np.array(slots, np.int32))
         if not padded:
-            return Ran(self._forward(there, size)), rows, columns
-        self._packed_cells[: len(there)].copy_(there)
-        return self.packed.run(size), rows, columns
+            return Ran(self._forward(layout.inputs(cells))), columns
+        self._packed_cells[: len(cells)].copy_(cells)
+        return self.packed.run(layout.size), columns
 
     def _packed_step(self, size: int) -> Tensor:
-        return self._forward(self._packed_cells[: 3 * size + 4 * self._num_tiles(size)], size)
+        return self._forward(self._layout(size).inputs(self._packed_cells))
 
-    def _forward(self, cells: Tensor, size: int) -> Tensor:
-        inputs = PackedInputs.of(cells, size)
+    def _forward(self, inputs: PackedInputs) -> Tensor:
         attention = PackedAttention(self.context, inputs.rows, inputs.positions, inputs.tiles)
-        return self.model.forward(inputs.input_ids, inputs.positions, attention)
+        return self.model.forward(inputs.input_ids, inputs.positions, attention)[inputs.last_rows]
 
-    def _num_tiles(self, size: int) -> int:
-        """Tiles that hold so many tokens, however many sequences they belong to."""
-        return size // self.kernels.tile_rows + min(size, self.slots.num_slots)
+    def _layout(self, size: int) -> Layout:
+        return Layout.padded(size, self.kernels.tile_rows, self.slots.num_slots)
 
     def _decode_step(self, size: int) -> Tensor:
-        """One decode step of the first ``size`` rows, sampling and feedback included: logits ``[size, V]``."""
+        """One decode step of the first ``size`` rows: logits ``[size, V]``, or tokens where it samples them itself.
+
+        A graph keeps what it returns: logits of every size would be a lot to keep.
+        """
         fields = self.state.fields
         attention = DecodeAttention(self.context, size)
         hidden = self.model.forward(fields[layout.TOKEN, :size], fields[layout.POSITION, :size], attention)
@@ -153,6 +155,7 @@ class DeviceRunner:
         if self.toggles.fused_sampler:
             tokens = self.kernels.sample_rows(logits, **self.state.sampling(slice(size)))
             self.kernels.advance(tokens, fields, None, self.state.history, self.state.step, self.end_tokens)
+            return tokens
         return logits
 
     def _sample_separately(

@@ -1,6 +1,5 @@
 """From a model source and limits to an engine that is ready to run."""
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +8,8 @@ from rosebatch.config import EngineConfig, Sampler
 from rosebatch.engine.block_pool import BlockPool
 from rosebatch.engine.device_runner import DeviceRunner
 from rosebatch.engine.engine import Engine, StepRunner
-from rosebatch.engine.kv_cache import KVCache, bytes_per_block
+from rosebatch.engine.kv_cache import KVCache
+from rosebatch.engine.memory import plan_memory
 from rosebatch.engine.runner import Runner
 from rosebatch.engine.scheduler import Scheduler
 from rosebatch.errors import FlagError
@@ -18,17 +18,10 @@ from rosebatch.model.source import ModelSource
 from rosebatch.ops import device_ops, select
 from rosebatch.toggles import Toggles
 
-# Tokens of a step where the user does not say. On a CPU, a step's activations should not outgrow its caches: 1024
-# tokens at a time prefill a quarter faster than 4096 (docs/performance.md).
-_BATCHED_TOKENS = {"cuda": 16384, "cpu": 1024}
 # Tokens of a block: what a GPU reads at a time, and what a prefix on a CPU is rounded down to.
 _BLOCK_SIZE = {"cuda": 64, "cpu": 16}
 # Decode steps that follow each other before the host looks at their tokens.
 _DECODE_WINDOW = 8
-# Shares of the free memory that the KV cache takes unless told otherwise.
-_GPU_SHARE = 0.85
-_CPU_SHARE = 0.25
-_CPU_MOST = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +64,8 @@ def load_engine(
     block_size = limits.block_size or _BLOCK_SIZE[device.type]
     with torch.inference_mode():
         model = build_model(config, ops, source.weights(device))
-    num_blocks = _num_blocks(source, limits, block_size, device)
+    memory = plan_memory(config, limits, block_size, source.dtype, device)
+    num_blocks = memory.num_blocks
     kernels_only = device.type == "cuda" and toggles.paged_attention
     window = 0
     if kernels_only:
@@ -81,7 +75,7 @@ def load_engine(
     scheduler = Scheduler(
         BlockPool(num_blocks, block_size),
         max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens or _BATCHED_TOKENS[device.type],
+        max_num_batched_tokens=memory.max_num_batched_tokens,
         prefix_cache=toggles.prefix_cache,
         chunked_prefill=toggles.chunked_prefill,
         decode_window=window,
@@ -110,23 +104,3 @@ def load_engine(
         lookahead=int(kernels_only and toggles.late_results),
     )
     return LoadedEngine(engine, num_blocks, block_size, cache.data.nbytes)
-
-
-def _num_blocks(source: ModelSource, limits: EngineConfig, block_size: int, device: torch.device) -> int:
-    block = bytes_per_block(source.config, block_size, source.dtype)
-    memory = limits.kv_cache_memory or _default_memory(device)
-    # More than every sequence at full length is of no use.
-    most = limits.max_num_seqs * -(-source.config.max_model_len // block_size)
-    blocks = min(memory // block, most)
-    if blocks < 1 or blocks * block_size < 2:
-        raise FlagError(f"--kv-cache-memory {memory}: a block of {block_size} tokens takes {block} bytes")
-    return blocks
-
-
-def _default_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _GPU_SHARE)
-    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
-        return _CPU_MOST
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(int(free * _CPU_SHARE), _CPU_MOST)

@@ -1,5 +1,6 @@
 """The inputs of a step over packed chunks as one array, so that one copy brings them to the device."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,26 +27,56 @@ class PackedInputs(NamedTuple):
     Attributes:
         input_ids, rows, positions: ``[T]`` int32; a token that is padding has row -1.
         tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``; padding has no rows.
+        last_rows: ``[S]`` int32, the last token's row of each chunk that samples, in the plan's order, then zeros.
     """
 
     input_ids: Tensor
     rows: Tensor
     positions: Tensor
     tiles: Tensor
+    last_rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many tokens, tiles and last rows an array of packed inputs has room for."""
+
+    size: int
+    num_tiles: int
+    num_last: int
 
     @classmethod
-    def of(cls, cells: Tensor, size: int) -> "PackedInputs":
-        """Views of the array that ``pack`` makes for ``size`` tokens."""
-        input_ids, rows, positions = cells[: 3 * size].view(3, size)
-        return cls(input_ids, rows, positions, cells[3 * size :].view(-1, 4))
+    def exact(cls, plan: StepPlan, tile_rows: int) -> "Layout":
+        """No more than the plan has."""
+        num_tiles = sum(-(-chunk.length // tile_rows) for chunk in plan.chunks)
+        return cls(plan.num_tokens, num_tiles, sum(chunk.samples for chunk in plan.chunks))
+
+    @classmethod
+    def padded(cls, size: int, tile_rows: int, num_slots: int) -> "Layout":
+        """Whatever sequences ``size`` tokens belong to."""
+        most = min(size, num_slots)
+        return cls(size, size // tile_rows + most, most)
+
+    @property
+    def num_cells(self) -> int:
+        """Length of the array."""
+        return 3 * self.size + 4 * self.num_tiles + self.num_last
+
+    def inputs(self, cells: Tensor) -> PackedInputs:
+        """Views of the array ``[at least num_cells]``."""
+        end = 3 * self.size + 4 * self.num_tiles
+        input_ids, rows, positions = cells[: 3 * self.size].view(3, self.size)
+        tiles = cells[3 * self.size : end].view(-1, 4)
+        return PackedInputs(input_ids, rows, positions, tiles, cells[end : self.num_cells])
 
 
-def pack(plan: StepPlan, slots: Slots, size: int, num_tiles: int, tile_rows: int) -> np.ndarray:
-    """A plan's tokens and tiles, ``[3 · size + 4 · num_tiles]`` int32, padded to at least so many of each."""
-    input_ids = np.zeros(size, np.int32)
-    rows = np.full(size, -1, np.int32)
-    positions = np.zeros(size, np.int32)
+def pack(plan: StepPlan, slots: Slots, layout: Layout, tile_rows: int) -> np.ndarray:
+    """The plan's tokens, tiles and last rows as int32, laid out and padded as ``layout`` says."""
+    input_ids = np.zeros(layout.size, np.int32)
+    rows = np.full(layout.size, -1, np.int32)
+    positions = np.zeros(layout.size, np.int32)
     tiles: list[tuple[int, int, int, int]] = []
+    last_rows: list[int] = []
     first = 0
     for chunk in plan.chunks:
         slot, end = slots.slot_of[chunk.sequence], first + chunk.length
@@ -54,16 +85,12 @@ def pack(plan: StepPlan, slots: Slots, size: int, num_tiles: int, tile_rows: int
         positions[first:end] = np.arange(chunk.start, chunk.start + chunk.length)
         for begin in range(0, chunk.length, tile_rows):
             tiles.append((slot, first + begin, chunk.start + begin, min(tile_rows, chunk.length - begin)))
+        if chunk.samples:
+            last_rows.append(end - 1)
         first = end
     # The longest first: the last programs to start should be the shortest.
     tiles.sort(key=lambda tile: -tile[2])
-    tiles += [(0, 0, 0, 0)] * (num_tiles - len(tiles))
-    return np.concatenate((input_ids, rows, positions, np.array(tiles, np.int32).reshape(-1)))
-
-
-def last_rows(plan: StepPlan, slots: Slots) -> tuple[np.ndarray, np.ndarray]:
-    """Of each chunk that samples, the row of its last token and its slot."""
-    ends = np.cumsum([chunk.length for chunk in plan.chunks])
-    sampling = [i for i, chunk in enumerate(plan.chunks) if chunk.samples]
-    columns = [slots.slot_of[plan.chunks[i].sequence] for i in sampling]
-    return (ends[sampling] - 1).astype(np.int32), np.array(columns, np.int32)
+    tiles += [(0, 0, 0, 0)] * (layout.num_tiles - len(tiles))
+    last_rows += [0] * (layout.num_last - len(last_rows))
+    flat = np.array(tiles, np.int32).reshape(-1)
+    return np.concatenate((input_ids, rows, positions, flat, np.array(last_rows, np.int32)))

@@ -2,7 +2,7 @@
 
 import torch
 
-from rosebatch.engine.packing import MOST_PADDED_TOKENS, PackedInputs, last_rows, pack, padded_size
+from rosebatch.engine.packing import MOST_PADDED_TOKENS, Layout, pack, padded_size
 from rosebatch.engine.plan import Chunk, StepPlan
 from rosebatch.engine.slots import Slots
 from rosebatch.request import Request, SamplingParams, Sequence
@@ -26,21 +26,36 @@ def test_tokens_tiles_and_padding():
     chunks = (Chunk(a, 4, 5, samples=True), Chunk(b, 0, 3, samples=False))
     plan, slots = StepPlan(chunks), Slots(3, 8)
     slots.slot_of = {a: 2, b: 0}
-    cells = torch.from_numpy(pack(plan, slots, 12, 6, tile_rows=2))
-    inputs = PackedInputs.of(cells, 12)
+    layout = Layout.padded(12, tile_rows=2, num_slots=3)
+    assert (layout.num_tiles, layout.num_last) == (9, 3)
+    inputs = layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=2)))
     assert inputs.input_ids.tolist() == [104, 105, 106, 107, 108, 200, 201, 202, 0, 0, 0, 0]
     assert inputs.rows.tolist() == [2] * 5 + [0] * 3 + [-1] * 4
     assert inputs.positions.tolist() == [4, 5, 6, 7, 8, 0, 1, 2, 0, 0, 0, 0]
     # Of the longest context first; slot, first row, its position, rows.
-    assert inputs.tiles.tolist() == [[2, 4, 8, 1], [2, 2, 6, 2], [2, 0, 4, 2], [0, 7, 2, 1], [0, 5, 0, 2], [0] * 4]
-    rows, columns = last_rows(plan, slots)
-    assert rows.tolist() == [4]
-    assert columns.tolist() == [2]
+    tiles = [[2, 4, 8, 1], [2, 2, 6, 2], [2, 0, 4, 2], [0, 7, 2, 1], [0, 5, 0, 2]]
+    assert inputs.tiles.tolist() == tiles + [[0] * 4] * 4
+    assert inputs.last_rows.tolist() == [4, 0, 0]
+
+    layout = Layout.exact(plan, tile_rows=2)
+    inputs = layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=2)))
+    assert inputs.rows.tolist() == [2] * 5 + [0] * 3
+    assert inputs.tiles.tolist() == tiles
+    assert inputs.last_rows.tolist() == [4]
+
+
+def test_there_is_room_for_any_division_of_the_tokens():
+    """Each sequence may leave a tile part-filled."""
+    for size in (16, 80, 200):
+        for chunks in range(1, min(size, 100) + 1):
+            lengths = [size // chunks + (i < size % chunks) for i in range(chunks)]
+            assert sum(-(-n // 64) for n in lengths) <= Layout.padded(size, 64, 100).num_tiles
 
 
 def test_no_chunk_samples():
     a = sequence(0, 9)
     slots = Slots(1, 8)
     slots.slot_of = {a: 0}
-    rows, columns = last_rows(StepPlan((Chunk(a, 0, 5, samples=False),)), slots)
-    assert len(rows) == len(columns) == 0
+    plan = StepPlan((Chunk(a, 0, 5, samples=False),))
+    layout = Layout.exact(plan, tile_rows=4)
+    assert len(layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=4))).last_rows) == 0
