@@ -180,6 +180,9 @@ def _decode(
         return
     start_tile = first_tile + split * share
     stop_tile = tl.minimum(start_tile + share, first_tile + tiles)
+    table_row = block_table + row * table_stride
+    last_block = tl.maximum(end - 1, 0) // BLOCK
+    block = tl.load(table_row + tl.minimum((start_tile * TILE) // BLOCK, last_block))
     if PDL:
         wait()
 
@@ -204,8 +207,8 @@ def _decode(
             k_head = q_row + (HEADS + head) * D + one
             k_new = normed_and_rotated(k_head, k_weight, cos_row, sin_row, one == 0, D, WIDTH, eps, ROTARY, NORM)
             v_new = tl.load(q_row + (HEADS + KV_HEADS + head) * D + d, mask=real, other=0.0)
-            block = tl.load(block_table + row * table_stride + position // BLOCK).to(tl.int64)
-            place = cache + (block * KV_HEADS + head) * page + (position % BLOCK) * D + d
+            newest = tl.load(table_row + position // BLOCK).to(tl.int64)
+            place = cache + (newest * KV_HEADS + head) * page + (position % BLOCK) * D + d
             tl.store(place, k_new, mask=real)
             tl.store(place + v_distance, v_new, mask=real)
             most = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * scale
@@ -217,11 +220,18 @@ def _decode(
         n = tile * TILE + offset
         seen = n < end
         if BLOCK % TILE == 0:
-            block = tl.load(block_table + row * table_stride + (tile * TILE) // BLOCK).to(tl.int64)
-            k_rows = cache + (block * KV_HEADS + head) * page + ((tile * TILE) % BLOCK) * D + offset[:, None] * D
+            k_rows = (
+                cache
+                + (block.to(tl.int64) * KV_HEADS + head) * page
+                + ((tile * TILE) % BLOCK) * D
+                + offset[:, None] * D
+            )
+            # Loaded an iteration ahead: loaded with the keys, the number would be a link of their software pipeline,
+            # which then waits for all it has under way before every tile.
+            block = tl.load(table_row + tl.minimum(((tile + 1) * TILE) // BLOCK, last_block))
         else:
-            block = tl.load(block_table + row * table_stride + n // BLOCK, mask=seen, other=0).to(tl.int64)
-            k_rows = cache + ((block * KV_HEADS + head) * page + (n % BLOCK) * D)[:, None]
+            blocks = tl.load(table_row + n // BLOCK, mask=seen, other=0).to(tl.int64)
+            k_rows = cache + ((blocks * KV_HEADS + head) * page + (n % BLOCK) * D)[:, None]
         present = seen[:, None] & real
         k = tl.load(k_rows + d, mask=present, other=0.0)
         v = tl.load(k_rows + v_distance + d, mask=present, other=0.0)

@@ -82,6 +82,7 @@ def _config(width: int, dtype: torch.dtype) -> tuple[int, int, int]:
 def _keys_of_tile(
     cache,
     table,
+    block,
     start,
     end,
     head,
@@ -93,16 +94,20 @@ def _keys_of_tile(
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """K and V ``[KEYS, WIDTH]`` of positions ``start ..``; zeros from ``end`` on where MASKED."""
+    """K and V ``[KEYS, WIDTH]`` of positions ``start ..`` in ``block``; zeros from ``end`` on where MASKED.
+
+    And the block of the keys after these. Its number is loaded an iteration ahead: loaded with the keys, it would be a
+    link of their software pipeline, which then waits for all it has under way before every tile.
+    """
     offset = tl.arange(0, KEYS)
     d = tl.arange(0, WIDTH)[None, :]
     n = start + offset
     if BLOCK % KEYS == 0:
-        block = tl.load(table + start // BLOCK).to(tl.int64)
-        rows = cache + (block * KV_HEADS + head) * (BLOCK * D) + (start % BLOCK) * D + offset[:, None] * D
+        rows = cache + (block.to(tl.int64) * KV_HEADS + head) * (BLOCK * D) + (start % BLOCK) * D + offset[:, None] * D
+        block = tl.load(table + tl.minimum(start + KEYS, end - 1) // BLOCK)
     else:
-        block = tl.load(table + n // BLOCK, mask=n < end, other=0).to(tl.int64)
-        rows = cache + ((block * KV_HEADS + head) * (BLOCK * D) + (n % BLOCK) * D)[:, None]
+        blocks = tl.load(table + n // BLOCK, mask=n < end, other=0).to(tl.int64)
+        rows = cache + ((blocks * KV_HEADS + head) * (BLOCK * D) + (n % BLOCK) * D)[:, None]
     if MASKED or D < WIDTH:
         present = (n < end)[:, None] & (d < D)
         k = tl.load(rows + d, mask=present, other=0.0)
@@ -110,7 +115,7 @@ def _keys_of_tile(
     else:
         k = tl.load(rows + d)
         v = tl.load(rows + v_distance + d)
-    return k, v
+    return k, v, block
 
 
 @triton.jit
@@ -177,11 +182,17 @@ def _prefill(
     if WINDOW:
         start = tl.maximum(position + 1 - window, 0) // KEYS * KEYS
         whole = start
+    # A tile of padding has no rows, and perhaps no table.
+    block = tl.load(table + start // BLOCK, mask=count > 0, other=0)
     for n in tl.range(start, whole, KEYS, num_stages=STAGES):
-        k, v = _keys_of_tile(cache, table, n, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, False)
+        k, v, block = _keys_of_tile(
+            cache, table, block, n, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, False
+        )
         most, total, acc = _attend(query, k, v, None, most, total, acc, scale, False)
     for n in tl.range(whole, end, KEYS, num_stages=STAGES):
-        k, v = _keys_of_tile(cache, table, n, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True)
+        k, v, block = _keys_of_tile(
+            cache, table, block, n, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True
+        )
         key = n + tl.arange(0, KEYS)[None, :]
         seen = key <= own[:, None]
         if WINDOW:
