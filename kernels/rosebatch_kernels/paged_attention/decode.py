@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rosebatch_kernels.dependent_launch import launch_options, wait
 from rosebatch_kernels.paged_attention.splits import DecodeWorkspace, least_keys, num_splits
-from rosebatch_kernels.qkv.kernel import normed_and_rotated
+from rosebatch_kernels.qkv.kernel import halves, normed_and_rotated, turn, weight_halves
 
 
 def decode(
@@ -88,6 +88,7 @@ def decode(
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
+        MEMBERS=triton.next_power_of_2(group),
         ROWS=1 if group == 1 else max(16, triton.next_power_of_2(group)),
         D=size,
         WIDTH=triton.next_power_of_2(size),
@@ -140,6 +141,7 @@ def _decode(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    MEMBERS: tl.constexpr,
     ROWS: tl.constexpr,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -183,18 +185,27 @@ def _decode(
     table_row = block_table + row * table_stride
     last_block = tl.maximum(end - 1, 0) // BLOCK
     block = tl.load(table_row + tl.minimum((start_tile * TILE) // BLOCK, last_block))
+    cosine, sine = turn(cos, sin, position, D, WIDTH, ROTARY)
+    q_weights = weight_halves(q_weight, D, WIDTH, ROTARY, NORM)
+    k_weights = weight_halves(k_weight, D, WIDTH, ROTARY, NORM)
     if PDL:
         wait()
 
-    # --- the new token ---
+    # --- the new token: all of it asked for at once ---
     d = tl.arange(0, WIDTH)[None, :]
-    g = tl.arange(0, ROWS)[:, None]
     real = d < D
+    m = tl.arange(0, MEMBERS)[:, None]
+    one = tl.zeros([1, 1], tl.int32)
     q_row = qkv + row.to(tl.int64) * qkv_stride
-    cos_row = cos + position.to(tl.int64) * D
-    sin_row = sin + position.to(tl.int64) * D
-    q_heads = q_row + (head * GROUP + g) * D
-    q = normed_and_rotated(q_heads, q_weight, cos_row, sin_row, g < GROUP, D, WIDTH, eps, ROTARY, NORM)
+    q_halves = halves(q_row + (head * GROUP + m) * D, m < GROUP, D, WIDTH, ROTARY)
+    if APPEND:
+        k_halves = halves(q_row + (HEADS + head) * D + one, one == 0, D, WIDTH, ROTARY)
+        v_new = tl.load(q_row + (HEADS + KV_HEADS + head) * D + d, mask=real, other=0.0)
+    q = normed_and_rotated(q_halves, q_weights, cosine, sine, D, eps, ROTARY, NORM)
+    # A matrix product wants more rows than a group has heads: copies cost nothing, and are made last.
+    copies: tl.constexpr = ROWS // MEMBERS
+    g = tl.arange(0, ROWS) // copies
+    own_head = (g < GROUP) & (tl.arange(0, ROWS) % copies == 0)
     offset = tl.arange(0, TILE)
     page = BLOCK * D
     v_distance = num_blocks.to(tl.int64) * KV_HEADS * page
@@ -203,17 +214,18 @@ def _decode(
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     if APPEND:  # noqa: SIM102 (the first is decided when the kernel is compiled)
         if split == 0:
-            one = tl.zeros([1, 1], tl.int32)
-            k_head = q_row + (HEADS + head) * D + one
-            k_new = normed_and_rotated(k_head, k_weight, cos_row, sin_row, one == 0, D, WIDTH, eps, ROTARY, NORM)
-            v_new = tl.load(q_row + (HEADS + KV_HEADS + head) * D + d, mask=real, other=0.0)
+            k_new = normed_and_rotated(k_halves, k_weights, cosine, sine, D, eps, ROTARY, NORM)
             newest = tl.load(table_row + position // BLOCK).to(tl.int64)
             place = cache + (newest * KV_HEADS + head) * page + (position % BLOCK) * D + d
             tl.store(place, k_new, mask=real)
             tl.store(place + v_distance, v_new, mask=real)
             most = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * scale
+            if copies > 1:
+                most = tl.reshape(tl.broadcast_to(most[:, None], [MEMBERS, copies]), [ROWS])
             total += 1.0
             acc += v_new.to(tl.float32)
+    if copies > 1:
+        q = tl.reshape(tl.broadcast_to(q[:, None, :], [MEMBERS, copies, WIDTH]), [ROWS, WIDTH])
 
     # --- the cached ones ---
     for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
@@ -251,8 +263,8 @@ def _decode(
             acc = tl.dot(weights.to(dtype), v, acc * shrink[:, None], input_precision="ieee")
         most = higher
 
-    place = out + row.to(tl.int64) * (HEADS * D) + (head * GROUP + g) * D + d
-    wanted = real & (g < GROUP)
+    place = out + row.to(tl.int64) * (HEADS * D) + (head * GROUP + g)[:, None] * D + d
+    wanted = real & own_head[:, None]
     if used == 1:
         tl.store(place, (acc / total[:, None]).to(dtype), mask=wanted)
         return
@@ -260,10 +272,9 @@ def _decode(
     # --- the last split to arrive merges all ---
     part = (row * KV_HEADS + head) * SPLITS * GROUP
     mine = part + split * GROUP + g
-    tl.store(sums + mine.to(tl.int64) * D + d, acc, mask=wanted)
-    line = part + split * GROUP + tl.arange(0, ROWS)
-    tl.store(stats + line * 2, most, mask=tl.arange(0, ROWS) < GROUP)
-    tl.store(stats + line * 2 + 1, total, mask=tl.arange(0, ROWS) < GROUP)
+    tl.store(sums + mine.to(tl.int64)[:, None] * D + d, acc, mask=wanted)
+    tl.store(stats + mine * 2, most, mask=own_head)
+    tl.store(stats + mine * 2 + 1, total, mask=own_head)
     tl.debug_barrier()
     before = tl.atomic_add(arrived + row * KV_HEADS + head, 1, sem="acq_rel", scope="gpu")
     if before == used - 1:

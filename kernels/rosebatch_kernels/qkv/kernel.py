@@ -52,33 +52,65 @@ def prepare(
 
 
 @triton.jit
-def normed_and_rotated(
-    heads, weight, cos, sin, mask, D: tl.constexpr, WIDTH: tl.constexpr, eps, ROTARY: tl.constexpr, NORM: tl.constexpr
-):
-    """Heads ``[R, WIDTH]`` at the pointers ``heads [R, 1]`` after norm and rotation, rounded where PyTorch rounds.
+def halves(place, mask, D: tl.constexpr, WIDTH: tl.constexpr, SWAPPED: tl.constexpr):
+    """``[R, WIDTH]`` at the pointers ``place [R, 1]``, and the same with the halves of D exchanged.
 
-    ``cos`` and ``sin`` point to the row of the token's position. The other half of a head is read a second time (from
-    the L1 cache) instead of being exchanged between threads.
+    Read a second time (from the L1 cache) instead of being exchanged between threads; not without SWAPPED.
     """
-    dtype = weight.dtype.element_ty
     d = tl.arange(0, WIDTH)[None, :]
     mask = mask & (d < D)
-    x = tl.load(heads + d, mask=mask, other=0.0)
-    if NORM:
-        wide = x.to(tl.float32)
-        factor = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None]
-        w = tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32)
-        x = ((wide * factor).to(dtype).to(tl.float32) * w).to(dtype)
+    x = tl.load(place + d, mask=mask, other=0.0)
+    swapped = x
+    if SWAPPED:
+        swapped = tl.load(place + tl.where(d < D // 2, d + D // 2, d - D // 2), mask=mask, other=0.0)
+    return x, swapped
+
+
+@triton.jit
+def turn(cos, sin, position, D: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr):
+    """cos and sin ``[1, WIDTH]`` of a position; something unused without ROTARY."""
+    d = tl.arange(0, WIDTH)[None, :]
     if ROTARY:
-        partner = tl.where(d < D // 2, d + D // 2, d - D // 2)
-        other = tl.load(heads + partner, mask=mask, other=0.0)
-        if NORM:
-            w = tl.load(weight + partner, mask=d < D, other=0.0).to(tl.float32)
-            other = ((other.to(tl.float32) * factor).to(dtype).to(tl.float32) * w).to(dtype)
-        c = tl.load(cos + d, mask=d < D, other=0.0).to(tl.float32)
-        s = tl.load(sin + d, mask=d < D, other=0.0).to(tl.float32)
-        x = ((x.to(tl.float32) * c).to(dtype).to(tl.float32) + other.to(tl.float32) * s).to(dtype)
-    return x
+        place = position.to(tl.int64) * D + d
+        c = tl.load(cos + place, mask=d < D, other=0.0)
+        s = tl.load(sin + place, mask=d < D, other=0.0)
+    else:
+        c = d
+        s = d
+    return c, s
+
+
+@triton.jit
+def weight_halves(weight, D: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr):
+    """Both ``halves`` of a norm's weight ``[D]``; something unused without NORM."""
+    one = tl.zeros([1, 1], tl.int32)
+    if NORM:
+        own, swapped = halves(weight + one, one == 0, D, WIDTH, ROTARY)
+    else:
+        own = one
+        swapped = one
+    return own, swapped
+
+
+@triton.jit
+def normed_and_rotated(x, weight, cos, sin, D: tl.constexpr, eps, ROTARY: tl.constexpr, NORM: tl.constexpr):
+    """Heads after norm and rotation, rounded where PyTorch rounds.
+
+    ``x`` and ``weight`` are both ``halves`` each, ``cos`` and ``sin`` ``[1, WIDTH]``; all were loaded by the caller, so
+    that their latencies pass together.
+    """
+    own, other = x
+    dtype = own.dtype
+    if NORM:
+        wide = own.to(tl.float32)
+        factor = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None]
+        own = ((wide * factor).to(dtype).to(tl.float32) * weight[0].to(tl.float32)).to(dtype)
+        if ROTARY:
+            other = ((other.to(tl.float32) * factor).to(dtype).to(tl.float32) * weight[1].to(tl.float32)).to(dtype)
+    if ROTARY:
+        turned = (own.to(tl.float32) * cos.to(tl.float32)).to(dtype).to(tl.float32)
+        own = (turned + other.to(tl.float32) * sin.to(tl.float32)).to(dtype)
+    return own
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
@@ -116,17 +148,19 @@ def _prepare(
         return
     start = qkv + token.to(tl.int64) * qkv_stride
     d = tl.arange(0, WIDTH)[None, :]
-    cos_row, sin_row = cos + position.to(tl.int64) * D, sin + position.to(tl.int64) * D
+    c, s = turn(cos, sin, position, D, WIDTH, ROTARY)
     if ROTARY or NORM:
         h = tl.arange(0, HEADS_WIDTH)[:, None]
         heads = start + h * D
-        q = normed_and_rotated(heads, q_weight, cos_row, sin_row, h < HEADS, D, WIDTH, eps, ROTARY, NORM)
+        weight = weight_halves(q_weight, D, WIDTH, ROTARY, NORM)
+        q = normed_and_rotated(halves(heads, h < HEADS, D, WIDTH, ROTARY), weight, c, s, D, eps, ROTARY, NORM)
         # Every half has been read before any is overwritten.
         tl.debug_barrier()
         tl.store(heads + d, q, mask=(h < HEADS) & (d < D))
     h = tl.arange(0, KV_WIDTH)[:, None]
-    k_heads = start + (HEADS + h) * D
-    k = normed_and_rotated(k_heads, k_weight, cos_row, sin_row, h < KV_HEADS, D, WIDTH, eps, ROTARY, NORM)
+    k_halves = halves(start + (HEADS + h) * D, h < KV_HEADS, D, WIDTH, ROTARY)
+    weight = weight_halves(k_weight, D, WIDTH, ROTARY, NORM)
+    k = normed_and_rotated(k_halves, weight, c, s, D, eps, ROTARY, NORM)
     mask = (h < KV_HEADS) & (d < D)
     v = tl.load(start + (HEADS + KV_HEADS + h) * D + d, mask=mask)
     block = tl.load(block_table + row * table_stride + position // BLOCK).to(tl.int64)
