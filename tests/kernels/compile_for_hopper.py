@@ -1,0 +1,124 @@
+"""Compiles the kernels for a Hopper GPU on a machine without one: ``python compile_for_hopper.py``.
+
+Run by ``test_compiles.py`` in a process of its own, where Triton does not interpret. The launchers are called as ever,
+on tensors in the CPU's memory, and every launch ends with the compiled kernel.
+"""
+
+import sys
+from types import SimpleNamespace
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from rosebatch_kernels import dependent_launch
+from rosebatch_kernels.feedback import layout
+
+compiled = []
+
+
+def compile_only() -> None:
+    """Make every launch a compilation."""
+    target = GPUTarget("cuda", 90, 32)
+    driver.set_active(
+        SimpleNamespace(
+            get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: target
+        )
+    )
+    run = JITFunction.run
+
+    def warm_up(self, *args, grid, warmup, **options):
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        compiled.append((self.__name__, kernel.metadata.shared))
+
+    JITFunction.run = warm_up
+    hopper = {"PDL": True, "launch_pdl": True}
+    dependent_launch.launch_options = lambda: hopper
+
+
+def empty(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype)
+
+
+def ints(*shape):
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def attention() -> None:
+    from rosebatch_kernels.paged_attention.decode import decode
+    from rosebatch_kernels.paged_attention.prefill import prefill
+    from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
+    from rosebatch_kernels.qkv.kernel import prepare
+
+    for heads, kv_heads, size, dtype in [
+        (12, 12, 64, torch.float16),
+        (16, 8, 128, torch.bfloat16),
+        (7, 1, 80, torch.float32),
+    ]:
+        cache = empty(2, 4, kv_heads, 64, size, dtype=dtype)
+        rotary = (empty(8, size, dtype=dtype),) * 2
+        qk_norm = (empty(size, dtype=dtype), empty(size, dtype=dtype), 1e-6)
+        for batch, append in [(1, True), (300, False)]:
+            qkv = empty(batch, (heads + 2 * kv_heads) * size, dtype=dtype)
+            table, fields = ints(batch, 4), ints(batch)
+            workspace = DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cpu"))
+            options = {"num_heads": heads, "scale": 1.0, "append": append}
+            if heads != kv_heads:
+                options |= {"rotary": rotary, "qk_norm": qk_norm}
+            decode(qkv, cache, table, fields, fields, workspace, **options)
+        prepare(qkv, cache, table, fields, fields, num_heads=heads, rotary=rotary, qk_norm=qk_norm)
+        prefill(qkv, cache, table, ints(3, 4), num_heads=heads, scale=1.0, window=100 if heads == kv_heads else 0)
+
+
+def layers() -> None:
+    from rosebatch_kernels.kv_cache import kernel as kv_cache
+    from rosebatch_kernels.linear import kernel as linear
+    from rosebatch_kernels.mlp import kernel as mlp
+    from rosebatch_kernels.norm import kernel as norm
+
+    for rows, size in ((1, 768), (64, 1024)):
+        x, weight = empty(rows, size), empty(size)
+        norm.rms_norm(x, weight, 1e-6)
+        norm.add_layer_norm(empty(4, rows, size, dtype=torch.float32), x, weight, weight, 1e-6, weight)
+        for name in ("bias_gelu_erf_", "bias_gelu_tanh_", "bias_relu_"):
+            getattr(mlp, name)(x, weight)
+        mlp.bias_residual_(x, x, weight)
+        mlp.silu_mul(x)
+        # One row of the weight is a size that Triton makes a constant.
+        for out in (1, 2048):
+            for activation in (None, "gelu_tanh", "gelu_erf", "relu", "silu_mul")[: 1 if out == 1 else 5]:
+                linear.linear(x, empty(out, size), empty(out), activation)
+            linear.parts(x, empty(out, size))
+    cache = empty(1, 2, 4, 2, 64, 64)
+    kv_cache.append(cache[0], empty(3, 2, 64), empty(3, 2, 64), torch.zeros(3, 2, dtype=torch.int64))
+    kv_cache.copy_blocks(cache, ints(1), ints(1))
+
+
+def tokens() -> None:
+    from rosebatch_kernels.feedback.kernel import advance
+    from rosebatch_kernels.sampling.kernel import sample_rows
+
+    fields, history, step = ints(layout.NUM_FIELDS, 9), ints(8, 9), ints(1)
+    real = fields.view(torch.float32)
+    for dtype, vocab in ((torch.float16, 50257), (torch.bfloat16, 151936)):
+        sample_rows(
+            empty(9, vocab, dtype=dtype),
+            temperature=real[0],
+            top_k=fields[1],
+            top_p=real[2],
+            min_p=real[3],
+            seeds=fields[4:6].t(),
+            positions=fields[6],
+        )
+    advance(ints(9), fields, None, history, step, ints(2))
+    advance(ints(2), fields, ints(2), history, None, ints(0))
+
+
+if __name__ == "__main__":
+    compile_only()
+    attention()
+    layers()
+    tokens()
+    for name, shared in sorted(set(compiled)):
+        sys.stdout.write(f"{name} {shared}\n")

@@ -1,0 +1,27 @@
+"""What the interpreter accepts, the compiler may refuse: names that change type, numbers that become constants."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
+# Shared memory that a block can have on a Hopper GPU, in bytes.
+MOST_SHARED = 227 * 1024
+KERNELS = {
+    "_activation", "_advance", "_append", "_bias_residual", "_choose", "_copy_blocks", "_decode", "_norm", "_prefill",
+    "_prepare", "_product", "_silu_mul", "_summarise",
+}  # fmt: skip
+
+
+def test_all_kernels_compile_for_a_hopper_gpu(tmp_path):
+    """Every launcher, in a process where Triton does not interpret; no GPU is needed."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    lines = [line.split() for line in ran.stdout.splitlines()]
+    assert {name for name, _ in lines} == KERNELS
+    assert max(int(shared) for _, shared in lines) <= MOST_SHARED
