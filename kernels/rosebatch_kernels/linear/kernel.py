@@ -18,7 +18,7 @@ from rosebatch_kernels.mlp.kernel import activate, logistic
 # Rows of a tile: Hopper's matrix instruction takes no fewer, and rows that do not exist cost nothing to load.
 _ROWS = 64
 # Elements of a weight's row that fill a line of the cache.
-_LINE = 64
+_LINE = tl.constexpr(64)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
@@ -78,7 +78,7 @@ def _launch(
         SHARE=share,
         ACTIVATION=activation,
         PARTS=out.ndim == 3,
-        LINES=triton.next_power_of_2(triton.cdiv(share, _LINE)),
+        LINES=triton.next_power_of_2(triton.cdiv(share, _LINE.value)),
         STAGES=5,
         num_warps=4,
         **tile,
@@ -115,7 +115,7 @@ def _product(
     weight_rows = weight + tl.minimum(n, size - 1).to(tl.int64)[:, None] * K
     up_rows = weight + (tl.minimum(n, size - 1) + size).to(tl.int64)[:, None] * K
     if PDL:
-        line = tl.minimum(begin + tl.arange(0, LINES) * 64, K - 1)[None, :]
+        line = tl.minimum(begin + tl.arange(0, LINES) * _LINE, K - 1)[None, :]
         prefetch(weight_rows + line)
         if gated:
             prefetch(up_rows + line)
