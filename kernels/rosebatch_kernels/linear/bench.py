@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
+from rosebatch_kernels.bench_inputs import randn
 from rosebatch_kernels.linear import kernel, reference
 from rosebatch_kernels.timing import median_us, report
 
@@ -29,9 +29,9 @@ def main() -> None:
     """Write one line for each shape, number of rows and implementation."""
     for name, (size_in, size_out, activation) in _SHAPES.items():
         count = max(1, _BYTES // (size_in * size_out * 2))
-        weights = [_randn(size_out, size_in) * size_in**-0.5 for _ in range(count)]
+        weights = [randn(size_out, size_in) * size_in**-0.5 for _ in range(count)]
         for rows in _ROWS:
-            _product(f"{name} T={rows}", _randn(rows, size_in), weights, activation)
+            _product(f"{name} T={rows}", randn(rows, size_in), weights, activation)
 
 
 def _product(name: str, x: Tensor, weights: list[Tensor], activation: str | None) -> None:
@@ -49,10 +49,6 @@ def _product(name: str, x: Tensor, weights: list[Tensor], activation: str | None
 
         label = f"{name:<24} {activation or '':<10} {module.__name__.rpartition('.')[2]}"
         report(label, median_us(call, calls=len(weights)), moved=moved, flops=flops)
-
-
-def _randn(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Bandwidth of the MLP epilogues at decode and prefill sizes: ``python -m rosebatch_kernels.mlp.bench``."""
 
-import torch
-from torch import Tensor
-
+from rosebatch_kernels.bench_inputs import randn
 from rosebatch_kernels.mlp import kernel, reference
 from rosebatch_kernels.timing import compare
 
@@ -18,23 +16,19 @@ def main() -> None:
         _bias_forms(tokens, intermediate=3072, hidden=768)
         # Intermediate sizes of Qwen3-0.6B and Llama-3.1-8B.
         for size in (3072, 14336):
-            inputs = [(_randn(tokens, 2 * size),) for _ in range(_TURNS)]
+            inputs = [(randn(tokens, 2 * size),) for _ in range(_TURNS)]
             compare("silu_mul", f"T={tokens} I={size}", _MODULES, inputs, moved=6 * tokens * size)
 
 
 def _bias_forms(tokens: int, intermediate: int, hidden: int) -> None:
-    bias = _randn(intermediate)
-    inputs = [(_randn(tokens, intermediate), bias) for _ in range(_TURNS)]
+    bias = randn(intermediate)
+    inputs = [(randn(tokens, intermediate), bias) for _ in range(_TURNS)]
     shape = f"T={tokens} I={intermediate}"
     for operator in ("bias_gelu_tanh_", "bias_gelu_erf_", "bias_relu_"):
         compare(operator, shape, _MODULES, inputs, moved=4 * tokens * intermediate)
-    bias = _randn(hidden)
-    sums = [(_randn(tokens, hidden), _randn(tokens, hidden), bias) for _ in range(_TURNS)]
+    bias = randn(hidden)
+    sums = [(randn(tokens, hidden), randn(tokens, hidden), bias) for _ in range(_TURNS)]
     compare("bias_residual_", f"T={tokens} H={hidden}", _MODULES, sums, moved=6 * tokens * hidden)
-
-
-def _randn(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
 
 
 if __name__ == "__main__":

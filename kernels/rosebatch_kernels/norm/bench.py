@@ -1,8 +1,6 @@
 """Bandwidth of the norms at decode and prefill sizes: ``python -m rosebatch_kernels.norm.bench``."""
 
-import torch
-from torch import Tensor
-
+from rosebatch_kernels.bench_inputs import randn
 from rosebatch_kernels.norm import kernel, reference
 from rosebatch_kernels.timing import compare
 
@@ -24,8 +22,8 @@ def main() -> None:
 
 
 def _norms(tokens: int, size: int) -> None:
-    pairs = [(_randn(tokens, size), _randn(tokens, size)) for _ in range(_TURNS)]
-    weight, bias, x_bias = _randn(size), _randn(size), _randn(size)
+    pairs = [(randn(tokens, size), randn(tokens, size)) for _ in range(_TURNS)]
+    weight, bias, x_bias = randn(size), randn(size), randn(size)
     shape, row = f"T={tokens} H={size}", 2 * tokens * size
     compare("layer_norm", shape, _MODULES, [(x, weight, bias, _EPS) for x, _ in pairs], moved=2 * row)
     inputs = [(*pair, weight, bias, _EPS, x_bias) for pair in pairs]
@@ -36,15 +34,11 @@ def _norms(tokens: int, size: int) -> None:
 
 def _head_norm(tokens: int, heads: int, head_dim: int, width: int) -> None:
     """Qwen3's norm of the query heads, in place of the fused projection's output."""
-    weight = _randn(head_dim)
-    wide = [_randn(tokens, width) for _ in range(_TURNS)]
+    weight = randn(head_dim)
+    wide = [randn(tokens, width) for _ in range(_TURNS)]
     inputs = [(x[:, : heads * head_dim].view(tokens, heads, head_dim), weight, _EPS) for x in wide]
     shape = f"T={tokens} {heads}x{head_dim}"
     compare("rms_norm", shape, _MODULES, inputs, moved=4 * tokens * heads * head_dim)
-
-
-def _randn(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
 
 
 if __name__ == "__main__":

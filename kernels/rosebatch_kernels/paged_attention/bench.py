@@ -11,17 +11,12 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.bench_inputs import HEADS, randn
 from rosebatch_kernels.paged_attention.decode import decode
 from rosebatch_kernels.paged_attention.prefill import TILE_ROWS, prefill
 from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
 from rosebatch_kernels.timing import median_us, report
 
-# Heads, K/V heads, head size, and whether positions are rotary and heads are normed.
-_MODELS = {
-    "GPT-2": (12, 12, 64, False, False),
-    "Qwen3-0.6B": (16, 8, 128, True, True),
-    "Llama-3.1-8B": (32, 8, 128, True, False),
-}
 _BATCHES = (32, 256)
 _CONTEXTS = (576, 1100)
 # Prompts and tokens of each.
@@ -34,20 +29,20 @@ _BYTES = 2
 
 def main() -> None:
     """Write one line for each model and size."""
-    for model in _MODELS:
+    for model in HEADS:
         for batch in _BATCHES:
             for context in _CONTEXTS:
                 _decode(model, batch, context)
-    for model in _MODELS:
+    for model in HEADS:
         for sequences, length in _PROMPTS:
             _prefill(model, sequences, length)
 
 
 def _decode(model: str, batch: int, context: int) -> None:
     """The last of ``context`` tokens: all others come from the cache."""
-    heads, kv_heads, size, rotary, qk_norm = _MODELS[model]
+    heads, kv_heads, size, rotary, qk_norm = HEADS[model]
     position = context - 1
-    tables = (_randn(context, size), _randn(context, size)) if rotary else None
+    tables = (randn(context, size), randn(context, size)) if rotary else None
     step = partial(
         decode,
         block_table=_block_table(batch, context),
@@ -57,9 +52,9 @@ def _decode(model: str, batch: int, context: int) -> None:
         num_heads=heads,
         scale=size**-0.5,
         rotary=tables,
-        qk_norm=(_randn(size), _randn(size), 1e-6) if qk_norm else None,
+        qk_norm=(randn(size), randn(size), 1e-6) if qk_norm else None,
     )
-    layers = [(_randn(batch, (heads + 2 * kv_heads) * size), _cache(batch, context, model)) for _ in range(_TURNS)]
+    layers = [(randn(batch, (heads + 2 * kv_heads) * size), _cache(batch, context, model)) for _ in range(_TURNS)]
     turns = cycle(layers)
     microseconds = median_us(lambda: step(*next(turns)))
     report(
@@ -71,7 +66,7 @@ def _decode(model: str, batch: int, context: int) -> None:
 
 def _prefill(model: str, sequences: int, length: int) -> None:
     """Whole prompts at once, q in the projection's output; half of the products with K and with V are masked."""
-    heads, kv_heads, size, _, _ = _MODELS[model]
+    heads, kv_heads, size, _, _ = HEADS[model]
     tokens = sequences * length
     step = partial(
         prefill,
@@ -80,7 +75,7 @@ def _prefill(model: str, sequences: int, length: int) -> None:
         num_heads=heads,
         scale=size**-0.5,
     )
-    layers = [(_randn(tokens, (heads + 2 * kv_heads) * size), _cache(sequences, length, model)) for _ in range(_TURNS)]
+    layers = [(randn(tokens, (heads + 2 * kv_heads) * size), _cache(sequences, length, model)) for _ in range(_TURNS)]
     turns = cycle(layers)
     microseconds = median_us(lambda: step(*next(turns)))
     report(
@@ -98,8 +93,8 @@ def _block_table(sequences: int, length: int) -> Tensor:
 
 
 def _cache(sequences: int, length: int, model: str) -> Tensor:
-    _, kv_heads, size, _, _ = _MODELS[model]
-    return _randn(2, sequences * -(-length // _BLOCK_SIZE), kv_heads, _BLOCK_SIZE, size)
+    _, kv_heads, size, _, _ = HEADS[model]
+    return randn(2, sequences * -(-length // _BLOCK_SIZE), kv_heads, _BLOCK_SIZE, size)
 
 
 def _tiles(sequences: int, length: int) -> Tensor:
@@ -109,10 +104,6 @@ def _tiles(sequences: int, length: int) -> Tensor:
         for start in range(0, length, TILE_ROWS)
     ]
     return torch.tensor(tiles, dtype=torch.int32, device="cuda")
-
-
-def _randn(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
 
 
 if __name__ == "__main__":

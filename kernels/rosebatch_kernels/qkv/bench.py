@@ -9,15 +9,10 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.bench_inputs import HEADS, randn
 from rosebatch_kernels.qkv.kernel import prepare
 from rosebatch_kernels.timing import median_us, report
 
-# Heads, K/V heads, head size, and whether positions are rotary and heads are normed.
-_MODELS = {
-    "GPT-2": (12, 12, 64, False, False),
-    "Qwen3-0.6B": (16, 8, 128, True, True),
-    "Llama-3.1-8B": (32, 8, 128, True, False),
-}
 # Of a decode step without append, and of prefills: each sequence has so many.
 _SIZES = ((32, 1), (256, 1), (16, 512), (16, 1024))
 _BLOCK_SIZE = 64
@@ -26,13 +21,13 @@ _TURNS = 8
 
 def main() -> None:
     """Write one line for each model and number of tokens."""
-    for model in _MODELS:
+    for model in HEADS:
         for sequences, length in _SIZES:
             _prepare(model, sequences, length)
 
 
 def _prepare(model: str, sequences: int, length: int) -> None:
-    heads, kv_heads, size, rotary, qk_norm = _MODELS[model]
+    heads, kv_heads, size, rotary, qk_norm = HEADS[model]
     tokens, width = sequences * length, -(-length // _BLOCK_SIZE)
     blocks = sequences * width
     step = partial(
@@ -42,10 +37,10 @@ def _prepare(model: str, sequences: int, length: int) -> None:
         positions=torch.arange(length, dtype=torch.int32, device="cuda").repeat(sequences),
         num_heads=heads,
         rotary=_rotation(length, size) if rotary else None,
-        qk_norm=(_randn(size), _randn(size), 1e-6) if qk_norm else None,
+        qk_norm=(randn(size), randn(size), 1e-6) if qk_norm else None,
     )
-    projections = [_randn(tokens, (heads + 2 * kv_heads) * size) for _ in range(_TURNS)]
-    cache = _randn(2, blocks, kv_heads, _BLOCK_SIZE, size)
+    projections = [randn(tokens, (heads + 2 * kv_heads) * size) for _ in range(_TURNS)]
+    cache = randn(2, blocks, kv_heads, _BLOCK_SIZE, size)
     turns = cycle(projections)
     microseconds = median_us(lambda: step(next(turns), cache))
     # K and V are read and written, q too where anything is done to it; 16-bit numbers.
@@ -60,10 +55,6 @@ def _rotation(length: int, size: int) -> tuple[Tensor, Tensor]:
     angles = torch.rand(length, size // 2, device="cuda") * 6.28
     cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-
-
-def _randn(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
 
 
 if __name__ == "__main__":
