@@ -9,6 +9,7 @@ import torch
 from rosebatch.bench.floor import Floor, Rates, find_floor
 from rosebatch.bench.scenario import Scenario
 from rosebatch.bench.workload import Workload, make_workload
+from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.launch import LaunchOptions
 from rosebatch.model.source import ModelSource
 
@@ -63,8 +64,7 @@ def needed_kv_memory(case: Case) -> int:
     totals = sorted(map(sum, zip(workload.prompt_lens, workload.output_lens, strict=True)), reverse=True)
     block = max(case.options.limits.block_size, _BLOCK)
     blocks = sum(-(-total // block) + 1 for total in totals[: case.scenario.max_num_seqs])
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * case.source.dtype.itemsize
-    return blocks * block * per_token
+    return blocks * bytes_per_block(config, block, case.source.dtype)
 
 
 def release_memory() -> None:
