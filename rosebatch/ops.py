@@ -19,13 +19,8 @@ from rosebatch_kernels.paged_attention import reference as paged_attention
 from rosebatch_kernels.qkv import reference as qkv
 from rosebatch_kernels.sampling import reference as sampling
 
-# By transformers' names, as they stand in a model's config.json.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": mlp.gelu,
-    "gelu_new": mlp.gelu_tanh,
-    "gelu_pytorch_tanh": mlp.gelu_tanh,
-    "relu": mlp.relu,
-}
+# By transformers' names, as they stand in a model's config.json, those of the kernels.
+ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 
 
 class Linear(Protocol):
@@ -43,7 +38,7 @@ class Linear(Protocol):
 
 
 def _activated(name: str, up: Linear, x: Tensor) -> Tensor:
-    return ACTIVATIONS[name](up(x))
+    return mlp.ACTIVATIONS[ACTIVATIONS[name]](up(x))
 
 
 def _gated(gate_up: Linear, x: Tensor) -> Tensor:
@@ -151,7 +146,6 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         streamed = toggles.streamed_linear and can_stream(weight)
         return StreamedLinear(weight, bias) if streamed else linear.Linear(weight, bias)
 
-    kinds = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
     fused_activations = {
         "gelu_erf": mlp_kernel.bias_gelu_erf_,
         "gelu_tanh": mlp_kernel.bias_gelu_tanh_,
@@ -160,14 +154,15 @@ def _cuda_ops(toggles: Toggles) -> Ops:
 
     def activated(name: str, up: Linear, x: Tensor) -> Tensor:
         if not toggles.fused_mlp:
-            return ACTIVATIONS[name](up(x))
-        if isinstance(up, StreamedLinear) and up.activates(x, kinds[name]):
-            return up.activated(x, kinds[name])
-        return fused_activations[kinds[name]](up.product(x), up.bias)
+            return _activated(name, up, x)
+        kind = ACTIVATIONS[name]
+        if isinstance(up, StreamedLinear) and up.activates(x, kind):
+            return up.activated(x, kind)
+        return fused_activations[kind](up.product(x), up.bias)
 
     def gated(gate_up: Linear, x: Tensor) -> Tensor:
         if not toggles.fused_mlp:
-            return mlp.silu_mul(gate_up(x))
+            return _gated(gate_up, x)
         if isinstance(gate_up, StreamedLinear) and gate_up.activates(x, "silu_mul"):
             return gate_up.activated(x, "silu_mul")
         return mlp_kernel.silu_mul(gate_up(x))

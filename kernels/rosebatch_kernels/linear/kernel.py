@@ -127,19 +127,11 @@ def _product(
     acc = tl.zeros([ROWS, TILE], tl.float32)
     up_acc = tl.zeros([ROWS, TILE], tl.float32)
     for start in tl.range(begin, tl.minimum(begin + SHARE, K), DEPTH, num_stages=STAGES):
-        if K % DEPTH == 0:
-            a = tl.load(x_rows + start + k, mask=present[:, None], other=0.0)
-            b = tl.load(weight_rows + start + k)
-        else:
-            inside = start + k < K
-            a = tl.load(x_rows + start + k, mask=present[:, None] & inside, other=0.0)
-            b = tl.load(weight_rows + start + k, mask=inside, other=0.0)
-        acc = tl.dot(a, tl.trans(b), acc)
+        inside = None if K % DEPTH == 0 else start + k < K
+        a = _load(x_rows + start + k, present[:, None] if inside is None else present[:, None] & inside)
+        acc = tl.dot(a, tl.trans(_load(weight_rows + start + k, inside)), acc)
         if gated:
-            up = (
-                tl.load(up_rows + start + k) if K % DEPTH == 0 else tl.load(up_rows + start + k, mask=inside, other=0.0)
-            )
-            up_acc = tl.dot(a, tl.trans(up), up_acc)
+            up_acc = tl.dot(a, tl.trans(_load(up_rows + start + k, inside)), up_acc)
     wanted = present[:, None] & (n < size)[None, :]
     if PARTS:
         place = out + (split * rows + m[:, None]).to(tl.int64) * size + n[None, :]
@@ -155,6 +147,12 @@ def _product(
         elif ACTIVATION is not None:
             value = activate(value, ACTIVATION)
         tl.store(out + m[:, None].to(tl.int64) * size + n[None, :], value.to(dtype), mask=wanted)
+
+
+@triton.jit
+def _load(place, mask):
+    """Zeros where there is nothing; without a mask there is something everywhere."""
+    return tl.load(place) if mask is None else tl.load(place, mask=mask, other=0.0)
 
 
 @triton.jit

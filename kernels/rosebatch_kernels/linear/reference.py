@@ -5,7 +5,7 @@ from torch.nn import functional
 
 from rosebatch_kernels.mlp import reference as mlp
 
-_ACTIVATIONS = {"gelu_tanh": mlp.gelu_tanh, "gelu_erf": mlp.gelu, "relu": mlp.relu, "silu_mul": mlp.silu_mul}
+_ACTIVATIONS = {**mlp.ACTIVATIONS, "silu_mul": mlp.silu_mul}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:

@@ -22,6 +22,9 @@ def relu(x: Tensor) -> Tensor:
     return functional.relu(x)
 
 
+ACTIVATIONS = {"gelu_erf": gelu, "gelu_tanh": gelu_tanh, "relu": relu}
+
+
 def bias_gelu_erf_(x: Tensor, bias: Tensor | None = None) -> Tensor:
     """``gelu(x + bias)`` written over ``x [T, I]``, which is returned; ``bias [I]``."""
     return x.copy_(gelu(_biased(x, bias)))
