@@ -40,12 +40,11 @@ def plan_memory(
     free = _free_memory(device)
     tokens = limits.max_num_batched_tokens or _BATCHED_TOKENS[device.type]
     if device.type == "cuda":
-        seqs = limits.max_num_seqs
-        while not limits.max_num_batched_tokens and tokens > _FEWEST_TOKENS:
-            if step_bytes(config, tokens, seqs, dtype) <= _STEP_SHARE * free:
-                break
+        step = step_bytes(config, tokens, limits.max_num_seqs, dtype)
+        while not limits.max_num_batched_tokens and tokens > _FEWEST_TOKENS and step > _STEP_SHARE * free:
             tokens //= 2
-        memory = int(_GPU_SHARE * (free - step_bytes(config, tokens, seqs, dtype)))
+            step = step_bytes(config, tokens, limits.max_num_seqs, dtype)
+        memory = int(_GPU_SHARE * (free - step))
     else:
         memory = min(int(_CPU_SHARE * free), _CPU_MOST)
     memory = limits.kv_cache_memory or max(memory, 0)

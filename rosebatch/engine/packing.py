@@ -14,9 +14,11 @@ MOST_PADDED_TOKENS = 16384
 
 
 def padded_size(num_tokens: int) -> int:
-    """The number of tokens that a step is padded to, at most an eighth more than it has; few, so that graphs recur."""
-    if num_tokens > MOST_PADDED_TOKENS:
-        return num_tokens
+    """What a step of at most ``MOST_PADDED_TOKENS`` is padded to: few sizes, so that graphs recur.
+
+    At most an eighth more than it has, or 15 tokens.
+    """
+    assert num_tokens <= MOST_PADDED_TOKENS, "such steps are not padded"
     unit = max(16, (1 << num_tokens.bit_length()) // 16)
     return -(-num_tokens // unit) * unit
 
