@@ -49,7 +49,8 @@ class EngineOptions:
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Most tokens in a step: the chunk size of prefill. Default: 16384 on a GPU, 1024 on a CPU.",
+            help="Most tokens in a step: the chunk size of prefill. Default: 16384 on a GPU, fewer on a small one, "
+            "1024 on a CPU.",
             rich_help_panel=_LIMITS,
             min=1,
         ),

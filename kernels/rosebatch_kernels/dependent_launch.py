@@ -1,9 +1,10 @@
 """Programmatic dependent launch: a kernel starts while the one before it ends, and fetches what does not depend on it.
 
-A kernel launched with ``launch_options()`` calls ``wait`` before it touches anything that the kernel before it reads or
-writes, in every program, even in one that returns at once. ``wait`` lets the next kernel start only once the kernel
-before this one is complete. So what comes before ``wait`` runs beside one other kernel, the immediate predecessor, and
-may read whatever was written earlier than by that one.
+A program of a kernel launched with ``launch_options()`` calls ``wait`` before it touches anything that the kernel in
+front reads or writes. One that touches nothing may return without, as long as some program waits: so the kernel is
+never complete before the one in front. ``wait`` lets the next kernel start only once the kernel in front is complete.
+So what comes before ``wait`` runs beside one other kernel, the immediate predecessor, and may read whatever was written
+earlier than by that one.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

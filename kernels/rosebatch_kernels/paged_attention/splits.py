@@ -29,7 +29,7 @@ class DecodeWorkspace:
 
     Args:
         max_batch: most sequences of a call.
-        heads: query heads.
+        heads, kv_heads: query heads, and K/V heads.
         head_dim: D.
     """
 

@@ -57,20 +57,10 @@ def sample_rows(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """A token of each row, whatever its parameters.
+    """See ``rosebatch_kernels.sampling.reference``; V is at most 2^20, a row of nothing but -inf gives 0.
 
-    Args:
-        logits: ``[S, V]`` fp32, fp16 or bf16, rows at any stride; V at most 2^20. Rows that all begin on 16 bytes are
-            read 16 bytes at a time, others number by number.
-        temperature: ``[S]`` fp32; 0 is greedy. This and the rest at any stride.
-        top_k: ``[S]`` int32; 0 keeps all.
-        top_p: ``[S]`` fp32 in (0, 1].
-        min_p: ``[S]`` fp32 in [0, 1].
-        seeds: ``[S, 2]`` int32, the low and the high word of each row's 64-bit seed.
-        positions: ``[S]`` int32, that each sampled token will have.
-
-    Returns:
-        ``[S]`` int32. A row of nothing but -inf gives 0.
+    Rows of logits that all begin on 16 bytes are read 16 bytes at a time, others number by number. The other arguments
+    may have any stride.
     """
     assert logits.stride(-1) == 1, "the last axis is contiguous"
     rows, vocab = logits.shape
