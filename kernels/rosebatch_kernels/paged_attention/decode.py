@@ -60,7 +60,7 @@ def decode(
     group = num_heads // kv_heads
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
     splits = num_splits(batch, kv_heads)
-    tile, warps, stages = _config(group, size, batch * kv_heads, cache.dtype)
+    tile, warps, stages = _config(group, cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     q_weight, k_weight, eps = qk_norm if append and qk_norm is not None else (qkv, qkv, 0.0)
     _decode[(kv_heads, batch, splits)](
@@ -84,7 +84,7 @@ def decode(
         block_table.stride(0),
         positions.stride(0),
         window,
-        max(1, least_keys(batch, kv_heads) // tile),
+        max(1, least_keys(batch, kv_heads, warps) // tile),
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -105,14 +105,12 @@ def decode(
     return out
 
 
-def _config(group: int, size: int, programs: int, dtype: torch.dtype) -> tuple[int, int, int]:
+def _config(group: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """Keys in a tile, warps, pipeline stages; found by measurement on an H100."""
     if dtype.itemsize == 4:
         return 16, 4, 1
     # Without a matrix product, what the pipeline would hold back for shared memory is better kept in flight.
-    if group == 1:
-        return (64 if size <= 64 else 32), 1, 1
-    return (16 if programs < 384 else 32), 1, 3
+    return (32, 1, 1) if group == 1 else (32, 2, 3)
 
 
 @triton.jit(do_not_specialize=["num_blocks", "least_tiles"])

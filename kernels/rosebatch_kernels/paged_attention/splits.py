@@ -15,13 +15,16 @@ def num_splits(batch: int, kv_heads: int) -> int:
     programs = batch * kv_heads
     if programs >= _MANY_PROGRAMS:
         return 1
-    return 4 if programs >= 256 else 8 if programs >= 128 else _MOST_SPLITS
+    return 4 if programs >= 128 else 8 if programs >= 32 else _MOST_SPLITS
 
 
-def least_keys(batch: int, kv_heads: int) -> int:
-    """Keys that a split should have to be worth its merge."""
-    programs = batch * kv_heads
-    return 512 if programs >= 1024 else 256 if programs >= 512 else 64
+def least_keys(batch: int, kv_heads: int, warps: int) -> int:
+    """Keys that a split should have to be worth its merge; more where undivided sequences fill the GPU already.
+
+    Args:
+        warps: of a program.
+    """
+    return 512 if batch * kv_heads * warps >= 512 else 128
 
 
 class DecodeWorkspace:
