@@ -19,13 +19,15 @@ test: .venv/.installed-dev
 lint: .venv/.installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=kernels $(BIN)/lint-imports
 
+# Tests that need a lot of GPU memory are a group: one of them at a time.
 test-gpu: .venv/.installed-dev
-	$(BIN)/python -m pytest -q -m gpu -n 8
+	$(BIN)/python -m pytest -q -m gpu -n 8 --dist loadgroup
 
-# Memory errors of the kernels; without PyTorch's allocator each tensor has bounds of its own.
+# Memory errors of the kernels; without PyTorch's allocator each tensor has bounds of its own, and no graph can be
+# captured in which one is allocated.
 sanitize: .venv/.installed-dev
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --target-processes all --error-exitcode 1 \
-		$(BIN)/python -m pytest -q -m gpu -n 8 -k "not int32" tests/kernels
+		$(BIN)/python -m pytest -q -m gpu -n 8 -k "not int32 and not one_graph" tests/kernels
 
 bench-cpu: .venv/.installed-dev
 	$(BIN)/python -m rosebatch.bench.against_transformers

@@ -87,6 +87,7 @@ def test_append_into_one_layer_of_a_larger_cache(implementation, dtype, device, 
     assert_same(data, expected)
 
 
+@pytest.mark.xdist_group("large_memory")
 def test_append_kernel_offsets_past_int32(device, randn, far_apart):
     """In the new tokens, in the rows of the cache, and from K's half to V's; bytes, because 2^31 of them are enough."""
     k, v = ((randn(3, 2, 64) * 30).to(device, torch.int8) for _ in range(2))
@@ -117,6 +118,7 @@ def test_copy_blocks_copies_all_layers_k_and_v(implementation, pairs, kv_heads, 
 
 # Of a block inside one layer's K; and of a layer, when those of blocks still fit.
 @pytest.mark.parametrize(("layers", "blocks"), [(1, 2**20 + 2), (2, 2**19 + 2)])
+@pytest.mark.xdist_group("large_memory")
 def test_copy_blocks_kernel_offsets_past_int32(layers, blocks, device, randn):
     cache = untouched(layers, 2, blocks, 2, 16, 64, device=device)
     pairs = [(1, blocks - 1), (blocks - 2, 0)]

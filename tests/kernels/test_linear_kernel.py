@@ -87,6 +87,7 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours(rows, device, randn):
     assert torch.equal(kernel.linear(x[:rows], weight, bias), whole[:rows])
 
 
+@pytest.mark.xdist_group("large_memory")
 def test_weight_offsets_past_int32(device, randn, assert_close):
     """Rows whose end lies 2^31 elements behind the weight's beginning; the rows before are never touched."""
     if device == "cpu":

@@ -147,6 +147,7 @@ def test_kernels_refuse_columns_that_lie_apart(randn):
             call()
 
 
+@pytest.mark.xdist_group("large_memory")
 def test_kernel_offsets_past_int32(device, randn, far_apart):
     x, y = randn(3, 64, dtype=torch.float16).to(device), randn(3, 64, dtype=torch.float16).to(device)
     bias, apart = randn(64, dtype=torch.float16).to(device), far_apart(x)

@@ -147,6 +147,7 @@ def test_columns_that_lie_apart(dtype, randn):
         kernel.add_layer_norm(same, x, weight, bias, EPS)
 
 
+@pytest.mark.xdist_group("large_memory")
 def test_kernel_offsets_past_int32(device, randn, far_apart):
     x, weight = randn(3, 64, dtype=torch.float16).to(device), randn(64, dtype=torch.float16).to(device)
     apart = far_apart(x)

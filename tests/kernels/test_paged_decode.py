@@ -207,6 +207,7 @@ def test_nobody_is_live(dtype, device, randn):
     check(kernel.decode, step, lambda actual, exact: None)
 
 
+@pytest.mark.xdist_group("large_memory")
 def test_kernel_offsets_past_int32(device, randn, assert_close, far_apart):
     """In the rows of the projection, in the blocks of K, and from K's half to V's."""
     positions, blocks, dtype = [20, 5, 33], 2**19 + 3, torch.float16

@@ -142,6 +142,7 @@ def test_bits_of_a_tile_do_not_depend_on_the_others(implementation, dtype, devic
         assert torch.equal(alone[first : first + count], whole[first : first + count])
 
 
+@pytest.mark.xdist_group("large_memory")
 def test_kernel_offsets_past_int32(device, randn, assert_close, far_apart):
     """In the rows of q, in the blocks of K, and from K's half to V's."""
     chunks, blocks, dtype = [(5, 3), (62, 4)], 2**19 + 3, torch.float16

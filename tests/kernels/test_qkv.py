@@ -117,6 +117,7 @@ def test_norm_keeps_statistics_in_fp32(implementation, device, randn, assert_clo
     check(implementation.prepare, qkv, TOKENS, paged, 2, assert_close, None, norm_weights(64, torch.float16, randn))
 
 
+@pytest.mark.xdist_group("large_memory")
 def test_kernel_offsets_past_int32(device, randn, far_apart):
     """In the rows of the projection, in the blocks of K, and from K's half to V's."""
     blocks, dtype = 2**19 + 3, torch.float16

@@ -162,6 +162,7 @@ def test_rows_within_a_wider_tensor(start, stride, device, randn):
     assert sample(inside, arguments, device) == check(logits, arguments, device)
 
 
+@pytest.mark.xdist_group("large_memory")
 def test_rows_beyond_int32_offsets(device, randn, far_apart):
     modes = [MODES[0], MODES[2], MODES[5]]
     logits, arguments = randn(3, 100).half(), parameters(modes)
