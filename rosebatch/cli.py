@@ -12,6 +12,7 @@ import typer
 from rosebatch import __version__
 from rosebatch.bench.options import BenchEngineOptions, BenchOptions
 from rosebatch.errors import FlagError, UserError
+from rosebatch.interrupts import InterruptionError
 from rosebatch.options import EngineOptions, SamplingOptions, takes
 
 EXIT_ROWS_FAILED = 3
@@ -36,6 +37,13 @@ def generate(
         str | None,
         typer.Option("--output", "-o", help="JSONL or Parquet file for the results. Default: JSONL on stdout."),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run that left OUTPUT.part behind; start where there is none."),
+    ] = False,
+    force_resume: Annotated[
+        bool, typer.Option("--force-resume", help="Go on with it though input, model or flags have changed.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Makes each line's sampling independent of its place.")] = None,
     return_token_ids: Annotated[bool, typer.Option("--return-token-ids", help="Add token_ids to the results.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
@@ -46,7 +54,8 @@ def generate(
 ) -> None:
     """Generate a completion for every prompt of a file.
 
-    Exit code: 0 all rows completed, 3 finished but some rows failed, 2 impossible flags, 1 aborted.
+    Exit code: 0 all rows completed, 3 finished but some rows failed, 2 impossible flags, 1 aborted, 130 and 143
+    ended by SIGINT or SIGTERM.
     """
     started = time.perf_counter()
     from rosebatch.commands import run_generate
@@ -54,6 +63,8 @@ def generate(
     failed = run_generate(
         source=source,
         output=output,
+        resume=resume,
+        force_resume=force_resume,
         seed=seed,
         return_token_ids=return_token_ids,
         report_path=report,
@@ -98,6 +109,8 @@ def main(args: list[str] | None = None) -> None:
         _fail(str(error), EXIT_USAGE)
     except UserError as error:
         _fail(str(error), EXIT_ABORTED)
+    except InterruptionError as error:
+        _fail(str(error), error.exit_code)
     except BrokenPipeError:
         # The reader of our output went away, such as `| head`: there is nobody left to tell.
         sys.stderr.close()

@@ -15,13 +15,15 @@ from rosebatch.bench.scenario import Sampling, Scenario, adapt, configs_dir, loa
 from rosebatch.bench.session import run_session, summarize
 from rosebatch.bench.tables import print_results
 from rosebatch.config import ConfigT, EngineConfig, parse_size
+from rosebatch.destination import open_output
 from rosebatch.engine.load import pick_device
 from rosebatch.errors import FlagError, RowError, UserError
+from rosebatch.interrupts import InterruptionError, Interrupts
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import sampling_params
-from rosebatch.io.writer import open_writer
 from rosebatch.job import run_job
-from rosebatch.launch import LaunchOptions, launch
+from rosebatch.launch import LaunchOptions, carry_out, plan_launch
+from rosebatch.manifest import build_manifest
 from rosebatch.model.source import find_model
 from rosebatch.options import EngineOptions, SamplingOptions
 from rosebatch.progress import Progress
@@ -35,6 +37,8 @@ def run_generate(
     *,
     source: str,
     output: str | None,
+    resume: bool,
+    force_resume: bool,
     seed: int | None,
     return_token_ids: bool,
     report_path: Path | None,
@@ -43,38 +47,51 @@ def run_generate(
     sampling_options: SamplingOptions,
     started: float,
 ) -> int:
-    """``rosebatch generate``: the number of rows that failed."""
+    """``rosebatch generate``: the number of rows that failed, those of the run that is resumed included."""
     options = _launch_options(engine_options)
     defaults = _sampling_defaults(sampling_options, seed)
     reader = PromptReader(source, defaults)
     imported = time.perf_counter()
-    writer = open_writer(output, token_ids=return_token_ids, columns=reader.columns)
+    plan = plan_launch(options)
+
+    def manifest(input_digest: str | None) -> dict[str, Any]:
+        return build_manifest(plan, input_digest, sampling=defaults, seed=seed, return_token_ids=return_token_ids)
+
+    resume = resume or force_resume
+    results = open_output(output, reader, manifest, resume=resume, force=force_resume, token_ids=return_token_ids)
+    resumed = results.num_rows
+    interrupts = Interrupts()
     try:
-        launched = launch(options)
+        launched = carry_out(plan)
         begun = time.perf_counter()
-        with Progress(None if quiet else reader.count(), enabled=not quiet) as progress:
+        total = None if quiet else reader.count()
+        with interrupts.listen(), Progress(total, resumed=resumed, enabled=not quiet) as progress:
             tally = run_job(
                 launched.engine,
                 launched.tokenizer,
                 reader,
-                writer,
+                results,
                 progress=progress,
                 seed=seed,
                 return_token_ids=return_token_ids,
+                check=interrupts.check,
             )
-    except BaseException:
-        writer.abandon()
-        raise
+    except InterruptionError as interrupted:
+        results.flush()
+        raise InterruptionError(interrupted.number, results.kept) from None
+    finally:
+        results.close()
     stats = launched.engine.stats
     startup = {"import": imported - started, "load": launched.load_seconds}
     if stats.first_token_time is not None:
         startup["first token"] = stats.first_token_time - begun
     report = build_report(tally, stats, launched.description, startup, time.perf_counter() - begun)
+    report["resumed"] = resumed
     if report_path is not None:
         write_report(report, report_path)
     if not quiet:
         print_report(report, sys.stderr)
-    return tally.failed
+    return results.num_failed
 
 
 def run_bench(bench: BenchOptions, engine_options: BenchEngineOptions, *, started: float) -> None:

@@ -1,20 +1,20 @@
-"""The main job: rows in, the engine in the middle, result rows out in input order.
+"""The main job: rows in, the engine in the middle, result rows out.
 
 Reading and tokenizing happen on a thread of their own, a group of rows at a time, bounded in how far they run ahead.
 """
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar
 
 from rosebatch.engine.engine import Engine
 from rosebatch.errors import RowError
+from rosebatch.io.output import Output
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow, PromptRow
-from rosebatch.io.writer import Writer
 from rosebatch.progress import Progress
 from rosebatch.report import Tally
 from rosebatch.request import Completion, Request
@@ -24,8 +24,8 @@ from rosebatch.tokenizer import StopStrings, Tokenizer, cut_at_stop
 # Rows tokenized in one call, and such groups waiting for the engine.
 _GROUP = 64
 _GROUPS_AHEAD = 8
-# Results that may wait for the row before them.
-_MOST_HELD = 4096
+# Between two looks at whether to go on, where there is nothing to do but wait for rows.
+_PATIENCE_SECONDS = 0.1
 
 Prepared = Request | FailedRow
 T = TypeVar("T")
@@ -35,11 +35,12 @@ def run_job(
     engine: Engine,
     tokenizer: Tokenizer | None,
     rows: Iterable[Row],
-    writer: Writer,
+    output: Output,
     *,
     progress: Progress,
     seed: int | None = None,
     return_token_ids: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> Tally:
     """Generate a completion for every row; a row that cannot be served becomes an error row.
 
@@ -47,24 +48,26 @@ def run_job(
         engine: with nothing else to do.
         tokenizer: None for a model that works on token ids.
         rows: the input.
-        writer: gets one result a row, in input order, and is finished at the end.
+        output: gets one result for each row that it does not have yet, and is finished at the end.
         progress: told of every finished row.
         seed: of the job (see ``rosebatch.seeds``).
         return_token_ids: add ``token_ids`` to the results.
+        check: called before every step; what it raises ends the job there.
 
     Returns:
         what was counted.
     """
     tally = Tally()
-    results = _InOrder(writer)
     # Twice what runs at a time: there is always a next sequence, and memory does not grow with the file.
     window = 2 * engine.scheduler.max_num_seqs
-    prepared = _in_background(_prepare(rows, tokenizer, seed))
+    missing = (row for row in rows if row.index not in output)
+    prepared = _in_background(_prepare(missing, tokenizer, seed), check)
     exhausted = False
     while not exhausted or engine.has_unfinished:
+        check()
         # Always filled up before a step, never as far as the thread happens to be: a second run is the same run.
         while not exhausted and engine.num_unfinished < window:
-            if results.num_held >= _MOST_HELD and engine.has_unfinished:
+            if output.full and engine.has_unfinished:
                 break
             item = next(prepared, None)
             if item is None:
@@ -78,35 +81,17 @@ def run_job(
                     raise RowError("no_tokenizer", "stop strings need a model with a tokenizer")
                 engine.add(item, StopStrings(tokenizer, stop) if stop and tokenizer else None)
             except RowError as error:
-                results.add(item.index, _error_row(item, error))
+                output.add(item.index, _error_row(item, error), failed=True)
                 tally.add_error(error)
                 progress.advance(failed=True)
         for completion in engine.step() if engine.has_unfinished else ():
             row = _result_row(completion, tokenizer, return_token_ids)
-            results.add(completion.request.index, row)
+            output.add(completion.request.index, row, failed=False)
             tally.add(replace(completion, finish_reason=row["finish_reason"]))
             progress.advance(output_tokens=len(completion.token_ids))
-    writer.finish()
+        output.flush()
+    output.finish()
     return tally
-
-
-class _InOrder:
-    """Holds rows back until all before them are written."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self._next = 0
-        self._held: dict[int, dict[str, Any]] = {}
-
-    @property
-    def num_held(self) -> int:
-        return len(self._held)
-
-    def add(self, index: int, row: dict[str, Any]) -> None:
-        self._held[index] = row
-        while self._next in self._held:
-            self._writer.write(self._held.pop(self._next))
-            self._next += 1
 
 
 def _prepare(rows: Iterable[Row], tokenizer: Tokenizer | None, seed: int | None) -> Iterator[Prepared]:
@@ -168,7 +153,6 @@ def _result_row(completion: Completion, tokenizer: Tokenizer | None, return_toke
         "usage": {
             "prompt_tokens": len(request.prompt_token_ids),
             "completion_tokens": len(completion.token_ids),
-            "cached_tokens": completion.cached_tokens,
         },
     }
     if return_token_ids:
@@ -176,8 +160,8 @@ def _result_row(completion: Completion, tokenizer: Tokenizer | None, return_toke
     return row
 
 
-def _in_background(items: Iterator[T]) -> Iterator[T]:
-    """Run an iterator on a thread, a bounded number of items ahead; its exceptions are raised here."""
+def _in_background(items: Iterator[T], check: Callable[[], None]) -> Iterator[T]:
+    """Run an iterator on a thread, a bounded number of items ahead; what it and ``check`` raise is raised here."""
     done = object()
     ahead: queue.Queue[Any] = queue.Queue(maxsize=_GROUP * _GROUPS_AHEAD)
     stopped = threading.Event()
@@ -202,7 +186,14 @@ def _in_background(items: Iterator[T]) -> Iterator[T]:
 
     threading.Thread(target=work, name="rosebatch-prepare", daemon=True).start()
     try:
-        while (item := ahead.get()) is not done:
+        while True:
+            try:
+                item = ahead.get(timeout=_PATIENCE_SECONDS)
+            except queue.Empty:
+                check()
+                continue
+            if item is done:
+                return
             if isinstance(item, BaseException):
                 raise item
             yield item

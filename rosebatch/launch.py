@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from rosebatch.config import EngineConfig, Sampler
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import load_engine, pick_device
 from rosebatch.errors import FlagError
-from rosebatch.model.source import LoadFormat, find_model
+from rosebatch.model.source import LoadFormat, ModelSource, find_model
 from rosebatch.toggles import Toggles
 from rosebatch.tokenizer import Tokenizer
 
@@ -26,6 +28,16 @@ class LaunchOptions:
     sampler: Sampler = "rosebatch"
     limits: EngineConfig = field(default_factory=EngineConfig)
     toggles: Mapping[str, bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """What was decided, before anything is loaded."""
+
+    options: LaunchOptions
+    device: torch.device
+    toggles: Toggles
+    source: ModelSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +62,28 @@ def launch(options: LaunchOptions) -> Launched:
     Raises:
         UserError: something that was asked for is missing, unreadable or impossible.
     """
-    started = time.perf_counter()
+    return carry_out(plan_launch(options))
+
+
+def plan_launch(options: LaunchOptions) -> LaunchPlan:
+    """Find the model and decide on device, dtype and switches.
+
+    Raises:
+        UserError: as ``launch``.
+    """
     device = pick_device(options.device)
     toggles = resolve_switches(options, device.type)
-    source = find_model(options.model, options.load_format, options.dtype, device)
+    return LaunchPlan(options, device, toggles, find_model(options.model, options.load_format, options.dtype, device))
+
+
+def carry_out(plan: LaunchPlan) -> Launched:
+    """Load the model, build the engine.
+
+    Raises:
+        UserError: as ``launch``.
+    """
+    started = time.perf_counter()
+    options, device, toggles, source = plan.options, plan.device, plan.toggles, plan.source
     tokenizer = None if source.folder is None else Tokenizer.load(source.folder)
     loaded = load_engine(source, options.limits, toggles, device, options.sampler)
     description = {

@@ -13,13 +13,15 @@ class Progress:
 
     Args:
         total: rows of the input, None where unknown.
+        resumed: rows that an earlier run finished.
         enabled: False prints nothing.
     """
 
-    def __init__(self, total: int | None, *, enabled: bool = True) -> None:
+    def __init__(self, total: int | None, *, resumed: int = 0, enabled: bool = True) -> None:
         self._total = total
+        self._resumed = resumed
         self._enabled = enabled
-        self._rows = 0
+        self._rows = resumed
         self._failed = 0
         self._tokens = 0
         self._started = time.perf_counter()
@@ -42,7 +44,7 @@ class Progress:
                 console=Console(stderr=True),
                 transient=True,
             )
-            self._task = self._bar.add_task("", total=self._total, rate="")
+            self._task = self._bar.add_task("", total=self._total, completed=self._rows, rate="")
             self._bar.start()
         return self
 
@@ -68,8 +70,9 @@ class Progress:
         of_total = f"/{self._total}" if self._total is not None else ""
         elapsed = time.perf_counter() - self._started
         parts = [f"{self._rows}{of_total} rows", self._rate()]
-        if self._total is not None and self._rows:
-            parts.append(f"ETA {elapsed / self._rows * (self._total - self._rows):.0f} s")
+        done = self._rows - self._resumed
+        if self._total is not None and done:
+            parts.append(f"ETA {elapsed / done * (self._total - self._rows):.0f} s")
         return ", ".join(parts)
 
     def _rate(self) -> str:

@@ -1,5 +1,6 @@
 """A file of prompts -> rows, by extension: JSONL, Parquet, or JSONL from stdin for ``-``."""
 
+import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,10 +12,12 @@ import pyarrow.parquet as pq
 
 from rosebatch.errors import RowError, UserError
 from rosebatch.io.rows import FailedRow, PromptRow, parse_row
+from rosebatch.io.seen_ids import SeenIds
 
 Row = PromptRow | FailedRow
 
-_PARQUET = (".parquet", ".pq")
+PARQUET_SUFFIXES = (".parquet", ".pq")
+
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -32,7 +35,7 @@ class PromptReader:
     def __init__(self, source: str, defaults: Mapping[str, Any]) -> None:
         self.source = source
         self.defaults = defaults
-        self.is_parquet = Path(source).suffix.lower() in _PARQUET
+        self.is_parquet = Path(source).suffix.lower() in PARQUET_SUFFIXES
         self.columns: pa.Schema | None = None
         if source != "-" and not Path(source).is_file():
             raise UserError(f"{source}: {'is a folder' if Path(source).is_dir() else 'no such file'}")
@@ -53,16 +56,24 @@ class PromptReader:
 
     def __iter__(self) -> Iterator[Row]:
         """Rows in input order; raises UserError where the input cannot be read on."""
-        seen: set[str | int] = set()
+        seen = SeenIds()
         for row in self._parquet_rows() if self.is_parquet else self._jsonl_rows():
             identity = row.metadata.get("id")
-            if isinstance(row, PromptRow) and identity is not None:
-                if identity in seen:
-                    error = RowError("duplicate_id", f"id {identity!r} was used by an earlier row")
-                    yield FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
-                    continue
-                seen.add(identity)
-            yield row
+            if isinstance(row, PromptRow) and identity is not None and not seen.add(identity):
+                error = RowError("duplicate_id", f"id {identity!r} was used by an earlier row")
+                yield FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
+            else:
+                yield row
+
+    def carried(self) -> Iterator[Mapping[str, Any]]:
+        """Of each row what is carried through to its result, once more; not from stdin."""
+        for row in self._parquet_rows() if self.is_parquet else self._jsonl_rows():
+            yield row.metadata
+
+    def digest(self) -> str:
+        """SHA-256 of the file."""
+        with Path(self.source).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def _open(self) -> IO[bytes]:
         if self.source == "-":

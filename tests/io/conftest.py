@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rosebatch.io.output import FileOutput, write_jsonl
+from rosebatch.io.parquet import write_parquet
+from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader, Row
 from rosebatch.io.rows import parse_row
-from rosebatch.io.writer import open_writer
 
 
 @pytest.fixture
@@ -56,16 +58,28 @@ def read_table(tmp_path: Path) -> Callable[[pa.Table], list[Row]]:
 
 
 @pytest.fixture
-def write_jsonl(tmp_path: Path) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+def open_jsonl(tmp_path: Path) -> Callable[..., FileOutput]:
+    """An output file of JSONL, new or resumed."""
+
+    def open_output(name: str = "out.jsonl", *, resume: bool = False) -> FileOutput:
+        path = tmp_path / f"{name}.part"
+        part = PartFile.reopen(path) if resume else PartFile.create(path, {"made by": "a test"})
+        assert part is not None
+        return FileOutput(part, tmp_path / name, write_jsonl)
+
+    return open_output
+
+
+@pytest.fixture
+def write_jsonl_rows(tmp_path: Path, open_jsonl: Callable[..., FileOutput]) -> Callable[..., list[dict[str, Any]]]:
     """Write rows to a JSONL file and read them back with Python's own JSON."""
 
     def write(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        path = tmp_path / "out.jsonl"
-        writer = open_writer(str(path), token_ids=False, columns=None)
-        for row in rows:
-            writer.write(row)
-        writer.finish()
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+        output = open_jsonl()
+        for index, row in enumerate(rows):
+            output.add(index, row, failed=False)
+        output.finish()
+        return [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
 
     return write
 
@@ -82,24 +96,17 @@ def write_table(tmp_path: Path) -> Callable[..., pa.Table]:
         errors: tuple[int, ...] = (),
     ) -> pa.Table:
         path = tmp_path / "out.parquet"
-        writer = open_writer(str(path), token_ids=token_ids, columns=columns)
         rows = []
         for index, fields in enumerate(carried):
             if index in errors:
                 result: dict[str, Any] = {"error": {"code": "some_code", "message": "line 1: no"}}
             else:
-                usage = {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 1}
+                usage = {"prompt_tokens": 2, "completion_tokens": 3}
                 result = {"text": "t", "finish_reason": "stop", "usage": usage}
                 if token_ids:
                     result["token_ids"] = [5, 6, 7]
             rows.append({**fields, "index": index, **result})
-        try:
-            for row in rows:
-                writer.write(row)
-            writer.finish()
-        except Exception:
-            writer.abandon()
-            raise
+        write_parquet(path, lambda: map(dict, rows), token_ids=token_ids, columns=columns)
         return pq.read_table(path)
 
     return write

@@ -1,83 +1,46 @@
-"""A fake model and a tokenizer of bytes: the whole job without a tensor, every answer known beforehand."""
+"""Short ways to run the job over the fake model, and to see what came out."""
 
-import zlib
-from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
 
-from rosebatch.engine.block_pool import BlockPool
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.plan import Chunk, StepPlan, StepResult
-from rosebatch.engine.scheduler import Scheduler
+from rosebatch.io.output import FileOutput, StreamOutput, write_jsonl
+from rosebatch.io.part_file import PartFile
 from rosebatch.io.rows import parse_row
 from rosebatch.job import run_job
 from rosebatch.progress import Progress
 from rosebatch.report import Tally
 from rosebatch.tokenizer import Tokenizer
-
-BYTES, EOS = 256, 256
-
-
-class FakeModel:
-    """Continues every prompt by a function of its tokens, and of the seed where it samples.
-
-    Args:
-        answers: prompt text -> the bytes that follow it, then the end token; other prompts get pseudo-random letters.
-        before_step: called with the plan of every step.
-    """
-
-    def __init__(self, answers: dict[str, bytes] | None = None, before_step: Callable[[StepPlan], None] | None = None):
-        self._answers = {prompt.encode(): answer for prompt, answer in (answers or {}).items()}
-        self._before_step = before_step
-
-    def next_token(self, token_ids: Sequence[int], prompt: Sequence[int], seed: int | None) -> int:
-        answer = self._answers.get(bytes(min(i, 255) for i in prompt))
-        if answer is not None:
-            position = len(token_ids) - len(prompt)
-            return answer[position] if position < len(answer) else EOS
-        return ord("a") + zlib.crc32(array("q", token_ids).tobytes() + repr(seed).encode()) % 26
-
-    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
-        if self._before_step is not None:
-            self._before_step(plan)
-        result = StepResult([[self._sample(chunk)] for chunk in plan.chunks if chunk.samples], seconds=1e-3, syncs=1)
-        return lambda: result
-
-    def _sample(self, chunk: Chunk) -> int:
-        request = chunk.sequence.request
-        seed = None if request.sampling.greedy else request.sampling.seed
-        return self.next_token(chunk.sequence.token_ids, request.prompt_token_ids, seed)
-
-    def complete(self, prompt: str, max_tokens: int, seed: int | None = None) -> str:
-        """What comes out for a prompt, without any engine."""
-        ids = list(prompt.encode())
-        tokens = list(ids)
-        for _ in range(max_tokens):
-            tokens.append(self.next_token(tokens, ids, seed))
-        return bytes(tokens[len(ids) :]).decode()
+from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend, make_engine
 
 
-class ListWriter:
-    """Keeps the rows, and when each came."""
+class ListOutput(StreamOutput):
+    """Keeps the rows as they would be read back."""
 
     def __init__(self) -> None:
+        super().__init__(self)  # type: ignore[arg-type]
         self.rows: list[dict[str, Any]] = []
         self.finished = False
 
-    def write(self, row: dict[str, Any]) -> None:
+    def write(self, line: bytes) -> None:
         assert not self.finished
-        self.rows.append(row)
+        self.rows.append(msgspec.json.decode(line))
+
+    def flush(self) -> None:
+        pass
 
     def finish(self) -> None:
         assert not self.finished
+        super().finish()
         self.finished = True
 
-    def abandon(self) -> None:
-        raise AssertionError("the job itself never gives up a writer")
+    def close(self) -> None:
+        raise AssertionError("the job itself never gives up an output")
 
 
 class Job:
@@ -86,12 +49,8 @@ class Job:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
-    def engine(
-        self, model: FakeModel, *, seqs=4, budget=64, blocks=64, block_size=4, max_model_len=1000, vocab_size=BYTES + 1
-    ) -> Engine:
-        pool = BlockPool(blocks, block_size)
-        scheduler = Scheduler(pool, max_num_seqs=seqs, max_num_batched_tokens=budget)
-        return Engine(scheduler, model, vocab_size=vocab_size, max_model_len=max_model_len, eos_token_ids=[EOS])
+    def engine(self, model: FakeModel, **limits: int) -> Engine:
+        return make_engine(model, **limits)
 
     def rows(self, lines: Iterable[Any], **defaults: Any) -> Iterable[Any]:
         for index, values in enumerate(lines):
@@ -107,53 +66,27 @@ class Job:
         tokenizer: Tokenizer | None = None,
         without_tokenizer: bool = False,
         return_token_ids: bool = False,
-        writer: Any = None,
+        output: Any = None,
         defaults: dict[str, Any] | None = None,
         **limits: int,
     ) -> tuple[list[dict[str, Any]], Tally, Engine]:
         engine = self.engine(model or FakeModel(), **limits)
-        writer = writer or ListWriter()
+        output = output or ListOutput()
         tally = run_job(
             engine,
             None if without_tokenizer else tokenizer or self.tokenizer,
             self.rows(lines, **(defaults or {})) if rows is None else rows,
-            writer,
+            output,
             progress=Progress(None, enabled=False),
             seed=seed,
             return_token_ids=return_token_ids,
         )
         engine.scheduler.check_integrity()
         assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
-        if isinstance(writer, ListWriter):
-            assert writer.finished
-            return writer.rows, tally, engine
+        if isinstance(output, ListOutput):
+            assert output.finished
+            return output.rows, tally, engine
         return [], tally, engine
-
-
-def byte_characters() -> dict[int, str]:
-    """GPT-2's printable character for each byte."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    return {b: chr(b) for b in printable} | {b: chr(256 + n) for n, b in enumerate(others)}
-
-
-def byte_backend(*extra: bytes) -> tokenizers.Tokenizer:
-    """Token i is byte i; then come the end token and tokens of several bytes, which text is never encoded to."""
-    characters = byte_characters()
-    vocab = {characters[byte]: byte for byte in range(BYTES)} | {"<eos>": EOS}
-    for i, token in enumerate(extra):
-        vocab["".join(characters[byte] for byte in token)] = EOS + 1 + i
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<eos>"])
-    return backend
-
-
-TEMPLATE = (
-    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
-    "{{ m.role[0] }}:{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
-)
 
 
 @pytest.fixture(scope="session")
@@ -177,5 +110,16 @@ def fake_model() -> type[FakeModel]:
 
 
 @pytest.fixture
-def list_writer() -> type[ListWriter]:
-    return ListWriter
+def list_output() -> type[ListOutput]:
+    return ListOutput
+
+
+@pytest.fixture
+def open_results() -> Callable[[Path], FileOutput]:
+    """A JSONL file of results, resumed where there is something to resume."""
+
+    def open_output(path: Path) -> FileOutput:
+        part = path.with_name(path.name + ".part")
+        return FileOutput(PartFile.reopen(part) or PartFile.create(part, {}), path, write_jsonl)
+
+    return open_output

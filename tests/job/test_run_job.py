@@ -10,14 +10,11 @@ import pytest
 from rosebatch.errors import RowError, UserError
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
-from rosebatch.io.writer import open_writer
 from rosebatch.tokenizer import Tokenizer
 
-USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens")
 
-
-def usage(prompt, completion, cached=0):
-    return dict(zip(USAGE, (prompt, completion, cached), strict=True))
+def usage(prompt, completion):
+    return {"prompt_tokens": prompt, "completion_tokens": completion}
 
 
 def failed_row(index):
@@ -37,9 +34,9 @@ def test_output_order_is_input_order(job, fake_model, lengths):
             "index": i,
             "text": fake_model().complete(f"row {i}", n),
             "finish_reason": "length",
-            "usage": usage(len(f"row {i}"), n, row["usage"]["cached_tokens"]),
+            "usage": usage(len(f"row {i}"), n),
         }
-        for i, (n, row) in enumerate(zip(lengths, rows, strict=True))
+        for i, n in enumerate(lengths)
     ]
     assert rows == expected
     assert (tally.completed, tally.failed) == (40, 0)
@@ -95,7 +92,7 @@ def test_token_ids_of_any_size_cost_one_row(job, token_id):
 def test_prompt_lengths_around_the_limit(job):
     """One token must fit behind the prompt, and the completion ends where the model does."""
     rows, _, _ = job.run([{"prompt": "x" * n} for n in (98, 99, 100)], max_model_len=100)
-    assert [row.get("usage") for row in rows] == [usage(98, 2), usage(99, 1, 96), None]
+    assert [row.get("usage") for row in rows] == [usage(98, 2), usage(99, 1), None]
     assert rows[2]["error"] == {
         "code": "prompt_too_long",
         "message": "line 3: the prompt has 100 tokens; with at least one to generate, 100 are allowed",
@@ -156,18 +153,17 @@ def test_cached_tokens(job):
     """Whole blocks of a prefix that was computed before, for the second of two equal prompts all but one token."""
     lines = [{"prompt": "0123456789", "max_tokens": 20}, {"prompt": "x", "max_tokens": 1}]
     lines += [{"prompt": prompt, "max_tokens": 1} for prompt in ("0123456789", "01234567", "0123456x", "x123456789")]
-    rows, tally, _ = job.run(lines, seqs=1)
-    assert [row["usage"]["cached_tokens"] for row in rows] == [0, 0, 8, 7, 4, 0]
+    _, tally, _ = job.run(lines, seqs=1)
     assert (tally.cached_tokens, tally.prompt_tokens, tally.output_tokens) == (19, 10 + 1 + 10 + 8 + 8 + 10, 25)
 
 
 def test_a_preempted_row_is_not_counted_as_cached(job, fake_model):
     """Resuming takes the row's own blocks from the cache again: not a saving, and the text must not change."""
     lines = [{"prompt": f"row {i}", "max_tokens": 30} for i in range(6)]
-    rows, _, engine = job.run(lines, blocks=20, seqs=4)
+    rows, tally, engine = job.run(lines, blocks=20, seqs=4)
     assert engine.stats.preemptions > 0
     assert [row["text"] for row in rows] == [fake_model().complete(f"row {i}", 30) for i in range(6)]
-    assert [row["usage"]["cached_tokens"] for row in rows] == [0, 4, 4, 4, 4, 4]
+    assert tally.cached_tokens == 20
 
 
 def test_return_token_ids(job, fake_model):
@@ -262,11 +258,11 @@ def test_rows_are_read_a_bounded_way_ahead(job, fake_model):
     assert last_read == ended
 
 
-def test_results_are_written_while_the_job_runs(job, fake_model, list_writer):
+def test_results_are_written_while_the_job_runs(job, fake_model, list_output):
     """Whoever kills a run after an hour keeps an hour of results."""
-    writer, seen = list_writer(), []
-    model = fake_model(before_step=lambda plan: seen.append(len(writer.rows)))
-    job.run([{"prompt": f"{i}", "max_tokens": 2} for i in range(20)], model=model, writer=writer, seqs=2)
+    output, seen = list_output(), []
+    model = fake_model(before_step=lambda plan: seen.append(len(output.rows)))
+    job.run([{"prompt": f"{i}", "max_tokens": 2} for i in range(20)], model=model, output=output, seqs=2)
     assert seen[:6] == [0, 0, 2, 2, 4, 4]
 
 
@@ -288,26 +284,26 @@ def test_bad_rows_behind_an_unfinished_one_are_bounded(job, fake_model):
 
 
 @pytest.mark.parametrize("error", [UserError("in.parquet: unreadable"), OSError("gone"), ValueError("a bug")])
-def test_an_exception_of_the_reader_ends_the_job(job, list_writer, error):
+def test_an_exception_of_the_reader_ends_the_job(job, list_output, error):
     """Raised on another thread, it must neither be lost nor hang the job, nor make a short output look finished."""
-    writer = list_writer()
+    output = list_output()
 
     def rows():
         yield from job.rows([{"prompt": "x", "max_tokens": 2}])
         raise error
 
     with pytest.raises(type(error), match=str(error)):
-        job.run(rows=rows(), writer=writer)
-    assert not writer.finished
+        job.run(rows=rows(), output=output)
+    assert not output.finished
 
 
-def test_an_exception_of_the_writer_ends_the_job(job, list_writer, monkeypatch):
+def test_an_exception_of_the_writer_ends_the_job(job, list_output, monkeypatch):
     """A full disk: the reading thread must not be left behind, waiting for ever to hand on its rows."""
 
-    def full(self, row):
+    def full(self, index, row, *, failed):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(list_writer, "write", full)
+    monkeypatch.setattr(list_output, "add", full)
     with pytest.raises(OSError, match="No space left"):
         job.run({"prompt": "x", "max_tokens": 1} for _ in itertools.count())
     deadline = time.monotonic() + 5
@@ -316,7 +312,7 @@ def test_an_exception_of_the_writer_ends_the_job(job, list_writer, monkeypatch):
         time.sleep(0.02)
 
 
-def test_two_runs_give_the_same_bytes(job, tmp_path):
+def test_two_runs_give_the_same_bytes(job, tmp_path, open_results):
     """Sampled and greedy, cached and preempted, ids and errors: nothing may depend on threads, time or hash seeds."""
     lines = [
         {"prompt": f"row {i % 7}", "max_tokens": 1 + i * 37 % 40, "temperature": i % 2, "id": f"id {i}", "extra": [i]}
@@ -327,9 +323,9 @@ def test_two_runs_give_the_same_bytes(job, tmp_path):
     source.write_text("\n".join(map(json.dumps, lines)))
     outputs, preemptions = [], []
     for name in ("one.jsonl", "two.jsonl"):
-        writer = open_writer(str(tmp_path / name), token_ids=True, columns=None)
+        output = open_results(tmp_path / name)
         reader = PromptReader(str(source), {})
-        _, _, engine = job.run(rows=reader, writer=writer, return_token_ids=True, blocks=30, seqs=8)
+        _, _, engine = job.run(rows=reader, output=output, return_token_ids=True, blocks=30, seqs=8)
         outputs.append((tmp_path / name).read_bytes())
         preemptions.append(engine.stats.preemptions)
     assert outputs[0] == outputs[1]

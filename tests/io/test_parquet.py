@@ -1,22 +1,16 @@
-"""Results as files: whole or not there, one type a column, nothing of the input changed."""
+"""Results as a Parquet file: one type a column, nothing of the input changed."""
 
-import datetime
-import io
 import json
-import os
-import stat
-import sys
 from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.errors import UserError
+from rosebatch.io.parquet import write_parquet
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.writer import open_writer
 
-USAGE = pa.struct([(name, pa.int64()) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")])
+USAGE = pa.struct([(name, pa.int64()) for name in ("prompt_tokens", "completion_tokens")])
 RESULTS = [
     ("index", pa.int64()),
     ("text", pa.string()),
@@ -35,111 +29,6 @@ def nested(depth):
     return json.loads("[" * depth + "]" * depth)
 
 
-# JSONL
-
-
-def test_jsonl_rows(write_jsonl):
-    """Values come out as they went in, in the order they were given."""
-    rows = [
-        {"id": 123456789012345678901234567890, "text": "é\U0001f600\x00\n", "index": 0},
-        {"nested": {"a": [1, None, 2.5]}, "text": None, "index": 1},
-        {"deep": nested(500), "index": 2},
-    ]
-    assert write_jsonl(rows) == rows
-    assert [list(row) for row in write_jsonl(rows)] == [list(row) for row in rows]
-
-
-def test_jsonl_of_values_that_only_parquet_has(write_jsonl):
-    """A Parquet input with JSONL output: dates, decimals and bytes have no JSON type of their own."""
-    carried = {
-        "day": datetime.date(2024, 2, 29),
-        "when": datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC),
-        "price": Decimal("1.50"),
-        "raw": b"\xff\x00",
-        "map": [("a", 1)],
-        "nan": float("nan"),
-    }
-    assert write_jsonl([carried]) == [
-        {
-            "day": "2024-02-29",
-            "when": "2024-02-29T12:00:00Z",
-            "price": "1.50",
-            "raw": "/wA=",
-            "map": [["a", 1]],
-            "nan": None,
-        }
-    ]
-
-
-def test_jsonl_appears_whole_under_its_name(tmp_path):
-    """A killed run must not leave half a file that looks like a result; rows can be read along in the .part."""
-    path, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
-    path.write_text("the result of an earlier run\n")
-    writer = open_writer(str(path), token_ids=False, columns=None)
-    writer.write({"index": 0})
-    assert (path.read_text(), part.read_text()) == ("the result of an earlier run\n", '{"index":0}\n')
-    writer.finish()
-    assert path.read_text() == '{"index":0}\n'
-    assert os.listdir(tmp_path) == ["out.jsonl"]  # noqa: PTH208
-
-
-def test_jsonl_to_stdout(monkeypatch):
-    """Each row is flushed, for whoever reads along; the stream is not closed."""
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(raw)))
-    writer = open_writer("-", token_ids=False, columns=None)
-    writer.write({"index": 0})
-    assert raw.getvalue() == b'{"index":0}\n'
-    writer.finish()
-    writer.abandon()
-    assert not sys.stdout.buffer.closed
-
-
-def test_abandoned_jsonl_keeps_its_results(tmp_path):
-    """Hours of work must not vanish with the error that ended them; an empty file is no use to anyone."""
-    for name, rows in (("some.jsonl", [{"index": 0}]), ("none.jsonl", [])):
-        writer = open_writer(str(tmp_path / name), token_ids=False, columns=None)
-        for row in rows:
-            writer.write(row)
-        writer.abandon()
-    assert [path.name for path in tmp_path.iterdir()] == ["some.jsonl.part"]
-
-
-@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_a_folder_that_is_not_there(tmp_path, name):
-    """One line for the user, before the model is loaded."""
-    with pytest.raises(UserError, match="No such file or directory"):
-        open_writer(str(tmp_path / "none" / name), token_ids=False, columns=None)
-
-
-@pytest.mark.parametrize("target", ["folder", "folder.parquet"])
-def test_a_folder_as_output(tmp_path, target):
-    """Found at the beginning, not when the finished file is renamed."""
-    (tmp_path / target).mkdir()
-    with pytest.raises(UserError, match="is a folder"):
-        open_writer(str(tmp_path / target), token_ids=False, columns=None)
-
-
-@pytest.mark.parametrize("target", [".", "/", ""])
-def test_a_folder_without_a_name_as_output(target):
-    """``-o .`` has no last part that a .part could be made of: pathlib raises ValueError."""
-    with pytest.raises(UserError):
-        open_writer(target, token_ids=False, columns=None)
-
-
-@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_permissions_are_the_users(tmp_path, name):
-    """A temporary file's 0600 must not survive the rename."""
-    writer = open_writer(str(tmp_path / name), token_ids=False, columns=None)
-    writer.finish()
-    (tmp_path / "plain").touch()
-    modes = [stat.S_IMODE((tmp_path / n).stat().st_mode) for n in (name, "plain")]
-    assert modes[0] == modes[1]
-
-
-# Parquet
-
-
 def test_parquet_result_columns(write_table):
     """Typed the same with and without failed rows, or two runs' files cannot be read as one table."""
     good = write_table([{}, {}])
@@ -151,7 +40,7 @@ def test_parquet_result_columns(write_table):
             "index": 0,
             "text": "t",
             "finish_reason": "stop",
-            "usage": {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 1},
+            "usage": {"prompt_tokens": 2, "completion_tokens": 3},
             "error": None,
         },
         {
@@ -363,50 +252,12 @@ def test_parquet_over_several_groups_of_rows(write_table):
     assert table.column("a").to_pylist() == table.column("index").to_pylist() == list(range(2050))
 
 
-def test_parquet_appears_whole_under_its_name(tmp_path):
-    """Until it is finished there is a spool, whose name no reader of Parquet files takes for one."""
-    path = tmp_path / "out.parquet"
-    path.write_bytes(b"the result of an earlier run")
-    writer = open_writer(str(path), token_ids=False, columns=None)
-    writer.write({"index": 0, "a": 1})
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.parquet", "out.parquet.part"]
-    assert path.read_bytes() == b"the result of an earlier run"
-    writer.finish()
-    assert [p.name for p in tmp_path.iterdir()] == ["out.parquet"]
-    assert pq.read_table(path).column("a").to_pylist() == [1]
-
-
-def test_a_disk_that_is_full_at_the_end(tmp_path, monkeypatch):
-    """Half a Parquet file must not stay behind under a name that readers of ``*.parquet`` take for a whole one."""
-
-    def full(self, table):
-        raise OSError("No space left on device")
-
-    writer = open_writer(str(tmp_path / "out.parquet"), token_ids=False, columns=None)
-    writer.write({"index": 0})
-    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
-    with pytest.raises(OSError, match="No space left"):
-        writer.finish()
-    writer.abandon()
-    assert list(tmp_path.glob("*.parquet")) == []
-
-
-def test_abandoned_parquet_leaves_nothing(tmp_path):
-    """The spool is of no use to anyone."""
-    writer = open_writer(str(tmp_path / "out.parquet"), token_ids=False, columns=None)
-    writer.write({"index": 0})
-    writer.abandon()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_parquet_bytes_are_the_same_each_time(tmp_path):
     """Two runs of the same file are compared with cmp: sets of names would give another order of columns."""
     contents = []
     for _ in range(2):
-        writer = open_writer(str(tmp_path / "out.parquet"), token_ids=False, columns=None)
-        for i in range(3):
-            writer.write({f"column_{n}": i for n in range(20)} | {"index": i})
-        writer.finish()
+        rows = [{f"column_{n}": i for n in range(20)} | {"index": i} for i in range(3)]
+        write_parquet(tmp_path / "out.parquet", lambda rows=rows: map(dict, rows), token_ids=False, columns=None)
         contents.append((tmp_path / "out.parquet").read_bytes())
     assert contents[0] == contents[1]
     names = pq.read_table(tmp_path / "out.parquet").column_names

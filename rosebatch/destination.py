@@ -1,0 +1,78 @@
+"""Where a run's results go: to stdout, or to a file by way of a part file, its own or that of the run it resumes."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rosebatch.errors import FlagError
+from rosebatch.io.output import FileOutput, Output, Rows, StreamOutput, write_jsonl
+from rosebatch.io.parquet import write_parquet
+from rosebatch.io.part_file import PartFile
+from rosebatch.io.reader import PARQUET_SUFFIXES, PromptReader
+from rosebatch.io.rows import RESULT_FIELDS
+from rosebatch.manifest import differences
+
+
+def open_output(
+    target: str | None,
+    reader: PromptReader,
+    manifest: Callable[[str | None], dict[str, Any]],
+    *,
+    resume: bool,
+    force: bool,
+    token_ids: bool,
+) -> Output:
+    """The output of ``-o``.
+
+    Args:
+        target: a path, Parquet if it ends in ``.parquet`` or ``.pq``; None or ``-`` for stdout.
+        reader: of the input, whose columns a Parquet file takes over.
+        manifest: of the run, from the digest of its input, None for stdin.
+        resume: go on with the part file, where there is one.
+        force: though it is of another run.
+        token_ids: whether rows have ``token_ids``.
+
+    Raises:
+        UserError: it cannot be written to, is of another run, or another process writes to it.
+    """
+    if target is None or target == "-":
+        if resume:
+            raise FlagError("--resume needs an output file: -o FILE")
+        return StreamOutput(sys.stdout.buffer)
+    if resume and reader.source == "-":
+        raise FlagError("--resume needs an input file: stdin cannot be compared with what the earlier run read")
+    path = Path(target)
+    if not path.name or path.is_dir():
+        raise FlagError(f"{path}: is a folder, name a file for the results")
+    digest = None if reader.source == "-" else reader.digest()
+    part = _part_file(path.with_name(path.name + ".part"), manifest(digest), resume=resume, force=force)
+    if path.suffix.lower() not in PARQUET_SUFFIXES:
+        return FileOutput(part, path, write_jsonl)
+
+    def write(path: Path, rows: Rows) -> None:
+        write_parquet(path, lambda: _with_columns(reader, rows), token_ids=token_ids, columns=reader.columns)
+
+    return FileOutput(part, path, write, None if reader.columns is None else RESULT_FIELDS)
+
+
+def _part_file(path: Path, manifest: dict[str, Any], *, resume: bool, force: bool) -> PartFile:
+    part = PartFile.reopen(path) if resume else None
+    if part is None:
+        return PartFile.create(path, manifest)
+    found = differences(part.manifest, manifest)
+    if found and not force:
+        part.close()
+        what = "; ".join(found)
+        raise FlagError(f"{path} is of another run: {what}. --force-resume goes on with it all the same")
+    return part
+
+
+def _with_columns(reader: PromptReader, rows: Rows) -> Iterator[dict[str, Any]]:
+    """Decoded rows; the columns of a Parquet input from there, since JSON knows neither dates nor decimals."""
+    results = map(msgspec.json.decode, rows())
+    if reader.columns is None:
+        return results
+    return ({**carried, **result} for carried, result in zip(reader.carried(), results, strict=True))

@@ -1,0 +1,49 @@
+"""SIGINT and SIGTERM end a run at the next step, not in the middle of one."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class InterruptionError(Exception):
+    """A signal ended the run; ``exit_code`` is what shells give for it."""
+
+    def __init__(self, number: int, kept: str = "") -> None:
+        name = signal.Signals(number).name
+        super().__init__(f"ended by {name}{kept}")
+        self.number = number
+        self.exit_code = 128 + number
+
+
+class Interrupts:
+    """Remembers the first signal; a second one acts at once, as if nobody listened."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def check(self) -> None:
+        """Where the run may end.
+
+        Raises:
+            InterruptionError: a signal has come.
+        """
+        if self._number is not None:
+            raise InterruptionError(self._number)
+
+    @contextmanager
+    def listen(self) -> Iterator[None]:
+        """Take signals, in the main thread."""
+        before = {number: signal.signal(number, self._take) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self._number = number
+        for each in _SIGNALS:
+            signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)

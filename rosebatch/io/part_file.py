@@ -1,0 +1,220 @@
+"""Results in the order in which they come, in a file that outlives the process.
+
+The first line is the run's manifest (``rosebatch.manifest``), every other one ``[index,failed,row]`` in JSON: what the
+file holds can be told, and a row copied, without decoding any. Lines are only ever appended, so a crash can tear none
+but the last, which is dropped when the file is opened again.
+"""
+
+import fcntl
+import os
+import re
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rosebatch.errors import FlagError, UserError
+
+# What a power cut can cost at most, in rows and in seconds. Rows that were handed to the system survive the process.
+_SYNC_ROWS = 1024
+_SYNC_SECONDS = 2.0
+
+
+_HEAD = re.compile(rb"\[(\d+),([01]),")
+_MANIFEST = msgspec.json.Decoder(dict[str, Any])
+
+
+class PartFile:
+    """The results so far; held by one process at a time.
+
+    Attributes:
+        path: of the file.
+        manifest: of the run that began it.
+        num_rows: results in it.
+        num_failed: of these, error rows.
+    """
+
+    def __init__(self, path: Path, descriptor: int, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.num_rows = 0
+        self.num_failed = 0
+        self._descriptor = descriptor
+        self._size = 0
+        self._lines: list[bytes] = []
+        self._present = bytearray()
+        self._synced = time.monotonic()
+        self._unsynced = 0
+
+    @classmethod
+    def create(cls, path: Path, manifest: dict[str, Any]) -> "PartFile":
+        """Begin a file.
+
+        Raises:
+            FlagError: there is one with results already.
+            UserError: it cannot be created, or another process holds it.
+        """
+        part = cls(path, _open(path), manifest)
+        try:
+            first = _first_line(path)
+            if first is not None and path.stat().st_size > len(first):
+                raise FlagError(f"{path} holds results of an earlier run: go on with --resume, or remove it")
+            part._cut(0)
+            part._write(msgspec.json.encode(manifest) + b"\n")
+        except BaseException:
+            part.close()
+            raise
+        return part
+
+    @classmethod
+    def reopen(cls, path: Path) -> "PartFile | None":
+        """Go on with a file, without a line that was torn; None where there is nothing to go on with.
+
+        Raises:
+            UserError: it cannot be read, or another process holds it.
+        """
+        if not path.exists():
+            return None
+        part = cls(path, _open(path), {})
+        try:
+            first = _first_line(path)
+            if first is None:
+                part.close()
+                return None
+            part.manifest = _MANIFEST.decode(first)
+            part._recover(len(first))
+        except msgspec.DecodeError:
+            part.close()
+            raise UserError(f"{path}: is no file of results; remove it or choose another output") from None
+        except BaseException:
+            part.close()
+            raise
+        return part
+
+    def __contains__(self, index: int) -> bool:
+        return index < len(self._present) and bool(self._present[index])
+
+    def append(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
+        """Add a result, on its way to the disk within a second or two.
+
+        Raises:
+            UserError: the disk is full, or failed; what was added before stays.
+        """
+        assert index not in self, "a row has one result"
+        self._lines.append(b"[%d,%d,%s]\n" % (index, failed, msgspec.json.encode(row, enc_hook=str)))
+        self._count(index, failed)
+        self._unsynced += 1
+        if self._unsynced >= _SYNC_ROWS or time.monotonic() - self._synced >= _SYNC_SECONDS:
+            self.sync()
+
+    def flush(self) -> None:
+        """Hand all rows to the system: from here on the end of this process costs none of them."""
+        if self._lines:
+            lines, self._lines = self._lines, []
+            self._write(b"".join(lines))
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk."""
+        self.flush()
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise self._failure(error) from None
+        self._synced, self._unsynced = time.monotonic(), 0
+
+    def rows(self) -> Iterator[bytes]:
+        """All rows as JSON, in the order of their indices."""
+        self.flush()
+        with self.path.open("rb") as file:
+            place = len(file.readline())
+            # Eight bytes a row: the only thing in a run that grows with the file.
+            places = array("Q", bytes(8 * len(self._present)))
+            for line in file:
+                head = _HEAD.match(line)
+                assert head, "written or checked by this class"
+                places[int(head[1])] = place
+                place += len(line)
+            for place in places:
+                if place:
+                    file.seek(place)
+                    line = file.readline()
+                    head = _HEAD.match(line)
+                    assert head, "the same line"
+                    yield line[head.end() : -2]
+
+    def close(self) -> None:
+        """Let go of the file; its rows are for a later run."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def remove(self) -> None:
+        """Delete the file, if it was not let go of."""
+        if self._descriptor >= 0:
+            self.path.unlink(missing_ok=True)
+            self.close()
+
+    def _recover(self, start: int) -> None:
+        """Count the rows from byte ``start`` on, and cut a torn line off."""
+        place = start
+        with self.path.open("rb") as file:
+            file.seek(start)
+            for line in file:
+                head = _HEAD.match(line)
+                if head is None or not line.endswith(b"]\n"):
+                    break
+                self._count(int(head[1]), head[2] == b"1")
+                place += len(line)
+            rest = file.readline()
+        if rest:
+            raise UserError(f"{self.path}: damaged at byte {place}, and not at its end; remove it to start anew")
+        self._cut(place)
+
+    def _count(self, index: int, failed: bool) -> None:
+        if index >= len(self._present):
+            self._present.extend(bytes(max(index + 1 - len(self._present), len(self._present))))
+        self._present[index] = 1
+        self.num_rows += 1
+        self.num_failed += failed
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError as error:
+            self._cut(self._size)
+            raise self._failure(error) from None
+        self._size += len(data)
+
+    def _cut(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+        os.lseek(self._descriptor, size, os.SEEK_SET)
+        self._size = size
+
+    def _failure(self, error: OSError) -> UserError:
+        return UserError(f"{self.path}: {error.strerror}; what it holds is safe, --resume goes on with it")
+
+
+def _open(path: Path) -> int:
+    """A descriptor that no other process has."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise UserError(f"{path}: another run is writing to it") from None
+    return descriptor
+
+
+def _first_line(path: Path) -> bytes | None:
+    """None where it is torn or missing."""
+    with path.open("rb") as file:
+        line = file.readline()
+    return line if line.endswith(b"\n") else None

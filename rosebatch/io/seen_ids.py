@@ -1,0 +1,27 @@
+"""The ids of the rows so far, in a temporary database on the disk: memory does not grow with the file."""
+
+import hashlib
+import sqlite3
+
+_CACHE_KIB = 8192
+# Longer ids are known by a digest.
+_LONGEST = 64
+
+
+class SeenIds:
+    """A set that can be added to, for the thread that made it."""
+
+    def __init__(self) -> None:
+        self._database = sqlite3.connect("", isolation_level=None)
+        self._database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        self._database.execute("PRAGMA journal_mode = OFF")
+        self._database.execute("CREATE TABLE ids (id BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._database.execute("BEGIN")
+
+    def add(self, identity: str | int) -> bool:
+        """Whether it was not there before."""
+        # As written in Python: the text "1" is another id than the number 1.
+        key = repr(identity).encode("utf-8", "surrogatepass")
+        if len(key) > _LONGEST:
+            key = hashlib.blake2b(key, digest_size=_LONGEST).digest()
+        return self._database.execute("INSERT OR IGNORE INTO ids VALUES (?)", (key,)).rowcount == 1

@@ -1,0 +1,70 @@
+"""What decides the results of a run: written at its beginning, compared when another run wants to go on with it."""
+
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from rosebatch import __version__
+from rosebatch.launch import LaunchPlan
+
+FORMAT = 1
+_MISSING = "nothing"
+
+
+def build_manifest(
+    plan: LaunchPlan,
+    input_digest: str | None,
+    *,
+    sampling: Mapping[str, Any],
+    seed: int | None,
+    return_token_ids: bool,
+) -> dict[str, Any]:
+    """The manifest of a run. Limits of memory and batch are not in it: a run may resume with others.
+
+    Args:
+        plan: model, device, dtype, switches.
+        input_digest: SHA-256 of the input, None for a stream.
+        sampling: the run's defaults, those that were given.
+        seed: of the job.
+        return_token_ids: whether rows have ``token_ids``.
+    """
+    return {
+        "format": FORMAT,
+        "input": input_digest,
+        "model": {"name": plan.source.name, "fingerprint": plan.source.fingerprint()},
+        "load_format": plan.source.load_format,
+        "dtype": str(plan.source.dtype).removeprefix("torch."),
+        "device": plan.device.type,
+        "sampler": plan.options.sampler,
+        "sampling": dict(sampling),
+        "seed": seed,
+        "return_token_ids": return_token_ids,
+        "toggles": asdict(plan.toggles),
+        "versions": {
+            "rosebatch": __version__,
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "tokenizers": version("tokenizers"),
+        },
+    }
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Where two manifests differ, for people: ``sampling.temperature was 0.7, is 1.0``."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    names = dict.fromkeys([*old, *new])
+    return [
+        f"{name} was {old.get(name, _MISSING)}, is {new.get(name, _MISSING)}"
+        for name in names
+        if old.get(name, _MISSING) != new.get(name, _MISSING)
+    ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

@@ -1,0 +1,128 @@
+"""``--resume`` and its refusals, and how a run ends by a signal."""
+
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.cli.conftest import ROOT
+
+FLAGS = ["--device", "cpu", "--quiet", "--temperature", 1, "--max-num-seqs", 4]
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Rows whose lengths differ, so that they do not all end at once."""
+    path = tmp_path / "in.jsonl"
+    lines = [{"prompt": f"row {i}", "max_tokens": 5 + i * 7 % 50, "id": f"id {i}"} for i in range(80)]
+    lines[5] = {"prompt": ""}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def end_early(model_folder, tmp_path):
+    """Run the command in a process of its own, and send it a signal once it has some results."""
+
+    def run(source, target, number):
+        path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+        command = [sys.executable, "-m", "rosebatch", "generate", source, "-o", target, "--model", model_folder, *FLAGS]
+        job = subprocess.Popen(
+            [str(part) for part in command],
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        part = target.with_name(target.name + ".part")
+        deadline = time.monotonic() + 60
+        while not part.exists() or part.read_bytes().count(b"\n") < 10:
+            assert job.poll() is None and time.monotonic() < deadline
+            time.sleep(0.005)
+        job.send_signal(number)
+        _, message = job.communicate()
+        return job.returncode, message, part.read_bytes().count(b"\n") - 1
+
+    return run
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_and_then_resume(cli, source, end_early, model_folder, tmp_path, number, code):
+    """All that is done is kept, the message says how to go on, and the output is that of a run without a break."""
+    target, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    exit_code, message, rows = end_early(source, target, number)
+    assert exit_code == code
+    name = signal.Signals(number).name
+    expected = f"ended by {name}: {rows} rows are in {target}.part, --resume goes on with them"
+    assert message == f"rosebatch: error: {expected}\n"
+    assert not target.exists()
+    command = ["generate", source, "--model", model_folder, *FLAGS]
+    report = tmp_path / "report.json"
+    result = cli(*command, "-o", target, "--resume", "--report", report)
+    assert (result.code, result.out, result.err) == (3, "", ""), "a row that failed in the first run counts"
+    counts = json.loads(report.read_text())
+    assert counts["resumed"] == rows
+    assert counts["requests"] == 80 - rows
+    assert cli(*command, "-o", whole, "--resume").code == 3, "where there is nothing to resume, it starts"
+    assert target.read_bytes() == whole.read_bytes()
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_parquet_input_resumes_with_its_own_types(cli, end_early, model_folder, tmp_path):
+    """Carried columns come from the input: what the part file knows of them is JSON."""
+    table = pa.table(
+        {
+            "prompt": [f"row {i}" for i in range(80)],
+            "max_tokens": [5 + i * 7 % 50 for i in range(80)],
+            "day": [datetime.date(2024, 2, 29)] * 80,
+            "text": ["replaced by the result"] * 80,
+        }
+    )
+    source, target, whole = tmp_path / "in.parquet", tmp_path / "out.parquet", tmp_path / "whole.parquet"
+    pq.write_table(table, source)
+    end_early(source, target, signal.SIGTERM)
+    command = ["generate", source, "--model", model_folder, *FLAGS]
+    assert cli(*command, "-o", target, "--resume").code == 0
+    assert cli(*command, "-o", whole).code == 0
+    written = pq.read_table(target)
+    assert written.equals(pq.read_table(whole))
+    assert written.column("day").to_pylist() == table.column("day").to_pylist()
+    assert written.column("text").to_pylist()[0] != "replaced by the result"
+
+
+def test_refusals(cli, source, end_early, model_folder, tmp_path):
+    """Results of two kinds in one file, or results lost, are worse than an error; each can be overruled."""
+    target = tmp_path / "out.jsonl"
+    end_early(source, target, signal.SIGTERM)
+    part = tmp_path / "out.jsonl.part"
+    before = part.read_bytes()
+    command = ["generate", source, "-o", target, "--model", model_folder, *FLAGS]
+    for more, message in (
+        ([], "holds results of an earlier run: go on with --resume, or remove it"),
+        (["--resume", "--top-k", 5], "is of another run: sampling.top_k was nothing, is 5."),
+        (["--resume", "--seed", 1, "--dtype", "float16"], "; seed was None, is 1"),
+    ):
+        result = cli(*command, *more)
+        assert result.code == 2
+        assert message in result.err
+        assert part.read_bytes() == before
+    source.write_text(source.read_text().replace("row 79", "row LXXIX"))
+    assert "input was " in cli(*command, "--resume").err
+    assert cli(*command, "--force-resume").code == 3
+    assert len(target.read_text().splitlines()) == 80
+
+
+@pytest.mark.parametrize(("source_name", "flags", "message"), [("-", ["-o", "x"], "input file"), ("", [], "-o FILE")])
+def test_resume_needs_files(cli, source, model_folder, tmp_path, monkeypatch, source_name, flags, message):
+    """Streams are gone when the process is."""
+    monkeypatch.chdir(tmp_path)
+    result = cli("generate", source_name or source, "--model", model_folder, "--resume", *flags)
+    assert result.code == 2
+    assert message in result.err
+    assert not list(tmp_path.glob("*.part"))

@@ -1,0 +1,34 @@
+"""A job over the fake model in a process of its own: ``INPUT OUTPUT SECONDS``, seconds of every step.
+
+It goes on with the part file of an earlier one, where there is one.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from rosebatch.io.output import FileOutput, write_jsonl
+from rosebatch.io.part_file import PartFile
+from rosebatch.io.reader import PromptReader
+from rosebatch.job import run_job
+from rosebatch.progress import Progress
+from rosebatch.tokenizer import Tokenizer
+from tests.job.fake_model import FakeModel, byte_backend, make_engine
+
+
+def main(source: str, target: str, seconds: float) -> None:
+    """Run it to its end."""
+    path = Path(target)
+    part_path = path.with_name(path.name + ".part")
+    part = PartFile.reopen(part_path) or PartFile.create(part_path, {})
+    run_job(
+        make_engine(FakeModel(before_step=lambda plan: time.sleep(seconds)), seqs=8, blocks=200),
+        Tokenizer(byte_backend()),
+        PromptReader(source, {}),
+        FileOutput(part, path, write_jsonl),
+        progress=Progress(None, enabled=False),
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))

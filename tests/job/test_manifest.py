@@ -1,0 +1,77 @@
+"""What a resumed run is compared by."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rosebatch.launch import LaunchOptions, plan_launch
+from rosebatch.manifest import build_manifest, differences
+
+TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
+
+
+@pytest.fixture
+def manifest():
+    """Of a run with some options, as it is read back from a file."""
+
+    def make(input_digest="abc", sampling=(), seed=None, return_token_ids=False, **options):
+        options = {"model": str(TOML), "load_format": "dummy", "device": "cpu", **options}
+        values = build_manifest(
+            plan_launch(LaunchOptions(**options)),
+            input_digest,
+            sampling=dict(sampling),
+            seed=seed,
+            return_token_ids=return_token_ids,
+        )
+        return json.loads(json.dumps(values))
+
+    return make
+
+
+def test_the_same_run_has_no_differences(manifest):
+    """Nothing in it may depend on time, place or process."""
+    assert differences(manifest(), manifest()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"input_digest": "def"}, "input was abc, is def"),
+        ({"sampling": {"temperature": 0.5}}, "sampling.temperature was nothing, is 0.5"),
+        ({"seed": 1}, "seed was None, is 1"),
+        ({"return_token_ids": True}, "return_token_ids was False, is True"),
+        ({"dtype": "float16"}, "dtype was float32, is float16"),
+        ({"toggles": {"prefix_cache": False}}, "toggles.prefix_cache was True, is False"),
+    ],
+)
+def test_what_changes_results_is_a_difference(manifest, changes, difference):
+    """Rows of two kinds in one output, without anyone noticing."""
+    assert differences(manifest(dtype="float32"), manifest(**{"dtype": "float32", **changes})) == [difference]
+
+
+def test_limits_may_change(manifest):
+    """A run that was out of memory resumes with less of it."""
+    from rosebatch.config import EngineConfig
+
+    assert differences(manifest(), manifest(limits=EngineConfig(max_num_seqs=2, kv_cache_memory=2**20))) == []
+
+
+@pytest.mark.parametrize("changed", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_another_model_of_the_same_name(tmp_path, manifest, changed):
+    """A checkpoint that was trained on, in the same folder: the same size, other numbers."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 10, "n_positions": 16}))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(2**20))
+    before = manifest(model=str(folder), load_format="auto")
+    content = bytearray((folder / changed).read_bytes())
+    if changed == "config.json":
+        content = content.replace(b'"n_positions": 16', b'"n_positions": 32')
+    else:
+        content[-1] ^= 1
+    (folder / changed).write_bytes(content)
+    (found,) = differences(before, manifest(model=str(folder), load_format="auto"))
+    assert found.startswith("model.fingerprint was ")

@@ -1,0 +1,104 @@
+"""A run that is killed and resumed ends like one that was not."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rosebatch.io.reader import PromptReader
+
+ROOT = Path(__file__).parents[2]
+KILLS = 50
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Rows of all kinds and lengths, so that they finish in another order than they began."""
+    rng = random.Random(0)
+    lines = [
+        {"prompt": f"row {i % 50}", "max_tokens": rng.randint(1, 60), "temperature": i % 2, "id": f"id {i}", "i": [i]}
+        for i in range(400)
+    ]
+    lines[7], lines[8] = {"prompt": ""}, {"prompt": "x", "id": "id 3"}
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{broken\n")
+    return path
+
+
+def start(source, target, seconds):
+    """The job in a process of its own, ready to be killed."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.job.killable_job", str(source), str(target), str(seconds)],
+        env=os.environ | {"PYTHONPATH": path},
+        cwd=ROOT,
+    )
+
+
+def test_killed_fifty_times(source, tmp_path):
+    """At random moments, from before the first row to the rename of the finished file: the same bytes come out."""
+    whole, target = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    assert start(source, whole, 0).wait() == 0
+    assert whole.read_bytes().count(b"\n") == 401
+    rng, kills, rounds, sizes = random.Random(1), 0, 0, set()
+    while kills < KILLS:
+        job = start(source, target, 0.0005)
+        try:
+            job.wait(rng.uniform(0.3, 0.65))
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait()
+            kills += 1
+            part = target.with_name("out.jsonl.part")
+            sizes.add(part.stat().st_size if part.exists() else 0)
+            assert not target.exists() or target.read_bytes() == whole.read_bytes()
+            continue
+        assert job.returncode == 0
+        rounds += 1
+        assert target.read_bytes() == whole.read_bytes()
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "whole.jsonl"]
+        target.unlink()
+    assert rounds > 0, "the job also comes to its end now and then"
+    assert len(sizes) > KILLS // 4, "it was killed at many different moments"
+
+
+def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake_model, open_results):
+    """The rows of the earlier run are neither tokenized nor generated again; its error rows count as done."""
+
+    class StopError(Exception):
+        """Ends the first run."""
+
+    steps, begun = 0, set()
+
+    def before_step(plan):
+        nonlocal steps
+        steps += 1
+        begun.update(chunk.sequence.request.index for chunk in plan.chunks)
+        if steps == 300:
+            raise StopError
+
+    def run():
+        output = open_results(tmp_path / "out.jsonl")
+        done = {index for index in range(401) if index in output}
+        begun.clear()
+        try:
+            _, tally, _ = job.run(
+                rows=PromptReader(str(source), {}), model=fake_model(before_step=before_step), output=output, seqs=8
+            )
+        finally:
+            output.flush()
+            output.close()
+        return done, tally, output.num_failed
+
+    with pytest.raises(StopError):
+        run()
+    done, tally, failed = run()
+    assert 50 < len(done) < 350
+    assert begun.isdisjoint(done)
+    assert tally.completed + tally.failed == 401 - len(done)
+    assert failed == 3
+    assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 401

@@ -1,0 +1,38 @@
+"""Signals end a run where it says it may end, and a second one at once."""
+
+import os
+import signal
+
+import pytest
+
+from rosebatch.interrupts import InterruptionError, Interrupts
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_waits(number, code):
+    """In the middle of a write it must not raise."""
+    interrupts = Interrupts()
+    with interrupts.listen():
+        interrupts.check()
+        os.kill(os.getpid(), number)
+        with pytest.raises(InterruptionError, match=signal.Signals(number).name) as caught:
+            interrupts.check()
+        assert caught.value.exit_code == code
+
+
+def test_the_second_signal_does_not(monkeypatch):
+    """A step that hangs can still be ended by hand."""
+    interrupts = Interrupts()
+    with interrupts.listen():
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_handlers_are_put_back():
+    """pytest's own Ctrl-C, or that of whoever calls the command line as a function."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Interrupts().listen():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
