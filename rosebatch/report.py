@@ -8,7 +8,6 @@ import json
 import platform
 import resource
 import sys
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rosebatch import __version__
+from rosebatch.durations import Durations
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import RowError, UserError
 from rosebatch.request import Completion
@@ -35,9 +35,9 @@ class Tally:
     output_tokens: int = 0
     finish_reasons: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-    ttft: "array[float]" = field(default_factory=lambda: array("d"))
-    tpot: "array[float]" = field(default_factory=lambda: array("d"))
-    e2e: "array[float]" = field(default_factory=lambda: array("d"))
+    ttft: Durations = field(default_factory=Durations)
+    tpot: Durations = field(default_factory=Durations)
+    e2e: Durations = field(default_factory=Durations)
 
     def add(self, completion: Completion) -> None:
         """Count a completion."""
@@ -47,10 +47,10 @@ class Tally:
         self.cached_tokens += completion.cached_tokens
         self.output_tokens += tokens
         self.finish_reasons[completion.finish_reason] += 1
-        self.ttft.append(completion.first_token_time - completion.arrival_time)
-        self.e2e.append(completion.finish_time - completion.arrival_time)
+        self.ttft.add(completion.first_token_time - completion.arrival_time)
+        self.e2e.add(completion.finish_time - completion.arrival_time)
         if tokens > 1:
-            self.tpot.append((completion.finish_time - completion.first_token_time) / (tokens - 1))
+            self.tpot.add((completion.finish_time - completion.first_token_time) / (tokens - 1))
 
     def add_error(self, error: RowError) -> None:
         """Count a row that failed."""
@@ -101,9 +101,9 @@ def build_report(
         "computed_tokens": stats.computed_tokens,
         "max_running": stats.max_running,
         "max_blocks_used": stats.max_blocks_used,
-        "ttft_s": _percentiles(tally.ttft),
-        "tpot_s": _percentiles(tally.tpot),
-        "e2e_s": _percentiles(tally.e2e),
+        "ttft_s": tally.ttft.percentiles(_PERCENTILES),
+        "tpot_s": tally.tpot.percentiles(_PERCENTILES),
+        "e2e_s": tally.e2e.percentiles(_PERCENTILES),
         "peak_memory_bytes": peak_memory(),
         "engine": description,
         "versions": {"rosebatch": __version__, "python": platform.python_version(), **_versions()},
@@ -152,6 +152,8 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
             ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in report["peak_memory_bytes"].items()),
         ),
     ]
+    if report.get("resumed"):
+        rows.insert(2, ("resumed", f"{report['resumed']} rows of an earlier run"))
     if engine["max_sequence_len"] < engine["max_model_len"]:
         limits = f"{engine['max_sequence_len']} tokens, by the KV cache; the model allows {engine['max_model_len']}"
         rows.append(("longest sequence", limits))
@@ -202,13 +204,6 @@ def peak_memory() -> dict[str, int]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         peak["gpu"] = torch.cuda.max_memory_allocated()
     return peak
-
-
-def _percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Nearest-rank percentiles; empty where there are no values."""
-    ordered = sorted(values)
-    ranks = {p: -(-len(ordered) * p // 100) - 1 for p in _PERCENTILES}
-    return {f"p{p}": ordered[rank] for p, rank in ranks.items()} if ordered else {}
 
 
 def _milliseconds(percentiles: dict[str, float]) -> str:

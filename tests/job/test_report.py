@@ -2,10 +2,10 @@
 
 import io
 import json
-from array import array
 
 import pytest
 
+from rosebatch.durations import Durations
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import RowError, UserError
 from rosebatch.report import Tally, build_report, print_report, table, throughput_line, write_report
@@ -97,7 +97,11 @@ def test_tally():
         4,
     )
     assert (tally.finish_reasons, tally.errors) == ({"length": 1, "stop": 1}, {"some_code": 2, "other_code": 1})
-    assert (list(tally.ttft), list(tally.tpot), list(tally.e2e)) == ([0.5, 1.0], [1.0], [2.5, 1.0])
+    ends = [kind.percentiles((50, 100)) for kind in (tally.ttft, tally.tpot, tally.e2e)]
+    assert ends == [
+        pytest.approx(dict(zip(("p50", "p100"), pair, strict=True)), rel=0.0025)
+        for pair in ((0.5, 1.0), (1.0, 1.0), (1.0, 2.5))
+    ]
 
 
 def test_report_fields():
@@ -148,7 +152,8 @@ def test_report_of_a_run(job):
     assert (report["cached_tokens"], report["cache_hit_rate"]) == (4, 4 / 15)
     assert 0 < report["prefill_s"] + report["decode_s"] < 60
     assert (len(tally.ttft), len(tally.tpot), len(tally.e2e)) == (2, 2, 2)
-    assert 0 <= min(tally.ttft) <= max(tally.e2e)
+    (shortest,), (longest,) = tally.ttft.percentiles([1]).values(), tally.e2e.percentiles([100]).values()
+    assert 0 <= shortest <= longest
 
 
 @pytest.mark.parametrize(
@@ -164,9 +169,9 @@ def test_report_of_a_run(job):
     ids=["none", "one", "two", "ten", "hundred", "thousand"],
 )
 def test_percentiles(values, expected):
-    """Nearest rank: a value that was measured, off by one neither at the end nor at round numbers."""
-    report = report_of(Tally(ttft=array("d", values)))
-    assert report["ttft_s"] == expected
+    """Nearest rank, off by one neither at the end nor at round numbers."""
+    report = report_of(Tally(ttft=Durations(values)))
+    assert report["ttft_s"] == pytest.approx(expected, rel=0.0025)
 
 
 def test_throughput_line():

@@ -1,0 +1,41 @@
+"""Percentiles of however many durations, in memory that does not grow with them."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+# Relative width of a bucket; a percentile is off by half of it at most.
+_WIDTH = 0.005
+_SHORTEST = 1e-9
+
+
+class Durations:
+    """Seconds, counted in buckets on a logarithmic scale (the idea of HdrHistogram and DDSketch, arXiv 1908.10693)."""
+
+    def __init__(self, values: Iterable[float] = ()) -> None:
+        self._buckets: Counter[int] = Counter()
+        self._least, self._most = math.inf, 0.0
+        for value in values:
+            self.add(value)
+
+    def __len__(self) -> int:
+        return self._buckets.total()
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self._buckets[round(math.log(max(seconds, _SHORTEST)) / _WIDTH)] += 1
+        self._least, self._most = min(self._least, seconds), max(self._most, seconds)
+
+    def percentiles(self, ranks: Iterable[int]) -> dict[str, float]:
+        """Nearest-rank percentiles as ``{"p50": ...}``, to a quarter of a percent; empty where there are no values."""
+        if not self._buckets:
+            return {}
+        ordered = sorted(self._buckets.items())
+        return {f"p{rank}": self._value_at(-(-len(self) * rank // 100), ordered) for rank in ranks}
+
+    def _value_at(self, place: int, ordered: list[tuple[int, int]]) -> float:
+        for bucket, count in ordered:
+            place -= count
+            if place <= 0:
+                return min(max(math.exp(bucket * _WIDTH), self._least), self._most)
+        raise AssertionError("a rank is at most the number of values")
