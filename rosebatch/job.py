@@ -64,9 +64,9 @@ def run_job(
     prepared = _in_background(_prepare(missing, tokenizer, seed), check)
     exhausted = False
     while not exhausted or engine.has_unfinished:
-        check()
         # Always filled up before a step, never as far as the thread happens to be: a second run is the same run.
         while not exhausted and engine.num_unfinished < window:
+            check()
             if output.full and engine.has_unfinished:
                 break
             item = next(prepared, None)
@@ -84,6 +84,7 @@ def run_job(
                 output.add(item.index, _error_row(item, error), failed=True)
                 tally.add_error(error)
                 progress.advance(failed=True)
+        check()
         for completion in engine.step() if engine.has_unfinished else ():
             row = _result_row(completion, tokenizer, return_token_ids)
             output.add(completion.request.index, row, failed=False)

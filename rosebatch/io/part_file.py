@@ -12,7 +12,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -23,6 +23,8 @@ _SYNC_ROWS = 1024
 _SYNC_SECONDS = 2.0
 
 
+# Rows whose places are known at a time.
+_WINDOW = 2**16
 _HEAD = re.compile(rb"\[(\d+),([01]),")
 _MANIFEST = msgspec.json.Decoder(dict[str, Any])
 
@@ -95,7 +97,8 @@ class PartFile:
         return part
 
     def __contains__(self, index: int) -> bool:
-        return index < len(self._present) and bool(self._present[index])
+        byte, bit = divmod(index, 8)
+        return byte < len(self._present) and bool(self._present[byte] >> bit & 1)
 
     def append(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
         """Add a result, on its way to the disk within a second or two.
@@ -126,24 +129,37 @@ class PartFile:
         self._synced, self._unsynced = time.monotonic(), 0
 
     def rows(self) -> Iterator[bytes]:
-        """All rows as JSON, in the order of their indices."""
+        """All rows as JSON, in the order of their indices.
+
+        A window of indices at a time. Rows are finished nearly in order, so a window's lines stand close together, and
+        the file is read little more than once.
+        """
         self.flush()
         with self.path.open("rb") as file:
             place = len(file.readline())
-            # Eight bytes a row: the only thing in a run that grows with the file.
-            places = array("Q", bytes(8 * len(self._present)))
-            for line in file:
-                head = _HEAD.match(line)
-                assert head, "written or checked by this class"
-                places[int(head[1])] = place
-                place += len(line)
-            for place in places:
-                if place:
-                    file.seek(place)
+            for first in range(0, 8 * len(self._present), _WINDOW):
+                places, place = self._places(file, place, first)
+                for line_place in filter(None, places):
+                    file.seek(line_place)
                     line = file.readline()
-                    head = _HEAD.match(line)
-                    assert head, "the same line"
-                    yield line[head.end() : -2]
+                    yield line[_head(line).end() : -2]
+
+    def _places(self, file: BinaryIO, place: int, first: int) -> tuple["array[int]", int]:
+        """Where the lines of a window stand, 0 for rows that are not there; and where to look for later windows'."""
+        places = array("Q", bytes(8 * _WINDOW))
+        missing = int.from_bytes(self._present[first // 8 : (first + _WINDOW) // 8]).bit_count()
+        later = 0
+        file.seek(place)
+        while missing:
+            line = file.readline()
+            index = int(_head(line)[1])
+            if index >= first + _WINDOW:
+                later = later or place
+            elif index >= first:
+                places[index - first] = place
+                missing -= 1
+            place += len(line)
+        return places, later or place
 
     def close(self) -> None:
         """Let go of the file; its rows are for a later run."""
@@ -174,9 +190,10 @@ class PartFile:
         self._cut(place)
 
     def _count(self, index: int, failed: bool) -> None:
-        if index >= len(self._present):
-            self._present.extend(bytes(max(index + 1 - len(self._present), len(self._present))))
-        self._present[index] = 1
+        byte, bit = divmod(index, 8)
+        if byte >= len(self._present):
+            self._present.extend(bytes(byte + 1 - len(self._present)))
+        self._present[byte] |= 1 << bit
         self.num_rows += 1
         self.num_failed += failed
 
@@ -211,6 +228,12 @@ def _open(path: Path) -> int:
         os.close(descriptor)
         raise UserError(f"{path}: another run is writing to it") from None
     return descriptor
+
+
+def _head(line: bytes) -> re.Match[bytes]:
+    match = _HEAD.match(line)
+    assert match, "written or checked by this class"
+    return match
 
 
 def _first_line(path: Path) -> bytes | None:

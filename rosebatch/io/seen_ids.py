@@ -3,7 +3,7 @@
 import hashlib
 import sqlite3
 
-_CACHE_KIB = 8192
+_CACHE_KIB = 2048
 # Longer ids are known by a digest.
 _LONGEST = 64
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 
 import pytest
 
@@ -44,6 +45,18 @@ def test_rows_come_back_in_order(path):
     assert read(part) == expected(0, 1, 3, 200)
     part.append(2, {"n": 2, "text": "é\n]" * 2}, failed=False)
     assert read(part) == expected(0, 1, 2, 3, 200)
+
+
+@pytest.mark.parametrize("disorder", [1, 5, 40, 400])
+def test_windows_of_rows(path, monkeypatch, disorder):
+    """However far rows are from their place, and whatever is missing, each comes once and in order."""
+    monkeypatch.setattr("rosebatch.io.part_file._WINDOW", 16)
+    rng = random.Random(disorder)
+    indices = sorted((i for i in range(400) if i % 7), key=lambda i: i + rng.uniform(0, disorder))
+    write(path, [(index, False) for index in indices])
+    part = PartFile.reopen(path)
+    assert [json.loads(row)["n"] for row in part.rows()] == sorted(indices)
+    assert [i for i in range(500) if i in part] == sorted(indices)
 
 
 def test_cut_at_every_byte(path):

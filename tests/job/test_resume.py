@@ -102,3 +102,19 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake
     assert tally.completed + tally.failed == 401 - len(done)
     assert failed == 3
     assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 401
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """Twenty times the rows in the same memory: reader, ids, results in the making and report are all bounded."""
+    peaks = []
+    for rows in (2_000, 40_000):
+        source = tmp_path / f"{rows}.jsonl"
+        lines = (f'{{"prompt":"row {i % 100}","max_tokens":2,"id":"id {i}"}}\n' for i in range(rows))
+        source.write_text("".join(lines))
+        job = start(source, tmp_path / "out.jsonl", 0)
+        _, status, usage = os.wait4(job.pid, 0)
+        job.returncode = status
+        assert status == 0
+        peaks.append(usage.ru_maxrss)
+        assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == rows
+    assert peaks[1] < 1.1 * peaks[0]
