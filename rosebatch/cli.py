@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -32,10 +32,20 @@ app = typer.Typer(
 @app.command()
 @takes(engine=EngineOptions, sampling=SamplingOptions)
 def generate(
-    source: Annotated[str, typer.Argument(metavar="INPUT", help="JSONL or Parquet file of prompts, or - for stdin.")],
+    source: Annotated[
+        str, typer.Argument(metavar="INPUT", help="JSONL, OpenAI batch or Parquet file, or - for stdin.")
+    ],
+    input_format: Annotated[
+        Literal["auto", "jsonl", "openai", "parquet"],
+        typer.Option(help="'auto' goes by the extension, and tells an OpenAI batch by its first line."),
+    ] = "auto",
     output: Annotated[
         str | None,
         typer.Option("--output", "-o", help="JSONL or Parquet file for the results. Default: JSONL on stdout."),
+    ] = None,
+    errors: Annotated[
+        str | None,
+        typer.Option(help="JSONL file for the rows that fail. Default for an OpenAI batch: OUTPUT.errors.jsonl."),
     ] = None,
     resume: Annotated[
         bool,
@@ -62,7 +72,9 @@ def generate(
 
     failed = run_generate(
         source=source,
+        input_format=input_format,
         output=output,
+        errors=errors,
         resume=resume,
         force_resume=force_resume,
         seed=seed,

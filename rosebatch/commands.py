@@ -19,8 +19,9 @@ from rosebatch.destination import open_output
 from rosebatch.engine.load import pick_device
 from rosebatch.errors import FlagError, RowError, UserError
 from rosebatch.interrupts import InterruptionError, Interrupts
-from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import sampling_params
+from rosebatch.io.openai_batch import BatchShape
+from rosebatch.io.reader import InputFormat, PromptReader
+from rosebatch.io.rows import PlainShape, sampling_params
 from rosebatch.job import run_job
 from rosebatch.launch import LaunchOptions, carry_out, plan_launch
 from rosebatch.manifest import build_manifest
@@ -36,7 +37,9 @@ _AD_HOC = Scenario(num_prompts=32, input_len=512, output_len=128)
 def run_generate(
     *,
     source: str,
+    input_format: InputFormat,
     output: str | None,
+    errors: str | None,
     resume: bool,
     force_resume: bool,
     seed: int | None,
@@ -50,7 +53,7 @@ def run_generate(
     """``rosebatch generate``: the number of rows that failed, those of the run that is resumed included."""
     options = _launch_options(engine_options)
     defaults = _sampling_defaults(sampling_options, seed)
-    reader = PromptReader(source, defaults)
+    reader = PromptReader(source, defaults, input_format)
     imported = time.perf_counter()
     plan = plan_launch(options)
 
@@ -58,7 +61,9 @@ def run_generate(
         return build_manifest(plan, input_digest, sampling=defaults, seed=seed, return_token_ids=return_token_ids)
 
     resume = resume or force_resume
-    results = open_output(output, reader, manifest, resume=resume, force=force_resume, token_ids=return_token_ids)
+    results = open_output(
+        output, reader, manifest, resume=resume, force=force_resume, token_ids=return_token_ids, errors=errors
+    )
     resumed = results.num_rows
     interrupts = Interrupts()
     try:
@@ -72,6 +77,7 @@ def run_generate(
                 reader,
                 results,
                 progress=progress,
+                shape=BatchShape(plan.source.name, results.created) if reader.is_batch else PlainShape(),
                 seed=seed,
                 return_token_ids=return_token_ids,
                 check=interrupts.check,

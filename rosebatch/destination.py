@@ -13,7 +13,7 @@ from rosebatch.io.parquet import write_parquet
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PARQUET_SUFFIXES, PromptReader
 from rosebatch.io.rows import RESULT_FIELDS
-from rosebatch.manifest import differences
+from rosebatch.manifest import differences, now
 
 
 def open_output(
@@ -24,6 +24,7 @@ def open_output(
     resume: bool,
     force: bool,
     token_ids: bool,
+    errors: str | None = None,
 ) -> Output:
     """The output of ``-o``.
 
@@ -34,6 +35,7 @@ def open_output(
         resume: go on with the part file, where there is one.
         force: though it is of another run.
         token_ids: whether rows have ``token_ids``.
+        errors: a path for error rows; of an OpenAI batch they always have a file of their own.
 
     Raises:
         UserError: it cannot be written to, is of another run, or another process writes to it.
@@ -41,16 +43,23 @@ def open_output(
     if target is None or target == "-":
         if resume:
             raise FlagError("--resume needs an output file: -o FILE")
-        return StreamOutput(sys.stdout.buffer)
+        if errors is not None:
+            raise FlagError("--errors needs an output file: -o FILE")
+        return StreamOutput(sys.stdout.buffer, now())
     if resume and reader.source == "-":
         raise FlagError("--resume needs an input file: stdin cannot be compared with what the earlier run read")
     path = Path(target)
     if not path.name or path.is_dir():
         raise FlagError(f"{path}: is a folder, name a file for the results")
+    to_parquet = path.suffix.lower() in PARQUET_SUFFIXES
+    if to_parquet and (reader.is_batch or errors is not None):
+        raise FlagError(f"{path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
+    errors_path = Path(errors) if errors is not None else path.with_name(f"{path.stem}.errors.jsonl")
     digest = None if reader.source == "-" else reader.digest()
     part = _part_file(path.with_name(path.name + ".part"), manifest(digest), resume=resume, force=force)
-    if path.suffix.lower() not in PARQUET_SUFFIXES:
-        return FileOutput(part, path, write_jsonl)
+    if not to_parquet:
+        split = reader.is_batch or errors is not None
+        return FileOutput(part, path, write_jsonl, errors=errors_path if split else None)
 
     def write(path: Path, rows: Rows) -> None:
         write_parquet(path, lambda: _with_columns(reader, rows), token_ids=token_ids, columns=reader.columns)

@@ -14,7 +14,7 @@ from rosebatch.engine.engine import Engine
 from rosebatch.errors import RowError
 from rosebatch.io.output import Output
 from rosebatch.io.reader import Row
-from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.rows import Answer, FailedRow, PromptRow, Shape
 from rosebatch.progress import Progress
 from rosebatch.report import Tally
 from rosebatch.request import Completion, Request
@@ -38,6 +38,7 @@ def run_job(
     output: Output,
     *,
     progress: Progress,
+    shape: Shape,
     seed: int | None = None,
     return_token_ids: bool = False,
     check: Callable[[], None] = lambda: None,
@@ -50,6 +51,7 @@ def run_job(
         rows: the input.
         output: gets one result for each row that it does not have yet, and is finished at the end.
         progress: told of every finished row.
+        shape: of the result rows.
         seed: of the job (see ``rosebatch.seeds``).
         return_token_ids: add ``token_ids`` to the results.
         check: called before every step; what it raises ends the job there.
@@ -81,14 +83,15 @@ def run_job(
                     raise RowError("no_tokenizer", "stop strings need a model with a tokenizer")
                 engine.add(item, StopStrings(tokenizer, stop) if stop and tokenizer else None)
             except RowError as error:
-                output.add(item.index, _error_row(item, error), failed=True)
+                failed = FailedRow(index=item.index, where=item.where, metadata=item.metadata, error=error)
+                output.add(item.index, shape.failure(failed), failed=True)
                 tally.add_error(error)
                 progress.advance(failed=True)
         check()
         for completion in engine.step() if engine.has_unfinished else ():
-            row = _result_row(completion, tokenizer, return_token_ids)
-            output.add(completion.request.index, row, failed=False)
-            tally.add(replace(completion, finish_reason=row["finish_reason"]))
+            answer = _answer(completion, tokenizer, return_token_ids)
+            output.add(answer.index, shape.result(answer), failed=False)
+            tally.add(replace(completion, finish_reason=answer.finish_reason))
             progress.advance(output_tokens=len(completion.token_ids))
         output.flush()
     output.finish()
@@ -123,7 +126,7 @@ def _request(row: PromptRow, prompt: Sequence[int] | RowError, seed: int | None)
         return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=prompt)
     sampling = row.sampling
     if not row.has_seed:
-        sampling = replace(sampling, seed=row_seed(seed, row.index, row.metadata.get("id"), prompt))
+        sampling = replace(sampling, seed=row_seed(seed, row.index, row.id, prompt))
     return Request(
         index=row.index,
         prompt_token_ids=tuple(prompt),
@@ -133,12 +136,7 @@ def _request(row: PromptRow, prompt: Sequence[int] | RowError, seed: int | None)
     )
 
 
-def _error_row(item: Prepared, error: RowError) -> dict[str, Any]:
-    message = f"{item.where}: {error.message}"
-    return {**item.metadata, "index": item.index, "error": {"code": error.code, "message": message}}
-
-
-def _result_row(completion: Completion, tokenizer: Tokenizer | None, return_token_ids: bool) -> dict[str, Any]:
+def _answer(completion: Completion, tokenizer: Tokenizer | None, return_token_ids: bool) -> Answer:
     request = completion.request
     text, finish_reason = None, completion.finish_reason
     if tokenizer is not None:
@@ -146,19 +144,16 @@ def _result_row(completion: Completion, tokenizer: Tokenizer | None, return_toke
         text = cut_at_stop(whole, request.sampling.stop)
         # A stop string in the last characters of a completion that reached its length: only the whole text shows it.
         finish_reason = "stop" if len(text) < len(whole) else finish_reason
-    row: dict[str, Any] = {
-        **request.metadata,
-        "index": request.index,
-        "text": text,
-        "finish_reason": finish_reason,
-        "usage": {
-            "prompt_tokens": len(request.prompt_token_ids),
-            "completion_tokens": len(completion.token_ids),
-        },
-    }
-    if return_token_ids:
-        row["token_ids"] = list(completion.token_ids)
-    return row
+    return Answer(
+        index=request.index,
+        metadata=request.metadata,
+        text=text,
+        finish_reason=finish_reason,
+        prompt_tokens=len(request.prompt_token_ids),
+        completion_tokens=len(completion.token_ids),
+        cached_tokens=completion.cached_tokens,
+        token_ids=list(completion.token_ids) if return_token_ids else None,
+    )
 
 
 def _in_background(items: Iterator[T], check: Callable[[], None]) -> Iterator[T]:

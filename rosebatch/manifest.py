@@ -1,6 +1,8 @@
 """What decides the results of a run: written at its beginning, compared when another run wants to go on with it."""
 
+import os
 import platform
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
@@ -11,6 +13,8 @@ from rosebatch.launch import LaunchPlan
 
 FORMAT = 1
 _MISSING = "nothing"
+# What two runs of the same kind do not share.
+_OF_ONE_RUN = {"created"}
 
 
 def build_manifest(
@@ -32,6 +36,7 @@ def build_manifest(
     """
     return {
         "format": FORMAT,
+        "created": now(),
         "input": input_digest,
         "model": {"name": plan.source.name, "fingerprint": plan.source.fingerprint()},
         "load_format": plan.source.load_format,
@@ -51,6 +56,11 @@ def build_manifest(
     }
 
 
+def now() -> int:
+    """Seconds since 1970, or what SOURCE_DATE_EPOCH says, by which others make builds that can be repeated."""
+    return int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+
+
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Where two manifests differ, for people: ``sampling.temperature was 0.7, is 1.0``."""
     old, new = dict(_flat(before)), dict(_flat(now))
@@ -58,7 +68,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [
         f"{name} was {old.get(name, _MISSING)}, is {new.get(name, _MISSING)}"
         for name in names
-        if old.get(name, _MISSING) != new.get(name, _MISSING)
+        if name not in _OF_ONE_RUN and old.get(name, _MISSING) != new.get(name, _MISSING)
     ]
 
 

@@ -1,17 +1,23 @@
-"""The example input of the README and of ``make demo``."""
+"""The example inputs of the README and of ``make demo``."""
 
 from pathlib import Path
+
+import pytest
 
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import PromptRow
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "prompts.jsonl"
+FOLDER = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = FOLDER / "prompts.jsonl"
 
 
-def test_every_example_is_a_good_row():
+@pytest.mark.parametrize(("name", "is_batch"), [("prompts.jsonl", False), ("openai_batch.jsonl", True)])
+def test_every_example_is_a_good_row(name, is_batch):
     """The first thing that anyone tries must not fail."""
-    rows = list(PromptReader(str(EXAMPLES), {}))
-    assert len(rows) >= 5
+    reader = PromptReader(str(FOLDER / name), {})
+    assert reader.is_batch is is_batch
+    rows = list(reader)
+    assert len(rows) >= 3
     assert [row for row in rows if not isinstance(row, PromptRow)] == []
 
 

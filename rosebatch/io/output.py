@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Container, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -22,6 +23,11 @@ class Output(Protocol):
 
     def __contains__(self, index: int) -> bool:
         """Whether the row has its result, of an earlier run perhaps."""
+        ...
+
+    @property
+    def created(self) -> int:
+        """When the run began, or the one that it resumes: seconds since 1970."""
         ...
 
     @property
@@ -64,7 +70,8 @@ class Output(Protocol):
 class StreamOutput:
     """JSONL to a stream, in input order: a row waits for those before it."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: IO[bytes], created: int = 0) -> None:
+        self.created = created
         self._stream = stream
         self._next = 0
         self._held: dict[int, dict[str, Any]] = {}
@@ -111,6 +118,7 @@ class FileOutput:
         path: of the finished file, in the part file's folder.
         write: makes the finished file of all rows, each as JSON, in input order.
         fields: of a row, those that the part file keeps; None for all.
+        errors: where error rows go, if there are any, in place of the finished file.
     """
 
     def __init__(
@@ -119,14 +127,21 @@ class FileOutput:
         path: Path,
         write: Callable[[Path, Rows], None],
         fields: Container[str] | None = None,
+        errors: Path | None = None,
     ) -> None:
         self._part = part
         self._path = path
         self._write = write
         self._fields = fields
+        self._errors = errors
 
     def __contains__(self, index: int) -> bool:
         return index in self._part
+
+    @property
+    def created(self) -> int:
+        """From the manifest."""
+        return int(self._part.manifest["created"])
 
     @property
     def num_rows(self) -> int:
@@ -161,16 +176,16 @@ class FileOutput:
     def finish(self) -> None:
         """Write the file beside its place and rename it: whoever looks sees the old one or the new one, whole."""
         self._part.sync()
-        whole = self._path.with_name(self._path.name + ".tmp")
         try:
-            self._write(whole, self._part.rows)
-            _sync(whole)
-            whole.replace(self._path)
+            if self._errors is None:
+                _place(self._path, self._write, self._part.rows)
+            else:
+                self._errors.unlink(missing_ok=True)
+                if self.num_failed:
+                    _place(self._errors, write_jsonl, partial(self._part.rows, failed=True))
+                _place(self._path, self._write, partial(self._part.rows, failed=False))
         except OSError as error:
             raise UserError(f"{self._path}: {error.strerror or error}{self.kept}") from None
-        finally:
-            whole.unlink(missing_ok=True)
-        _sync(self._path.parent)
         self._part.remove()
 
     def close(self) -> None:
@@ -186,6 +201,17 @@ def write_jsonl(path: Path, rows: Rows) -> None:
     with path.open("wb") as file:
         for row in rows():
             file.write(row + b"\n")
+
+
+def _place(path: Path, write: Callable[[Path, Rows], None], rows: Rows) -> None:
+    whole = path.with_name(path.name + ".tmp")
+    try:
+        write(whole, rows)
+        _sync(whole)
+        whole.replace(path)
+    finally:
+        whole.unlink(missing_ok=True)
+    _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

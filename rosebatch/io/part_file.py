@@ -128,8 +128,8 @@ class PartFile:
             raise self._failure(error) from None
         self._synced, self._unsynced = time.monotonic(), 0
 
-    def rows(self) -> Iterator[bytes]:
-        """All rows as JSON, in the order of their indices.
+    def rows(self, *, failed: bool | None = None) -> Iterator[bytes]:
+        """All rows as JSON, or the error rows alone, or all others, in the order of their indices.
 
         A window of indices at a time. Rows are finished nearly in order, so a window's lines stand close together, and
         the file is read little more than once.
@@ -142,7 +142,9 @@ class PartFile:
                 for line_place in filter(None, places):
                     file.seek(line_place)
                     line = file.readline()
-                    yield line[_head(line).end() : -2]
+                    head = _head(line)
+                    if failed is None or failed == (head[2] == b"1"):
+                        yield line[head.end() : -2]
 
     def _places(self, file: BinaryIO, place: int, first: int) -> tuple["array[int]", int]:
         """Where the lines of a window stand, 0 for rows that are not there; and where to look for later windows'."""

@@ -1,16 +1,19 @@
-"""A file of prompts -> rows, by extension: JSONL, Parquet, or JSONL from stdin for ``-``."""
+"""A file of prompts -> rows: Parquet by its extension, else JSONL of our own fields or of an OpenAI batch."""
 
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.errors import RowError, UserError
+from rosebatch.io.openai_batch import is_request, parse_request
 from rosebatch.io.rows import FailedRow, PromptRow, parse_row
 from rosebatch.io.seen_ids import SeenIds
 
@@ -18,6 +21,9 @@ Row = PromptRow | FailedRow
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 
+InputFormat = Literal["auto", "jsonl", "openai", "parquet"]
+
+_MOST_PEEKED = 100
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -27,21 +33,33 @@ class PromptReader:
     Args:
         source: a path, or ``-`` for stdin.
         defaults: sampling fields for where a line is silent.
+        input_format: ``auto`` tells an OpenAI batch by the first line that is JSON.
 
     Raises:
         UserError: the file is missing or unreadable.
     """
 
-    def __init__(self, source: str, defaults: Mapping[str, Any]) -> None:
+    def __init__(self, source: str, defaults: Mapping[str, Any], input_format: InputFormat = "auto") -> None:
         self.source = source
         self.defaults = defaults
-        self.is_parquet = Path(source).suffix.lower() in PARQUET_SUFFIXES
+        by_name = Path(source).suffix.lower() in PARQUET_SUFFIXES
+        self.is_parquet = by_name if input_format == "auto" else input_format == "parquet"
         self.columns: pa.Schema | None = None
         if source != "-" and not Path(source).is_file():
             raise UserError(f"{source}: {'is a folder' if Path(source).is_dir() else 'no such file'}")
         if self.is_parquet:
             with self._parquet() as file:
                 self.columns = file.schema_arrow
+        self._input_format = input_format
+        # Lines of stdin that were looked at, and are yet to be read.
+        self._peeked: list[bytes] = []
+
+    @cached_property
+    def is_batch(self) -> bool:
+        """Whether the lines are requests of an OpenAI batch; of stdin this waits for the first line."""
+        if self._input_format == "auto" and not self.is_parquet:
+            return self._looks_like_a_batch()
+        return self._input_format == "openai"
 
     def count(self) -> int | None:
         """Rows in the input, None where that cannot be known beforehand."""
@@ -58,9 +76,8 @@ class PromptReader:
         """Rows in input order; raises UserError where the input cannot be read on."""
         seen = SeenIds()
         for row in self._parquet_rows() if self.is_parquet else self._jsonl_rows():
-            identity = row.metadata.get("id")
-            if isinstance(row, PromptRow) and identity is not None and not seen.add(identity):
-                error = RowError("duplicate_id", f"id {identity!r} was used by an earlier row")
+            if isinstance(row, PromptRow) and row.id is not None and not seen.add(row.id):
+                error = RowError("duplicate_id", f"id {row.id!r} was used by an earlier row")
                 yield FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
             else:
                 yield row
@@ -75,6 +92,22 @@ class PromptReader:
         with Path(self.source).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
+    def _looks_like_a_batch(self) -> bool:
+        """By the first line that is JSON, of the first few; of stdin they are kept."""
+        file = self._open()
+        try:
+            for line in islice(_lines(file, self.source), _MOST_PEEKED):
+                if self.source == "-":
+                    self._peeked.append(line)
+                try:
+                    return is_request(msgspec.json.decode(_text(line)))
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    continue
+            return False
+        finally:
+            if self.source != "-":
+                file.close()
+
     def _open(self) -> IO[bytes]:
         if self.source == "-":
             return sys.stdin.buffer
@@ -85,8 +118,9 @@ class PromptReader:
 
     def _jsonl_rows(self) -> Iterator[Row]:
         index = 0
+        parse = parse_request if self.is_batch else parse_row
         with self._open() as file:
-            for number, line in enumerate(_lines(file, self.source), start=1):
+            for number, line in enumerate(chain(self._peeked, _lines(file, self.source)), start=1):
                 text = _text(line)
                 if not text:
                     continue
@@ -97,7 +131,7 @@ class PromptReader:
                     failure = RowError("invalid_json", f"not valid JSON: {error}")
                     yield FailedRow(index=index, where=where, metadata={}, error=failure)
                 else:
-                    yield parse_row(values, index=index, where=where, defaults=self.defaults)
+                    yield parse(values, index=index, where=where, defaults=self.defaults)
                 index += 1
 
     def _parquet(self) -> pq.ParquetFile:
@@ -138,7 +172,9 @@ def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
 
 def _lines(file: IO[bytes], source: str) -> Iterator[bytes]:
     try:
-        yield from file
+        # Not ``yield from``, which closes the file when this generator is given up.
+        for line in file:  # noqa: UP028
+            yield line
     except OSError as error:
         raise UserError(f"{source}: {error.strerror}") from None
 

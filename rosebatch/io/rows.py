@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,6 +20,7 @@ class PromptRow:
         metadata: the fields that are carried through to the result.
         sampling: the run's defaults overlaid with the line's own fields.
         has_seed: whether the line brings its own seed.
+        id: unique in the file where it is given.
     """
 
     index: int
@@ -27,6 +28,7 @@ class PromptRow:
     metadata: Mapping[str, Any]
     sampling: SamplingParams
     has_seed: bool
+    id: str | int | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
@@ -42,7 +44,60 @@ class FailedRow:
     error: RowError
 
 
-class _Message(msgspec.Struct):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of a row; ``index`` and ``metadata`` are the row's.
+
+    Attributes:
+        text: None for a model without a tokenizer.
+        token_ids: None where they are not asked for.
+    """
+
+    index: int
+    metadata: Mapping[str, Any]
+    text: str | None
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    token_ids: list[int] | None = None
+
+
+class Shape(Protocol):
+    """How results are written."""
+
+    def result(self, answer: Answer) -> dict[str, Any]:
+        """The output line of a row that was served."""
+        ...
+
+    def failure(self, row: FailedRow) -> dict[str, Any]:
+        """The line of one that was not."""
+        ...
+
+
+class PlainShape:
+    """Fields of the input line beside those of ``RESULT_FIELDS``."""
+
+    def result(self, answer: Answer) -> dict[str, Any]:
+        """See ``Shape``. How much of the prompt was cached is left out: it may differ when a run is resumed."""
+        row: dict[str, Any] = {
+            **answer.metadata,
+            "index": answer.index,
+            "text": answer.text,
+            "finish_reason": answer.finish_reason,
+            "usage": {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens},
+        }
+        return row if answer.token_ids is None else {**row, "token_ids": answer.token_ids}
+
+    def failure(self, row: FailedRow) -> dict[str, Any]:
+        """See ``Shape``."""
+        message = f"{row.where}: {row.error.message}"
+        return {**row.metadata, "index": row.index, "error": {"code": row.error.code, "message": message}}
+
+
+class Message(msgspec.Struct):
+    """A message of a chat; any other field is for the chat template."""
+
     role: str
     content: str | list[dict[str, Any]] | None = None
 
@@ -52,7 +107,7 @@ class _Fields(msgspec.Struct):
 
     id: str | int | None = None
     prompt: str | None = None
-    messages: list[_Message] | None = None
+    messages: list[Message] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -82,7 +137,7 @@ _SAMPLING_FIELDS = (
 )
 # Sampling fields of the field's other tools, with the values that change nothing: any other would be ignored
 # silently, so it is an error.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "logprobs": (False, 0),
@@ -114,7 +169,7 @@ def parse_row(
         return FailedRow(index=index, where=where, metadata={}, error=error)
     dropped = set(RESULT_FIELDS)
     if not keep_prompt:
-        dropped.update(_PROMPT_FIELDS, _SAMPLING_FIELDS, _UNSUPPORTED)
+        dropped.update(_PROMPT_FIELDS, _SAMPLING_FIELDS, UNSUPPORTED)
     metadata = {name: value for name, value in values.items() if name not in dropped}
     try:
         fields = _check(values)
@@ -125,8 +180,9 @@ def parse_row(
             metadata=metadata,
             sampling=sampling_params({**defaults, **own}),
             has_seed="seed" in own,
+            id=fields.id,
             prompt=fields.prompt,
-            messages=None if fields.messages is None else [_plain(m) for m in values["messages"]],
+            messages=None if fields.messages is None else [plain_message(m) for m in values["messages"]],
             prompt_token_ids=fields.prompt_token_ids,
         )
     except RowError as error:
@@ -150,14 +206,27 @@ def sampling_params(fields: Mapping[str, Any]) -> SamplingParams:
         raise RowError("invalid_sampling", str(error)) from None
 
 
+def require_supported(values: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse fields that would be ignored.
+
+    Args:
+        values: fields of a line.
+        neutral: names, with the values that change nothing.
+
+    Raises:
+        RowError: a field has another value.
+    """
+    for name, values_without_effect in neutral.items():
+        if values.get(name) is not None and values[name] not in values_without_effect:
+            raise RowError("unsupported_field", f"{name} is not supported yet")
+
+
 def _check(values: dict[str, Any]) -> _Fields:
     try:
         fields = msgspec.convert(values, _Fields)
     except (msgspec.ValidationError, OverflowError) as error:
         raise RowError("invalid_field", str(error).replace("`$.", "`")) from None
-    for name, neutral in _UNSUPPORTED.items():
-        if values.get(name) is not None and values[name] not in neutral:
-            raise RowError("unsupported_field", f"{name} is not supported yet")
+    require_supported(values, UNSUPPORTED)
     given = [name for name in _PROMPT_FIELDS if getattr(fields, name) is not None]
     if len(given) != 1:
         what = "none" if not given else " and ".join(given)
@@ -167,7 +236,7 @@ def _check(values: dict[str, Any]) -> _Fields:
     return fields
 
 
-def _plain(message: dict[str, Any]) -> dict[str, Any]:
+def plain_message(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose content is one string: text parts are joined by line breaks."""
     content = message.get("content")
     if not isinstance(content, list):

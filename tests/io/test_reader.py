@@ -154,8 +154,11 @@ class Endless:
     def __init__(self, lines):
         self._lines = lines
 
+    def __iter__(self):
+        return self._lines
+
     def __enter__(self):
-        return iter(self._lines)
+        return self
 
     def __exit__(self, *error):
         pass

@@ -11,7 +11,7 @@ import tokenizers
 from rosebatch.engine.engine import Engine
 from rosebatch.io.output import FileOutput, StreamOutput, write_jsonl
 from rosebatch.io.part_file import PartFile
-from rosebatch.io.rows import parse_row
+from rosebatch.io.rows import PlainShape, parse_row
 from rosebatch.job import run_job
 from rosebatch.progress import Progress
 from rosebatch.report import Tally
@@ -67,6 +67,7 @@ class Job:
         without_tokenizer: bool = False,
         return_token_ids: bool = False,
         output: Any = None,
+        shape: Any = None,
         defaults: dict[str, Any] | None = None,
         **limits: int,
     ) -> tuple[list[dict[str, Any]], Tally, Engine]:
@@ -78,6 +79,7 @@ class Job:
             self.rows(lines, **(defaults or {})) if rows is None else rows,
             output,
             progress=Progress(None, enabled=False),
+            shape=shape or PlainShape(),
             seed=seed,
             return_token_ids=return_token_ids,
         )
@@ -120,6 +122,6 @@ def open_results() -> Callable[[Path], FileOutput]:
 
     def open_output(path: Path) -> FileOutput:
         part = path.with_name(path.name + ".part")
-        return FileOutput(PartFile.reopen(part) or PartFile.create(part, {}), path, write_jsonl)
+        return FileOutput(PartFile.reopen(part) or PartFile.create(part, {"created": 0}), path, write_jsonl)
 
     return open_output

@@ -10,6 +10,7 @@ from pathlib import Path
 from rosebatch.io.output import FileOutput, write_jsonl
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
+from rosebatch.io.rows import PlainShape
 from rosebatch.job import run_job
 from rosebatch.progress import Progress
 from rosebatch.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ def main(source: str, target: str, seconds: float) -> None:
         PromptReader(source, {}),
         FileOutput(part, path, write_jsonl),
         progress=Progress(None, enabled=False),
+        shape=PlainShape(),
     )
 
 

@@ -1,0 +1,94 @@
+"""An OpenAI batch from file to files."""
+
+import json
+
+import openai.types
+import pytest
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture
+def batch(tmp_path):
+    """Two requests that can be served and three that cannot."""
+    lines = [
+        {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": HELLO, "seed": 1}},
+        {"custom_id": "bad", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}},
+        {
+            "custom_id": "text",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"prompt": "Hello", "temperature": 0},
+        },
+        {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": HELLO}},
+    ]
+    for line in lines:
+        line["body"] |= {"model": "gpt-of-another-house", "max_tokens": 5}
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{broken\n")
+    return path
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_output_and_error_file(cli, batch, model_folder, tmp_path):
+    """Answers in one, failures in the other, each in the order of the requests; exit code 3 says that some failed."""
+    result = cli("generate", batch, "-o", tmp_path / "out.jsonl", "--model", model_folder, "--quiet")
+    assert (result.code, result.out, result.err) == (3, "", "")
+    answers = read(tmp_path / "out.jsonl")
+    assert [line["custom_id"] for line in answers] == ["chat", "text"]
+    chat = openai.types.chat.ChatCompletion.model_validate(answers[0]["response"]["body"], strict=True)
+    text = openai.types.Completion.model_validate(answers[1]["response"]["body"], strict=True)
+    assert chat.usage.completion_tokens == text.usage.completion_tokens == 5
+    assert chat.model == text.model == model_folder.name
+    failures = read(tmp_path / "out.errors.jsonl")
+    assert [line["custom_id"] for line in failures] == ["bad", "chat", None]
+    assert [line["error"]["code"] for line in failures] == ["unsupported_url", "duplicate_id", "invalid_json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl", "out.errors.jsonl"}
+
+
+def test_without_failures_there_is_no_error_file(cli, batch, model_folder, tmp_path):
+    """One of an earlier run would be taken for this one's."""
+    batch.write_text(batch.read_text().splitlines()[0] + "\n")
+    (tmp_path / "out.errors.jsonl").write_text("of an earlier run\n")
+    result = cli("generate", batch, "-o", tmp_path / "out.jsonl", "--model", model_folder, "--quiet")
+    assert result.code == 0
+    assert not (tmp_path / "out.errors.jsonl").exists()
+
+
+def test_to_stdout(cli, batch, model_folder):
+    """All lines in one stream, in order."""
+    result = cli("generate", batch, "--model", model_folder, "--quiet")
+    assert result.code == 3
+    lines = [json.loads(line) for line in result.out.splitlines()]
+    assert [line["error"] is None for line in lines] == [True, False, True, False, False]
+
+
+def test_the_same_bytes_each_time(cli, batch, model_folder, tmp_path, monkeypatch):
+    """Seeds follow from custom_id and prompt; the time is the only thing that differs, and it can be set."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    for name in ("one", "two"):
+        cli("generate", batch, "-o", tmp_path / f"{name}.jsonl", "--model", model_folder, "--quiet", "--seed", 7)
+    assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
+    assert read(tmp_path / "one.jsonl")[0]["response"]["body"]["created"] == 1700000000
+
+
+def test_errors_of_plain_rows(cli, model_folder, tmp_path):
+    """A file of their own where that is asked for."""
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt":"a","max_tokens":1}\n{"id":"no prompt"}\n')
+    flags = ["-o", tmp_path / "out.jsonl", "--errors", tmp_path / "bad.jsonl", "--model", model_folder, "--quiet"]
+    assert cli("generate", source, *flags).code == 3
+    assert [row["index"] for row in read(tmp_path / "out.jsonl")] == [0]
+    assert [row["id"] for row in read(tmp_path / "bad.jsonl")] == ["no prompt"]
+
+
+@pytest.mark.parametrize("flags", [["-o", "out.parquet"], ["--errors", "bad.jsonl"]])
+def test_impossible_outputs(cli, batch, model_folder, tmp_path, monkeypatch, flags):
+    """Answers have no columns; errors beside stdout would have no file to stand beside."""
+    monkeypatch.chdir(tmp_path)
+    result = cli("generate", batch, "--model", model_folder, "--quiet", *flags)
+    assert result.code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
