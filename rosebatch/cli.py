@@ -54,6 +54,9 @@ def generate(
     force_resume: Annotated[
         bool, typer.Option("--force-resume", help="Go on with it though input, model or flags have changed.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Read the whole file first, and run nothing if any row cannot be served.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Makes each line's sampling independent of its place.")] = None,
     return_token_ids: Annotated[bool, typer.Option("--return-token-ids", help="Add token_ids to the results.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
@@ -77,6 +80,7 @@ def generate(
         errors=errors,
         resume=resume,
         force_resume=force_resume,
+        strict=strict,
         seed=seed,
         return_token_ids=return_token_ids,
         report_path=report,
@@ -86,6 +90,27 @@ def generate(
         started=started,
     )
     if failed:
+        raise typer.Exit(EXIT_ROWS_FAILED)
+
+
+@app.command()
+@takes(engine=EngineOptions, sampling=SamplingOptions)
+def check(
+    source: Annotated[str, typer.Argument(metavar="INPUT", help="As of generate.")],
+    input_format: Annotated[
+        Literal["auto", "jsonl", "openai", "parquet"], typer.Option(help="As of generate.")
+    ] = "auto",
+    *,
+    engine: EngineOptions,
+    sampling: SamplingOptions,
+) -> None:
+    """Read and tokenize a file without running it: bad rows, lengths, and the memory and time that it will take.
+
+    Exit code: 0 all rows can be served, 3 some cannot.
+    """
+    from rosebatch.commands import run_check
+
+    if run_check(source=source, input_format=input_format, engine_options=engine, sampling_options=sampling):
         raise typer.Exit(EXIT_ROWS_FAILED)
 
 

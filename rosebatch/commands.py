@@ -5,30 +5,33 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rosebatch.bench.against import choose_peers
 from rosebatch.bench.case import Case
 from rosebatch.bench.compare import chosen_switches
+from rosebatch.bench.floor import measure_host_rates, measure_rates
 from rosebatch.bench.options import BenchEngineOptions, BenchOptions
 from rosebatch.bench.scenario import Sampling, Scenario, adapt, configs_dir, load_scenarios
 from rosebatch.bench.session import run_session, summarize
 from rosebatch.bench.tables import print_results
+from rosebatch.check import Checked, check_rows, summary
 from rosebatch.config import ConfigT, EngineConfig, parse_size
 from rosebatch.destination import open_output
-from rosebatch.engine.load import pick_device
+from rosebatch.engine.load import choose_block_size, pick_device
 from rosebatch.errors import FlagError, RowError, UserError
 from rosebatch.interrupts import InterruptionError, Interrupts
 from rosebatch.io.openai_batch import BatchShape
 from rosebatch.io.reader import InputFormat, PromptReader
 from rosebatch.io.rows import PlainShape, sampling_params
 from rosebatch.job import run_job
-from rosebatch.launch import LaunchOptions, carry_out, plan_launch
+from rosebatch.launch import LaunchOptions, LaunchPlan, carry_out, plan_launch
 from rosebatch.manifest import build_manifest
 from rosebatch.model.source import find_model
 from rosebatch.options import EngineOptions, SamplingOptions
 from rosebatch.progress import Progress
-from rosebatch.report import build_report, print_report, write_report
+from rosebatch.report import build_report, print_report, print_table, write_report
+from rosebatch.tokenizer import Tokenizer
 
 # Of a bench without --scenario.
 _AD_HOC = Scenario(num_prompts=32, input_len=512, output_len=128)
@@ -42,6 +45,7 @@ def run_generate(
     errors: str | None,
     resume: bool,
     force_resume: bool,
+    strict: bool,
     seed: int | None,
     return_token_ids: bool,
     report_path: Path | None,
@@ -56,6 +60,8 @@ def run_generate(
     reader = PromptReader(source, defaults, input_format)
     imported = time.perf_counter()
     plan = plan_launch(options)
+    if strict:
+        _require_all_good(reader, plan)
 
     def manifest(input_digest: str | None) -> dict[str, Any]:
         return build_manifest(plan, input_digest, sampling=defaults, seed=seed, return_token_ids=return_token_ids)
@@ -98,6 +104,42 @@ def run_generate(
     if not quiet:
         print_report(report, sys.stderr)
     return results.num_failed
+
+
+def _require_all_good(reader: PromptReader, plan: LaunchPlan) -> None:
+    if reader.source == "-":
+        raise FlagError("--strict needs an input file: stdin can be read once only")
+    bad = _check(reader, plan, sys.stderr).errors.total()
+    if bad:
+        raise FlagError(f"{reader.source}: {bad} rows cannot be served, and --strict was given: nothing was run")
+
+
+def run_check(
+    *,
+    source: str,
+    input_format: InputFormat,
+    engine_options: EngineOptions,
+    sampling_options: SamplingOptions,
+) -> int:
+    """``rosebatch check``: the number of rows that cannot be served."""
+    plan = plan_launch(_launch_options(engine_options))
+    checked = _check(PromptReader(source, _sampling_defaults(sampling_options, None), input_format), plan, sys.stdout)
+    rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
+    rows = summary(checked, plan, choose_block_size(plan.options.limits, plan.device), rates)
+    print_table(f"{source}: {plan.source.name}, {plan.device.type}", rows, sys.stdout)
+    return checked.errors.total()
+
+
+def _check(reader: PromptReader, plan: LaunchPlan, stream: TextIO) -> Checked:
+    """All rows, with a line on the stream for each that cannot be served."""
+    config, folder = plan.source.config, plan.source.folder
+    return check_rows(
+        reader,
+        None if folder is None else Tokenizer.load(folder),
+        config.vocab_size,
+        config.max_model_len,
+        lambda row: stream.write(f"{row.where}: {row.error.code}: {row.error.message}\n"),
+    )
 
 
 def run_bench(bench: BenchOptions, engine_options: BenchEngineOptions, *, started: float) -> None:

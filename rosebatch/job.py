@@ -63,7 +63,7 @@ def run_job(
     # Twice what runs at a time: there is always a next sequence, and memory does not grow with the file.
     window = 2 * engine.scheduler.max_num_seqs
     missing = (row for row in rows if row.index not in output)
-    prepared = _in_background(_prepare(missing, tokenizer, seed), check)
+    prepared = _in_background(prepare(missing, tokenizer, seed), check)
     exhausted = False
     while not exhausted or engine.has_unfinished:
         # Always filled up before a step, never as far as the thread happens to be: a second run is the same run.
@@ -79,8 +79,6 @@ def run_job(
                 if isinstance(item, FailedRow):
                     raise item.error
                 stop = item.sampling.stop
-                if stop and tokenizer is None:
-                    raise RowError("no_tokenizer", "stop strings need a model with a tokenizer")
                 engine.add(item, StopStrings(tokenizer, stop) if stop and tokenizer else None)
             except RowError as error:
                 failed = FailedRow(index=item.index, where=item.where, metadata=item.metadata, error=error)
@@ -98,13 +96,25 @@ def run_job(
     return tally
 
 
-def _prepare(rows: Iterable[Row], tokenizer: Tokenizer | None, seed: int | None) -> Iterator[Prepared]:
-    """Turn rows into requests, a group at a time."""
+def prepare(rows: Iterable[Row], tokenizer: Tokenizer | None, seed: int | None = None) -> Iterator[Prepared]:
+    """Turn rows into requests, a group at a time; those that cannot be served whatever the engine are failed rows.
+
+    Args:
+        rows: of the input.
+        tokenizer: None for a model that works on token ids.
+        seed: of the job.
+    """
     source = iter(rows)
     while group := list(islice(source, _GROUP)):
         prompts = iter(_token_ids([row for row in group if isinstance(row, PromptRow)], tokenizer))
         for row in group:
-            yield row if isinstance(row, FailedRow) else _request(row, next(prompts), seed)
+            if isinstance(row, FailedRow):
+                yield row
+                continue
+            prompt = next(prompts)
+            if row.sampling.stop and tokenizer is None:
+                prompt = RowError("no_tokenizer", "stop strings need a model with a tokenizer")
+            yield _request(row, prompt, seed)
 
 
 def _token_ids(rows: Sequence[PromptRow], tokenizer: Tokenizer | None) -> list[Sequence[int] | RowError]:

@@ -1,4 +1,4 @@
-"""The least time that a workload can take on a GPU, from two rates measured on that GPU.
+"""The least time that a workload can take on a device, from two rates measured on it.
 
 Decode is bound by memory: every step reads each weight once and the K/V of each live sequence once. Prefill is bound
 by arithmetic: its matrix and attention products at the rate of a large bf16 product. Nothing else is counted, so a
@@ -6,10 +6,17 @@ share of 100 % cannot be reached.
 """
 
 import heapq
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from rosebatch.config import ModelConfig
+
+_HOST_COPY = 2**27
+_HOST_MATRIX = 1024
+_HOST_REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,22 @@ def measure_rates(device: str) -> Rates | None:
     from rosebatch_kernels.timing import copy_bandwidth, matmul_rate
 
     return Rates(copy=copy_bandwidth(), matmul=matmul_rate())
+
+
+def measure_host_rates(dtype: torch.dtype) -> Rates:
+    """The same of this CPU, in the dtype of a run; takes a fraction of a second."""
+    source = torch.empty(_HOST_COPY, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    matrix = torch.randn(_HOST_MATRIX, _HOST_MATRIX).to(dtype)
+    copy = min(_seconds(lambda: target.copy_(source)) for _ in range(_HOST_REPEATS))
+    product = min(_seconds(lambda: matrix @ matrix) for _ in range(_HOST_REPEATS))
+    return Rates(copy=2 * _HOST_COPY / copy, matmul=2 * _HOST_MATRIX**3 / product)
+
+
+def weight_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Bytes of a model's matrices."""
+    embedding = config.vocab_size * config.hidden_size
+    return (_matmul_parameters(config) + embedding * (1 if config.tie_word_embeddings else 2)) * itemsize
 
 
 def find_floor(
@@ -96,6 +119,12 @@ def _decode_steps(output_lens: Sequence[int], max_num_seqs: int) -> int:
     for length in output_lens:
         heapq.heapreplace(free_at, free_at[0] + length - 1)
     return max(free_at)
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
 
 
 def _triangle(n: int) -> int:

@@ -71,16 +71,7 @@ class Engine:
         Raises:
             RowError: the prompt is empty, too long for the model or the cache, or has an id outside the vocabulary.
         """
-        prompt = request.prompt_token_ids
-        if not prompt:
-            raise RowError("empty_prompt", "the prompt has no tokens")
-        if len(prompt) >= self.max_model_len:
-            raise RowError(
-                "prompt_too_long",
-                f"the prompt has {len(prompt)} tokens; with at least one to generate, {self.max_model_len} are allowed",
-            )
-        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
-            raise RowError("invalid_token_id", f"prompt token ids must be in [0, {self.vocab_size})")
+        require_servable(request.prompt_token_ids, self.vocab_size, self.max_model_len)
         self.scheduler.add(
             Sequence.start(
                 request,
@@ -117,6 +108,23 @@ class Engine:
             self.add(request)
         while self.has_unfinished:
             yield from self.step()
+
+
+def require_servable(prompt: tuple[int, ...], vocab_size: int, max_model_len: int) -> None:
+    """Check a prompt.
+
+    Raises:
+        RowError: it is empty, too long for the model or the cache, or has an id outside the vocabulary.
+    """
+    if not prompt:
+        raise RowError("empty_prompt", "the prompt has no tokens")
+    if len(prompt) >= max_model_len:
+        raise RowError(
+            "prompt_too_long",
+            f"the prompt has {len(prompt)} tokens; with at least one to generate, {max_model_len} are allowed",
+        )
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise RowError("invalid_token_id", f"prompt token ids must be in [0, {vocab_size})")
 
 
 def _completion(sequence: Sequence) -> Completion:

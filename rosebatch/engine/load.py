@@ -46,6 +46,11 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
 
+def choose_block_size(limits: EngineConfig, device: torch.device) -> int:
+    """Tokens of a block: what was asked for, or what suits the device."""
+    return limits.block_size or _BLOCK_SIZE[device.type]
+
+
 def load_engine(
     source: ModelSource,
     limits: EngineConfig,
@@ -61,7 +66,7 @@ def load_engine(
     """
     assert sampler == "rosebatch" or not toggles.fused_sampler, "the fused sampler is rosebatch's own"
     config, ops = source.config, select(toggles, device.type, sampler)
-    block_size = limits.block_size or _BLOCK_SIZE[device.type]
+    block_size = choose_block_size(limits, device)
     with torch.inference_mode():
         model = build_model(config, ops, source.weights(device))
     memory = plan_memory(config, limits, block_size, source.dtype, device)

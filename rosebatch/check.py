@@ -1,0 +1,108 @@
+"""What a file holds and what it would take to run it, without running it."""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from rosebatch.bench.floor import Rates, find_floor, weight_bytes
+from rosebatch.engine.engine import require_servable
+from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.errors import RowError
+from rosebatch.io.reader import Row
+from rosebatch.io.rows import FailedRow
+from rosebatch.job import prepare
+from rosebatch.launch import LaunchPlan
+from rosebatch.tokenizer import Tokenizer
+
+_BAR = 40
+
+
+@dataclass(slots=True)
+class Checked:
+    """The rows of a file: of those that can be served, tokens of the prompt and most tokens of the output."""
+
+    prompt_lens: "array[int]" = field(default_factory=lambda: array("L"))
+    output_lens: "array[int]" = field(default_factory=lambda: array("L"))
+    errors: Counter[str] = field(default_factory=Counter)
+
+
+def check_rows(
+    rows: Iterable[Row],
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    max_model_len: int,
+    on_failure: Callable[[FailedRow], object],
+) -> Checked:
+    """Read and tokenize all rows.
+
+    Args:
+        rows: of the input.
+        tokenizer: None for a model that works on token ids.
+        vocab_size: token ids are below this.
+        max_model_len: most tokens of prompt and completion together.
+        on_failure: told of every row that cannot be served.
+    """
+    checked = Checked()
+    for item in prepare(rows, tokenizer):
+        try:
+            if isinstance(item, FailedRow):
+                raise item.error
+            require_servable(item.prompt_token_ids, vocab_size, max_model_len)
+        except RowError as error:
+            checked.errors[error.code] += 1
+            on_failure(FailedRow(index=item.index, where=item.where, metadata=item.metadata, error=error))
+        else:
+            length = len(item.prompt_token_ids)
+            checked.prompt_lens.append(length)
+            checked.output_lens.append(min(item.sampling.max_tokens, max_model_len - length))
+    return checked
+
+
+def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -> list[tuple[str, str]]:
+    """Label and value, for people.
+
+    Args:
+        checked: the rows.
+        plan: model, dtype and limits of the run.
+        block_size: of its KV cache.
+        rates: of its device.
+    """
+    good, bad = len(checked.prompt_lens), checked.errors.total()
+    errors = ", ".join(f"{count} {code}" for code, count in checked.errors.items())
+    lines = [("rows", f"{good} can be served, {bad} cannot" + (f" ({errors})" if errors else ""))]
+    if not good:
+        return lines
+    config, itemsize, seats = plan.source.config, plan.source.dtype.itemsize, plan.options.limits.max_num_seqs
+    for name, lens in (("prompt", checked.prompt_lens), ("output", checked.output_lens)):
+        most = "at most " if name == "output" else ""
+        ordered = sorted(lens)
+        middle, late = (ordered[(len(ordered) - 1) * share // 100] for share in (50, 90))
+        spread = f"{ordered[0]} to {ordered[-1]} a row, median {middle}, p90 {late}"
+        lines.append((f"{name} tokens", f"{most}{sum(lens)} ({spread})"))
+    lines += [(f"prompts of {label} tokens", bar) for label, bar in _histogram(checked.prompt_lens)]
+    totals = sorted(map(sum, zip(checked.prompt_lens, checked.output_lens, strict=True)), reverse=True)
+    block = bytes_per_block(config, block_size, plan.source.dtype)
+    cache = sum(-(-total // block_size) + 1 for total in totals[:seats]) * block
+    lines.append(("weights", _gib(weight_bytes(config, itemsize))))
+    lines.append(("KV cache", f"at most {_gib(cache)} for the {min(seats, good)} longest rows at once; less is enough"))
+    floor = find_floor(config, itemsize, checked.prompt_lens, checked.output_lens, max_num_seqs=seats, rates=rates)
+    least = find_floor(config, itemsize, checked.prompt_lens, [1] * good, max_num_seqs=seats, rates=rates)
+    span = f"{least.seconds:.1f} s to {floor.seconds:.1f} s"
+    lines.append(("time", f"{span} at the best that this device can do, depending on where outputs end"))
+    return lines
+
+
+def _histogram(lens: Iterable[int]) -> list[tuple[str, str]]:
+    """Ranges between powers of two, with a bar each."""
+    counts = Counter(length.bit_length() for length in lens)
+    most = max(counts.values())
+    rows = []
+    for bits in range(min(counts), max(counts) + 1):
+        bar = "#" * -(-counts[bits] * _BAR // most)
+        rows.append((f"{2 ** (bits - 1)}-{2**bits - 1}", f"{counts[bits]} {bar}".rstrip()))
+    return rows
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

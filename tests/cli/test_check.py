@@ -1,0 +1,72 @@
+"""``rosebatch check`` and ``--strict``: mistakes are found before a model is loaded."""
+
+import io
+import json
+import sys
+
+import pytest
+
+import rosebatch.commands
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt":"hello","max_tokens":3}\n{"prompt":"x","top_p":2}\n{broken\n')
+    return path
+
+
+def test_check(cli, source, model_folder, monkeypatch):
+    """Every bad line by its number, then what the file holds; nothing is loaded."""
+    monkeypatch.setattr(rosebatch.commands, "carry_out", None)
+    result = cli("check", source, "--model", model_folder, "--dtype", "float32")
+    lines = result.out.splitlines()
+    assert (result.code, result.err) == (3, "")
+    assert lines[0] == "line 2: invalid_sampling: top_p must be in (0, 1], got 2.0"
+    assert lines[1].startswith("line 3: invalid_json: not valid JSON: ")
+    assert lines[2] == f"{source}: {model_folder.name}, cpu"
+    assert "rows: 1 can be served, 2 cannot (1 invalid_sampling, 1 invalid_json)" in lines
+    assert "prompt tokens: 5 (5 to 5 a row, median 5, p90 5)" in lines
+    labels = [line.partition(": ")[0] for line in lines[3:]]
+    assert labels[-3:] == ["weights", "KV cache", "time"]
+
+
+def test_check_of_a_good_file(cli, source, model_folder):
+    """Exit code 0, so that a pipeline can go on."""
+    source.write_text(source.read_text().splitlines()[0])
+    assert cli("check", source, "--model", model_folder).code == 0
+
+
+def test_check_of_a_batch(cli, model_folder, tmp_path):
+    """With the limits of the API's defaults: as long as the model can go on."""
+    body = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
+    (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "body": body}))
+    result = cli("check", tmp_path / "in.jsonl", "--model", model_folder)
+    assert "output tokens: at most 251 (251 to 251 a row, median 251, p90 251)" in result.out.splitlines()
+
+
+def test_strict(cli, source, model_folder, tmp_path, monkeypatch):
+    """A file with a bad line is refused before any work, each of them listed."""
+    monkeypatch.setattr(rosebatch.commands, "carry_out", None)
+    result = cli("generate", source, "--model", model_folder, "--strict", "-q", "-o", tmp_path / "out.jsonl")
+    assert (result.code, result.out) == (2, "")
+    first, second, last = result.err.splitlines()
+    assert first == "line 2: invalid_sampling: top_p must be in (0, 1], got 2.0"
+    assert second.startswith("line 3: invalid_json: ")
+    assert last.startswith(f"rosebatch: error: {source}: 2 rows cannot be served, and --strict was given")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_strict_with_a_good_file(cli, source, model_folder):
+    """It is read a second time and runs."""
+    source.write_text(source.read_text().splitlines()[0])
+    result = cli("generate", source, "--model", model_folder, "--strict", "-q")
+    assert (result.code, json.loads(result.out)["usage"]["completion_tokens"]) == (0, 3)
+
+
+def test_strict_from_stdin(cli, model_folder, monkeypatch):
+    """It cannot be read a second time."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt":"a"}')))
+    result = cli("generate", "-", "--model", model_folder, "--strict")
+    assert result.code == 2
+    assert "--strict needs an input file" in result.err

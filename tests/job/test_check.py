@@ -1,0 +1,92 @@
+"""What a file would take, told without running it."""
+
+from pathlib import Path
+
+import pytest
+
+from rosebatch.bench.floor import Rates, find_floor
+from rosebatch.check import check_rows, summary
+from rosebatch.config import EngineConfig
+from rosebatch.launch import LaunchOptions, plan_launch
+
+TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
+VOCAB, MOST = 257, 100
+RATES = Rates(copy=1e6, matmul=1e8)
+
+
+@pytest.fixture
+def check(job, tokenizer):
+    """Check lines; what was found, and the rows that cannot be served."""
+
+    def run(lines, **defaults):
+        failed = []
+        return check_rows(job.rows(lines, **defaults), tokenizer, VOCAB, MOST, failed.append), failed
+
+    return run
+
+
+@pytest.fixture
+def plan():
+    """Of a tiny model in fp32 with two places."""
+    limits = EngineConfig(max_num_seqs=2)
+    return plan_launch(
+        LaunchOptions(model=str(TOML), load_format="dummy", device="cpu", dtype="float32", limits=limits)
+    )
+
+
+def test_rows_fail_as_they_would_in_a_run(check, job):
+    """Broken lines, prompts too long or outside the vocabulary: the same codes, and the same words."""
+    lines = [
+        {"prompt": "good", "max_tokens": 5},
+        {"prompt": "x" * 100},
+        {"prompt_token_ids": [VOCAB]},
+        {"prompt": "x", "top_p": 2},
+        {"messages": [{"role": "tool", "content": "x"}]},
+        {"prompt": "good", "max_tokens": 200},
+    ]
+    checked, failed = check(lines)
+    rows, tally, _ = job.run(lines, max_model_len=MOST)
+    errors = [row["error"] for row in rows if "error" in row]
+    assert [{"code": r.error.code, "message": f"{r.where}: {r.error.message}"} for r in failed] == errors
+    assert checked.errors == tally.errors
+    assert list(checked.prompt_lens) == [4, 4]
+    assert list(checked.output_lens) == [5, 96], "no longer than the model"
+
+
+def test_the_flags_defaults_count(check):
+    """--max-tokens decides how long the outputs can be where a row is silent."""
+    checked, _ = check([{"prompt": "a"}, {"prompt": "a", "max_tokens": 3}], max_tokens=7)
+    assert list(checked.output_lens) == [7, 3]
+
+
+def test_the_summary(check, plan):
+    """Numbers by hand: blocks of 16 tokens and one to spare for each of the two longest rows."""
+    lines = [{"prompt": "x" * n, "max_tokens": m} for n, m in ((1, 4), (20, 12), (40, 8), (3, 2))]
+    checked, _ = check([*lines, {}])
+    config = plan.source.config
+    block = 2 * config.num_layers * config.num_kv_heads * 16 * config.head_dim * 4
+    rows = dict(summary(checked, plan, 16, RATES))
+    assert rows["rows"] == "4 can be served, 1 cannot (1 missing_prompt)"
+    assert rows["prompt tokens"] == "64 (1 to 40 a row, median 3, p90 20)"
+    assert rows["output tokens"] == "at most 26 (2 to 12 a row, median 4, p90 8)"
+    assert rows["KV cache"].startswith(f"at most {((3 + 1) + (2 + 1)) * block / 2**30:.2f} GiB for the 2 longest rows")
+    assert [rows[f"prompts of {name} tokens"] for name in ("1-1", "2-3", "4-7", "16-31", "32-63")] == [
+        "1 " + "#" * 40,
+        "1 " + "#" * 40,
+        "0",
+        "1 " + "#" * 40,
+        "1 " + "#" * 40,
+    ]
+    least, most = (
+        find_floor(config, 4, [1, 20, 40, 3], outputs, max_num_seqs=2, rates=RATES).seconds
+        for outputs in ([1, 1, 1, 1], [4, 12, 8, 2])
+    )
+    assert 0.05 < least < most
+    assert rows["time"].startswith(f"{least:.1f} s to {most:.1f} s at the best")
+
+
+def test_a_file_without_a_good_row(check, plan):
+    """No median of nothing."""
+    checked, failed = check([{}, {}])
+    assert summary(checked, plan, 16, RATES) == [("rows", "0 can be served, 2 cannot (2 missing_prompt)")]
+    assert len(failed) == 2
