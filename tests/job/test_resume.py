@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -29,13 +30,14 @@ def source(tmp_path):
     return path
 
 
-def start(source, target, seconds):
+def start(source, target, seconds, **options):
     """The job in a process of its own, ready to be killed."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
     return subprocess.Popen(
         [sys.executable, "-m", "tests.job.killable_job", str(source), str(target), str(seconds)],
         env=os.environ | {"PYTHONPATH": path},
         cwd=ROOT,
+        **options,
     )
 
 
@@ -64,6 +66,34 @@ def test_killed_fifty_times(source, tmp_path):
         target.unlink()
     assert rounds > 0, "the job also comes to its end now and then"
     assert len(sizes) > KILLS // 4, "it was killed at many different moments"
+
+
+def test_a_disk_that_fills_up(source, tmp_path):
+    """At any byte of the part file: a clear error, and nothing is lost."""
+    whole, target = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    part = tmp_path / "out.jsonl.part"
+    assert start(source, whole, 0).wait() == 0
+    rng, most = random.Random(2), whole.stat().st_size
+    kept = 0
+    for share in (0.1, 0.3, 0.6, 0.95):
+        limit = int(most * share) + rng.randrange(100)
+        # The system refuses to let files grow past it, as it does where there is no room.
+        job = start(
+            source,
+            target,
+            0,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        )
+        _, message = job.communicate()
+        assert job.returncode == 1
+        assert "File too large; what it holds is safe, --resume goes on with it" in message
+        assert not target.exists()
+        assert kept < part.stat().st_size <= limit
+        kept = part.stat().st_size
+    assert start(source, target, 0).wait() == 0
+    assert target.read_bytes() == whole.read_bytes()
 
 
 def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake_model, open_results):

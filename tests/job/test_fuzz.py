@@ -1,0 +1,95 @@
+"""Files of broken lines: each yields one result or one error row, whatever is wrong with it, and nothing crashes."""
+
+import json
+import random
+
+import pytest
+
+from rosebatch.io.openai_batch import BatchShape
+from rosebatch.io.reader import PromptReader
+
+LINES = 2_000
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]
+PLAIN = [
+    {"prompt": "hello", "max_tokens": 2, "stop": ["x"], "temperature": 0.5, "top_p": 0.9, "top_k": 5},
+    {"messages": CHAT, "max_tokens": 1, "seed": 3, "extra": {"deep": [1, {"a": None}]}},
+    {"prompt_token_ids": [1, 2, 3], "max_tokens": 1, "ignore_eos": True, "stop_token_ids": [4]},
+]
+BATCH = [
+    {"method": "POST", "url": "/v1/chat/completions", "body": {"messages": CHAT, "max_tokens": 2}},
+    {"url": "/v1/completions", "body": {"prompt": ["hello"], "max_tokens": 1, "stop": "x"}},
+]
+# What a value can be replaced by: other types, numbers out of every range, text that is none.
+VALUES = [
+    *("null", "true", "0", "-1", "1e999", "-0.0", "1e-999", str(2**63), str(2**64), "9" * 400, "NaN", "Infinity"),
+    *('""', '"\\u0000"', '"\\ud800"', '"\\udfff\\ud800"', '"\\ufeff"', '"\U0001f600"', '"' + "y" * 3000 + '"'),
+    *(
+        "[]",
+        "{}",
+        "[[]]",
+        '[""]',
+        "[null]",
+        "[1, -1]",
+        "[1.5]",
+        '{"a": 1}',
+        '[{"role": "user"}]',
+        "[" * 900 + "]" * 900,
+    ),
+]
+
+
+def mutate(line, rng):
+    """One to three changes of a good line."""
+    for _ in range(rng.randint(1, 3)):
+        kind = rng.randrange(5)
+        place = rng.randrange(len(line) + 1)
+        if kind == 0:
+            line = line[:place] + bytes([rng.randrange(256)]) + line[place + rng.randrange(2) :]
+        elif kind == 1:
+            line = line[:place]
+        elif kind == 2:
+            line = line[:place] + line[rng.randrange(len(line) + 1) :]
+        else:
+            # In place of a value: behind a colon, up to the next comma.
+            colons = [i for i, byte in enumerate(line) if byte == ord(":")] or [0]
+            start = rng.choice(colons) + 1
+            end = line.find(b",", start)
+            line = line[:start] + rng.choice(VALUES).encode("utf-8", "surrogatepass") + line[end if end > 0 else -1 :]
+    return line.replace(b"\n", b" ").replace(b"\r", b" ")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "openai"])
+def test_mutated_lines(job, tmp_path, open_results, kind):
+    """As many rows come out as lines went in, in order; good lines between the bad ones are served."""
+    rng = random.Random(kind)
+    name, good = ("id", PLAIN) if kind == "jsonl" else ("custom_id", BATCH)
+    lines = [mutate(json.dumps({**rng.choice(good), name: f"row {i}"}).encode(), rng) for i in range(LINES)]
+    # Lone carriage returns, marks and NULs; and lines of 10 MB, of which one is nothing but brackets.
+    lines += [b"\x00", b"\xef\xbb\xbf{}", b"\xff\xfe", b"[" * 10_000_000, b'{"prompt":"' + b"z" * 10_000_000 + b'"}']
+    rng.shuffle(lines)
+    lines += [json.dumps({**good[0], name: "the last"}).encode()]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"\n".join(lines) + b"\n")
+    reader = PromptReader(str(source), {"max_tokens": 3}, kind)
+    expected = reader.count()
+    assert expected > LINES * 0.9
+    _, tally, _ = job.run(
+        rows=reader,
+        output=open_results(target),
+        shape=BatchShape("toy", 0) if kind == "openai" else None,
+        seqs=32,
+        blocks=1000,
+        budget=1024,
+    )
+    rows = [json.loads(line) for line in target.read_bytes().split(b"\n")[:-1]]
+    assert len(rows) == expected == tally.completed + tally.failed
+    failed = [row.get("error") is not None for row in rows]
+    assert sum(failed) == tally.failed
+    assert 0.3 < sum(failed) / expected < 0.99
+    if kind == "jsonl":
+        assert [row["index"] for row in rows] == list(range(expected))
+        assert all(row["finish_reason"] for row, bad in zip(rows, failed, strict=True) if not bad)
+    else:
+        assert [row["id"] for row in rows] == [f"batch_req_{i}" for i in range(expected)]
+    assert not failed[-1]
+    assert set(tally.errors) >= {"invalid_json", "invalid_field"}
