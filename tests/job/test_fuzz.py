@@ -39,8 +39,8 @@ VALUES = [
 
 
 def mutate(line, rng):
-    """One to three changes of a good line."""
-    for _ in range(rng.randint(1, 3)):
+    """No, one, two or three changes of a good line."""
+    for _ in range(rng.randint(0, 3)):
         kind = rng.randrange(5)
         place = rng.randrange(len(line) + 1)
         if kind == 0:
@@ -85,7 +85,7 @@ def test_mutated_lines(job, tmp_path, open_results, kind):
     assert len(rows) == expected == tally.completed + tally.failed
     failed = [row.get("error") is not None for row in rows]
     assert sum(failed) == tally.failed
-    assert 0.3 < sum(failed) / expected < 0.99
+    assert 0.4 < sum(failed) / expected < 0.9
     if kind == "jsonl":
         assert [row["index"] for row in rows] == list(range(expected))
         assert all(row["finish_reason"] for row, bad in zip(rows, failed, strict=True) if not bad)
