@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from rosebatch.errors import FlagError
+from rosebatch.io.files import is_parquet, is_url, upload
 from rosebatch.io.output import FileOutput, Output, Rows, StreamOutput, write_jsonl
 from rosebatch.io.parquet import write_parquet
 from rosebatch.io.part_file import PartFile
-from rosebatch.io.reader import PARQUET_SUFFIXES, PromptReader
+from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import RESULT_FIELDS
 from rosebatch.manifest import differences, now
 
@@ -29,7 +30,7 @@ def open_output(
     """The output of ``-o``.
 
     Args:
-        target: a path, Parquet if it ends in ``.parquet`` or ``.pq``; None or ``-`` for stdout.
+        target: a path or URL, Parquet if it ends in ``.parquet`` or ``.pq``; None or ``-`` for stdout.
         reader: of the input, whose columns a Parquet file takes over.
         manifest: of the run, from the digest of its input, None for stdin.
         resume: go on with the part file, where there is one.
@@ -48,23 +49,31 @@ def open_output(
         return StreamOutput(sys.stdout.buffer, now())
     if resume and reader.source == "-":
         raise FlagError("--resume needs an input file: stdin cannot be compared with what the earlier run read")
-    path = Path(target)
-    if not path.name or path.is_dir():
-        raise FlagError(f"{path}: is a folder, name a file for the results")
-    to_parquet = path.suffix.lower() in PARQUET_SUFFIXES
+    # Of a file elsewhere, the part file stands in the working directory.
+    path = Path(target.rpartition("/")[2]) if is_url(target) else Path(target)
+    if not path.name or (path.is_dir() and not is_url(target)):
+        raise FlagError(f"{target}: is a folder, name a file for the results")
+    to_parquet = is_parquet(target)
     if to_parquet and (reader.is_batch or errors is not None):
         raise FlagError(f"{path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
     errors_path = Path(errors) if errors is not None else path.with_name(f"{path.stem}.errors.jsonl")
+
+    def place(whole: Path, at: Path) -> None:
+        if at == path and is_url(target):
+            upload(whole, target)
+        else:
+            whole.replace(at)
+
     digest = None if reader.source == "-" else reader.digest()
     part = _part_file(path.with_name(path.name + ".part"), manifest(digest), resume=resume, force=force)
     if not to_parquet:
         split = reader.is_batch or errors is not None
-        return FileOutput(part, path, write_jsonl, errors=errors_path if split else None)
+        return FileOutput(part, path, write_jsonl, errors=errors_path if split else None, place=place)
 
     def write(path: Path, rows: Rows) -> None:
         write_parquet(path, lambda: _with_columns(reader, rows), token_ids=token_ids, columns=reader.columns)
 
-    return FileOutput(part, path, write, None if reader.columns is None else RESULT_FIELDS)
+    return FileOutput(part, path, write, None if reader.columns is None else RESULT_FIELDS, place=place)
 
 
 def _part_file(path: Path, manifest: dict[str, Any], *, resume: bool, force: bool) -> PartFile:

@@ -119,6 +119,7 @@ class FileOutput:
         write: makes the finished file of all rows, each as JSON, in input order.
         fields: of a row, those that the part file keeps; None for all.
         errors: where error rows go, if there are any, in place of the finished file.
+        place: brings a whole file, which is its first argument, to its path.
     """
 
     def __init__(
@@ -128,12 +129,14 @@ class FileOutput:
         write: Callable[[Path, Rows], None],
         fields: Container[str] | None = None,
         errors: Path | None = None,
+        place: Callable[[Path, Path], object] = Path.replace,
     ) -> None:
         self._part = part
         self._path = path
         self._write = write
         self._fields = fields
         self._errors = errors
+        self._place = place
 
     def __contains__(self, index: int) -> bool:
         return index in self._part
@@ -178,15 +181,25 @@ class FileOutput:
         self._part.sync()
         try:
             if self._errors is None:
-                _place(self._path, self._write, self._part.rows)
+                self._finish(self._path, self._write, self._part.rows)
             else:
                 self._errors.unlink(missing_ok=True)
                 if self.num_failed:
-                    _place(self._errors, write_jsonl, partial(self._part.rows, failed=True))
-                _place(self._path, self._write, partial(self._part.rows, failed=False))
+                    self._finish(self._errors, write_jsonl, partial(self._part.rows, failed=True))
+                self._finish(self._path, self._write, partial(self._part.rows, failed=False))
         except OSError as error:
             raise UserError(f"{self._path}: {error.strerror or error}{self.kept}") from None
         self._part.remove()
+
+    def _finish(self, path: Path, write: Callable[[Path, Rows], None], rows: Rows) -> None:
+        whole = path.with_name(path.name + ".tmp")
+        try:
+            write(whole, rows)
+            _sync(whole)
+            self._place(whole, path)
+        finally:
+            whole.unlink(missing_ok=True)
+        _sync(path.parent)
 
     def close(self) -> None:
         """Leave the part file, if it holds any result."""
@@ -201,17 +214,6 @@ def write_jsonl(path: Path, rows: Rows) -> None:
     with path.open("wb") as file:
         for row in rows():
             file.write(row + b"\n")
-
-
-def _place(path: Path, write: Callable[[Path, Rows], None], rows: Rows) -> None:
-    whole = path.with_name(path.name + ".tmp")
-    try:
-        write(whole, rows)
-        _sync(whole)
-        whole.replace(path)
-    finally:
-        whole.unlink(missing_ok=True)
-    _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

@@ -1,11 +1,10 @@
-"""A file of prompts -> rows: Parquet by its extension, else JSONL of our own fields or of an OpenAI batch."""
+"""Files of prompts -> rows: Parquet by their extension, else JSONL of our own fields or of an OpenAI batch."""
 
-import hashlib
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
-from pathlib import Path
 from typing import IO, Any, Literal
 
 import msgspec
@@ -13,17 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.errors import RowError, UserError
+from rosebatch.io.files import digest, find_files, is_parquet, open_file
 from rosebatch.io.openai_batch import is_request, parse_request
 from rosebatch.io.rows import FailedRow, PromptRow, parse_row
 from rosebatch.io.seen_ids import SeenIds
 
 Row = PromptRow | FailedRow
 
-PARQUET_SUFFIXES = (".parquet", ".pq")
-
 InputFormat = Literal["auto", "jsonl", "openai", "parquet"]
 
 _MOST_PEEKED = 100
+# Rows of a Parquet file at a time.
+_BATCH = 1024
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -31,25 +31,29 @@ class PromptReader:
     """The rows of an input, with duplicate ids refused.
 
     Args:
-        source: a path, or ``-`` for stdin.
+        source: a path or URL of a file, a folder or a glob of files of one kind, or ``-`` for stdin.
         defaults: sampling fields for where a line is silent.
         input_format: ``auto`` tells an OpenAI batch by the first line that is JSON.
 
     Raises:
-        UserError: the file is missing or unreadable.
+        UserError: a file is missing or unreadable, or Parquet files differ in their columns.
     """
 
     def __init__(self, source: str, defaults: Mapping[str, Any], input_format: InputFormat = "auto") -> None:
         self.source = source
         self.defaults = defaults
-        by_name = Path(source).suffix.lower() in PARQUET_SUFFIXES
-        self.is_parquet = by_name if input_format == "auto" else input_format == "parquet"
+        self.paths = find_files(source)
+        self.is_parquet = is_parquet(self.paths[0]) if input_format == "auto" else input_format == "parquet"
         self.columns: pa.Schema | None = None
-        if source != "-" and not Path(source).is_file():
-            raise UserError(f"{source}: {'is a folder' if Path(source).is_dir() else 'no such file'}")
+        self._num_rows = 0
         if self.is_parquet:
-            with self._parquet() as file:
-                self.columns = file.schema_arrow
+            for path in self.paths:
+                with _parquet(path) as file:
+                    self._num_rows += file.metadata.num_rows
+                    if self.columns is None:
+                        self.columns = file.schema_arrow
+                    elif not self.columns.equals(file.schema_arrow):
+                        raise UserError(f"{path}: its columns are not those of {self.paths[0]}")
         self._input_format = input_format
         # Lines of stdin that were looked at, and are yet to be read.
         self._peeked: list[bytes] = []
@@ -66,11 +70,12 @@ class PromptReader:
         if self.source == "-":
             return None
         if self.is_parquet:
-            with self._parquet() as file:
-                rows: int = file.metadata.num_rows
-                return rows
-        with self._open() as file:
-            return sum(1 for line in file if _text(line))
+            return self._num_rows
+        count = 0
+        for path in self.paths:
+            with self._open(path) as file:
+                count += sum(1 for line in file if _text(line))
+        return count
 
     def __iter__(self) -> Iterator[Row]:
         """Rows in input order; raises UserError where the input cannot be read on."""
@@ -88,13 +93,12 @@ class PromptReader:
             yield row.metadata
 
     def digest(self) -> str:
-        """SHA-256 of the file."""
-        with Path(self.source).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        """SHA-256 of what the files hold."""
+        return digest(self.paths)
 
     def _looks_like_a_batch(self) -> bool:
         """By the first line that is JSON, of the first few; of stdin they are kept."""
-        file = self._open()
+        file = self._open(self.paths[0])
         try:
             for line in islice(_lines(file, self.source), _MOST_PEEKED):
                 if self.source == "-":
@@ -108,50 +112,51 @@ class PromptReader:
             if self.source != "-":
                 file.close()
 
-    def _open(self) -> IO[bytes]:
-        if self.source == "-":
-            return sys.stdin.buffer
-        try:
-            return Path(self.source).open("rb")
-        except OSError as error:
-            raise UserError(f"{self.source}: {error.strerror}") from None
+    def _open(self, path: str) -> IO[bytes]:
+        return sys.stdin.buffer if self.source == "-" else open_file(path)
+
+    def _where(self, path: str, what: str, number: int) -> str:
+        return f"{what} {number}" if len(self.paths) == 1 else f"{path} {what} {number}"
 
     def _jsonl_rows(self) -> Iterator[Row]:
         index = 0
         parse = parse_request if self.is_batch else parse_row
-        with self._open() as file:
-            for number, line in enumerate(chain(self._peeked, _lines(file, self.source)), start=1):
-                text = _text(line)
-                if not text:
-                    continue
-                where = f"line {number}"
-                try:
-                    values = msgspec.json.decode(text)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    failure = RowError("invalid_json", f"not valid JSON: {error}")
-                    yield FailedRow(index=index, where=where, metadata={}, error=failure)
-                else:
-                    yield parse(values, index=index, where=where, defaults=self.defaults)
-                index += 1
-
-    def _parquet(self) -> pq.ParquetFile:
-        try:
-            return pq.ParquetFile(self.source)
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{self.source}: unreadable Parquet file ({error})") from None
+        for path in self.paths:
+            with self._open(path) as file:
+                for number, line in enumerate(chain(self._peeked, _lines(file, path)), start=1):
+                    text = _text(line)
+                    if not text:
+                        continue
+                    where = self._where(path, "line", number)
+                    try:
+                        values = msgspec.json.decode(text)
+                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                        failure = RowError("invalid_json", f"not valid JSON: {error}")
+                        yield FailedRow(index=index, where=where, metadata={}, error=failure)
+                    else:
+                        yield parse(values, index=index, where=where, defaults=self.defaults)
+                    index += 1
 
     def _parquet_rows(self) -> Iterator[Row]:
         index = 0
-        with self._parquet() as file:
-            try:
-                for batch in file.iter_batches(batch_size=1024):
-                    for values in _python_types(batch).to_pylist():
-                        where = f"row {index + 1}"
-                        yield parse_row(values, index=index, where=where, defaults=self.defaults, keep_prompt=True)
-                        index += 1
-            # Arrow raises ValueError for what Python cannot hold: years past 9999, strings that are not UTF-8.
-            except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
-                raise UserError(f"{self.source}: unreadable Parquet file ({error})") from None
+        for path in self.paths:
+            with _parquet(path) as file:
+                rows = (values for batch in file.iter_batches(_BATCH) for values in _python_types(batch).to_pylist())
+                for number, values in enumerate(rows, start=1):
+                    where = self._where(path, "row", number)
+                    yield parse_row(values, index=index, where=where, defaults=self.defaults, keep_prompt=True)
+                    index += 1
+
+
+@contextmanager
+def _parquet(path: str) -> Iterator[pq.ParquetFile]:
+    with open_file(path) as raw:
+        try:
+            with pq.ParquetFile(raw) as file:
+                yield file
+        # Arrow raises ValueError for what Python cannot hold: years past 9999, strings that are not UTF-8.
+        except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
+            raise UserError(f"{path}: unreadable Parquet file ({error})") from None
 
 
 def _python_types(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -253,3 +253,32 @@ def test_the_input_may_be_the_output(generate, tmp_path):
     assert result.code == 0
     rows = [json.loads(line) for line in (tmp_path / "in.jsonl").read_text().split("\n")[:-1]]
     assert [row["index"] for row in rows] == [0, 1, 2]
+
+
+def test_from_url_to_url(cli, model_folder, tmp_path, monkeypatch):
+    """Results are kept here until they are whole, then they are there and not here."""
+    import fsspec
+
+    monkeypatch.chdir(tmp_path)
+    with fsspec.open("memory://bucket/in.jsonl", "wb") as file:
+        file.write(b'{"prompt":"a","max_tokens":2}\n{}\n')
+    for name in ("out.jsonl", "out.parquet"):
+        command = ["generate", "memory://bucket/in.jsonl", "-o", f"memory://bucket/{name}", "--model", model_folder]
+        assert cli(*command, "-q", "--resume").code == 3
+    with fsspec.open("memory://bucket/out.jsonl", "rb") as file:
+        assert [row["index"] for row in map(json.loads, file)] == [0, 1]
+    with fsspec.open("memory://bucket/out.parquet", "rb") as file:
+        assert pq.read_table(file).column("index").to_pylist() == [0, 1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_parquet_files(cli, model_folder, tmp_path):
+    """Into one file, whatever the parts."""
+    for part in range(3):
+        pq.write_table(pa.table({"prompt": ["a", "b"], "part": [part, part]}), tmp_path / f"{part}.parquet")
+    out = tmp_path / "results" / "out.parquet"
+    out.parent.mkdir()
+    assert cli("generate", tmp_path, "-o", out, "--model", model_folder, "--max-tokens", 2, "-q").code == 0
+    table = pq.read_table(out)
+    assert table.column("part").to_pylist() == [0, 0, 1, 1, 2, 2]
+    assert table.column("index").to_pylist() == list(range(6))

@@ -197,7 +197,7 @@ def test_a_missing_file(tmp_path, name):
 
 def test_a_folder_as_input(tmp_path):
     """Told apart from a missing file."""
-    with pytest.raises(UserError, match="is a folder"):
+    with pytest.raises(UserError, match=r"no \.parquet or \.jsonl file there"):
         PromptReader(str(tmp_path), {})
 
 

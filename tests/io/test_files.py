@@ -1,0 +1,124 @@
+"""Inputs of many files, and of file systems that are not the local one."""
+
+import uuid
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rosebatch.errors import UserError
+from rosebatch.io.files import digest, find_files, open_file, upload
+from rosebatch.io.reader import PromptReader
+
+
+@pytest.fixture
+def remote():
+    """The root of a file system in memory that other tests do not use."""
+    return f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.fixture(params=["local", "remote"])
+def folder(request, tmp_path, remote):
+    """A folder with some files, and files that are none of ours."""
+    root = str(tmp_path / "data") if request.param == "local" else remote
+    with fsspec.open_files([f"{root}/{name}" for name in ("b.jsonl", "a.jsonl")], "wb", auto_mkdir=True) as files:
+        for name, file in zip("ba", files, strict=True):
+            file.write(f'{{"prompt":"{name}1"}}\n\n{{"prompt":"{name}2"}}\n'.encode())
+    for name in ("_hidden.jsonl", ".part.jsonl", "readme.txt"):
+        with fsspec.open(f"{root}/{name}", "wb") as file:
+            file.write(b"none of ours")
+    return root
+
+
+def prompts(source):
+    return [(row.index, row.where, row.prompt) for row in PromptReader(source, {})]
+
+
+@pytest.mark.parametrize("pattern", ["", "/", "/*.jsonl", "/[ab].jsonl"])
+def test_files_of_a_folder_in_the_order_of_their_names(folder, pattern):
+    """One input, its rows numbered through, its lines by file; what is hidden is not read."""
+    if pattern == "/*.jsonl":
+        fsspec.filesystem(folder.partition("://")[0] if "://" in folder else "file").rm(f"{folder}/_hidden.jsonl")
+    reader = PromptReader(folder + pattern, {})
+    names = [path.rpartition("/")[2] for path in reader.paths]
+    assert names == ["a.jsonl", "b.jsonl"]
+    assert reader.count() == 4
+    a, b = reader.paths
+    expected = [(0, f"{a} line 1", "a1"), (1, f"{a} line 3", "a2"), (2, f"{b} line 1", "b1"), (3, f"{b} line 3", "b2")]
+    assert prompts(folder + pattern) == expected
+
+
+def test_a_single_file(folder):
+    """Its lines are named without it, wherever it is."""
+    assert prompts(f"{folder}/a.jsonl") == [(0, "line 1", "a1"), (1, "line 3", "a2")]
+
+
+def test_ids_are_unique_over_all_files(tmp_path):
+    """They are one input."""
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text('{"prompt":"x","id":1}\n')
+    rows = list(PromptReader(str(tmp_path), {}))
+    assert rows[1].error.code == "duplicate_id"
+
+
+def test_parquet_files_are_one_table(tmp_path, remote):
+    """With the columns of all, in the order of the names."""
+    for root in (str(tmp_path / "data"), remote):
+        for name, numbers in (("2.parquet", [2, 3]), ("1.parquet", [0, 1])):
+            with fsspec.open(f"{root}/{name}", "wb", auto_mkdir=True) as file:
+                pq.write_table(pa.table({"prompt": [f"p{n}" for n in numbers], "n": numbers}), file)
+        reader = PromptReader(root, {})
+        assert (reader.count(), reader.columns.names) == (4, ["prompt", "n"])
+        assert [row.metadata["n"] for row in reader] == [row["n"] for row in reader.carried()] == [0, 1, 2, 3]
+
+
+def test_parquet_files_that_differ(tmp_path):
+    """Found before anything is run: the output has one schema."""
+    pq.write_table(pa.table({"prompt": ["a"], "n": [1]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"prompt": ["a"], "n": ["1"]}), tmp_path / "2.parquet")
+    with pytest.raises(UserError, match=r"2\.parquet: its columns are not those of .*1\.parquet"):
+        PromptReader(str(tmp_path), {})
+
+
+@pytest.mark.parametrize(
+    ("make", "source", "message"),
+    [
+        ([], "", "no .parquet or .jsonl file there"),
+        (["a.txt"], "/*.jsonl", "no .parquet or .jsonl file there"),
+        (["a.jsonl", "b.parquet"], "", "Parquet and JSONL files; name one kind"),
+        ([], "/none.jsonl", "no such file"),
+    ],
+)
+def test_sources_that_name_nothing(tmp_path, make, source, message):
+    """Each with a word on what would do."""
+    for name in make:
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match=message.replace(".", r"\.")):
+        find_files(str(tmp_path) + source)
+
+
+@pytest.mark.parametrize("url", ["memory://none/none.jsonl", "nosuchsystem://a/b.jsonl"])
+def test_urls_that_name_nothing(url):
+    """Also of a file system that nobody has installed."""
+    with pytest.raises(UserError, match=url):
+        PromptReader(url, {})
+
+
+def test_a_digest_is_of_contents_and_order(tmp_path, folder):
+    """The same files elsewhere are the same input; a changed byte or another file is not."""
+    a, b = find_files(folder)
+    copy = tmp_path / "copy"
+    with open_file(a) as file:
+        copy.write_bytes(file.read())
+    assert digest([str(copy)]) == digest([a]) != digest([b])
+    assert digest([a, b]) == digest([str(copy), b]) != digest([b, a])
+
+
+def test_upload(tmp_path, remote):
+    """The local file is gone afterwards."""
+    (tmp_path / "out").write_bytes(b"results")
+    upload(tmp_path / "out", f"{remote}/out.jsonl")
+    with open_file(f"{remote}/out.jsonl") as file:
+        assert file.read() == b"results"
+    assert not (tmp_path / "out").exists()
