@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -48,7 +49,7 @@ def run_generate(
     strict: bool,
     seed: int | None,
     return_token_ids: bool,
-    report_path: Path | None,
+    report_paths: Sequence[Path],
     quiet: bool,
     engine_options: EngineOptions,
     sampling_options: SamplingOptions,
@@ -99,8 +100,8 @@ def run_generate(
         startup["first token"] = stats.first_token_time - begun
     report = build_report(tally, stats, launched.description, startup, time.perf_counter() - begun)
     report["resumed"] = resumed
-    if report_path is not None:
-        write_report(report, report_path)
+    for path in report_paths:
+        write_report(report, path)
     if not quiet:
         print_report(report, sys.stderr)
     return results.num_failed

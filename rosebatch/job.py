@@ -5,6 +5,8 @@ Reading and tokenizing happen on a thread of their own, a group of rows at a tim
 
 import queue
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -63,7 +65,7 @@ def run_job(
     # Twice what runs at a time: there is always a next sequence, and memory does not grow with the file.
     window = 2 * engine.scheduler.max_num_seqs
     missing = (row for row in rows if row.index not in output)
-    prepared = _in_background(prepare(missing, tokenizer, seed), check)
+    prepared = _in_background(prepare(missing, tokenizer, seed, tally.host_seconds), check)
     exhausted = False
     while not exhausted or engine.has_unfinished:
         # Always filled up before a step, never as far as the thread happens to be: a second run is the same run.
@@ -82,31 +84,48 @@ def run_job(
                 engine.add(item, StopStrings(tokenizer, stop) if stop and tokenizer else None)
             except RowError as error:
                 failed = FailedRow(index=item.index, where=item.where, metadata=item.metadata, error=error)
-                output.add(item.index, shape.failure(failed), failed=True)
+                with _Stopwatch(tally.host_seconds, "writing"):
+                    output.add(item.index, shape.failure(failed), failed=True)
                 tally.add_error(error)
                 progress.advance(failed=True)
         check()
         for completion in engine.step() if engine.has_unfinished else ():
-            answer = _answer(completion, tokenizer, return_token_ids)
-            output.add(answer.index, shape.result(answer), failed=False)
+            with _Stopwatch(tally.host_seconds, "detokenizing"):
+                answer = _answer(completion, tokenizer, return_token_ids)
+            with _Stopwatch(tally.host_seconds, "writing"):
+                output.add(answer.index, shape.result(answer), failed=False)
             tally.add(replace(completion, finish_reason=answer.finish_reason))
             progress.advance(output_tokens=len(completion.token_ids))
-        output.flush()
-    output.finish()
+        with _Stopwatch(tally.host_seconds, "writing"):
+            output.flush()
+    with _Stopwatch(tally.host_seconds, "writing"):
+        output.finish()
     return tally
 
 
-def prepare(rows: Iterable[Row], tokenizer: Tokenizer | None, seed: int | None = None) -> Iterator[Prepared]:
+def prepare(
+    rows: Iterable[Row],
+    tokenizer: Tokenizer | None,
+    seed: int | None = None,
+    seconds: defaultdict[str, float] | None = None,
+) -> Iterator[Prepared]:
     """Turn rows into requests, a group at a time; those that cannot be served whatever the engine are failed rows.
 
     Args:
         rows: of the input.
         tokenizer: None for a model that works on token ids.
         seed: of the job.
+        seconds: what it takes is added there.
     """
     source = iter(rows)
-    while group := list(islice(source, _GROUP)):
-        prompts = iter(_token_ids([row for row in group if isinstance(row, PromptRow)], tokenizer))
+    seconds = defaultdict(float) if seconds is None else seconds
+    while True:
+        with _Stopwatch(seconds, "reading"):
+            group = list(islice(source, _GROUP))
+        if not group:
+            return
+        with _Stopwatch(seconds, "tokenizing"):
+            prompts = iter(_token_ids([row for row in group if isinstance(row, PromptRow)], tokenizer))
         for row in group:
             if isinstance(row, FailedRow):
                 yield row
@@ -164,6 +183,22 @@ def _answer(completion: Completion, tokenizer: Tokenizer | None, return_token_id
         cached_tokens=completion.cached_tokens,
         token_ids=list(completion.token_ids) if return_token_ids else None,
     )
+
+
+class _Stopwatch:
+    """Adds the seconds of a ``with`` block under a name."""
+
+    __slots__ = ("_name", "_seconds", "_started")
+
+    def __init__(self, seconds: defaultdict[str, float], name: str) -> None:
+        self._seconds = seconds
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._seconds[self._name] += time.perf_counter() - self._started
 
 
 def _in_background(items: Iterator[T], check: Callable[[], None]) -> Iterator[T]:

@@ -8,7 +8,7 @@ import json
 import platform
 import resource
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from importlib.metadata import version
@@ -27,7 +27,11 @@ _PERCENTILES = (50, 90, 99)
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over the completions of a run; times in seconds."""
+    """Counts over the completions of a run; times in seconds.
+
+    Attributes:
+        host_seconds: of each kind of work that is done for a row beside the engine's.
+    """
 
     completed: int = 0
     prompt_tokens: int = 0
@@ -35,6 +39,7 @@ class Tally:
     output_tokens: int = 0
     finish_reasons: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+    host_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     ttft: Durations = field(default_factory=Durations)
     tpot: Durations = field(default_factory=Durations)
     e2e: Durations = field(default_factory=Durations)
@@ -75,8 +80,9 @@ def build_report(
         seconds: wall time of the job after start-up.
     """
     total = tally.prompt_tokens + tally.output_tokens
+    rows = tally.completed + tally.failed
     return {
-        "requests": tally.completed + tally.failed,
+        "requests": rows,
         "completed": tally.completed,
         "failed": tally.failed,
         "errors": dict(tally.errors),
@@ -104,6 +110,8 @@ def build_report(
         "ttft_s": tally.ttft.percentiles(_PERCENTILES),
         "tpot_s": tally.tpot.percentiles(_PERCENTILES),
         "e2e_s": tally.e2e.percentiles(_PERCENTILES),
+        "host_us_per_row": {name: seconds / rows * 1e6 for name, seconds in tally.host_seconds.items()} if rows else {},
+        "timeline": stats.timeline.as_dict(),
         "peak_memory_bytes": peak_memory(),
         "engine": description,
         "versions": {"rosebatch": __version__, "python": platform.python_version(), **_versions()},
@@ -146,6 +154,7 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("TPOT p50/p90/p99", _milliseconds(report["tpot_s"])),
         ("E2E p50/p90/p99", _milliseconds(report["e2e_s"])),
         ("steps", f"{report['steps']}, {report['syncs']} syncs, {report['preemptions']} preemptions"),
+        ("host work a row", ", ".join(f"{name} {us:.0f} µs" for name, us in report["host_us_per_row"].items()) or "-"),
         ("KV cache", f"{report['max_blocks_used']} of {engine['kv_cache_blocks']} blocks used at most"),
         (
             "peak memory",
@@ -184,13 +193,19 @@ def print_table(title: str, rows: Sequence[tuple[str, str]], stream: TextIO) -> 
 
 
 def write_report(report: dict[str, Any], path: Path) -> None:
-    """Write the report as JSON.
+    """Write the report, as a page if the name ends in ``.html``, else as JSON.
 
     Raises:
         UserError: the file cannot be written.
     """
+    if path.suffix.lower() in (".html", ".htm"):
+        from rosebatch.report_page import page
+
+        content = page(report, throughput_line(report), table(report))
+    else:
+        content = json.dumps(report, indent=2) + "\n"
     try:
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        path.write_text(content, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
 

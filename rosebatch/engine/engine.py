@@ -99,7 +99,8 @@ class Engine:
         plan, wait = self._launched.popleft()
         result = wait()
         pool = self.scheduler.pool
-        self.stats.record(plan, result, pool.num_blocks - pool.num_free)
+        live = len(self.scheduler.running)
+        self.stats.record(plan, result, blocks_used=pool.num_blocks - pool.num_free, live=live)
         return self.scheduler.commit(plan, result)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:

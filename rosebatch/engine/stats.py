@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from rosebatch.engine.plan import StepPlan, StepResult
+from rosebatch.timeline import Timeline
 
 
 @dataclass(slots=True)
@@ -23,9 +24,28 @@ class EngineStats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     first_token_time: float | None = field(default=None)
+    timeline: Timeline = field(default_factory=Timeline)
+    _began: float | None = None
 
-    def record(self, plan: StepPlan, result: StepResult, blocks_used: int) -> None:
-        """Count one plan. A step in which any sequence brings several tokens is prefill, the others are decode."""
+    def record(self, plan: StepPlan, result: StepResult, *, blocks_used: int, live: int) -> None:
+        """Count one plan. A step in which any sequence brings several tokens is prefill, the others are decode.
+
+        Args:
+            plan: what was done.
+            result: what came of it.
+            blocks_used: of the KV cache, while it was done.
+            live: sequences that were running.
+        """
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = now - result.seconds
+        self.timeline.add(
+            now - self._began,
+            prompt_tokens=0 if plan.decode_steps else sum(c.length for c in plan.chunks if c.length > 1),
+            output_tokens=sum(map(len, result.token_ids)),
+            live=live,
+            blocks=blocks_used,
+        )
         self.steps += plan.decode_steps or 1
         if plan.decode_steps or all(chunk.length == 1 for chunk in plan.chunks):
             self.decode_steps += plan.decode_steps or 1
@@ -33,7 +53,7 @@ class EngineStats:
         else:
             self.prefill_seconds += result.seconds
         if result.token_ids and self.first_token_time is None:
-            self.first_token_time = time.perf_counter()
+            self.first_token_time = now
         self.syncs += result.syncs
         self.graph_replays += result.graph_replays
         self.graph_captures += result.graph_captures

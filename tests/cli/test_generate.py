@@ -138,8 +138,10 @@ def test_the_report_as_json(generate, model_folder, tmp_path):
     """What was run, how it was decided, and what came of it."""
     lines = [{"prompt": "hello there", "max_tokens": 3}] * 2 + [{}]
     flags = ["--max-num-seqs", 1, "--block-size", 4, "--kv-cache-memory", "64KiB", "--dtype", "float32"]
-    result = generate(lines, "--report", tmp_path / "report.json", "--no-chunked-prefill", *flags)
+    reports = ["--report", tmp_path / "report.json", "--report", tmp_path / "report.html"]
+    result = generate(lines, *reports, "--no-chunked-prefill", *flags)
     assert (result.code, result.err) == (3, "")
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     report = json.loads((tmp_path / "report.json").read_text())
     expected = {
         "requests": 3,

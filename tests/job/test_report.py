@@ -40,6 +40,8 @@ FIELDS = {
     "ttft_s",
     "tpot_s",
     "e2e_s",
+    "host_us_per_row",
+    "timeline",
     "peak_memory_bytes",
     "engine",
     "versions",

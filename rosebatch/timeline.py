@@ -1,0 +1,62 @@
+"""A run over time, in memory that does not grow with it: where there are too many samples, pairs become one."""
+
+from array import array
+from typing import Any
+
+_MOST = 240
+_FIRST_WIDTH = 0.02
+
+
+class Timeline:
+    """Tokens and occupancy by spans of time, all of one width that doubles as the run goes on."""
+
+    def __init__(self) -> None:
+        self._width = _FIRST_WIDTH
+        self._end = 0.0
+        self._prompt_tokens = array("d")
+        self._output_tokens = array("d")
+        self._live = array("d")
+        self._blocks = array("d")
+
+    def add(self, seconds: float, *, prompt_tokens: int, output_tokens: int, live: int, blocks: int) -> None:
+        """Count a step, spread over the time since the step before it.
+
+        Args:
+            seconds: since the run began, at the end of the step.
+            prompt_tokens, output_tokens: computed and generated in it.
+            live: sequences that were running.
+            blocks: of the KV cache that were in use.
+        """
+        while seconds >= _MOST * self._width:
+            self._widen()
+        began, self._end = min(self._end, seconds), seconds
+        last = int(seconds / self._width)
+        for values in (self._prompt_tokens, self._output_tokens, self._live, self._blocks):
+            values.extend([0.0] * (last + 1 - len(values)))
+        for index in range(int(began / self._width), last + 1):
+            inside = min(seconds, (index + 1) * self._width) - max(began, index * self._width)
+            share = inside / (seconds - began) if seconds > began else float(index == last)
+            self._prompt_tokens[index] += share * prompt_tokens
+            self._output_tokens[index] += share * output_tokens
+            self._live[index] = max(self._live[index], live)
+            self._blocks[index] = max(self._blocks[index], blocks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """``seconds_per_sample``; tokens a second, and most sequences and blocks, in each."""
+        return {
+            "seconds_per_sample": self._width,
+            "prompt_tokens_per_s": [tokens / self._width for tokens in self._prompt_tokens],
+            "output_tokens_per_s": [tokens / self._width for tokens in self._output_tokens],
+            "live_sequences": [int(value) for value in self._live],
+            "blocks_used": [int(value) for value in self._blocks],
+        }
+
+    def _widen(self) -> None:
+        self._width *= 2
+        for values, merge in (
+            (self._prompt_tokens, sum),
+            (self._output_tokens, sum),
+            (self._live, max),
+            (self._blocks, max),
+        ):
+            values[:] = array("d", [merge(values[i : i + 2]) for i in range(0, len(values), 2)])

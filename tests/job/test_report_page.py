@@ -1,0 +1,119 @@
+"""The report as a page: whole, safe, and in need of nothing else."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from rosebatch.engine.stats import EngineStats
+from rosebatch.report import Tally, build_report, table, throughput_line, write_report
+from rosebatch.report_page import page
+
+ENGINE = {
+    "model": "<b>toy & co</b>",
+    "dtype": "float32",
+    "device": "cpu",
+    "sampler": "rosebatch",
+    "max_model_len": 100,
+    "max_sequence_len": 100,
+    "kv_cache_blocks": 32,
+    "toggles": {"prefix_cache": True},
+}
+VOID = {"meta", "link", "br", "line", "path", "rect"}
+
+
+class Outline(HTMLParser):
+    """Fails where tags do not nest, and gathers texts and attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.texts, self.attributes = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in {"meta"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.fixture
+def report(job):
+    """Of a run with some rows, one of which failed."""
+    lines = [{"prompt": f"row {i}", "max_tokens": 5 + i} for i in range(30)]
+    _, tally, engine = job.run([*lines, {}])
+    startup = {"import": 0.5, "load": 0.25, "first token": 0.1}
+    return build_report(tally, engine.stats, ENGINE, startup, 2.0)
+
+
+def outline(report):
+    text = page(report, throughput_line(report), table(report))
+    return text, Outline(text)
+
+
+def test_the_page_is_whole_and_says_what_the_table_says(report):
+    """Tags nest, all figures are there, and the four plots."""
+    text, found = outline(report)
+    for label, value in table(report):
+        assert label in found.texts
+        assert value in found.texts
+    assert throughput_line(report) in found.texts
+    assert found.tags.count("svg") == 5
+    plots = re.findall(r'aria-label="(.*?)"', text)
+    assert plots == [
+        *(f"{unit} over time" for unit in ("output tokens/s", "prompt tokens/s", "sequences", "% of the blocks")),
+        "where the time went",
+    ]
+
+
+def test_it_needs_nothing_else(report):
+    """No script, no font, no picture from elsewhere: it opens in ten years, and on a machine without a network."""
+    text, found = outline(report)
+    assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
+    assert not {"src", "href", "onload", "onclick"} & {name for name, _ in found.attributes}
+    assert "http" not in text.replace("http-equiv", "")
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_names_are_no_markup(report):
+    """A model's folder can be called anything."""
+    text, found = outline(report)
+    assert "<b>toy" not in text
+    assert any("<b>toy & co</b>" in line for line in found.texts)
+
+
+def test_a_run_without_results():
+    """Every row failed: no division by zero, no maximum of nothing."""
+    report = build_report(Tally(), EngineStats(), ENGINE, {}, 1.0)
+    _, found = outline(report)
+    assert found.texts.count("nothing was run") == 4
+
+
+def test_colours_for_light_and_dark(report):
+    """Each colour that is used is defined in both."""
+    text, _ = outline(report)
+    used = set(re.findall(r"var\(--([a-z]+)\)", text))
+    light, dark = (set(re.findall(r"--([a-z]+):", part)) for part in text.split("prefers-color-scheme: dark", 1))
+    assert used <= light
+    assert used <= dark
+
+
+def test_the_name_decides(report, tmp_path):
+    """A page or JSON, by the extension."""
+    write_report(report, tmp_path / "report.HTML")
+    write_report(report, tmp_path / "report.json")
+    assert (tmp_path / "report.HTML").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "report.json").read_text().startswith("{")
