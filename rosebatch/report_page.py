@@ -34,7 +34,7 @@ svg text { fill: var(--dim); font-size: 11px; font-family: inherit; font-variant
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 td, th { text-align: left; padding: 4px 12px 4px 0; border-top: 1px solid var(--line); vertical-align: top; }
 th { font-weight: normal; color: var(--dim); } tr:first-child > * { border-top: 0; }
-td.number { text-align: right; }
+td.number { text-align: right; white-space: nowrap; }
 """
 
 
@@ -78,7 +78,7 @@ def _tiles(report: Mapping[str, Any]) -> str:
         (f"{report['output_tokens_per_s']:,.0f}", "output tokens/s"),
         (f"{report['total_tokens_per_s']:,.0f}", "total tokens/s"),
         (f"{report['elapsed_s']:,.1f} s", "elapsed"),
-        (f"{report['cache_hit_rate']:.0%}", "of the prompts cached"),
+        (f"{report['cache_hit_rate']:.0%}", "of prompts cached"),
     ]
     inner = "".join(f'<div class="panel tile"><b>{value}</b><span>{label}</span></div>' for value, label in tiles)
     return f'<div class="tiles">{inner}</div>'
@@ -131,7 +131,7 @@ def _latencies(report: Mapping[str, Any]) -> str:
     kinds = {"to the first token": "ttft_s", "between tokens": "tpot_s", "to the last token": "e2e_s"}
     rows = []
     for label, name in kinds.items():
-        values = "".join(f'<td class="number">{value * 1000:,.1f} ms</td>' for value in report[name].values())
+        values = "".join(f'<td class="number">{_duration(value)}</td>' for value in report[name].values())
         rows.append(f"<tr><th>{label}</th>{values or '<td>-</td>'}</tr>")
     head = "<tr><th></th>" + "".join(f'<td class="number key">{name}</td>' for name in report["e2e_s"]) + "</tr>"
     return _panel("Latency of a row", f"<table>{head}{''.join(rows)}</table>")
@@ -175,6 +175,10 @@ def _round_up(value: float) -> float:
     while power > value:
         power /= 10
     return next(power * factor for factor in (1, 2, 4, 5, 8, 10) if power * factor >= value)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
 
 
 def _short(value: float) -> str:

@@ -15,7 +15,7 @@ def totals(line):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_tokens_add_up(seed):
-    """Short steps and long ones, for a second or a day: as many tokens as were counted, in a bounded number of samples."""
+    """Short steps and long ones, for a second or a day: all tokens are there, in a bounded number of samples."""
     rng = random.Random(seed)
     line, now, prompt, output = Timeline(), 0.0, 0, 0
     for _ in range(3000):

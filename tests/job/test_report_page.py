@@ -19,7 +19,6 @@ ENGINE = {
     "kv_cache_blocks": 32,
     "toggles": {"prefix_cache": True},
 }
-VOID = {"meta", "link", "br", "line", "path", "rect"}
 
 
 class Outline(HTMLParser):
