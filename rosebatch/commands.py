@@ -65,7 +65,14 @@ def run_generate(
         _require_all_good(reader, plan)
 
     def manifest(input_digest: str | None) -> dict[str, Any]:
-        return build_manifest(plan, input_digest, sampling=defaults, seed=seed, return_token_ids=return_token_ids)
+        return build_manifest(
+            plan,
+            input_digest,
+            input_format="openai" if reader.is_batch else "parquet" if reader.is_parquet else "jsonl",
+            sampling=defaults,
+            seed=seed,
+            return_token_ids=return_token_ids,
+        )
 
     resume = resume or force_resume
     results = open_output(

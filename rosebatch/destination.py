@@ -36,7 +36,7 @@ def open_output(
         resume: go on with the part file, where there is one.
         force: though it is of another run.
         token_ids: whether rows have ``token_ids``.
-        errors: a path for error rows; of an OpenAI batch they always have a file of their own.
+        errors: a path or URL for error rows; of an OpenAI batch they always have a file of their own.
 
     Raises:
         UserError: it cannot be written to, is of another run, or another process writes to it.
@@ -49,31 +49,39 @@ def open_output(
         return StreamOutput(sys.stdout.buffer, now())
     if resume and reader.source == "-":
         raise FlagError("--resume needs an input file: stdin cannot be compared with what the earlier run read")
-    # Of a file elsewhere, the part file stands in the working directory.
-    path = Path(target.rpartition("/")[2]) if is_url(target) else Path(target)
+    path = _local(target)
     if not path.name or (path.is_dir() and not is_url(target)):
         raise FlagError(f"{target}: is a folder, name a file for the results")
     to_parquet = is_parquet(target)
     if to_parquet and (reader.is_batch or errors is not None):
         raise FlagError(f"{path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
-    errors_path = Path(errors) if errors is not None else path.with_name(f"{path.stem}.errors.jsonl")
+    split = reader.is_batch or errors is not None
+    errors_target = errors or f"{target.removesuffix(path.suffix)}.errors.jsonl"
+    errors_path = _local(errors_target)
+    if split and errors_path == path:
+        raise FlagError(f"--errors {errors}: is the output file itself")
+    urls = {_local(each): each for each in (target, errors_target) if is_url(each)}
 
     def place(whole: Path, at: Path) -> None:
-        if at == path and is_url(target):
-            upload(whole, target)
+        if at in urls:
+            upload(whole, urls[at])
         else:
             whole.replace(at)
 
     digest = None if reader.source == "-" else reader.digest()
     part = _part_file(path.with_name(path.name + ".part"), manifest(digest), resume=resume, force=force)
     if not to_parquet:
-        split = reader.is_batch or errors is not None
         return FileOutput(part, path, write_jsonl, errors=errors_path if split else None, place=place)
 
     def write(path: Path, rows: Rows) -> None:
         write_parquet(path, lambda: _with_columns(reader, rows), token_ids=token_ids, columns=reader.columns)
 
     return FileOutput(part, path, write, None if reader.columns is None else RESULT_FIELDS, place=place)
+
+
+def _local(target: str) -> Path:
+    """Where a file is made: for one elsewhere, in the working directory."""
+    return Path(target.rpartition("/")[2]) if is_url(target) else Path(target)
 
 
 def _part_file(path: Path, manifest: dict[str, Any], *, resume: bool, force: bool) -> PartFile:

@@ -21,6 +21,7 @@ def build_manifest(
     plan: LaunchPlan,
     input_digest: str | None,
     *,
+    input_format: str,
     sampling: Mapping[str, Any],
     seed: int | None,
     return_token_ids: bool,
@@ -30,6 +31,7 @@ def build_manifest(
     Args:
         plan: model, device, dtype, switches.
         input_digest: SHA-256 of the input, None for a stream.
+        input_format: how it is read.
         sampling: the run's defaults, those that were given.
         seed: of the job.
         return_token_ids: whether rows have ``token_ids``.
@@ -38,6 +40,7 @@ def build_manifest(
         "format": FORMAT,
         "created": now(),
         "input": input_digest,
+        "input_format": input_format,
         "model": {"name": plan.source.name, "fingerprint": plan.source.fingerprint()},
         "load_format": plan.source.load_format,
         "dtype": str(plan.source.dtype).removeprefix("torch."),

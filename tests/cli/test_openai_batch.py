@@ -2,6 +2,7 @@
 
 import json
 
+import fsspec
 import openai.types
 import pytest
 
@@ -85,9 +86,22 @@ def test_errors_of_plain_rows(cli, model_folder, tmp_path):
     assert [row["id"] for row in read(tmp_path / "bad.jsonl")] == ["no prompt"]
 
 
-@pytest.mark.parametrize("flags", [["-o", "out.parquet"], ["--errors", "bad.jsonl"]])
+def test_to_another_file_system(cli, batch, model_folder, tmp_path, monkeypatch):
+    """Both files go there, and nothing stays here."""
+    monkeypatch.chdir(tmp_path)
+    root = f"memory://{tmp_path.name}"
+    assert cli("generate", batch, "-o", f"{root}/out.jsonl", "--model", model_folder, "--quiet").code == 3
+    for name, ids in (("out.jsonl", ["chat", "text"]), ("out.errors.jsonl", ["bad", "chat", None])):
+        with fsspec.open(f"{root}/{name}", "rb") as file:
+            assert [json.loads(line)["custom_id"] for line in file] == ids
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "flags", [["-o", "out.parquet"], ["--errors", "bad.jsonl"], ["-o", "out.jsonl", "--errors", "out.jsonl"]]
+)
 def test_impossible_outputs(cli, batch, model_folder, tmp_path, monkeypatch, flags):
-    """Answers have no columns; errors beside stdout would have no file to stand beside."""
+    """Answers have no columns; errors beside stdout have no file to stand beside, nor are they that file."""
     monkeypatch.chdir(tmp_path)
     result = cli("generate", batch, "--model", model_folder, "--quiet", *flags)
     assert result.code == 2

@@ -15,11 +15,12 @@ TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 def manifest():
     """Of a run with some options, as it is read back from a file."""
 
-    def make(input_digest="abc", sampling=(), seed=None, return_token_ids=False, **options):
+    def make(input_digest="abc", input_format="jsonl", sampling=(), seed=None, return_token_ids=False, **options):
         options = {"model": str(TOML), "load_format": "dummy", "device": "cpu", **options}
         values = build_manifest(
             plan_launch(LaunchOptions(**options)),
             input_digest,
+            input_format=input_format,
             sampling=dict(sampling),
             seed=seed,
             return_token_ids=return_token_ids,
@@ -38,6 +39,7 @@ def test_the_same_run_has_no_differences(manifest):
     ("changes", "difference"),
     [
         ({"input_digest": "def"}, "input was abc, is def"),
+        ({"input_format": "openai"}, "input_format was jsonl, is openai"),
         ({"sampling": {"temperature": 0.5}}, "sampling.temperature was nothing, is 0.5"),
         ({"seed": 1}, "seed was None, is 1"),
         ({"return_token_ids": True}, "return_token_ids was False, is True"),
