@@ -6,6 +6,7 @@ Reading and tokenizing happen on a thread of their own, a group of rows at a tim
 import queue
 import threading
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -65,7 +66,10 @@ def run_job(
     # Twice what runs at a time: there is always a next sequence, and memory does not grow with the file.
     window = 2 * engine.scheduler.max_num_seqs
     missing = (row for row in rows if row.index not in output)
-    prepared = _in_background(prepare(missing, tokenizer, seed, tally.host_seconds), check)
+    source = prepare(missing, tokenizer, seed, tally.host_seconds)
+    if engine.scheduler.prefix_cache:
+        source = _by_prefix(source, window)
+    prepared = _in_background(source, check)
     exhausted = False
     while not exhausted or engine.has_unfinished:
         # Always filled up before a step, never as far as the thread happens to be: a second run is the same run.
@@ -134,6 +138,25 @@ def prepare(
             if row.sampling.stop and tokenizer is None:
                 prompt = RowError("no_tokenizer", "stop strings need a model with a tokenizer")
             yield _request(row, prompt, seed)
+
+
+def _by_prefix(items: Iterator[Prepared], window: int) -> Iterator[Prepared]:
+    """A window of rows at a time, such with the same beginning one behind the other.
+
+    So its blocks are computed once and are still there for the next, however little the KV cache holds.
+    """
+    while group := list(islice(items, window)):
+        yield from (item for item in group if isinstance(item, FailedRow))
+        yield from sorted((item for item in group if isinstance(item, Request)), key=_prefix_order)
+
+
+def _prefix_order(request: Request) -> bytes:
+    """Bytes compare in no time; which order of tokens they stand for does not matter."""
+    try:
+        return array("q", request.prompt_token_ids).tobytes()
+    except OverflowError:
+        # No token ids of any model: the engine refuses them.
+        return b""
 
 
 def _token_ids(rows: Sequence[PromptRow], tokenizer: Tokenizer | None) -> list[Sequence[int] | RowError]:

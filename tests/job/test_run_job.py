@@ -379,3 +379,12 @@ def test_defaults_of_the_run_reach_the_engine(job):
     """Flags hold where a line is silent, and only there."""
     rows, _, _ = job.run([{"prompt": "x"}, {"prompt": "x", "max_tokens": 2}], defaults={"max_tokens": 5})
     assert [row["usage"]["completion_tokens"] for row in rows] == [5, 2]
+
+
+def test_shared_prefixes_are_computed_once(job, fake_model):
+    """Four long beginnings in turn, and a KV cache for hardly more than one: by the next row it would be gone."""
+    beginnings = [chr(ord("a") + i) * 40 for i in range(4)]
+    lines = [{"prompt": f"{beginnings[i % 4]}{i:02}", "max_tokens": 2} for i in range(32)]
+    rows, tally, _ = job.run(lines, seqs=16, blocks=30, block_size=4, budget=44)
+    assert [row["text"] for row in rows] == [fake_model().complete(line["prompt"], 2) for line in lines]
+    assert tally.cached_tokens >= 28 * 40
