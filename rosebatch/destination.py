@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rosebatch.errors import FlagError
-from rosebatch.io.files import is_parquet, is_url, upload
+from rosebatch.io.files import file_name, is_parquet, is_url, upload
 from rosebatch.io.output import FileOutput, Output, Rows, StreamOutput, write_jsonl
 from rosebatch.io.parquet import write_parquet
 from rosebatch.io.part_file import PartFile
@@ -56,7 +56,7 @@ def open_output(
     if to_parquet and (reader.is_batch or errors is not None):
         raise FlagError(f"{path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
     split = reader.is_batch or errors is not None
-    errors_target = errors or f"{target.removesuffix(path.suffix)}.errors.jsonl"
+    errors_target = errors or _beside(target, f"{path.stem}.errors.jsonl")
     errors_path = _local(errors_target)
     if split and errors_path == path:
         raise FlagError(f"--errors {errors}: is the output file itself")
@@ -81,7 +81,14 @@ def open_output(
 
 def _local(target: str) -> Path:
     """Where a file is made: for one elsewhere, in the working directory."""
-    return Path(target.rpartition("/")[2]) if is_url(target) else Path(target)
+    return Path(file_name(target)) if is_url(target) else Path(target)
+
+
+def _beside(target: str, name: str) -> str:
+    """A file in the same folder; a query signs one file alone, so beside such a URL there is only here."""
+    if is_url(target) and "?" not in target:
+        return f"{target.rpartition('/')[0]}/{name}"
+    return name if is_url(target) else str(Path(target).with_name(name))
 
 
 def _part_file(path: Path, manifest: dict[str, Any], *, resume: bool, force: bool) -> PartFile:

@@ -18,9 +18,14 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
+def file_name(path: str) -> str:
+    """The last part of a path or URL, without a query such as that of a presigned URL."""
+    return (path.partition("?")[0] if is_url(path) else path).rpartition("/")[2]
+
+
 def is_parquet(path: str) -> bool:
     """By the extension."""
-    return path.lower().endswith(PARQUET_SUFFIXES)
+    return file_name(path).lower().endswith(PARQUET_SUFFIXES)
 
 
 def find_files(source: str) -> list[str]:
@@ -72,7 +77,9 @@ def upload(path: Path, url: str) -> None:
         OSError: it cannot be written there.
     """
     file_system, inside = _remote(url)
-    file_system.put_file(str(path), inside)
+    # What presigned URLs are for.
+    options = {"method": "put"} if url.startswith(("http://", "https://")) else {}
+    file_system.put_file(str(path), inside, **options)
     path.unlink()
 
 
@@ -104,9 +111,11 @@ def _find_local(source: str) -> list[str] | None:
 def _find_remote(source: str) -> list[str] | None:
     file_system, inside = _remote(source)
     try:
-        if any(mark in inside for mark in _WILD):
+        if any(mark in source.partition("?")[0] for mark in _WILD):
             # As a shell's, which does not find what is hidden.
             found = [each for each in file_system.glob(inside) if not each.rpartition("/")[2].startswith(".")]
+        elif file_name(source).lower().endswith(_SUFFIXES) and file_system.exists(inside):
+            return None
         elif file_system.isdir(inside):
             found = [each for each in file_system.ls(inside, detail=False) if _wanted(each.rpartition("/")[2])]
         elif file_system.exists(inside):

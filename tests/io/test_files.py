@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.errors import UserError
-from rosebatch.io.files import digest, find_files, open_file, upload
+from rosebatch.io.files import digest, file_name, find_files, is_parquet, open_file, upload
 from rosebatch.io.reader import PromptReader
 
 
@@ -103,6 +103,21 @@ def test_urls_that_name_nothing(url):
     """Also of a file system that nobody has installed."""
     with pytest.raises(UserError, match=url):
         PromptReader(url, {})
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "parquet"),
+    [
+        ("a/b.jsonl", "b.jsonl", False),
+        ("b.PARQUET", "b.PARQUET", True),
+        ("s3://bucket/a/b.pq", "b.pq", True),
+        ("https://host/a/b.parquet?Signature=a/b.jsonl&Expires=1", "b.parquet", True),
+        ("what?.jsonl", "what?.jsonl", False),
+    ],
+)
+def test_the_name_of_a_file(path, name, parquet):
+    """A presigned URL has a query behind it, a local file may have a question mark in it."""
+    assert (file_name(path), is_parquet(path)) == (name, parquet)
 
 
 def test_a_digest_is_of_contents_and_order(tmp_path, folder):
