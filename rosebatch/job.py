@@ -134,10 +134,7 @@ def prepare(
             if isinstance(row, FailedRow):
                 yield row
                 continue
-            prompt = next(prompts)
-            if row.sampling.stop and tokenizer is None:
-                prompt = RowError("no_tokenizer", "stop strings need a model with a tokenizer")
-            yield _request(row, prompt, seed)
+            yield _request(row, next(prompts), tokenizer, seed)
 
 
 def _by_prefix(items: Iterator[Prepared], window: int) -> Iterator[Prepared]:
@@ -169,22 +166,33 @@ def _token_ids(rows: Sequence[PromptRow], tokenizer: Tokenizer | None) -> list[S
         ids = {row.index: refusal for row in [*texts, *chats]}
     else:
         ids |= zip((r.index for r in texts), tokenizer.encode([r.prompt or "" for r in texts]), strict=True)
-        ids |= zip((r.index for r in chats), tokenizer.encode_chats([r.messages or [] for r in chats]), strict=True)
+        encoded = tokenizer.encode_chats([r.messages or [] for r in chats], [r.options.template for r in chats])
+        ids |= zip((r.index for r in chats), encoded, strict=True)
     return [ids[row.index] if row.prompt_token_ids is None else row.prompt_token_ids for row in rows]
 
 
-def _request(row: PromptRow, prompt: Sequence[int] | RowError, seed: int | None) -> Prepared:
+def _request(
+    row: PromptRow, prompt: Sequence[int] | RowError, tokenizer: Tokenizer | None, seed: int | None
+) -> Prepared:
+    sampling, options = row.sampling, row.options
+    if tokenizer is None and (sampling.stop or options.echo):
+        prompt = RowError("no_tokenizer", "stop strings and echo need a model with a tokenizer")
     if isinstance(prompt, RowError):
         return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=prompt)
-    sampling = row.sampling
+    prompt = tuple(prompt[-options.truncate_prompt_tokens :])
     if not row.has_seed:
         sampling = replace(sampling, seed=row_seed(seed, row.index, row.id, prompt))
+    echo = ""
+    if options.echo and tokenizer is not None:
+        whole = row.prompt is not None and not options.truncate_prompt_tokens
+        echo = row.prompt if whole and row.prompt else tokenizer.decode(prompt)
     return Request(
         index=row.index,
-        prompt_token_ids=tuple(prompt),
+        prompt_token_ids=prompt,
         sampling=sampling,
         metadata=row.metadata,
         where=row.where,
+        echo=echo,
     )
 
 
@@ -196,6 +204,7 @@ def _answer(completion: Completion, tokenizer: Tokenizer | None, return_token_id
         text = cut_at_stop(whole, request.sampling.stop)
         # A stop string in the last characters of a completion that reached its length: only the whole text shows it.
         finish_reason = "stop" if len(text) < len(whole) else finish_reason
+        text = request.echo + text
     return Answer(
         index=request.index,
         metadata=request.metadata,

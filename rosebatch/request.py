@@ -69,6 +69,7 @@ class Request:
         prompt_token_ids: at least one token.
         metadata: the input line's other fields, carried through untouched.
         where: the line it came from, for messages to people.
+        echo: what the completion's text is to begin with.
     """
 
     index: int
@@ -76,6 +77,7 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""
+    echo: str = ""
 
 
 class StopMatcher(Protocol):

@@ -1,7 +1,7 @@
 """Text to token ids and back: batched encoding, chat templates, incremental detokenizing, stop strings."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +72,20 @@ class Tokenizer:
         """
         return self._encode(texts, add_special_tokens=True)
 
-    def encode_chats(self, chats: Sequence[list[dict[str, Any]]]) -> list[list[int] | RowError]:
+    def encode_chats(
+        self, chats: Sequence[list[dict[str, Any]]], options: Sequence[Mapping[str, Any]] = ()
+    ) -> list[list[int] | RowError]:
         """Token ids of each conversation through the chat template, up to where the assistant's answer begins.
 
-        A conversation that the template refuses yields its RowError.
+        Args:
+            chats: messages of each.
+            options: for each, what the template is given beside them.
+
+        Returns:
+            for each, token ids, or a RowError where the template refuses it.
         """
-        rendered = [self._render(messages) for messages in chats]
+        options = options or [{}] * len(chats)
+        rendered = [self._render(messages, given) for messages, given in zip(chats, options, strict=True)]
         texts = [text for text in rendered if isinstance(text, str)]
         encoded = iter(self._encode(texts, add_special_tokens=False))
         return [next(encoded) if isinstance(text, str) else text for text in rendered]
@@ -95,7 +103,7 @@ class Tokenizer:
             return [RowError("invalid_prompt", f"the prompt is not valid Unicode text ({error})")]
         return [encoding.ids for encoding in encodings]
 
-    def _render(self, messages: list[dict[str, Any]]) -> str | RowError:
+    def _render(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str | RowError:
         if self.chat_template is None:
             return RowError("no_chat_template", "the model has no chat template: give prompt instead of messages")
         # Not at the top of the file: it takes 0.4 s, and a file of plain prompts does not need it.
@@ -104,10 +112,10 @@ class Tokenizer:
 
         try:
             rendered, _ = render_jinja_template(
-                conversations=[messages],
+                # To find the end of a message that is to be continued, it writes a mark into it.
+                conversations=[[dict(message) for message in messages]],
                 chat_template=self.chat_template,
-                add_generation_prompt=True,
-                **self.special_tokens,
+                **{"add_generation_prompt": True, **self.special_tokens, **options},
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             return RowError("invalid_messages", f"the chat template refuses the messages: {error}")

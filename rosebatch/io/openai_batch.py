@@ -19,6 +19,7 @@ from rosebatch.io.rows import (
     Message,
     PromptRow,
     plain_message,
+    prompt_options,
     require_supported,
     sampling_params,
 )
@@ -39,11 +40,7 @@ _WITHOUT_EFFECT = {
     "user",
 }
 _NEUTRAL: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
-    "add_generation_prompt": (True,),
     "best_of": (1,),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
@@ -51,7 +48,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "truncate_prompt_tokens": (),
 }
 
 
@@ -78,6 +74,11 @@ class _Body(msgspec.Struct):
     stop: str | tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    truncate_prompt_tokens: int | None = None
+    echo: bool | None = None
 
 
 def is_request(values: object) -> bool:
@@ -119,6 +120,7 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
             sampling=sampling_params({**_DEFAULTS, **defaults, **own}),
             has_seed=body.seed is not None,
             id=line.custom_id,
+            options=prompt_options(body, chat=url == _CHAT),
             prompt=text,
             messages=_messages(line.body, body) if url == _CHAT else None,
             prompt_token_ids=token_ids,

@@ -1,13 +1,38 @@
 """One line of the input -> a checked row, or an error that costs this line only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
 from rosebatch.errors import RowError
 from rosebatch.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """What is done with a row's prompt, by the names that other servers use.
+
+    Attributes:
+        add_generation_prompt: of a chat, whether the template opens the assistant's answer.
+        continue_final_message: of a chat, whether the answer goes on where its last message ends.
+        chat_template_kwargs: of a chat, further variables of the template.
+        truncate_prompt_tokens: only the last tokens are kept, so many; 0 for all.
+        echo: of a text or token ids, whether the result's text begins with the prompt.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    truncate_prompt_tokens: int = 0
+    echo: bool = False
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """Keyword arguments of a chat template."""
+        own = {name: getattr(self, name) for name in ("add_generation_prompt", "continue_final_message")}
+        return {**self.chat_template_kwargs, **own}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +46,7 @@ class PromptRow:
         sampling: the run's defaults overlaid with the line's own fields.
         has_seed: whether the line brings its own seed.
         id: unique in the file where it is given.
+        options: what is done with the prompt.
     """
 
     index: int
@@ -29,6 +55,7 @@ class PromptRow:
     sampling: SamplingParams
     has_seed: bool
     id: str | int | None = None
+    options: PromptOptions = PromptOptions()
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
@@ -118,6 +145,11 @@ class _Fields(msgspec.Struct):
     stop: str | tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    truncate_prompt_tokens: int | None = None
+    echo: bool | None = None
 
 
 # The fields of a result: an input field of such a name is not carried through.
@@ -135,6 +167,8 @@ _SAMPLING_FIELDS = (
     "stop_token_ids",
     "ignore_eos",
 )
+_CHAT_OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+_OPTION_FIELDS = (*_CHAT_OPTIONS, "truncate_prompt_tokens", "echo")
 # Sampling fields of the field's other tools, with the values that change nothing: any other would be ignored
 # silently, so it is an error.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -169,7 +203,7 @@ def parse_row(
         return FailedRow(index=index, where=where, metadata={}, error=error)
     dropped = set(RESULT_FIELDS)
     if not keep_prompt:
-        dropped.update(_PROMPT_FIELDS, _SAMPLING_FIELDS, UNSUPPORTED)
+        dropped.update(_PROMPT_FIELDS, _SAMPLING_FIELDS, _OPTION_FIELDS, UNSUPPORTED)
     metadata = {name: value for name, value in values.items() if name not in dropped}
     try:
         fields = _check(values)
@@ -181,6 +215,7 @@ def parse_row(
             sampling=sampling_params({**defaults, **own}),
             has_seed="seed" in own,
             id=fields.id,
+            options=prompt_options(fields, chat=fields.messages is not None),
             prompt=fields.prompt,
             messages=None if fields.messages is None else [plain_message(m) for m in values["messages"]],
             prompt_token_ids=fields.prompt_token_ids,
@@ -204,6 +239,29 @@ def sampling_params(fields: Mapping[str, Any]) -> SamplingParams:
         return SamplingParams(**values)
     except ValueError as error:
         raise RowError("invalid_sampling", str(error)) from None
+
+
+def prompt_options(fields: Any, *, chat: bool) -> PromptOptions:
+    """The options among a line's fields.
+
+    Args:
+        fields: has them as attributes, None where they were not given.
+        chat: whether the prompt is one.
+
+    Raises:
+        RowError: they do not go together, or not with the prompt.
+    """
+    given = {name: value for name in _OPTION_FIELDS if (value := getattr(fields, name)) is not None}
+    for name in ("echo",) if chat else _CHAT_OPTIONS:
+        if given.get(name):
+            raise RowError("invalid_field", f"{name} {'has no meaning for' if chat else 'needs'} messages")
+    if given.get("continue_final_message"):
+        if given.get("add_generation_prompt"):
+            raise RowError("invalid_field", "add_generation_prompt and continue_final_message exclude each other")
+        given["add_generation_prompt"] = False
+    if given.get("truncate_prompt_tokens", 1) < 1:
+        raise RowError("invalid_field", "truncate_prompt_tokens must be >= 1")
+    return PromptOptions(**given)
 
 
 def require_supported(values: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rosebatch.errors import RowError
 from rosebatch.io.openai_batch import BatchShape, is_request, parse_request
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import Answer, FailedRow, PromptRow
+from rosebatch.io.rows import Answer, FailedRow, PromptOptions, PromptRow
 from rosebatch.request import SamplingParams
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -96,6 +96,13 @@ def test_without_method_and_url():
         assert parse(short).metadata == {"custom_id": "a", "url": url}
 
 
+def test_options_of_the_prompt():
+    """Those of a chat's template, and those of a text."""
+    options = {"add_generation_prompt": False, "chat_template_kwargs": {"a": 1}, "truncate_prompt_tokens": 5}
+    assert parse(chat(**options)).options == PromptOptions(**options)
+    assert parse(text(echo=True)).options == PromptOptions(echo=True)
+
+
 def test_fields_without_effect():
     """Accounting and routing of a hosted service, and features that are explicitly off."""
     body = {
@@ -138,7 +145,8 @@ def test_fields_without_effect():
         (text([1, "b"]), "invalid_field", "token ids"),
         (text([True]), "invalid_field", "token ids"),
         (text(logprobs=0), "unsupported_field", "logprobs"),
-        (text(echo=True), "unsupported_field", "echo"),
+        (chat(echo=True), "invalid_field", "echo"),
+        (text(suffix="x"), "unsupported_field", "suffix"),
     ],
 )
 def test_refused(values, code, message):

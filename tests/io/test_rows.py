@@ -2,7 +2,7 @@
 
 import pytest
 
-from rosebatch.io.rows import RESULT_FIELDS, FailedRow, PromptRow, sampling_params
+from rosebatch.io.rows import RESULT_FIELDS, FailedRow, PromptOptions, PromptRow, sampling_params
 from rosebatch.request import SamplingParams
 
 
@@ -237,3 +237,44 @@ def test_message_parts_that_are_not_text(parse, part):
 def test_token_ids_are_a_tuple(parse):
     """Requests are hashable values; ids out of range are the engine's to refuse."""
     assert parse({"prompt_token_ids": [0, 5, -1]}).prompt_token_ids == (0, 5, -1)
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({**CHAT}, {}),
+        ({**CHAT, "continue_final_message": True}, {"continue_final_message": True, "add_generation_prompt": False}),
+        (
+            {**CHAT, "chat_template_kwargs": {"enable_thinking": False}},
+            {"chat_template_kwargs": {"enable_thinking": False}},
+        ),
+        ({"prompt": "a", "truncate_prompt_tokens": 3, "echo": True}, {"truncate_prompt_tokens": 3, "echo": True}),
+        ({"prompt_token_ids": [1], "echo": False}, {}),
+    ],
+)
+def test_options_of_the_prompt(parse, values, expected):
+    """Understood, and not carried through to the result."""
+    row = parse(values)
+    assert row.options == PromptOptions(**expected)
+    assert row.metadata == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({**CHAT, "echo": True}, "echo has no meaning for messages"),
+        ({"prompt": "a", "continue_final_message": True}, "continue_final_message needs messages"),
+        ({"prompt": "a", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs needs messages"),
+        ({**CHAT, "continue_final_message": True, "add_generation_prompt": True}, "exclude each other"),
+        ({"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens must be >= 1"),
+        ({**CHAT, "chat_template_kwargs": []}, "chat_template_kwargs"),
+    ],
+)
+def test_options_that_do_not_go_together(parse, values, message):
+    """Truncation and the like are never ignored silently."""
+    row = parse(values)
+    assert row.error.code == "invalid_field"
+    assert message in row.error.message

@@ -388,3 +388,39 @@ def test_shared_prefixes_are_computed_once(job, fake_model):
     rows, tally, _ = job.run(lines, seqs=16, blocks=30, block_size=4, budget=44)
     assert [row["text"] for row in rows] == [fake_model().complete(line["prompt"], 2) for line in lines]
     assert tally.cached_tokens >= 28 * 40
+
+
+def test_truncated_prompts(job, fake_model):
+    """The end of the prompt decides what follows; a prompt that is short enough is left alone."""
+    rows, _, _ = job.run(
+        [{"prompt": "x" * 200 + "the end", "truncate_prompt_tokens": n, "max_tokens": 4} for n in (7, 3)]
+        + [{"prompt": "short", "truncate_prompt_tokens": 100, "max_tokens": 4}],
+        max_model_len=50,
+    )
+    prompts = ["the end", "end", "short"]
+    assert [row["text"] for row in rows] == [fake_model().complete(prompt, 4) for prompt in prompts]
+    assert [row["usage"]["prompt_tokens"] for row in rows] == [7, 3, 5]
+
+
+def test_echo(job, fake_model):
+    """The prompt as it was given, or what is left of it, before the completion; stop strings do not look at it."""
+    lines = [
+        {"prompt": "stop here", "echo": True, "stop": "stop"},
+        {"prompt_token_ids": list(b"ids"), "echo": True},
+        {"prompt": "the end", "echo": True, "truncate_prompt_tokens": 3},
+    ]
+    rows, _, _ = job.run([{**line, "max_tokens": 4} for line in lines])
+    prompts = ["stop here", "ids", "end"]
+    assert [row["text"] for row in rows] == [prompt + fake_model().complete(prompt, 4) for prompt in prompts]
+    rows, _, _ = job.run([{"prompt_token_ids": [1], "echo": True}], without_tokenizer=True)
+    assert rows[0]["error"]["code"] == "no_tokenizer"
+
+
+def test_a_chat_that_goes_on(job, fake_model):
+    """The answer begins where the last message ends."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+    (row,), _, _ = job.run([{"messages": messages, "continue_final_message": True, "max_tokens": 3}])
+    prompt = [*b"u:hi", 256, *b"a:Well, "]
+    (expected,), _, _ = job.run([{"prompt_token_ids": prompt, "max_tokens": 3}])
+    assert row["text"] == expected["text"]
+    assert row["usage"]["prompt_tokens"] == len(prompt)

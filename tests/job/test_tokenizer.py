@@ -140,3 +140,31 @@ def test_a_broken_tokenizer_of_an_older_format(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(b"garbage")
     with pytest.raises(UserError, match="unreadable tokenizer"):
         Tokenizer.load(tmp_path)
+
+
+def test_variables_of_the_template(make_backend):
+    """Such as enable_thinking of Qwen3; beside the special tokens, and over the default of the generation prompt."""
+    template = "{{ eos_token }}{{ style }}{% for m in messages %}{{ m.content }}{% endfor %}{{ add_generation_prompt }}"
+    tokenizer = Tokenizer(make_backend(), template, {"eos_token": "!"})
+    chat = [{"role": "user", "content": "hi"}]
+    options = [{}, {"style": "brief "}, {"add_generation_prompt": False}]
+    encoded = tokenizer.encode_chats([chat] * 3, options)
+    assert [tokenizer.decode(ids) for ids in encoded] == ["!hiTrue", "!brief hiTrue", "!hiFalse"]
+
+
+def test_going_on_with_the_last_message(tokenizer):
+    """Nothing stands behind it, and the row's own messages are not changed on the way."""
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+    before = [dict(message) for message in chat]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    (ids,) = tokenizer.encode_chats([chat], [options])
+    assert ids == [*b"u:hi", 256, *b"a:Well, "]
+    assert chat == before
+
+
+@pytest.mark.parametrize("options", [{"messages": []}, {"chat_template": "x"}, {"conversations": []}])
+def test_variables_that_cannot_be_given(tokenizer, options):
+    """Names that the renderer itself uses: the row's error, not a crash, and not another template."""
+    (found,) = tokenizer.encode_chats([[{"role": "user", "content": "hi"}]], [options])
+    assert isinstance(found, RowError)
+    assert found.code == "invalid_messages"
