@@ -226,9 +226,12 @@ def _open(path: Path) -> int:
         raise UserError(f"{path}: {error.strerror}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(descriptor)
         raise UserError(f"{path}: another run is writing to it") from None
+    except OSError:
+        # A file system that knows no locks.
+        pass
     return descriptor
 
 

@@ -1,5 +1,6 @@
 """The file that outlives the process: whatever a crash leaves of it, what was written before is there."""
 
+import errno
 import json
 import os
 import random
@@ -129,6 +130,17 @@ def test_one_process_at_a_time(path):
         with pytest.raises(UserError, match="another run is writing to it"):
             open_again(path)
     first.close()
+    assert PartFile.reopen(path).num_rows == 1
+
+
+def test_a_file_system_without_locks(path, monkeypatch):
+    """As some network ones: a run there is better than none."""
+
+    def no_locks(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("rosebatch.io.part_file.fcntl.flock", no_locks)
+    write(path, [(0, False)])
     assert PartFile.reopen(path).num_rows == 1
 
 
