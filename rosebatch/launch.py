@@ -32,12 +32,13 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What was decided, before anything is loaded."""
+    """What was decided before anything is loaded, and the seconds that it took: converting a GGUF file is in them."""
 
     options: LaunchOptions
     device: torch.device
     toggles: Toggles
     source: ModelSource
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,11 @@ def plan_launch(options: LaunchOptions) -> LaunchPlan:
     Raises:
         UserError: as ``launch``.
     """
+    started = time.perf_counter()
     device = pick_device(options.device)
     toggles = resolve_switches(options, device.type)
-    return LaunchPlan(options, device, toggles, find_model(options.model, options.load_format, options.dtype, device))
+    source = find_model(options.model, options.load_format, options.dtype, device)
+    return LaunchPlan(options, device, toggles, source, time.perf_counter() - started)
 
 
 def carry_out(plan: LaunchPlan) -> Launched:
@@ -101,7 +104,7 @@ def carry_out(plan: LaunchPlan) -> Launched:
         "kv_cache_bytes": loaded.kv_cache_bytes,
         "toggles": asdict(toggles),
     }
-    return Launched(loaded.engine, tokenizer, description, time.perf_counter() - started)
+    return Launched(loaded.engine, tokenizer, description, plan.seconds + time.perf_counter() - started)
 
 
 def resolve_switches(options: LaunchOptions, device: str) -> Toggles:
