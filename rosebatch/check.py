@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rosebatch.bench.floor import Rates, find_floor, weight_bytes
 from rosebatch.engine.engine import require_servable
-from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.engine.kv_cache import bytes_for_longest
 from rosebatch.errors import RowError
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow
@@ -77,18 +77,16 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
     for name, lens in (("prompt", checked.prompt_lens), ("output", checked.output_lens)):
         most = "at most " if name == "output" else ""
         ordered = sorted(lens)
-        middle, late = (ordered[(len(ordered) - 1) * share // 100] for share in (50, 90))
+        middle, late = (ordered[-(-good * rank // 100) - 1] for rank in (50, 90))
         spread = f"{ordered[0]} to {ordered[-1]} a row, median {middle}, p90 {late}"
         lines.append((f"{name} tokens", f"{most}{sum(lens)} ({spread})"))
     lines += [(f"prompts of {label} tokens", bar) for label, bar in _histogram(checked.prompt_lens)]
-    totals = sorted(map(sum, zip(checked.prompt_lens, checked.output_lens, strict=True)), reverse=True)
-    block = bytes_per_block(config, block_size, plan.source.dtype)
-    cache = sum(-(-total // block_size) + 1 for total in totals[:seats]) * block
+    totals = map(sum, zip(checked.prompt_lens, checked.output_lens, strict=True))
+    cache = bytes_for_longest(config, block_size, plan.source.dtype, totals, seats)
     lines.append(("weights", _gib(weight_bytes(config, itemsize))))
     lines.append(("KV cache", f"at most {_gib(cache)} for the {min(seats, good)} longest rows at once; less is enough"))
     floor = find_floor(config, itemsize, checked.prompt_lens, checked.output_lens, max_num_seqs=seats, rates=rates)
-    least = find_floor(config, itemsize, checked.prompt_lens, [1] * good, max_num_seqs=seats, rates=rates)
-    span = f"{least.seconds:.1f} s to {floor.seconds:.1f} s"
+    span = f"{floor.prefill_s:.1f} s to {floor.seconds:.1f} s"
     lines.append(("time", f"{span} at the best that this device can do, depending on where outputs end"))
     return lines
 

@@ -9,7 +9,7 @@ import torch
 from rosebatch.bench.floor import Floor, Rates, find_floor
 from rosebatch.bench.scenario import Scenario
 from rosebatch.bench.workload import Workload, make_workload
-from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.engine.kv_cache import bytes_for_longest
 from rosebatch.launch import LaunchOptions
 from rosebatch.model.source import ModelSource
 
@@ -60,11 +60,9 @@ class Case:
 
 def needed_kv_memory(case: Case) -> int:
     """Bytes of a KV cache in which the longest ``max_num_seqs`` sequences fit whole, with a block to spare for each."""
-    config, workload = case.source.config, case.workload()
-    totals = sorted(map(sum, zip(workload.prompt_lens, workload.output_lens, strict=True)), reverse=True)
-    block = max(case.options.limits.block_size, _BLOCK)
-    blocks = sum(-(-total // block) + 1 for total in totals[: case.scenario.max_num_seqs])
-    return blocks * bytes_per_block(config, block, case.source.dtype)
+    workload, block = case.workload(), max(case.options.limits.block_size, _BLOCK)
+    totals = map(sum, zip(workload.prompt_lens, workload.output_lens, strict=True))
+    return bytes_for_longest(case.source.config, block, case.source.dtype, totals, case.scenario.max_num_seqs)
 
 
 def release_memory() -> None:

@@ -1,7 +1,8 @@
 """The tensor that holds every layer's K and V, in blocks, and how large it is."""
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +15,14 @@ from rosebatch.ops import Ops
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block across all layers, K and V."""
     return 2 * config.num_layers * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
+
+
+def bytes_for_longest(
+    config: ModelConfig, block_size: int, dtype: torch.dtype, lengths: Iterable[int], most: int
+) -> int:
+    """Bytes of a cache in which the ``most`` longest sequences fit whole, with a block to spare for each."""
+    blocks = sum(-(-length // block_size) + 1 for length in heapq.nlargest(most, lengths))
+    return blocks * bytes_per_block(config, block_size, dtype)
 
 
 class KVCache:

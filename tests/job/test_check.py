@@ -67,8 +67,8 @@ def test_the_summary(check, plan):
     block = 2 * config.num_layers * config.num_kv_heads * 16 * config.head_dim * 4
     rows = dict(summary(checked, plan, 16, RATES))
     assert rows["rows"] == "4 can be served, 1 cannot (1 missing_prompt)"
-    assert rows["prompt tokens"] == "64 (1 to 40 a row, median 3, p90 20)"
-    assert rows["output tokens"] == "at most 26 (2 to 12 a row, median 4, p90 8)"
+    assert rows["prompt tokens"] == "64 (1 to 40 a row, median 3, p90 40)"
+    assert rows["output tokens"] == "at most 26 (2 to 12 a row, median 4, p90 12)"
     assert rows["KV cache"].startswith(f"at most {((3 + 1) + (2 + 1)) * block / 2**30:.2f} GiB for the 2 longest rows")
     assert [rows[f"prompts of {name} tokens"] for name in ("1-1", "2-3", "4-7", "16-31", "32-63")] == [
         "1 " + "#" * 40,
