@@ -105,8 +105,7 @@ def run_generate(
     startup = {"import": imported - started, "load": launched.load_seconds}
     if stats.first_token_time is not None:
         startup["first token"] = stats.first_token_time - begun
-    report = build_report(tally, stats, launched.description, startup, time.perf_counter() - begun)
-    report["resumed"] = resumed
+    report = build_report(tally, stats, launched.description, startup, time.perf_counter() - begun, resumed)
     for path in report_paths:
         write_report(report, path)
     if not quiet:

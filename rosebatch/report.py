@@ -68,7 +68,12 @@ class Tally:
 
 
 def build_report(
-    tally: Tally, stats: EngineStats, description: dict[str, Any], startup: dict[str, float], seconds: float
+    tally: Tally,
+    stats: EngineStats,
+    description: dict[str, Any],
+    startup: dict[str, float],
+    seconds: float,
+    resumed: int = 0,
 ) -> dict[str, Any]:
     """The report as plain values.
 
@@ -78,6 +83,7 @@ def build_report(
         description: model, device, sampler, limits, toggles.
         startup: seconds of each part of the start-up, apart from generation.
         seconds: wall time of the job after start-up.
+        resumed: rows that an earlier run finished, which count nowhere else.
     """
     total = tally.prompt_tokens + tally.output_tokens
     rows = tally.completed + tally.failed
@@ -85,6 +91,7 @@ def build_report(
         "requests": rows,
         "completed": tally.completed,
         "failed": tally.failed,
+        "resumed": resumed,
         "errors": dict(tally.errors),
         "finish_reasons": dict(tally.finish_reasons),
         "prompt_tokens": tally.prompt_tokens,
@@ -161,8 +168,8 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
             ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in report["peak_memory_bytes"].items()),
         ),
     ]
-    if report.get("resumed"):
-        rows.insert(2, ("resumed", f"{report['resumed']} rows of an earlier run"))
+    if report["resumed"]:
+        rows.append(("resumed", f"{report['resumed']} rows of an earlier run"))
     if engine["max_sequence_len"] < engine["max_model_len"]:
         limits = f"{engine['max_sequence_len']} tokens, by the KV cache; the model allows {engine['max_model_len']}"
         rows.append(("longest sequence", limits))

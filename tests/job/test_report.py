@@ -15,6 +15,7 @@ FIELDS = {
     "requests",
     "completed",
     "failed",
+    "resumed",
     "errors",
     "finish_reasons",
     "prompt_tokens",
