@@ -16,8 +16,10 @@ from rosebatch.io.rows import (
     UNSUPPORTED,
     Answer,
     FailedRow,
-    Message,
     PromptRow,
+    RequestFields,
+    convert,
+    given_sampling,
     plain_message,
     prompt_options,
     require_supported,
@@ -27,7 +29,6 @@ from rosebatch.io.rows import (
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # As the API: not greedy, and as long as the model can go on.
 _DEFAULTS = {"temperature": 1.0, "max_tokens": 2**31 - 1}
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "stop_token_ids", "ignore_eos")
 # Fields without a meaning for a local run.
 _WITHOUT_EFFECT = {
     "metadata",
@@ -58,27 +59,10 @@ class _Line(msgspec.Struct):
     url: str | None = None
 
 
-class _Body(msgspec.Struct):
-    """The fields with a meaning, and their types."""
-
+class _Body(RequestFields):
     model: str | None = None
-    messages: list[Message] | None = None
     prompt: str | list[Any] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    seed: int | None = None
-    stop: str | tuple[str, ...] | None = None
-    stop_token_ids: tuple[int, ...] | None = None
-    ignore_eos: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    truncate_prompt_tokens: int | None = None
-    echo: bool | None = None
 
 
 def is_request(values: object) -> bool:
@@ -97,8 +81,8 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
     """
     metadata = {"custom_id": values.get("custom_id") if isinstance(values, dict) else None}
     try:
-        line = _convert(values, _Line)
-        body = _convert(line.body, _Body)
+        line = convert(values, _Line)
+        body = convert(line.body, _Body)
         url = line.url or (_COMPLETIONS if body.messages is None else _CHAT)
         if url not in (_CHAT, _COMPLETIONS):
             raise RowError("unsupported_url", f"url is {url}; served are {_CHAT} and {_COMPLETIONS}")
@@ -107,10 +91,11 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
             raise RowError("unknown_field", f"unknown in the body: {', '.join(sorted(unknown))}")
         # To completions, logprobs 0 is a request for those of the chosen tokens.
         require_supported(line.body, _NEUTRAL if url == _CHAT else {**_NEUTRAL, "logprobs": ()})
-        own = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+        own = given_sampling(body)
         if body.max_completion_tokens is not None:
             own["max_tokens"] = body.max_completion_tokens
         if body.seed is not None:
+            # The API's may be negative.
             own["seed"] = body.seed % 2**64
         text, token_ids = (None, None) if url == _CHAT else _prompt(body.prompt)
         return PromptRow(
@@ -176,13 +161,6 @@ class BatchShape:
 
 def _line(index: int, custom_id: Any, response: Any, error: Any) -> dict[str, Any]:
     return {"id": f"batch_req_{index}", "custom_id": custom_id, "response": response, "error": error}
-
-
-def _convert(values: object, kind: Any) -> Any:
-    try:
-        return msgspec.convert(values, kind)
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise RowError("invalid_field", str(error).replace("`$.", "`")) from None
 
 
 def _messages(values: Mapping[str, Any], body: _Body) -> list[dict[str, Any]]:

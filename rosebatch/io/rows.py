@@ -1,13 +1,15 @@
 """One line of the input -> a checked row, or an error that costs this line only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from rosebatch.errors import RowError
 from rosebatch.request import SamplingParams
+
+FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +131,9 @@ class Message(msgspec.Struct):
     content: str | list[dict[str, Any]] | None = None
 
 
-class _Fields(msgspec.Struct):
-    """The fields with a meaning, and their types; any other is carried through."""
+class SamplingFields(msgspec.Struct):
+    """How a completion is sampled, as users write it; None where nothing is said."""
 
-    id: str | int | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -145,6 +143,12 @@ class _Fields(msgspec.Struct):
     stop: str | tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool | None = None
+
+
+class RequestFields(SamplingFields):
+    """The fields with a meaning that all kinds of lines share, and their types."""
+
+    messages: list[Message] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -152,23 +156,20 @@ class _Fields(msgspec.Struct):
     echo: bool | None = None
 
 
+class _Fields(RequestFields):
+    """Those of our own lines; any other is carried through."""
+
+    id: str | int | None = None
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
 # The fields of a result: an input field of such a name is not carried through.
 RESULT_FIELDS = ("index", "text", "finish_reason", "usage", "token_ids", "error")
 
 _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
-_SAMPLING_FIELDS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "max_tokens",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-)
 _CHAT_OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
-_OPTION_FIELDS = (*_CHAT_OPTIONS, "truncate_prompt_tokens", "echo")
+_OPTION_FIELDS = tuple(option.name for option in fields(PromptOptions))
 # Sampling fields of the field's other tools, with the values that change nothing: any other would be ignored
 # silently, so it is an error.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -203,34 +204,39 @@ def parse_row(
         return FailedRow(index=index, where=where, metadata={}, error=error)
     dropped = set(RESULT_FIELDS)
     if not keep_prompt:
-        dropped.update(_PROMPT_FIELDS, _SAMPLING_FIELDS, _OPTION_FIELDS, UNSUPPORTED)
+        dropped.update(_PROMPT_FIELDS, SamplingFields.__struct_fields__, _OPTION_FIELDS, UNSUPPORTED)
     metadata = {name: value for name, value in values.items() if name not in dropped}
     try:
-        fields = _check(values)
-        own = {n: v for n in _SAMPLING_FIELDS if (v := getattr(fields, n)) is not None}
+        line = _check(values)
+        own = given_sampling(line)
         return PromptRow(
             index=index,
             where=where,
             metadata=metadata,
             sampling=sampling_params({**defaults, **own}),
             has_seed="seed" in own,
-            id=fields.id,
-            options=prompt_options(fields, chat=fields.messages is not None),
-            prompt=fields.prompt,
-            messages=None if fields.messages is None else [plain_message(m) for m in values["messages"]],
-            prompt_token_ids=fields.prompt_token_ids,
+            id=line.id,
+            options=prompt_options(line, chat=line.messages is not None),
+            prompt=line.prompt,
+            messages=None if line.messages is None else [plain_message(m) for m in values["messages"]],
+            prompt_token_ids=line.prompt_token_ids,
         )
     except RowError as error:
         return FailedRow(index=index, where=where, metadata=metadata, error=error)
 
 
-def sampling_params(fields: Mapping[str, Any]) -> SamplingParams:
+def given_sampling(line: SamplingFields) -> dict[str, Any]:
+    """The sampling fields that a line has."""
+    return {name: value for name in SamplingFields.__struct_fields__ if (value := getattr(line, name)) is not None}
+
+
+def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     """Sampling parameters from fields as users write them: one stop string or several, ``top_k`` -1 for all.
 
     Raises:
         RowError: a value is impossible.
     """
-    values = dict(fields)
+    values = dict(given)
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
     if values.get("top_k") == -1:
@@ -241,17 +247,17 @@ def sampling_params(fields: Mapping[str, Any]) -> SamplingParams:
         raise RowError("invalid_sampling", str(error)) from None
 
 
-def prompt_options(fields: Any, *, chat: bool) -> PromptOptions:
+def prompt_options(line: RequestFields, *, chat: bool) -> PromptOptions:
     """The options among a line's fields.
 
     Args:
-        fields: has them as attributes, None where they were not given.
+        line: None where a field was not given.
         chat: whether the prompt is one.
 
     Raises:
         RowError: they do not go together, or not with the prompt.
     """
-    given = {name: value for name in _OPTION_FIELDS if (value := getattr(fields, name)) is not None}
+    given = {name: value for name in _OPTION_FIELDS if (value := getattr(line, name)) is not None}
     for name in ("echo",) if chat else _CHAT_OPTIONS:
         if given.get(name):
             raise RowError("invalid_field", f"{name} {'has no meaning for' if chat else 'needs'} messages")
@@ -279,19 +285,28 @@ def require_supported(values: Mapping[str, Any], neutral: Mapping[str, tuple[Any
             raise RowError("unsupported_field", f"{name} is not supported yet")
 
 
-def _check(values: dict[str, Any]) -> _Fields:
+def convert(values: object, kind: type[FieldsT]) -> FieldsT:
+    """Values as the fields of a line.
+
+    Raises:
+        RowError: one has another type.
+    """
     try:
-        fields = msgspec.convert(values, _Fields)
+        return msgspec.convert(values, kind)
     except (msgspec.ValidationError, OverflowError) as error:
         raise RowError("invalid_field", str(error).replace("`$.", "`")) from None
+
+
+def _check(values: dict[str, Any]) -> _Fields:
+    line = convert(values, _Fields)
     require_supported(values, UNSUPPORTED)
-    given = [name for name in _PROMPT_FIELDS if getattr(fields, name) is not None]
+    given = [name for name in _PROMPT_FIELDS if getattr(line, name) is not None]
     if len(given) != 1:
         what = "none" if not given else " and ".join(given)
         raise RowError("missing_prompt", f"expected one of prompt, messages, prompt_token_ids; got {what}")
-    if not getattr(fields, given[0]):
+    if not getattr(line, given[0]):
         raise RowError("empty_prompt", f"{given[0]} is empty")
-    return fields
+    return line
 
 
 def plain_message(message: dict[str, Any]) -> dict[str, Any]:
