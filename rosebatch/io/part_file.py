@@ -21,12 +21,9 @@ from rosebatch.errors import FlagError, UserError
 # What a power cut can cost at most, in rows and in seconds. Rows that were handed to the system survive the process.
 _SYNC_ROWS = 1024
 _SYNC_SECONDS = 2.0
-
-
 # Rows whose places are known at a time.
 _WINDOW = 2**16
 _HEAD = re.compile(rb"\[(\d+),([01]),")
-_MANIFEST = msgspec.json.Decoder(dict[str, Any])
 
 
 class PartFile:
@@ -86,11 +83,8 @@ class PartFile:
             if first is None:
                 part.close()
                 return None
-            part.manifest = _MANIFEST.decode(first)
+            part.manifest = _decode(first, path)
             part._recover(len(first))
-        except msgspec.DecodeError:
-            part.close()
-            raise UserError(f"{path}: is no file of results; remove it or choose another output") from None
         except BaseException:
             part.close()
             raise
@@ -233,6 +227,13 @@ def _open(path: Path) -> int:
         # A file system that knows no locks.
         pass
     return descriptor
+
+
+def _decode(first: bytes, path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(first, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise UserError(f"{path}: is no file of results; remove it or choose another output") from None
 
 
 def _head(line: bytes) -> re.Match[bytes]:
