@@ -41,7 +41,6 @@ _WITHOUT_EFFECT = {
     "user",
 }
 _NEUTRAL: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
-    "best_of": (1,),
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
@@ -89,6 +88,9 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         unknown = set(line.body) - set(_Body.__struct_fields__) - set(_NEUTRAL) - _WITHOUT_EFFECT
         if unknown:
             raise RowError("unknown_field", f"unknown in the body: {', '.join(sorted(unknown))}")
+        other = "prompt" if url == _CHAT else "messages"
+        if getattr(body, other) is not None:
+            raise RowError("invalid_field", f"{other} has no meaning for {url}")
         # To completions, logprobs 0 is a request for those of the chosen tokens.
         require_supported(line.body, _NEUTRAL if url == _CHAT else {**_NEUTRAL, "logprobs": ()})
         own = given_sampling(body)

@@ -139,6 +139,8 @@ def test_fields_without_effect():
         (chat(tools=[{"type": "function"}]), "unsupported_field", "tools"),
         (chat(n=2), "unsupported_field", "n is"),
         (chat(temprature=1), "unknown_field", "temprature"),
+        (chat(prompt="hi"), "invalid_field", "prompt has no meaning"),
+        (text(messages=HELLO), "invalid_field", "messages has no meaning"),
         (text(""), "missing_prompt", "prompt"),
         (text(None), "missing_prompt", "prompt"),
         (text(["a", "b"]), "invalid_field", "list of one"),
