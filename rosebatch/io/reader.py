@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.errors import RowError, UserError
-from rosebatch.io.files import digest, find_files, is_parquet, open_file
+from rosebatch.io.files import digest, find_files, is_parquet, is_url, open_file
 from rosebatch.io.openai_batch import is_request, parse_request
 from rosebatch.io.rows import FailedRow, PromptRow, parse_row
 from rosebatch.io.seen_ids import SeenIds
@@ -66,11 +66,11 @@ class PromptReader:
         return self._input_format == "openai"
 
     def count(self) -> int | None:
-        """Rows in the input, None where that cannot be known beforehand."""
-        if self.source == "-":
-            return None
+        """Rows in the input, None where that cannot be known beforehand, or only by fetching it all once more."""
         if self.is_parquet:
             return self._num_rows
+        if self.source == "-" or is_url(self.source):
+            return None
         count = 0
         for path in self.paths:
             with self._open(path) as file:

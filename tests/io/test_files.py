@@ -43,7 +43,7 @@ def test_files_of_a_folder_in_the_order_of_their_names(folder, pattern):
     reader = PromptReader(folder + pattern, {})
     names = [path.rpartition("/")[2] for path in reader.paths]
     assert names == ["a.jsonl", "b.jsonl"]
-    assert reader.count() == 4
+    assert reader.count() == (None if "://" in folder else 4)
     a, b = reader.paths
     expected = [(0, f"{a} line 1", "a1"), (1, f"{a} line 3", "a2"), (2, f"{b} line 1", "b1"), (3, f"{b} line 3", "b2")]
     assert prompts(folder + pattern) == expected
