@@ -5,6 +5,8 @@ the products under the causal mask. The references read block ids on the host, s
 are not timed.
 """
 
+import random
+from collections.abc import Sequence
 from functools import partial
 from itertools import cycle
 
@@ -19,6 +21,8 @@ from rosebatch_kernels.timing import median_us, report
 
 _BATCHES = (32, 256)
 _CONTEXTS = (576, 1100)
+# Sequences of a batch in which each has a length of its own, between these two.
+_MIXED = ((250, 260, 1040), (160, 100, 1800))
 # Prompts and tokens of each.
 _PROMPTS = ((32, 512), (16, 1024), (4, 2048))
 _BLOCK_SIZE = 64
@@ -32,35 +36,39 @@ def main() -> None:
     for model in HEADS:
         for batch in _BATCHES:
             for context in _CONTEXTS:
-                _decode(model, batch, context)
+                _decode(model, f"B={batch:<4} {context} tokens", [context] * batch)
+        for batch, low, high in _MIXED:
+            lengths = random.Random(0).choices(range(low, high + 1), k=batch)
+            _decode(model, f"B={batch:<4} {low}-{high} tokens", lengths)
     for model in HEADS:
         for sequences, length in _PROMPTS:
             _prefill(model, sequences, length)
 
 
-def _decode(model: str, batch: int, context: int) -> None:
-    """The last of ``context`` tokens: all others come from the cache."""
+def _decode(model: str, shape: str, lengths: Sequence[int]) -> None:
+    """The last token of each sequence: all others come from the cache."""
     heads, kv_heads, size, rotary, qk_norm = HEADS[model]
-    position = context - 1
-    tables = (randn(context, size), randn(context, size)) if rotary else None
+    batch, longest = len(lengths), max(lengths)
+    limits = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    tables = (randn(longest, size), randn(longest, size)) if rotary else None
     step = partial(
         decode,
-        block_table=_block_table(batch, context),
-        positions=torch.full((batch,), position, dtype=torch.int32, device="cuda"),
-        limits=torch.full((batch,), context, dtype=torch.int32, device="cuda"),
+        block_table=_block_table(batch, longest),
+        positions=limits - 1,
+        limits=limits,
         workspace=DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cuda")),
         num_heads=heads,
         scale=size**-0.5,
         rotary=tables,
         qk_norm=(randn(size), randn(size), 1e-6) if qk_norm else None,
     )
-    layers = [(randn(batch, (heads + 2 * kv_heads) * size), _cache(batch, context, model)) for _ in range(_TURNS)]
+    layers = [(randn(batch, (heads + 2 * kv_heads) * size), _cache(batch, longest, model)) for _ in range(_TURNS)]
     turns = cycle(layers)
     microseconds = median_us(lambda: step(*next(turns)))
     report(
-        f"{'decode':<8} {model:<13} B={batch:<4} {context} tokens",
+        f"{'decode':<8} {model:<13} {shape}",
         microseconds,
-        moved=2 * batch * position * kv_heads * size * _BYTES,
+        moved=2 * sum(length - 1 for length in lengths) * kv_heads * size * _BYTES,
     )
 
 
@@ -98,11 +106,13 @@ def _cache(sequences: int, length: int, model: str) -> Tensor:
 
 
 def _tiles(sequences: int, length: int) -> Tensor:
+    """The longest first, as the engine has them."""
     tiles = [
         (sequence, sequence * length + start, start, min(TILE_ROWS, length - start))
         for sequence in range(sequences)
         for start in range(0, length, TILE_ROWS)
     ]
+    tiles.sort(key=lambda tile: -tile[2])
     return torch.tensor(tiles, dtype=torch.int32, device="cuda")
 
 
