@@ -5,14 +5,35 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+
+MOST_LOGPROBS = 20
+MOST_SAMPLES = 1024
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What a completion has to match, as the user wrote it.
+
+    Attributes:
+        kind: of grammar.
+        source: a JSON schema as JSON, a regular expression, or the choices as a JSON list; empty for ``json_object``.
+    """
+
+    kind: GrammarKind
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the tokens of one completion are chosen and when it ends.
 
-    The filters apply in this order, each to what the one before left: temperature, top-k, top-p, min-p.
+    Logits are changed in this order: ``logit_bias``, ``repetition_penalty``, ``frequency_penalty`` and
+    ``presence_penalty``, ``min_tokens``, ``grammar``; then the filters apply, each to what the one before left:
+    temperature, top-k, top-p, min-p.
 
     Attributes:
         temperature: 0 is greedy.
@@ -24,6 +45,17 @@ class SamplingParams:
         stop: strings that end the completion; the text ends before the first of them.
         stop_token_ids: tokens that end the completion, beside the model's own end tokens.
         ignore_eos: go on past the model's end tokens.
+        n: completions of one prompt, each with random numbers of its own.
+        min_tokens: before so many are generated, no end token is, and stop strings do not count.
+        presence_penalty: taken off the logit of every token generated so far.
+        frequency_penalty: the same, times how often it was generated.
+        repetition_penalty: of every token of the prompt or generated so far, a positive logit is divided by this, a
+            negative one multiplied (source: Keskar et al. 2019, CTRL).
+        logit_bias: pairs of token id and what is added to its logit.
+        logprobs: report the log-probability of each token generated, and of so many likeliest ones in its place, by the
+            model's own logits, before any of the above; None for no report.
+        prompt_logprobs: the same of the prompt's tokens from the second on.
+        grammar: what the completion has to match.
 
     Raises:
         ValueError: a value outside its range, named in the message.
@@ -38,6 +70,15 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    n: int = 1
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
         _require(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", ">= 0", self.temperature)
@@ -48,11 +89,32 @@ class SamplingParams:
         _require(0 <= self.seed < 2**64, "seed", "in [0, 2^64)", self.seed)
         _require(all(self.stop), "stop", "made of non-empty strings", list(self.stop))
         _require(all(i >= 0 for i in self.stop_token_ids), "stop_token_ids", ">= 0", list(self.stop_token_ids))
+        _require(1 <= self.n <= MOST_SAMPLES, "n", f"in [1, {MOST_SAMPLES}]", self.n)
+        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "in [0, max_tokens]", self.min_tokens)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(-2 <= getattr(self, name) <= 2, name, "in [-2, 2]", getattr(self, name))
+        _require(0 < self.repetition_penalty < math.inf, "repetition_penalty", "> 0", self.repetition_penalty)
+        _require(all(math.isfinite(b) for _, b in self.logit_bias), "logit_bias", "finite", dict(self.logit_bias))
+        for name in ("logprobs", "prompt_logprobs"):
+            _require(
+                0 <= (getattr(self, name) or 0) <= MOST_LOGPROBS, name, f"in [0, {MOST_LOGPROBS}]", getattr(self, name)
+            )
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is taken at every step."""
         return self.temperature == 0.0
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether logits depend on which tokens the prompt or the completion has."""
+        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty
+        return penalties != (0.0, 0.0, 1.0)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before tokens are filtered and chosen, but for a grammar."""
+        return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0
 
 
 def _require(holds: bool, name: str, rule: str, value: object) -> None:
@@ -85,6 +147,18 @@ class StopMatcher(Protocol):
 
     def feed(self, token_id: int) -> bool:
         """Take the next generated token; True once a stop string has appeared."""
+        ...
+
+
+class Constraint(Protocol):
+    """Keeps the tokens of one sequence to a grammar. Not for several threads at a time."""
+
+    def fill(self, mask: Any) -> None:
+        """Write which tokens may come next into an int32 array of numpy, token 0 as the first word's lowest bit."""
+        ...
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next generated token; True where nothing may follow it."""
         ...
 
 
