@@ -48,7 +48,7 @@ def check_rows(
         try:
             if isinstance(item, FailedRow):
                 raise item.error
-            require_servable(item.prompt_token_ids, vocab_size, max_model_len)
+            require_servable(item, vocab_size, max_model_len)
         except RowError as error:
             checked.errors[error.code] += 1
             on_failure(FailedRow(index=item.index, where=item.where, metadata=item.metadata, error=error))

@@ -13,6 +13,7 @@ from rosebatch.toggles import Toggles
 from rosebatch_kernels.kv_cache import reference as kv_cache
 from rosebatch_kernels.linear import reference as linear
 from rosebatch_kernels.linear.packed import PackedLinear, can_pack
+from rosebatch_kernels.logits import reference as logits
 from rosebatch_kernels.mlp import reference as mlp
 from rosebatch_kernels.norm import reference as norm
 from rosebatch_kernels.paged_attention import reference as paged_attention
@@ -76,6 +77,8 @@ class Ops:
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None] = kv_cache.copy_blocks
     gathered_decode: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor] = paged_attention.decode
     gathered_prefill: Callable[..., Tensor] = paged_attention.prefill
+    adjust: Callable[..., Tensor] = logits.adjust
+    mask_: Callable[[Tensor, Tensor, Tensor], None] = logits.mask_
     greedy: Callable[[Tensor], Tensor] = sampling.greedy
     sample: Callable[[Tensor, Tensor, Tensor], Tensor] = sampling.sample
     sample_filtered: Callable[..., Tensor] = sampling.sample_filtered
@@ -91,7 +94,10 @@ class DeviceOps:
     decode: Callable[..., Tensor]
     prefill: Callable[..., Tensor]
     prepare: Callable[..., None]
+    adjust: Callable[..., Tensor]
+    mask_: Callable[[Tensor, Tensor, Tensor], None]
     sample_rows: Callable[..., Tensor]
+    count_: Callable[[Tensor, Tensor, Tensor | None], None]
     advance: Callable[..., None]
     tile_rows: int
 
@@ -99,6 +105,7 @@ class DeviceOps:
 def device_ops(max_num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, device: torch.device) -> DeviceOps:
     """The kernels for a model with these heads, with the memory that they keep between calls."""
     from rosebatch_kernels.feedback import kernel as feedback
+    from rosebatch_kernels.logits import kernel as logits_kernel
     from rosebatch_kernels.paged_attention import decode, prefill, splits
     from rosebatch_kernels.qkv import kernel as qkv_kernel
     from rosebatch_kernels.sampling import kernel as sampling_kernel
@@ -108,7 +115,10 @@ def device_ops(max_num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, 
         decode=partial(decode.decode, workspace=workspace),
         prefill=prefill.prefill,
         prepare=qkv_kernel.prepare,
+        adjust=logits_kernel.adjust,
+        mask_=logits_kernel.mask_,
         sample_rows=sampling_kernel.sample_rows,
+        count_=logits_kernel.count_,
         advance=feedback.advance,
         tile_rows=prefill.TILE_ROWS,
     )

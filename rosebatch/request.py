@@ -4,9 +4,10 @@ import enum
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
-
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Literal, NamedTuple, Protocol
 
 MOST_LOGPROBS = 20
 MOST_SAMPLES = 1024
@@ -132,6 +133,7 @@ class Request:
         metadata: the input line's other fields, carried through untouched.
         where: the line it came from, for messages to people.
         echo: what the completion's text is to begin with.
+        choice: which of the row's completions this is.
     """
 
     index: int
@@ -140,6 +142,23 @@ class Request:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""
     echo: str = ""
+    choice: int = 0
+
+    def sample(self, number: int) -> "Request":
+        """The request for one of its ``n`` completions: of all but the first, the seed is another."""
+        if number == 0:
+            return self
+        # Multiples of an odd number are all different (source: Weyl sequences; this one is 2^64 over the golden ratio).
+        seed = (self.sampling.seed + number * 0x9E3779B97F4A7C15) % 2**64
+        return replace(self, choice=self.choice + number, sampling=replace(self.sampling, seed=seed))
+
+
+class Logprobs(NamedTuple):
+    """Of one token: its log-probability, and the likeliest tokens in its place with theirs, likeliest first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class StopMatcher(Protocol):
@@ -178,6 +197,10 @@ class Sequence:
     up a token is sampled. Prompts, prefix hits and resumed sequences differ in nothing else. Both count what has been
     planned: the last ``num_pending_tokens`` tokens are sampled or about to be, and not known here yet. ``decoding``
     says that a plan sampled its last token.
+
+    ``forks`` are further completions of the same prompt, which begin when this one's prompt is computed, with its
+    blocks. ``logprobs`` and ``prompt_logprobs`` are of the tokens so far, where they are asked for. ``special`` says
+    that its logits are not only sampled.
     """
 
     request: Request
@@ -185,6 +208,11 @@ class Sequence:
     max_len: int
     stop_ids: frozenset[int]
     stop_matcher: StopMatcher | None = None
+    constraint: Constraint | None = None
+    special: bool = False
+    forks: list["Sequence"] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
     num_cached_tokens: int | None = None
@@ -205,6 +233,7 @@ class Sequence:
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
         stop_matcher: StopMatcher | None = None,
+        constraint: Constraint | None = None,
     ) -> "Sequence":
         """Wrap a request: prompt and completion together never exceed ``max_model_len`` tokens."""
         prompt, sampling = list(request.prompt_token_ids), request.sampling
@@ -215,7 +244,14 @@ class Sequence:
             max_len=min(len(prompt) + sampling.max_tokens, max_model_len),
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             stop_matcher=stop_matcher,
+            constraint=constraint,
+            special=sampling.adjusts or sampling.logprobs is not None,
         )
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The request's."""
+        return self.request.sampling
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -238,31 +274,45 @@ class Sequence:
         return self.max_len - self.num_tokens
 
     @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether some of them are yet to come, so that the whole prompt has to be computed."""
+        asked = self.sampling.prompt_logprobs is not None
+        return asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    @property
     def output_token_ids(self) -> list[int]:
         """The tokens generated so far."""
         return self.token_ids[self.num_prompt_tokens :]
 
-    def apply_token_ids(self, token_ids: Iterable[int]) -> int:
+    def apply_token_ids(self, token_ids: Iterable[int], logprobs: Iterable[Logprobs] = ()) -> int:
         """Append sampled tokens up to the one that finishes the sequence; how many were appended.
 
         The only place that writes a token (source: article S3), so that first tokens, later tokens and
         tokens after a preemption cannot come to differ.
         """
         before = len(self.token_ids)
+        earliest = self.num_prompt_tokens + self.sampling.min_tokens
         now = time.perf_counter()
         if self.first_token_time is None:
             self.first_token_time = now
         for token_id in token_ids:
             self.token_ids.append(token_id)
             matched = self.stop_matcher is not None and self.stop_matcher.feed(token_id)
-            if token_id in self.stop_ids or matched:
+            complete = self.constraint is not None and self.constraint.feed(token_id)
+            if complete or (len(self.token_ids) > earliest and (token_id in self.stop_ids or matched)):
                 self.finish_reason = "stop"
             elif len(self.token_ids) >= self.max_len:
                 self.finish_reason = "length"
             if self.finish_reason is not None:
                 self.finish_time = now
                 break
-        return len(self.token_ids) - before
+        appended = len(self.token_ids) - before
+        self.logprobs += islice(logprobs, appended)
+        return appended
+
+    def apply_prompt_logprobs(self, first: int, logprobs: Seq[Logprobs]) -> None:
+        """Take those of the prompt's tokens from position ``first`` on; computed again, they are the same."""
+        self.prompt_logprobs[first - 1 : first - 1 + len(logprobs)] = logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,3 +326,5 @@ class Completion:
     arrival_time: float
     first_token_time: float
     finish_time: float
+    logprobs: tuple[Logprobs, ...] = ()
+    prompt_logprobs: tuple[Logprobs, ...] = ()

@@ -1,11 +1,17 @@
 """The state of all running sequences on the device: a decode step reads it and advances it, the host changes little."""
 
+from collections.abc import Sequence as Seq
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from rosebatch.engine.extras import Extras
+from rosebatch.engine.logprobs import ROW
+from rosebatch.engine.marks import bias_cells, mark_cells
 from rosebatch.engine.slots import StateWrite
 from rosebatch.engine.staging import Staging
+from rosebatch.request import Sequence
 from rosebatch_kernels.feedback import layout
 
 
@@ -16,15 +22,37 @@ class DeviceState:
         num_slots: most sequences at a time.
         width: most blocks of a sequence.
         window: steps whose tokens are kept until they are fetched.
+        vocab_size: of the logits.
+
+    Attributes:
+        marks, bias: ``[num_slots, V]`` int32 and fp32, see ``rosebatch_kernels.logits``; empty until a sequence needs
+            them.
+        logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.logprobs``, of decode steps as in
+            ``history``, of a packed step's rows in the last; empty likewise.
     """
 
-    def __init__(self, num_slots: int, width: int, window: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, width: int, window: int, device: torch.device, vocab_size: int = 0) -> None:
         cells = (layout.NUM_FIELDS + width) * num_slots
         self._cells = torch.zeros(cells, dtype=torch.int32, device=device)
         self.fields = self._cells[: layout.NUM_FIELDS * num_slots].view(layout.NUM_FIELDS, num_slots)
         self.block_table = self._cells[layout.NUM_FIELDS * num_slots :].view(num_slots, width)
         self.history = torch.full((window, num_slots), -1, dtype=torch.int32, device=device)
         self.step = torch.zeros(1, dtype=torch.int32, device=device)
+        self.vocab_size = vocab_size
+        self.marks = torch.empty(0, dtype=torch.int32, device=device)
+        self.bias = torch.empty(0, dtype=torch.float32, device=device)
+        self.logprobs = torch.empty(0, dtype=torch.int32, device=device)
+
+    def make_room(self, extras: Extras) -> None:
+        """Allocate what these read and write: most runs need nothing of it."""
+        slots, device = self.fields.shape[1], self.fields.device
+        if extras.adjusts and not len(self.marks):
+            self.marks = torch.zeros(slots, self.vocab_size, dtype=torch.int32, device=device)
+        if extras.biased and not len(self.bias):
+            self.bias = torch.zeros(slots, self.vocab_size, dtype=torch.float32, device=device)
+        if extras.logprobs is not None and not len(self.logprobs):
+            window = len(self.history)
+            self.logprobs = torch.zeros(window + 1, slots, ROW, dtype=torch.int32, device=device)
 
     def apply(self, write: StateWrite, staging: Staging, *, batched: bool = True) -> None:
         """Carry out the host's changes, behind the work that was launched before.
@@ -34,7 +62,9 @@ class DeviceState:
         if write.moves:
             sources, targets = staging.send(*np.array(write.moves, np.int32).T)
             self.fields.index_copy_(1, targets.long(), self.fields.index_select(1, sources))
-            self.block_table.index_copy_(0, targets.long(), self.block_table.index_select(0, sources))
+            for table in (self.block_table, self.marks, self.bias):
+                if len(table):
+                    table.index_copy_(0, targets.long(), table.index_select(0, sources))
         if not write.cells:
             return
         indices = np.fromiter(write.cells.keys(), np.int32, len(write.cells))
@@ -42,6 +72,36 @@ class DeviceState:
         for part in [slice(None)] if batched else [slice(i, i + 1) for i in range(len(indices))]:
             where, what = staging.send(indices[part], values[part])
             self._cells.index_copy_(0, where.long(), what)
+
+    def tell_tokens(self, told: Seq[tuple[int, Sequence]], staging: Staging) -> None:
+        """Set marks and bias of slots whose sequences begin to be sampled; all tokens of these are known."""
+        marked = [(slot, s) for slot, s in told if s.sampling.adjusts]
+        if marked:
+            self._set(self.marks, [(slot, *mark_cells(s, self.vocab_size)) for slot, s in marked], staging)
+        if len(self.bias):
+            # Of those without any as well: what a slot's last sequence left behind would be added.
+            self._set(self.bias, [(slot, *bias_cells(s)) for slot, s in told], staging)
+
+    def _set(self, table: Tensor, cells: Seq[tuple[int, np.ndarray, np.ndarray]], staging: Staging) -> None:
+        """Rows of a table: for each slot, what stands at which token ids, and 0 elsewhere."""
+        owners = np.concatenate([np.full(len(ids), slot, np.int32) for slot, ids, _ in cells])
+        ids, values = (np.concatenate([cell[part] for cell in cells]) for part in (1, 2))
+        slots = np.array([slot for slot, _, _ in cells], np.int32)
+        to_clear, rows, columns, bits = staging.send(slots, owners, ids, values.view(np.int32))
+        table.index_fill_(0, to_clear.long(), 0)
+        flat = rows.long() * table.shape[1] + columns.long()
+        table.view(-1).scatter_add_(0, flat, bits.view(table.dtype))
+
+    def keep_logprobs(self, rows: Tensor, columns: Tensor | slice, step: Tensor | None) -> None:
+        """Keep ``[S, ROW]`` of a decode step, in its place of the window, or of a packed step."""
+        if step is None:
+            self.logprobs[-1, : len(rows)] = rows
+            return
+        window, slots, width = len(self.history), self.fields.shape[1], rows.shape[1]
+        if isinstance(columns, slice):
+            columns = torch.arange(len(rows), device=rows.device)
+        place = (step % window).long() * slots + columns.long()
+        self.logprobs.view(-1, width).index_copy_(0, place, rows)
 
     def sampling(self, columns: Tensor | slice) -> dict[str, Tensor]:
         """The parameters of ``rosebatch_kernels.sampling`` for these columns."""
@@ -54,4 +114,16 @@ class DeviceState:
             "min_p": real[layout.MIN_P],
             "seeds": fields[layout.SEED_LOW : layout.SEED_HIGH + 1].t(),
             "positions": fields[layout.NEXT],
+        }
+
+    def penalties(self, columns: Tensor | slice) -> dict[str, Tensor]:
+        """The parameters of ``rosebatch_kernels.logits.adjust`` for these columns."""
+        fields = self.fields[:, columns]
+        real = fields.view(torch.float32)
+        return {
+            "presence": real[layout.PRESENCE],
+            "frequency": real[layout.FREQUENCY],
+            "repetition": real[layout.REPETITION],
+            "positions": fields[layout.NEXT],
+            "min_positions": fields[layout.MIN_POSITION],
         }

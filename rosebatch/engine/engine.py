@@ -8,7 +8,7 @@ from rosebatch.engine.plan import StepPlan, StepResult
 from rosebatch.engine.scheduler import Scheduler
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import RowError
-from rosebatch.request import Completion, Request, Sequence, StopMatcher
+from rosebatch.request import Completion, Constraint, Request, Sequence, StopMatcher
 
 
 class StepRunner(Protocol):
@@ -63,23 +63,38 @@ class Engine:
     @property
     def num_unfinished(self) -> int:
         """Requests waiting or running."""
-        return len(self.scheduler.waiting) + len(self.scheduler.running)
+        return self.scheduler.num_unfinished
 
-    def add(self, request: Request, stop_matcher: StopMatcher | None = None) -> None:
-        """Queue a request.
+    def add(
+        self,
+        request: Request,
+        *,
+        stop_matcher: Callable[[], StopMatcher] | None = None,
+        constraint: Callable[[], Constraint] | None = None,
+    ) -> None:
+        """Queue a request: each of its ``n`` completions is a sequence of its own.
+
+        Args:
+            request: what is asked for.
+            stop_matcher: makes one for each completion.
+            constraint: likewise.
 
         Raises:
-            RowError: the prompt is empty, too long for the model or the cache, or has an id outside the vocabulary.
+            RowError: see ``require_servable``.
         """
-        require_servable(request.prompt_token_ids, self.vocab_size, self.max_model_len)
-        self.scheduler.add(
+        require_servable(request, self.vocab_size, self.max_model_len)
+        first, *forks = (
             Sequence.start(
-                request,
+                request.sample(number),
                 max_model_len=self.max_model_len,
                 eos_token_ids=self.eos_token_ids,
-                stop_matcher=stop_matcher,
+                stop_matcher=None if stop_matcher is None else stop_matcher(),
+                constraint=None if constraint is None else constraint(),
             )
+            for number in range(request.sampling.n)
         )
+        first.forks = forks
+        self.scheduler.add(first)
 
     def step(self) -> list[Completion]:
         """Launch a plan and commit the oldest one that is due; the completions that it finished."""
@@ -111,12 +126,13 @@ class Engine:
             yield from self.step()
 
 
-def require_servable(prompt: tuple[int, ...], vocab_size: int, max_model_len: int) -> None:
-    """Check a prompt.
+def require_servable(request: Request, vocab_size: int, max_model_len: int) -> None:
+    """Check a request.
 
     Raises:
-        RowError: it is empty, too long for the model or the cache, or has an id outside the vocabulary.
+        RowError: the prompt is empty or too long for the model or the cache, or a token id is outside the vocabulary.
     """
+    prompt = request.prompt_token_ids
     if not prompt:
         raise RowError("empty_prompt", "the prompt has no tokens")
     if len(prompt) >= max_model_len:
@@ -126,6 +142,8 @@ def require_servable(prompt: tuple[int, ...], vocab_size: int, max_model_len: in
         )
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         raise RowError("invalid_token_id", f"prompt token ids must be in [0, {vocab_size})")
+    if any(not 0 <= token_id < vocab_size for token_id, _ in request.sampling.logit_bias):
+        raise RowError("invalid_token_id", f"token ids of logit_bias must be in [0, {vocab_size})")
 
 
 def _completion(sequence: Sequence) -> Completion:
@@ -138,4 +156,6 @@ def _completion(sequence: Sequence) -> Completion:
         arrival_time=sequence.arrival_time,
         first_token_time=sequence.first_token_time,
         finish_time=sequence.finish_time,
+        logprobs=tuple(sequence.logprobs),
+        prompt_logprobs=tuple(sequence.prompt_logprobs),
     )

@@ -1,8 +1,10 @@
 """What passes between scheduler and runner; nothing else does. No torch."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
-from rosebatch.request import Sequence
+from rosebatch.request import Logprobs, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,17 @@ class StepResult:
     Attributes:
         token_ids: for each chunk that samples, in the plan's order, the tokens sampled: fewer than the chunk's length
             where the model's end token came first.
+        logprobs: in the same order, of each token; an empty list where none are asked for.
+        prompt_logprobs: by the number of a chunk in the plan, of the prompt's tokens behind its own.
         seconds: that the device was busy with it.
         syncs: waits for the device.
         graph_replays, graph_captures: of CUDA graphs.
     """
 
     token_ids: list[list[int]]
-    seconds: float = 0.0
-    syncs: int = 0
-    graph_replays: int = 0
-    graph_captures: int = 0
+    logprobs: Seq[list[Logprobs]] = ()
+    prompt_logprobs: Mapping[int, list[Logprobs]] = field(default_factory=dict)
+    seconds: float = field(default=0.0, kw_only=True)
+    syncs: int = field(default=0, kw_only=True)
+    graph_replays: int = field(default=0, kw_only=True)
+    graph_captures: int = field(default=0, kw_only=True)

@@ -2,17 +2,23 @@
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from rosebatch.config import ModelConfig
 from rosebatch.engine.attention import GatheredAttention
 from rosebatch.engine.batch import build_batch
 from rosebatch.engine.kv_cache import KVCache
+from rosebatch.engine.logits import adjust, constrain
+from rosebatch.engine.logprobs import logprob_rows, most_logprobs, prompt_logprobs, read_all
 from rosebatch.engine.plan import StepPlan, StepResult
 from rosebatch.engine.sampler import sample
 from rosebatch.model.layers import Model
 from rosebatch.ops import Ops
+from rosebatch.request import Logprobs, Sequence
 
 
 class Runner:
@@ -38,20 +44,34 @@ class Runner:
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         """See ``rosebatch.engine.engine.StepRunner``: the result is there at once."""
         started = time.perf_counter()
-        token_ids = self._run(plan)
-        result = StepResult([[i] for i in token_ids], time.perf_counter() - started, syncs=bool(token_ids))
+        result = self._run(plan)
+        result = replace(result, seconds=time.perf_counter() - started, syncs=int(bool(result.token_ids)))
         return lambda: result
 
     @torch.inference_mode()
-    def _run(self, plan: StepPlan) -> list[int]:
+    def _run(self, plan: StepPlan) -> StepResult:
         """Copy blocks, compute all chunks in one packed forward pass, sample the rows that ask for it."""
         assert not plan.decode_steps, "a window of decodes needs tokens that stay on the device"
         batch = build_batch(plan, self.cache.block_size, self.cache.data.device)
         self.cache.copy(plan.copies)
         attention = GatheredAttention(batch, self.cache, self.config, self.ops)
         hidden = self.model.forward(batch.input_ids, batch.positions, attention)
+        of_prompts = prompt_logprobs(plan, hidden, self.model.logits)
         if not batch.sampling:
-            return []
+            return StepResult([], prompt_logprobs=of_prompts)
         logits = self.model.logits(hidden[batch.sample_rows])
-        tokens = sample(logits, batch.sampling, batch.sample_positions, self.ops, batched=self.batched_sampling)
-        return tokens.tolist()
+        sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]
+        changed = constrain(adjust(logits, sequences, self.ops), sequences, self.ops)
+        tokens = sample(changed, batch.sampling, batch.sample_positions, self.ops, batched=self.batched_sampling)
+        token_ids = [[token] for token in tokens.tolist()]
+        return StepResult(token_ids, _logprobs(logits, tokens, sequences, token_ids), prompt_logprobs=of_prompts)
+
+
+def _logprobs(
+    logits: Tensor, tokens: Tensor, sequences: Seq[Sequence], token_ids: Seq[list[int]]
+) -> list[list[Logprobs]]:
+    most = most_logprobs(sequences)
+    if most is None:
+        return []
+    rows = logprob_rows(logits, tokens, most).cpu().numpy()[:, None]
+    return read_all(rows, sequences, token_ids)

@@ -50,6 +50,9 @@ class Scheduler:
         self.running: list[Sequence] = []
         # Whether the token budget, and not seats or blocks, ended the last admission.
         self._admitting = False
+        # Of prompts that the last plan computes; and how many more there will be.
+        self._forked: list[Sequence] = []
+        self._num_forks = 0
         # Preempted since the last plan.
         self._preempted: list[Sequence] = []
         # Blocks whose hash was registered for the step under way: shareable, since every layer writes K/V before
@@ -61,11 +64,17 @@ class Scheduler:
     @property
     def has_unfinished(self) -> bool:
         """Whether any sequence is waiting or running."""
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self._forked)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences waiting or running, and their forks."""
+        return len(self.waiting) + len(self.running) + self._num_forks
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all others."""
+        """Queue a sequence behind all others; its forks go in front of them when its prompt is computed."""
         self.waiting.append(sequence)
+        self._num_forks += len(sequence.forks)
 
     def schedule(self) -> StepPlan | None:
         """Plan a step: running sequences first, oldest first, then as many waiting ones as fit.
@@ -75,6 +84,9 @@ class Scheduler:
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
         preempted, self._preempted = self._preempted, []
+        self.waiting.extendleft(reversed(self._forked))
+        self._num_forks -= len(self._forked)
+        self._forked = []
         budget = self._continue_running(chunks, copies, preempted)
         if not preempted and self._admits():
             budget = self._admit_waiting(budget, chunks, copies)
@@ -99,14 +111,18 @@ class Scheduler:
         self.pool.free(self._copy_sources)
         self._copy_sources = []
         finished = []
+        for number, values in result.prompt_logprobs.items():
+            chunk = plan.chunks[number]
+            chunk.sequence.apply_prompt_logprobs(chunk.start + 1, values)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        for chunk, token_ids in zip(sampling, result.token_ids, strict=True):
+        all_logprobs = result.logprobs or [[]] * len(sampling)
+        for chunk, token_ids, logprobs in zip(sampling, result.token_ids, all_logprobs, strict=True):
             sequence = chunk.sequence
             if sequence.status is Status.FINISHED:
                 # An earlier plan turned out to end it; this one had begun by then.
                 continue
             sequence.num_pending_tokens -= chunk.length if plan.decode_steps else 1
-            kept = sequence.apply_token_ids(token_ids)
+            kept = sequence.apply_token_ids(token_ids, logprobs)
             if plan.decode_steps and self.prefix_cache:
                 self._register_full_blocks(sequence, chunk.start, chunk.start + kept)
             if sequence.finish_reason is not None:
@@ -119,14 +135,17 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that blocks and sequences agree; see ``BlockPool.check_integrity``."""
-        holders: list[Seq[int]] = [s.block_ids for s in self.running]
+        holders: list[Seq[int]] = [s.block_ids for s in (*self.running, *self.waiting, *self._forked)]
         self.pool.check_integrity([*holders, self._copy_sources])
         for sequence in self.running:
             assert sequence.status is Status.RUNNING
             assert len(sequence.block_ids) * self.pool.block_size >= sequence.num_computed_tokens
             assert sequence.num_computed_tokens < sequence.num_tokens <= sequence.max_len
         for sequence in self.waiting:
-            assert sequence.status is Status.WAITING and not sequence.block_ids
+            assert sequence.status is Status.WAITING
+            assert not sequence.block_ids or sequence.num_computed_tokens == sequence.num_prompt_tokens - 1
+        unborn = sum(len(sequence.forks) for sequence in (*self.running, *self.waiting))
+        assert self._num_forks == unborn + len(self._forked), "forks are counted once"
 
     def _continue_running(self, chunks: list[Chunk], copies: list[tuple[int, int]], preempted: list[Sequence]) -> int:
         """Plan chunks of the running sequences; what is left of the budget."""
@@ -139,7 +158,7 @@ class Scheduler:
                 continue
             length = min(sequence.num_uncomputed_tokens, budget)
             while not self._reserve(sequence, length, copies):
-                if not self._preempt_newest(preempted) or preempted[-1] is sequence:
+                if not self._make_room(preempted) or sequence.status is Status.WAITING:
                     return budget
             chunks.append(self._plan_chunk(sequence, length))
             budget -= length
@@ -163,10 +182,13 @@ class Scheduler:
             return [s for s in self.running if s.decoding and s.num_remaining_tokens > 0]
 
         steps = min(self.decode_window, max((s.num_remaining_tokens for s in live()), default=0))
+        if any(s.constraint is not None for s in live()):
+            # What may follow a token is known when the host has seen it.
+            steps = min(steps, 1)
         while steps > 1 and short(steps) > self.pool.num_free:
             steps //= 2
         while steps and short(1) > self.pool.num_free:
-            if not self._preempt_newest(preempted):
+            if not self._make_room(preempted):
                 return 0
         for sequence in live() if steps else ():
             length = min(steps, sequence.num_remaining_tokens)
@@ -182,24 +204,28 @@ class Scheduler:
         over_budget_allowed = not self.chunked_prefill
         while self.waiting and len(self.running) < self.max_num_seqs and budget > 0:
             sequence = self.waiting[0]
-            hits = self._cached_prefix(sequence)
-            computed = min(len(hits) * self.pool.block_size, len(sequence.token_ids) - 1)
-            length = len(sequence.token_ids) - computed
+            if not sequence.block_ids:
+                hits = self._cached_prefix(sequence)
+                self.pool.share(hits)
+                sequence.block_ids = hits
+                sequence.num_computed_tokens = min(len(hits) * self.pool.block_size, len(sequence.token_ids) - 1)
+            length = sequence.num_uncomputed_tokens
             if self.chunked_prefill:
                 length = min(length, budget)
             elif length > budget and not (over_budget_allowed and length > self.max_num_batched_tokens):
+                self._release(sequence)
                 break
-            self.pool.share(hits)
-            sequence.block_ids, sequence.num_computed_tokens = hits, computed
             # Room for all its known tokens and one more block for everyone, or it would be preempted at once.
             room = self._blocks_short_of(sequence, len(sequence.token_ids)) + len(self.running)
             if room > self.pool.num_free or not self._reserve(sequence, length, copies):
                 self._release(sequence)
+                if not self.running and self._release_fork():
+                    continue
                 break
             self.waiting.popleft()
             sequence.status = Status.RUNNING
             if sequence.num_cached_tokens is None:
-                sequence.num_cached_tokens = computed
+                sequence.num_cached_tokens = sequence.num_computed_tokens
             self.running.append(sequence)
             chunks.append(self._plan_chunk(sequence, length))
             budget -= length
@@ -216,7 +242,21 @@ class Scheduler:
         if samples:
             sequence.num_pending_tokens += 1
             sequence.decoding = True
+            self._fork(sequence)
         return Chunk(sequence, start, length, samples)
+
+    def _fork(self, sequence: Sequence) -> None:
+        """Give its forks the blocks of its prompt, all of which but the last token they then have computed.
+
+        They join the waiting before the next plan: a copy of the last block would run ahead of what this one writes.
+        """
+        for fork in sequence.forks:
+            fork.block_ids = sequence.block_ids[: -(-sequence.num_prompt_tokens // self.pool.block_size)]
+            fork.num_computed_tokens = sequence.num_prompt_tokens - 1
+            fork.num_cached_tokens = sequence.num_cached_tokens
+            self.pool.share(fork.block_ids)
+        self._forked += sequence.forks
+        sequence.forks = []
 
     def _blocks_short_of(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks missing to hold ``num_tokens``, the copy of a block that may not be written included."""
@@ -254,7 +294,7 @@ class Scheduler:
         A prompt that is cached to its very end keeps the last block and recomputes one token in a copy of it,
         unless that block is being computed in this very step: then the block is left out.
         """
-        if not self.prefix_cache:
+        if not self.prefix_cache or sequence.needs_prompt_logprobs:
             return []
         size = self.pool.block_size
         hits: list[int] = []
@@ -280,11 +320,14 @@ class Scheduler:
             hashes.append(hash_block(parent, sequence.token_ids[i * size : (i + 1) * size]))
         return hashes[index]
 
-    def _preempt_newest(self, preempted: list[Sequence]) -> bool:
-        """Take all blocks of the newest sequence back; False where its tokens must be known first.
+    def _make_room(self, preempted: list[Sequence]) -> bool:
+        """Take blocks back: those that a waiting fork holds, else all of the newest sequence.
 
-        It resumes first of the waiting, recomputing what is not cached.
+        False where that one's tokens must be known first. It resumes first of the waiting, recomputing what is not
+        cached.
         """
+        if self._release_fork():
+            return True
         victim = self.running[-1]
         if victim.num_pending_tokens:
             return False
@@ -295,6 +338,13 @@ class Scheduler:
         self.waiting.appendleft(victim)
         preempted.append(victim)
         return True
+
+    def _release_fork(self) -> bool:
+        """Take the blocks of the last waiting sequence that holds any: it will be computed like any other."""
+        holder = next((sequence for sequence in reversed(self.waiting) if sequence.block_ids), None)
+        if holder is not None:
+            self._release(holder)
+        return holder is not None
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.free(sequence.block_ids)

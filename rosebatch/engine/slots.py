@@ -120,6 +120,10 @@ class Slots:
             layout.MIN_P: _bits(sampling.min_p),
             layout.SEED_LOW: _signed(sampling.seed & 0xFFFFFFFF),
             layout.SEED_HIGH: _signed(sampling.seed >> 32),
+            layout.PRESENCE: _bits(sampling.presence_penalty),
+            layout.FREQUENCY: _bits(sampling.frequency_penalty),
+            layout.REPETITION: _bits(sampling.repetition_penalty),
+            layout.MIN_POSITION: sequence.num_prompt_tokens + sampling.min_tokens,
         }
         write.cells.update({self._cell(name, slot): int(value) for name, value in values.items()})
 

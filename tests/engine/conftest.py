@@ -1,8 +1,9 @@
 """A fake model and short ways to make sequences, for everything that needs no tensors."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
+import torch
 
 from rosebatch.engine.plan import StepPlan, StepResult
 from rosebatch.request import Request, SamplingParams, Sequence
@@ -55,10 +56,27 @@ def make_sequence() -> Callable[..., Sequence]:
         index: int = 0,
         max_model_len: int = 10**6,
         eos: frozenset[int] = frozenset(),
+        choice: int = 0,
         **sampling: object,
     ) -> Sequence:
         params = SamplingParams(max_tokens=max_tokens, **sampling)
-        request = Request(index=index, prompt_token_ids=tuple(prompt), sampling=params)
+        request = Request(index=index, prompt_token_ids=tuple(prompt), sampling=params, choice=choice)
         return Sequence.start(request, max_model_len=max_model_len, eos_token_ids=eos)
 
     return make
+
+
+@pytest.fixture
+def unwritten_is_nan() -> Iterator[None]:
+    """NaN in whatever is allocated without being filled."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One split for each decoded sequence: what keys are divided into has its own tests, and programs take time."""
+    from rosebatch_kernels.paged_attention import splits
+
+    monkeypatch.setattr(splits, "_MANY_PROGRAMS", 1)

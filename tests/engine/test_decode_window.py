@@ -14,8 +14,8 @@ VOCAB = 20
 END = 3
 
 
-def next_token(token_ids):
-    return hash(tuple(token_ids)) % VOCAB
+def next_token(token_ids, seed=0):
+    return hash((*token_ids, seed)) % VOCAB
 
 
 class AheadRunner:
@@ -48,16 +48,16 @@ class AheadRunner:
             for _ in range(chunk.length if plan.decode_steps else 1):
                 if ended():
                     break
-                held.append(next_token(held))
+                held.append(next_token(held, sequence.request.sampling.seed))
                 sampled.append(held[-1])
             out.append(sampled)
         return lambda: StepResult(out)
 
 
-def expected(prompt, limit, ends):
+def expected(prompt, limit, ends, seed):
     tokens = list(prompt)
     for _ in range(limit):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens, seed))
         if ends and tokens[-1] == END:
             break
     return tuple(tokens[len(prompt) :])
@@ -83,12 +83,15 @@ def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, lookahead):
     for index in range(rng.randint(1, 12)):
         prompt = trunk[: rng.randint(1, 12)]
         limit, ends = rng.randint(1, 24 - len(prompt)), rng.random() < 0.5
-        sampling = SamplingParams(max_tokens=limit, ignore_eos=not ends)
-        engine.add(Request(index=index, prompt_token_ids=tuple(prompt), sampling=sampling))
-        wanted[index] = expected(prompt, min(limit, engine.max_model_len - len(prompt)), ends)
+        sampling = SamplingParams(max_tokens=limit, ignore_eos=not ends, n=rng.choice([1, 1, 3]))
+        request = Request(index=index, prompt_token_ids=tuple(prompt), sampling=sampling)
+        engine.add(request)
+        limit = min(limit, engine.max_model_len - len(prompt))
+        for sample in map(request.sample, range(sampling.n)):
+            wanted[index, sample.choice] = expected(prompt, limit, ends, sample.sampling.seed)
     got = {}
     while engine.has_unfinished:
-        got |= {completion.request.index: completion.token_ids for completion in engine.step()}
+        got |= {(done.request.index, done.request.choice): done.token_ids for done in engine.step()}
         scheduler.check_integrity()
     assert got == wanted
     assert pool.num_free == pool.num_blocks

@@ -33,8 +33,8 @@ class Prefixes:
         return out
 
 
-def next_token(prefix_tokens):
-    return hash(tuple(prefix_tokens)) % VOCAB
+def next_token(prefix_tokens, sample=0):
+    return hash((*prefix_tokens, sample)) % VOCAB
 
 
 class CheckingRunner:
@@ -67,7 +67,8 @@ class CheckingRunner:
         for chunk in plan.chunks:
             expected = self.prefixes.of(chunk.sequence.token_ids)[: chunk.start + chunk.length]
             assert [self.cache.get(slot) for slot in self.slots(chunk)] == expected
-        return StepResult([[next_token(c.sequence.token_ids)] for c in plan.chunks if c.samples])
+        sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]
+        return StepResult([[next_token(s.token_ids, s.request.choice)] for s in sequences])
 
 
 def random_prompts(rng, longest):
@@ -107,10 +108,10 @@ def check_plan(scheduler, plan):
         assert chunk.samples == (chunk.start + chunk.length == len(chunk.sequence.token_ids))
 
 
-def expected_tokens(prompt, limit, stop):
+def expected_tokens(prompt, limit, stop, sample):
     tokens = list(prompt)
     while len(tokens) < limit:
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens, sample))
         if tokens[-1] in stop:
             break
     return tokens[len(prompt) :]
@@ -132,17 +133,24 @@ def run_once(seed, make_sequence):
     runner = CheckingRunner(block_size)
     prompts = random_prompts(rng, longest=min(capacity - 1, 40))
     stop = frozenset({0}) if rng.random() < 0.5 else frozenset()
-    pending = [
-        make_sequence(p, max_tokens=rng.randint(1, 24), index=i, max_model_len=capacity, eos=stop)
-        for i, p in enumerate(prompts)
-    ]
-    limits = [sequence.max_len for sequence in pending]
+    most_samples = rng.choice([1, 1, 2, 5])
+    pending, limits = [], {}
+    for index, prompt in enumerate(prompts):
+        limit, samples = rng.randint(1, 24), rng.randint(1, most_samples)
+        first, *forks = (
+            make_sequence(prompt, max_tokens=limit, index=index, choice=choice, max_model_len=capacity, eos=stop)
+            for choice in range(samples)
+        )
+        first.forks = forks
+        pending.append(first)
+        limits |= {(index, choice): first.max_len for choice in range(samples)}
     patience = rng.choice([0.0, 0.5, 0.9])
     counts, done = Counter(), {}
     while pending or scheduler.has_unfinished:
         while pending and (not scheduler.has_unfinished or rng.random() >= patience):
             scheduler.add(pending.pop(0))
         waiting = {id(s) for s in scheduler.waiting}
+        assert scheduler.num_unfinished == len(limits) - len(done) - sum(1 + len(s.forks) for s in pending)
         full = [(s, s.block_ids[: s.num_computed_tokens // block_size]) for s in scheduler.running]
         plan = scheduler.schedule()
         scheduler.check_integrity()
@@ -151,23 +159,26 @@ def run_once(seed, make_sequence):
         counts["preemptions"] += len(plan.preempted)
         counts["copies"] += len(plan.copies)
         for chunk in plan.chunks:
-            if id(chunk.sequence) in waiting:
+            if chunk.sequence.request.choice and not chunk.sequence.output_token_ids:
+                counts["forks"] += chunk.start == chunk.sequence.num_prompt_tokens - 1
+            elif id(chunk.sequence) in waiting:
                 counts["hits"] += chunk.start > 0
                 counts["resumed"] += len(chunk.sequence.output_token_ids) > 0
             counts["partial"] += not chunk.samples
         frozen = {block for s, blocks in full if s not in plan.preempted for block in blocks}
         finished = scheduler.commit(plan, runner.run(plan, frozen))
         scheduler.check_integrity()
-        done |= {s.request.index: s for s in finished}
+        done |= {(s.request.index, s.request.choice): s for s in finished}
     assert scheduler.pool.num_free == num_blocks
-    assert sorted(done) == list(range(len(prompts)))
-    for index, sequence in done.items():
-        assert sequence.output_token_ids == expected_tokens(prompts[index], limits[index], stop)
+    assert sorted(done) == sorted(limits)
+    for (index, choice), sequence in done.items():
+        assert sequence.output_token_ids == expected_tokens(prompts[index], limits[index, choice], stop, choice)
         ended = "stop" if sequence.token_ids[-1] in stop else "length"
         assert sequence.finish_reason == ended
         counts[ended] += 1
     if not scheduler.prefix_cache:
-        assert counts["hits"] == counts["copies"] == 0
+        assert counts["hits"] == 0
+        assert most_samples > 1 or counts["copies"] == 0
     if not scheduler.chunked_prefill:
         assert counts["partial"] == 0
     return counts
@@ -179,6 +190,6 @@ def test_random_schedules(group, make_sequence):
     for seed in range(group, SEEDS, GROUPS):
         counts += run_once(seed, make_sequence)
     # Each of these is a path that the checks above are about: a run without one of them would prove nothing.
-    for event in ("preemptions", "copies", "hits", "resumed", "partial", "stop", "length"):
+    for event in ("preemptions", "copies", "hits", "resumed", "partial", "stop", "length", "forks"):
         assert counts[event] > 0, event
     assert counts["steps"] > 500

@@ -73,6 +73,7 @@ def test_everything_about_a_prompt_that_samples(make_sequence):
     """Each field once: a seed above 2^63 and a top-k above int32 in 32-bit words, reals as their bits."""
     slots = Slots(SLOTS, WIDTH)
     sampling = {"temperature": 0.7, "top_k": 2**40, "top_p": 0.9, "min_p": 0.05, "seed": 2**64 - 2**32 + 2**31 - 1}
+    sampling |= {"presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.1, "min_tokens": 4}
     sequence = make_sequence([4, 5, 6, 7, 8], 6, **sampling)
     write = slots.update(StepPlan((prompt(sequence, [30, 20]),)))
     assert write.moves == []
@@ -87,6 +88,10 @@ def test_everything_about_a_prompt_that_samples(make_sequence):
         cell(layout.MIN_P, 0): struct.unpack("i", struct.pack("f", 0.05))[0],
         cell(layout.SEED_LOW, 0): 2**31 - 1,
         cell(layout.SEED_HIGH, 0): -1,
+        cell(layout.PRESENCE, 0): struct.unpack("i", struct.pack("f", 0.5))[0],
+        cell(layout.FREQUENCY, 0): struct.unpack("i", struct.pack("f", -0.25))[0],
+        cell(layout.REPETITION, 0): struct.unpack("i", struct.pack("f", 1.1))[0],
+        cell(layout.MIN_POSITION, 0): 5 + 4,
         **block_cells(0, _0=30, _1=20),
     }
 

@@ -97,6 +97,7 @@ def layers() -> None:
 
 def tokens() -> None:
     from rosebatch_kernels.feedback.kernel import advance
+    from rosebatch_kernels.logits.kernel import adjust, count_, mask_
     from rosebatch_kernels.sampling.kernel import sample_rows
 
     fields, history, step = ints(layout.NUM_FIELDS, 9), ints(8, 9), ints(1)
@@ -111,6 +112,23 @@ def tokens() -> None:
             seeds=fields[4:6].t(),
             positions=fields[6],
         )
+        # In rows as long as the padded product makes them.
+        logits = empty(9, -(-vocab // 64) * 64, dtype=dtype)[:, :vocab]
+        marks = ints(9, vocab)
+        for bias, slots in ((None, None), (empty(9, vocab, dtype=torch.float32), ints(9))):
+            adjust(
+                logits,
+                marks,
+                bias,
+                slots,
+                presence=real[0],
+                frequency=real[1],
+                repetition=real[2],
+                positions=fields[3],
+                min_positions=fields[4],
+            )
+            count_(marks, ints(9), slots)
+        mask_(logits, ints(2, -(-vocab // 32)), ints(2))
     advance(ints(9), fields, None, history, step, ints(2))
     advance(ints(2), fields, ints(2), history, None, ints(0))
 

@@ -11,8 +11,8 @@ SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
 # Shared memory that a block can have on a Hopper GPU, in bytes.
 MOST_SHARED = 227 * 1024
 KERNELS = {
-    "_activation", "_advance", "_append", "_bias_residual", "_choose", "_copy_blocks", "_decode", "_norm", "_prefill",
-    "_prepare", "_product", "_silu_mul", "_summarise",
+    "_activation", "_adjust", "_advance", "_append", "_bias_residual", "_choose", "_copy_blocks", "_count", "_decode",
+    "_mask", "_norm", "_prefill", "_prepare", "_product", "_silu_mul", "_summarise",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ def functions(module):
     return {name: f for name, f in public if f.__module__ == module.__name__ and not name.startswith("_")}
 
 
-@pytest.mark.parametrize("operator", ["norm", "mlp", "linear", "kv_cache", "qkv", "feedback"])
+@pytest.mark.parametrize("operator", ["norm", "mlp", "linear", "kv_cache", "qkv", "feedback", "logits"])
 def test_same_signature(operator):
     kernels = functions(import_module(f"rosebatch_kernels.{operator}.kernel"))
     references = functions(import_module(f"rosebatch_kernels.{operator}.reference"))

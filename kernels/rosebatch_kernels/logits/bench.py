@@ -1,0 +1,81 @@
+"""Bandwidth of what changes logits in a decode step: ``python -m rosebatch_kernels.logits.bench``.
+
+``count_`` moves a few bytes, so its time is the latency of a launch and of loads that follow one another. Of ``mask_``
+the bytes are those of the masks and of the barred logits, which it only writes.
+"""
+
+from functools import partial
+from itertools import cycle
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from rosebatch_kernels.bench_inputs import randn
+from rosebatch_kernels.logits import kernel, reference
+from rosebatch_kernels.timing import compare, median_us, report
+
+_MODULES = (kernel, reference)
+# Of GPT-2 and Qwen3.
+_VOCABS = (50257, 151936)
+_ROWS = (32, 256)
+_TURNS = 8
+
+
+def main() -> None:
+    """Write one line for each operator, size and implementation."""
+    for vocab in _VOCABS:
+        for rows in _ROWS:
+            for biased in (False, True):
+                for module in _MODULES:
+                    _adjust(rows, vocab, biased, module)
+            _count(rows, vocab)
+            _mask(rows, vocab)
+
+
+def _adjust(rows: int, vocab: int, biased: bool, module: ModuleType) -> None:
+    real = torch.ones(rows, device="cuda")
+    whole = torch.ones(rows, dtype=torch.int32, device="cuda")
+    penalties = {"presence": real * 0.5, "frequency": real * 0.1, "repetition": real * 1.1}
+    step = partial(module.adjust, **penalties, positions=whole, min_positions=whole + 1)
+    turns = cycle(
+        (_logits(rows, vocab), _marks(rows, vocab), torch.randn(rows, vocab, device="cuda") if biased else None, None)
+        for _ in range(_TURNS)
+    )
+    microseconds = median_us(lambda: step(*next(turns)))
+    # Logits in 16 bits; marks, biases and results in 32.
+    moved = rows * vocab * (2 + 4 + 4 + 4 * biased)
+    name = f"{'adjust' + ' with bias' * biased:<16} {f'S={rows} V={vocab}':<24} {module.__name__.rpartition('.')[2]}"
+    report(name, microseconds, moved=moved)
+
+
+def _count(rows: int, vocab: int) -> None:
+    marks = _marks(rows, vocab)
+    tokens = torch.randint(vocab, (_TURNS, rows), dtype=torch.int32, device="cuda")
+    inputs = [(marks, turn, None) for turn in tokens]
+    # A token is read, a mark read and written.
+    compare("count_", f"S={rows} V={vocab}", _MODULES, inputs, moved=rows * 3 * 4)
+
+
+def _mask(rows: int, vocab: int) -> None:
+    """Masks that allow one token in 32, as of a grammar."""
+    inputs = []
+    for _ in range(_TURNS):
+        bit = torch.randint(32, (rows, -(-vocab // 32)), dtype=torch.int32, device="cuda")
+        order = torch.randperm(rows, device="cuda")
+        inputs.append((_logits(rows, vocab), torch.ones_like(bit) << bit, order))
+    compare("mask_", f"S={rows} V={vocab}", _MODULES, inputs, moved=rows * vocab * 2 + rows * vocab // 8)
+
+
+def _logits(rows: int, vocab: int) -> Tensor:
+    """In rows as long as the models' last product makes them, see ``rosebatch_kernels.linear.reference``."""
+    return randn(rows, -(-vocab // 64) * 64)[:, :vocab]
+
+
+def _marks(rows: int, vocab: int) -> Tensor:
+    """One token in ten generated: more than there are, which costs no more."""
+    return (torch.rand(rows, vocab, device="cuda") < 0.1).int()
+
+
+if __name__ == "__main__":
+    main()

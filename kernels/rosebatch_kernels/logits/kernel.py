@@ -1,0 +1,185 @@
+"""Triton kernels of what changes logits: memory is read once and written once, and nothing waits for the host.
+
+Numbers are rounded as the reference rounds them, step by step, so that both give the same bits.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rosebatch_kernels.dependent_launch import launch_options, wait
+from rosebatch_kernels.logits import layout
+
+_COUNT = tl.constexpr(layout.COUNT)
+_IN_PROMPT = tl.constexpr(layout.IN_PROMPT)
+_ENDS = tl.constexpr(layout.ENDS)
+
+# Columns of a program: 16 for each thread of four warps.
+_COLUMNS = 2048
+# Tokens that a program counts.
+_COUNTED = 128
+_NUM_WARPS = 4
+
+
+def adjust(
+    logits: Tensor,
+    marks: Tensor,
+    bias: Tensor | None,
+    slots: Tensor | None,
+    *,
+    presence: Tensor,
+    frequency: Tensor,
+    repetition: Tensor,
+    positions: Tensor,
+    min_positions: Tensor,
+) -> Tensor:
+    """See ``rosebatch_kernels.logits.reference``; the five parameters are contiguous."""
+    assert logits.stride(-1) == marks.stride(-1) == 1, "the last axis is contiguous"
+    assert bias is None or bias.stride(-1) == 1, "the last axis is contiguous"
+    rows, size = logits.shape
+    # Rows begin on 16 bytes, for the sampling kernel.
+    out = torch.empty(rows, triton.cdiv(size, 4) * 4, dtype=torch.float32, device=logits.device)[:, :size]
+    _adjust[(rows, triton.cdiv(size, _COLUMNS))](
+        logits,
+        marks,
+        bias,
+        slots,
+        presence,
+        frequency,
+        repetition,
+        positions,
+        min_positions,
+        out,
+        size,
+        logits.stride(0),
+        marks.stride(0),
+        0 if bias is None else bias.stride(0),
+        out.stride(0),
+        columns=_COLUMNS,
+        EVEN=size % 16 == 0,
+        num_warps=_NUM_WARPS,
+        # A product and a difference made one would be rounded once and not twice.
+        enable_fp_fusion=False,
+        **launch_options(),
+    )
+    return out
+
+
+def count_(marks: Tensor, tokens: Tensor, slots: Tensor | None) -> None:
+    """See ``rosebatch_kernels.logits.reference``; tokens and slots are contiguous."""
+    assert marks.stride(-1) == 1, "the last axis is contiguous"
+    rows = len(tokens)
+    _count[(triton.cdiv(rows, _COUNTED),)](
+        marks,
+        tokens,
+        slots,
+        rows,
+        marks.shape[1],
+        marks.stride(0),
+        tile=_COUNTED,
+        num_warps=_NUM_WARPS,
+        **launch_options(),
+    )
+
+
+def mask_(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+    """See ``rosebatch_kernels.logits.reference``; rows are contiguous. Logits that are not barred are not touched."""
+    assert logits.stride(-1) == masks.stride(-1) == 1, "the last axis is contiguous"
+    size = logits.shape[1]
+    _mask[(len(rows), triton.cdiv(size, _COLUMNS))](
+        logits,
+        masks,
+        rows,
+        size,
+        logits.stride(0),
+        masks.stride(0),
+        words=_COLUMNS // 32,
+        num_warps=_NUM_WARPS,
+        **launch_options(),
+    )
+
+
+# Where the parameters stand changes with the number of rows, and is no reason to compile anew.
+_PARAMETERS = ["slots", "presence", "frequency", "repetition", "positions", "min_positions"]
+
+
+@triton.jit(do_not_specialize=_PARAMETERS)
+def _adjust(
+    logits,
+    marks,
+    bias,
+    slots,
+    presence,
+    frequency,
+    repetition,
+    positions,
+    min_positions,
+    out,
+    size,
+    logits_stride,
+    marks_stride,
+    bias_stride,
+    out_stride,
+    columns: tl.constexpr,
+    EVEN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        wait()
+    row = tl.program_id(0).to(tl.int64)
+    slot = row
+    if slots is not None:
+        slot = tl.load(slots + row).to(tl.int64)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    if not EVEN:
+        # The mask parts what a thread would load at once, so numbers are loaded one by one: a thread then takes every
+        # 32nd and not neighbours, so that a warp reads one piece of memory.
+        column = tl.max_contiguous(column, 1)
+    inside = column < size
+    x = tl.load(logits + row * logits_stride + column, inside, other=0.0).to(tl.float32)
+    mark = tl.load(marks + slot * marks_stride + column, inside, other=0)
+    if bias is not None:
+        x += tl.load(bias + slot * bias_stride + column, inside, other=0.0)
+    penalty = tl.load(repetition + row)
+    count = mark & _COUNT
+    generated = count > 0
+    seen = generated | (mark & _IN_PROMPT > 0)
+    x = tl.where(seen, tl.where(x > 0, tl.div_rn(x, penalty), x * penalty), x)
+    x -= tl.load(frequency + row) * count.to(tl.float32)
+    x -= tl.where(generated, tl.load(presence + row), 0.0)
+    too_early = (tl.load(positions + row) < tl.load(min_positions + row)) & (mark & _ENDS > 0)
+    tl.store(out + row * out_stride + column, tl.where(too_early, float("-inf"), x), inside)
+
+
+@triton.jit(do_not_specialize=["tokens", "slots", "rows"])
+def _count(marks, tokens, slots, rows, size, stride, tile: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        wait()
+    row = tl.program_id(0) * tile + tl.arange(0, tile)
+    real = row < rows
+    token = tl.load(tokens + row, real, other=-1)
+    slot = row
+    if slots is not None:
+        slot = tl.load(slots + row, real, other=0)
+    inside = (token >= 0) & (token < size)
+    place = marks + slot.to(tl.int64) * stride + token
+    # Not atomic: no slot is there twice.
+    tl.store(place, tl.load(place, inside, other=0) + 1, inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _mask(logits, masks, rows, size, logits_stride, masks_stride, words: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        wait()
+    number = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + number).to(tl.int64)
+    index = tl.program_id(1) * words + tl.arange(0, words)[:, None]
+    word = tl.load(masks + number * masks_stride + index, index * 32 < size, other=0)
+    bit = tl.arange(0, 32)[None, :]
+    # As above, since each logit is stored or not by itself.
+    column = tl.max_contiguous(index * 32 + bit, [1, 1])
+    barred = ((word >> bit) & 1) == 0
+    tl.store(logits + row * logits_stride + column, float("-inf"), barred & (column < size))

@@ -1,0 +1,83 @@
+"""Log-probabilities of tokens by the model's own logits, as rows of int32 that travel like tokens do.
+
+A row holds the log-probability of the token, ``MOST_LOGPROBS`` ids of likeliest tokens, and their log-probabilities;
+real numbers as the bits of fp32.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rosebatch.engine.plan import StepPlan
+from rosebatch.request import MOST_LOGPROBS, Logprobs, Sequence
+
+ROW = 1 + 2 * MOST_LOGPROBS
+_IDS = slice(1, 1 + MOST_LOGPROBS)
+# Logits of a prompt that are held at a time: a whole prompt's may be more than everything else.
+_PROMPT_ROWS = 128
+
+
+def logprob_rows(logits: Tensor, tokens: Tensor, most: int) -> Tensor:
+    """``[S, ROW]`` int32 for tokens ``[S]`` of logits ``[S, V]``, with the ``most`` likeliest filled in.
+
+    Nothing is fetched from the device, so that a graph can hold it.
+    """
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    rows = torch.zeros(len(logits), ROW, dtype=torch.int32, device=logits.device)
+    rows[:, 0] = logprobs.gather(1, tokens.long()[:, None])[:, 0].view(torch.int32)
+    most = min(most, logits.shape[1])
+    if most:
+        values, ids = logprobs.topk(most)
+        rows[:, 1 : 1 + most] = ids.int()
+        rows[:, 1 + MOST_LOGPROBS : 1 + MOST_LOGPROBS + most] = values.contiguous().view(torch.int32)
+    return rows
+
+
+def prompt_logprobs(plan: StepPlan, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]) -> dict[int, list[Logprobs]]:
+    """What ``StepResult.prompt_logprobs`` holds, from the final hidden states ``[T, H]`` of a packed step.
+
+    Fetched at once: whoever asks for them waits for a prompt anyway.
+    """
+    found, first = {}, 0
+    for number, chunk in enumerate(plan.chunks):
+        sequence, most = chunk.sequence, chunk.sequence.sampling.prompt_logprobs
+        behind = sequence.request.prompt_token_ids[chunk.start + 1 : chunk.start + chunk.length + 1]
+        if most is not None and behind:
+            tokens = torch.tensor(behind, device=hidden.device)
+            states = hidden[first : first + len(behind)]
+            parts = zip(states.split(_PROMPT_ROWS), tokens.split(_PROMPT_ROWS), strict=True)
+            rows = torch.cat([logprob_rows(logits_of(some), ids, most) for some, ids in parts])
+            found[number] = read_logprobs(rows.cpu().numpy(), behind, most)
+        first += chunk.length
+    return found
+
+
+def most_logprobs(sequences: Seq[Sequence]) -> int | None:
+    """The most likeliest tokens that one of them asks for; None where none asks for log-probabilities."""
+    asked = [most for sequence in sequences if (most := sequence.sampling.logprobs) is not None]
+    return max(asked, default=None)
+
+
+def read_all(rows: np.ndarray, sequences: Seq[Sequence], token_ids: Seq[Seq[int]]) -> list[list[Logprobs]]:
+    """Of each sequence, those of its tokens from rows ``[S, T, ROW]``; an empty list where it does not ask."""
+    return [
+        [] if (most := sequence.sampling.logprobs) is None else read_logprobs(own, tokens, most)
+        for own, sequence, tokens in zip(rows, sequences, token_ids, strict=True)
+    ]
+
+
+def read_logprobs(rows: np.ndarray, token_ids: Seq[int], most: int) -> list[Logprobs]:
+    """Rows ``[T, ROW]`` int32 of these tokens, with their ``most`` likeliest.
+
+    There are fewer tokens than rows where a sequence ended before.
+    """
+    rows = np.ascontiguousarray(rows[: len(token_ids)])
+    ids, reals = rows[:, _IDS][:, :most].tolist(), rows.view(np.float32)
+    chosen, tops = reals[:, 0].tolist(), reals[:, 1 + MOST_LOGPROBS :][:, :most].tolist()
+    return [
+        Logprobs(token_id, logprob, tuple(zip(top_ids, top, strict=True)))
+        for token_id, logprob, top_ids, top in zip(token_ids, chosen, ids, tops, strict=True)
+    ]

@@ -1,0 +1,112 @@
+"""Two tiny models with random weights, and engines that run them: the plain way, and as a GPU would."""
+
+from dataclasses import fields
+
+import torch
+
+from rosebatch.config import ModelConfig, RopeConfig
+from rosebatch.engine.block_pool import BlockPool
+from rosebatch.engine.device_runner import DeviceRunner
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.kv_cache import KVCache
+from rosebatch.engine.runner import Runner
+from rosebatch.engine.scheduler import Scheduler
+from rosebatch.model.registry import build_model
+from rosebatch.model.weights import RandomWeights
+from rosebatch.ops import device_ops, select
+from rosebatch.toggles import Toggles
+
+CPU = torch.device("cpu")
+VOCAB = 50
+BLOCK_SIZE = 4
+SEATS = 3
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 24,
+    "max_model_len": 40,
+    "norm_eps": 1e-5,
+}
+MODELS = {
+    "llama": ModelConfig(
+        family="llama",
+        num_kv_heads=1,
+        activation="silu",
+        rope=RopeConfig(),
+        qk_norm=True,
+        sliding_windows=(0, 7),
+        eos_token_ids=(28,),
+        **_SIZES,
+    ),
+    "gpt2": ModelConfig(
+        family="gpt2",
+        num_kv_heads=2,
+        activation="gelu_new",
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        eos_token_ids=(3,),
+        **_SIZES,
+    ),
+}
+
+
+class Weights(RandomWeights):
+    """Large enough that every part of the model moves the logits, norms and biases included."""
+
+    def get(self, name, shape):
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))
+        weight = super().get(name, shape)
+        return weight + 0.1 * noise if len(shape) == 1 else 14 * weight
+
+
+def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
+    config = MODELS[name]
+    scheduler = Scheduler(BlockPool(blocks, BLOCK_SIZE), max_num_seqs=SEATS, max_num_batched_tokens=10, **scheduling)
+    return Engine(
+        scheduler,
+        runner_of(config),
+        vocab_size=VOCAB,
+        max_model_len=config.max_model_len,
+        eos_token_ids=config.eos_token_ids,
+        lookahead=lookahead,
+    )
+
+
+def plain_engine(name):
+    def runner_of(config):
+        ops = select(Toggles.resolve({}, "cpu"))
+        model = build_model(config, ops, Weights(torch.float32, CPU))
+        return Runner(model, config, KVCache(config, 60, BLOCK_SIZE, torch.float32, CPU, ops), ops)
+
+    return make_engine(name, runner_of)
+
+
+def device_engine(name, off=(), blocks=60):
+    """As a GPU would run it, graphs excepted, with the switches named in ``off`` off."""
+    served = {f.name for f in fields(Toggles) if "cuda" in f.metadata["devices"]}
+    assert served >= set(off)
+    toggles = Toggles(**{f.name: f.name in served - {"cuda_graph", *off} for f in fields(Toggles)})
+    window = 4 if toggles.fused_sampler and toggles.late_results else 1
+
+    def runner_of(config):
+        ops = select(toggles, "cuda")
+        kernels = device_ops(SEATS, config.num_heads, config.num_kv_heads, config.head_dim, CPU)
+        model = build_model(config, ops, Weights(torch.float32, CPU))
+        cache = KVCache(config, blocks + 1, BLOCK_SIZE, torch.float32, CPU, ops)
+        cache.data.fill_(float("nan"))
+        limits = {"max_num_seqs": SEATS, "max_len": config.max_model_len, "window": window}
+        return DeviceRunner(model, config, cache, ops, kernels, toggles, **limits)
+
+    return make_engine(
+        name,
+        runner_of,
+        lookahead=int(toggles.late_results),
+        blocks=blocks,
+        decode_window=window,
+        prefix_cache=toggles.prefix_cache,
+    )
