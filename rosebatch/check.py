@@ -9,9 +9,10 @@ from rosebatch.bench.floor import Rates, find_floor, weight_bytes
 from rosebatch.engine.engine import require_servable
 from rosebatch.engine.kv_cache import bytes_for_longest
 from rosebatch.errors import RowError
+from rosebatch.grammar import Grammars
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow
-from rosebatch.job import prepare
+from rosebatch.job import PreparedRow, prepare
 from rosebatch.launch import LaunchPlan
 from rosebatch.tokenizer import Tokenizer
 
@@ -32,6 +33,7 @@ def check_rows(
     tokenizer: Tokenizer | None,
     vocab_size: int,
     max_model_len: int,
+    eos_token_ids: Iterable[int],
     on_failure: Callable[[FailedRow], object],
 ) -> Checked:
     """Read and tokenize all rows.
@@ -41,22 +43,31 @@ def check_rows(
         tokenizer: None for a model that works on token ids.
         vocab_size: token ids are below this.
         max_model_len: most tokens of prompt and completion together.
+        eos_token_ids: the model's end tokens.
         on_failure: told of every row that cannot be served.
     """
     checked = Checked()
-    for item in prepare(rows, tokenizer):
-        try:
-            if isinstance(item, FailedRow):
-                raise item.error
-            require_servable(item, vocab_size, max_model_len)
-        except RowError as error:
-            checked.errors[error.code] += 1
-            on_failure(FailedRow(index=item.index, where=item.where, metadata=item.metadata, error=error))
-        else:
-            length = len(item.prompt_token_ids)
+    grammars = None if tokenizer is None else Grammars(tokenizer, vocab_size, eos_token_ids)
+    for item in prepare(rows, tokenizer, grammars):
+        failed = item if isinstance(item, FailedRow) else _refused(item, vocab_size, max_model_len)
+        if failed is not None:
+            checked.errors[failed.error.code] += 1
+            on_failure(failed)
+        for request in item.requests if isinstance(item, PreparedRow) and failed is None else ():
+            length, sampling = len(request.prompt_token_ids), request.sampling
             checked.prompt_lens.append(length)
-            checked.output_lens.append(min(item.sampling.max_tokens, max_model_len - length))
+            checked.output_lens.append(sampling.n * min(sampling.max_tokens, max_model_len - length))
     return checked
+
+
+def _refused(row: PreparedRow, vocab_size: int, max_model_len: int) -> FailedRow | None:
+    """The row, if an engine would refuse a part of it."""
+    try:
+        for request in row.requests:
+            require_servable(request, vocab_size, max_model_len)
+    except RowError as error:
+        return FailedRow(index=row.first.index, where=row.first.where, metadata=row.first.metadata, error=error)
+    return None
 
 
 def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -> list[tuple[str, str]]:

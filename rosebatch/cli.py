@@ -41,11 +41,16 @@ def generate(
     ] = "auto",
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", help="JSONL or Parquet file for the results. Default: JSONL on stdout."),
+        typer.Option(
+            "--output", "-o", help="JSONL or Parquet file, or FOLDER/ of Parquet files. Default: JSONL on stdout."
+        ),
     ] = None,
     errors: Annotated[
         str | None,
         typer.Option(help="JSONL file for the rows that fail. Default for an OpenAI batch: OUTPUT.errors.jsonl."),
+    ] = None,
+    rows_per_file: Annotated[
+        int | None, typer.Option(min=1, help="Most rows in each file of an output folder. Default: 1000000.")
     ] = None,
     resume: Annotated[
         bool,
@@ -81,6 +86,7 @@ def generate(
         input_format=input_format,
         output=output,
         errors=errors,
+        rows_per_file=rows_per_file,
         resume=resume,
         force_resume=force_resume,
         strict=strict,

@@ -44,6 +44,7 @@ def run_generate(
     input_format: InputFormat,
     output: str | None,
     errors: str | None,
+    rows_per_file: int | None,
     resume: bool,
     force_resume: bool,
     strict: bool,
@@ -76,7 +77,7 @@ def run_generate(
 
     resume = resume or force_resume
     results = open_output(
-        output, reader, manifest, resume=resume, force=force_resume, token_ids=return_token_ids, errors=errors
+        output, reader, manifest, resume=resume, force=force_resume, errors=errors, rows_per_file=rows_per_file
     )
     resumed = results.num_rows
     interrupts = Interrupts()
@@ -145,6 +146,7 @@ def _check(reader: PromptReader, plan: LaunchPlan, stream: TextIO) -> Checked:
         None if folder is None else Tokenizer.load(folder),
         config.vocab_size,
         config.max_model_len,
+        config.eos_token_ids,
         lambda row: stream.write(f"{row.where}: {row.error.code}: {row.error.message}\n"),
     )
 

@@ -1,20 +1,32 @@
-"""Where a run's results go: to stdout, or to a file by way of a part file, its own or that of the run it resumes."""
+"""Where a run's results go: to stdout, or to a file or folder by way of a part file, its own or one it resumes."""
 
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from rosebatch.errors import FlagError
 from rosebatch.io.files import file_name, is_parquet, is_url, upload
-from rosebatch.io.output import FileOutput, Output, Rows, StreamOutput, write_jsonl
-from rosebatch.io.parquet import write_parquet
+from rosebatch.io.output import (
+    FileOutput,
+    Output,
+    StreamOutput,
+    aside,
+    beside,
+    replace_folder,
+    require_parts,
+    write_jsonl,
+)
+from rosebatch.io.parquet import Carried, Rows, write_parquet, write_parquet_parts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import RESULT_FIELDS
 from rosebatch.manifest import differences, now
+
+_ROWS_PER_FILE = 1_000_000
+_PART = re.compile(r"part-\d+\.parquet")
 
 
 def open_output(
@@ -24,23 +36,27 @@ def open_output(
     *,
     resume: bool,
     force: bool,
-    token_ids: bool,
     errors: str | None = None,
+    rows_per_file: int | None = None,
 ) -> Output:
     """The output of ``-o``.
 
     Args:
-        target: a path or URL, Parquet if it ends in ``.parquet`` or ``.pq``; None or ``-`` for stdout.
+        target: a path or URL, Parquet if it ends in ``.parquet`` or ``.pq``; None or ``-`` for stdout. A folder of
+            Parquet files if it ends in ``/`` or is there as one.
         reader: of the input, whose columns a Parquet file takes over.
         manifest: of the run, from the digest of its input, None for stdin.
         resume: go on with the part file, where there is one.
         force: though it is of another run.
-        token_ids: whether rows have ``token_ids``.
         errors: a path or URL for error rows; of an OpenAI batch they always have a file of their own.
+        rows_per_file: at most so many in each file of a folder.
 
     Raises:
         UserError: it cannot be written to, is of another run, or another process writes to it.
     """
+    to_folder = target is not None and _is_folder(target)
+    if rows_per_file is not None and not to_folder:
+        raise FlagError("--rows-per-file needs an output folder: -o FOLDER/")
     if target is None or target == "-":
         if resume:
             raise FlagError("--resume needs an output file: -o FILE")
@@ -50,9 +66,13 @@ def open_output(
     if resume and reader.source == "-":
         raise FlagError("--resume needs an input file: stdin cannot be compared with what the earlier run read")
     path = _local(target)
-    if not path.name or (path.is_dir() and not is_url(target)):
-        raise FlagError(f"{target}: is a folder, name a file for the results")
-    to_parquet = is_parquet(target)
+    if path.name in ("", ".."):
+        raise FlagError(f"{target}: has no name of its own, name a file or a folder for the results")
+    if to_folder:
+        # The folder is replaced, not a link to it.
+        path = path.resolve() if path.is_symlink() else path
+        _require_replaceable(target, path)
+    to_parquet = to_folder or is_parquet(target)
     if to_parquet and (reader.is_batch or errors is not None):
         raise FlagError(f"{path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
     split = reader.is_batch or errors is not None
@@ -60,11 +80,13 @@ def open_output(
     errors_path = _local(errors_target)
     if split and errors_path == path:
         raise FlagError(f"--errors {errors}: is the output file itself")
-    urls = {_local(each): each for each in (target, errors_target) if is_url(each)}
+    urls = {at: each for at, each in ((path, target), (errors_path, errors_target)) if is_url(each)}
 
     def place(whole: Path, at: Path) -> None:
         if at in urls:
-            upload(whole, urls[at])
+            (_upload_folder if to_folder else upload)(whole, urls[at])
+        elif to_folder:
+            replace_folder(whole, at)
         else:
             whole.replace(at)
 
@@ -72,16 +94,62 @@ def open_output(
     part = _part_file(path.with_name(path.name + ".part"), manifest(digest), resume=resume, force=force)
     if not to_parquet:
         return FileOutput(part, path, write_jsonl, errors=errors_path if split else None, place=place)
+    carried = None if reader.columns is None else Carried(reader.columns, reader.carried)
+    write: Callable[[Path, Rows], None] = partial(write_parquet, carried=carried)
+    if to_folder:
+        write = partial(write_parquet_parts, rows_per_file=rows_per_file or _ROWS_PER_FILE, carried=carried)
+    return FileOutput(part, path, write, None if carried is None else RESULT_FIELDS, place=place)
 
-    def write(path: Path, rows: Rows) -> None:
-        write_parquet(path, lambda: _with_columns(reader, rows), token_ids=token_ids, columns=reader.columns)
 
-    return FileOutput(part, path, write, None if reader.columns is None else RESULT_FIELDS, place=place)
+def _is_folder(target: str) -> bool:
+    """Of those elsewhere, only the slash says so."""
+    return not file_name(target) or (not is_url(target) and Path(target).is_dir())
 
 
 def _local(target: str) -> Path:
-    """Where a file is made: for one elsewhere, in the working directory."""
-    return Path(file_name(target)) if is_url(target) else Path(target)
+    """Where a file or folder is made: for one elsewhere, in the working directory."""
+    return Path(file_name(target) or Path(target.partition("://")[2]).name) if is_url(target) else Path(target)
+
+
+def _require_replaceable(target: str, path: Path) -> None:
+    """Check that a folder can be written at the end of the run, and that nothing but parts is lost then.
+
+    What a folder elsewhere holds is not looked at: nothing but parts is written or deleted there.
+
+    Args:
+        target: path or URL.
+        path: where the folder is made.
+
+    Raises:
+        FlagError: it cannot.
+    """
+    if target.startswith(("http://", "https://")):
+        raise FlagError(f"{target}: HTTP knows no folders, name a file for the results")
+    if is_url(target):
+        require_parts(beside(path))
+        return
+    if path.is_mount():
+        raise FlagError(f"{target}: something is mounted there, name a folder in it for the results")
+    for each in (path, beside(path), aside(path)):
+        require_parts(each)
+
+
+def _upload_folder(folder: Path, url: str) -> None:
+    """Move the files of a folder to a URL one by one: until the last is there, it holds some of them and some older.
+
+    Raises:
+        OSError: one cannot be written there, or an older one not be deleted.
+    """
+    from fsspec.core import url_to_fs
+
+    names = {path.name for path in folder.iterdir()}
+    for name in sorted(names):
+        upload(folder / name, url + name)
+    # Of a longer output, which a reader would take for the end of this one.
+    file_system, inside = url_to_fs(url)
+    for path in file_system.ls(inside, detail=False):
+        if _PART.fullmatch(file_name(path)) and file_name(path) not in names:
+            file_system.rm_file(path)
 
 
 def _beside(target: str, name: str) -> str:
@@ -101,11 +169,3 @@ def _part_file(path: Path, manifest: dict[str, Any], *, resume: bool, force: boo
         what = "; ".join(found)
         raise FlagError(f"{path} is of another run: {what}. --force-resume goes on with it all the same")
     return part
-
-
-def _with_columns(reader: PromptReader, rows: Rows) -> Iterator[dict[str, Any]]:
-    """Decoded rows; the columns of a Parquet input from there, since JSON knows neither dates nor decimals."""
-    results = map(msgspec.json.decode, rows())
-    if reader.columns is None:
-        return results
-    return ({**carried, **result} for carried, result in zip(reader.carried(), results, strict=True))

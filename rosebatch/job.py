@@ -9,15 +9,17 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import islice
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice, repeat
 from typing import Any, TypeVar
 
 from rosebatch.engine.engine import Engine
 from rosebatch.errors import RowError
+from rosebatch.grammar import Grammar, Grammars
 from rosebatch.io.output import Output
 from rosebatch.io.reader import Row
-from rosebatch.io.rows import Answer, FailedRow, PromptRow, Shape
+from rosebatch.io.rows import Answer, Choice, FailedRow, PromptRow, ScoredToken, Shape
 from rosebatch.progress import Progress
 from rosebatch.report import Tally
 from rosebatch.request import Completion, Request
@@ -30,8 +32,31 @@ _GROUPS_AHEAD = 8
 # Between two looks at whether to go on, where there is nothing to do but wait for rows.
 _PATIENCE_SECONDS = 0.1
 
-Prepared = Request | FailedRow
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRow:
+    """A row that can be served, as far as that is known without an engine.
+
+    Attributes:
+        requests: one for each of its prompts.
+        grammar: what its completions have to match.
+    """
+
+    requests: list[Request]
+    grammar: Grammar | None = None
+
+    @property
+    def first(self) -> Request:
+        """The request of its first prompt, which has all that concerns the row."""
+        return self.requests[0]
+
+
+Prepared = PreparedRow | FailedRow
+# A text or token ids, or why there is no prompt; the latter two, with the text where there is one.
+_Prompt = str | Sequence[int] | RowError
+_Encoded = tuple[Sequence[int] | RowError, str | None]
 
 
 def run_job(
@@ -66,11 +91,20 @@ def run_job(
     # Twice what runs at a time: there is always a next sequence, and memory does not grow with the file.
     window = 2 * engine.scheduler.max_num_seqs
     missing = (row for row in rows if row.index not in output)
-    source = prepare(missing, tokenizer, seed, tally.host_seconds)
+    grammars = None if tokenizer is None else Grammars(tokenizer, engine.vocab_size, engine.eos_token_ids)
+    source = prepare(missing, tokenizer, grammars, seed, tally.host_seconds)
     if engine.scheduler.prefix_cache:
         source = _by_prefix(source, window)
     prepared = _in_background(source, check)
+
+    def fail(row: FailedRow) -> None:
+        with _Stopwatch(tally.host_seconds, "writing"):
+            output.add(row.index, shape.failure(row), failed=True)
+        tally.add_error(row.error)
+        progress.advance(failed=True)
+
     exhausted = False
+    unfinished: dict[int, list[Completion]] = defaultdict(list)
     while not exhausted or engine.has_unfinished:
         # Always filled up before a step, never as far as the thread happens to be: a second run is the same run.
         while not exhausted and engine.num_unfinished < window:
@@ -81,25 +115,26 @@ def run_job(
             if item is None:
                 exhausted = True
                 break
-            try:
-                if isinstance(item, FailedRow):
-                    raise item.error
-                stop = item.sampling.stop
-                engine.add(item, StopStrings(tokenizer, stop) if stop and tokenizer else None)
-            except RowError as error:
-                failed = FailedRow(index=item.index, where=item.where, metadata=item.metadata, error=error)
-                with _Stopwatch(tally.host_seconds, "writing"):
-                    output.add(item.index, shape.failure(failed), failed=True)
-                tally.add_error(error)
-                progress.advance(failed=True)
+            failed = item if isinstance(item, FailedRow) else _add(engine, item, tokenizer)
+            if failed is not None:
+                fail(failed)
         check()
         for completion in engine.step() if engine.has_unfinished else ():
+            request = completion.request
+            unfinished[request.index].append(completion)
+            if len(unfinished[request.index]) < request.num_choices:
+                continue
+            completions = sorted(unfinished.pop(request.index), key=lambda done: done.request.choice)
+            error = next((done.error for done in completions if done.error), None)
+            if error is not None:
+                fail(_failed(request, RowError("grammar_failed", error)))
+                continue
             with _Stopwatch(tally.host_seconds, "detokenizing"):
-                answer = _answer(completion, tokenizer, return_token_ids)
+                answer = _answer(completions, tokenizer, return_token_ids)
             with _Stopwatch(tally.host_seconds, "writing"):
                 output.add(answer.index, shape.result(answer), failed=False)
-            tally.add(replace(completion, finish_reason=answer.finish_reason))
-            progress.advance(output_tokens=len(completion.token_ids))
+            tally.add_row(completions, [choice.finish_reason for choice in answer.choices])
+            progress.advance(output_tokens=answer.completion_tokens)
         with _Stopwatch(tally.host_seconds, "writing"):
             output.flush()
     with _Stopwatch(tally.host_seconds, "writing"):
@@ -107,9 +142,28 @@ def run_job(
     return tally
 
 
+def _add(engine: Engine, row: PreparedRow, tokenizer: Tokenizer | None) -> FailedRow | None:
+    """Queue all of a row, or, where the engine refuses a part of it, nothing."""
+    stop, grammar = row.first.sampling.stop, row.grammar
+    try:
+        for request in row.requests:
+            engine.require_servable(request)
+    except RowError as error:
+        return _failed(row.first, error)
+    matcher = partial(StopStrings, tokenizer, stop) if stop and tokenizer else None
+    for request in row.requests:
+        engine.add(request, stop_matcher=matcher, constraint=None if grammar is None else grammar.start)
+    return None
+
+
+def _failed(request: Request, error: RowError) -> FailedRow:
+    return FailedRow(index=request.index, where=request.where, metadata=request.metadata, error=error)
+
+
 def prepare(
     rows: Iterable[Row],
     tokenizer: Tokenizer | None,
+    grammars: Grammars | None,
     seed: int | None = None,
     seconds: defaultdict[str, float] | None = None,
 ) -> Iterator[Prepared]:
@@ -118,6 +172,7 @@ def prepare(
     Args:
         rows: of the input.
         tokenizer: None for a model that works on token ids.
+        grammars: compiles what completions have to match; None for such a model.
         seed: of the job.
         seconds: what it takes is added there.
     """
@@ -134,7 +189,13 @@ def prepare(
             if isinstance(row, FailedRow):
                 yield row
                 continue
-            yield _request(row, next(prompts), tokenizer, seed)
+            try:
+                requests = _requests(row, next(prompts), tokenizer, seed)
+                spec = row.sampling.grammar
+                with _Stopwatch(seconds, "compiling grammars"):
+                    yield PreparedRow(requests, grammars.compile(spec) if spec and grammars else None)
+            except RowError as error:
+                yield FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
 
 
 def _by_prefix(items: Iterator[Prepared], window: int) -> Iterator[Prepared]:
@@ -144,77 +205,136 @@ def _by_prefix(items: Iterator[Prepared], window: int) -> Iterator[Prepared]:
     """
     while group := list(islice(items, window)):
         yield from (item for item in group if isinstance(item, FailedRow))
-        yield from sorted((item for item in group if isinstance(item, Request)), key=_prefix_order)
+        yield from sorted((item for item in group if isinstance(item, PreparedRow)), key=_prefix_order)
 
 
-def _prefix_order(request: Request) -> bytes:
+def _prefix_order(row: PreparedRow) -> bytes:
     """Bytes compare in no time; which order of tokens they stand for does not matter."""
     try:
-        return array("q", request.prompt_token_ids).tobytes()
+        return array("q", row.first.prompt_token_ids).tobytes()
     except OverflowError:
         # No token ids of any model: the engine refuses them.
         return b""
 
 
-def _token_ids(rows: Sequence[PromptRow], tokenizer: Tokenizer | None) -> list[Sequence[int] | RowError]:
-    """The prompt of each row as token ids, all texts of the group encoded in one call."""
-    ids: dict[int, Sequence[int] | RowError] = {}
-    texts = [row for row in rows if row.prompt is not None]
+def _token_ids(rows: Sequence[PromptRow], tokenizer: Tokenizer | None) -> list[list[_Encoded]]:
+    """Of each row its prompts as token ids, and their texts where they have any; all are encoded in one call."""
+    given = [_prompts(row, tokenizer) for row in rows]
+    texts = [prompt for prompts in given for prompt in prompts if isinstance(prompt, str)]
     chats = [row for row in rows if row.messages is not None]
     if tokenizer is None:
         refusal = RowError("no_tokenizer", "the model has no tokenizer: give prompt_token_ids")
-        ids = {row.index: refusal for row in [*texts, *chats]}
+        encoded: Iterator[Sequence[int] | RowError] = repeat(refusal)
+        rendered: Iterator[Sequence[int] | RowError] = repeat(refusal)
     else:
-        ids |= zip((r.index for r in texts), tokenizer.encode([r.prompt or "" for r in texts]), strict=True)
-        encoded = tokenizer.encode_chats([r.messages or [] for r in chats], [r.options.template for r in chats])
-        ids |= zip((r.index for r in chats), encoded, strict=True)
-    return [ids[row.index] if row.prompt_token_ids is None else row.prompt_token_ids for row in rows]
+        encoded = iter(tokenizer.encode(texts))
+        rendered = iter(tokenizer.encode_chats([r.messages or [] for r in chats], [r.options.template for r in chats]))
+
+    def of_row(row: PromptRow, prompts: Iterable[_Prompt]) -> Iterator[_Encoded]:
+        if row.messages is not None:
+            yield next(rendered), None
+        for prompt in prompts:
+            yield (next(encoded), prompt) if isinstance(prompt, str) else (prompt, None)
+
+    return [list(of_row(row, prompts)) for row, prompts in zip(rows, given, strict=True)]
 
 
-def _request(
-    row: PromptRow, prompt: Sequence[int] | RowError, tokenizer: Tokenizer | None, seed: int | None
-) -> Prepared:
+def _prompts(row: PromptRow, tokenizer: Tokenizer | None) -> list[_Prompt]:
+    """The prompts of a row but for a chat."""
+    if row.prompts:
+        return list(row.prompts)
+    if row.prompt_token_ids is not None:
+        return [row.prompt_token_ids]
+    if row.prompt is None:
+        return []
+    if row.options.suffix and tokenizer is not None:
+        return [tokenizer.fill_in_middle(row.prompt, row.options.suffix)]
+    return [row.prompt]
+
+
+def _requests(
+    row: PromptRow,
+    prompts: Sequence[_Encoded],
+    tokenizer: Tokenizer | None,
+    seed: int | None,
+) -> list[Request]:
+    """A request for each prompt.
+
+    Raises:
+        RowError: one of them cannot be served.
+    """
     sampling, options = row.sampling, row.options
-    if tokenizer is None and (sampling.stop or options.echo):
-        prompt = RowError("no_tokenizer", "stop strings and echo need a model with a tokenizer")
-    if isinstance(prompt, RowError):
-        return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=prompt)
-    prompt = tuple(prompt[-options.truncate_prompt_tokens :])
-    if not row.has_seed:
-        sampling = replace(sampling, seed=row_seed(seed, row.index, row.id, prompt))
-    echo = ""
-    if options.echo and tokenizer is not None:
-        whole = row.prompt is not None and not options.truncate_prompt_tokens
-        echo = row.prompt if whole and row.prompt else tokenizer.decode(prompt)
-    return Request(
-        index=row.index,
-        prompt_token_ids=prompt,
-        sampling=sampling,
-        metadata=row.metadata,
-        where=row.where,
-        echo=echo,
+    if tokenizer is None and (sampling.stop or options.echo or sampling.grammar or sampling.logprobs is not None):
+        raise RowError("no_tokenizer", "stop strings, echo, logprobs and grammars need a model with a tokenizer")
+    requests = []
+    for number, (prompt, text) in enumerate(prompts):
+        if isinstance(prompt, RowError):
+            raise prompt
+        prompt = tuple(prompt[-options.truncate_prompt_tokens :])
+        if not row.has_seed:
+            sampling = replace(sampling, seed=row_seed(seed, row.index, row.id, prompt))
+        echo = ""
+        if options.echo and tokenizer is not None:
+            echo = text if text and not options.truncate_prompt_tokens else tokenizer.decode(prompt)
+        requests.append(
+            Request(
+                index=row.index,
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                metadata=row.metadata,
+                where=row.where,
+                echo=echo,
+                choice=number * sampling.n,
+                num_choices=len(prompts) * sampling.n,
+            )
+        )
+    return requests
+
+
+def _answer(completions: Sequence[Completion], tokenizer: Tokenizer | None, return_token_ids: bool) -> Answer:
+    """Of all completions of a row, in order."""
+    first = completions[0].request
+    prompts = [done for done in completions if done.request.choice % first.sampling.n == 0]
+    return Answer(
+        index=first.index,
+        metadata=first.metadata,
+        choices=[_choice(completion, tokenizer, return_token_ids) for completion in completions],
+        prompt_tokens=sum(len(done.request.prompt_token_ids) for done in prompts),
+        completion_tokens=sum(len(done.token_ids) for done in completions),
+        cached_tokens=sum(done.cached_tokens for done in prompts),
     )
 
 
-def _answer(completion: Completion, tokenizer: Tokenizer | None, return_token_ids: bool) -> Answer:
-    request = completion.request
-    text, finish_reason = None, completion.finish_reason
+def _choice(completion: Completion, tokenizer: Tokenizer | None, return_token_ids: bool) -> Choice:
+    request, token_ids = completion.request, list(completion.token_ids)
+    sampling = request.sampling
+    text, finish_reason, logprobs, prompt_logprobs = None, completion.finish_reason, None, None
     if tokenizer is not None:
-        whole = tokenizer.decode(completion.token_ids)
-        text = cut_at_stop(whole, request.sampling.stop)
+        whole = tokenizer.decode(token_ids)
+        protected = len(tokenizer.decode(token_ids[: sampling.min_tokens])) if sampling.min_tokens else 0
+        text = cut_at_stop(whole, sampling.stop, protected)
         # A stop string in the last characters of a completion that reached its length: only the whole text shows it.
         finish_reason = "stop" if len(text) < len(whole) else finish_reason
         text = request.echo + text
-    return Answer(
-        index=request.index,
-        metadata=request.metadata,
+        if sampling.logprobs is not None:
+            logprobs = [_scored(*scored, tokenizer) for scored in completion.logprobs]
+        if sampling.prompt_logprobs is not None:
+            prompt_logprobs = [_scored(request.prompt_token_ids[0], None, (), tokenizer)]
+            prompt_logprobs += [_scored(*scored, tokenizer) for scored in completion.prompt_logprobs]
+    return Choice(
         text=text,
         finish_reason=finish_reason,
-        prompt_tokens=len(request.prompt_token_ids),
-        completion_tokens=len(completion.token_ids),
-        cached_tokens=completion.cached_tokens,
-        token_ids=list(completion.token_ids) if return_token_ids else None,
+        token_ids=token_ids if return_token_ids else None,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
+
+
+def _scored(
+    token_id: int, logprob: float | None, top: Iterable[tuple[int, float]], tokenizer: Tokenizer
+) -> ScoredToken:
+    likeliest = tuple(ScoredToken(other, tokenizer.token_bytes(other), value) for other, value in top)
+    return ScoredToken(token_id, tokenizer.token_bytes(token_id), logprob, likeliest)
 
 
 class _Stopwatch:

@@ -9,7 +9,7 @@ import platform
 import resource
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -45,17 +45,28 @@ class Tally:
     e2e: Durations = field(default_factory=Durations)
 
     def add(self, completion: Completion) -> None:
-        """Count a completion."""
-        tokens = len(completion.token_ids)
+        """Count a row that has one completion."""
+        self.add_row([completion], [completion.finish_reason])
+
+    def add_row(self, completions: Sequence[Completion], finish_reasons: Iterable[str]) -> None:
+        """Count a row.
+
+        Args:
+            completions: of each of its prompts ``n``, one behind the other.
+            finish_reasons: of each, as the result has it.
+        """
         self.completed += 1
-        self.prompt_tokens += len(completion.request.prompt_token_ids)
-        self.cached_tokens += completion.cached_tokens
-        self.output_tokens += tokens
-        self.finish_reasons[completion.finish_reason] += 1
-        self.ttft.add(completion.first_token_time - completion.arrival_time)
-        self.e2e.add(completion.finish_time - completion.arrival_time)
-        if tokens > 1:
-            self.tpot.add((completion.finish_time - completion.first_token_time) / (tokens - 1))
+        self.finish_reasons.update(finish_reasons)
+        for completion in completions:
+            tokens = len(completion.token_ids)
+            if completion.request.choice % completion.request.sampling.n == 0:
+                self.prompt_tokens += len(completion.request.prompt_token_ids)
+                self.cached_tokens += completion.cached_tokens
+            self.output_tokens += tokens
+            self.ttft.add(completion.first_token_time - completion.arrival_time)
+            self.e2e.add(completion.finish_time - completion.arrival_time)
+            if tokens > 1:
+                self.tpot.add((completion.finish_time - completion.first_token_time) / (tokens - 1))
 
     def add_error(self, error: RowError) -> None:
         """Count a row that failed."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 MOST_LOGPROBS = 20
 MOST_SAMPLES = 1024
@@ -90,6 +90,8 @@ class SamplingParams:
         _require(0 <= self.seed < 2**64, "seed", "in [0, 2^64)", self.seed)
         _require(all(self.stop), "stop", "made of non-empty strings", list(self.stop))
         _require(all(i >= 0 for i in self.stop_token_ids), "stop_token_ids", ">= 0", list(self.stop_token_ids))
+        if self.grammar is not None and self.min_tokens:
+            raise ValueError("min_tokens and a grammar exclude each other: the grammar says where it may end")
         _require(1 <= self.n <= MOST_SAMPLES, "n", f"in [1, {MOST_SAMPLES}]", self.n)
         _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "in [0, max_tokens]", self.min_tokens)
         for name in ("presence_penalty", "frequency_penalty"):
@@ -133,7 +135,8 @@ class Request:
         metadata: the input line's other fields, carried through untouched.
         where: the line it came from, for messages to people.
         echo: what the completion's text is to begin with.
-        choice: which of the row's completions this is.
+        choice: which of the row's completions this is, the first of ``n``.
+        num_choices: how many the row has in all.
     """
 
     index: int
@@ -143,6 +146,7 @@ class Request:
     where: str = ""
     echo: str = ""
     choice: int = 0
+    num_choices: int = 1
 
     def sample(self, number: int) -> "Request":
         """The request for one of its ``n`` completions: of all but the first, the seed is another."""
@@ -170,10 +174,22 @@ class StopMatcher(Protocol):
 
 
 class Constraint(Protocol):
-    """Keeps the tokens of one sequence to a grammar. Not for several threads at a time."""
+    """Keeps the tokens of one sequence to a grammar. Not for several threads at a time.
 
-    def fill(self, mask: Any) -> None:
-        """Write which tokens may come next into an int32 array of numpy, token 0 as the first word's lowest bit."""
+    Attributes:
+        error: why the completion ended before it matched; None where nothing went wrong.
+    """
+
+    error: str | None
+
+    @classmethod
+    def fill_all(cls, constraints: "Seq[Self]", masks: Any) -> None:
+        """Write which tokens may come next.
+
+        Args:
+            constraints: of R sequences.
+            masks: ``[R, ceil(V / 32)]`` int32 of numpy, token 0 as the first word's lowest bit.
+        """
         ...
 
     def feed(self, token_id: int) -> bool:
@@ -317,7 +333,10 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The result of one request; times are seconds on the clock of ``time.perf_counter``."""
+    """The result of one request; times are seconds on the clock of ``time.perf_counter``.
+
+    ``error`` says why it does not match its grammar, where something went wrong.
+    """
 
     request: Request
     token_ids: tuple[int, ...]
@@ -328,3 +347,4 @@ class Completion:
     finish_time: float
     logprobs: tuple[Logprobs, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
+    error: str | None = None

@@ -1,7 +1,9 @@
 """Text to token ids and back: batched encoding, chat templates, incremental detokenizing, stop strings."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,19 @@ from tokenizers.decoders import DecodeStream
 
 from rosebatch.errors import RowError, UserError
 
+# Around what stands before and after the middle, and in front of it: of Qwen Coder and DeepSeek's kin, StarCoder, Code
+# Llama.
+_MIDDLE_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
+)
+_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+# Byte-level vocabularies write each byte as a character: itself where it is printable, others from 256 on.
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + number): byte for number, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
+}
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -94,6 +109,32 @@ class Tokenizer:
         """The text of generated tokens, special tokens left out."""
         return self.backend.decode(list(token_ids), skip_special_tokens=True)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a single token stands for, which need not be whole characters; of a special token, its name."""
+        piece = self.backend.id_to_token(token_id) or ""
+        if token_id in self._added:
+            return piece.encode()
+        if self._is_byte_level:
+            return bytes(_BYTES[character] for character in piece if character in _BYTES)
+        if _BYTE_PIECE.fullmatch(piece):
+            return bytes([int(piece[3:-1], 16)])
+        return piece.replace("\u2581", " ").encode()
+
+    def fill_in_middle(self, prompt: str, suffix: str) -> str | RowError:
+        """The prompt with which a model that was trained for it writes what stands between two texts."""
+        for before, after, middle in _MIDDLE_TOKENS:
+            if all(self.backend.token_to_id(token) is not None for token in (before, after, middle)):
+                return f"{before}{prompt}{after}{suffix}{middle}"
+        return RowError("unsupported_field", "suffix: the model's tokenizer has no tokens for filling in the middle")
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self.backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return "ByteLevel" in repr(self.backend.decoder)
+
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int] | RowError]:
         try:
             encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
@@ -140,9 +181,9 @@ class StopStrings:
         return any(stop in text for stop in self._stop)
 
 
-def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """The text up to the first stop string in it."""
-    found = [position for s in stop if (position := text.find(s)) >= 0]
+def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0) -> str:
+    """The text up to the first stop string in it that ends behind the first ``protected`` characters."""
+    found = [at for s in stop if (at := text.find(s, max(0, protected - len(s) + 1))) >= 0]
     return text[: min(found)] if found else text
 
 

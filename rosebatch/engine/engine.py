@@ -82,7 +82,7 @@ class Engine:
         Raises:
             RowError: see ``require_servable``.
         """
-        require_servable(request, self.vocab_size, self.max_model_len)
+        self.require_servable(request)
         first, *forks = (
             Sequence.start(
                 request.sample(number),
@@ -95,6 +95,10 @@ class Engine:
         )
         first.forks = forks
         self.scheduler.add(first)
+
+    def require_servable(self, request: Request) -> None:
+        """Check a request; see the function of this name."""
+        require_servable(request, self.vocab_size, self.max_model_len)
 
     def step(self) -> list[Completion]:
         """Launch a plan and commit the oldest one that is due; the completions that it finished."""
@@ -158,4 +162,5 @@ def _completion(sequence: Sequence) -> Completion:
         finish_time=sequence.finish_time,
         logprobs=tuple(sequence.logprobs),
         prompt_logprobs=tuple(sequence.prompt_logprobs),
+        error=None if sequence.constraint is None else sequence.constraint.error,
     )

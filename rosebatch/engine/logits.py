@@ -46,8 +46,7 @@ def adjust(logits: Tensor, sequences: Seq[Sequence], ops: Ops) -> Tensor:
 def constraint_masks(constraints: Seq[Constraint], vocab_size: int) -> np.ndarray:
     """``[R, ceil(V / 32)]`` int32 for R constraints, see ``rosebatch_kernels.logits.reference.mask_``."""
     masks = np.zeros((len(constraints), -(-vocab_size // 32)), np.int32)
-    for mask, constraint in zip(masks, constraints, strict=True):
-        constraint.fill(mask)
+    type(constraints[0]).fill_all(constraints, masks)
     return masks
 
 

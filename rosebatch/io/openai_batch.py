@@ -1,28 +1,29 @@
 """The batch files of OpenAI's API: one request a line, and the lines that answer them.
 
 Shapes as in the public API reference of batches, chat completions and completions; fields beyond it (``top_k``,
-``min_p``, ``stop_token_ids``, ``ignore_eos``) are those that other servers take. Nothing is ignored silently: a
-field that would change the answer and is not served is the line's error.
+``min_p``, ``stop_token_ids``, ``structured_outputs`` and the like) are those that other servers take. Nothing is
+ignored silently: a field that would change the answer and is not served is the line's error.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 import msgspec
 
 from rosebatch.errors import RowError
 from rosebatch.io.rows import (
-    UNSUPPORTED,
     Answer,
+    Choice,
     FailedRow,
     PromptRow,
     RequestFields,
+    ScoredToken,
     convert,
     given_sampling,
     plain_message,
     prompt_options,
-    require_supported,
     sampling_params,
 )
 
@@ -40,12 +41,12 @@ _WITHOUT_EFFECT = {
     "stream_options",
     "user",
 }
-_NEUTRAL: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
     "stream": (False,),
-    "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
@@ -91,15 +92,21 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         other = "prompt" if url == _CHAT else "messages"
         if getattr(body, other) is not None:
             raise RowError("invalid_field", f"{other} has no meaning for {url}")
-        # To completions, logprobs 0 is a request for those of the chosen tokens.
-        require_supported(line.body, _NEUTRAL if url == _CHAT else {**_NEUTRAL, "logprobs": ()})
+        _require_neutral(line.body)
         own = given_sampling(body)
+        if url == _CHAT and type(body.logprobs) is int:
+            raise RowError("invalid_field", "logprobs of a chat is true or false; top_logprobs says how many")
+        if url == _COMPLETIONS and type(body.logprobs) is bool:
+            raise RowError("invalid_field", f"logprobs of {url} is the number of likeliest tokens")
+        if url == _COMPLETIONS and body.echo and body.logprobs is not None:
+            own.setdefault("prompt_logprobs", body.logprobs)
         if body.max_completion_tokens is not None:
             own["max_tokens"] = body.max_completion_tokens
         if body.seed is not None:
             # The API's may be negative.
             own["seed"] = body.seed % 2**64
-        text, token_ids = (None, None) if url == _CHAT else _prompt(body.prompt)
+        prompts = () if url == _CHAT else _prompts(body.prompt)
+        one = prompts[0] if len(prompts) == 1 else None
         return PromptRow(
             index=index,
             where=where,
@@ -108,9 +115,10 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
             has_seed=body.seed is not None,
             id=line.custom_id,
             options=prompt_options(body, chat=url == _CHAT),
-            prompt=text,
+            prompt=one if isinstance(one, str) else None,
             messages=_messages(line.body, body) if url == _CHAT else None,
-            prompt_token_ids=token_ids,
+            prompt_token_ids=one if isinstance(one, tuple) else None,
+            prompts=prompts if one is None else (),
         )
     except RowError as error:
         return FailedRow(index=index, where=where, metadata=metadata, error=error)
@@ -131,20 +139,14 @@ class BatchShape:
     def result(self, answer: Answer) -> dict[str, Any]:
         """The line of a request that was served."""
         chat = answer.metadata["url"] == _CHAT
-        choice: dict[str, Any] = {"index": 0}
-        if chat:
-            choice["message"] = {"role": "assistant", "content": answer.text, "refusal": None}
-        else:
-            choice["text"] = answer.text or ""
-        choice |= {"logprobs": None, "finish_reason": answer.finish_reason}
-        if answer.token_ids is not None:
-            choice["token_ids"] = answer.token_ids
+        make = _chat_choice if chat else _text_choice
+        choices = [{"index": index, **make(choice)} for index, choice in enumerate(answer.choices)]
         body = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{answer.index}",
             "object": "chat.completion" if chat else "text_completion",
             "created": self.created,
             "model": self.model,
-            "choices": [choice],
+            "choices": choices,
             "usage": {
                 "prompt_tokens": answer.prompt_tokens,
                 "completion_tokens": answer.completion_tokens,
@@ -171,14 +173,55 @@ def _messages(values: Mapping[str, Any], body: _Body) -> list[dict[str, Any]]:
     return [plain_message(message) for message in values["messages"]]
 
 
-def _prompt(prompt: str | list[Any] | None) -> tuple[str | None, tuple[int, ...] | None]:
-    """The prompt as text or as token ids; a list of one prompt is that prompt."""
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
-        prompt = prompt[0]
+def _prompts(prompt: str | list[Any] | None) -> tuple[str | tuple[int, ...], ...]:
+    """One or several, each a text or token ids."""
     if not prompt:
         raise RowError("missing_prompt", "prompt is missing or empty")
     if isinstance(prompt, str):
-        return prompt, None
-    if not all(type(token) is int for token in prompt):
-        raise RowError("invalid_field", "prompt must be a text, a list of token ids, or a list of one of these")
-    return None, tuple(prompt)
+        return (prompt,)
+    several = prompt if all(isinstance(each, (str, list)) for each in prompt) else [prompt]
+    for each in several:
+        if not each:
+            raise RowError("missing_prompt", "prompt is missing or empty")
+        if not isinstance(each, str) and not all(type(token) is int for token in each):
+            raise RowError("invalid_field", "prompt must be a text, a list of token ids, or a list of these")
+    return tuple(each if isinstance(each, str) else tuple(each) for each in several)
+
+
+def _require_neutral(body: Mapping[str, Any]) -> None:
+    """Refuse fields that would be ignored: those that are not served, with a value that would change the answer."""
+    for name, without_effect in _NEUTRAL.items():
+        if body.get(name) is not None and body[name] not in without_effect:
+            raise RowError("unsupported_field", f"{name} is not supported")
+
+
+def _chat_choice(choice: Choice) -> dict[str, Any]:
+    def scored(token: ScoredToken) -> dict[str, Any]:
+        return {"token": token.text, "logprob": token.logprob, "bytes": list(token.raw)}
+
+    logprobs = None
+    if choice.logprobs is not None:
+        content = [{**scored(t), "top_logprobs": [scored(other) for other in t.top]} for t in choice.logprobs]
+        logprobs = {"content": content, "refusal": None}
+    message = {"role": "assistant", "content": choice.text, "refusal": None}
+    return {"message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason, **_token_ids(choice)}
+
+
+def _text_choice(choice: Choice) -> dict[str, Any]:
+    """Where the prompt is echoed, its log-probabilities come first, in the same lists."""
+    logprobs = None
+    if choice.logprobs is not None:
+        tokens = [*(choice.prompt_logprobs or []), *choice.logprobs]
+        texts = [token.text for token in tokens]
+        logprobs = {
+            "tokens": texts,
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [{other.text: other.logprob for other in token.top} or None for token in tokens],
+            "text_offset": list(accumulate(map(len, texts[:-1]), initial=0)),
+        }
+    found = {"text": choice.text or "", "logprobs": logprobs, "finish_reason": choice.finish_reason}
+    return {**found, **_token_ids(choice)}
+
+
+def _token_ids(choice: Choice) -> dict[str, Any]:
+    return {} if choice.token_ids is None else {"token_ids": choice.token_ids}

@@ -1,18 +1,17 @@
-"""Where results go: to a file that appears whole under its name, or row by row to a stream."""
+"""Where results go: to a file or folder that appears whole under its name, or row by row to a stream."""
 
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import msgspec
 
-from rosebatch.errors import UserError
+from rosebatch.errors import FlagError, UserError
+from rosebatch.io.parquet import PARTS, Rows
 from rosebatch.io.part_file import PartFile
-
-# All rows, from the first, at each call.
-Rows = Callable[[], Iterator[bytes]]
 
 # Results that a stream holds back until the row before them is there.
 _MOST_HELD = 4096
@@ -111,15 +110,15 @@ class StreamOutput:
 
 
 class FileOutput:
-    """Results in a part file, and once they are all there in a file of their own.
+    """Results in a part file, and once they are all there in a file, or a folder of Parquet parts, of their own.
 
     Args:
         part: this run's, or that of the run it resumes.
-        path: of the finished file, in the part file's folder.
-        write: makes the finished file of all rows, each as JSON, in input order.
+        path: of the finished file or folder, beside the part file.
+        write: makes it of all rows, each as JSON, in input order.
         fields: of a row, those that the part file keeps; None for all.
         errors: where error rows go, if there are any, in place of the finished file.
-        place: brings a whole file, which is its first argument, to its path.
+        place: brings a whole file or folder, which is its first argument, to its path.
     """
 
     def __init__(
@@ -192,13 +191,16 @@ class FileOutput:
         self._part.remove()
 
     def _finish(self, path: Path, write: Callable[[Path, Rows], None], rows: Rows) -> None:
-        whole = path.with_name(path.name + ".tmp")
+        whole = beside(path)
         try:
+            # What a run that died has left.
+            _remove(whole)
             write(whole, rows)
-            _sync(whole)
+            for each in [*whole.iterdir(), whole] if whole.is_dir() else [whole]:
+                _sync(each)
             self._place(whole, path)
         finally:
-            whole.unlink(missing_ok=True)
+            _remove(whole)
         _sync(path.parent)
 
     def close(self) -> None:
@@ -214,6 +216,57 @@ def write_jsonl(path: Path, rows: Rows) -> None:
     with path.open("wb") as file:
         for row in rows():
             file.write(row + b"\n")
+
+
+def beside(path: Path) -> Path:
+    """Where a file or folder is made, until it is whole."""
+    return path.with_name(path.name + ".tmp")
+
+
+def aside(path: Path) -> Path:
+    """Where a folder is, while another takes its place."""
+    return path.with_name(path.name + ".old")
+
+
+def replace_folder(whole: Path, path: Path) -> None:
+    """Bring a folder of parts to its path. One that is there is deleted after that, and until then lies aside.
+
+    Raises:
+        OSError: one of them cannot be renamed.
+    """
+    if path.exists():
+        # Left by a run that died before it had deleted it.
+        _remove(aside(path))
+        path.rename(aside(path))
+    whole.rename(path)
+    _sync(path.parent)
+    _remove(aside(path))
+
+
+def require_parts(folder: Path) -> None:
+    """Check that nothing is lost when a folder is replaced.
+
+    Raises:
+        FlagError: it is none, or holds more than parts.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise FlagError(f"{folder}: is a file, name another folder for the results")
+    foreign = min((path.name for path in folder.iterdir() if not path.match(PARTS) or path.is_dir()), default=None)
+    if foreign is not None:
+        raise FlagError(f"{folder}: holds {foreign}, and a folder of results holds {PARTS} alone; name another")
+
+
+def _remove(path: Path) -> None:
+    """Delete a file, or a folder of parts; what else came to be in it stays, and so does the folder then."""
+    if path.is_dir():
+        for part in path.glob(PARTS):
+            part.unlink()
+        with suppress(OSError):
+            path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

@@ -1,22 +1,39 @@
-"""Result rows as a Parquet file whose carried columns get the one type that fits all rows."""
+"""Result rows as Parquet, in one file or many of one schema; carried columns get the one type that fits all rows."""
 
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rosebatch.io.rows import RESULT_FIELDS
+# All rows as JSON, from the first, at each call.
+Rows = Callable[[], Iterator[bytes]]
+# A row, and what is carried through to it from elsewhere.
+_Pair = tuple[bytes, Mapping[str, Any]]
 
-# All rows, from the first, at each call.
-Rows = Callable[[], Iterator[dict[str, Any]]]
+# The files of a folder that is one table.
+PARTS = "part-*.parquet"
+_DIGITS = 5
 
-_CHUNK = 1024
+# What is decoded at a time: so many rows, or fewer long ones, such as those with log-probabilities.
+_CHUNK_ROWS = 1024
+_CHUNK_BYTES = 8 * 2**20
 _DEEPEST = 16
 _EXACT_IN_FLOAT = 2**53
+
+_TOKEN_IDS = pa.list_(pa.int64())
+_LOGPROB = [("token", pa.string()), ("token_id", pa.int64()), ("logprob", pa.float64())]
+_LOGPROBS = pa.list_(pa.struct([*_LOGPROB, ("top_logprobs", pa.list_(pa.struct(_LOGPROB)))]))
+_CHOICE = [
+    ("index", pa.int64()),
+    ("text", pa.string()),
+    ("finish_reason", pa.string()),
+    ("token_ids", _TOKEN_IDS),
+    ("logprobs", _LOGPROBS),
+]
 
 # Fixed, not inferred: a file without a failed row must have the same types as one with.
 _RESULT_TYPES: dict[str, pa.DataType] = {
@@ -24,76 +41,142 @@ _RESULT_TYPES: dict[str, pa.DataType] = {
     "text": pa.string(),
     "finish_reason": pa.string(),
     "usage": pa.struct([(name, pa.int64()) for name in ("prompt_tokens", "completion_tokens")]),
-    "token_ids": pa.list_(pa.int64()),
+    "token_ids": _TOKEN_IDS,
+    "logprobs": _LOGPROBS,
+    "prompt_logprobs": _LOGPROBS,
+    "choices": pa.list_(pa.struct(_CHOICE)),
     "error": pa.struct([("code", pa.string()), ("message", pa.string())]),
 }
+# Columns only where a row has them.
+_OPTIONAL = {"token_ids", "logprobs", "prompt_logprobs", "choices"}
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def write_parquet(path: Path, rows: Rows, *, token_ids: bool, columns: pa.Schema | None) -> None:
+class Carried(NamedTuple):
+    """What the rows of an input with types bring to their results, since JSON knows neither dates nor decimals.
+
+    Attributes:
+        columns: names and types.
+        rows: the values of all rows, from the first, at each call.
+    """
+
+    columns: pa.Schema
+    rows: Callable[[], Iterator[Mapping[str, Any]]]
+
+
+class _Layout(NamedTuple):
+    """What one pass over all rows has found: their schema, the columns of it that are JSON text, and their number."""
+
+    schema: pa.Schema
+    as_json: list[str]
+    num_rows: int
+
+
+def write_parquet(path: Path, rows: Rows, carried: Carried | None = None) -> None:
     """Settle the types in one pass over the rows, write them in another: memory holds a chunk of them.
 
     Args:
         path: of the file.
-        rows: carried fields and results.
-        token_ids: whether rows have ``token_ids``.
-        columns: types of the carried columns, where the input has them. Without, values that are nested too deep for a
-            Parquet reader, or of types that do not go together, become JSON text.
+        rows: results, and without ``carried`` the carried fields too. Their values, where they are nested too deep for
+            a Parquet reader or of types that do not go together, become JSON text.
+        carried: columns of the input.
+
+    Raises:
+        OSError: the file cannot be written.
     """
-    if columns is None:
-        types = _carried_types(rows)
-    else:
-        types = {field.name: field.type for field in columns if field.name not in RESULT_FIELDS}
-    as_json = [name for name, kind in types.items() if kind is None]
-    results = {n: t for n, t in _RESULT_TYPES.items() if token_ids or n != "token_ids"}
-    # A column without a single value would get Arrow's null type, which other files' rows do not fit.
-    carried = [(n, pa.string() if k is None or pa.types.is_null(k) else k) for n, k in types.items()]
-    schema = pa.schema([*carried, *results.items()])
-    with pq.ParquetWriter(path, schema) as writer:
-        for chunk in _chunks(rows):
-            for row in chunk:
-                if columns is None:
-                    _shorten(row)
-                row.update({n: _json(row[n]) for n in as_json if row.get(n) is not None})
-            writer.write_table(pa.Table.from_pylist(chunk, schema))
+    _write(path, _pairs(rows, carried), _settle(rows, carried))
 
 
-def _carried_types(rows: Rows) -> dict[str, pa.DataType | None]:
-    """The type of each carried column, None for mixed types, which are written as JSON text."""
-    types: dict[str, pa.DataType | None] = {}
-    exact: set[str] = set()
-    for chunk in _chunks(rows):
-        for row in chunk:
-            _shorten(row)
-        for name in dict.fromkeys(n for row in chunk for n in row if n not in RESULT_FIELDS):
-            values = [row.get(name) for row in chunk]
-            if any(isinstance(value, int) and abs(value) > _EXACT_IN_FLOAT for value in values):
-                exact.add(name)
-            inferred = _infer(values)
-            unified = _unify(types[name], inferred) if name in types else inferred
-            lossy = name in exact and unified is not None and pa.types.is_floating(unified)
-            types[name] = None if lossy else unified
-    return types
+def write_parquet_parts(folder: Path, rows: Rows, rows_per_file: int, carried: Carried | None = None) -> None:
+    """As ``write_parquet``, into files of one schema whose names have the order of the rows; at least one file.
+
+    Args:
+        folder: to make.
+        rows: see ``write_parquet``.
+        rows_per_file: all files but the last have so many.
+        carried: see ``write_parquet``.
+
+    Raises:
+        OSError: the folder is there already, or cannot be written to.
+    """
+    folder.mkdir()
+    layout = _settle(rows, carried)
+    last = max(layout.num_rows - 1, 0) // rows_per_file
+    digits = max(_DIGITS, len(str(last)))
+    pairs = _pairs(rows, carried)
+    for number in range(last + 1):
+        _write(folder / f"part-{number:0{digits}}.parquet", islice(pairs, rows_per_file), layout)
 
 
-def _shorten(row: dict[str, Any]) -> None:
-    """Replace values that are nested too deep for a Parquet reader by JSON text."""
-    row.update({name: _Json(_json(value)) for name, value in row.items() if _deeper(value, _DEEPEST)})
+def _write(path: Path, pairs: Iterable[_Pair], layout: _Layout) -> None:
+    with pq.ParquetWriter(path, layout.schema) as writer:
+        for chunk in _chunks(pairs):
+            rows = [{**carried, **msgspec.json.decode(row)} for row, carried in chunk]
+            for row in rows:
+                row.update({name: _json(row[name]) for name in layout.as_json if row.get(name) is not None})
+            writer.write_table(pa.Table.from_pylist(rows, layout.schema))
 
 
-def _chunks(rows: Rows) -> Iterator[list[dict[str, Any]]]:
-    source = rows()
-    while chunk := list(islice(source, _CHUNK)):
+def _pairs(rows: Rows, carried: Carried | None) -> Iterator[_Pair]:
+    if carried is None:
+        return zip(rows(), repeat({}))
+    return zip(rows(), carried.rows(), strict=True)
+
+
+def _chunks(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
+    chunk: list[_Pair] = []
+    size = 0
+    for pair in pairs:
+        chunk.append(pair)
+        size += len(pair[0])
+        if len(chunk) == _CHUNK_ROWS or size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
         yield chunk
 
 
-class _Json(str):
-    """A value that is JSON text already."""
+def _settle(rows: Rows, carried: Carried | None) -> _Layout:
+    """Look at all rows, of results at their names alone."""
+    types: dict[str, pa.DataType | None] = {}
+    if carried is not None:
+        types = {field.name: field.type for field in carried.columns if field.name not in _RESULT_TYPES}
+    exact: set[str] = set()
+    names: set[str] = set()
+    num_rows = 0
+    for chunk in _chunks(_pairs(rows, None)):
+        fields = [_FIELDS.decode(row) for row, _ in chunk]
+        num_rows += len(fields)
+        names.update(*fields)
+        if carried is None:
+            _widen(types, exact, fields)
+    # A column without a single value would get Arrow's null type, which other files' rows do not fit.
+    columns = [(n, pa.string() if t is None or pa.types.is_null(t) else t) for n, t in types.items()]
+    results = [(n, t) for n, t in _RESULT_TYPES.items() if n in names or n not in _OPTIONAL]
+    return _Layout(pa.schema([*columns, *results]), [n for n, t in types.items() if t is None], num_rows)
 
-    __slots__ = ()
+
+def _widen(types: dict[str, pa.DataType | None], exact: set[str], rows: list[dict[str, msgspec.Raw]]) -> None:
+    """Make the types of carried columns fit more rows.
+
+    Args:
+        types: so far; None for mixed types, which are written as JSON text.
+        exact: columns that hold an integer which a float cannot.
+        rows: fields yet to be decoded.
+    """
+    for name in dict.fromkeys(n for row in rows for n in row if n not in _RESULT_TYPES):
+        values = [msgspec.json.decode(row[name]) if name in row else None for row in rows]
+        if any(isinstance(value, int) and abs(value) > _EXACT_IN_FLOAT for value in values):
+            exact.add(name)
+        inferred = _infer(values)
+        unified = _unify(types[name], inferred) if name in types else inferred
+        lossy = name in exact and unified is not None and pa.types.is_floating(unified)
+        types[name] = None if lossy else unified
 
 
 def _json(value: Any) -> str:
-    return value if isinstance(value, _Json) else msgspec.json.encode(value, enc_hook=str).decode()
+    return msgspec.json.encode(value).decode()
 
 
 def _deeper(value: Any, levels: int) -> bool:
@@ -106,7 +189,8 @@ def _deeper(value: Any, levels: int) -> bool:
 
 def _infer(values: list[Any]) -> pa.DataType | None:
     """The Arrow type of these values, None where they have none in common or it cannot be written."""
-    if any(isinstance(value, _Json) for value in values):
+    # A Parquet reader would refuse it.
+    if any(_deeper(value, _DEEPEST) for value in values):
         return None
     try:
         inferred = pa.array(values).type

@@ -1,13 +1,13 @@
 """One line of the input -> a checked row, or an error that costs this line only."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from rosebatch.errors import RowError
-from rosebatch.request import SamplingParams
+from rosebatch.request import GrammarSpec, SamplingParams
 
 FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
 
@@ -22,6 +22,7 @@ class PromptOptions:
         chat_template_kwargs: of a chat, further variables of the template.
         truncate_prompt_tokens: only the last tokens are kept, so many; 0 for all.
         echo: of a text or token ids, whether the result's text begins with the prompt.
+        suffix: of a text, what is to follow the completion: for models that fill in the middle.
     """
 
     add_generation_prompt: bool = True
@@ -29,6 +30,7 @@ class PromptOptions:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     truncate_prompt_tokens: int = 0
     echo: bool = False
+    suffix: str = ""
 
     @property
     def template(self) -> dict[str, Any]:
@@ -39,7 +41,7 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRow:
-    """A line whose shape is right: exactly one of ``prompt``, ``messages``, ``prompt_token_ids`` is set.
+    """A line whose shape is right: one of ``prompt``, ``messages``, ``prompt_token_ids``, ``prompts`` is set.
 
     Attributes:
         index: counted from 0 over the lines that are not blank.
@@ -49,6 +51,7 @@ class PromptRow:
         has_seed: whether the line brings its own seed.
         id: unique in the file where it is given.
         options: what is done with the prompt.
+        prompts: several texts or token ids, each to be completed.
     """
 
     index: int
@@ -61,6 +64,7 @@ class PromptRow:
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    prompts: tuple[str | tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +77,49 @@ class FailedRow:
     error: RowError
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with its log-probability, None for a prompt's first; its bytes need be no whole text."""
+
+    token_id: int
+    raw: bytes
+    logprob: float | None
+    top: tuple["ScoredToken", ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The bytes as text."""
+        return self.raw.decode("utf-8", errors="replace")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What came of a row; ``index`` and ``metadata`` are the row's.
+class Choice:
+    """One completion of a row.
 
     Attributes:
         text: None for a model without a tokenizer.
         token_ids: None where they are not asked for.
+        logprobs: of each token; None where they are not asked for.
+        prompt_logprobs: of each token of the prompt.
     """
+
+    text: str | None
+    finish_reason: str
+    token_ids: list[int] | None = None
+    logprobs: list[ScoredToken] | None = None
+    prompt_logprobs: list[ScoredToken] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of a row; ``index`` and ``metadata`` are the row's, tokens are counted over all choices."""
 
     index: int
     metadata: Mapping[str, Any]
-    text: str | None
-    finish_reason: str
+    choices: list[Choice]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    token_ids: list[int] | None = None
 
 
 class Shape(Protocol):
@@ -105,18 +135,21 @@ class Shape(Protocol):
 
 
 class PlainShape:
-    """Fields of the input line beside those of ``RESULT_FIELDS``."""
+    """Fields of the input line beside those of ``RESULT_FIELDS``; of several completions, a list of ``choices``."""
 
     def result(self, answer: Answer) -> dict[str, Any]:
         """See ``Shape``. How much of the prompt was cached is left out: it may differ when a run is resumed."""
-        row: dict[str, Any] = {
-            **answer.metadata,
-            "index": answer.index,
-            "text": answer.text,
-            "finish_reason": answer.finish_reason,
-            "usage": {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens},
-        }
-        return row if answer.token_ids is None else {**row, "token_ids": answer.token_ids}
+        usage = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
+        first, *others = answer.choices
+        row: dict[str, Any] = {**answer.metadata, "index": answer.index}
+        if others:
+            choices = [{"index": i, **_text(choice), **_details(choice)} for i, choice in enumerate(answer.choices)]
+            row |= {"choices": choices, "usage": usage}
+        else:
+            row |= {**_text(first), "usage": usage, **_details(first)}
+        if first.prompt_logprobs is not None:
+            row["prompt_logprobs"] = _scored(first.prompt_logprobs)
+        return row
 
     def failure(self, row: FailedRow) -> dict[str, Any]:
         """See ``Shape``."""
@@ -124,11 +157,53 @@ class PlainShape:
         return {**row.metadata, "index": row.index, "error": {"code": row.error.code, "message": message}}
 
 
+def _text(choice: Choice) -> dict[str, Any]:
+    return {"text": choice.text, "finish_reason": choice.finish_reason}
+
+
+def _details(choice: Choice) -> dict[str, Any]:
+    details: dict[str, Any] = {}
+    if choice.token_ids is not None:
+        details["token_ids"] = choice.token_ids
+    if choice.logprobs is not None:
+        details["logprobs"] = _scored(choice.logprobs)
+    return details
+
+
+def _scored(tokens: Sequence[ScoredToken]) -> list[dict[str, Any]]:
+    def one(token: ScoredToken) -> dict[str, Any]:
+        return {"token": token.text, "token_id": token.token_id, "logprob": token.logprob}
+
+    return [{**one(token), "top_logprobs": [one(other) for other in token.top]} for token in tokens]
+
+
 class Message(msgspec.Struct):
     """A message of a chat; any other field is for the chat template."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
+
+
+class JsonSchema(msgspec.Struct):
+    """A schema as the API wraps it; its name changes nothing, and it is kept to strictly whether asked or not."""
+
+    schema: dict[str, Any] | bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """What the API asks of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """The same and more, by the names of other servers; exactly one of them."""
+
+    json: dict[str, Any] | str | bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    json_object: bool | None = None
 
 
 class SamplingFields(msgspec.Struct):
@@ -143,6 +218,17 @@ class SamplingFields(msgspec.Struct):
     stop: str | tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool | None = None
+    n: int | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class RequestFields(SamplingFields):
@@ -154,6 +240,7 @@ class RequestFields(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     truncate_prompt_tokens: int | None = None
     echo: bool | None = None
+    suffix: str | None = None
 
 
 class _Fields(RequestFields):
@@ -165,26 +252,14 @@ class _Fields(RequestFields):
 
 
 # The fields of a result: an input field of such a name is not carried through.
-RESULT_FIELDS = ("index", "text", "finish_reason", "usage", "token_ids", "error")
+RESULT_FIELDS = (
+    "index", "text", "finish_reason", "choices", "usage", "token_ids", "logprobs", "prompt_logprobs", "error",
+)  # fmt: skip
 
+_BOTH = {"logprobs", "prompt_logprobs"}
 _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 _CHAT_OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 _OPTION_FIELDS = tuple(option.name for option in fields(PromptOptions))
-# Sampling fields of the field's other tools, with the values that change nothing: any other would be ignored
-# silently, so it is an error.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logprobs": (False, 0),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (0,),
-    "min_tokens": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-}
 
 
 def parse_row(
@@ -204,7 +279,7 @@ def parse_row(
         return FailedRow(index=index, where=where, metadata={}, error=error)
     dropped = set(RESULT_FIELDS)
     if not keep_prompt:
-        dropped.update(_PROMPT_FIELDS, SamplingFields.__struct_fields__, _OPTION_FIELDS, UNSUPPORTED)
+        dropped.update(_PROMPT_FIELDS, SamplingFields.__struct_fields__, _OPTION_FIELDS)
     metadata = {name: value for name, value in values.items() if name not in dropped}
     try:
         line = _check(values)
@@ -241,10 +316,57 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
         values["stop"] = (values["stop"],)
     if values.get("top_k") == -1:
         values["top_k"] = 0
+    if "logit_bias" in values:
+        values["logit_bias"] = _logit_bias(values["logit_bias"])
+    values["logprobs"] = _logprobs(values.get("logprobs"), values.pop("top_logprobs", None))
+    values["grammar"] = _grammar(values.pop("response_format", None), values.pop("structured_outputs", None))
     try:
         return SamplingParams(**values)
     except ValueError as error:
         raise RowError("invalid_sampling", str(error)) from None
+
+
+def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((int(token_id), bias) for token_id, bias in given.items())
+    except ValueError:
+        raise RowError("invalid_sampling", "the keys of logit_bias must be token ids") from None
+
+
+def _logprobs(logprobs: bool | int | None, top_logprobs: int | None) -> int | None:
+    """Likeliest tokens to report: a number, or, as in chats, whether to and how many."""
+    if type(logprobs) is int:
+        return logprobs
+    if top_logprobs and not logprobs:
+        raise RowError("invalid_sampling", "top_logprobs needs logprobs: true")
+    return (top_logprobs or 0) if logprobs else None
+
+
+def _grammar(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> GrammarSpec | None:
+    specs: list[GrammarSpec] = []
+    if response_format is not None and response_format.type == "json_object":
+        specs.append(GrammarSpec("json_object"))
+    if response_format is not None and response_format.type == "json_schema":
+        if response_format.json_schema is None or response_format.json_schema.schema is None:
+            raise RowError("invalid_field", "response_format of type json_schema has no json_schema.schema")
+        specs.append(GrammarSpec("json_schema", _json(response_format.json_schema.schema)))
+    if structured is not None:
+        if structured.json is not None:
+            given = structured.json
+            specs.append(GrammarSpec("json_schema", given if isinstance(given, str) else _json(given)))
+        if structured.regex is not None:
+            specs.append(GrammarSpec("regex", structured.regex))
+        if structured.choice is not None:
+            specs.append(GrammarSpec("choice", _json(structured.choice)))
+        if structured.json_object:
+            specs.append(GrammarSpec("json_object"))
+    if len(specs) > 1:
+        raise RowError("invalid_field", f"one grammar is possible for an answer, {len(specs)} are given")
+    return specs[0] if specs else None
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def prompt_options(line: RequestFields, *, chat: bool) -> PromptOptions:
@@ -258,31 +380,18 @@ def prompt_options(line: RequestFields, *, chat: bool) -> PromptOptions:
         RowError: they do not go together, or not with the prompt.
     """
     given = {name: value for name in _OPTION_FIELDS if (value := getattr(line, name)) is not None}
-    for name in ("echo",) if chat else _CHAT_OPTIONS:
+    for name in ("echo", "suffix") if chat else _CHAT_OPTIONS:
         if given.get(name):
             raise RowError("invalid_field", f"{name} {'has no meaning for' if chat else 'needs'} messages")
     if given.get("continue_final_message"):
         if given.get("add_generation_prompt"):
             raise RowError("invalid_field", "add_generation_prompt and continue_final_message exclude each other")
         given["add_generation_prompt"] = False
+    if given.get("echo") and given.get("suffix"):
+        raise RowError("invalid_field", "echo and suffix exclude each other")
     if given.get("truncate_prompt_tokens", 1) < 1:
         raise RowError("invalid_field", "truncate_prompt_tokens must be >= 1")
     return PromptOptions(**given)
-
-
-def require_supported(values: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse fields that would be ignored.
-
-    Args:
-        values: fields of a line.
-        neutral: names, with the values that change nothing.
-
-    Raises:
-        RowError: a field has another value.
-    """
-    for name, values_without_effect in neutral.items():
-        if values.get(name) is not None and values[name] not in values_without_effect:
-            raise RowError("unsupported_field", f"{name} is not supported yet")
 
 
 def convert(values: object, kind: type[FieldsT]) -> FieldsT:
@@ -298,8 +407,8 @@ def convert(values: object, kind: type[FieldsT]) -> FieldsT:
 
 
 def _check(values: dict[str, Any]) -> _Fields:
-    line = convert(values, _Fields)
-    require_supported(values, UNSUPPORTED)
+    # Results of an earlier run have fields of these names too.
+    line = convert({n: v for n, v in values.items() if n not in _BOTH or not isinstance(v, list)}, _Fields)
     given = [name for name in _PROMPT_FIELDS if getattr(line, name) is not None]
     if len(given) != 1:
         what = "none" if not given else " and ".join(given)

@@ -208,11 +208,11 @@ def test_bench_longer_than_the_model(cli, toy_toml):
 
 
 @pytest.mark.parametrize(
-    ("target", "code"), [("none/out.jsonl", ABORTED), ("none/out.parquet", ABORTED), ("folder", USAGE), (".", USAGE)]
+    ("target", "code"),
+    [("none/out.jsonl", ABORTED), ("none/out.parquet", ABORTED), ("none/out/", ABORTED), (".", USAGE)],
 )
 def test_an_output_that_cannot_be_written(cli, source, model_folder, tmp_path, monkeypatch, target, code):
-    """A missing folder, or a folder in place of a file."""
-    (tmp_path / "folder").mkdir()
+    """A missing folder, or one that cannot be replaced."""
     monkeypatch.chdir(tmp_path)
     check(cli("generate", source, "--model", model_folder, "-o", target), code)
 

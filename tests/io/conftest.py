@@ -1,7 +1,8 @@
 """Short ways to check one line, to read a file of lines, and to write rows and read them back."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.io.output import FileOutput, write_jsonl
-from rosebatch.io.parquet import write_parquet
+from rosebatch.io.output import FileOutput, replace_folder, write_jsonl
+from rosebatch.io.parquet import Carried, write_parquet, write_parquet_parts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader, Row
 from rosebatch.io.rows import parse_row
@@ -71,6 +72,20 @@ def open_jsonl(tmp_path: Path) -> Callable[..., FileOutput]:
 
 
 @pytest.fixture
+def open_parts(tmp_path: Path) -> Callable[..., FileOutput]:
+    """An output folder of Parquet files with two rows each, new or resumed."""
+
+    def open_output(*, resume: bool = False) -> FileOutput:
+        path = tmp_path / "answers.part"
+        part = PartFile.reopen(path) if resume else PartFile.create(path, {"made by": "a test"})
+        assert part is not None
+        write = partial(write_parquet_parts, rows_per_file=2)
+        return FileOutput(part, tmp_path / "answers", write, place=replace_folder)
+
+    return open_output
+
+
+@pytest.fixture
 def write_jsonl_rows(tmp_path: Path, open_jsonl: Callable[..., FileOutput]) -> Callable[..., list[dict[str, Any]]]:
     """Write rows to a JSONL file and read them back with Python's own JSON."""
 
@@ -85,28 +100,43 @@ def write_jsonl_rows(tmp_path: Path, open_jsonl: Callable[..., FileOutput]) -> C
 
 
 @pytest.fixture
-def write_table(tmp_path: Path) -> Callable[..., pa.Table]:
-    """Write carried fields, each a completed row's, to a Parquet file and read that."""
+def encode() -> Callable[..., Callable[[], Iterator[bytes]]]:
+    """Rows as a part file gives them, again and again."""
+
+    def rows(values: list[dict[str, Any]]) -> Callable[[], Iterator[bytes]]:
+        lines = [msgspec.json.encode(value) for value in values]
+        return lambda: iter(lines)
+
+    return rows
+
+
+@pytest.fixture
+def write_table(tmp_path: Path, encode: Callable[..., Any]) -> Callable[..., pa.Table]:
+    """Write carried fields, each a completed row's, to a Parquet file and read that.
+
+    With ``columns`` they are a Parquet input's. ``extra`` is what some rows' results have besides.
+    """
 
     def write(
         carried: list[dict[str, Any]],
         *,
         columns: pa.Schema | None = None,
-        token_ids: bool = False,
+        extra: dict[int, dict[str, Any]] | None = None,
         errors: tuple[int, ...] = (),
     ) -> pa.Table:
         path = tmp_path / "out.parquet"
-        rows = []
-        for index, fields in enumerate(carried):
+        results = []
+        for index in range(len(carried)):
             if index in errors:
                 result: dict[str, Any] = {"error": {"code": "some_code", "message": "line 1: no"}}
             else:
                 usage = {"prompt_tokens": 2, "completion_tokens": 3}
                 result = {"text": "t", "finish_reason": "stop", "usage": usage}
-                if token_ids:
-                    result["token_ids"] = [5, 6, 7]
-            rows.append({**fields, "index": index, **result})
-        write_parquet(path, lambda: map(dict, rows), token_ids=token_ids, columns=columns)
+            results.append({"index": index, **result, **(extra or {}).get(index, {})})
+        if columns is None:
+            write_parquet(path, encode([{**each, **result} for each, result in zip(carried, results, strict=True)]))
+        else:
+            write_parquet(path, encode(results), Carried(columns, lambda: iter(carried)))
         return pq.read_table(path)
 
     return write

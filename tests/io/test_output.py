@@ -1,5 +1,6 @@
 """Results as files: whole under their name or not there, and none of them lost on the way."""
 
+import contextlib
 import datetime
 import errno
 import io
@@ -9,10 +10,11 @@ import stat
 from decimal import Decimal
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.errors import UserError
-from rosebatch.io.output import StreamOutput
+from rosebatch.errors import FlagError, UserError
+from rosebatch.io.output import StreamOutput, require_parts
 
 
 def nested(depth):
@@ -26,6 +28,10 @@ def add(output, *indices):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
+
+
+def indices(folder):
+    return [index for path in sorted(folder.iterdir()) for index in pq.read_table(path).column("index").to_pylist()]
 
 
 def test_jsonl_rows(write_jsonl_rows):
@@ -136,3 +142,129 @@ def test_a_disk_that_is_full_at_the_end(tmp_path, open_jsonl, monkeypatch):
     output = open_jsonl(resume=True)
     output.finish()
     assert (tmp_path / "out.jsonl").read_text() == '{"index":0}\n{"index":1}\n'
+
+
+def test_a_folder_appears_whole_in_the_place_of_another(tmp_path, open_parts):
+    """Parts of two runs in one folder read as one table: none of the old ones may stay, nor go before its time."""
+    for rows in (range(7), range(3)):
+        output = open_parts()
+        add(output, *rows)
+        output.flush()
+        before = indices(tmp_path / "answers") if (tmp_path / "answers").exists() else None
+        assert before == (None if len(rows) == 7 else list(range(7)))
+        output.finish()
+        output.close()
+        assert indices(tmp_path / "answers") == list(rows)
+        assert names(tmp_path) == ["answers"]
+    assert names(tmp_path / "answers") == ["part-00000.parquet", "part-00001.parquet"]
+
+
+def test_every_part_is_on_the_disk_before_the_folder_is_there(tmp_path, open_parts, monkeypatch):
+    """A power cut must not leave a folder of empty files under the final name."""
+    calls = []
+    sync, rename = os.fsync, Path.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(Path(f"/proc/self/fd/{fd}").resolve().name), sync(fd)))
+    monkeypatch.setattr(Path, "rename", lambda path, to: (calls.append(f"{path.name} -> {to.name}"), rename(path, to)))
+    output = open_parts()
+    add(output, 0, 1, 2)
+    output.finish()
+    made = calls[calls.index("answers.part") + 1 : calls.index("answers.tmp -> answers")]
+    assert sorted(made[:-1]) == ["part-00000.parquet", "part-00001.parquet"]
+    assert made[-1] == "answers.tmp"
+
+
+def test_a_folder_on_a_disk_that_is_full(tmp_path, open_parts, monkeypatch):
+    """The old folder stays until the new one is whole, and half a folder does not."""
+    output = open_parts()
+    add(output, 0)
+    output.finish()
+    output = open_parts()
+    add(output, 0, 1, 2)
+
+    def full(descriptor):
+        if Path(f"/proc/self/fd/{descriptor}").resolve().name == "part-00001.parquet":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match=r"No space left on device: 3 rows are in .*answers.part, --resume goes on"):
+        output.finish()
+    output.close()
+    assert names(tmp_path) == ["answers", "answers.part"]
+    assert indices(tmp_path / "answers") == [0]
+    monkeypatch.undo()
+    open_parts(resume=True).finish()
+    assert indices(tmp_path / "answers") == [0, 1, 2]
+    assert names(tmp_path) == ["answers"]
+
+
+@pytest.mark.parametrize("last", ["answers", "answers.tmp", "answers.old"])
+def test_a_run_that_dies_while_it_replaces_a_folder(tmp_path, open_parts, monkeypatch, last):
+    """At each of the renames, and while the old one is deleted: old or new rows are there, and --resume tidies up."""
+    output = open_parts()
+    add(output, 0)
+    output.finish()
+    output = open_parts()
+    add(output, 0, 1, 2)
+    output.flush()
+    with monkeypatch.context() as patch:
+        # A process that dies removes nothing.
+        patch.setattr("rosebatch.io.output._remove", lambda path: None)
+        if last != "answers.old":
+            rename = Path.rename
+
+            def dies(path, to):
+                if path.name == last:
+                    raise OSError(errno.EIO, "Input/output error")
+                return rename(path, to)
+
+            patch.setattr(Path, "rename", dies)
+        with pytest.raises(UserError) if last != "answers.old" else contextlib.nullcontext():
+            patch.setattr(output._part, "remove", lambda: None)
+            output.finish()
+    output.close()
+    assert (tmp_path / "answers.part").exists()
+    left = {name: indices(tmp_path / name) for name in names(tmp_path) if name != "answers.part"}
+    assert (
+        left
+        == {
+            "answers": {"answers": [0], "answers.tmp": [0, 1, 2]},
+            "answers.tmp": {"answers.old": [0], "answers.tmp": [0, 1, 2]},
+            "answers.old": {"answers": [0, 1, 2], "answers.old": [0]},
+        }[last]
+    )
+    output = open_parts(resume=True)
+    output.finish()
+    assert names(tmp_path) == ["answers"]
+    assert indices(tmp_path / "answers") == [0, 1, 2]
+
+
+def test_what_is_put_into_a_folder_during_the_run(tmp_path, open_parts):
+    """Hours after it was looked at: it is not ours to delete, and the results are there all the same."""
+    (tmp_path / "answers").mkdir()
+    output = open_parts()
+    add(output, 0)
+    (tmp_path / "answers" / "notes.txt").write_text("mine")
+    output.finish()
+    assert indices(tmp_path / "answers") == [0]
+    assert names(tmp_path) == ["answers", "answers.old"]
+    assert (tmp_path / "answers.old" / "notes.txt").read_text() == "mine"
+
+
+def test_folders_that_may_be_replaced(tmp_path):
+    """Those that are missing, empty or of parts alone; any other would lose what somebody else has put there."""
+    folder = tmp_path / "answers"
+    require_parts(folder)
+    folder.mkdir()
+    require_parts(folder)
+    (folder / "part-00000.parquet").touch()
+    require_parts(folder)
+    for name in (".hidden", "part-00000.jsonl", "data.parquet"):
+        (folder / name).touch()
+        with pytest.raises(FlagError, match=f"answers: holds {name}, and a folder of results holds"):
+            require_parts(folder)
+        (folder / name).unlink()
+    (folder / "part-1.parquet").mkdir()
+    with pytest.raises(FlagError, match=r"holds part-1.parquet"):
+        require_parts(folder)
+    with pytest.raises(FlagError, match=r"part-00000.parquet: is a file"):
+        require_parts(folder / "part-00000.parquet")

@@ -1,4 +1,4 @@
-"""Results as a Parquet file: one type a column, nothing of the input changed."""
+"""Results as Parquet, in one file or many: one type a column, nothing of the input changed."""
 
 import json
 from decimal import Decimal
@@ -6,9 +6,11 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import dataset
 
-from rosebatch.io.parquet import write_parquet
+from rosebatch.io.parquet import Carried, write_parquet, write_parquet_parts
 from rosebatch.io.reader import PromptReader
+from rosebatch.io.rows import RESULT_FIELDS
 
 USAGE = pa.struct([(name, pa.int64()) for name in ("prompt_tokens", "completion_tokens")])
 RESULTS = [
@@ -19,10 +21,42 @@ RESULTS = [
     ("error", pa.struct([("code", pa.string()), ("message", pa.string())])),
 ]
 
+LOGPROB = [("token", pa.string()), ("token_id", pa.int64()), ("logprob", pa.float64())]
+LOGPROBS = pa.list_(pa.struct([*LOGPROB, ("top_logprobs", pa.list_(pa.struct(LOGPROB)))]))
+CHOICE = [
+    ("index", pa.int64()),
+    ("text", pa.string()),
+    ("finish_reason", pa.string()),
+    ("token_ids", pa.list_(pa.int64())),
+    ("logprobs", LOGPROBS),
+]
+TYPES = {
+    "token_ids": pa.list_(pa.int64()),
+    "logprobs": LOGPROBS,
+    "prompt_logprobs": LOGPROBS,
+    "choices": pa.list_(pa.struct(CHOICE)),
+}
+ONE = {"token": "a", "token_id": 5, "logprob": -0.1}
+FIRST = {"token": "b", "token_id": 6, "logprob": None, "top_logprobs": []}
+OPTIONAL = {
+    "token_ids": [5, 6, 7],
+    "logprobs": [ONE | {"top_logprobs": [ONE, ONE | {"token_id": 7, "logprob": -2.5}]}],
+    "prompt_logprobs": [FIRST, ONE | {"top_logprobs": [ONE]}, FIRST],
+    "choices": [
+        {"index": 0, "text": "x", "finish_reason": "stop"},
+        {"index": 1, "text": None, "finish_reason": "length", "token_ids": [5], "logprobs": [FIRST]},
+    ],
+}
+
 
 def columns(table):
     """Name and type of each column, list items by their type alone."""
     return [(field.name, field.type) for field in table.schema]
+
+
+def as_read(name, value):
+    """A value of ``OPTIONAL``: in Parquet all choices have all fields."""
+    return [{"token_ids": None, "logprobs": None} | each for each in value] if name == "choices" else value
 
 
 def nested(depth):
@@ -53,13 +87,57 @@ def test_parquet_result_columns(write_table):
     ]
 
 
-def test_parquet_token_ids(write_table):
-    """A list column, there even if no row has any."""
-    for carried in ([{}], []):
-        table = write_table(carried, token_ids=True)
-        assert [name for name, _ in columns(table)] == ["index", "text", "finish_reason", "usage", "token_ids", "error"]
-        assert table.schema.field("token_ids").type.value_type == pa.int64()
-    assert write_table([{}], token_ids=True).column("token_ids").to_pylist() == [[5, 6, 7]]
+@pytest.mark.parametrize("name", ["token_ids", "logprobs", "prompt_logprobs", "choices"])
+@pytest.mark.parametrize("schema", [None, pa.schema([("a", pa.int64())])], ids=["from-json", "from-parquet"])
+def test_optional_columns(write_table, name, schema):
+    """There if a row has them, the last of many too, and not if none has; of the same type whatever the rows hold."""
+    value = OPTIONAL[name]
+    carried = [{"a": 1}] * 1025
+    without = write_table(carried, columns=schema)
+    assert columns(without) == [("a", pa.int64()), *RESULTS]
+    for last in (value, value[-1:], []):
+        table = write_table(carried, columns=schema, extra={1024: {name: last}})
+        assert columns(table) == [("a", pa.int64()), *RESULTS[:4], (name, TYPES[name]), RESULTS[4]]
+        assert table.column(name).to_pylist() == [None] * 1024 + [as_read(name, last)]
+
+
+def test_the_order_of_optional_columns(write_table):
+    """It must not follow from which row came first."""
+    table = write_table([{}, {}], extra={0: {"choices": []}, 1: {name: [] for name in list(OPTIONAL)[:3]}})
+    assert table.column_names == ["index", "text", "finish_reason", "usage", *OPTIONAL, "error"]
+
+
+def test_a_row_of_choices_alone(tmp_path, encode):
+    """Several completions a row: it has no text and finish_reason of its own, and nothing must insist on them."""
+    rows = [{"index": 0, "text": "t", "finish_reason": "stop"}, {"index": 1, "choices": OPTIONAL["choices"]}]
+    write_parquet(tmp_path / "out.parquet", encode(rows))
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table.column("text").to_pylist() == ["t", None]
+    assert table.column("finish_reason").to_pylist() == ["stop", None]
+    assert table.column("choices").to_pylist() == [None, as_read("choices", OPTIONAL["choices"])]
+
+
+def test_every_result_field_has_a_type(write_table):
+    """One without would be taken for a carried column, its type guessed."""
+    table = write_table([{}], extra={0: OPTIONAL})
+    assert set(RESULT_FIELDS) <= set(table.column_names)
+
+
+@pytest.mark.parametrize("name", ["token_ids", "choices"])
+def test_a_column_of_the_name_of_an_optional_result(write_table, name):
+    """The result replaces it; its old type must not stay, nor the column where there is no such result."""
+    schema = pa.schema([(name, pa.string()), ("a", pa.int64())])
+    assert columns(write_table([{"a": 1}], columns=schema)) == [("a", pa.int64()), *RESULTS]
+    table = write_table([{"a": 1}], columns=schema, extra={0: {name: OPTIONAL[name]}})
+    assert dict(columns(table))[name] == TYPES[name]
+
+
+def test_rows_that_are_long(write_table, tmp_path, monkeypatch):
+    """With log-probabilities a thousand rows can be gigabytes once decoded: a group is as small as it must be."""
+    monkeypatch.setattr("rosebatch.io.parquet._CHUNK_BYTES", 2**16)
+    assert write_table([{"a": "x" * 20_000}] * 9).num_rows == 9
+    groups = pq.read_metadata(tmp_path / "out.parquet")
+    assert [groups.row_group(group).num_rows for group in range(groups.num_row_groups)] == [4, 4, 1]
 
 
 def test_parquet_columns_carried_from_parquet(tmp_path, write_table):
@@ -252,13 +330,70 @@ def test_parquet_over_several_groups_of_rows(write_table):
     assert table.column("a").to_pylist() == table.column("index").to_pylist() == list(range(2050))
 
 
-def test_parquet_bytes_are_the_same_each_time(tmp_path):
+def test_parquet_bytes_are_the_same_each_time(tmp_path, encode):
     """Two runs of the same file are compared with cmp: sets of names would give another order of columns."""
     contents = []
     for _ in range(2):
         rows = [{f"column_{n}": i for n in range(20)} | {"index": i} for i in range(3)]
-        write_parquet(tmp_path / "out.parquet", lambda rows=rows: map(dict, rows), token_ids=False, columns=None)
+        write_parquet(tmp_path / "out.parquet", encode(rows))
         contents.append((tmp_path / "out.parquet").read_bytes())
     assert contents[0] == contents[1]
     names = pq.read_table(tmp_path / "out.parquet").column_names
     assert names[:20] == [f"column_{n}" for n in range(20)]
+
+
+def test_all_parts_have_one_schema(tmp_path, encode):
+    """A reader takes the first part's: a column that is null there, or that widens later, needs its type at once."""
+    carried = [{"late": None, "mean": 1}, {"mean": 2}, {"late": [{"x": "s"}], "mean": 0.5}, {"more": True}]
+    results = [{}, {"text": "t"}, {"error": {"code": "c", "message": "m"}}, {"logprobs": OPTIONAL["logprobs"]}]
+    rows = [{**each, "index": i, **result} for i, (each, result) in enumerate(zip(carried, results, strict=True))]
+    write_parquet_parts(tmp_path / "out", encode(rows), 1)
+    write_parquet(tmp_path / "out.parquet", encode(rows))
+    parts = sorted((tmp_path / "out").iterdir())
+    assert [part.name for part in parts] == [f"part-0000{number}.parquet" for number in range(4)]
+    expected = pq.read_table(tmp_path / "out.parquet")
+    for number, part in enumerate(parts):
+        assert pq.read_table(part).equals(expected.slice(number, 1))
+    assert dataset.dataset(tmp_path / "out").to_table().equals(expected)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "rows_per_file", "sizes"),
+    [(0, 3, [0]), (1, 3, [1]), (3, 3, [3]), (4, 3, [3, 1]), (2050, 1025, [1025, 1025]), (2, 10**6, [2])],
+)
+def test_parts_hold_the_rows_in_order(tmp_path, encode, num_rows, rows_per_file, sizes):
+    """None lost, doubled or out of place where parts meet; no empty part, unless there is no row."""
+    rows = [{"index": index} for index in range(num_rows)]
+    write_parquet_parts(tmp_path / "out", encode(rows), rows_per_file)
+    tables = [pq.read_table(path) for path in sorted((tmp_path / "out").iterdir())]
+    assert [table.num_rows for table in tables] == sizes
+    assert [index for table in tables for index in table.column("index").to_pylist()] == list(range(num_rows))
+    assert columns(tables[0]) == RESULTS
+
+
+def test_names_of_many_parts_have_their_order(tmp_path, encode, monkeypatch):
+    """Past the last number of that many digits, names would sort before those of earlier rows."""
+    monkeypatch.setattr("rosebatch.io.parquet._DIGITS", 1)
+    write_parquet_parts(tmp_path / "out", encode([{"index": index} for index in range(11)]), 1)
+    paths = sorted((tmp_path / "out").iterdir())
+    assert [pq.read_table(path).column("index").to_pylist() for path in paths] == [[index] for index in range(11)]
+
+
+def test_parts_of_a_parquet_input(tmp_path, encode):
+    """Carried values stay beside their own results across parts, in the types of the input."""
+    values = [{"price": Decimal(f"{index}.50"), "text": "replaced"} for index in range(5)]
+    schema = pa.schema([("price", pa.decimal128(5, 2)), ("text", pa.string())])
+    results = encode([{"index": index, "text": str(index)} for index in range(5)])
+    write_parquet_parts(tmp_path / "out", results, 2, Carried(schema, lambda: iter(values)))
+    table = dataset.dataset(tmp_path / "out").to_table()
+    assert columns(table) == [("price", pa.decimal128(5, 2)), *RESULTS]
+    assert table.column("price").to_pylist() == [value["price"] for value in values]
+    assert table.column("text").to_pylist() == [str(index) for index in range(5)]
+
+
+def test_the_first_pass_does_not_read_a_parquet_input(tmp_path, encode):
+    """It may be far away, and its rows take longer to check than results to look at."""
+    read = []
+    carried = Carried(pa.schema([("a", pa.int64())]), lambda: read.append(1) or iter([{"a": 1}]))
+    write_parquet(tmp_path / "out.parquet", encode([{"index": 0}]), carried)
+    assert read == [1]

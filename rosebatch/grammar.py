@@ -1,0 +1,338 @@
+"""Structured output: which tokens may come next, so that a completion matches a JSON schema, a regex or a choice.
+
+The grammars are llguidance's: it compiles them, follows them, and knows the bytes of every token.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rosebatch.errors import RowError
+from rosebatch.request import GrammarSpec
+from rosebatch.tokenizer import Tokenizer
+
+# Imported where it is used: it takes 50 ms, and most runs have no grammar.
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+_MOST_GRAMMARS = 128
+_MOST_CHARACTERS = 300
+
+# What llguidance finds out about a grammar on the way; some hundred bytes each.
+_MOST_STATES = 250_000
+
+_NAMES = {"json_schema": "JSON schema", "json_object": "JSON object", "regex": "regex", "choice": "list of choices"}
+
+# One line, with at most one space after a comma or a colon, as json.dumps and most models write it. The library's own
+# default is any white space, in which a weak model goes on until max_tokens; a pretty print would need it everywhere.
+_JSON_FORMAT = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+
+# What a schema's own "x-guidance" may ask for: to take less exactly what llguidance would refuse.
+_JSON_LENIENCIES = ("coerce_one_of", "lenient")
+
+
+class Grammars:
+    """Compiles what completions have to match, each grammar once.
+
+    Args:
+        tokenizer: of the model; the first ``compile`` reads it, which takes a second for 150,000 tokens.
+        vocab_size: width of the model's logits; those beyond the tokenizer's tokens are never allowed.
+        eos_token_ids: the model's end tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        count = tokenizer.backend.get_vocab_size()
+        self._vocabulary = _Vocabulary(count, vocab_size, eos_token_ids)
+        self._tokens = functools.cache(functools.partial(_load_tokens, tokenizer, self._vocabulary))
+        self._compiled = functools.lru_cache(_MOST_GRAMMARS)(self._compile)
+
+    def compile(self, spec: GrammarSpec) -> "Grammar":
+        """The grammar of a specification; another thread may follow compiled ones at the same time.
+
+        Raises:
+            RowError: ``invalid_grammar``: it is broken, nothing matches it, it has what llguidance does not support,
+                or llguidance cannot work with the model's tokenizer.
+        """
+        compiled = self._compiled(spec)
+        if isinstance(compiled, str):
+            # Not a cached error: raised for every row, its traceback would grow each time.
+            raise RowError("invalid_grammar", compiled)
+        return compiled
+
+    def _compile(self, spec: GrammarSpec) -> "Grammar | str":
+        tokens = self._tokens()
+        if isinstance(tokens, str):
+            return tokens
+        try:
+            return Grammar(tokens, self._vocabulary, _serialized(spec))
+        except (ValueError, RecursionError) as error:
+            return _one_line(f"the {_NAMES[spec.kind]} cannot be used: {error}")
+
+
+class Grammar:
+    """A compiled grammar.
+
+    Args:
+        tokens: of the tokenizer.
+        vocabulary: the masks' layout.
+        serialized: the grammar as llguidance reads it.
+
+    Raises:
+        ValueError: it does not compile, or nothing matches it.
+    """
+
+    def __init__(self, tokens: "LLTokenizer", vocabulary: "_Vocabulary", serialized: str) -> None:
+        self._tokens = tokens
+        self._vocabulary = vocabulary
+        self._serialized = serialized
+        matcher = self._new_matcher()
+        if matcher.is_error():
+            raise ValueError(_without_excerpts(matcher.get_error()))
+        first = matcher.deep_copy()
+        first.compute_bitmask()
+        if first.is_error():
+            reason = _without_excerpts(first.get_error())
+            raise ValueError("nothing matches it" if reason == "NoExtensionBias" else reason)
+        self._matcher: LLMatcher | None = matcher
+
+    def start(self) -> "TokenConstraint":
+        """Follows the grammar through one completion."""
+        if self._matcher is None:
+            self._matcher = self._new_matcher()
+        return TokenConstraint(self, self._vocabulary, self._matcher.deep_copy())
+
+    def replace_matcher(self) -> "LLMatcher":
+        """One that shares nothing with those before; nor will those of later completions."""
+        self._matcher = None
+        return self._new_matcher()
+
+    def _new_matcher(self) -> "LLMatcher":
+        from llguidance import LLMatcher, LLParserLimits
+
+        # Verbose errors hold the whole grammar.
+        limits = LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
+        return LLMatcher(self._tokens, self._serialized, log_level=0, limits=limits)
+
+
+class TokenConstraint:
+    """Follows a grammar through one completion (see ``rosebatch.request.Constraint``).
+
+    Attributes:
+        error: why the completion ended before it matched: the grammar took too much time or memory, or a token came
+            that it does not allow; None where nothing went wrong. What max_tokens or a stop string cuts short has none.
+    """
+
+    def __init__(self, grammar: Grammar, vocabulary: "_Vocabulary", matcher: "LLMatcher") -> None:
+        self._grammar = grammar
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        self._alone = False
+        self._token_ids: list[int] = []
+        self._ended = False
+        self.error: str | None = None
+
+    def fill(self, mask: NDArray[np.int32]) -> None:
+        """Write which tokens may come next; one at least always may.
+
+        The model's end tokens may where the grammar can end, all of them, and alone where nothing else can follow.
+
+        Args:
+            mask: [ceil(vocab_size / 32)] int32, written to: token 0 is the first word's lowest bit.
+        """
+        words = None if self._ended else self._allowed()
+        if words is None:
+            self._vocabulary.write(mask, None, ends=True)
+        else:
+            self._vocabulary.write(mask, words, ends=self._matcher.is_accepting())
+
+    @classmethod
+    def fill_all(cls, constraints: Sequence["TokenConstraint"], masks: NDArray[np.int32]) -> None:
+        """``fill`` for each of some completions of one model, on all cores.
+
+        Args:
+            constraints: R.
+            masks: [R, ceil(vocab_size / 32)] int32, written to.
+        """
+        from llguidance.numpy import fill_next_token_bitmask_par
+
+        vocabulary = constraints[0]._vocabulary
+        words = np.zeros((len(constraints), vocabulary.num_tokenizer_words), np.int32)
+        live = [(constraint._matcher, row) for row, constraint in enumerate(constraints) if not constraint._ended]
+        if live:
+            fill_next_token_bitmask_par(_executor(), live, words)
+        for own, mask, constraint in zip(words, masks, constraints, strict=True):
+            if constraint._ended or constraint._matcher.is_error():
+                constraint.fill(mask)
+            else:
+                vocabulary.write(mask, own.data, ends=constraint._matcher.is_accepting())
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next generated token; True where nothing may follow it, or where it should not have come."""
+        if self._ended:
+            return True
+        if token_id in self._vocabulary.eos_token_ids:
+            self._ended = True
+            if not self._matcher.is_accepting():
+                self._fail("an end token came too early")
+        elif not 0 <= token_id < self._vocabulary.known:
+            self._fail(f"token {token_id} is none of the tokenizer's")
+        else:
+            self._token_ids.append(token_id)
+            if self._matcher.consume_token(token_id) or self._start_over():
+                self._ended = self._matcher.is_stopped()
+            else:
+                self._fail(self._matcher.get_error())
+        return self._ended
+
+    def _allowed(self) -> bytes | None:
+        """One bit for each token; None where the grammar cannot be followed any further."""
+        words = self._matcher.compute_bitmask()
+        if self._matcher.is_error() and self._start_over():
+            words = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            self._fail(self._matcher.get_error())
+            return None
+        return words
+
+    def _start_over(self) -> bool:
+        """Follow the tokens so far once more, apart from all other completions; False where that does not help.
+
+        All completions of a grammar share its states. Some grammars reach the limit after some hundred rows, and then
+        every row fails, whatever its own tokens are.
+        """
+        if self._alone:
+            return False
+        self._alone = True
+        self._matcher = self._grammar.replace_matcher()
+        return self._matcher.consume_tokens(self._token_ids)
+
+    def _fail(self, reason: str) -> None:
+        self._ended = True
+        self.error = _one_line(_without_excerpts(reason))
+
+
+class _Vocabulary:
+    """How masks are laid out.
+
+    Args:
+        count: of the tokenizer's tokens.
+        vocab_size: width of the model's logits.
+        eos_token_ids: the model's end tokens.
+
+    Attributes:
+        eos_token_ids: those that the model can generate.
+        known: the tokens below are both the tokenizer's and the model's.
+        num_words: of a mask for these.
+        num_tokenizer_words: of one for all of the tokenizer's.
+    """
+
+    def __init__(self, count: int, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
+        self.known = min(count, vocab_size)
+        self.num_words = -(-self.known // 32)
+        self.num_tokenizer_words = -(-count // 32)
+        eos = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
+        for token_id in self.eos_token_ids:
+            eos[token_id // 32] |= np.uint32(1 << token_id % 32)
+        self._eos_words = np.flatnonzero(eos)
+        self._eos_bits = eos[self._eos_words].view(np.int32)
+
+    def write(self, mask: NDArray[np.int32], words: bytes | memoryview | None, *, ends: bool) -> None:
+        """Fill a mask.
+
+        Args:
+            mask: [ceil(vocab_size / 32)] int32.
+            words: one bit for each of the tokenizer's tokens, in little-endian words of 4 bytes; None for no token.
+            ends: whether end tokens are allowed; ``words`` has no say in that. They are too where nothing else is.
+        """
+        mask[:] = 0
+        if words is not None:
+            mask[: self.num_words] = np.frombuffer(words, dtype="<i4", count=self.num_words)
+            if self.known % 32:
+                mask[self.num_words - 1] &= (1 << self.known % 32) - 1
+            mask[self._eos_words] &= ~self._eos_bits
+        if ends or not mask.any():
+            mask[self._eos_words] |= self._eos_bits
+
+
+@functools.cache
+def _executor() -> "LLExecutor":
+    from llguidance import LLExecutor
+
+    return LLExecutor()
+
+
+def _load_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> "LLTokenizer | str":
+    """What llguidance knows of a tokenizer, or why it cannot work with it."""
+    from llguidance import LLTokenizer
+
+    ends = sorted(i for i in vocabulary.eos_token_ids if i < vocabulary.known)
+    if not ends:
+        return "a grammar needs a model with an end token, and this one has none"
+    try:
+        return LLTokenizer(tokenizer.backend.to_str(), eos_token=ends)
+    except BaseException as error:
+        # An exception of Rust, for what nobody thought of, is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        return _one_line(f"grammars cannot be used with this model's tokenizer: {error}")
+
+
+def _serialized(spec: GrammarSpec) -> str:
+    """A grammar as llguidance reads it.
+
+    Raises:
+        ValueError: it is broken; not every broken one is found.
+        RecursionError: JSON of too many levels.
+    """
+    from llguidance import LLMatcher, grammar_from
+
+    match spec.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(_formatted(json.loads(spec.source)))
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema(_formatted({"type": "object"}))
+        case "regex":
+            # llguidance would leave it out.
+            if (len(spec.source) - len(spec.source.rstrip("\\"))) % 2:
+                raise ValueError("nothing follows its last backslash")
+            return LLMatcher.grammar_from_regex(spec.source)
+        case "choice":
+            choices = json.loads(spec.source)
+            if not (isinstance(choices, list) and choices and all(isinstance(c, str) and c for c in choices)):
+                raise ValueError("expected a list of strings, at least one and none empty")
+            return grammar_from("choice", spec.source)
+
+
+def _formatted(schema: object) -> str:
+    """A JSON schema with our format instead of its own.
+
+    Raises:
+        ValueError: it is no schema.
+    """
+    if isinstance(schema, bool):
+        schema = {"allOf": [schema]}
+    if not isinstance(schema, dict):
+        raise ValueError(f"expected a JSON object or a boolean, got {type(schema).__name__}")
+    own: Any = schema.get("x-guidance")
+    lenient = {name: True for name in _JSON_LENIENCIES if isinstance(own, dict) and own.get(name) is True}
+    return json.dumps({**schema, "x-guidance": {**_JSON_FORMAT, **lenient}}, allow_nan=False)
+
+
+def _without_excerpts(error: str) -> str:
+    """An error of llguidance less what points into a grammar that the user did not write."""
+    return re.sub(r"^(at )?\d+\(\d+\): |\n\s*(\^+|\d+ \|.*|<non-verbose/>)(?=\n|$)", "", error).strip()
+
+
+def _one_line(message: str) -> str:
+    """A message for people, shortened in the middle: what is wrong often comes last."""
+    message = " ".join(message.split())
+    if len(message) <= _MOST_CHARACTERS:
+        return message
+    half = (_MOST_CHARACTERS - 5) // 2
+    return f"{message[:half]} ... {message[-half:]}"

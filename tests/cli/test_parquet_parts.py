@@ -1,0 +1,179 @@
+"""``rosebatch generate`` into a folder of Parquet files, and from one."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import dataset
+
+USAGE = 2
+LINES = [{"prompt": f"row {i}", "max_tokens": 2, "late": None if i < 3 else "s"} for i in range(5)]
+LINES[4] = {"prompt": ""}
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def fail(whole, path):
+    raise OSError(5, "Input/output error")
+
+
+def test_a_folder_of_parts(generate, tmp_path):
+    """The rows of one file, in its order, under one schema though a column is null in the first parts."""
+    assert generate(LINES, "-o", tmp_path / "one.parquet").code == 3
+    result = generate(LINES, "-o", f"{tmp_path}/answers/", "--rows-per-file", 2)
+    assert (result.code, result.out, result.err) == (3, "", "")
+    assert names(tmp_path) == ["answers", "in.jsonl", "one.parquet"]
+    parts = sorted((tmp_path / "answers").iterdir())
+    assert [part.name for part in parts] == [f"part-0000{number}.parquet" for number in range(3)]
+    expected = pq.read_table(tmp_path / "one.parquet")
+    assert [pq.read_table(part).equals(expected.slice(2 * n, 2)) for n, part in enumerate(parts)] == [True] * 3
+    assert dataset.dataset(tmp_path / "answers").to_table().equals(expected)
+
+
+@pytest.mark.parametrize("name", ["answers/", "answers"])
+def test_a_folder_that_is_there(generate, tmp_path, name):
+    """With and without the slash it is replaced as a file is; one part takes a million rows."""
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    for lines, rows in ((LINES, 1), (LINES[:2], None)):
+        limit = [] if rows is None else ["--rows-per-file", rows]
+        assert generate(lines, "-o", f"{tmp_path}/{name}", *limit).code in (0, 3)
+    assert names(folder) == ["part-00000.parquet"]
+    assert names(tmp_path) == ["answers", "in.jsonl"]
+    assert dataset.dataset(folder).to_table().column("index").to_pylist() == [0, 1]
+
+
+def test_no_rows(generate, tmp_path):
+    """A folder without a file has no schema, and cannot be read."""
+    assert generate([], "-o", f"{tmp_path}/answers/").code == 0
+    table = pq.read_table(tmp_path / "answers" / "part-00000.parquet")
+    assert (table.num_rows, table.column_names) == (0, ["index", "text", "finish_reason", "usage", "error"])
+
+
+def test_parts_as_the_input_of_another_run(generate, cli, model_folder, tmp_path):
+    """All parts have the columns that the first has, and the folder may be the output too."""
+    lines = [{**line, "question": line["prompt"]} for line in LINES]
+    generate(lines, "-o", f"{tmp_path}/answers/", "--rows-per-file", 2, "--return-token-ids")
+    flags = ["--model", model_folder, "--quiet", "--max-tokens", 1]
+    for source in ("answers", "answers/", "answers/*.parquet"):
+        result = cli("generate", tmp_path / source, *flags)
+        rows = [json.loads(line) for line in result.out.split("\n")[:-1]]
+        assert [row["index"] for row in rows] == [0, 1, 2, 3, 4]
+        assert [row["question"] for row in rows] == [line["prompt"] for line in LINES]
+        assert {row["error"]["code"] for row in rows} == {"missing_prompt"}, "read, and without a prompt"
+    result = cli("generate", tmp_path / "answers", "-o", tmp_path / "answers", "--rows-per-file", 3, *flags)
+    assert result.code == 3
+    table = dataset.dataset(tmp_path / "answers").to_table()
+    assert names(tmp_path / "answers") == ["part-00000.parquet", "part-00001.parquet"]
+    assert table.column("question").to_pylist() == [line["prompt"] for line in LINES]
+    assert table.column("late").to_pylist() == [line.get("late") for line in LINES]
+
+
+def test_a_folder_with_something_else_in_it(generate, tmp_path):
+    """Found before any work, and nothing is touched: a folder of the user's own would be gone."""
+    for name in ("answers", "answers.tmp", "answers.old"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "part-00000.parquet").write_text("old")
+        (folder / "thesis.tex").write_text("mine")
+        result = generate(LINES, "-o", f"{tmp_path}/answers/")
+        assert result.code == USAGE
+        assert f"{name}: holds thesis.tex, and a folder of results holds part-*.parquet alone" in result.err
+        assert names(tmp_path) == [name, "in.jsonl"]
+        assert names(folder) == ["part-00000.parquet", "thesis.tex"]
+        (folder / "thesis.tex").unlink()
+        (folder / "part-00000.parquet").unlink()
+        folder.rmdir()
+
+
+def test_a_file_of_the_name_of_the_folder(generate, tmp_path):
+    """The slash asks for a folder: the file is not overwritten."""
+    (tmp_path / "answers").write_text("mine")
+    result = generate(LINES, "-o", f"{tmp_path}/answers/")
+    assert result.code == USAGE
+    assert "answers: is a file, name another folder" in result.err
+    assert (tmp_path / "answers").read_text() == "mine"
+
+
+def test_a_link_to_a_folder(generate, tmp_path):
+    """The folder is replaced where it is, beside it there is room; the link stays."""
+    (tmp_path / "disk" / "answers").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "answers")
+    assert generate(LINES[:1], "-o", f"{tmp_path}/link/").code == 0
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path / "disk") == ["answers"]
+    assert names(tmp_path / "link") == ["part-00000.parquet"]
+
+
+@pytest.mark.parametrize("target", ["-", None, "out.jsonl", "out.parquet", "answers"])
+def test_rows_per_file_without_a_folder(generate, tmp_path, target):
+    """One file of all rows is not what was asked for."""
+    output = [] if target is None else ["-o", target if target == "-" else tmp_path / target]
+    result = generate(LINES, *output, "--rows-per-file", 5)
+    assert (result.code, result.out) == (USAGE, "")
+    assert "--rows-per-file needs an output folder: -o FOLDER/" in result.err
+    assert names(tmp_path) == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("flags", [["--rows-per-file", 0], ["--errors", "errors.jsonl"]])
+def test_what_a_folder_cannot_have(generate, tmp_path, flags):
+    """No rows in a file; error rows elsewhere, as with one Parquet file."""
+    result = generate(LINES, "-o", f"{tmp_path}/answers/", *flags)
+    assert result.code == USAGE
+    assert names(tmp_path) == ["in.jsonl"]
+
+
+def test_a_batch_is_written_as_jsonl(generate, tmp_path):
+    """Its answers are lines of the API, not a table."""
+    body = {"model": "m", "prompt": "a"}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    result = generate([line], "-o", f"{tmp_path}/answers/")
+    assert result.code == USAGE
+    assert "answers: an OpenAI batch, or an output beside --errors, is written as JSONL" in result.err
+
+
+@pytest.mark.parametrize("target", ["/", "..", "https://host/answers/", "memory://"])
+def test_folders_that_cannot_be_written(generate, tmp_path, monkeypatch, target):
+    """Nothing can be renamed there: found before any work, not after hours of it."""
+    monkeypatch.chdir(tmp_path)
+    assert generate(LINES, "-o", target).code == USAGE
+    assert names(tmp_path) == ["in.jsonl"]
+
+
+def test_resume(generate, tmp_path, monkeypatch):
+    """The part file lies beside the folder; rows that it holds are not run again, and the result is the same."""
+    flags = ["-o", f"{tmp_path}/answers/", "--rows-per-file", 2]
+    generate(LINES, *flags)
+    expected = dataset.dataset(tmp_path / "answers").to_table()
+    before = names(tmp_path / "answers")
+    with monkeypatch.context() as patch:
+        patch.setattr("rosebatch.destination.replace_folder", fail)
+        result = generate(LINES, *flags)
+    assert result.code == 1
+    assert f"5 rows are in {tmp_path}/answers.part, --resume goes on with them" in result.err
+    assert names(tmp_path) == ["answers", "answers.part", "in.jsonl"]
+    result = generate(LINES, *flags)
+    assert (result.code, names(tmp_path / "answers")) == (USAGE, before)
+    report = tmp_path / "report.json"
+    assert generate(LINES, *flags, "--resume", "--report", report).code == 3
+    assert json.loads(report.read_text())["resumed"] == 5
+    assert names(tmp_path) == ["answers", "in.jsonl", "report.json"]
+    assert dataset.dataset(tmp_path / "answers").to_table().equals(expected)
+
+
+def test_a_folder_elsewhere(generate, tmp_path, monkeypatch):
+    """Each part under its name; of a longer output before, none stays that a reader would take for one of this."""
+    import fsspec
+
+    monkeypatch.chdir(tmp_path)
+    with fsspec.open("memory://bucket/answers/part-other.parquet", "wb") as file:
+        file.write(b"another's")
+    for size, parts in ((1, 5), (3, 2)):
+        result = generate(LINES, "-o", "memory://bucket/answers/", "--rows-per-file", size, "--resume")
+        assert (result.code, names(tmp_path)) == (3, ["in.jsonl"])
+        found = [path.rpartition("/")[2] for path in fsspec.filesystem("memory").ls("/bucket/answers", detail=False)]
+        assert sorted(found) == [*(f"part-0000{number}.parquet" for number in range(parts)), "part-other.parquet"]
+    with fsspec.open("memory://bucket/answers/part-00001.parquet", "rb") as file:
+        assert pq.read_table(file).column("index").to_pylist() == [3, 4]

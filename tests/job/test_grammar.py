@@ -1,0 +1,516 @@
+"""Structured output: masks that only let through what matches, and grammars that cannot be served."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from rosebatch.errors import RowError
+from rosebatch.grammar import Grammar, Grammars
+from rosebatch.request import GrammarSpec
+from rosebatch.tokenizer import Tokenizer
+from tests.job.fake_model import EOS, byte_backend
+
+# As wide as a model whose logits are padded: 269 is no multiple of 32, and an end token lies beyond the tokenizer.
+VOCAB_SIZE, EOS_IDS = 269, (EOS, 266)
+SHORT_WORDS = [b'": ', b'", "', b'{"', b"]}", b"  ", b"\n\n", b"abc", b'"}', b"12", b" ", b" 1", b", "]
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["friend", "foe", 'a "friend"', None, 3]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "scores": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}, "minItems": 1},
+        "boss": {"$ref": "#/$defs/person"},
+    },
+    "required": ["name", "kind", "scores"],
+    "additionalProperties": False,
+    "$defs": {"person": {"type": "object", "properties": {"name": {"const": "Ada"}}, "required": ["name"]}},
+}
+
+
+def spec(kind, source=""):
+    return GrammarSpec(kind, source if isinstance(source, str) else json.dumps(source))
+
+
+@pytest.fixture(scope="module")
+def byte_grammars():
+    """Tokens of one byte."""
+    return Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A byte-level BPE of 600 tokens, trained on JSON: tokens that cross the borders of its grammar."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    rng = random.Random(0)
+    people = [{"name": rng.choice(["Ada", "Zoë"]), "kind": "foe", "scores": [[i, -i / 3]]} for i in range(200)]
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, special_tokens=["<eos>"])
+    backend.train_from_iterator([json.dumps(p, indent=rng.choice([None, 2])) for p in people], trainer)
+    return Tokenizer(backend)
+
+
+@pytest.fixture(scope="module")
+def spaced():
+    """As of Llama 2: a mark for the space, and tokens for the bytes of what has no token."""
+    vocab = {"<unk>": 0, "</s>": 1} | {f"<0x{byte:02X}>": 2 + byte for byte in range(256)}
+    for word in ["▁", "a", "b", '"', "{", "}", ":", ",", "▁a", '▁"', '":', "▁▁", "1", "▁1"]:
+        vocab[word] = len(vocab)
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens(["<unk>", "</s>"])
+    return Tokenizer(backend)
+
+
+@pytest.fixture(scope="module", params=["bytes", "words", "trained", "spaced"])
+def any_grammars(request):
+    """Several kinds of tokenizers, each with its end token."""
+    if request.param in ("trained", "spaced"):
+        tokenizer = request.getfixturevalue(request.param)
+        size, eos = tokenizer.backend.get_vocab_size(), tokenizer.backend.token_to_id("<eos>")
+        eos = tokenizer.backend.token_to_id("</s>") if eos is None else eos
+    else:
+        tokenizer = Tokenizer(byte_backend(*(SHORT_WORDS if request.param == "words" else ())))
+        size, eos = VOCAB_SIZE, EOS
+    return Grammars(tokenizer, size, [eos]), tokenizer, size, eos
+
+
+def allowed(constraint, vocab_size=VOCAB_SIZE):
+    """Ids of the tokens that may come next, from a mask of which no bit is kept."""
+    mask = np.full(-(-vocab_size // 32), -1, dtype=np.int32)
+    constraint.fill(mask)
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits).tolist()
+
+
+def feed_text(constraint, text):
+    """What the last byte's ``feed`` says; the others must say that it goes on."""
+    *before, last = [constraint.feed(byte) for byte in text.encode()]
+    assert not any(before)
+    return last
+
+
+def walk(grammar, tokenizer, size, eos, seed, prefer=(), most=400):
+    """Text of tokens chosen by chance among those allowed, and whether it ended; late ones bring it to an end."""
+    rng, constraint, chosen = random.Random(seed), grammar.start(), []
+    while len(chosen) < most:
+        ids = allowed(constraint, size)
+        assert ids
+        texts = {i: tokenizer.decode([i]) for i in ids}
+        picks = [i for i in ids if texts[i] in prefer]
+        if not picks and len(chosen) > 40:
+            picks = [i for i in ids if i == eos or texts[i].strip() in ('"', "]", "}", "]}", '"}')]
+        token = rng.choice(picks or ids)
+        ended = constraint.feed(token)
+        chosen += [token] * (token != eos)
+        if ended:
+            assert allowed(constraint, size) == [eos]
+            break
+    assert constraint.error is None
+    return tokenizer.decode(chosen), len(chosen) < most
+
+
+def is_number(value):
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_person(person):
+    assert set(person) <= set(PERSON["properties"])
+    assert len(person["name"]) <= 12
+    assert person["kind"] in PERSON["properties"]["kind"]["enum"]
+    assert isinstance(person.get("age", 0), int)
+    assert 0 <= person.get("age", 0) <= 130
+    assert len(person["scores"]) >= 1
+    assert all(is_number(number) for row in person["scores"] for number in row)
+    assert person.get("boss", {"name": "Ada"})["name"] == "Ada"
+
+
+def test_any_walk_matches_a_json_schema(any_grammars):
+    """Whatever a model chooses among the allowed tokens is JSON of the schema, with tokens of every kind."""
+    grammars, *rest = any_grammars
+    grammar = grammars.compile(spec("json_schema", PERSON))
+    texts = []
+    for seed in range(12):
+        text, ended = walk(grammar, *rest, seed)
+        assert ended
+        check_person(json.loads(text))
+        texts.append(text)
+    assert len(set(texts)) == 12
+
+
+def test_any_walk_of_json_object_is_one(any_grammars):
+    """Not an array or a bare number, which are JSON too."""
+    grammars, *rest = any_grammars
+    grammar = grammars.compile(spec("json_object"))
+    for seed in range(12):
+        text, ended = walk(grammar, *rest, seed)
+        assert ended
+        assert isinstance(json.loads(text), dict)
+
+
+REGEXES = [
+    r"[0-9]{3}-[a-c]+",
+    r"(é|😀|x y)*z",
+    r"a/b(/c)?",
+    r"^(yes|no)$",
+    r"(?i)rose|\"q\"",
+    r"[a-z_]{2,5}\s[^\n]",
+    r"a\\",
+    "",
+]
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_any_walk_matches_a_regex(any_grammars, regex):
+    """From the first character to the last: anchors that users write for that are no obstacle."""
+    grammars, *rest = any_grammars
+    grammar = grammars.compile(spec("regex", regex))
+    for seed in range(12):
+        text, ended = walk(grammar, *rest, seed)
+        assert re.fullmatch(regex, text) or not ended
+        assert ended or "+" in regex or "*" in regex
+
+
+def test_any_walk_is_a_choice(any_grammars):
+    """One of them as it stands: quotes, escapes and characters beyond the first plane too, each of them reachable."""
+    grammars, *rest = any_grammars
+    choices = ["yes", "yes, sir", 'a "no"', "back\\slash\n", "naïve 😀", "/re/", " x"]
+    grammar = grammars.compile(spec("choice", choices))
+    texts = {walk(grammar, *rest, seed)[0] for seed in range(200)}
+    assert texts == set(choices)
+
+
+@pytest.mark.parametrize("schema", [{"x-guidance": {"whitespace_flexible": True}}, {}])
+def test_white_space_comes_to_an_end(any_grammars, schema):
+    """A model that likes line breaks wrote them until max_tokens; nor can the schema itself ask for that."""
+    grammars, *rest = any_grammars
+    schema = schema | {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2]}, "b": {"type": "array", "items": {"const": True}, "maxItems": 5}},
+        "required": ["a", "b"],
+        "additionalProperties": {"type": "null"},
+        "maxProperties": 2,
+    }
+    grammar = grammars.compile(spec("json_schema", schema))
+    spaces = (" ", "  ", "\n", "\n\n", "\t", "\r")
+    for seed in range(5):
+        text, ended = walk(grammar, *rest, seed, prefer=(*spaces, ", ", '": ', " 1"))
+        assert ended
+        assert not re.search(r"\s\s|[\n\t\r]", text)
+        assert json.loads(text)
+
+
+@pytest.mark.parametrize("text", ['{"a":1,"b":[true,true]}', '{"a": 1, "b": [true, true]}'])
+def test_the_usual_forms_of_json(byte_grammars, text):
+    """Compact, and as json.dumps has it: what models write of their own accord must not be in their way."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array"}}}
+    constraint = byte_grammars.compile(spec("json_schema", schema | {"additionalProperties": False})).start()
+    assert feed_text(constraint, text)
+    assert constraint.error is None
+
+
+def test_end_tokens_only_where_the_grammar_may_end(byte_grammars):
+    """All of the model's end tokens, also one that the tokenizer does not know, and no padding beside them."""
+    constraint = byte_grammars.compile(spec("regex", "ab?")).start()
+    assert allowed(constraint) == [ord("a")]
+    assert constraint.feed(ord("a")) is False
+    assert allowed(constraint) == sorted([ord("b"), *EOS_IDS])
+    assert constraint.feed(ord("b")) is True
+    assert allowed(constraint) == sorted(EOS_IDS)
+    assert constraint.error is None
+
+
+def test_an_end_token_ends(byte_grammars):
+    """It is no text of the grammar, whichever of them comes, and is no error."""
+    for eos in EOS_IDS:
+        constraint = byte_grammars.compile(spec("regex", "a*")).start()
+        assert constraint.feed(ord("a")) is False
+        assert constraint.feed(eos) is True
+        assert allowed(constraint) == sorted(EOS_IDS)
+        assert constraint.feed(ord("a")) is True
+        assert constraint.error is None
+
+
+def test_an_end_token_that_is_ordinary_text():
+    """Some models end with a token of plain letters: inside a string it would cut the answer short."""
+    grammars = Grammars(Tokenizer(byte_backend(b"END")), 258, [257])
+    constraint = grammars.compile(spec("regex", "(a|E|END)*")).start()
+    assert allowed(constraint, 258) == [ord("E"), ord("a"), 257]
+    assert constraint.feed(ord("E")) is False
+    assert allowed(constraint, 258) == [ord("E"), ord("N"), ord("a"), 257]
+    assert constraint.feed(ord("N")) is False
+    assert allowed(constraint, 258) == [ord("D")]
+    inside = grammars.compile(spec("regex", "x(END|a)!")).start()
+    assert inside.feed(ord("x")) is False
+    assert allowed(inside, 258) == [ord("E"), ord("a")]
+    assert inside.feed(257) is True
+    assert inside.error == "an end token came too early"
+
+
+@pytest.mark.parametrize("vocab_size", [257, 258, 287, 288, 289, 320, 1000])
+def test_widths_of_logits(vocab_size):
+    """Padding after the tokenizer's last token is never allowed, whether a word of the mask ends there or not."""
+    grammar = Grammars(Tokenizer(byte_backend()), vocab_size, [EOS]).compile(spec("regex", "[^a]*"))
+    ids = allowed(grammar.start(), vocab_size)
+    assert ord("a") not in ids
+    assert ids[-1] == EOS
+    assert {ord("b"), 0} < set(ids)
+
+
+@pytest.mark.parametrize("vocab_size", [260, 256 + 32, 289])
+def test_a_model_with_fewer_tokens_than_the_tokenizer(vocab_size):
+    """Tokens were added, the weights were not: a bit for such a token would be another row's, or beyond the mask."""
+    extra = [bytes([97 + i % 26, 97 + i // 26]) for i in range(40)]
+    tokenizer = Tokenizer(byte_backend(*extra))
+    grammar = Grammars(tokenizer, vocab_size, [EOS, 290]).compile(spec("regex", "[a-z]+"))
+    constraint = grammar.start()
+    assert allowed(constraint, vocab_size) == [*range(97, 123), *range(257, vocab_size)]
+    assert constraint.feed(vocab_size) is True
+    assert "none of the tokenizer's" in constraint.error
+
+
+def test_a_model_without_the_tokens_for_it():
+    """A mask without any bit makes the sampler's probabilities NaN: the row ends instead, and not as if it matched."""
+    constraint = Grammars(Tokenizer(byte_backend()), 100, [99]).compile(spec("choice", ["az", "xy"])).start()
+    assert allowed(constraint, 100) == [ord("a")]
+    assert constraint.feed(ord("a")) is False
+    assert allowed(constraint, 100) == [99]
+    assert constraint.feed(99) is True
+    assert constraint.error == "an end token came too early"
+
+
+def test_bits_land_in_the_right_words():
+    """The highest bit of a word is the sign of an int32: end tokens there are set and unset like any other."""
+    backend = byte_backend(*(bytes([b, b]) for b in range(60)))
+    for eos in (EOS, 287, 288, 316):
+        grammar = Grammars(Tokenizer(backend), 317, [eos]).compile(spec("choice", ["ab"]))
+        constraint = grammar.start()
+        assert allowed(constraint, 317) == [97]
+        assert constraint.feed(97) is False
+        assert constraint.feed(98) is True
+        assert allowed(constraint, 317) == [eos]
+
+
+def test_a_row_of_a_larger_array(byte_grammars):
+    """The engine keeps the masks of all rows together: the others' stay as they are."""
+    masks = np.full((3, -(-VOCAB_SIZE // 32)), -1, dtype=np.int32)
+    byte_grammars.compile(spec("choice", ["x"])).start().fill(masks[1])
+    assert (masks[[0, 2]] == -1).all()
+    assert np.flatnonzero(np.unpackbits(masks[1].view(np.uint8), bitorder="little")).tolist() == [ord("x")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "message"),
+    [
+        ("regex", "(", "unclosed group"),
+        ("regex", "a\\", "backslash"),
+        ("regex", "(?=a)b", "look-ahead"),
+        ("regex", r"(a)\1", "backreferences"),
+        ("regex", "a[b&&c]", "nothing matches"),
+        ("regex", "a\ud800", "surrogates"),
+        ("regex", "x" * 5000 + "(", "unclosed group"),
+        ("json_schema", "", "Expecting value"),
+        ("json_schema", '{"type": ', "Expecting value"),
+        ("json_schema", [1], "expected a JSON object or a boolean"),
+        ("json_schema", '"string"', "expected a JSON object or a boolean"),
+        ("json_schema", "false", "nsatisfiable"),
+        ("json_schema", {"type": "objec"}, "objec"),
+        ("json_schema", {"not": {"type": "string"}}, "not"),
+        ("json_schema", {"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ("json_schema", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ("json_schema", {"type": "string", "minLength": 5, "maxLength": 3}, "minLength"),
+        ("json_schema", {"type": "string", "pattern": "("}, "unclosed group"),
+        ("json_schema", {"type": "string", "format": "no such"}, "no such"),
+        ("json_schema", {"$ref": "#"}, "nothing matches"),
+        ("json_schema", {"$ref": "#/$defs/missing"}, "missing"),
+        ("json_schema", '{"const": 1e999}', "float"),
+        ("json_schema", '{"a": "\\ud800"}', "escape"),
+        ("json_schema", '{"multipleOf": 1' + "0" * 5000 + "}", "digits"),
+        ("json_schema", "[" * 100_000, "recursion"),
+        ("json_schema", '{"items": ' * 500 + "{}" + "}" * 500, "recursion"),
+        ("choice", [], "at least one"),
+        ("choice", ["a", ""], "none empty"),
+        ("choice", ["a", 1], "strings"),
+        ("choice", {"a": 1}, "list of strings"),
+        ("choice", "yes", "Expecting value"),
+        ("choice", '["\\ud800"]', "escape"),
+    ],
+)
+def test_grammars_that_cannot_be_used(byte_grammars, kind, source, message):
+    """A broken one costs its row only, says why in one short line however long it is, and says so again."""
+    for _ in range(2):
+        with pytest.raises(RowError) as caught:
+            byte_grammars.compile(spec(kind, source))
+        assert caught.value.code == "invalid_grammar"
+        assert message in caught.value.message
+        assert len(caught.value.message) <= 300
+        assert caught.value.message.splitlines() == [caught.value.message]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/schema", "https://example.com/a.json", "file:///etc/hostname"])
+def test_references_to_elsewhere_are_not_followed(byte_grammars, url):
+    """A schema from a user must not make this machine open files or connections."""
+    with pytest.raises(RowError, match="does not fetch"):
+        byte_grammars.compile(spec("json_schema", {"$ref": url}))
+
+
+def test_a_schema_may_be_a_boolean(byte_grammars):
+    """True is the schema of all JSON, in our format too."""
+    constraint = byte_grammars.compile(spec("json_schema", "true")).start()
+    assert not {ord(" "), ord("\n")} & set(allowed(constraint))
+    assert feed_text(constraint, '[1, {"a": null}]') is True
+
+
+def test_a_schema_may_ask_for_leniency(byte_grammars):
+    """The one way to use a schema with a keyword that cannot be enforced; whatever else it asks for is not heard."""
+    own = {"lenient": True, "whitespace_pattern": r"\n*", "item_separator": "(", "no such": 1}
+    schema = {"type": "array", "uniqueItems": True, "items": {"type": "integer"}, "x-guidance": own}
+    constraint = byte_grammars.compile(spec("json_schema", schema)).start()
+    assert constraint.feed(ord("[")) is False
+    assert ord("\n") not in allowed(constraint)
+    assert feed_text(constraint, "1,1]") is True
+
+
+def test_two_completions_do_not_disturb_each_other(byte_grammars):
+    """They share the compiled grammar and none of the state, also where one of them goes wrong."""
+    grammar = byte_grammars.compile(spec("choice", ["abc", "abd", "xyz"]))
+    first, second, third = (grammar.start() for _ in range(3))
+    assert first.feed(ord("a")) is False
+    assert allowed(second) == [ord("a"), ord("x")]
+    assert second.feed(ord("x")) is False
+    assert third.feed(ord("q")) is True
+    assert allowed(first) == [ord("b")]
+    assert allowed(second) == [ord("y")]
+    assert feed_text(first, "bd") is True
+    assert feed_text(second, "yz") is True
+    assert allowed(grammar.start()) == [ord("a"), ord("x")]
+    assert first.error is second.error is None
+
+
+@pytest.mark.parametrize("token", [ord("b"), -1, 257, VOCAB_SIZE, 2**40])
+def test_a_token_that_is_not_allowed(byte_grammars, token):
+    """The row ends and says why; the engine, with all other rows in it, goes on."""
+    constraint = byte_grammars.compile(spec("regex", "a+")).start()
+    assert constraint.feed(ord("a")) is False
+    assert constraint.feed(token) is True
+    assert constraint.error
+    assert allowed(constraint) == sorted(EOS_IDS)
+    assert constraint.feed(ord("a")) is True
+
+
+def test_one_rows_excess_does_not_end_the_others(monkeypatch):
+    """All rows of a grammar share a limit of llguidance's: past it, each of them stopped where it was."""
+    replaced, replace_matcher = [], Grammar.replace_matcher
+    monkeypatch.setattr(Grammar, "replace_matcher", lambda self: (replaced.append(self), replace_matcher(self))[1])
+    monkeypatch.setattr("rosebatch.grammar._MOST_STATES", 5000)
+    # As many states as there are strings of a and b.
+    grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "[ab]*a[ab]{30}"))
+    bystander = grammar.start()
+    assert feed_text(bystander, "ab") is False
+    for seed in range(60):
+        rng, constraint = random.Random(seed), grammar.start()
+        for _ in range(50):
+            assert allowed(constraint)[:2] == [ord("a"), ord("b")]
+            assert constraint.feed(rng.choice(b"ab")) is False
+        assert constraint.error is None
+    assert len(replaced) == 1
+    assert feed_text(bystander, "a") is False
+    assert allowed(bystander) == [ord("a"), ord("b")]
+    assert feed_text(bystander, "b" * 30) is False
+    assert allowed(bystander) == [ord("a"), ord("b"), *sorted(EOS_IDS)]
+    assert bystander.error is None
+    assert len(replaced) == 2
+
+
+def test_a_row_that_is_too_much_by_itself(monkeypatch):
+    """It ends and says why: its answer is cut short, and must not pass for one that matches."""
+    monkeypatch.setattr("rosebatch.grammar._MOST_STATES", 5000)
+    grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "[ab]*a[ab]{30}"))
+    rng, constraint, length = random.Random(0), grammar.start(), 0
+    while ord("a") in allowed(constraint) and not constraint.feed(rng.choice(b"ab")):
+        length += 1
+    assert 1000 < length < 5000
+    assert allowed(constraint) == sorted(EOS_IDS)
+    assert constraint.feed(ord("a")) is True
+    assert "too many states" in constraint.error
+    assert constraint.error.splitlines() == [constraint.error]
+    assert allowed(grammar.start()) == [ord("a"), ord("b")]
+
+
+def test_each_grammar_is_compiled_once(byte_grammars):
+    """A file has one schema for all its rows: compiling it for each would cost more than the model."""
+    first = byte_grammars.compile(spec("json_schema", PERSON))
+    assert byte_grammars.compile(spec("json_schema", PERSON)) is first
+    assert byte_grammars.compile(spec("json_object")) is not first
+
+
+def test_a_file_with_a_grammar_for_each_row():
+    """Memory stays bounded, and a grammar that was dropped goes on where a row still follows it."""
+    grammars = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS)
+    grammar = grammars.compile(spec("regex", "ab"))
+    constraint = grammar.start()
+    for i in range(200):
+        grammars.compile(spec("regex", f"x{i}"))
+    assert grammars.compile(spec("regex", "ab")) is not grammar
+    assert feed_text(constraint, "ab") is True
+
+
+def test_compiling_beside_generation(byte_grammars):
+    """Rows are prepared in one thread while another follows grammars."""
+    failures = []
+
+    def prepare():
+        try:
+            for i in range(60):
+                byte_grammars.compile(spec("json_schema", {"type": "string", "maxLength": i + 1}))
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    grammar = byte_grammars.compile(spec("choice", ["to be", "to go"]))
+    while thread.is_alive():
+        assert feed_text(grammar.start(), "to go") is True
+    thread.join()
+    assert not failures
+
+
+def word_piece():
+    backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("backend", "eos", "message"), [(word_piece(), [0], "decoder"), (byte_backend(), [], "end token")]
+)
+def test_models_that_grammars_cannot_be_used_with(backend, eos, message):
+    """A tokenizer whose tokens have no bytes of their own, a model that cannot end: each row with a grammar says so."""
+    grammars = Grammars(Tokenizer(backend), 300, eos)
+    for regex in ("a", "b"):
+        with pytest.raises(RowError, match=message) as caught:
+            grammars.compile(spec("regex", regex))
+        assert caught.value.code == "invalid_grammar"
+        assert len(caught.value.message) <= 300
+
+
+def test_runs_without_a_grammar_do_not_load_llguidance():
+    """It costs time at every start."""
+    code = (
+        "import sys, tokenizers; from rosebatch.grammar import Grammars; from rosebatch.tokenizer import Tokenizer;"
+        "Grammars(Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE())), 300, [256]);"
+        "sys.exit('llguidance' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
