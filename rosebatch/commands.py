@@ -230,11 +230,23 @@ def _launch_options(options: EngineOptions) -> LaunchOptions:
 def _sampling_defaults(options: SamplingOptions, seed: int | None) -> dict[str, Any]:
     """The fields that were given, checked now: a bad flag is one error, not one a line."""
     given = {name: value for name, value in asdict(options).items() if value not in (None, [])}
+    structured = {"regex": given.pop("regex")} if "regex" in given else {}
+    if "json_schema" in given:
+        structured["json"] = _read(given.pop("json_schema"))
+    if structured:
+        given["structured_outputs"] = structured
     try:
         sampling_params(given if seed is None else {**given, "seed": seed})
     except RowError as error:
         raise FlagError(error.message) from None
     return given
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise FlagError(f"--json-schema {path}: unreadable ({error})") from None
 
 
 def _from_flags(values: dict[str, Any], kind: type[ConfigT]) -> ConfigT:

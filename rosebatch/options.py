@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -70,7 +71,10 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """Sampling for the lines that do not say themselves; field names as in ``rosebatch.request.SamplingParams``."""
+    """Sampling for the lines that do not say themselves; field names as in ``rosebatch.request.SamplingParams``.
+
+    ``json_schema`` and ``regex`` are short for ``structured_outputs`` of a line.
+    """
 
     max_tokens: Annotated[
         int | None, typer.Option(help="Most tokens to generate. Default: 512.", rich_help_panel=_SAMPLING)
@@ -97,6 +101,34 @@ class SamplingOptions:
     ignore_eos: Annotated[
         bool | None,
         typer.Option("--ignore-eos", help="Go on past the model's end tokens.", rich_help_panel=_SAMPLING),
+    ] = None
+    n: Annotated[int | None, typer.Option(help="Completions of each prompt.", rich_help_panel=_SAMPLING)] = None
+    min_tokens: Annotated[int | None, typer.Option(help="Fewest tokens to generate.", rich_help_panel=_SAMPLING)] = None
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Off the logit of what was generated before.", rich_help_panel=_SAMPLING)
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="The same, times how often it was.", rich_help_panel=_SAMPLING)
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            help="Divides the logit of what stands in the prompt or was generated.", rich_help_panel=_SAMPLING
+        ),
+    ] = None
+    logprobs: Annotated[
+        int | None,
+        typer.Option(help="Report log-probabilities, and of so many likeliest tokens.", rich_help_panel=_SAMPLING),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None, typer.Option(help="The same of the prompt's tokens.", rich_help_panel=_SAMPLING)
+    ] = None
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(help="Answers are JSON that matches the schema in this file.", rich_help_panel=_SAMPLING),
+    ] = None
+    regex: Annotated[
+        str | None, typer.Option(help="Answers match this regular expression.", rich_help_panel=_SAMPLING)
     ] = None
 
 

@@ -25,6 +25,7 @@ from rosebatch.io.rows import (
     plain_message,
     prompt_options,
     sampling_params,
+    with_defaults,
 )
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -111,7 +112,7 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
             index=index,
             where=where,
             metadata={"custom_id": line.custom_id, "url": url},
-            sampling=sampling_params({**_DEFAULTS, **defaults, **own}),
+            sampling=sampling_params(with_defaults(own, {**_DEFAULTS, **defaults})),
             has_seed=body.seed is not None,
             id=line.custom_id,
             options=prompt_options(body, chat=url == _CHAT),

@@ -256,6 +256,7 @@ RESULT_FIELDS = (
     "index", "text", "finish_reason", "choices", "usage", "token_ids", "logprobs", "prompt_logprobs", "error",
 )  # fmt: skip
 
+_GRAMMAR_FIELDS = ("response_format", "structured_outputs")
 _BOTH = {"logprobs", "prompt_logprobs"}
 _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 _CHAT_OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
@@ -288,7 +289,7 @@ def parse_row(
             index=index,
             where=where,
             metadata=metadata,
-            sampling=sampling_params({**defaults, **own}),
+            sampling=sampling_params(with_defaults(own, defaults)),
             has_seed="seed" in own,
             id=line.id,
             options=prompt_options(line, chat=line.messages is not None),
@@ -305,6 +306,13 @@ def given_sampling(line: SamplingFields) -> dict[str, Any]:
     return {name: value for name in SamplingFields.__struct_fields__ if (value := getattr(line, name)) is not None}
 
 
+def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A line's sampling fields over those that hold where it is silent; its own grammar replaces theirs."""
+    if any(name in own for name in _GRAMMAR_FIELDS):
+        defaults = {name: value for name, value in defaults.items() if name not in _GRAMMAR_FIELDS}
+    return {**defaults, **own}
+
+
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     """Sampling parameters from fields as users write them: one stop string or several, ``top_k`` -1 for all.
 
@@ -319,7 +327,10 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     if "logit_bias" in values:
         values["logit_bias"] = _logit_bias(values["logit_bias"])
     values["logprobs"] = _logprobs(values.get("logprobs"), values.pop("top_logprobs", None))
-    values["grammar"] = _grammar(values.pop("response_format", None), values.pop("structured_outputs", None))
+    structured = values.pop("structured_outputs", None)
+    if isinstance(structured, dict):
+        structured = convert(structured, StructuredOutputs)
+    values["grammar"] = _grammar(values.pop("response_format", None), structured)
     try:
         return SamplingParams(**values)
     except ValueError as error:
