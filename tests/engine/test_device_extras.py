@@ -5,11 +5,12 @@ every kind stand beside each other in few seats: a slot's next sequence would sh
 """
 
 import os
+from functools import partial
 
-import numpy as np
 import pytest
 
 from rosebatch.request import GrammarSpec, Request, SamplingParams
+from tests.engine.constraint import EveryThird
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
 
 pytestmark = [
@@ -18,32 +19,6 @@ pytestmark = [
     pytest.mark.usefixtures("few_programs"),
 ]
 TRUNK = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(12)]
-
-
-class EveryThird:
-    """Allows tokens that, added to the last one, are a multiple of three; complete after nine."""
-
-    error = None
-
-    def __init__(self):
-        self.tokens = []
-
-    @classmethod
-    def fill_all(cls, constraints, masks):
-        for mask, constraint in zip(masks, constraints, strict=True):
-            last = constraint.tokens[-1] if constraint.tokens else 0
-            allowed = [t for t in range(VOCAB) if (t + last) % 3 == 0]
-            mask[:] = (
-                np.bitwise_or.reduce([[1 << t if t < 32 else 0, 1 << t - 32 if t >= 32 else 0] for t in allowed])
-                .astype(np.uint32)
-                .view(np.int32)
-            )
-
-    def feed(self, token_id):
-        last = self.tokens[-1] if self.tokens else 0
-        assert (token_id + last) % 3 == 0, "a token that was not allowed"
-        self.tokens.append(token_id)
-        return len(self.tokens) == 9
 
 
 ROWS = {
@@ -80,7 +55,7 @@ def run(engine, rows):
     """Of each completion its tokens and why it ended, then what is reported, which no two paths round alike."""
     for index, (prompt, sampling) in enumerate(rows):
         request = Request(index=index, prompt_token_ids=tuple(prompt), sampling=SamplingParams(**sampling))
-        engine.add(request, constraint=EveryThird if request.sampling.grammar else None)
+        engine.add(request, constraint=partial(EveryThird, VOCAB) if request.sampling.grammar else None)
     exact, reported = {}, []
     while engine.has_unfinished:
         for done in engine.step():

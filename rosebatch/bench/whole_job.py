@@ -1,0 +1,105 @@
+"""What reading, tokenizing and writing cost: the whole job on a file of texts beside the engine on token ids.
+
+``python -m rosebatch.bench.whole_job --model FOLDER [--load-format dummy] [--num-prompts 20000]`` makes short prompts,
+runs the job on a JSONL file of them, with its part file and its sorted output, and in turn the engine alone on the same
+token ids. The last line is JSON.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rosebatch.bench.case import spread
+from rosebatch.bench.throughput import gpu_name
+from rosebatch.destination import open_output
+from rosebatch.engine.stats import EngineStats
+from rosebatch.io.reader import PromptReader
+from rosebatch.io.rows import PlainShape
+from rosebatch.job import run_job
+from rosebatch.launch import Launched, LaunchOptions, launch
+from rosebatch.progress import Progress
+from rosebatch.report import Tally, build_report
+from rosebatch.request import Request, SamplingParams
+
+_WORDS = ("roses", "are", "red", "and", "every", "garden", "has", "its", "own", "winter", "who", "knows", "why", "tell")
+_NUM_WORDS = (8, 48)
+
+
+def make_texts(count: int, seed: int) -> list[str]:
+    """Short prompts, no two with a beginning in common that would fill a block."""
+    numbers = random.Random(seed)
+    return [" ".join(numbers.choices(_WORDS, k=numbers.randint(*_NUM_WORDS))) for _ in range(count)]
+
+
+def run_text(launched: Launched, texts: Sequence[str], output_len: int) -> dict[str, Any]:
+    """The report of the whole job: a file in, a file out."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "prompts.jsonl", str(Path(folder) / "answers.jsonl")
+        source.write_text("".join(json.dumps({"id": i, "prompt": text}) + "\n" for i, text in enumerate(texts)))
+        launched.engine.stats = EngineStats()
+        reader = PromptReader(str(source), {"max_tokens": output_len, "ignore_eos": True})
+        output = open_output(target, reader, lambda digest: {"created": 0}, resume=False, force=False)
+        started = time.perf_counter()
+        with Progress(reader.count(), enabled=False) as progress:
+            tally = run_job(launched.engine, launched.tokenizer, reader, output, progress=progress, shape=PlainShape())
+        seconds = time.perf_counter() - started
+        output.close()
+    return build_report(tally, launched.engine.stats, launched.description, {}, seconds)
+
+
+def run_ids(launched: Launched, prompts: Sequence[Sequence[int]], output_len: int) -> dict[str, Any]:
+    """The report of the engine alone."""
+    engine = launched.engine
+    engine.stats = EngineStats()
+    sampling = SamplingParams(max_tokens=output_len, ignore_eos=True)
+    requests = [Request(index=i, prompt_token_ids=tuple(p), sampling=sampling) for i, p in enumerate(prompts)]
+    started = time.perf_counter()
+    tally = Tally()
+    for completion in engine.run(requests):
+        tally.add(completion)
+    return build_report(tally, engine.stats, launched.description, {}, time.perf_counter() - started)
+
+
+def main() -> None:
+    """Run both in turn and print the ratio of their output tokens per second, turn by turn."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model")
+    parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--num-prompts", type=int, default=20_000)
+    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    launched = launch(LaunchOptions(model=given.model, load_format=given.load_format, dtype=given.dtype))
+    assert launched.tokenizer is not None, "the model has a tokenizer"
+    turns = []
+    # The first turn, short, warms up.
+    for turn in range(given.repeats + 1):
+        texts = make_texts(given.num_prompts if turn else min(given.num_prompts, 1024), turn)
+        prompts = [ids for ids in launched.tokenizer.encode(texts) if isinstance(ids, list)]
+        reports = run_text(launched, texts, given.output_len), run_ids(launched, prompts, given.output_len)
+        assert reports[0]["output_tokens"] == reports[1]["output_tokens"] == len(texts) * given.output_len
+        turns += [reports] if turn else []
+    last = turns[-1][0]
+    result = {
+        "model": launched.description["model"],
+        "gpu": gpu_name(),
+        "prompts": given.num_prompts,
+        "prompt_tokens": last["prompt_tokens"],
+        "job_output_tokens_per_s": spread([job["output_tokens_per_s"] for job, _ in turns]),
+        "engine_output_tokens_per_s": spread([engine["output_tokens_per_s"] for _, engine in turns]),
+        "ratio": spread([job["output_tokens_per_s"] / engine["output_tokens_per_s"] for job, engine in turns]),
+        "host_us_per_row": {n: s for n, s in last.items() if "host" in n},
+        "device_s": [[report["prefill_s"], report["decode_s"]] for report in turns[-1]],
+    }
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()
