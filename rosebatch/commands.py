@@ -89,7 +89,7 @@ def run_generate(
             tally = run_job(
                 launched.engine,
                 launched.tokenizer,
-                reader,
+                reader.rows(interrupts.check),
                 results,
                 progress=progress,
                 shape=BatchShape(plan.source.name, results.created) if reader.is_batch else PlainShape(),

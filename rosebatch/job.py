@@ -1,18 +1,18 @@
 """The main job: rows in, the engine in the middle, result rows out.
 
-Reading and tokenizing happen on a thread of their own, a group of rows at a time, bounded in how far they run ahead.
+Lines are read and texts encoded on threads of their own, a group at a time, bounded in how far they run ahead. All that
+is Python happens in turn with the engine's steps, while the device computes: two threads that both compute in Python
+take longer than one.
 """
 
-import queue
-import threading
 import time
 from array import array
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, repeat
-from typing import Any, TypeVar
 
 from rosebatch.engine.engine import Engine
 from rosebatch.errors import RowError
@@ -26,13 +26,9 @@ from rosebatch.request import Completion, Request
 from rosebatch.seeds import row_seed
 from rosebatch.tokenizer import StopStrings, Tokenizer, cut_at_stop
 
-# Rows tokenized in one call, and such groups waiting for the engine.
+# Rows that are encoded in one call, and such groups under way.
 _GROUP = 64
-_GROUPS_AHEAD = 8
-# Between two looks at whether to go on, where there is nothing to do but wait for rows.
-_PATIENCE_SECONDS = 0.1
-
-T = TypeVar("T")
+_GROUPS_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,6 @@ def run_job(
     source = prepare(missing, tokenizer, grammars, seed, tally.host_seconds)
     if engine.scheduler.prefix_cache:
         source = _by_prefix(source, window)
-    prepared = _in_background(source, check)
 
     def fail(row: FailedRow) -> None:
         with _Stopwatch(tally.host_seconds, "writing"):
@@ -106,12 +101,12 @@ def run_job(
     exhausted = False
     unfinished: dict[int, list[Completion]] = defaultdict(list)
     while not exhausted or engine.has_unfinished:
-        # Always filled up before a step, never as far as the thread happens to be: a second run is the same run.
+        # Always filled up before a step, never as far as threads happen to be: a second run is the same run.
         while not exhausted and engine.num_unfinished < window:
             check()
             if output.full and engine.has_unfinished:
                 break
-            item = next(prepared, None)
+            item = next(source, None)
             if item is None:
                 exhausted = True
                 break
@@ -145,14 +140,14 @@ def run_job(
 def _add(engine: Engine, row: PreparedRow, tokenizer: Tokenizer | None) -> FailedRow | None:
     """Queue all of a row, or, where the engine refuses a part of it, nothing."""
     stop, grammar = row.first.sampling.stop, row.grammar
+    matcher = partial(StopStrings, tokenizer, stop) if stop and tokenizer else None
     try:
-        for request in row.requests:
+        for request in row.requests[1:]:
             engine.require_servable(request)
+        for request in row.requests:
+            engine.add(request, stop_matcher=matcher, constraint=None if grammar is None else grammar.start)
     except RowError as error:
         return _failed(row.first, error)
-    matcher = partial(StopStrings, tokenizer, stop) if stop and tokenizer else None
-    for request in row.requests:
-        engine.add(request, stop_matcher=matcher, constraint=None if grammar is None else grammar.start)
     return None
 
 
@@ -178,24 +173,49 @@ def prepare(
     """
     source = iter(rows)
     seconds = defaultdict(float) if seconds is None else seconds
-    while True:
+
+    def next_group() -> tuple[list[Row], _Texts] | None:
         with _Stopwatch(seconds, "reading"):
             group = list(islice(source, _GROUP))
-        if not group:
-            return
+        return (group, _Texts([row for row in group if isinstance(row, PromptRow)], tokenizer)) if group else None
+
+    def encode(texts: _Texts) -> list[list[_Encoded]]:
         with _Stopwatch(seconds, "tokenizing"):
-            prompts = iter(_token_ids([row for row in group if isinstance(row, PromptRow)], tokenizer))
-        for row in group:
-            if isinstance(row, FailedRow):
-                yield row
-                continue
-            try:
-                requests = _requests(row, next(prompts), tokenizer, seed)
-                spec = row.sampling.grammar
-                with _Stopwatch(seconds, "compiling grammars"):
-                    yield PreparedRow(requests, grammars.compile(spec) if spec and grammars else None)
-            except RowError as error:
-                yield FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
+            return texts.encode()
+
+    with ThreadPoolExecutor(1, "rosebatch-tokenize") as pool:
+        ahead: deque[tuple[list[Row], Future[list[list[_Encoded]]]]] = deque()
+        while True:
+            while len(ahead) < _GROUPS_AHEAD and (read := next_group()) is not None:
+                ahead.append((read[0], pool.submit(encode, read[1])))
+            if not ahead:
+                return
+            group, encoded = ahead.popleft()
+            prompts = iter(encoded.result())
+            for row in group:
+                yield (
+                    row
+                    if isinstance(row, FailedRow)
+                    else _prepared(row, next(prompts), tokenizer, grammars, seed, seconds)
+                )
+
+
+def _prepared(
+    row: PromptRow,
+    prompts: Sequence[_Encoded],
+    tokenizer: Tokenizer | None,
+    grammars: Grammars | None,
+    seed: int | None,
+    seconds: defaultdict[str, float],
+) -> Prepared:
+    try:
+        requests = _requests(row, prompts, tokenizer, seed)
+        if row.sampling.grammar is None or grammars is None:
+            return PreparedRow(requests)
+        with _Stopwatch(seconds, "compiling grammars"):
+            return PreparedRow(requests, grammars.compile(row.sampling.grammar))
+    except RowError as error:
+        return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
 
 
 def _by_prefix(items: Iterator[Prepared], window: int) -> Iterator[Prepared]:
@@ -217,26 +237,36 @@ def _prefix_order(row: PreparedRow) -> bytes:
         return b""
 
 
-def _token_ids(rows: Sequence[PromptRow], tokenizer: Tokenizer | None) -> list[list[_Encoded]]:
-    """Of each row its prompts as token ids, and their texts where they have any; all are encoded in one call."""
-    given = [_prompts(row, tokenizer) for row in rows]
-    texts = [prompt for prompts in given for prompt in prompts if isinstance(prompt, str)]
-    chats = [row for row in rows if row.messages is not None]
-    if tokenizer is None:
-        refusal = RowError("no_tokenizer", "the model has no tokenizer: give prompt_token_ids")
-        encoded: Iterator[Sequence[int] | RowError] = repeat(refusal)
-        rendered: Iterator[Sequence[int] | RowError] = repeat(refusal)
-    else:
-        encoded = iter(tokenizer.encode(texts))
-        rendered = iter(tokenizer.encode_chats([r.messages or [] for r in chats], [r.options.template for r in chats]))
+class _Texts:
+    """The prompts of some rows, chats rendered, to be encoded in one call and on any thread."""
 
-    def of_row(row: PromptRow, prompts: Iterable[_Prompt]) -> Iterator[_Encoded]:
-        if row.messages is not None:
-            yield next(rendered), None
-        for prompt in prompts:
-            yield (next(encoded), prompt) if isinstance(prompt, str) else (prompt, None)
+    def __init__(self, rows: Sequence[PromptRow], tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._prompts = [_prompts(row, tokenizer) for row in rows]
+        self._chats: list[str | RowError] = []
+        self._is_chat = [row.messages is not None for row in rows]
+        if tokenizer is not None:
+            chats = [row for row in rows if row.messages is not None]
+            self._chats = tokenizer.render([r.messages or [] for r in chats], [r.options.template for r in chats])
 
-    return [list(of_row(row, prompts)) for row, prompts in zip(rows, given, strict=True)]
+    def encode(self) -> list[list[_Encoded]]:
+        """Of each row its prompts as token ids, and their texts where they have any."""
+        texts = [prompt for prompts in self._prompts for prompt in prompts if isinstance(prompt, str)]
+        if self._tokenizer is None:
+            refusal = RowError("no_tokenizer", "the model has no tokenizer: give prompt_token_ids")
+            encoded: Iterator[Sequence[int] | RowError] = repeat(refusal)
+            chats: Iterator[Sequence[int] | RowError] = repeat(refusal)
+        else:
+            encoded = iter(self._tokenizer.encode(texts))
+            chats = iter(self._tokenizer.encode_rendered(self._chats))
+
+        def of_row(prompts: Iterable[_Prompt], is_chat: bool) -> Iterator[_Encoded]:
+            if is_chat:
+                yield next(chats), None
+            for prompt in prompts:
+                yield (next(encoded), prompt) if isinstance(prompt, str) else (prompt, None)
+
+        return [list(of_row(*row)) for row in zip(self._prompts, self._is_chat, strict=True)]
 
 
 def _prompts(row: PromptRow, tokenizer: Tokenizer | None) -> list[_Prompt]:
@@ -351,44 +381,3 @@ class _Stopwatch:
 
     def __exit__(self, *error: object) -> None:
         self._seconds[self._name] += time.perf_counter() - self._started
-
-
-def _in_background(items: Iterator[T], check: Callable[[], None]) -> Iterator[T]:
-    """Run an iterator on a thread, a bounded number of items ahead; what it and ``check`` raise is raised here."""
-    done = object()
-    ahead: queue.Queue[Any] = queue.Queue(maxsize=_GROUP * _GROUPS_AHEAD)
-    stopped = threading.Event()
-
-    def put(item: Any) -> bool:
-        while not stopped.is_set():
-            try:
-                ahead.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work() -> None:
-        try:
-            for item in items:
-                if not put(item):
-                    return
-            put(done)
-        except BaseException as error:
-            put(error)
-
-    threading.Thread(target=work, name="rosebatch-prepare", daemon=True).start()
-    try:
-        while True:
-            try:
-                item = ahead.get(timeout=_PATIENCE_SECONDS)
-            except queue.Empty:
-                check()
-                continue
-            if item is done:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stopped.set()

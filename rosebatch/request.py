@@ -3,7 +3,7 @@
 import enum
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -82,26 +82,46 @@ class SamplingParams:
     grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
-        _require(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", ">= 0", self.temperature)
-        _require(self.top_k >= 0, "top_k", ">= 0 (0 keeps all tokens)", self.top_k)
-        _require(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
-        _require(0 <= self.min_p <= 1, "min_p", "in [0, 1]", self.min_p)
-        _require(self.max_tokens >= 1, "max_tokens", ">= 1", self.max_tokens)
-        _require(0 <= self.seed < 2**64, "seed", "in [0, 2^64)", self.seed)
-        _require(all(self.stop), "stop", "made of non-empty strings", list(self.stop))
-        _require(all(i >= 0 for i in self.stop_token_ids), "stop_token_ids", ">= 0", list(self.stop_token_ids))
+        for name, rule in self._broken_rules():
+            value = getattr(self, name)
+            raise ValueError(f"{name} must be {rule}, got {list(value) if isinstance(value, tuple) else value!r}")
         if self.grammar is not None and self.min_tokens:
             raise ValueError("min_tokens and a grammar exclude each other: the grammar says where it may end")
-        _require(1 <= self.n <= MOST_SAMPLES, "n", f"in [1, {MOST_SAMPLES}]", self.n)
-        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "in [0, max_tokens]", self.min_tokens)
-        for name in ("presence_penalty", "frequency_penalty"):
-            _require(-2 <= getattr(self, name) <= 2, name, "in [-2, 2]", getattr(self, name))
-        _require(0 < self.repetition_penalty < math.inf, "repetition_penalty", "> 0", self.repetition_penalty)
-        _require(all(math.isfinite(b) for _, b in self.logit_bias), "logit_bias", "finite", dict(self.logit_bias))
-        for name in ("logprobs", "prompt_logprobs"):
-            _require(
-                0 <= (getattr(self, name) or 0) <= MOST_LOGPROBS, name, f"in [0, {MOST_LOGPROBS}]", getattr(self, name)
-            )
+
+    def _broken_rules(self) -> Iterator[tuple[str, str]]:
+        """Field, and what it must be. A generator of plain conditions: this runs for every row of a file."""
+        if not 0 <= self.temperature < math.inf:
+            yield "temperature", ">= 0"
+        if self.top_k < 0:
+            yield "top_k", ">= 0 (0 keeps all tokens)"
+        if not 0 < self.top_p <= 1:
+            yield "top_p", "in (0, 1]"
+        if not 0 <= self.min_p <= 1:
+            yield "min_p", "in [0, 1]"
+        if self.max_tokens < 1:
+            yield "max_tokens", ">= 1"
+        if not 0 <= self.seed < 2**64:
+            yield "seed", "in [0, 2^64)"
+        if not all(self.stop):
+            yield "stop", "made of non-empty strings"
+        if any(token_id < 0 for token_id in self.stop_token_ids):
+            yield "stop_token_ids", ">= 0"
+        if not 1 <= self.n <= MOST_SAMPLES:
+            yield "n", f"in [1, {MOST_SAMPLES}]"
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            yield "min_tokens", "in [0, max_tokens]"
+        if not -2 <= self.presence_penalty <= 2:
+            yield "presence_penalty", "in [-2, 2]"
+        if not -2 <= self.frequency_penalty <= 2:
+            yield "frequency_penalty", "in [-2, 2]"
+        if not 0 < self.repetition_penalty < math.inf:
+            yield "repetition_penalty", "> 0"
+        if not all(math.isfinite(bias) for _, bias in self.logit_bias):
+            yield "logit_bias", "finite"
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            yield "logprobs", f"in [0, {MOST_LOGPROBS}]"
+        if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MOST_LOGPROBS:
+            yield "prompt_logprobs", f"in [0, {MOST_LOGPROBS}]"
 
     @property
     def greedy(self) -> bool:
@@ -118,11 +138,6 @@ class SamplingParams:
     def adjusts(self) -> bool:
         """Whether logits are changed before tokens are filtered and chosen, but for a grammar."""
         return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0
-
-
-def _require(holds: bool, name: str, rule: str, value: object) -> None:
-    if not holds:
-        raise ValueError(f"{name} must be {rule}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,31 +315,41 @@ class Sequence:
         """The tokens generated so far."""
         return self.token_ids[self.num_prompt_tokens :]
 
-    def apply_token_ids(self, token_ids: Iterable[int], logprobs: Iterable[Logprobs] = ()) -> int:
+    def apply_token_ids(self, token_ids: Seq[int], logprobs: Iterable[Logprobs] = ()) -> int:
         """Append sampled tokens up to the one that finishes the sequence; how many were appended.
 
         The only place that writes a token (source: article S3), so that first tokens, later tokens and
         tokens after a preemption cannot come to differ.
         """
-        before = len(self.token_ids)
-        earliest = self.num_prompt_tokens + self.sampling.min_tokens
         now = time.perf_counter()
         if self.first_token_time is None:
             self.first_token_time = now
-        for token_id in token_ids:
-            self.token_ids.append(token_id)
+        room = self.max_len - len(self.token_ids)
+        appended = self._end_of(token_ids)
+        if appended is not None:
+            self.finish_reason = "stop"
+        elif len(token_ids) >= room:
+            self.finish_reason = "length"
+        appended = min(len(token_ids), room) if appended is None else appended
+        self.token_ids += token_ids[:appended]
+        self.logprobs += islice(logprobs, appended)
+        if self.finish_reason is not None:
+            self.finish_time = now
+        return appended
+
+    def _end_of(self, token_ids: Seq[int]) -> int | None:
+        """How many of the next tokens there are up to one that ends the sequence, its length apart; None for no end."""
+        watched = self.stop_matcher is not None or self.constraint is not None
+        if not watched and self.stop_ids.isdisjoint(token_ids):
+            return None
+        # Of the next ones, so many may not end it.
+        protected = self.num_prompt_tokens + self.sampling.min_tokens - len(self.token_ids)
+        for count, token_id in enumerate(token_ids[: self.max_len - len(self.token_ids)], start=1):
             matched = self.stop_matcher is not None and self.stop_matcher.feed(token_id)
             complete = self.constraint is not None and self.constraint.feed(token_id)
-            if complete or (len(self.token_ids) > earliest and (token_id in self.stop_ids or matched)):
-                self.finish_reason = "stop"
-            elif len(self.token_ids) >= self.max_len:
-                self.finish_reason = "length"
-            if self.finish_reason is not None:
-                self.finish_time = now
-                break
-        appended = len(self.token_ids) - before
-        self.logprobs += islice(logprobs, appended)
-        return appended
+            if complete or (count > protected and (matched or token_id in self.stop_ids)):
+                return count
+        return None
 
     def apply_prompt_logprobs(self, first: int, logprobs: Seq[Logprobs]) -> None:
         """Take those of the prompt's tokens from position ``first`` on; computed again, they are the same."""

@@ -99,10 +99,17 @@ class Tokenizer:
         Returns:
             for each, token ids, or a RowError where the template refuses it.
         """
-        options = options or [{}] * len(chats)
-        rendered = [self._render(messages, given) for messages, given in zip(chats, options, strict=True)]
-        texts = [text for text in rendered if isinstance(text, str)]
-        encoded = iter(self._encode(texts, add_special_tokens=False))
+        return self.encode_rendered(self.render(chats, options or [{}] * len(chats)))
+
+    def render(
+        self, chats: Sequence[list[dict[str, Any]]], options: Sequence[Mapping[str, Any]]
+    ) -> list[str | RowError]:
+        """The text of each conversation, see ``encode_chats``: Python, where encoding is not."""
+        return [self._render(messages, given) for messages, given in zip(chats, options, strict=True)]
+
+    def encode_rendered(self, rendered: Sequence[str | RowError]) -> list[list[int] | RowError]:
+        """Token ids of each; the template has put special tokens where they belong."""
+        encoded = iter(self._encode([text for text in rendered if isinstance(text, str)], add_special_tokens=False))
         return [next(encoded) if isinstance(text, str) else text for text in rendered]
 
     def decode(self, token_ids: Sequence[int]) -> str:

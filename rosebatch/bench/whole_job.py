@@ -47,7 +47,8 @@ def run_text(launched: Launched, texts: Sequence[str], output_len: int) -> dict[
         output = open_output(target, reader, lambda digest: {"created": 0}, resume=False, force=False)
         started = time.perf_counter()
         with Progress(reader.count(), enabled=False) as progress:
-            tally = run_job(launched.engine, launched.tokenizer, reader, output, progress=progress, shape=PlainShape())
+            rows = reader.rows(lambda: None)
+            tally = run_job(launched.engine, launched.tokenizer, rows, output, progress=progress, shape=PlainShape())
         seconds = time.perf_counter() - started
         output.close()
     return build_report(tally, launched.engine.stats, launched.description, {}, seconds)

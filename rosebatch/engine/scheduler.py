@@ -174,30 +174,37 @@ class Scheduler:
     def _plan_decodes(self, chunks: list[Chunk], copies: list[tuple[int, int]], preempted: list[Sequence]) -> int:
         """Plan a window of decode steps for all sequences that have tokens to come; the number of steps."""
 
-        def short(steps: int) -> int:
-            ends = ((s, s.num_computed_tokens + min(steps, s.num_remaining_tokens)) for s in live())
-            return sum(self._blocks_short_of(sequence, end) for sequence, end in ends)
+        def live() -> list[tuple[Sequence, int]]:
+            return [(s, left) for s in self.running if s.decoding and (left := s.num_remaining_tokens) > 0]
 
-        def live() -> list[Sequence]:
-            return [s for s in self.running if s.decoding and s.num_remaining_tokens > 0]
-
-        steps = min(self.decode_window, max((s.num_remaining_tokens for s in live()), default=0))
-        if any(s.constraint is not None for s in live()):
+        pairs = live()
+        steps = min(self.decode_window, max((left for _, left in pairs), default=0))
+        if any(sequence.constraint is not None for sequence, _ in pairs):
             # What may follow a token is known when the host has seen it.
             steps = min(steps, 1)
-        while steps > 1 and short(steps) > self.pool.num_free:
-            steps //= 2
-        while steps and short(1) > self.pool.num_free:
-            if not self._make_room(preempted):
+        while (
+            sum(self._blocks_short_of(s, s.num_computed_tokens + min(steps, n)) for s, n in pairs) > self.pool.num_free
+        ):
+            if steps > 1:
+                steps //= 2
+            elif self._make_room(preempted):
+                pairs = live()
+            else:
                 return 0
-        for sequence in live() if steps else ():
-            length = min(steps, sequence.num_remaining_tokens)
+        for sequence, left in pairs:
+            length = min(steps, left)
             reserved = self._reserve(sequence, length, copies)
             assert reserved, "the window was made to fit"
             chunks.append(Chunk(sequence, sequence.num_computed_tokens, length, samples=True))
             sequence.num_computed_tokens += length
             sequence.num_pending_tokens += length
-        return steps
+        return steps if pairs else 0
+
+    def _needs(self, pairs: Seq[tuple[Sequence, int]], steps: int) -> list[int]:
+        """Blocks that each sequence has to get for so many steps, or for as many tokens as it has left."""
+        return [
+            self._blocks_short_of(s, s.num_computed_tokens + (left if left < steps else steps)) for s, left in pairs
+        ]
 
     def _admit_waiting(self, budget: int, chunks: list[Chunk], copies: list[tuple[int, int]]) -> int:
         """Plan chunks of waiting sequences, in order; what is left of the budget."""
@@ -261,7 +268,7 @@ class Scheduler:
     def _blocks_short_of(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks missing to hold ``num_tokens``, the copy of a block that may not be written included."""
         missing = -(-num_tokens // self.pool.block_size) - len(sequence.block_ids)
-        return max(missing, 0) + self._must_copy(sequence)
+        return (missing if missing > 0 else 0) + self._must_copy(sequence)
 
     def _must_copy(self, sequence: Sequence) -> bool:
         first = sequence.num_computed_tokens // self.pool.block_size
@@ -309,8 +316,10 @@ class Scheduler:
 
     def _register_full_blocks(self, sequence: Sequence, start: int, end: int) -> list[int]:
         """Make the blocks findable that become full when tokens ``start .. end - 1`` are computed; those that were."""
-        size = self.pool.block_size
-        blocks = ((sequence.block_ids[i], self._block_hash(sequence, i)) for i in range(start // size, end // size))
+        first, behind = start // self.pool.block_size, end // self.pool.block_size
+        if first == behind:
+            return []
+        blocks = ((sequence.block_ids[i], self._block_hash(sequence, i)) for i in range(first, behind))
         return [block for block, block_hash in blocks if self.pool.register(block, block_hash)]
 
     def _block_hash(self, sequence: Sequence, index: int) -> bytes:

@@ -9,6 +9,8 @@ from rosebatch.engine.plan import Chunk, StepPlan
 from rosebatch.request import Sequence, Status
 from rosebatch_kernels.feedback import layout
 
+_REALS, _INTEGERS = struct.Struct("<3f"), struct.Struct("<3i")
+
 
 def batch_buckets(most: int) -> tuple[int, ...]:
     """Batch sizes that decode steps are padded to: fine, because padding costs time and a graph only memory."""
@@ -109,31 +111,34 @@ class Slots:
     def _tell_fields(self, slot: int, chunk: Chunk, write: StateWrite) -> None:
         sequence, last = chunk.sequence, chunk.start + chunk.length - 1
         sampling = sequence.request.sampling
+        real = _bits(sampling.temperature, sampling.top_p, sampling.min_p)
+        penalties = _bits(sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
         values = {
             layout.POSITION: last,
             layout.NEXT: last + 1,
             layout.LIMIT: sequence.max_len - 1,
-            layout.STOPS: not sampling.ignore_eos,
-            layout.TEMPERATURE: _bits(sampling.temperature),
+            layout.STOPS: int(not sampling.ignore_eos),
+            layout.TEMPERATURE: real[0],
             layout.TOP_K: min(sampling.top_k, 2**31 - 1),
-            layout.TOP_P: _bits(sampling.top_p),
-            layout.MIN_P: _bits(sampling.min_p),
+            layout.TOP_P: real[1],
+            layout.MIN_P: real[2],
             layout.SEED_LOW: _signed(sampling.seed & 0xFFFFFFFF),
             layout.SEED_HIGH: _signed(sampling.seed >> 32),
-            layout.PRESENCE: _bits(sampling.presence_penalty),
-            layout.FREQUENCY: _bits(sampling.frequency_penalty),
-            layout.REPETITION: _bits(sampling.repetition_penalty),
+            layout.PRESENCE: penalties[0],
+            layout.FREQUENCY: penalties[1],
+            layout.REPETITION: penalties[2],
             layout.MIN_POSITION: sequence.num_prompt_tokens + sampling.min_tokens,
         }
-        write.cells.update({self._cell(name, slot): int(value) for name, value in values.items()})
+        for name, value in values.items():
+            write.cells[name * self.num_slots + slot] = value
 
     def _cell(self, name: int, slot: int) -> int:
         return name * self.num_slots + slot
 
 
-def _bits(value: float) -> int:
-    """The bits of a number as fp32, as a signed integer."""
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+def _bits(*values: float) -> tuple[int, ...]:
+    """The bits of three numbers as fp32, as signed integers."""
+    return _INTEGERS.unpack(_REALS.pack(*values))
 
 
 def _signed(word: int) -> int:

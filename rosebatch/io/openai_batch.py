@@ -94,7 +94,7 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         if getattr(body, other) is not None:
             raise RowError("invalid_field", f"{other} has no meaning for {url}")
         _require_neutral(line.body)
-        own = given_sampling(body)
+        own = given_sampling(body, line.body)
         if url == _CHAT and type(body.logprobs) is int:
             raise RowError("invalid_field", "logprobs of a chat is true or false; top_logprobs says how many")
         if url == _COMPLETIONS and type(body.logprobs) is bool:
@@ -115,7 +115,7 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
             sampling=sampling_params(with_defaults(own, {**_DEFAULTS, **defaults})),
             has_seed=body.seed is not None,
             id=line.custom_id,
-            options=prompt_options(body, chat=url == _CHAT),
+            options=prompt_options(body, line.body, chat=url == _CHAT),
             prompt=one if isinstance(one, str) else None,
             messages=_messages(line.body, body) if url == _CHAT else None,
             prompt_token_ids=one if isinstance(one, tuple) else None,

@@ -1,7 +1,7 @@
 """Files of prompts -> rows: Parquet by their extension, else JSONL of our own fields or of an OpenAI batch."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
@@ -14,10 +14,12 @@ import pyarrow.parquet as pq
 from rosebatch.errors import RowError, UserError
 from rosebatch.io.files import digest, find_files, is_parquet, is_url, open_file
 from rosebatch.io.openai_batch import is_request, parse_request
+from rosebatch.io.read_ahead import read_ahead
 from rosebatch.io.rows import FailedRow, PromptRow, parse_row
 from rosebatch.io.seen_ids import SeenIds
 
 Row = PromptRow | FailedRow
+_Record = tuple[int, str, bytes | dict[str, Any]]
 
 InputFormat = Literal["auto", "jsonl", "openai", "parquet"]
 
@@ -79,18 +81,37 @@ class PromptReader:
 
     def __iter__(self) -> Iterator[Row]:
         """Rows in input order; raises UserError where the input cannot be read on."""
+        return self._rows(self._records())
+
+    def rows(self, check: Callable[[], None]) -> Iterator[Row]:
+        """The same, read ahead on a thread; ``check`` is called while there is nothing to do but wait for input."""
+        return self._rows(read_ahead(self._records(), check))
+
+    def carried(self) -> Iterator[Mapping[str, Any]]:
+        """Of each row what is carried through to its result, once more; not from stdin."""
+        for record in self._records():
+            yield self._parse(*record).metadata
+
+    def _rows(self, records: Iterator[_Record]) -> Iterator[Row]:
         seen = SeenIds()
-        for row in self._parquet_rows() if self.is_parquet else self._jsonl_rows():
+        for record in records:
+            row = self._parse(*record)
             if isinstance(row, PromptRow) and row.id is not None and not seen.add(row.id):
                 error = RowError("duplicate_id", f"id {row.id!r} was used by an earlier row")
                 yield FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
             else:
                 yield row
 
-    def carried(self) -> Iterator[Mapping[str, Any]]:
-        """Of each row what is carried through to its result, once more; not from stdin."""
-        for row in self._parquet_rows() if self.is_parquet else self._jsonl_rows():
-            yield row.metadata
+    def _parse(self, index: int, where: str, content: bytes | dict[str, Any]) -> Row:
+        if not isinstance(content, bytes):
+            return parse_row(content, index=index, where=where, defaults=self.defaults, keep_prompt=True)
+        try:
+            values = msgspec.json.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            failure = RowError("invalid_json", f"not valid JSON: {error}")
+            return FailedRow(index=index, where=where, metadata={}, error=failure)
+        parse = parse_request if self.is_batch else parse_row
+        return parse(values, index=index, where=where, defaults=self.defaults)
 
     def digest(self) -> str:
         """SHA-256 of what the files hold."""
@@ -118,34 +139,27 @@ class PromptReader:
     def _where(self, path: str, what: str, number: int) -> str:
         return f"{what} {number}" if len(self.paths) == 1 else f"{path} {what} {number}"
 
-    def _jsonl_rows(self) -> Iterator[Row]:
-        index = 0
-        parse = parse_request if self.is_batch else parse_row
+    def _records(self) -> Iterator[_Record]:
+        """Index, place, and content of each row, as it was read: a line of JSON, or the values of a table's row."""
+        numbered: Iterator[tuple[str, Any]] = self._table_rows() if self.is_parquet else self._json_lines()
+        for index, (where, content) in enumerate(numbered):
+            yield index, where, content
+
+    def _json_lines(self) -> Iterator[tuple[str, bytes]]:
+        # Known before a line of stdin is read: it may have to look at some.
+        _ = self.is_batch
         for path in self.paths:
             with self._open(path) as file:
                 for number, line in enumerate(chain(self._peeked, _lines(file, path)), start=1):
-                    text = _text(line)
-                    if not text:
-                        continue
-                    where = self._where(path, "line", number)
-                    try:
-                        values = msgspec.json.decode(text)
-                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                        failure = RowError("invalid_json", f"not valid JSON: {error}")
-                        yield FailedRow(index=index, where=where, metadata={}, error=failure)
-                    else:
-                        yield parse(values, index=index, where=where, defaults=self.defaults)
-                    index += 1
+                    if text := _text(line):
+                        yield self._where(path, "line", number), text
 
-    def _parquet_rows(self) -> Iterator[Row]:
-        index = 0
+    def _table_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for path in self.paths:
             with _parquet(path) as file:
                 rows = (values for batch in file.iter_batches(_BATCH) for values in _python_types(batch).to_pylist())
                 for number, values in enumerate(rows, start=1):
-                    where = self._where(path, "row", number)
-                    yield parse_row(values, index=index, where=where, defaults=self.defaults, keep_prompt=True)
-                    index += 1
+                    yield self._where(path, "row", number), values
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
@@ -260,7 +261,10 @@ _GRAMMAR_FIELDS = ("response_format", "structured_outputs")
 _BOTH = {"logprobs", "prompt_logprobs"}
 _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 _CHAT_OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
-_OPTION_FIELDS = tuple(option.name for option in fields(PromptOptions))
+_OPTION_FIELDS = frozenset(option.name for option in fields(PromptOptions))
+_SAMPLING_FIELDS = frozenset(SamplingFields.__struct_fields__)
+_NO_OPTIONS = PromptOptions()
+_MOST_CACHED = 1024
 
 
 def parse_row(
@@ -280,11 +284,11 @@ def parse_row(
         return FailedRow(index=index, where=where, metadata={}, error=error)
     dropped = set(RESULT_FIELDS)
     if not keep_prompt:
-        dropped.update(_PROMPT_FIELDS, SamplingFields.__struct_fields__, _OPTION_FIELDS)
+        dropped.update(_PROMPT_FIELDS, _SAMPLING_FIELDS, _OPTION_FIELDS)
     metadata = {name: value for name, value in values.items() if name not in dropped}
     try:
         line = _check(values)
-        own = given_sampling(line)
+        own = given_sampling(line, values)
         return PromptRow(
             index=index,
             where=where,
@@ -292,7 +296,7 @@ def parse_row(
             sampling=sampling_params(with_defaults(own, defaults)),
             has_seed="seed" in own,
             id=line.id,
-            options=prompt_options(line, chat=line.messages is not None),
+            options=prompt_options(line, values, chat=line.messages is not None),
             prompt=line.prompt,
             messages=None if line.messages is None else [plain_message(m) for m in values["messages"]],
             prompt_token_ids=line.prompt_token_ids,
@@ -301,9 +305,9 @@ def parse_row(
         return FailedRow(index=index, where=where, metadata=metadata, error=error)
 
 
-def given_sampling(line: SamplingFields) -> dict[str, Any]:
-    """The sampling fields that a line has."""
-    return {name: value for name in SamplingFields.__struct_fields__ if (value := getattr(line, name)) is not None}
+def given_sampling(line: SamplingFields, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling fields that a line has: checked, and as it was decoded."""
+    return {name: value for name in values if name in _SAMPLING_FIELDS and (value := getattr(line, name)) is not None}
 
 
 def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,6 +323,21 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     Raises:
         RowError: a value is impossible.
     """
+    # Most lines of a file say the same. Types count: True and 1 are not the same request for log-probabilities.
+    key = tuple((name, type(value), value) for name, value in given.items())
+    try:
+        return _cached_params(key)
+    except TypeError:
+        # A value without a hash.
+        return _params(given)
+
+
+@lru_cache(_MOST_CACHED)
+def _cached_params(key: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
+    return _params({name: value for name, _, value in key})
+
+
+def _params(given: Mapping[str, Any]) -> SamplingParams:
     values = dict(given)
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
@@ -380,17 +399,20 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def prompt_options(line: RequestFields, *, chat: bool) -> PromptOptions:
+def prompt_options(line: RequestFields, values: Mapping[str, Any], *, chat: bool) -> PromptOptions:
     """The options among a line's fields.
 
     Args:
-        line: None where a field was not given.
+        line: checked.
+        values: the line as it was decoded.
         chat: whether the prompt is one.
 
     Raises:
         RowError: they do not go together, or not with the prompt.
     """
-    given = {name: value for name in _OPTION_FIELDS if (value := getattr(line, name)) is not None}
+    given = {name: value for name in values if name in _OPTION_FIELDS and (value := getattr(line, name)) is not None}
+    if not given:
+        return _NO_OPTIONS
     for name in ("echo", "suffix") if chat else _CHAT_OPTIONS:
         if given.get(name):
             raise RowError("invalid_field", f"{name} {'has no meaning for' if chat else 'needs'} messages")
