@@ -84,25 +84,21 @@ def run_job(
         what was counted.
     """
     tally = Tally()
+    seats = engine.scheduler.max_num_seqs
     # Twice what runs at a time: there is always a next sequence, and memory does not grow with the file.
-    window = 2 * engine.scheduler.max_num_seqs
+    window = 2 * seats
     missing = (row for row in rows if row.index not in output)
     grammars = None if tokenizer is None else Grammars(tokenizer, engine.vocab_size, engine.eos_token_ids)
     source = prepare(missing, tokenizer, grammars, seed, tally.host_seconds)
     if engine.scheduler.prefix_cache:
         source = _by_prefix(source, window)
-
-    def fail(row: FailedRow) -> None:
-        with _Stopwatch(tally.host_seconds, "writing"):
-            output.add(row.index, shape.failure(row), failed=True)
-        tally.add_error(row.error)
-        progress.advance(failed=True)
-
+    results = _Results(tokenizer, output, progress, shape, return_token_ids, tally)
     exhausted = False
-    unfinished: dict[int, list[Completion]] = defaultdict(list)
     while not exhausted or engine.has_unfinished:
-        # Always filled up before a step, never as far as threads happen to be: a second run is the same run.
-        while not exhausted and engine.num_unfinished < window:
+        # By numbers alone, never as far as threads happen to be: a second run is the same run. A few rows at a time, so
+        # that the device does not wait while many are replaced at once; all of them where seats would stay empty.
+        added = 0
+        while not exhausted and engine.num_unfinished < (window if added < _GROUP else seats):
             check()
             if output.full and engine.has_unfinished:
                 break
@@ -112,29 +108,78 @@ def run_job(
                 break
             failed = item if isinstance(item, FailedRow) else _add(engine, item, tokenizer)
             if failed is not None:
-                fail(failed)
+                results.fail(failed)
+            added += 1
         check()
-        for completion in engine.step() if engine.has_unfinished else ():
-            request = completion.request
-            unfinished[request.index].append(completion)
-            if len(unfinished[request.index]) < request.num_choices:
-                continue
-            completions = sorted(unfinished.pop(request.index), key=lambda done: done.request.choice)
-            error = next((done.error for done in completions if done.error), None)
-            if error is not None:
-                fail(_failed(request, RowError("grammar_failed", error)))
-                continue
-            with _Stopwatch(tally.host_seconds, "detokenizing"):
-                answer = _answer(completions, tokenizer, return_token_ids)
-            with _Stopwatch(tally.host_seconds, "writing"):
-                output.add(answer.index, shape.result(answer), failed=False)
-            tally.add_row(completions, [choice.finish_reason for choice in answer.choices])
-            progress.advance(output_tokens=answer.completion_tokens)
-        with _Stopwatch(tally.host_seconds, "writing"):
-            output.flush()
-    with _Stopwatch(tally.host_seconds, "writing"):
-        output.finish()
+        results.take(engine.step() if engine.has_unfinished else ())
+        results.write_some()
+    results.finish()
     return tally
+
+
+class _Results:
+    """Completions on their way to the output: whole rows of them, a few at a time while the device computes."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        output: Output,
+        progress: Progress,
+        shape: Shape,
+        return_token_ids: bool,
+        tally: Tally,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._output = output
+        self._progress = progress
+        self._shape = shape
+        self._return_token_ids = return_token_ids
+        self._tally = tally
+        self._parts: dict[int, list[Completion]] = defaultdict(list)
+        self._whole: deque[list[Completion]] = deque()
+
+    def take(self, completions: Iterable[Completion]) -> None:
+        """Take what a step has finished."""
+        for completion in completions:
+            request = completion.request
+            parts = self._parts[request.index]
+            parts.append(completion)
+            if len(parts) == request.num_choices:
+                parts.sort(key=lambda done: done.request.choice)
+                self._whole.append(self._parts.pop(request.index))
+
+    def fail(self, row: FailedRow) -> None:
+        """Write a row that was not served."""
+        with _Stopwatch(self._tally.host_seconds, "writing"):
+            self._output.add(row.index, self._shape.failure(row), failed=True)
+        self._tally.add_error(row.error)
+        self._progress.advance(failed=True)
+
+    def write_some(self) -> None:
+        """Write some of the rows that are whole: so many that their number stays bounded."""
+        for _ in range(min(len(self._whole), max(_GROUP, len(self._whole) // 4))):
+            self._write(self._whole.popleft())
+        with _Stopwatch(self._tally.host_seconds, "writing"):
+            self._output.flush()
+
+    def finish(self) -> None:
+        """Write the rest; the output is whole then."""
+        while self._whole:
+            self._write(self._whole.popleft())
+        with _Stopwatch(self._tally.host_seconds, "writing"):
+            self._output.finish()
+
+    def _write(self, completions: list[Completion]) -> None:
+        error = next((done.error for done in completions if done.error), None)
+        if error is not None:
+            self.fail(_failed(completions[0].request, RowError("grammar_failed", error)))
+            return
+        with _Stopwatch(self._tally.host_seconds, "detokenizing"):
+            answer = _answer(completions, self._tokenizer, self._return_token_ids)
+        with _Stopwatch(self._tally.host_seconds, "writing"):
+            self._output.add(answer.index, self._shape.result(answer), failed=False)
+        self._tally.add_row(completions, [choice.finish_reason for choice in answer.choices])
+        self._progress.advance(output_tokens=answer.completion_tokens)
 
 
 def _add(engine: Engine, row: PreparedRow, tokenizer: Tokenizer | None) -> FailedRow | None:

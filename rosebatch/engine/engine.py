@@ -102,17 +102,25 @@ class Engine:
 
     def step(self) -> list[Completion]:
         """Launch a plan and commit the oldest one that is due; the completions that it finished."""
-        plan = self.scheduler.schedule()
-        if plan is not None:
-            self._launched.append((plan, self.runner.launch(plan)))
-            if len(self._launched) <= self.lookahead:
-                return []
+        launched = self._launch_next()
+        if launched and len(self._launched) <= self.lookahead:
+            return []
         assert self._launched, "a step must make progress"
         finished = self._commit_oldest()
         while self._launched and not self.has_unfinished:
             # Launched before it was known that nothing was left to do.
             finished += self._commit_oldest()
+        if self.lookahead and not self._launched:
+            # Nothing could be planned before this was known: the device should not wait for the caller as well.
+            self._launch_next()
         return [_completion(sequence) for sequence in finished]
+
+    def _launch_next(self) -> bool:
+        """Launch what can be planned; whether anything could."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self._launched.append((plan, self.runner.launch(plan)))
+        return plan is not None
 
     def _commit_oldest(self) -> list[Sequence]:
         plan, wait = self._launched.popleft()
