@@ -12,8 +12,8 @@ from rosebatch.errors import RowError
 from rosebatch.grammar import Grammars
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow
-from rosebatch.job import PreparedRow, prepare
 from rosebatch.launch import LaunchPlan
+from rosebatch.prepare import PreparedRow, prepare
 from rosebatch.tokenizer import Tokenizer
 
 _BAR = 40

@@ -116,6 +116,11 @@ class Tokenizer:
         """The text of generated tokens, special tokens left out."""
         return self.backend.decode(list(token_ids), skip_special_tokens=True)
 
+    def decode_batch(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
+        """``decode`` for each, on all cores."""
+        texts: list[str] = self.backend.decode_batch([list(ids) for ids in token_ids], skip_special_tokens=True)
+        return texts
+
     def token_bytes(self, token_id: int) -> bytes:
         """What a single token stands for, which need not be whole characters; of a special token, its name."""
         piece = self.backend.id_to_token(token_id) or ""

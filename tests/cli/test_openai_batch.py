@@ -6,6 +6,8 @@ import fsspec
 import openai.types
 import pytest
 
+from tests.io.test_openai_batch import DOCUMENTED
+
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -57,6 +59,34 @@ def test_without_failures_there_is_no_error_file(cli, batch, model_folder, tmp_p
     result = cli("generate", batch, "-o", tmp_path / "out.jsonl", "--model", model_folder, "--quiet")
     assert result.code == 0
     assert not (tmp_path / "out.errors.jsonl").exists()
+
+
+def test_documented_requests(cli, model_folder, tmp_path):
+    """Those of the API's and vLLM's documentation are served, each, and the answers are what the client parses."""
+    lines = [
+        {**line, "custom_id": f"{source}, {line['custom_id']}"}
+        for source, requests in DOCUMENTED.items()
+        for line in requests
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = cli("generate", source, "-o", target, "--model", model_folder, "--quiet")
+    assert (result.code, result.err) == (0, "")
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
+    answers = read(target)
+    assert [line["custom_id"] for line in answers] == [line["custom_id"] for line in lines]
+    for line, answer in zip(lines, answers, strict=True):
+        kind = openai.types.Completion if "prompt" in line["body"] else openai.types.chat.ChatCompletion
+        body = kind.model_validate(answer["response"]["body"], strict=True)
+        prompts = line["body"]["prompt"] if isinstance(line["body"].get("prompt"), list) else [""]
+        assert len(body.choices) == len(prompts) * line["body"].get("n", 1)
+        assert 1 <= body.usage.completion_tokens <= len(body.choices) * line["body"].get("max_tokens", 256)
+        for choice in body.choices:
+            assert (choice.logprobs is not None) == bool(line["body"].get("logprobs"))
+            if line["body"].get("response_format") and choice.finish_reason == "stop":
+                assert isinstance(json.loads(choice.message.content), dict)
+            if line["body"].get("structured_outputs", {}).get("choice"):
+                assert choice.message.content in line["body"]["structured_outputs"]["choice"]
 
 
 def test_to_stdout(cli, batch, model_folder):

@@ -1,5 +1,6 @@
 """Small random models, what transformers generates with them, and short ways to run the engine on them."""
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -130,17 +131,31 @@ def _make(transformers: Any, name: str, folder: Path) -> Golden:
             torch.nn.init.normal_(parameter, 1.0 if norm_scale else 0.0, 0.2)
     model.save_pretrained(folder)
     prompts = _prompts(config.vocab_size)
-    tokens: dict[int, list[int]] = {}
-    for length in sorted({len(p) for p in prompts}):
-        rows = [i for i, p in enumerate(prompts) if len(p) == length]
-        chosen, margins = _reference(model, torch.tensor([prompts[i] for i in rows]))
-        tokens |= {i: c for i, c, m in zip(rows, chosen, margins, strict=True) if m > MARGIN}
+    tokens = _greedy(model, prompts)
     kept = sorted(tokens)[:64]
     assert len(kept) == 64, "too many prompts are decided by rounding"
     return Golden(folder, [prompts[i] for i in kept], [tokens[i] for i in kept])
 
 
-def _reference(model: Any, prompts: Tensor) -> tuple[list[list[int]], list[float]]:
+def _greedy(
+    model: Any, prompts: Sequence[Sequence[int]], options: Callable[[int], dict[str, Any]] = lambda length: {}
+) -> dict[int, list[int]]:
+    """Greedy tokens by transformers of all prompts but those that are decided by rounding.
+
+    Args:
+        model: of transformers.
+        prompts: of any lengths.
+        options: length of a prompt -> what else ``generate`` is told.
+    """
+    tokens: dict[int, list[int]] = {}
+    for length in sorted({len(p) for p in prompts}):
+        rows = [i for i, p in enumerate(prompts) if len(p) == length]
+        chosen, margins = _reference(model, torch.tensor([prompts[i] for i in rows]), options(length))
+        tokens |= {i: c for i, c, m in zip(rows, chosen, margins, strict=True) if m > MARGIN}
+    return tokens
+
+
+def _reference(model: Any, prompts: Tensor, options: dict[str, Any]) -> tuple[list[list[int]], list[float]]:
     """Greedy tokens of prompts of one length, and by how much the closest of them was decided."""
     with torch.inference_mode():
         out = model.generate(
@@ -150,11 +165,29 @@ def _reference(model: Any, prompts: Tensor) -> tuple[list[list[int]], list[float
             do_sample=False,
             pad_token_id=0,
             return_dict_in_generate=True,
-            output_logits=True,
+            output_scores=True,
+            **options,
         )
-    best = torch.stack(out.logits).topk(2, -1).values
+    best = torch.stack(out.scores).topk(2, -1).values
     margins = (best[..., 0] - best[..., 1]).amin(0)
     return out.sequences[:, prompts.shape[1] :].tolist(), margins.tolist()
+
+
+@pytest.fixture(scope="session")
+def reference_model(transformers: Any, goldens: Callable[[str], Golden]) -> Callable[[str], Any]:
+    """transformers' own model of a golden, loaded on first use."""
+
+    @functools.cache
+    def load(name: str) -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(goldens(name).folder, dtype=torch.float32).eval()
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def reference_tokens(reference_model: Callable[[str], Any]) -> Callable[..., dict[int, list[int]]]:
+    """Greedy tokens by transformers with options of its own; see ``_greedy``."""
+    return lambda name, *args: _greedy(reference_model(name), *args)
 
 
 def _prompts(vocab: int) -> list[list[int]]:
@@ -194,20 +227,28 @@ def make_engine() -> Callable[..., Engine]:
 
 
 @pytest.fixture(scope="session")
-def run_engine() -> Callable[..., dict[int, Completion]]:
-    """Run requests to their end, integrity checked after every step; request index -> completion."""
+def run_choices() -> Callable[..., dict[tuple[int, int], Completion]]:
+    """Run requests to their end, integrity checked after every step; request index and choice -> completion."""
 
-    def run(engine: Engine, requests: Sequence[Request]) -> dict[int, Completion]:
+    def run(engine: Engine, requests: Sequence[Request]) -> dict[tuple[int, int], Completion]:
         for request in requests:
             engine.add(request)
         done = {}
         while engine.has_unfinished:
-            done |= {completion.request.index: completion for completion in engine.step()}
+            done |= {(completion.request.index, completion.request.choice): completion for completion in engine.step()}
             engine.scheduler.check_integrity()
         assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def run_engine(
+    run_choices: Callable[..., dict[tuple[int, int], Completion]],
+) -> Callable[..., dict[int, Completion]]:
+    """The same of requests for one completion each; request index -> completion."""
+    return lambda engine, requests: {index: done for (index, _), done in run_choices(engine, requests).items()}
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 
 from rosebatch.engine.engine import Engine
+from rosebatch.io.openai_batch import BatchShape, parse_request
 from rosebatch.io.output import FileOutput, StreamOutput, write_jsonl
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.rows import PlainShape, parse_row
@@ -69,6 +70,7 @@ class Job:
         output: Any = None,
         shape: Any = None,
         defaults: dict[str, Any] | None = None,
+        progress: Any = None,
         **limits: int,
     ) -> tuple[list[dict[str, Any]], Tally, Engine]:
         engine = self.engine(model or FakeModel(), **limits)
@@ -78,7 +80,7 @@ class Job:
             None if without_tokenizer else tokenizer or self.tokenizer,
             self.rows(lines, **(defaults or {})) if rows is None else rows,
             output,
-            progress=Progress(None, enabled=False),
+            progress=progress or Progress(None, enabled=False),
             shape=shape or PlainShape(),
             seed=seed,
             return_token_ids=return_token_ids,
@@ -89,6 +91,20 @@ class Job:
             assert output.finished
             return output.rows, tally, engine
         return [], tally, engine
+
+    def answer(self, *bodies: dict[str, Any], **run: Any) -> list[dict[str, Any]]:
+        """The lines that answer requests of a batch, greedy where they do not say themselves."""
+        rows = [
+            parse_request(
+                {"custom_id": f"{index}", "body": body},
+                index=index,
+                where=f"line {index + 1}",
+                defaults={"temperature": 0.0, "max_tokens": 4},
+            )
+            for index, body in enumerate(bodies)
+        ]
+        answers, _, _ = self.run(rows=rows, shape=BatchShape("toy", 5), **run)
+        return answers
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,9 @@ import pytest
 from rosebatch.bench.floor import Rates, find_floor
 from rosebatch.check import check_rows, summary
 from rosebatch.config import EngineConfig
+from rosebatch.io.openai_batch import parse_request
 from rosebatch.launch import LaunchOptions, plan_launch
+from tests.job.fake_model import EOS
 
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 VOCAB, MOST = 257, 100
@@ -18,9 +20,10 @@ RATES = Rates(copy=1e6, matmul=1e8)
 def check(job, tokenizer):
     """Check lines; what was found, and the rows that cannot be served."""
 
-    def run(lines, **defaults):
+    def run(lines=(), rows=None, **defaults):
         failed = []
-        return check_rows(job.rows(lines, **defaults), tokenizer, VOCAB, MOST, failed.append), failed
+        rows = job.rows(lines, **defaults) if rows is None else rows
+        return check_rows(rows, tokenizer, VOCAB, MOST, [EOS], failed.append), failed
 
     return run
 
@@ -42,6 +45,10 @@ def test_rows_fail_as_they_would_in_a_run(check, job):
         {"prompt_token_ids": [VOCAB]},
         {"prompt": "x", "top_p": 2},
         {"messages": [{"role": "tool", "content": "x"}]},
+        {"prompt": "x", "logit_bias": {"257": 1}},
+        {"prompt": "x", "structured_outputs": {"regex": "("}},
+        {"prompt": "x", "structured_outputs": {"json": {"type": "objec"}}},
+        {"prompt": "x", "structured_outputs": {"regex": "("}},
         {"prompt": "good", "max_tokens": 200},
     ]
     checked, failed = check(lines)
@@ -57,6 +64,36 @@ def test_the_flags_defaults_count(check):
     """--max-tokens decides how long the outputs can be where a row is silent."""
     checked, _ = check([{"prompt": "a"}, {"prompt": "a", "max_tokens": 3}], max_tokens=7)
     assert list(checked.output_lens) == [7, 3]
+
+
+def test_several_completions_of_a_prompt(check):
+    """Its tokens are read once, and generated as often as they are asked for."""
+    checked, _ = check([{"prompt": "good", "max_tokens": 5, "n": 3}, {"prompt": "good", "max_tokens": 200, "n": 2}])
+    assert list(checked.prompt_lens) == [4, 4]
+    assert list(checked.output_lens) == [15, 192]
+
+
+def requests(*prompts):
+    """Rows of a batch."""
+    for index, prompt in enumerate(prompts):
+        values = {"custom_id": f"{index}", "body": {"prompt": prompt, "max_tokens": 5}}
+        yield parse_request(values, index=index, where=f"line {index + 1}", defaults={})
+
+
+def test_rows_of_several_prompts(check):
+    """Each of them counts; a row of which one cannot be served is a failure, once, and counts for nothing else."""
+    checked, failed = check(rows=requests(["a", "bcd"], ["a", "x" * 100, "x" * 100], [[1], [VOCAB]], "good"))
+    assert [(row.index, row.error.code) for row in failed] == [(1, "prompt_too_long"), (2, "invalid_token_id")]
+    assert list(checked.prompt_lens) == [1, 3, 4]
+    assert list(checked.output_lens) == [5, 5, 5]
+
+
+@pytest.mark.xfail(strict=True, reason="the summary counts prompts as rows")
+def test_the_summary_counts_rows(check, plan):
+    """Good and bad ones are to be as many as the file has lines."""
+    checked, _ = check(rows=requests(["a", "bcd"], ["a", "x" * 100], "good"))
+    rows = dict(summary(checked, plan, 16, RATES))
+    assert rows["rows"] == "2 can be served, 1 cannot (1 prompt_too_long)"
 
 
 def test_the_summary(check, plan):

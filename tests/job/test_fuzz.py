@@ -14,10 +14,18 @@ PLAIN = [
     {"prompt": "hello", "max_tokens": 2, "stop": ["x"], "temperature": 0.5, "top_p": 0.9, "top_k": 5},
     {"messages": CHAT, "max_tokens": 1, "seed": 3, "extra": {"deep": [1, {"a": None}]}},
     {"prompt_token_ids": [1, 2, 3], "max_tokens": 1, "ignore_eos": True, "stop_token_ids": [4]},
+    {"prompt": "hello", "max_tokens": 3, "n": 2, "min_tokens": 2, "logprobs": 2, "prompt_logprobs": 1, "echo": True},
+    {"prompt": "hello", "presence_penalty": 1, "frequency_penalty": 1, "repetition_penalty": 2, "logit_bias": {"5": 1}},
+    {"prompt": "hello", "max_tokens": 9, "n": 2, "structured_outputs": {"regex": "[0-9](a|b)", "choice": None}},
+    {"messages": CHAT, "max_tokens": 9, "logprobs": True, "top_logprobs": 2, "structured_outputs": {"choice": ["yes"]}},
 ]
+SCHEMA = {"name": "any", "schema": {"type": "object", "properties": {"a": {"type": "integer", "minimum": 1}}}}
 BATCH = [
     {"method": "POST", "url": "/v1/chat/completions", "body": {"messages": CHAT, "max_tokens": 2}},
     {"url": "/v1/completions", "body": {"prompt": ["hello"], "max_tokens": 1, "stop": "x"}},
+    {"body": {"prompt": ["hello", [1, 2]], "n": 2, "max_tokens": 1, "logprobs": 2, "echo": True, "suffix": None}},
+    {"body": {"messages": CHAT, "max_tokens": 9, "response_format": {"type": "json_schema", "json_schema": SCHEMA}}},
+    {"body": {"messages": CHAT, "n": 2, "logprobs": True, "top_logprobs": 2, "logit_bias": {"5": 1}, "max_tokens": 2}},
 ]
 # What a value can be replaced by: other types, numbers out of every range, text that is none.
 VALUES = [
@@ -35,6 +43,9 @@ VALUES = [
         '[{"role": "user"}]',
         "[" * 900 + "]" * 900,
     ),
+    # Of the fields of several completions and of grammars.
+    *("2", "21", '{"5": "x", "y": 1e999}', '["a", "b", "c"]', '[[1], ["a"], "b"]', '"("', '"[ab]*a[ab]{30}"'),
+    *('{"type": "json_object"}', '{"type": "objec"}', '{"$ref": "#"}', '{"json": "{"}', '{"regex": "a", "choice": []}'),
 ]
 
 
@@ -88,8 +99,10 @@ def test_mutated_lines(job, tmp_path, open_results, kind):
     assert 0.4 < sum(failed) / expected < 0.9
     if kind == "jsonl":
         assert [row["index"] for row in rows] == list(range(expected))
-        assert all(row["finish_reason"] for row, bad in zip(rows, failed, strict=True) if not bad)
+        whole = [row.get("choices", [row]) for row, bad in zip(rows, failed, strict=True) if not bad]
+        assert all(choice["finish_reason"] for choices in whole for choice in choices)
+        assert {len(choices) for choices in whole} >= {1, 2}
     else:
         assert [row["id"] for row in rows] == [f"batch_req_{i}" for i in range(expected)]
     assert not failed[-1]
-    assert set(tally.errors) >= {"invalid_json", "invalid_field"}
+    assert set(tally.errors) >= {"invalid_json", "invalid_field", "invalid_sampling", "invalid_grammar"}

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from rosebatch.errors import RowError
-from rosebatch.grammar import Grammar, Grammars
+from rosebatch.grammar import Grammar, Grammars, TokenConstraint
 from rosebatch.request import GrammarSpec
 from rosebatch.tokenizer import Tokenizer
 from tests.job.fake_model import EOS, byte_backend
@@ -289,6 +289,60 @@ def test_a_model_without_the_tokens_for_it():
     assert allowed(constraint, 100) == [99]
     assert constraint.feed(99) is True
     assert constraint.error == "an end token came too early"
+
+
+@pytest.mark.parametrize("vocab_size", [260, 288, VOCAB_SIZE])
+def test_all_masks_at_once(vocab_size):
+    """The same bits as one by one, for live, ended and failed completions of several grammars side by side."""
+    tokenizer = Tokenizer(byte_backend(*(bytes([b, b]) for b in range(40))))
+    grammars = Grammars(tokenizer, vocab_size, (EOS, 258))
+    specs = [spec("json_schema", PERSON), spec("regex", "a+"), spec("choice", ["ab", "xyz"]), spec("json_object")]
+    rng = random.Random(vocab_size)
+
+    def follow():
+        """Each grammar after no, some and many tokens; then one that ended, and one that was given a wrong token."""
+        for which in specs:
+            for steps in (0, 1, 5, 60):
+                constraint = grammars.compile(which).start()
+                for _ in range(steps):
+                    constraint.feed(rng.choice(allowed(constraint, vocab_size)))
+                yield constraint
+        for token in (EOS, ord("b")):
+            constraint = grammars.compile(spec("regex", "a+")).start()
+            constraint.feed(ord("a"))
+            assert constraint.feed(token) is True
+            yield constraint
+
+    constraints = list(follow())
+    rng.shuffle(constraints)
+    masks = np.full((len(constraints), -(-vocab_size // 32)), -1, dtype=np.int32)
+    TokenConstraint.fill_all(constraints, masks)
+    expected = np.zeros_like(masks)
+    for constraint, mask in zip(constraints, expected, strict=True):
+        constraint.fill(mask)
+    assert (masks == expected).all()
+    assert masks.any(axis=1).all()
+    assert sum(constraint.error is not None for constraint in constraints) == 1
+    TokenConstraint.fill_all(constraints[:1], masks[:1])
+    assert (masks == expected).all(), "again, and of one alone"
+
+
+def test_all_masks_where_one_cannot_be_made(monkeypatch):
+    """A completion that reaches the limit there ends with its reason, and the others' masks are not touched by it."""
+    monkeypatch.setattr("rosebatch.grammar._MOST_STATES", 100)
+    grammars = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS)
+    easy = grammars.compile(spec("choice", ["yes"])).start()
+    hard = grammars.compile(spec("regex", "[ab]*a[ab]{30}!")).start()
+    rng, masks = random.Random(0), np.zeros((2, -(-VOCAB_SIZE // 32)), np.int32)
+    for _ in range(1000):
+        TokenConstraint.fill_all([hard, easy], masks)
+        assert np.flatnonzero(np.unpackbits(masks[1].view(np.uint8), bitorder="little")).tolist() == [ord("y")]
+        if hard.error or hard.feed(rng.choice(b"ab")):
+            break
+    assert "too many states" in hard.error
+    TokenConstraint.fill_all([hard, easy], masks)
+    assert np.flatnonzero(np.unpackbits(masks[0].view(np.uint8), bitorder="little")).tolist() == sorted(EOS_IDS)
+    assert easy.error is None
 
 
 def test_bits_land_in_the_right_words():

@@ -9,7 +9,7 @@ from rosebatch.durations import Durations
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import RowError, UserError
 from rosebatch.report import Tally, build_report, print_report, table, throughput_line, write_report
-from rosebatch.request import Completion, Request
+from rosebatch.request import Completion, Request, SamplingParams
 
 FIELDS = {
     "requests",
@@ -59,10 +59,11 @@ ENGINE = {
 }
 
 
-def completion(prompt=4, tokens=3, cached=0, reason="length", times=(0.0, 1.0, 2.0)):
+def completion(prompt=4, tokens=3, cached=0, reason="length", times=(0.0, 1.0, 2.0), choice=0, n=1):
     arrival, first, finish = times
+    sampling = SamplingParams(n=n)
     return Completion(
-        request=Request(index=0, prompt_token_ids=(1,) * prompt),
+        request=Request(index=0, prompt_token_ids=(1,) * prompt, choice=choice, sampling=sampling),
         token_ids=(5,) * tokens,
         finish_reason=reason,
         cached_tokens=cached,
@@ -105,6 +106,24 @@ def test_tally():
         pytest.approx(dict(zip(("p50", "p100"), pair, strict=True)), rel=0.0025)
         for pair in ((0.5, 1.0), (1.0, 1.0), (1.0, 2.5))
     ]
+
+
+def test_tally_of_a_row_with_several_completions():
+    """One row; each prompt counts once, tokens and times of every completion, and reasons as the result has them."""
+    tally = Tally()
+    tokens = [(10, 3, 4), (10, 5, 4), (7, 1, 0), (7, 2, 0)]
+    tally.add_row(
+        [
+            completion(prompt=prompt, tokens=count, cached=cached, choice=choice, n=2, times=(0.0, 1.0, 1.0 + choice))
+            for choice, (prompt, count, cached) in enumerate(tokens)
+        ],
+        ["stop", "length", "length", "stop"],
+    )
+    assert tally.completed == 1
+    assert (tally.prompt_tokens, tally.cached_tokens, tally.output_tokens) == (17, 4, 11)
+    assert tally.finish_reasons == {"stop": 2, "length": 2}
+    assert (len(tally.ttft), len(tally.tpot), len(tally.e2e)) == (4, 3, 4)
+    assert tally.e2e.percentiles((100,)) == pytest.approx({"p100": 4.0}, rel=0.0025)
 
 
 def test_report_fields():

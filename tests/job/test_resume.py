@@ -26,6 +26,9 @@ def source(tmp_path):
         {"prompt": f"row {i % 50}", "max_tokens": rng.randint(1, 60), "temperature": i % 2, "id": f"id {i}", "i": [i]}
         for i in range(400)
     ]
+    for i in range(0, 400, 10):
+        lines[i + 3] |= {"n": 2 + i % 3, "logprobs": 1, "max_tokens": rng.randint(1, 15)}
+        lines[i + 6] |= {"structured_outputs": {"regex": "[0-9]{1,9}(é|!)"}, "n": 1 + i % 2}
     lines[7], lines[8] = {"prompt": ""}, {"prompt": "x", "id": "id 3"}
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{broken\n")
@@ -49,7 +52,7 @@ def test_killed_fifty_times(source, tmp_path):
     part = tmp_path / "out.jsonl.part"
     # Copies of one process that has imported everything: they begin at once.
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["tests.job.killable_job"])
+    processes.set_forkserver_preload(["tests.job.killable_job", "llguidance.numpy"])
 
     def run(path, seconds=None):
         """To the end, or until it is killed; whether it came to its end."""

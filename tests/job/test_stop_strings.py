@@ -32,6 +32,29 @@ def test_cut_at_stop(text, stop, cut):
     assert cut_at_stop(text, stop) == cut
 
 
+@pytest.mark.parametrize(
+    ("text", "stop", "protected", "cut"),
+    [
+        ("abcabc", ("c",), 2, "ab"),
+        ("abcabc", ("c",), 3, "abcab"),
+        ("abcabc", ("c",), 6, "abcabc"),
+        ("abcabc", ("c",), 9, "abcabc"),
+        ("abcd", ("bc",), 2, "a"),
+        ("abcd", ("bc",), 3, "abcd"),
+        ("abcabc", ("abc",), 2, ""),
+        ("abcabc", ("abc",), 3, "abc"),
+        ("aaaa", ("aa",), 1, ""),
+        ("aaaa", ("aa",), 2, "a"),
+        ("aaaa", ("aa",), 3, "aa"),
+        ("abcabc", ("c", "ab"), 3, "abc"),
+        ("ab", ("abcd",), 1, "ab"),
+    ],
+)
+def test_cut_at_stop_behind_protected_characters(text, stop, protected, cut):
+    """What ends inside them is text; what ends behind them cuts where it begins, among them too."""
+    assert cut_at_stop(text, stop, protected) == cut
+
+
 @pytest.mark.parametrize("stop", [["cd"], ["d"], ["abcd"], ["x", "bcd", "e"]])
 def test_across_token_borders(tokenizer, stop):
     """True with the token that completes the string, however many tokens it began before that."""

@@ -4,6 +4,8 @@ import json
 import re
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models
 
 from rosebatch.errors import RowError, UserError
 from rosebatch.tokenizer import Tokenizer
@@ -168,3 +170,104 @@ def test_variables_that_cannot_be_given(tokenizer, options):
     (found,) = tokenizer.encode_chats([[{"role": "user", "content": "hi"}]], [options])
     assert isinstance(found, RowError)
     assert found.code == "invalid_messages"
+
+
+def metaspace_backend():
+    """As of Llama 2: a mark for the space, and tokens for the bytes of what has no token."""
+    pieces = [
+        "<unk>",
+        "</s>",
+        "<0x00>",
+        "<0x0A>",
+        "<0xE2>",
+        "\u2581",
+        "\u2581the",
+        "a\u2581b",
+        "é",
+        "<0xE2>x",
+        "<0xG0>",
+    ]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    spaces = decoders.Replace("\u2581", " ")
+    backend.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    backend.add_special_tokens(["<unk>", "</s>"])
+    backend.add_tokens(["<think>"])
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize(
+    ("piece", "expected"),
+    [
+        ("<0x00>", b"\0"),
+        ("<0x0A>", b"\n"),
+        ("<0xE2>", b"\xe2"),
+        ("\u2581", b" "),
+        ("\u2581the", b" the"),
+        ("a\u2581b", b"a b"),
+        ("é", "é".encode()),
+        # Only like a byte.
+        ("<0xE2>x", b"<0xE2>x"),
+        ("<0xG0>", b"<0xG0>"),
+        ("</s>", b"</s>"),
+        ("<think>", b"<think>"),
+    ],
+)
+def test_bytes_of_tokens_with_a_mark_for_the_space(piece, expected):
+    """A byte token is its byte, not its name; the space stands before a word even where decoding would strip it."""
+    tokenizer = metaspace_backend()
+    assert tokenizer.token_bytes(tokenizer.backend.token_to_id(piece)) == expected
+
+
+def test_bytes_of_byte_level_tokens(make_backend):
+    """Of every byte, of tokens of several, of half a character, and of special tokens, which are their names."""
+    extra = [b"the END", b" it", "é\U0001f600".encode(), b"\xf0\x9f", b"\n\n\0"]
+    tokenizer = Tokenizer(make_backend(*extra))
+    assert [tokenizer.token_bytes(i) for i in range(256)] == [bytes([i]) for i in range(256)]
+    assert [tokenizer.token_bytes(257 + i) for i in range(5)] == extra
+    assert tokenizer.token_bytes(256) == b"<eos>"
+
+
+def test_bytes_of_an_added_token_with_characters_beyond_ascii(make_backend):
+    """Added tokens are written as they are, not with a character for each byte."""
+    backend, name = make_backend(), "<\uff5cend\u2581of\u2581sentence\uff5c>"
+    backend.add_special_tokens([name])
+    assert Tokenizer(backend).token_bytes(257) == name.encode()
+
+
+def test_bytes_of_a_token_that_is_none(make_backend):
+    """Logits may be wider than the vocabulary: one of those among the likeliest has no text, and is no crash."""
+    assert Tokenizer(make_backend()).token_bytes(300) == b""
+
+
+def test_the_bytes_of_tokens_make_up_the_text(tokenizer):
+    """Joined, they are the bytes of the text that the tokens decode to."""
+    text = "naïve 😀\tcafé"
+    (ids,) = tokenizer.encode([text])
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+        ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+        ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
+    ],
+)
+def test_filling_in_the_middle(make_backend, marks):
+    """Of each family of models; the marks are single tokens of the prompt that comes out."""
+    backend = make_backend()
+    backend.add_special_tokens(list(marks))
+    tokenizer = Tokenizer(backend)
+    (ids,) = tokenizer.encode([tokenizer.fill_in_middle("ab", "cd")])
+    before, after, middle = (backend.token_to_id(mark) for mark in marks)
+    assert ids == [before, *b"ab", after, *b"cd", middle]
+
+
+@pytest.mark.parametrize("marks", [[], ["<|fim_prefix|>", "<|fim_suffix|>"], ["<fim_prefix>", "<|fim_middle|>"]])
+def test_a_model_that_cannot_fill_in_the_middle(make_backend, marks):
+    """Without all the tokens for it, the marks would be text that the model goes on with."""
+    backend = make_backend()
+    backend.add_special_tokens(marks)
+    assert code(Tokenizer(backend).fill_in_middle("ab", "cd")) == "unsupported_field"

@@ -1,0 +1,331 @@
+"""Penalties, biases, least lengths, log-probabilities and several completions: as transformers has them, in fp32.
+
+Each in the plainest way to schedule it, and in a cache that is too small, where prompts come in chunks and sequences
+are preempted.
+"""
+
+import dataclasses
+import functools
+import json
+import shutil
+from collections import Counter
+
+import pytest
+import torch
+
+from rosebatch.request import Request, SamplingParams
+
+MODELS = ["gpt2", "llama", "qwen3"]
+NEW_TOKENS = 12
+PLENTY = {"prefix_cache": False, "chunked_prefill": False}
+CRAMPED = {"chunk": 16, "block_size": 4, "blocks": 40}
+SCHEDULES = pytest.mark.parametrize("limits", [PLENTY, CRAMPED], ids=["plenty", "cramped"])
+# Two implementations of an fp32 model add the same products in another order. Logits are below 16, where the last place
+# is worth 1e-6; 8 of these were seen after three layers.
+FP32_ROUNDING = 2e-5
+# Of the tests of ``min_tokens``.
+LEAST = (0, 1, 7, NEW_TOKENS)
+# What each kind of row asks for, by our names.
+CHANGES = {
+    "none": {},
+    "repetition": {"repetition_penalty": 1.7},
+    "reward": {"repetition_penalty": 0.8},
+    "presence": {"presence_penalty": 1.9},
+    "frequency": {"frequency_penalty": 1.1},
+    "both": {"presence_penalty": -1.5, "frequency_penalty": 1.5},
+    "bias": {"logit_bias": ((5, 4.0), (7, -100.0), (60, 6.5), (198, 5.5))},
+    "all": {
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.7,
+        "frequency_penalty": 0.4,
+        "logit_bias": ((5, 4.0), (60, 6.5), (198, 5.5)),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def options_of(transformers):
+    """Kind of row -> what ``generate`` is told for prompts of a length, in the order in which servers apply it."""
+
+    class Penalties(transformers.LogitsProcessor):
+        """As OpenAI's API reference has it: logit - count * frequency - (count > 0) * presence, of generated tokens."""
+
+        def __init__(self, frequency, presence, prompt_length):
+            self.frequency, self.presence, self.prompt_length = frequency, presence, prompt_length
+
+        def __call__(self, input_ids, scores):
+            scores = scores.clone()
+            for row, ids in zip(scores, input_ids[:, self.prompt_length :].tolist(), strict=True):
+                for token, count in Counter(ids).items():
+                    row[token] -= count * self.frequency + (count > 0) * self.presence
+            return scores
+
+    def options(change, prompt_length):
+        values, processors = CHANGES[change], transformers.LogitsProcessorList()
+        if "logit_bias" in values:
+            bias = [[[token], value] for token, value in values["logit_bias"]]
+            processors.append(transformers.SequenceBiasLogitsProcessor(sequence_bias=bias))
+        if "repetition_penalty" in values:
+            processors.append(transformers.RepetitionPenaltyLogitsProcessor(penalty=values["repetition_penalty"]))
+        penalties = values.get("frequency_penalty", 0.0), values.get("presence_penalty", 0.0)
+        return {"logits_processor": [*processors, Penalties(*penalties, prompt_length)]}
+
+    return options
+
+
+@pytest.fixture(scope="module")
+def changed(goldens, reference_tokens, options_of):
+    """Model and kind of row -> index of a prompt -> transformers' tokens."""
+
+    @functools.cache
+    def tokens(model, change):
+        expected = reference_tokens(model, goldens(model).prompts[:32], functools.partial(options_of, change))
+        assert len(expected) >= 24, "too many prompts are decided by rounding"
+        return expected
+
+    return tokens
+
+
+def requests_of(prompts, kinds):
+    """Requests for 12 tokens each, of these kinds in turn."""
+    return [
+        Request(
+            index=i,
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(**{"max_tokens": NEW_TOKENS, "ignore_eos": True} | kinds[i % len(kinds)]),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+@SCHEDULES
+@pytest.mark.parametrize("model", MODELS)
+def test_changed_logits(model, limits, goldens, changed, make_engine, run_engine):
+    """Rows of all kinds side by side: a penalty counted over the wrong tokens, twice after a preemption, in the wrong
+    order, or given to a neighbour."""
+    kinds, prompts = list(CHANGES), goldens(model).prompts[:32]
+    engine = make_engine(goldens(model).folder, **limits)
+    for shift in (0, 4):
+        # The lengths of the prompts recur after 8: the kinds move on, to meet them all.
+        change_of = [kinds[(i + i // 8 + shift) % len(kinds)] for i in range(len(prompts))]
+        done = run_engine(engine, requests_of(prompts, [CHANGES[change] for change in change_of]))
+        actual = {i: list(c.token_ids) for i, c in done.items() if i in changed(model, change_of[i])}
+        assert actual == {i: changed(model, change_of[i])[i] for i in actual}
+    assert (engine.stats.preemptions > 0) is (limits is CRAMPED)
+
+
+@pytest.mark.parametrize("change", [change for change in CHANGES if change != "none"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_changes_are_felt(model, change, goldens, changed):
+    """A penalty that never changed a token would prove nothing above."""
+    expected = goldens(model).expected
+    assert sum(tokens != expected[i] for i, tokens in changed(model, change).items()) >= 3
+
+
+@pytest.fixture(scope="module")
+def with_ends(goldens, tmp_path_factory):
+    """Model -> its folder with end tokens in the config, six that greedy decoding produces early, and these."""
+
+    @functools.cache
+    def make(model):
+        golden = goldens(model)
+        folder = tmp_path_factory.mktemp("ends") / model
+        shutil.copytree(golden.folder, folder)
+        early = Counter(token for tokens in golden.expected for token in tokens[:4])
+        ends = [token for token, _ in early.most_common(6)]
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        return folder, ends
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def ended(goldens, with_ends, reference_tokens):
+    """Model -> index of a prompt -> transformers' tokens, the least number of them ``LEAST`` in turn."""
+
+    @functools.cache
+    def tokens(model):
+        prompts, (_, ends), found = goldens(model).prompts, with_ends(model), {}
+        for turn, least in enumerate(LEAST):
+            options = {"eos_token_id": ends, "min_new_tokens": least}
+            expected = reference_tokens(model, prompts[turn :: len(LEAST)], lambda length, options=options: options)
+            found |= {turn + len(LEAST) * i: cut_behind(chosen, ends) for i, chosen in expected.items()}
+        assert len(found) >= 48, "too many prompts are decided by rounding"
+        assert sum(len(chosen) == LEAST[i % len(LEAST)] + 1 for i, chosen in found.items()) >= 9, "they end too late"
+        return found
+
+    return tokens
+
+
+@SCHEDULES
+@pytest.mark.parametrize("model", MODELS)
+def test_min_tokens(model, limits, goldens, with_ends, ended, make_engine, run_engine):
+    """No end token before, whether it is the model's or the row's own; the first that is likeliest after ends it."""
+    folder, ends = with_ends(model)
+    engine = make_engine(folder, **limits)
+    whose = [{"ignore_eos": False}, {"stop_token_ids": tuple(ends)}]
+    kinds = [{"min_tokens": LEAST[i % len(LEAST)]} | whose[i // 8 % 2] for i in range(16)]
+    done = run_engine(engine, requests_of(goldens(model).prompts, kinds))
+    assert {i: list(done[i].token_ids) for i in ended(model)} == ended(model)
+    for completion in done.values():
+        assert completion.finish_reason == ("stop" if completion.token_ids[-1] in ends else "length")
+    assert (engine.stats.preemptions > 0) is (limits is CRAMPED)
+
+
+def cut_behind(tokens, ends):
+    """Tokens up to the first end token, itself included."""
+    return tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), None)]
+
+
+@pytest.fixture(scope="module")
+def check_logprobs(reference_model):
+    """Compare what a completion reports with one plain forward pass of transformers over all its tokens."""
+
+    def check(model, done):
+        sampling, prompt = done.request.sampling, list(done.request.prompt_token_ids)
+        with torch.inference_mode():
+            logits = reference_model(model)(torch.tensor([[*prompt, *done.token_ids]])).logits[0]
+        behind_prompt, reference = len(prompt) - 1, logits.log_softmax(-1)
+        if sampling.prompt_logprobs is not None:
+            compare(done.prompt_logprobs, prompt[1:], sampling.prompt_logprobs, reference[:behind_prompt])
+        if sampling.logprobs is not None:
+            compare(done.logprobs, done.token_ids, sampling.logprobs, reference[behind_prompt:-1])
+
+    def compare(scored, token_ids, most, reference):
+        assert [each.token_id for each in scored] == list(token_ids)
+        assert_close([each.logprob for each in scored], reference[range(len(scored)), token_ids])
+        if most and scored:
+            ids = torch.tensor([[token_id for token_id, _ in each.top] for each in scored])
+            values = [[value for _, value in each.top] for each in scored]
+            assert all(len(set(row)) == most for row in ids.tolist())
+            # The likeliest in order; where two are as close as rounding, either of them.
+            assert_close(values, reference.topk(most).values)
+            assert_close(values, reference.gather(1, ids))
+        else:
+            assert all(each.top == () for each in scored)
+
+    def assert_close(values, expected):
+        torch.testing.assert_close(torch.tensor(values), expected, rtol=0, atol=FP32_ROUNDING)
+
+    return check
+
+
+@SCHEDULES
+@pytest.mark.parametrize("model", MODELS)
+def test_logprobs(model, limits, goldens, make_engine, run_engine, check_logprobs):
+    """Of the model's own logits, whatever penalties, temperature and filters make of them, for the rows that ask."""
+    kinds = [
+        {"logprobs": 5},
+        {"logprobs": 0, **CHANGES["all"]},
+        {},
+        {"logprobs": 20, "temperature": 0.7, "top_k": 9, "seed": 3, "min_tokens": 4},
+        {"logprobs": 1, "temperature": 1.4, "seed": 4, **CHANGES["repetition"]},
+    ]
+    engine = make_engine(goldens(model).folder, **limits)
+    done = run_engine(engine, requests_of(goldens(model).prompts[:32], kinds))
+    for i, completion in done.items():
+        check_logprobs(model, completion)
+        assert bool(completion.logprobs) is ("logprobs" in kinds[i % len(kinds)])
+        assert completion.prompt_logprobs == ()
+    assert (engine.stats.preemptions > 0) is (limits is CRAMPED)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        PLENTY,
+        {},
+        {"chunk": 3, "block_size": 2, "blocks": 500},
+        {"chunk": 1, "blocks": 100},
+        CRAMPED,
+        CRAMPED | {"prefix_cache": False},
+    ],
+    ids=["whole", "shared", "chunks-of-3", "chunks-of-1", "cramped", "cramped-unshared"],
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_prompt_logprobs(model, limits, goldens, make_engine, run_engine, check_logprobs):
+    """The first token behind a chunk's end, a prefix that is cached and so not computed, and a prompt computed twice:
+    each position must be there once, and the rows beside must still share what they share."""
+    kinds = [{"prompt_logprobs": 4}, {}, {"prompt_logprobs": 0, "logprobs": 2}, {"temperature": 0.9, "seed": 5}]
+    prompts = goldens(model).prompts[: 6 if limits.get("chunk", 16) < 16 else 24]
+    engine = make_engine(goldens(model).folder, **limits)
+    for _ in range(2):
+        done = run_engine(engine, requests_of([*prompts, *prompts[:5]], kinds))
+        for i, completion in done.items():
+            check_logprobs(model, completion)
+            assert not completion.cached_tokens or i % 2 == 1
+            if i % 2 == 1:
+                assert completion.prompt_logprobs == ()
+    assert (engine.stats.preemptions > 0) is (limits.get("blocks") == CRAMPED["blocks"])
+    assert any(completion.cached_tokens for completion in done.values()) is (limits.get("prefix_cache") is not False)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [PLENTY, {}, {"chunk": 7, "block_size": 5, "blocks": 200, "seqs": 2}, CRAMPED, CRAMPED | {"prefix_cache": False}],
+    ids=["whole", "shared", "two-at-a-time", "cramped", "cramped-unshared"],
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_three_greedy_completions(model, limits, goldens, make_engine, run_choices, check_logprobs):
+    """All equal transformers' own: a fork that wrote into a block of another, or went on from the wrong token."""
+    golden, count = goldens(model), 10 if "seqs" in limits else 24
+    engine = make_engine(golden.folder, **limits)
+    rows = requests_of(golden.prompts[:count], [{"n": 3, "logprobs": 1}, {"n": 3}, {"n": 3}])
+    done = run_choices(engine, rows)
+    assert {key: list(completion.token_ids) for key, completion in done.items()} == {
+        (i, choice): golden.expected[i] for i in range(count) for choice in range(3)
+    }
+    for completion in done.values():
+        check_logprobs(model, completion)
+    assert (engine.stats.preemptions > 0) is (limits.get("blocks") == CRAMPED["blocks"])
+
+
+@SCHEDULES
+@pytest.mark.parametrize("model", MODELS)
+def test_three_sampled_completions(model, limits, goldens, make_engine, run_choices, run_engine):
+    """Each is what a request of its own with that seed gives, the first that of n = 1; and they differ."""
+    folder, prompts = goldens(model).folder, goldens(model).prompts[:24]
+    kinds = [{"top_p": 0.9}, CHANGES["all"], {"min_tokens": 5, "top_k": 30}]
+    rows = requests_of(
+        prompts, [{"n": 3, "temperature": 1.1, "seed": 70 + i} | kinds[i % len(kinds)] for i in range(24)]
+    )
+    engine = make_engine(folder, **limits)
+    done = {key: completion.token_ids for key, completion in run_choices(engine, rows).items()}
+    assert (engine.stats.preemptions > 0) is (limits is CRAMPED)
+    for choice in range(3):
+        own = [row.sample(choice) for row in rows]
+        assert {row.sampling.seed for row in own}.isdisjoint({row.sampling.seed for row in rows}) is (choice > 0)
+        alone = [dataclasses.replace(row, choice=0, sampling=dataclasses.replace(row.sampling, n=1)) for row in own]
+        expected = run_engine(make_engine(folder, **PLENTY), alone)
+        assert {i: done[i, choice] for i in expected} == {i: c.token_ids for i, c in expected.items()}
+    # A prompt of one token may leave little to choose from.
+    assert sum(len({done[i, choice] for choice in range(3)}) == 3 for i in range(24)) >= 20
+
+
+@pytest.mark.parametrize(
+    "limits", [PLENTY, {}, {"chunk": 10, "block_size": 1, "blocks": 2000}], ids=["whole", "shared", "chunks"]
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_prompt_of_three_completions_is_computed_once(model, limits, goldens, make_engine, run_choices):
+    """One more token for each further completion, the prompt's last: its logits are what that one begins with."""
+    prompts = goldens(model).prompts[:10]
+    engine = make_engine(goldens(model).folder, **limits)
+    done = run_choices(engine, requests_of(prompts, [{"n": 3, "temperature": 1.0}]))
+    generated = sum(len(completion.token_ids) for completion in done.values())
+    # The last token generated is never computed.
+    computed = engine.stats.computed_tokens - (generated - len(done))
+    cached = sum(completion.cached_tokens for (_, choice), completion in done.items() if choice == 0)
+    assert computed == sum(map(len, prompts)) - cached + 2 * len(prompts)
+    assert generated == 3 * NEW_TOKENS * len(prompts)
+
+
+@pytest.mark.parametrize("limits", [PLENTY, {}, {"chunk": 7, "block_size": 5, "blocks": 900}, CRAMPED])
+def test_prompt_logprobs_of_several_completions(limits, goldens, make_engine, run_choices, check_logprobs):
+    """Those of the prompt are there for the row, however its completions came by their blocks."""
+    engine = make_engine(goldens("llama").folder, **limits)
+    rows = requests_of(goldens("llama").prompts[:16], [{"n": 3, "prompt_logprobs": 2, "temperature": 1.0}])
+    done = run_choices(engine, rows)
+    assert len(done) == 48
+    for (_, choice), completion in done.items():
+        if choice == 0:
+            check_logprobs("llama", completion)
