@@ -107,8 +107,8 @@ def _answer(
         index=first.index,
         metadata=first.metadata,
         choices=[
-            _choice(completion, whole, tokenizer, return_token_ids)
-            for completion, whole in zip(completions, texts, strict=True)
+            _choice(completion, whole, prompts[number // first.sampling.n], tokenizer, return_token_ids)
+            for number, (completion, whole) in enumerate(zip(completions, texts, strict=True))
         ],
         prompt_tokens=sum(len(done.request.prompt_token_ids) for done in prompts),
         completion_tokens=sum(len(done.token_ids) for done in completions),
@@ -116,7 +116,10 @@ def _answer(
     )
 
 
-def _choice(completion: Completion, whole: str | None, tokenizer: Tokenizer | None, return_token_ids: bool) -> Choice:
+def _choice(
+    completion: Completion, whole: str | None, first: Completion, tokenizer: Tokenizer | None, return_token_ids: bool
+) -> Choice:
+    """One completion; ``first`` is that of its prompt that has the prompt's log-probabilities."""
     request, token_ids = completion.request, list(completion.token_ids)
     sampling = request.sampling
     text, finish_reason, logprobs, prompt_logprobs = None, completion.finish_reason, None, None
@@ -128,15 +131,16 @@ def _choice(completion: Completion, whole: str | None, tokenizer: Tokenizer | No
         text = request.echo + text
         if sampling.logprobs is not None:
             logprobs = [_scored(*scored, tokenizer) for scored in completion.logprobs]
-        if sampling.prompt_logprobs is not None:
+        if first.request.sampling.prompt_logprobs is not None:
             prompt_logprobs = [_scored(request.prompt_token_ids[0], None, (), tokenizer)]
-            prompt_logprobs += [_scored(*scored, tokenizer) for scored in completion.prompt_logprobs]
+            prompt_logprobs += [_scored(*scored, tokenizer) for scored in first.prompt_logprobs]
     return Choice(
         text=text,
         finish_reason=finish_reason,
         token_ids=token_ids if return_token_ids else None,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        echo=bool(request.echo),
     )
 
 
@@ -144,4 +148,6 @@ def _scored(
     token_id: int, logprob: float | None, top: Iterable[tuple[int, float]], tokenizer: Tokenizer
 ) -> ScoredToken:
     likeliest = tuple(ScoredToken(other, tokenizer.token_bytes(other), value) for other, value in top)
-    return ScoredToken(token_id, tokenizer.token_bytes(token_id), logprob, likeliest)
+    return ScoredToken(
+        token_id, tokenizer.token_bytes(token_id), logprob, likeliest, special=tokenizer.is_special(token_id)
+    )

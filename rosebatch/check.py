@@ -21,8 +21,9 @@ _BAR = 40
 
 @dataclass(slots=True)
 class Checked:
-    """The rows of a file: of those that can be served, tokens of the prompt and most tokens of the output."""
+    """The rows of a file: how many can be served, and of their prompts the tokens, and most tokens of the output."""
 
+    num_good: int = 0
     prompt_lens: "array[int]" = field(default_factory=lambda: array("L"))
     output_lens: "array[int]" = field(default_factory=lambda: array("L"))
     errors: Counter[str] = field(default_factory=Counter)
@@ -53,6 +54,7 @@ def check_rows(
         if failed is not None:
             checked.errors[failed.error.code] += 1
             on_failure(failed)
+        checked.num_good += failed is None
         for request in item.requests if isinstance(item, PreparedRow) and failed is None else ():
             length, sampling = len(request.prompt_token_ids), request.sampling
             checked.prompt_lens.append(length)
@@ -79,7 +81,7 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
         block_size: of its KV cache.
         rates: of its device.
     """
-    good, bad = len(checked.prompt_lens), checked.errors.total()
+    good, bad = checked.num_good, checked.errors.total()
     errors = ", ".join(f"{count} {code}" for code, count in checked.errors.items())
     lines = [("rows", f"{good} can be served, {bad} cannot" + (f" ({errors})" if errors else ""))]
     if not good:

@@ -21,6 +21,7 @@ from rosebatch.config import ConfigT, EngineConfig, parse_size
 from rosebatch.destination import open_output
 from rosebatch.engine.load import choose_block_size, pick_device
 from rosebatch.errors import FlagError, RowError, UserError
+from rosebatch.grammar import check_grammar
 from rosebatch.interrupts import InterruptionError, Interrupts
 from rosebatch.io.openai_batch import BatchShape
 from rosebatch.io.reader import InputFormat, PromptReader
@@ -236,7 +237,9 @@ def _sampling_defaults(options: SamplingOptions, seed: int | None) -> dict[str, 
     if structured:
         given["structured_outputs"] = structured
     try:
-        sampling_params(given if seed is None else {**given, "seed": seed})
+        params = sampling_params(given if seed is None else {**given, "seed": seed})
+        if params.grammar is not None:
+            check_grammar(params.grammar)
     except RowError as error:
         raise FlagError(error.message) from None
     return given

@@ -74,6 +74,23 @@ class Grammars:
             return _one_line(f"the {_NAMES[spec.kind]} cannot be used: {error}")
 
 
+def check_grammar(spec: GrammarSpec) -> None:
+    """Find what is wrong with a grammar before there is a model.
+
+    Raises:
+        RowError: ``invalid_grammar``: it is broken, or has what llguidance does not support.
+    """
+    from llguidance import LLMatcher
+
+    try:
+        found = LLMatcher.validate_grammar(_serialized(spec))
+    except (ValueError, RecursionError) as error:
+        found = str(error)
+    if found:
+        what = _without_excerpts(found)
+        raise RowError("invalid_grammar", _one_line(f"the {_NAMES[spec.kind]} cannot be used: {what}"))
+
+
 class Grammar:
     """A compiled grammar.
 

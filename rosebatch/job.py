@@ -112,8 +112,10 @@ def _few_collections() -> Iterator[None]:
 
 def _add(engine: Engine, row: PreparedRow, tokenizer: Tokenizer | None) -> FailedRow | None:
     """Queue all of a row, or, where the engine refuses a part of it, nothing."""
-    stop, grammar = row.first.sampling.stop, row.grammar
-    matcher = partial(StopStrings, tokenizer, stop) if stop and tokenizer else None
+    sampling, grammar = row.first.sampling, row.grammar
+    matcher = (
+        partial(StopStrings, tokenizer, sampling.stop, sampling.min_tokens) if sampling.stop and tokenizer else None
+    )
     try:
         for request in row.requests[1:]:
             engine.require_servable(request)

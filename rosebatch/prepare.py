@@ -188,7 +188,8 @@ def _requests(
         RowError: one of them cannot be served.
     """
     sampling, options = row.sampling, row.options
-    if tokenizer is None and (sampling.stop or options.echo or sampling.grammar or sampling.logprobs is not None):
+    reports = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+    if tokenizer is None and (sampling.stop or options.echo or sampling.grammar or reports):
         raise RowError("no_tokenizer", "stop strings, echo, logprobs and grammars need a model with a tokenizer")
     requests = []
     for number, (prompt, text) in enumerate(prompts):
@@ -196,10 +197,10 @@ def _requests(
             raise prompt
         prompt = tuple(prompt[-options.truncate_prompt_tokens :])
         if not row.has_seed:
-            sampling = replace(sampling, seed=row_seed(seed, row.index, row.id, prompt))
+            sampling = replace(sampling, seed=row_seed(seed, row.index, row.id, prompt, number))
         echo = ""
         if options.echo and tokenizer is not None:
-            echo = text if text and not options.truncate_prompt_tokens else tokenizer.decode(prompt)
+            echo = text if text and not options.truncate_prompt_tokens else _decoded(prompt, tokenizer)
         requests.append(
             Request(
                 index=row.index,
@@ -213,3 +214,11 @@ def _requests(
             )
         )
     return requests
+
+
+def _decoded(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    try:
+        return tokenizer.decode(token_ids)
+    except OverflowError:
+        # No token ids of any model: the engine refuses them.
+        return ""

@@ -164,12 +164,13 @@ class Request:
     num_choices: int = 1
 
     def sample(self, number: int) -> "Request":
-        """The request for one of its ``n`` completions: of all but the first, the seed is another."""
+        """The request for one of its ``n`` completions: each has a seed of its own, the first reports on the prompt."""
         if number == 0:
             return self
         # Multiples of an odd number are all different (source: Weyl sequences; this one is 2^64 over the golden ratio).
         seed = (self.sampling.seed + number * 0x9E3779B97F4A7C15) % 2**64
-        return replace(self, choice=self.choice + number, sampling=replace(self.sampling, seed=seed))
+        sampling = replace(self.sampling, seed=seed, prompt_logprobs=None)
+        return replace(self, choice=self.choice + number, sampling=sampling)
 
 
 class Logprobs(NamedTuple):

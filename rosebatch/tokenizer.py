@@ -12,11 +12,12 @@ from tokenizers.decoders import DecodeStream
 
 from rosebatch.errors import RowError, UserError
 
-# Around what stands before and after the middle, and in front of it: of Qwen Coder and DeepSeek's kin, StarCoder, Code
-# Llama.
+# Before what precedes the middle, before what follows it, and in front of it: of Qwen Coder, StarCoder, DeepSeek Coder,
+# Code Llama.
 _MIDDLE_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
 )
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -139,9 +140,15 @@ class Tokenizer:
                 return f"{before}{prompt}{after}{suffix}{middle}"
         return RowError("unsupported_field", "suffix: the model's tokenizer has no tokens for filling in the middle")
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether ``decode`` leaves the token out."""
+        added = self._added.get(token_id)
+        return added is not None and added.special
+
     @cached_property
-    def _added(self) -> frozenset[int]:
-        return frozenset(self.backend.get_added_tokens_decoder())
+    def _added(self) -> dict[int, tokenizers.AddedToken]:
+        found: dict[int, tokenizers.AddedToken] = self.backend.get_added_tokens_decoder()
+        return found
 
     @cached_property
     def _is_byte_level(self) -> bool:
@@ -177,25 +184,43 @@ class Tokenizer:
 
 
 class StopStrings:
-    """Watches generated tokens for stop strings, across token borders (see ``rosebatch.request.StopMatcher``)."""
+    """Watches generated tokens for stop strings, across token borders (see ``rosebatch.request.StopMatcher``).
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-        self._backend = tokenizer.backend
+    Args:
+        tokenizer: of the model.
+        stop: the strings.
+        min_tokens: what ends within the text of so many first tokens does not count.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int = 0) -> None:
+        self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = tuple(stop)
         self._keep = max(map(len, stop)) - 1
-        self._tail = ""
+        # The end of the text so far, and where in the whole text it begins.
+        self._tail, self._begin = "", 0
+        self._missing = min_tokens
+        self._first: list[int] = []
+        self._protected = 0
 
     def feed(self, token_id: int) -> bool:
         """Take the next generated token; True once a stop string has appeared."""
-        text = self._tail + (self._stream.step(self._backend, token_id) or "")
+        text = self._tail + (self._stream.step(self._tokenizer.backend, token_id) or "")
+        begin = self._begin
         self._tail = text[-self._keep :] if self._keep else ""
-        return any(stop in text for stop in self._stop)
+        self._begin += len(text) - len(self._tail)
+        if self._missing:
+            self._missing -= 1
+            self._first.append(token_id)
+            # Whole, as whoever cuts the text will see it: half a character at its end is one.
+            self._protected = 0 if self._missing else len(self._tokenizer.decode(self._first))
+            return False
+        return cut_at_stop(text, self._stop, max(0, self._protected - begin)) != text
 
 
 def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0) -> str:
     """The text up to the first stop string in it that ends behind the first ``protected`` characters."""
-    found = [at for s in stop if (at := text.find(s, max(0, protected - len(s) + 1))) >= 0]
+    found = [at for s in stop if (at := text.find(s, max(0, protected - len(s) + 1) if protected else 0)) >= 0]
     return text[: min(found)] if found else text
 
 

@@ -5,7 +5,8 @@ Shapes as in the public API reference of batches, chat completions and completio
 ignored silently: a field that would change the answer and is not served is the line's error.
 """
 
-from collections.abc import Mapping
+from codecs import getincrementaldecoder
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from rosebatch.io.rows import (
     plain_message,
     prompt_options,
     sampling_params,
+    scored_tokens,
     with_defaults,
 )
 
@@ -36,6 +38,7 @@ _WITHOUT_EFFECT = {
     "metadata",
     "parallel_tool_calls",
     "prompt_cache_key",
+    "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
     "store",
@@ -85,6 +88,9 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         line = convert(values, _Line)
         body = convert(line.body, _Body)
         url = line.url or (_COMPLETIONS if body.messages is None else _CHAT)
+        if not url.startswith("/v1"):
+            # As some services have it.
+            url = f"/v1{url}"
         if url not in (_CHAT, _COMPLETIONS):
             raise RowError("unsupported_url", f"url is {url}; served are {_CHAT} and {_COMPLETIONS}")
         unknown = set(line.body) - set(_Body.__struct_fields__) - set(_NEUTRAL) - _WITHOUT_EFFECT
@@ -99,8 +105,6 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
             raise RowError("invalid_field", "logprobs of a chat is true or false; top_logprobs says how many")
         if url == _COMPLETIONS and type(body.logprobs) is bool:
             raise RowError("invalid_field", f"logprobs of {url} is the number of likeliest tokens")
-        if url == _COMPLETIONS and body.echo and body.logprobs is not None:
-            own.setdefault("prompt_logprobs", body.logprobs)
         if body.max_completion_tokens is not None:
             own["max_tokens"] = body.max_completion_tokens
         if body.seed is not None:
@@ -108,11 +112,16 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
             own["seed"] = body.seed % 2**64
         prompts = () if url == _CHAT else _prompts(body.prompt)
         one = prompts[0] if len(prompts) == 1 else None
+        if url == _COMPLETIONS and body.suffix and not isinstance(one, str):
+            raise RowError("invalid_field", "suffix needs a prompt that is one text")
+        sampling = with_defaults(own, {**_DEFAULTS, **defaults})
+        if body.echo and sampling.get("logprobs") is not None:
+            sampling.setdefault("prompt_logprobs", sampling["logprobs"])
         return PromptRow(
             index=index,
             where=where,
             metadata={"custom_id": line.custom_id, "url": url},
-            sampling=sampling_params(with_defaults(own, {**_DEFAULTS, **defaults})),
+            sampling=sampling_params(sampling),
             has_seed=body.seed is not None,
             id=line.custom_id,
             options=prompt_options(body, line.body, chat=url == _CHAT),
@@ -205,24 +214,47 @@ def _chat_choice(choice: Choice) -> dict[str, Any]:
         content = [{**scored(t), "top_logprobs": [scored(other) for other in t.top]} for t in choice.logprobs]
         logprobs = {"content": content, "refusal": None}
     message = {"role": "assistant", "content": choice.text, "refusal": None}
-    return {"message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason, **_token_ids(choice)}
+    return {"message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason, **_additions(choice)}
 
 
 def _text_choice(choice: Choice) -> dict[str, Any]:
     """Where the prompt is echoed, its log-probabilities come first, in the same lists."""
     logprobs = None
     if choice.logprobs is not None:
-        tokens = [*(choice.prompt_logprobs or []), *choice.logprobs]
-        texts = [token.text for token in tokens]
+        tokens = [*(choice.prompt_logprobs or [] if choice.echo else []), *choice.logprobs]
         logprobs = {
-            "tokens": texts,
+            "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{other.text: other.logprob for other in token.top} or None for token in tokens],
-            "text_offset": list(accumulate(map(len, texts[:-1]), initial=0)),
+            "top_logprobs": [_likeliest(token) for token in tokens],
+            "text_offset": _offsets(tokens, choice.text or ""),
         }
     found = {"text": choice.text or "", "logprobs": logprobs, "finish_reason": choice.finish_reason}
-    return {**found, **_token_ids(choice)}
+    return {**found, **_additions(choice)}
 
 
-def _token_ids(choice: Choice) -> dict[str, Any]:
-    return {} if choice.token_ids is None else {"token_ids": choice.token_ids}
+def _likeliest(token: ScoredToken) -> dict[str, float] | None:
+    """By their texts, the token itself always among them; of two that look the same, the likelier."""
+    if token.logprob is None:
+        return None
+    found: dict[str, float] = {}
+    for each in (*token.top, token):
+        if each.logprob is not None:
+            found.setdefault(each.text, each.logprob)
+    return found
+
+
+def _offsets(tokens: Sequence[ScoredToken], text: str) -> list[int]:
+    """Where in the text each token begins."""
+    decoder = getincrementaldecoder("utf-8")(errors="replace")
+    pieces = ["" if token.special else decoder.decode(token.raw) for token in tokens]
+    # Some tokenizers leave out the space in front of a text's first word.
+    shift = int("".join(pieces).startswith(" ") and not text.startswith(" "))
+    return [max(0, offset - shift) for offset in accumulate(map(len, pieces[:-1]), initial=0)]
+
+
+def _additions(choice: Choice) -> dict[str, Any]:
+    """What is not the API's: other servers' fields of these names."""
+    additions: dict[str, Any] = {} if choice.token_ids is None else {"token_ids": choice.token_ids}
+    if choice.prompt_logprobs is not None and not (choice.echo and choice.logprobs is not None):
+        additions["prompt_logprobs"] = scored_tokens(choice.prompt_logprobs)
+    return additions

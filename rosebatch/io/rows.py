@@ -80,12 +80,16 @@ class FailedRow:
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token with its log-probability, None for a prompt's first; its bytes need be no whole text."""
+    """A token with its log-probability, None for a prompt's first.
+
+    Its bytes need be no whole text; a special token's are its name, which stands in no text.
+    """
 
     token_id: int
     raw: bytes
     logprob: float | None
     top: tuple["ScoredToken", ...] = ()
+    special: bool = False
 
     @property
     def text(self) -> str:
@@ -102,6 +106,7 @@ class Choice:
         token_ids: None where they are not asked for.
         logprobs: of each token; None where they are not asked for.
         prompt_logprobs: of each token of the prompt.
+        echo: whether the text begins with the prompt.
     """
 
     text: str | None
@@ -109,6 +114,7 @@ class Choice:
     token_ids: list[int] | None = None
     logprobs: list[ScoredToken] | None = None
     prompt_logprobs: list[ScoredToken] | None = None
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +155,7 @@ class PlainShape:
         else:
             row |= {**_text(first), "usage": usage, **_details(first)}
         if first.prompt_logprobs is not None:
-            row["prompt_logprobs"] = _scored(first.prompt_logprobs)
+            row["prompt_logprobs"] = scored_tokens(first.prompt_logprobs)
         return row
 
     def failure(self, row: FailedRow) -> dict[str, Any]:
@@ -167,11 +173,13 @@ def _details(choice: Choice) -> dict[str, Any]:
     if choice.token_ids is not None:
         details["token_ids"] = choice.token_ids
     if choice.logprobs is not None:
-        details["logprobs"] = _scored(choice.logprobs)
+        details["logprobs"] = scored_tokens(choice.logprobs)
     return details
 
 
-def _scored(tokens: Sequence[ScoredToken]) -> list[dict[str, Any]]:
+def scored_tokens(tokens: Sequence[ScoredToken]) -> list[dict[str, Any]]:
+    """Log-probabilities as they stand in a row."""
+
     def one(token: ScoredToken) -> dict[str, Any]:
         return {"token": token.text, "token_id": token.token_id, "logprob": token.logprob}
 
@@ -258,6 +266,7 @@ RESULT_FIELDS = (
 )  # fmt: skip
 
 _GRAMMAR_FIELDS = ("response_format", "structured_outputs")
+_LOGPROB_FIELDS = ("logprobs", "top_logprobs")
 _BOTH = {"logprobs", "prompt_logprobs"}
 _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 _CHAT_OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
@@ -284,7 +293,7 @@ def parse_row(
         return FailedRow(index=index, where=where, metadata={}, error=error)
     dropped = set(RESULT_FIELDS)
     if not keep_prompt:
-        dropped.update(_PROMPT_FIELDS, _SAMPLING_FIELDS, _OPTION_FIELDS)
+        dropped.update(_PROMPT_FIELDS, _SAMPLING_FIELDS, _OPTION_FIELDS, ("best_of",))
     metadata = {name: value for name, value in values.items() if name not in dropped}
     try:
         line = _check(values)
@@ -311,9 +320,10 @@ def given_sampling(line: SamplingFields, values: Mapping[str, Any]) -> dict[str,
 
 
 def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A line's sampling fields over those that hold where it is silent; its own grammar replaces theirs."""
-    if any(name in own for name in _GRAMMAR_FIELDS):
-        defaults = {name: value for name, value in defaults.items() if name not in _GRAMMAR_FIELDS}
+    """A line's sampling fields over those that hold where it is silent; fields about one thing go together."""
+    for together in (_GRAMMAR_FIELDS, _LOGPROB_FIELDS):
+        if any(name in own for name in together):
+            defaults = {name: value for name, value in defaults.items() if name not in together}
     return {**defaults, **own}
 
 
@@ -366,6 +376,8 @@ def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
 def _logprobs(logprobs: bool | int | None, top_logprobs: int | None) -> int | None:
     """Likeliest tokens to report: a number, or, as in chats, whether to and how many."""
     if type(logprobs) is int:
+        if top_logprobs is not None:
+            raise RowError("invalid_sampling", "top_logprobs goes with logprobs: true, not with a number of them")
         return logprobs
     if top_logprobs and not logprobs:
         raise RowError("invalid_sampling", "top_logprobs needs logprobs: true")
@@ -446,6 +458,10 @@ def _check(values: dict[str, Any]) -> _Fields:
     if len(given) != 1:
         what = "none" if not given else " and ".join(given)
         raise RowError("missing_prompt", f"expected one of prompt, messages, prompt_token_ids; got {what}")
+    if line.suffix and line.prompt_token_ids is not None:
+        raise RowError("invalid_field", "suffix needs prompt, a text")
+    if values.get("best_of") not in (None, 1):
+        raise RowError("unsupported_field", "best_of is not supported")
     if not getattr(line, given[0]):
         raise RowError("empty_prompt", f"{given[0]} is empty")
     return line

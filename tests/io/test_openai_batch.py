@@ -137,9 +137,6 @@ def test_flags_are_the_defaults():
     assert parse(text(logprobs=1), logprobs=2).sampling.logprobs == 1
 
 
-@pytest.mark.xfail(
-    strict=True, reason="an echoed prompt has log-probabilities where the body asks, not where a flag does"
-)
 def test_a_flags_logprobs_of_an_echoed_prompt():
     """The lists are about the whole text, whoever asked for them."""
     assert parse(text(echo=True), logprobs=2).sampling.prompt_logprobs == 2
@@ -171,7 +168,6 @@ def test_several_prompts(prompt, expected):
     assert (row.prompt, row.prompt_token_ids, row.messages) == (None, None, None)
 
 
-@pytest.mark.xfail(strict=True, reason="suffix is dropped without a word where there are several prompts")
 def test_a_suffix_of_several_prompts():
     """Of each of them, or an error: completions that go on at their end are neither."""
     row = parse(text(["a", "b"], suffix="c"))
@@ -387,7 +383,7 @@ def test_logprobs_of_a_completion_are_the_clients_type():
 def test_logprobs_of_an_echoed_prompt_come_first():
     """In the same lists; its first token has none, which is null in the API too, though not in the client's type."""
     prompt = [scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))]
-    choice = Choice(text="Say it:Hi there!", finish_reason="stop", logprobs=SCORED, prompt_logprobs=prompt)
+    choice = Choice(text="Say it:Hi there!", finish_reason="stop", logprobs=SCORED, prompt_logprobs=prompt, echo=True)
     body = BatchShape("toy", 5).result(answer(TEXT, choice))["response"]["body"]
     logprobs = body["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["Say", " it:", "Hi", " there", "!"]
@@ -399,21 +395,18 @@ def test_logprobs_of_an_echoed_prompt_come_first():
     openai.types.Completion.model_validate(body, strict=True)
 
 
-@pytest.mark.xfail(strict=True, reason="with logprobs 0, top_logprobs is a list of nulls")
 def test_logprobs_of_a_completion_without_the_likeliest():
     """The API has the token itself among the likeliest, always: a client that looks it up there finds it."""
     body, _ = parsed(TEXT, Choice(text="Hi", finish_reason="stop", logprobs=[scored(b"Hi", -0.5)]))
     assert body.choices[0].logprobs.top_logprobs == [{"Hi": -0.5}]
 
 
-@pytest.mark.xfail(strict=True, reason="top_logprobs of a completion lacks a token that is not among the likeliest")
 def test_an_unlikely_token_of_a_completion():
     """One entry more than was asked for, as the API's reference has it."""
     body, _ = parsed(TEXT, Choice(text=" there", finish_reason="stop", logprobs=SCORED[1:2]))
     assert body.choices[0].logprobs.top_logprobs == [{" all": -0.25, " you": -1.0, " there": -2.0}]
 
 
-@pytest.mark.xfail(strict=True, reason="of two tokens with the same text, top_logprobs keeps the less likely")
 def test_likeliest_tokens_that_look_the_same():
     """Halves of characters are one key as text: the likeliest of them counts."""
     token = scored(b"a", -0.5, (b"a", -0.5), (b"\xc3", -1.0), (b"\xe2", -7.0))
@@ -421,7 +414,6 @@ def test_likeliest_tokens_that_look_the_same():
     assert body.choices[0].logprobs.top_logprobs == [{"a": -0.5, "\ufffd": -1.0}]
 
 
-@pytest.mark.xfail(strict=True, reason="text_offset counts each half of a character as one")
 def test_offsets_behind_halves_of_a_character():
     """They are one character of the text: every token behind them stood one place too late."""
     tokens = [scored(b"\xc3", -1.0, (b"a", -1.0)), scored(b"\xa9", -1.0, (b"a", -1.0)), SCORED[2]]
@@ -429,7 +421,6 @@ def test_offsets_behind_halves_of_a_character():
     assert body.choices[0].logprobs.text_offset[2] == 1
 
 
-@pytest.mark.xfail(strict=True, reason="prompt_logprobs without echo go into the lists of the completion's tokens")
 def test_logprobs_of_a_prompt_that_is_not_echoed():
     """The lists of a completion's tokens are those of its text."""
     prompt = [scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))]
@@ -438,7 +429,6 @@ def test_logprobs_of_a_prompt_that_is_not_echoed():
     assert logprobs["tokens"] == ["Hi", " there", "!"]
 
 
-@pytest.mark.xfail(strict=True, reason="prompt_logprobs of a batch's request are computed and then dropped")
 @pytest.mark.parametrize("url", [CHAT, TEXT])
 def test_logprobs_of_a_prompt_alone(url):
     """What was asked for and computed has to stand somewhere, or be refused."""

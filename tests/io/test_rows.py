@@ -359,7 +359,6 @@ def test_fields_with_values_that_change_nothing(parse):
     assert row.options == PromptOptions()
 
 
-@pytest.mark.xfail(strict=True, reason="a plain line's best_of is carried through as if it had no meaning")
 def test_best_of_is_refused(parse):
     """A sampling field that is ignored silently gives wrong data without a trace."""
     assert failure(parse({"prompt": "x", "best_of": 3}))[0] == "unsupported_field"
@@ -545,13 +544,11 @@ def test_options_that_do_not_go_together(parse, values, message):
     assert message in row.error.message
 
 
-@pytest.mark.xfail(strict=True, reason="suffix is dropped without a word where the prompt is token ids")
 def test_a_suffix_of_token_ids(parse):
     """There is no text to put it behind."""
     assert failure(parse({"prompt_token_ids": [1], "suffix": "b"}))[0] == "invalid_field"
 
 
-@pytest.mark.xfail(strict=True, reason="top_logprobs is dropped without a word beside a number of logprobs")
 def test_two_numbers_of_logprobs(parse):
     """Of two wishes that differ, one must not win silently."""
     assert failure(parse({"prompt": "x", "logprobs": 1, "top_logprobs": 3}))[0] == "invalid_sampling"

@@ -88,7 +88,6 @@ def test_rows_of_several_prompts(check):
     assert list(checked.output_lens) == [5, 5, 5]
 
 
-@pytest.mark.xfail(strict=True, reason="the summary counts prompts as rows")
 def test_the_summary_counts_rows(check, plan):
     """Good and bad ones are to be as many as the file has lines."""
     checked, _ = check(rows=requests(["a", "bcd"], ["a", "x" * 100], "good"))

@@ -155,7 +155,6 @@ def test_several_prompts_in_input_order(job, fake_model):
         assert [choice["text"] for choice in choices_of(line)] == expected
 
 
-@pytest.mark.xfail(strict=True, reason="a prompt that a request holds twice draws the same random numbers twice")
 def test_the_same_prompt_twice_in_a_request(job):
     """It asks for two answers, as it does where it stands on two lines of the file."""
     (line,) = job.answer({"prompt": ["x"] * 5, "temperature": 1, "max_tokens": 12})
@@ -262,7 +261,6 @@ def test_an_echoed_prompt_with_its_logprobs(job):
     assert choice["logprobs"]["top_logprobs"][0] is None
 
 
-@pytest.mark.xfail(strict=True, reason="further choices of an echoed prompt lack its log-probabilities")
 def test_each_choice_echoes_the_prompts_logprobs(job):
     """The lists are about the choice's text, which begins with the prompt."""
     (line,) = job.answer({"prompt": "Say it:", "echo": True, "logprobs": 1, "n": 2, "max_tokens": 3})
@@ -270,7 +268,6 @@ def test_each_choice_echoes_the_prompts_logprobs(job):
         assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
 
 
-@pytest.mark.xfail(strict=True, reason="text_offset counts the names of special tokens, which are not in the text")
 def test_offsets_behind_a_special_token(job, make_backend):
     """Such as the BOS of an echoed prompt: every token behind it stood some places too late."""
     backend = make_backend()
@@ -308,7 +305,6 @@ def test_stop_strings_and_a_least_length(job, fake_model, answer, min_tokens, st
     assert rows[0]["usage"]["completion_tokens"] == tokens
 
 
-@pytest.mark.xfail(strict=True, reason="a protected stop string that is shorter than another ends the next token")
 def test_a_protected_stop_string_beside_a_longer_one(job, fake_model):
     """What is kept of the text for the longer one holds the whole shorter one still."""
     line = {"prompt": "x", "min_tokens": 3, "stop": ["a", "abcdef"]}
@@ -316,7 +312,6 @@ def test_a_protected_stop_string_beside_a_longer_one(job, fake_model):
     assert (rows[0]["text"], rows[0]["usage"]["completion_tokens"]) == ("xxabbbbb", 9)
 
 
-@pytest.mark.xfail(strict=True, reason="watching tokens ends a completion where cutting its text finds no stop string")
 def test_watching_agrees_with_cutting_behind_a_least_length(job, fake_model, tokenizer):
     """Random bytes, halves of characters at the border too: it ends with the first token that has something to cut."""
     rng = random.Random(0)
