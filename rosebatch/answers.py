@@ -2,6 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, Future
 from itertools import islice
 
 from rosebatch.errors import RowError
@@ -19,7 +20,17 @@ ROWS_A_STEP = 32
 
 
 class Answers:
-    """Completions on their way to the output: whole rows of them, a few at a time while the device computes."""
+    """Completions on their way to the output: whole rows of them, a few at a time while the device computes.
+
+    Args:
+        tokenizer: None for a model that works on token ids.
+        output: where they go.
+        progress: told of every row.
+        shape: of the result rows.
+        return_token_ids: whether they have ``token_ids``.
+        tally: where they are counted.
+        pool: decodes texts.
+    """
 
     def __init__(
         self,
@@ -29,6 +40,7 @@ class Answers:
         shape: Shape,
         return_token_ids: bool,
         tally: Tally,
+        pool: Executor,
     ) -> None:
         self._tokenizer = tokenizer
         self._output = output
@@ -36,6 +48,8 @@ class Answers:
         self._shape = shape
         self._return_token_ids = return_token_ids
         self._tally = tally
+        self._pool = pool
+        self._decoded: tuple[list[list[Completion]], Future[Sequence[str | None]]] | None = None
         self._parts: dict[int, list[Completion]] = defaultdict(list)
         self._whole: deque[list[Completion]] = deque()
 
@@ -57,33 +71,45 @@ class Answers:
         self._progress.advance(failed=True)
 
     def write_some(self) -> None:
-        """Write some of the rows that are whole: so many that their number stays bounded."""
-        self._write(max(ROWS_A_STEP, len(self._whole) // 4))
+        """Write rows whose texts are there, and have those of some more decoded: so many that few are left waiting."""
+        self._write_decoded()
+        self._decode(max(ROWS_A_STEP, len(self._whole) // 4))
         with Stopwatch(self._tally.host_seconds, "writing"):
             self._output.flush()
 
     def finish(self) -> None:
         """Write the rest; the output is whole then."""
-        self._write(len(self._whole))
+        self._write_decoded()
+        self._decode(len(self._whole))
+        self._write_decoded()
         with Stopwatch(self._tally.host_seconds, "writing"):
             self._output.finish()
 
-    def _write(self, most: int) -> None:
+    def _decode(self, most: int) -> None:
         rows = [self._whole.popleft() for _ in range(min(most, len(self._whole)))]
+        token_ids = [completion.token_ids for completions in rows for completion in completions]
+        self._decoded = (rows, self._pool.submit(self._texts, token_ids)) if rows else None
+
+    def _texts(self, token_ids: Sequence[Sequence[int]]) -> Sequence[str | None]:
+        if self._tokenizer is None:
+            return [None] * len(token_ids)
         with Stopwatch(self._tally.host_seconds, "detokenizing"):
-            token_ids = [completion.token_ids for completions in rows for completion in completions]
-            texts = iter(
-                [None] * len(token_ids) if self._tokenizer is None else self._tokenizer.decode_batch(token_ids)
-            )
+            return self._tokenizer.decode_batch(token_ids)
+
+    def _write_decoded(self) -> None:
+        if self._decoded is None:
+            return
+        rows, decoded = self._decoded
+        self._decoded = None
+        texts = iter(decoded.result())
         for completions in rows:
             whole = list(islice(texts, len(completions)))
             error = next((done.error for done in completions if done.error), None)
             if error is not None:
                 self.fail(failed_row(completions[0].request, RowError("grammar_failed", error)))
                 continue
-            with Stopwatch(self._tally.host_seconds, "detokenizing"):
-                answer = _answer(completions, whole, self._tokenizer, self._return_token_ids)
             with Stopwatch(self._tally.host_seconds, "writing"):
+                answer = _answer(completions, whole, self._tokenizer, self._return_token_ids)
                 self._output.add(answer.index, self._shape.result(answer), failed=False)
             self._tally.add_row(completions, [choice.finish_reason for choice in answer.choices])
             self._progress.advance(output_tokens=answer.completion_tokens)

@@ -1,11 +1,12 @@
 """The main job: rows in, the engine in the middle, result rows out.
 
-Reading, encoding and the device work beside this; all that is Python happens here in turn with the engine's steps, a
-little at a time, while the device computes.
+Reading, encoding, decoding and the device work beside this; all that is Python happens here in turn with the engine's
+steps, a little at a time, while the device computes.
 """
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
@@ -62,8 +63,8 @@ def run_job(
     source = prepare(missing, tokenizer, grammars, seed, tally.host_seconds)
     if engine.scheduler.prefix_cache:
         source = by_prefix(source, window)
-    answers = Answers(tokenizer, output, progress, shape, return_token_ids, tally)
-    with _few_collections():
+    with ThreadPoolExecutor(1, "rosebatch-decode") as pool, _few_collections():
+        answers = Answers(tokenizer, output, progress, shape, return_token_ids, tally, pool)
         _run(engine, source, answers, output, tokenizer, window, check)
     return tally
 

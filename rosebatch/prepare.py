@@ -196,7 +196,7 @@ def _requests(
         if isinstance(prompt, RowError):
             raise prompt
         prompt = tuple(prompt[-options.truncate_prompt_tokens :])
-        if not row.has_seed:
+        if not row.has_seed and not sampling.greedy:
             sampling = replace(sampling, seed=row_seed(seed, row.index, row.id, prompt, number))
         echo = ""
         if options.echo and tokenizer is not None:
