@@ -120,7 +120,9 @@ class DeviceRunner:
             clock.stop()
 
         def wait() -> StepResult:
-            self._settle()
+            # Its own sampling only: that of a plan launched since needs what is read here.
+            if self._deferred is finish:
+                self._settle()
             where = np.ix_(np.array(steps), sampling.slots)
             rows = fetched[0]()[where].T.tolist()
             ids = [_until_ended(row[: chunk.length]) for row, chunk in zip(rows, plan.chunks, strict=True)]

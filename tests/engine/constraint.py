@@ -4,9 +4,10 @@ import numpy as np
 
 
 class EveryThird:
-    """Allows tokens that, added to the last one, are a multiple of three; complete after nine.
+    """Allows tokens that, added to the last one, leave 1 when divided by three; complete after nine.
 
-    What may come next depends on the token before: a mask that was made too early bars other tokens.
+    What may come next depends on the token before, and no two in a row are of one kind: a mask that was made too early
+    allows none of those that are right.
     """
 
     error = None
@@ -23,10 +24,10 @@ class EveryThird:
     @classmethod
     def fill_all(cls, constraints, masks):
         for mask, constraint in zip(masks, constraints, strict=True):
-            allowed = (np.arange(32 * len(mask)) + constraint.last) % 3 == 0
+            allowed = (np.arange(32 * len(mask)) + constraint.last) % 3 == 1
             mask[:] = np.packbits(allowed, bitorder="little").view(np.int32)
 
     def feed(self, token_id):
-        assert (token_id + self.last) % 3 == 0, "a token that was not allowed"
+        assert (token_id + self.last) % 3 == 1, "a token that was not allowed"
         self.tokens.append(token_id)
         return len(self.tokens) == 9
