@@ -161,11 +161,13 @@ class TokenConstraint:
         Args:
             mask: [ceil(vocab_size / 32)] int32, written to: token 0 is the first word's lowest bit.
         """
-        words = None if self._ended else self._allowed()
-        if words is None:
-            self._vocabulary.write(mask, None, ends=True)
+        found = None if self._ended else self._allowed()
+        if found is None:
+            none = np.zeros(self._vocabulary.num_tokenizer_words, np.int32)
+            self._vocabulary.write(mask[None], none[None], [True])
         else:
-            self._vocabulary.write(mask, words, ends=self._matcher.is_accepting())
+            words = np.frombuffer(found, "<i4", count=self._vocabulary.num_tokenizer_words)
+            self._vocabulary.write(mask[None], words[None], [self._matcher.is_accepting()])
 
     @classmethod
     def fill_all(cls, constraints: Sequence["TokenConstraint"], masks: NDArray[np.int32]) -> None:
@@ -182,11 +184,10 @@ class TokenConstraint:
         live = [(constraint._matcher, row) for row, constraint in enumerate(constraints) if not constraint._ended]
         if live:
             fill_next_token_bitmask_par(_executor(), live, words)
-        for own, mask, constraint in zip(words, masks, constraints, strict=True):
-            if constraint._ended or constraint._matcher.is_error():
+        vocabulary.write(masks, words, [c._ended or c._matcher.is_accepting() for c in constraints])
+        for mask, constraint in zip(masks, constraints, strict=True):
+            if not constraint._ended and constraint._matcher.is_error():
                 constraint.fill(mask)
-            else:
-                vocabulary.write(mask, own.data, ends=constraint._matcher.is_accepting())
 
     def feed(self, token_id: int) -> bool:
         """Take the next generated token; True where nothing may follow it, or where it should not have come."""
@@ -259,22 +260,21 @@ class _Vocabulary:
         self._eos_words = np.flatnonzero(eos)
         self._eos_bits = eos[self._eos_words].view(np.int32)
 
-    def write(self, mask: NDArray[np.int32], words: bytes | memoryview | None, *, ends: bool) -> None:
-        """Fill a mask.
+    def write(self, masks: NDArray[np.int32], words: NDArray[np.int32], ends: Sequence[bool]) -> None:
+        """Fill masks.
 
         Args:
-            mask: [ceil(vocab_size / 32)] int32.
-            words: one bit for each of the tokenizer's tokens, in little-endian words of 4 bytes; None for no token.
-            ends: whether end tokens are allowed; ``words`` has no say in that. They are too where nothing else is.
+            masks: [R, ceil(vocab_size / 32)] int32.
+            words: [R, num_tokenizer_words] int32, one bit for each of the tokenizer's tokens.
+            ends: R, whether end tokens are allowed; ``words`` has no say in that. They are too where nothing else is.
         """
-        mask[:] = 0
-        if words is not None:
-            mask[: self.num_words] = np.frombuffer(words, dtype="<i4", count=self.num_words)
-            if self.known % 32:
-                mask[self.num_words - 1] &= (1 << self.known % 32) - 1
-            mask[self._eos_words] &= ~self._eos_bits
-        if ends or not mask.any():
-            mask[self._eos_words] |= self._eos_bits
+        masks[:, : self.num_words] = words[:, : self.num_words]
+        masks[:, self.num_words :] = 0
+        if self.known % 32:
+            masks[:, self.num_words - 1] &= (1 << self.known % 32) - 1
+        masks[:, self._eos_words] &= ~self._eos_bits
+        rows = np.flatnonzero(np.array(ends) | ~masks.any(axis=1))
+        masks[np.ix_(rows, self._eos_words)] |= self._eos_bits
 
 
 @functools.cache

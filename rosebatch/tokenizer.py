@@ -49,6 +49,7 @@ class Tokenizer:
         self.backend = backend
         self.chat_template = chat_template
         self.special_tokens = special_tokens or {}
+        self._token_bytes: dict[int, bytes] = {}
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer | None":
@@ -124,6 +125,12 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a single token stands for, which need not be whole characters; of a special token, its name."""
+        found = self._token_bytes.get(token_id)
+        if found is None:
+            found = self._token_bytes[token_id] = self._find_bytes(token_id)
+        return found
+
+    def _find_bytes(self, token_id: int) -> bytes:
         piece = self.backend.id_to_token(token_id) or ""
         if token_id in self._added:
             return piece.encode()

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rosebatch.request import Logprobs, Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Tokens ``start .. start + length - 1`` of a sequence, to be computed in one step or one window of steps.
 
     ``samples`` is True when the chunk reaches the end of the tokens so far, so that new ones are sampled: one, or in a

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -78,8 +78,7 @@ class FailedRow:
     error: RowError
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
+class ScoredToken(NamedTuple):
     """A token with its log-probability, None for a prompt's first.
 
     Its bytes need be no whole text; a special token's are its name, which stands in no text.
@@ -272,6 +271,8 @@ _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 _CHAT_OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 _OPTION_FIELDS = frozenset(option.name for option in fields(PromptOptions))
 _SAMPLING_FIELDS = frozenset(SamplingFields.__struct_fields__)
+_RESULT_FIELDS = frozenset(RESULT_FIELDS)
+_NOT_CARRIED = _RESULT_FIELDS | _OPTION_FIELDS | _SAMPLING_FIELDS | {*_PROMPT_FIELDS, "best_of"}
 _NO_OPTIONS = PromptOptions()
 _MOST_CACHED = 1024
 
@@ -291,9 +292,7 @@ def parse_row(
     if not isinstance(values, dict):
         error = RowError("invalid_line", f"expected a JSON object, got {type(values).__name__}")
         return FailedRow(index=index, where=where, metadata={}, error=error)
-    dropped = set(RESULT_FIELDS)
-    if not keep_prompt:
-        dropped.update(_PROMPT_FIELDS, _SAMPLING_FIELDS, _OPTION_FIELDS, ("best_of",))
+    dropped = _RESULT_FIELDS if keep_prompt else _NOT_CARRIED
     metadata = {name: value for name, value in values.items() if name not in dropped}
     try:
         line = _check(values)
@@ -321,6 +320,8 @@ def given_sampling(line: SamplingFields, values: Mapping[str, Any]) -> dict[str,
 
 def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """A line's sampling fields over those that hold where it is silent; fields about one thing go together."""
+    if not own:
+        return dict(defaults)
     for together in (_GRAMMAR_FIELDS, _LOGPROB_FIELDS):
         if any(name in own for name in together):
             defaults = {name: value for name, value in defaults.items() if name not in together}
@@ -452,8 +453,11 @@ def convert(values: object, kind: type[FieldsT]) -> FieldsT:
 
 
 def _check(values: dict[str, Any]) -> _Fields:
-    # Results of an earlier run have fields of these names too.
-    line = convert({n: v for n, v in values.items() if n not in _BOTH or not isinstance(v, list)}, _Fields)
+    asked = values
+    if not _BOTH.isdisjoint(values):
+        # Results of an earlier run have fields of these names too.
+        asked = {n: v for n, v in values.items() if n not in _BOTH or not isinstance(v, list)}
+    line = convert(asked, _Fields)
     given = [name for name in _PROMPT_FIELDS if getattr(line, name) is not None]
     if len(given) != 1:
         what = "none" if not given else " and ".join(given)

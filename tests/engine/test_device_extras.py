@@ -100,10 +100,7 @@ def test_the_rows_differ_from_what_they_were_without(expected):
 @pytest.mark.parametrize(
     ("kind", "off"),
     [
-        ("penalties", ()),
         ("bias", ()),
-        ("logprobs", ()),
-        ("grammar", ()),
         ("grammar", ("fused_sampler",)),
         ("penalties", ("fused_sampler", "late_results", "prefix_cache")),
     ],
@@ -111,7 +108,7 @@ def test_the_rows_differ_from_what_they_were_without(expected):
 )
 @pytest.mark.usefixtures("unwritten_is_nan")
 def test_equal_to_the_plain_runners(kind, off, expected):
-    """With windows of steps and plans ahead of their results, and one step at a time without shared prefixes."""
+    """With windows of steps, and one step at a time without shared prefixes; the rest below, with everything on."""
     assert_same(run(device_engine("llama", off), ROWS[kind]), expected[kind])
 
 

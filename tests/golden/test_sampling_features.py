@@ -15,7 +15,7 @@ import torch
 
 from rosebatch.request import Request, SamplingParams
 
-MODELS = ["gpt2", "llama", "qwen3"]
+MODELS = ["gpt2", "qwen3"]
 NEW_TOKENS = 12
 PLENTY = {"prefix_cache": False, "chunked_prefill": False}
 CRAMPED = {"chunk": 16, "block_size": 4, "blocks": 40}

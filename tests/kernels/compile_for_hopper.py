@@ -81,15 +81,16 @@ def layers() -> None:
         x, weight = empty(rows, size), empty(size)
         norm.rms_norm(x, weight, 1e-6)
         norm.add_layer_norm(empty(4, rows, size, dtype=torch.float32), x, weight, weight, 1e-6, weight)
-        for name in ("bias_gelu_erf_", "bias_gelu_tanh_", "bias_relu_"):
-            getattr(mlp, name)(x, weight)
-        mlp.bias_residual_(x, x, weight)
-        mlp.silu_mul(x)
         # One row of the weight is a size that Triton makes a constant.
         for out in (1, 2048):
-            for activation in (None, "gelu_tanh", "gelu_erf", "relu", "silu_mul")[: 1 if out == 1 else 5]:
-                linear.linear(x, empty(out, size), empty(out), activation)
+            linear.linear(x, empty(out, size), empty(out), None)
             linear.parts(x, empty(out, size))
+    for name in ("bias_gelu_erf_", "bias_gelu_tanh_", "bias_relu_"):
+        getattr(mlp, name)(x, weight)
+    mlp.bias_residual_(x, x, weight)
+    mlp.silu_mul(x)
+    for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul"):
+        linear.linear(x, empty(2048, size), empty(2048), activation)
     cache = empty(1, 2, 4, 2, 64, 64)
     kv_cache.append(cache[0], empty(3, 2, 64), empty(3, 2, 64), torch.zeros(3, 2, dtype=torch.int64))
     kv_cache.copy_blocks(cache, ints(1), ints(1))

@@ -66,14 +66,14 @@ def run(engine, prompts, sampling):
 
 
 def test_greedy_equals_transformers(start, demo):
-    """24 tokens of 6 prompts in fp32: each is transformers' likeliest, alone and beside the others."""
+    """16 tokens of 6 prompts in fp32: each is transformers' likeliest, alone and beside the others."""
     from transformers import AutoModelForCausalLM
 
     launched = start("float32")
     prompts = dict(enumerate(token_ids(launched.tokenizer)))
-    sampling = [SamplingParams(max_tokens=24, ignore_eos=True)] * 6
+    sampling = [SamplingParams(max_tokens=16, ignore_eos=True)] * 6
     together = run(launched.engine, prompts, sampling)
-    for index in (0, 2, 4):
+    for index in (0, 4):
         assert run(launched.engine, {index: prompts[index]}, sampling) == {index: together[index]}
     reference = AutoModelForCausalLM.from_pretrained(demo.folder, dtype=torch.float32).eval()
     with torch.inference_mode():
@@ -85,8 +85,8 @@ def test_greedy_equals_transformers(start, demo):
         generated = reference.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=24,
-            min_new_tokens=24,
+            max_new_tokens=16,
+            min_new_tokens=16,
             do_sample=False,
             pad_token_id=0,
         )
@@ -98,11 +98,11 @@ def test_sampled_rows_do_not_depend_on_each_other(start):
     launched = start()
     prompts = dict(enumerate(token_ids(launched.tokenizer)))
     sampling = [
-        SamplingParams(max_tokens=20, temperature=0.5 + i / 4, top_p=0.95, seed=i, ignore_eos=True) for i in prompts
+        SamplingParams(max_tokens=16, temperature=0.5 + i / 4, top_p=0.95, seed=i, ignore_eos=True) for i in prompts
     ]
     together = run(launched.engine, prompts, sampling)
     assert run(launched.engine, dict(reversed(prompts.items())), sampling) == together
-    for index in (1, 3, 5):
+    for index in (1, 5):
         assert run(launched.engine, {index: prompts[index]}, sampling) == {index: together[index]}
     assert launched.engine.stats.preemptions == 0
     cramped = start(max_num_batched_tokens=24, blocks=30, block_size=4).engine
