@@ -13,7 +13,7 @@ from rosebatch.engine.block_pool import BlockPool
 from rosebatch.engine.plan import StepResult
 from rosebatch.engine.scheduler import Scheduler
 
-SEEDS = 800
+SEEDS = 560
 GROUPS = 8
 VOCAB = 40
 

@@ -25,7 +25,7 @@ def main(source: str, target: str, seconds: float) -> None:
     run_job(
         make_engine(FakeModel(before_step=lambda plan: time.sleep(seconds)), seqs=8, blocks=200),
         Tokenizer(byte_backend()),
-        PromptReader(source, {}),
+        PromptReader(source, {}).rows(lambda: None),
         FileOutput(part, path, write_jsonl),
         progress=Progress(None, enabled=False),
         shape=PlainShape(),
