@@ -50,7 +50,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         # Whether the token budget, and not seats or blocks, ended the last admission.
         self._admitting = False
-        # Of prompts that the last plan computes; and how many more there will be.
+        # Forks of the prompts that the last plan computes, and the number of all that are yet to join the waiting.
         self._forked: list[Sequence] = []
         self._num_forks = 0
         # Preempted since the last plan.
@@ -182,18 +182,16 @@ class Scheduler:
         if any(sequence.constraint is not None for sequence, _ in pairs):
             # What may follow a token is known when the host has seen it.
             steps = min(steps, 1)
-        while (
-            sum(self._blocks_short_of(s, s.num_computed_tokens + min(steps, n)) for s, n in pairs) > self.pool.num_free
-        ):
+        while sum(needed := self._needs(pairs, steps)) > self.pool.num_free:
             if steps > 1:
                 steps //= 2
             elif self._make_room(preempted):
                 pairs = live()
             else:
                 return 0
-        for sequence, left in pairs:
+        for (sequence, left), blocks in zip(pairs, needed, strict=True):
             length = min(steps, left)
-            reserved = self._reserve(sequence, length, copies)
+            reserved = not blocks or self._reserve(sequence, length, copies)
             assert reserved, "the window was made to fit"
             chunks.append(Chunk(sequence, sequence.num_computed_tokens, length, samples=True))
             sequence.num_computed_tokens += length
@@ -202,9 +200,7 @@ class Scheduler:
 
     def _needs(self, pairs: Seq[tuple[Sequence, int]], steps: int) -> list[int]:
         """Blocks that each sequence has to get for so many steps, or for as many tokens as it has left."""
-        return [
-            self._blocks_short_of(s, s.num_computed_tokens + (left if left < steps else steps)) for s, left in pairs
-        ]
+        return [self._blocks_short_of(s, s.num_computed_tokens + min(steps, left)) for s, left in pairs]
 
     def _admit_waiting(self, budget: int, chunks: list[Chunk], copies: list[tuple[int, int]]) -> int:
         """Plan chunks of waiting sequences, in order; what is left of the budget."""
