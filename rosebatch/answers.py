@@ -3,6 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from itertools import islice
 
 from rosebatch.errors import RowError
@@ -57,6 +58,8 @@ class Answers:
         """Take what a step has finished."""
         for completion in completions:
             request = completion.request
+            if request.prompt_only:
+                completion = replace(completion, token_ids=(), logprobs=(), finish_reason="length")
             parts = self._parts[request.index]
             parts.append(completion)
             if len(parts) == request.num_choices:

@@ -211,6 +211,7 @@ def _requests(
                 echo=echo,
                 choice=number * sampling.n,
                 num_choices=len(prompts) * sampling.n,
+                prompt_only=row.prompt_only,
             )
         )
     return requests

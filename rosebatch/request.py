@@ -152,6 +152,7 @@ class Request:
         echo: what the completion's text is to begin with.
         choice: which of the row's completions this is, the first of ``n``.
         num_choices: how many the row has in all.
+        prompt_only: whether the completion is to be dropped.
     """
 
     index: int
@@ -162,6 +163,7 @@ class Request:
     echo: str = ""
     choice: int = 0
     num_choices: int = 1
+    prompt_only: bool = False
 
     def sample(self, number: int) -> "Request":
         """The request for one of its ``n`` completions: each has a seed of its own, the first reports on the prompt."""

@@ -27,6 +27,7 @@ from rosebatch.io.rows import (
     prompt_options,
     sampling_params,
     scored_tokens,
+    split_prompt_only,
     with_defaults,
 )
 
@@ -117,11 +118,13 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         sampling = with_defaults(own, {**_DEFAULTS, **defaults})
         if body.echo and sampling.get("logprobs") is not None:
             sampling.setdefault("prompt_logprobs", sampling["logprobs"])
+        sampling, prompt_only = split_prompt_only(sampling, echo=bool(body.echo))
         return PromptRow(
             index=index,
             where=where,
             metadata={"custom_id": line.custom_id, "url": url},
             sampling=sampling_params(sampling),
+            prompt_only=prompt_only,
             has_seed=body.seed is not None,
             id=line.custom_id,
             options=prompt_options(body, line.body, chat=url == _CHAT),

@@ -53,6 +53,7 @@ class PromptRow:
         id: unique in the file where it is given.
         options: what is done with the prompt.
         prompts: several texts or token ids, each to be completed.
+        prompt_only: whether nothing is to be generated: only the prompt's log-probabilities, or its echo, are wanted.
     """
 
     index: int
@@ -66,6 +67,7 @@ class PromptRow:
     messages: list[dict[str, Any]] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     prompts: tuple[str | tuple[int, ...], ...] = ()
+    prompt_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,11 +299,13 @@ def parse_row(
     try:
         line = _check(values)
         own = given_sampling(line, values)
+        sampling, prompt_only = split_prompt_only(with_defaults(own, defaults), echo=bool(line.echo))
         return PromptRow(
             index=index,
             where=where,
             metadata=metadata,
-            sampling=sampling_params(with_defaults(own, defaults)),
+            sampling=sampling_params(sampling),
+            prompt_only=prompt_only,
             has_seed="seed" in own,
             id=line.id,
             options=prompt_options(line, values, chat=line.messages is not None),
@@ -326,6 +330,17 @@ def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[s
         if any(name in own for name in together):
             defaults = {name: value for name, value in defaults.items() if name not in together}
     return {**defaults, **own}
+
+
+def split_prompt_only(sampling: dict[str, Any], *, echo: bool) -> tuple[dict[str, Any], bool]:
+    """The fields with which the engine can serve a row, and whether its completion is then of no interest.
+
+    That is ``max_tokens`` 0 where the prompt is to be echoed or scored: the engine generates one token at least.
+    """
+    wanted = echo or sampling.get("prompt_logprobs") is not None
+    if sampling.get("max_tokens") != 0 or not wanted:
+        return sampling, False
+    return {**sampling, "max_tokens": 1}, True
 
 
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:

@@ -486,3 +486,19 @@ def test_a_grammar_that_fails_on_the_way(job, fake_model, monkeypatch):
     assert re.match("line 2: .*too many states", rows[1]["error"]["message"])
     assert rows[3]["text"] == "yes"
     assert (tally.completed, tally.output_tokens, tally.errors) == (2, 2 + 3, {"grammar_failed": 2})
+
+
+def test_a_prompt_alone(job):
+    """Scoring a text, as evaluations do: the token that the engine cannot do without stands nowhere."""
+    (line,) = job.answer({"prompt": "Say it:", "echo": True, "logprobs": 1, "max_tokens": 0, "n": 2})
+    body = line["response"]["body"]
+    assert [choice["text"] for choice in body["choices"]] == ["Say it:"] * 2
+    assert [choice["logprobs"]["tokens"] for choice in body["choices"]] == [list("Say it:")] * 2
+    assert {choice["finish_reason"] for choice in body["choices"]} == {"length"}
+    assert body["usage"]["completion_tokens"] == 0
+    rows, tally, _ = job.run(
+        [{"prompt": "abc", "max_tokens": 0, "prompt_logprobs": 0}, {"prompt": "abc", "max_tokens": 0}]
+    )
+    assert (rows[0]["text"], rows[0]["usage"]["completion_tokens"], len(rows[0]["prompt_logprobs"])) == ("", 0, 3)
+    assert rows[1]["error"]["message"] == "line 2: max_tokens must be >= 1, got 0"
+    assert tally.output_tokens == 0
