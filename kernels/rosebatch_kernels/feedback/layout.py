@@ -7,6 +7,6 @@ TOKEN, POSITION, NEXT, LIMIT = range(4)
 STOPS = 4
 # Sampling; temperature, top-p and min-p are the bits of fp32 numbers, the seed is 64 bits in two rows.
 TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED_LOW, SEED_HIGH = range(5, 11)
-# What changes logits first: penalties, the bits of fp32 numbers, and the first position at which an end token may stand.
+# What changes logits first: penalties, the bits of fp32 numbers, and the first position where an end token may stand.
 PRESENCE, FREQUENCY, REPETITION, MIN_POSITION = range(11, 15)
 NUM_FIELDS = 15
