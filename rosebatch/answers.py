@@ -60,6 +60,9 @@ class Answers:
             request = completion.request
             if request.prompt_only:
                 completion = replace(completion, token_ids=(), logprobs=(), finish_reason="length")
+            if request.num_choices == 1:
+                self._whole.append([completion])
+                continue
             parts = self._parts[request.index]
             parts.append(completion)
             if len(parts) == request.num_choices:
@@ -68,8 +71,7 @@ class Answers:
 
     def fail(self, row: FailedRow) -> None:
         """Write a row that was not served."""
-        with Stopwatch(self._tally.host_seconds, "writing"):
-            self._output.add(row.index, self._shape.failure(row), failed=True)
+        self._output.add(row.index, self._shape.failure(row), failed=True)
         self._tally.add_error(row.error)
         self._progress.advance(failed=True)
 
@@ -105,17 +107,19 @@ class Answers:
         rows, decoded = self._decoded
         self._decoded = None
         texts = iter(decoded.result())
-        for completions in rows:
-            whole = list(islice(texts, len(completions)))
-            error = next((done.error for done in completions if done.error), None)
-            if error is not None:
-                self.fail(failed_row(completions[0].request, RowError("grammar_failed", error)))
-                continue
-            with Stopwatch(self._tally.host_seconds, "writing"):
-                answer = _answer(completions, whole, self._tokenizer, self._return_token_ids)
-                self._output.add(answer.index, self._shape.result(answer), failed=False)
-            self._tally.add_row(completions, [choice.finish_reason for choice in answer.choices])
-            self._progress.advance(output_tokens=answer.completion_tokens)
+        with Stopwatch(self._tally.host_seconds, "writing"):
+            for completions in rows:
+                self._write(completions, list(islice(texts, len(completions))))
+
+    def _write(self, completions: list[Completion], texts: Sequence[str | None]) -> None:
+        error = next((done.error for done in completions if done.error), None)
+        if error is not None:
+            self.fail(failed_row(completions[0].request, RowError("grammar_failed", error)))
+            return
+        answer = _answer(completions, texts, self._tokenizer, self._return_token_ids)
+        self._output.add(answer.index, self._shape.result(answer), failed=False)
+        self._tally.add_row(completions, [choice.finish_reason for choice in answer.choices])
+        self._progress.advance(output_tokens=answer.completion_tokens)
 
 
 def failed_row(request: Request, error: RowError) -> FailedRow:
