@@ -8,7 +8,8 @@ from itertools import islice
 
 from rosebatch.errors import RowError
 from rosebatch.io.output import Output
-from rosebatch.io.rows import Answer, Choice, FailedRow, ScoredToken, Shape
+from rosebatch.io.results import Answer, Choice, ScoredToken, Shape
+from rosebatch.io.rows import FailedRow
 from rosebatch.progress import Progress
 from rosebatch.report import Tally
 from rosebatch.request import Completion, Request

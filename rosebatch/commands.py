@@ -23,9 +23,10 @@ from rosebatch.engine.load import choose_block_size, pick_device
 from rosebatch.errors import FlagError, RowError, UserError
 from rosebatch.grammar import check_grammar
 from rosebatch.interrupts import InterruptionError, Interrupts
+from rosebatch.io.fields import sampling_params
 from rosebatch.io.openai_batch import BatchShape
 from rosebatch.io.reader import InputFormat, PromptReader
-from rosebatch.io.rows import PlainShape, sampling_params
+from rosebatch.io.results import PlainShape
 from rosebatch.job import run_job
 from rosebatch.launch import LaunchOptions, LaunchPlan, carry_out, plan_launch
 from rosebatch.manifest import build_manifest

@@ -16,7 +16,8 @@ from rosebatch.errors import RowError
 from rosebatch.grammar import Grammars
 from rosebatch.io.output import Output
 from rosebatch.io.reader import Row
-from rosebatch.io.rows import FailedRow, Shape
+from rosebatch.io.results import Shape
+from rosebatch.io.rows import FailedRow
 from rosebatch.prepare import Prepared, PreparedRow, by_prefix, prepare
 from rosebatch.progress import Progress
 from rosebatch.report import Tally

@@ -20,7 +20,7 @@ from rosebatch.bench.throughput import gpu_name
 from rosebatch.destination import open_output
 from rosebatch.engine.stats import EngineStats
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import PlainShape
+from rosebatch.io.results import PlainShape
 from rosebatch.job import run_job
 from rosebatch.launch import Launched, LaunchOptions, launch
 from rosebatch.progress import Progress

@@ -14,22 +14,18 @@ from typing import Any, Literal
 import msgspec
 
 from rosebatch.errors import RowError
-from rosebatch.io.rows import (
-    Answer,
-    Choice,
-    FailedRow,
-    PromptRow,
+from rosebatch.io.fields import (
     RequestFields,
-    ScoredToken,
     convert,
     given_sampling,
     plain_message,
     prompt_options,
     sampling_params,
-    scored_tokens,
     split_prompt_only,
     with_defaults,
 )
+from rosebatch.io.results import Answer, Choice, ScoredToken, scored_tokens
+from rosebatch.io.rows import FailedRow, PromptRow
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # As the API: not greedy, and as long as the model can go on.

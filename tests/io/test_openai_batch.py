@@ -6,9 +6,11 @@ import openai.types
 import pytest
 
 from rosebatch.errors import RowError
+from rosebatch.io.fields import PromptOptions
 from rosebatch.io.openai_batch import BatchShape, is_request, parse_request
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import Answer, Choice, FailedRow, PromptOptions, PromptRow, ScoredToken
+from rosebatch.io.results import Answer, Choice, ScoredToken
+from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.request import GrammarSpec, SamplingParams
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -5,17 +5,9 @@ import json
 import pyarrow as pa
 import pytest
 
-from rosebatch.io.rows import (
-    RESULT_FIELDS,
-    Answer,
-    Choice,
-    FailedRow,
-    PlainShape,
-    PromptOptions,
-    PromptRow,
-    ScoredToken,
-    sampling_params,
-)
+from rosebatch.io.fields import PromptOptions, sampling_params
+from rosebatch.io.results import Answer, Choice, PlainShape, ScoredToken
+from rosebatch.io.rows import RESULT_FIELDS, FailedRow, PromptRow
 from rosebatch.request import MOST_SAMPLES, GrammarSpec, SamplingParams
 
 

@@ -12,7 +12,8 @@ from rosebatch.engine.engine import Engine
 from rosebatch.io.openai_batch import BatchShape, parse_request
 from rosebatch.io.output import FileOutput, StreamOutput, write_jsonl
 from rosebatch.io.part_file import PartFile
-from rosebatch.io.rows import PlainShape, parse_row
+from rosebatch.io.results import PlainShape
+from rosebatch.io.rows import parse_row
 from rosebatch.job import run_job
 from rosebatch.progress import Progress
 from rosebatch.report import Tally

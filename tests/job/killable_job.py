@@ -10,7 +10,7 @@ from pathlib import Path
 from rosebatch.io.output import FileOutput, write_jsonl
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import PlainShape
+from rosebatch.io.results import PlainShape
 from rosebatch.job import run_job
 from rosebatch.progress import Progress
 from rosebatch.tokenizer import Tokenizer

@@ -1,0 +1,279 @@
+"""The fields of a line that have a meaning: their types, and what they come to.
+
+``rows`` and ``openai_batch`` put lines of their kinds together from these.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from rosebatch.errors import RowError
+from rosebatch.request import GrammarSpec, SamplingParams
+
+FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """What is done with a row's prompt, by the names that other servers use.
+
+    Attributes:
+        add_generation_prompt: of a chat, whether the template opens the assistant's answer.
+        continue_final_message: of a chat, whether the answer goes on where its last message ends.
+        chat_template_kwargs: of a chat, further variables of the template.
+        truncate_prompt_tokens: only the last tokens are kept, so many; 0 for all.
+        echo: of a text or token ids, whether the result's text begins with the prompt.
+        suffix: of a text, what is to follow the completion: for models that fill in the middle.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    truncate_prompt_tokens: int = 0
+    echo: bool = False
+    suffix: str = ""
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """Keyword arguments of a chat template."""
+        own = {name: getattr(self, name) for name in ("add_generation_prompt", "continue_final_message")}
+        return {**self.chat_template_kwargs, **own}
+
+
+class Message(msgspec.Struct):
+    """A message of a chat; any other field is for the chat template."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class JsonSchema(msgspec.Struct):
+    """A schema as the API wraps it; its name changes nothing, and it is kept to strictly whether asked or not."""
+
+    schema: dict[str, Any] | bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """What the API asks of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """The same and more, by the names of other servers; exactly one of them."""
+
+    json: dict[str, Any] | str | bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    json_object: bool | None = None
+
+
+class SamplingFields(msgspec.Struct):
+    """How a completion is sampled, as users write it; None where nothing is said."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+class RequestFields(SamplingFields):
+    """The fields with a meaning that all kinds of lines share, and their types."""
+
+    messages: list[Message] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    truncate_prompt_tokens: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+_GRAMMAR_FIELDS = ("response_format", "structured_outputs")
+_LOGPROB_FIELDS = ("logprobs", "top_logprobs")
+_CHAT_OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+OPTION_FIELDS = frozenset(option.name for option in fields(PromptOptions))
+SAMPLING_FIELDS = frozenset(SamplingFields.__struct_fields__)
+NO_OPTIONS = PromptOptions()
+_MOST_CACHED = 1024
+
+
+def given_sampling(line: SamplingFields, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling fields that a line has: checked, and as it was decoded."""
+    return {name: value for name in values if name in SAMPLING_FIELDS and (value := getattr(line, name)) is not None}
+
+
+def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A line's sampling fields over those that hold where it is silent; fields about one thing go together."""
+    if not own:
+        return dict(defaults)
+    for together in (_GRAMMAR_FIELDS, _LOGPROB_FIELDS):
+        if any(name in own for name in together):
+            defaults = {name: value for name, value in defaults.items() if name not in together}
+    return {**defaults, **own}
+
+
+def split_prompt_only(sampling: dict[str, Any], *, echo: bool) -> tuple[dict[str, Any], bool]:
+    """The fields with which the engine can serve a row, and whether its completion is then of no interest.
+
+    That is ``max_tokens`` 0 where the prompt is to be echoed or scored: the engine generates one token at least.
+    """
+    wanted = echo or sampling.get("prompt_logprobs") is not None
+    if sampling.get("max_tokens") != 0 or not wanted:
+        return sampling, False
+    return {**sampling, "max_tokens": 1}, True
+
+
+def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters from fields as users write them: one stop string or several, ``top_k`` -1 for all.
+
+    Raises:
+        RowError: a value is impossible.
+    """
+    # Most lines of a file say the same. Types count: True and 1 are not the same request for log-probabilities.
+    key = tuple((name, type(value), value) for name, value in given.items())
+    try:
+        return _cached_params(key)
+    except TypeError:
+        # A value without a hash.
+        return _params(given)
+
+
+@lru_cache(_MOST_CACHED)
+def _cached_params(key: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
+    return _params({name: value for name, _, value in key})
+
+
+def _params(given: Mapping[str, Any]) -> SamplingParams:
+    values = dict(given)
+    if isinstance(values.get("stop"), str):
+        values["stop"] = (values["stop"],)
+    if values.get("top_k") == -1:
+        values["top_k"] = 0
+    if "logit_bias" in values:
+        values["logit_bias"] = _logit_bias(values["logit_bias"])
+    values["logprobs"] = _logprobs(values.get("logprobs"), values.pop("top_logprobs", None))
+    structured = values.pop("structured_outputs", None)
+    if isinstance(structured, dict):
+        structured = convert(structured, StructuredOutputs)
+    values["grammar"] = _grammar(values.pop("response_format", None), structured)
+    try:
+        return SamplingParams(**values)
+    except ValueError as error:
+        raise RowError("invalid_sampling", str(error)) from None
+
+
+def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((int(token_id), bias) for token_id, bias in given.items())
+    except ValueError:
+        raise RowError("invalid_sampling", "the keys of logit_bias must be token ids") from None
+
+
+def _logprobs(logprobs: bool | int | None, top_logprobs: int | None) -> int | None:
+    """Likeliest tokens to report: a number, or, as in chats, whether to and how many."""
+    if type(logprobs) is int:
+        if top_logprobs is not None:
+            raise RowError("invalid_sampling", "top_logprobs goes with logprobs: true, not with a number of them")
+        return logprobs
+    if top_logprobs and not logprobs:
+        raise RowError("invalid_sampling", "top_logprobs needs logprobs: true")
+    return (top_logprobs or 0) if logprobs else None
+
+
+def _grammar(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> GrammarSpec | None:
+    specs: list[GrammarSpec] = []
+    if response_format is not None and response_format.type == "json_object":
+        specs.append(GrammarSpec("json_object"))
+    if response_format is not None and response_format.type == "json_schema":
+        if response_format.json_schema is None or response_format.json_schema.schema is None:
+            raise RowError("invalid_field", "response_format of type json_schema has no json_schema.schema")
+        specs.append(GrammarSpec("json_schema", _json(response_format.json_schema.schema)))
+    if structured is not None:
+        if structured.json is not None:
+            given = structured.json
+            specs.append(GrammarSpec("json_schema", given if isinstance(given, str) else _json(given)))
+        if structured.regex is not None:
+            specs.append(GrammarSpec("regex", structured.regex))
+        if structured.choice is not None:
+            specs.append(GrammarSpec("choice", _json(structured.choice)))
+        if structured.json_object:
+            specs.append(GrammarSpec("json_object"))
+    if len(specs) > 1:
+        raise RowError("invalid_field", f"one grammar is possible for an answer, {len(specs)} are given")
+    return specs[0] if specs else None
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def prompt_options(line: RequestFields, values: Mapping[str, Any], *, chat: bool) -> PromptOptions:
+    """The options among a line's fields.
+
+    Args:
+        line: checked.
+        values: the line as it was decoded.
+        chat: whether the prompt is one.
+
+    Raises:
+        RowError: they do not go together, or not with the prompt.
+    """
+    given = {name: value for name in values if name in OPTION_FIELDS and (value := getattr(line, name)) is not None}
+    if not given:
+        return NO_OPTIONS
+    for name in ("echo", "suffix") if chat else _CHAT_OPTIONS:
+        if given.get(name):
+            raise RowError("invalid_field", f"{name} {'has no meaning for' if chat else 'needs'} messages")
+    if given.get("continue_final_message"):
+        if given.get("add_generation_prompt"):
+            raise RowError("invalid_field", "add_generation_prompt and continue_final_message exclude each other")
+        given["add_generation_prompt"] = False
+    if given.get("echo") and given.get("suffix"):
+        raise RowError("invalid_field", "echo and suffix exclude each other")
+    if given.get("truncate_prompt_tokens", 1) < 1:
+        raise RowError("invalid_field", "truncate_prompt_tokens must be >= 1")
+    return PromptOptions(**given)
+
+
+def convert(values: object, kind: type[FieldsT]) -> FieldsT:
+    """Values as the fields of a line.
+
+    Raises:
+        RowError: one has another type.
+    """
+    try:
+        return msgspec.convert(values, kind)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise RowError("invalid_field", str(error).replace("`$.", "`")) from None
+
+
+def plain_message(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is one string: text parts are joined by line breaks."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts = [part["text"] for part in content if part.get("type") == "text" and isinstance(part.get("text"), str)]
+    if len(texts) != len(content):
+        raise RowError("invalid_messages", "message content may hold text parts only")
+    return {**message, "content": "\n".join(texts)}
