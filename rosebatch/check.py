@@ -3,8 +3,10 @@
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from rosebatch.answers import failed_row
 from rosebatch.bench.floor import Rates, find_floor, weight_bytes
 from rosebatch.engine.engine import require_servable
 from rosebatch.engine.kv_cache import bytes_for_longest
@@ -13,7 +15,7 @@ from rosebatch.grammar import Grammars
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow
 from rosebatch.launch import LaunchPlan
-from rosebatch.prepare import PreparedRow, prepare
+from rosebatch.prepare import Prepared, PreparedRow, prepare
 from rosebatch.tokenizer import Tokenizer
 
 _BAR = 40
@@ -49,17 +51,24 @@ def check_rows(
     """
     checked = Checked()
     grammars = None if tokenizer is None else Grammars(tokenizer, vocab_size, eos_token_ids)
-    for item in prepare(rows, tokenizer, grammars):
-        failed = item if isinstance(item, FailedRow) else _refused(item, vocab_size, max_model_len)
-        if failed is not None:
-            checked.errors[failed.error.code] += 1
-            on_failure(failed)
-        checked.num_good += failed is None
-        for request in item.requests if isinstance(item, PreparedRow) and failed is None else ():
-            length, sampling = len(request.prompt_token_ids), request.sampling
-            checked.prompt_lens.append(length)
-            checked.output_lens.append(sampling.n * min(sampling.max_tokens, max_model_len - length))
+    with ThreadPoolExecutor(1, "rosebatch-text") as pool:
+        for item in prepare(rows, tokenizer, grammars, pool):
+            _count(checked, item, vocab_size, max_model_len, on_failure)
     return checked
+
+
+def _count(
+    checked: Checked, item: Prepared, vocab_size: int, max_model_len: int, on_failure: Callable[[FailedRow], object]
+) -> None:
+    failed = item if isinstance(item, FailedRow) else _refused(item, vocab_size, max_model_len)
+    if failed is not None:
+        checked.errors[failed.error.code] += 1
+        on_failure(failed)
+    checked.num_good += failed is None
+    for request in item.requests if isinstance(item, PreparedRow) and failed is None else ():
+        length, sampling = len(request.prompt_token_ids), request.sampling
+        checked.prompt_lens.append(length)
+        checked.output_lens.append(sampling.n * min(sampling.max_tokens, max_model_len - length))
 
 
 def _refused(row: PreparedRow, vocab_size: int, max_model_len: int) -> FailedRow | None:
@@ -68,7 +77,7 @@ def _refused(row: PreparedRow, vocab_size: int, max_model_len: int) -> FailedRow
         for request in row.requests:
             require_servable(request, vocab_size, max_model_len)
     except RowError as error:
-        return FailedRow(index=row.first.index, where=row.first.where, metadata=row.first.metadata, error=error)
+        return failed_row(row.first, error)
     return None
 
 

@@ -23,6 +23,8 @@ from rosebatch.progress import Progress
 from rosebatch.report import Tally
 from rosebatch.tokenizer import StopStrings, Tokenizer
 
+# One encodes while the other decodes; each call uses all cores.
+_TEXT_THREADS = 2
 # Objects made before Python looks for cycles among them, of which a job makes few: its own 700 cost a tenth of the
 # time.
 _GARBAGE_THRESHOLD = 50_000
@@ -61,10 +63,10 @@ def run_job(
     window = 2 * engine.scheduler.max_num_seqs
     missing = (row for row in rows if row.index not in output)
     grammars = None if tokenizer is None else Grammars(tokenizer, engine.vocab_size, engine.eos_token_ids)
-    source = prepare(missing, tokenizer, grammars, seed, tally.host_seconds)
-    if engine.scheduler.prefix_cache:
-        source = by_prefix(source, window)
-    with ThreadPoolExecutor(1, "rosebatch-decode") as pool, _few_collections():
+    with ThreadPoolExecutor(_TEXT_THREADS, "rosebatch-text") as pool, _few_collections():
+        source = prepare(missing, tokenizer, grammars, pool, seed, tally.host_seconds)
+        if engine.scheduler.prefix_cache:
+            source = by_prefix(source, window)
         answers = Answers(tokenizer, output, progress, shape, return_token_ids, tally, pool)
         _run(engine, source, answers, output, tokenizer, window, check)
     return tally

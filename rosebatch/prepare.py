@@ -1,13 +1,13 @@
 """From rows to requests: prompts as token ids, seeds, compiled grammars.
 
-Texts are encoded on a thread of their own, a group at a time. All that is Python happens where the rows are asked for,
+Texts are encoded on another thread, a group at a time. All that is Python happens where the rows are asked for,
 between the engine's steps: two threads that both compute in Python take longer than one.
 """
 
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
 
@@ -53,6 +53,7 @@ def prepare(
     rows: Iterable[Row],
     tokenizer: Tokenizer | None,
     grammars: Grammars | None,
+    pool: Executor,
     seed: int | None = None,
     seconds: defaultdict[str, float] | None = None,
 ) -> Iterator[Prepared]:
@@ -62,6 +63,7 @@ def prepare(
         rows: of the input.
         tokenizer: None for a model that works on token ids.
         grammars: compiles what completions have to match; None for such a model.
+        pool: encodes texts.
         seed: of the job.
         seconds: what it takes is added there.
     """
@@ -77,21 +79,19 @@ def prepare(
         with Stopwatch(seconds, "tokenizing"):
             return texts.encode()
 
-    with ThreadPoolExecutor(1, "rosebatch-tokenize") as pool:
-        ahead: deque[tuple[list[Row], Future[list[list[_Encoded]]]]] = deque()
-        while True:
-            while len(ahead) < _GROUPS_AHEAD and (read := next_group()) is not None:
-                ahead.append((read[0], pool.submit(encode, read[1])))
-            if not ahead:
-                return
-            group, encoded = ahead.popleft()
-            prompts = iter(encoded.result())
-            for row in group:
-                yield (
-                    row
-                    if isinstance(row, FailedRow)
-                    else _prepared(row, next(prompts), tokenizer, grammars, seed, seconds)
-                )
+    ahead: deque[tuple[list[Row], Future[list[list[_Encoded]]]]] = deque()
+    while True:
+        while len(ahead) < _GROUPS_AHEAD and (read := next_group()) is not None:
+            ahead.append((read[0], pool.submit(encode, read[1])))
+        if not ahead:
+            return
+        group, encoded = ahead.popleft()
+        prompts = iter(encoded.result())
+        for row in group:
+            if isinstance(row, FailedRow):
+                yield row
+            else:
+                yield _prepared(row, next(prompts), tokenizer, grammars, seed, seconds)
 
 
 def _prepared(

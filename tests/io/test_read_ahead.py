@@ -1,0 +1,70 @@
+"""Reading on a thread: nothing lost, nothing read without bound, nobody left waiting."""
+
+import itertools
+import threading
+import time
+
+import pytest
+
+from rosebatch.io.read_ahead import read_ahead
+
+
+def readers():
+    return [thread for thread in threading.enumerate() if thread.name == "rosebatch-read"]
+
+
+def wait_until(holds):
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
+def test_all_items_in_order(count):
+    """Groups that are full, and the last one that is not."""
+    assert list(read_ahead(iter(range(count)), lambda: None)) == list(range(count))
+
+
+def test_it_stays_a_bounded_way_ahead_and_ends_with_its_user():
+    """Or the memory would hold the file, and the thread would read on for ever."""
+    read = itertools.count()
+    items = read_ahead(read, lambda: None)
+    assert [next(items) for _ in range(10)] == list(range(10))
+    # The group in use, two that wait, and the one that finds no place.
+    time.sleep(0.2)
+    assert next(read) <= 4 * 64
+    assert readers()
+    items.close()
+    wait_until(lambda: not readers())
+
+
+def test_an_exception_comes_after_the_items_before_it():
+    """Raised on another thread, it must not be lost; what was read before still counts."""
+
+    def broken():
+        yield from range(64)
+        raise OSError("gone")
+
+    items = read_ahead(broken(), lambda: None)
+    assert list(itertools.islice(items, 64)) == list(range(64))
+    with pytest.raises(OSError, match="gone"):
+        next(items)
+
+
+def test_a_signal_is_noticed_while_nothing_comes():
+    """A pipe may stand still for an hour; what ends the run must not wait for its next line."""
+    opened = threading.Event()
+
+    def silent():
+        opened.wait(10)
+        yield 1
+
+    def check():
+        raise InterruptedError
+
+    items = read_ahead(silent(), check)
+    with pytest.raises(InterruptedError):
+        next(items)
+    opened.set()
+    wait_until(lambda: not readers())
