@@ -73,7 +73,11 @@ def prepare(
     def next_group() -> tuple[list[Row], _Texts] | None:
         with Stopwatch(seconds, "reading"):
             group = list(islice(source, _GROUP))
-        return (group, _Texts([row for row in group if isinstance(row, PromptRow)], tokenizer)) if group else None
+        rows = [row for row in group if isinstance(row, PromptRow)]
+        if not any(row.messages is not None for row in rows):
+            return (group, _Texts(rows, tokenizer)) if group else None
+        with Stopwatch(seconds, "rendering chats"):
+            return group, _Texts(rows, tokenizer)
 
     def encode(texts: _Texts) -> list[list[_Encoded]]:
         with Stopwatch(seconds, "tokenizing"):
