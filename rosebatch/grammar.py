@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rosebatch.errors import RowError
-from rosebatch.request import GrammarSpec
+from rosebatch.sampling_params import GrammarSpec
 from rosebatch.tokenizer import Tokenizer
 
 # Imported where it is used: it takes 50 ms, and most runs have no grammar.

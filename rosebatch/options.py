@@ -71,7 +71,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """Sampling for the lines that do not say themselves; field names as in ``rosebatch.request.SamplingParams``.
+    """Sampling for the lines that do not say themselves; fields as in ``rosebatch.sampling_params.SamplingParams``.
 
     ``json_schema`` and ``regex`` are short for ``structured_outputs`` of a line.
     """

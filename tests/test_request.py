@@ -6,16 +6,8 @@ import time
 
 import pytest
 
-from rosebatch.request import (
-    MOST_LOGPROBS,
-    MOST_SAMPLES,
-    GrammarSpec,
-    Logprobs,
-    Request,
-    SamplingParams,
-    Sequence,
-    Status,
-)
+from rosebatch.request import Logprobs, Request, Sequence, Status
+from rosebatch.sampling_params import MOST_LOGPROBS, MOST_SAMPLES, GrammarSpec, SamplingParams
 
 
 def start(prompt=(1, 2, 3), max_model_len=100, eos=frozenset(), matcher=None, constraint=None, **sampling):

@@ -20,7 +20,8 @@ import torch
 from rosebatch.engine.load import load_engine, pick_device
 from rosebatch.launch import LaunchOptions
 from rosebatch.model.source import find_model
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
 from rosebatch.tokenizer import Tokenizer
 

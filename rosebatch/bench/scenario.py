@@ -8,7 +8,7 @@ import msgspec
 
 from rosebatch.config import convert, load_toml, parse_size
 from rosebatch.errors import FlagError
-from rosebatch.request import SamplingParams
+from rosebatch.sampling_params import SamplingParams
 
 
 class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -23,7 +23,7 @@ Length = int | tuple[int, ...] | Range
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How tokens are chosen; fields and defaults as in ``rosebatch.request.SamplingParams``."""
+    """How tokens are chosen; fields and defaults as in ``rosebatch.sampling_params.SamplingParams``."""
 
     temperature: float = 0.0
     top_k: int = 0

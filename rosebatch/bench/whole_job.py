@@ -25,7 +25,8 @@ from rosebatch.job import run_job
 from rosebatch.launch import Launched, LaunchOptions, launch
 from rosebatch.progress import Progress
 from rosebatch.report import Tally, build_report
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 
 _WORDS = ("roses", "are", "red", "and", "every", "garden", "has", "its", "own", "winter", "who", "knows", "why", "tell")
 _NUM_WORDS = (8, 48)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from rosebatch.bench.scenario import Length, Range, Sampling, Scenario
 from rosebatch.errors import UserError
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.engine.plan import Chunk, StepPlan
-from rosebatch.request import SamplingParams
+from rosebatch.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

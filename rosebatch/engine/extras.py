@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rosebatch.request import MOST_LOGPROBS, Sequence
+from rosebatch.request import Sequence
+from rosebatch.sampling_params import MOST_LOGPROBS
 
 
 class Extras(NamedTuple):

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from rosebatch.engine.plan import StepPlan
-from rosebatch.request import MOST_LOGPROBS, Logprobs, Sequence
+from rosebatch.request import Logprobs, Sequence
+from rosebatch.sampling_params import MOST_LOGPROBS
 
 ROW = 1 + 2 * MOST_LOGPROBS
 _IDS = slice(1, 1 + MOST_LOGPROBS)

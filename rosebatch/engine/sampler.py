@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.ops import Ops
-from rosebatch.request import SamplingParams
+from rosebatch.sampling_params import SamplingParams
 from rosebatch_kernels.sampling.philox import uniform
 
 # None: greedy; otherwise (top_k, whether any filter is on): what decides which operator serves the row.

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from rosebatch.errors import RowError
-from rosebatch.request import GrammarSpec, SamplingParams
+from rosebatch.sampling_params import GrammarSpec, SamplingParams
 
 FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
 

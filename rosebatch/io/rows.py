@@ -19,7 +19,7 @@ from rosebatch.io.fields import (
     split_prompt_only,
     with_defaults,
 )
-from rosebatch.request import SamplingParams
+from rosebatch.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ import pytest
 from rosebatch.bench.scenario import Range, Sampling, Scenario
 from rosebatch.bench.workload import Workload, make_workload, require_fits
 from rosebatch.errors import UserError
-from rosebatch.request import SamplingParams
+from rosebatch.sampling_params import SamplingParams
 
 
 def scenario(**fields):

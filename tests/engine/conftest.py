@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from rosebatch.engine.plan import StepPlan, StepResult
-from rosebatch.request import Request, SamplingParams, Sequence
+from rosebatch.request import Request, Sequence
+from rosebatch.sampling_params import SamplingParams
 
 FAKE_VOCAB = 50
 

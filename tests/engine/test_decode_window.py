@@ -8,7 +8,8 @@ from rosebatch.engine.block_pool import BlockPool
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import StepResult
 from rosebatch.engine.scheduler import Scheduler
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 
 VOCAB = 20
 END = 3

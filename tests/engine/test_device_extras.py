@@ -9,7 +9,8 @@ from functools import partial
 
 import pytest
 
-from rosebatch.request import GrammarSpec, Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import GrammarSpec, SamplingParams
 from tests.engine.constraint import EveryThird
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
 

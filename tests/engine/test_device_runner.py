@@ -9,7 +9,8 @@ import os
 
 import pytest
 
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 from tests.engine.small_models import MODELS, SEATS, VOCAB, device_engine, plain_engine
 
 pytestmark = [

@@ -6,7 +6,8 @@ import torch
 from rosebatch.engine.packing import MOST_PADDED_TOKENS, Layout, pack, padded_size
 from rosebatch.engine.plan import Chunk, StepPlan
 from rosebatch.engine.slots import Slots
-from rosebatch.request import Request, SamplingParams, Sequence
+from rosebatch.request import Request, Sequence
+from rosebatch.sampling_params import SamplingParams
 
 
 def sequence(index, length):

@@ -7,7 +7,7 @@ import torch
 
 from rosebatch.engine import sampler
 from rosebatch.ops import select
-from rosebatch.request import SamplingParams
+from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.sampling.philox import uniform
 

@@ -9,7 +9,8 @@ from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import StepResult
 from rosebatch.engine.scheduler import Scheduler
 from rosebatch.engine.slots import Slots
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 from rosebatch_kernels.feedback import layout
 
 

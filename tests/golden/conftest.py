@@ -16,7 +16,8 @@ from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
-from rosebatch.request import Completion, Request, SamplingParams
+from rosebatch.request import Completion, Request
+from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
 
 CPU = torch.device("cpu")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from rosebatch.engine import runner
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 
 DTYPES = ["float32", *(["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
 MODELS = ["llama", "gpt2"]

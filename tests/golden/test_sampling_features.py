@@ -13,7 +13,8 @@ from collections import Counter
 import pytest
 import torch
 
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 
 MODELS = ["gpt2", "qwen3"]
 NEW_TOKENS = 12

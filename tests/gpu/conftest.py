@@ -11,7 +11,8 @@ from rosebatch.config import EngineConfig, ModelConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
 
 _SIZES = {

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from rosebatch.engine.engine import Engine
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 
 # Tokens that count as the likeliest few.
 FEW = 5

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from rosebatch.engine.engine import Engine
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from rosebatch.config import EngineConfig, ModelConfig
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import ModelSource
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
 from tests.gpu.divergence import (
     ROUNDINGS,

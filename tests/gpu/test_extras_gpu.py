@@ -9,7 +9,8 @@ import torch
 
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import bytes_per_block
-from rosebatch.request import Completion, GrammarSpec, Request, SamplingParams
+from rosebatch.request import Completion, Request
+from rosebatch.sampling_params import GrammarSpec, SamplingParams
 from tests.engine.constraint import EveryThird
 
 pytestmark = pytest.mark.gpu

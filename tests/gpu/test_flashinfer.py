@@ -7,7 +7,8 @@ import pytest
 
 from rosebatch.config import EngineConfig
 from rosebatch.launch import LaunchOptions, launch
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

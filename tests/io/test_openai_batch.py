@@ -11,7 +11,7 @@ from rosebatch.io.openai_batch import BatchShape, is_request, parse_request
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import Answer, Choice, ScoredToken
 from rosebatch.io.rows import FailedRow, PromptRow
-from rosebatch.request import GrammarSpec, SamplingParams
+from rosebatch.sampling_params import GrammarSpec, SamplingParams
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -8,7 +8,7 @@ import pytest
 from rosebatch.io.fields import PromptOptions, sampling_params
 from rosebatch.io.results import Answer, Choice, PlainShape, ScoredToken
 from rosebatch.io.rows import RESULT_FIELDS, FailedRow, PromptRow
-from rosebatch.request import MOST_SAMPLES, GrammarSpec, SamplingParams
+from rosebatch.sampling_params import MOST_SAMPLES, GrammarSpec, SamplingParams
 
 
 def failure(row):

@@ -13,8 +13,9 @@ from rosebatch.engine.block_pool import BlockPool
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import Chunk, StepPlan, StepResult
 from rosebatch.engine.scheduler import Scheduler
-from rosebatch.request import MOST_LOGPROBS, Logprobs
+from rosebatch.request import Logprobs
 from rosebatch.request import Sequence as Sampled
+from rosebatch.sampling_params import MOST_LOGPROBS
 
 BYTES, EOS = 256, 256
 # Tokens after which a constrained answer comes to an end as soon as it may.

@@ -9,7 +9,8 @@ import pytest
 from tokenizers import processors
 
 from rosebatch.progress import Progress
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 from rosebatch.tokenizer import Tokenizer, cut_at_stop
 from tests.job.fake_model import scored
 

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from rosebatch.errors import RowError
 from rosebatch.grammar import Grammar, Grammars, TokenConstraint
-from rosebatch.request import GrammarSpec
+from rosebatch.sampling_params import GrammarSpec
 from rosebatch.tokenizer import Tokenizer
 from tests.job.fake_model import EOS, byte_backend
 

@@ -9,7 +9,8 @@ from rosebatch.durations import Durations
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import RowError, UserError
 from rosebatch.report import Tally, build_report, print_report, table, throughput_line, write_report
-from rosebatch.request import Completion, Request, SamplingParams
+from rosebatch.request import Completion, Request
+from rosebatch.sampling_params import SamplingParams
 
 FIELDS = {
     "requests",

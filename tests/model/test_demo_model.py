@@ -13,7 +13,8 @@ from rosebatch.config import EngineConfig
 from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.launch import LaunchOptions, launch
 from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE, find_model
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"the demo model is not installed: {DEMO_INSTALL}"

@@ -27,7 +27,8 @@ from rosebatch.config import EngineConfig
 from rosebatch.errors import UserError
 from rosebatch.launch import LaunchOptions, launch
 from rosebatch.model.gguf import convert, converted_folder
-from rosebatch.request import Request, SamplingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
 from rosebatch.tokenizer import Tokenizer
 
 VOCAB, LAYERS, END, BOS = 320, 2, 300, 301
