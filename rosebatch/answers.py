@@ -16,8 +16,8 @@ from rosebatch.request import Completion, Request
 from rosebatch.stopwatch import Stopwatch
 from rosebatch.tokenizer import Tokenizer, cut_at_stop
 
-# Rows that are written between two steps, where more are whole: about what a window of decode steps finishes. More of
-# them at once would outlast the window.
+# Rows that are taken in, and rows that are written, between two steps, where more are there: about what a window of
+# decode steps finishes.
 ROWS_A_STEP = 32
 
 
@@ -158,7 +158,9 @@ def _choice(
     sampling = request.sampling
     text, finish_reason, logprobs, prompt_logprobs = None, completion.finish_reason, None, None
     if tokenizer is not None and whole is not None:
-        protected = len(tokenizer.decode(token_ids[: sampling.min_tokens])) if sampling.min_tokens else 0
+        protected = 0
+        if sampling.stop and sampling.min_tokens:
+            protected = len(tokenizer.decode(token_ids[: sampling.min_tokens]))
         text = cut_at_stop(whole, sampling.stop, protected)
         # A stop string in the last characters of a completion that reached its length: only the whole text shows it.
         finish_reason = "stop" if len(text) < len(whole) else finish_reason

@@ -25,8 +25,8 @@ from rosebatch.tokenizer import StopStrings, Tokenizer
 
 # One encodes while the other decodes; each call uses all cores.
 _TEXT_THREADS = 2
-# Objects made before Python looks for cycles among them, of which a job makes few: its own 700 cost a tenth of the
-# time.
+# Objects made before Python looks for cycles among them, of which a job makes few: by default it looks far more often,
+# which took 7 % of the host's time.
 _GARBAGE_THRESHOLD = 50_000
 
 

@@ -1,7 +1,7 @@
 """From rows to requests: prompts as token ids, seeds, compiled grammars.
 
 Texts are encoded on another thread, a group at a time. All that is Python happens where the rows are asked for,
-between the engine's steps: two threads that both compute in Python take longer than one.
+between the engine's steps: a second thread that computes in Python only takes turns with the first.
 """
 
 from array import array

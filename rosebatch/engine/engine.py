@@ -62,7 +62,7 @@ class Engine:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests waiting or running."""
+        """Sequences waiting or running, and their forks."""
         return self.scheduler.num_unfinished
 
     def add(

@@ -56,12 +56,6 @@ def prompt_logprobs(plan: StepPlan, hidden: Tensor, logits_of: Callable[[Tensor]
     return found
 
 
-def most_logprobs(sequences: Seq[Sequence]) -> int | None:
-    """The most likeliest tokens that one of them asks for; None where none asks for log-probabilities."""
-    asked = [most for sequence in sequences if (most := sequence.sampling.logprobs) is not None]
-    return max(asked, default=None)
-
-
 def read_all(rows: np.ndarray, sequences: Seq[Sequence], token_ids: Seq[Seq[int]]) -> list[list[Logprobs]]:
     """Of each sequence, those of its tokens from rows ``[S, T, ROW]``; an empty list where it does not ask."""
     return [

@@ -11,9 +11,10 @@ from torch import Tensor
 from rosebatch.config import ModelConfig
 from rosebatch.engine.attention import GatheredAttention
 from rosebatch.engine.batch import build_batch
+from rosebatch.engine.extras import Extras
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.logits import adjust, constrain
-from rosebatch.engine.logprobs import logprob_rows, most_logprobs, prompt_logprobs, read_all
+from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.plan import StepPlan, StepResult
 from rosebatch.engine.sampler import sample
 from rosebatch.model.layers import Model
@@ -70,7 +71,7 @@ class Runner:
 def _logprobs(
     logits: Tensor, tokens: Tensor, sequences: Seq[Sequence], token_ids: Seq[list[int]]
 ) -> list[list[Logprobs]]:
-    most = most_logprobs(sequences)
+    most = Extras.of(sequences).logprobs
     if most is None:
         return []
     rows = logprob_rows(logits, tokens, most).cpu().numpy()[:, None]

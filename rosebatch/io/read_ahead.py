@@ -8,8 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Items that are handed over at a time, and such groups waiting. Threads that hand over single items spend more time
-# on each other than on the items.
+# Items that are handed over at a time, and such groups waiting.
 _GROUP = 64
 _GROUPS_AHEAD = 2
 # Between two looks at whether to go on.
