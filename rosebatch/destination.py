@@ -1,6 +1,5 @@
 """Where a run's results go: to stdout, or to a file or folder by way of a part file, its own or one it resumes."""
 
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -19,14 +18,13 @@ from rosebatch.io.output import (
     require_parts,
     write_jsonl,
 )
-from rosebatch.io.parquet import Carried, Rows, write_parquet, write_parquet_parts
+from rosebatch.io.parquet import PART_NAME, Carried, Rows, write_parquet, write_parquet_parts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import RESULT_FIELDS
 from rosebatch.manifest import differences, now
 
 _ROWS_PER_FILE = 1_000_000
-_PART = re.compile(r"part-\d+\.parquet")
 
 
 def open_output(
@@ -148,7 +146,7 @@ def _upload_folder(folder: Path, url: str) -> None:
     # Of a longer output, which a reader would take for the end of this one.
     file_system, inside = url_to_fs(url)
     for path in file_system.ls(inside, detail=False):
-        if _PART.fullmatch(file_name(path)) and file_name(path) not in names:
+        if PART_NAME.fullmatch(file_name(path)) and file_name(path) not in names:
             file_system.rm_file(path)
 
 

@@ -10,7 +10,7 @@ from typing import IO, Any, Protocol
 import msgspec
 
 from rosebatch.errors import FlagError, UserError
-from rosebatch.io.parquet import PARTS, Rows
+from rosebatch.io.parquet import PART_NAME, Rows
 from rosebatch.io.part_file import PartFile
 
 # Results that a stream holds back until the row before them is there.
@@ -253,15 +253,21 @@ def require_parts(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise FlagError(f"{folder}: is a file, name another folder for the results")
-    foreign = min((path.name for path in folder.iterdir() if not path.match(PARTS) or path.is_dir()), default=None)
+    foreign = min((each.name for each in folder.iterdir() if not _is_part(each)), default=None)
     if foreign is not None:
-        raise FlagError(f"{folder}: holds {foreign}, and a folder of results holds {PARTS} alone; name another")
+        raise FlagError(
+            f"{folder}: holds {foreign}, and a folder of results holds part-NUMBER.parquet alone; name another"
+        )
+
+
+def _is_part(path: Path) -> bool:
+    return PART_NAME.fullmatch(path.name) is not None and not path.is_dir()
 
 
 def _remove(path: Path) -> None:
     """Delete a file, or a folder of parts; what else came to be in it stays, and so does the folder then."""
     if path.is_dir():
-        for part in path.glob(PARTS):
+        for part in filter(_is_part, list(path.iterdir())):
             part.unlink()
         with suppress(OSError):
             path.rmdir()

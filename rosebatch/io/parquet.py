@@ -1,5 +1,6 @@
 """Result rows as Parquet, in one file or many of one schema; carried columns get the one type that fits all rows."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, repeat
 from pathlib import Path
@@ -14,8 +15,8 @@ Rows = Callable[[], Iterator[bytes]]
 # A row, and what is carried through to it from elsewhere.
 _Pair = tuple[bytes, Mapping[str, Any]]
 
-# The files of a folder that is one table.
-PARTS = "part-*.parquet"
+# The files of a folder that is one table. Other tools' parts have more in their names, and are not ours to replace.
+PART_NAME = re.compile(r"part-\d+\.parquet")
 _DIGITS = 5
 
 # What is decoded at a time: so many rows, or fewer long ones, such as those with log-probabilities.

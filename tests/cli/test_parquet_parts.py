@@ -80,12 +80,23 @@ def test_a_folder_with_something_else_in_it(generate, tmp_path):
         (folder / "thesis.tex").write_text("mine")
         result = generate(LINES, "-o", f"{tmp_path}/answers/")
         assert result.code == USAGE
-        assert f"{name}: holds thesis.tex, and a folder of results holds part-*.parquet alone" in result.err
+        assert f"{name}: holds thesis.tex, and a folder of results holds part-NUMBER.parquet alone" in result.err
         assert names(tmp_path) == [name, "in.jsonl"]
         assert names(folder) == ["part-00000.parquet", "thesis.tex"]
         (folder / "thesis.tex").unlink()
         (folder / "part-00000.parquet").unlink()
         folder.rmdir()
+
+
+def test_parts_of_another_tool(generate, tmp_path):
+    """A table that Spark has written has such names too: it must not be taken for results of ours and replaced."""
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    (folder / "part-00000-1c9e0f7a.snappy.parquet").write_text("theirs")
+    result = generate(LINES, "-o", f"{folder}/")
+    assert result.code == USAGE
+    assert "answers: holds part-00000-1c9e0f7a.snappy.parquet" in result.err
+    assert names(folder) == ["part-00000-1c9e0f7a.snappy.parquet"]
 
 
 def test_a_file_of_the_name_of_the_folder(generate, tmp_path):
