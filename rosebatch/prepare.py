@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 
 from rosebatch.errors import RowError
 from rosebatch.grammar import Grammar, Grammars
@@ -119,11 +119,17 @@ def _prepared(
 def by_prefix(items: Iterator[Prepared], window: int) -> Iterator[Prepared]:
     """A window of rows at a time, such with the same beginning one behind the other.
 
-    So its blocks are computed once and are still there for the next, however little the KV cache holds.
+    So its blocks are computed once and are still there for the next, however little the KV cache holds. For each row
+    handed out one of the next window is read: the device would have nothing to do while a whole window is.
     """
-    while group := list(islice(items, window)):
-        yield from (item for item in group if isinstance(item, FailedRow))
-        yield from sorted((item for item in group if isinstance(item, PreparedRow)), key=_prefix_order)
+    group = list(islice(items, window))
+    while group:
+        failed = [item for item in group if isinstance(item, FailedRow)]
+        served = sorted((item for item in group if isinstance(item, PreparedRow)), key=_prefix_order)
+        group = []
+        for item in chain[Prepared](failed, served):
+            yield item
+            group += islice(items, 1)
 
 
 def _prefix_order(row: PreparedRow) -> bytes:

@@ -87,10 +87,11 @@ class Constraint(Protocol):
 
 
 class Status(enum.Enum):
-    """Where a sequence stands in the scheduler."""
+    """Where a sequence stands in the scheduler; one that is ending waits for tokens that are all planned."""
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
+    ENDING = enum.auto()
     FINISHED = enum.auto()
 
 

@@ -1,6 +1,8 @@
 """Steps as CUDA graphs: one for each kind that comes a second time, captured then."""
 
-from collections.abc import Callable, Hashable
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -56,7 +58,19 @@ class StepGraphs(Generic[KindT]):
     def _capture(self, kind: KindT) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         # All graphs share their memory: no two run at a time.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with _no_collection(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             out = self.body(kind)
         self._pool = graph.pool()
         return graph, out
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python's garbage collector out: freeing another engine's graphs during a capture breaks the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

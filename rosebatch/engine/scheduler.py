@@ -5,8 +5,9 @@ prefix hits and resuming after a preemption are that one rule. Reserving blocks 
 writing K/V into them happens inside it.
 
 Plans may run ahead of their results: a plan counts its tokens as computed and sampled (pending) at once, and ``commit``
-brings their values later. Blocks that a commit frees may be handed out while a plan that still writes to them is
-under way: the device works in the order of the plans.
+brings their values later. A sequence whose last token is planned gives up its seat at once, its blocks when that token
+is known. Blocks that a commit frees may be handed out while a plan that still writes to them is under way: the device
+works in the order of the plans.
 """
 
 from collections import deque
@@ -48,6 +49,7 @@ class Scheduler:
         self.decode_window = decode_window
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.ending: list[Sequence] = []
         # Whether the token budget, and not seats or blocks, ended the last admission.
         self._admitting = False
         # Forks of the prompts that the last plan computes, and the number of all that are yet to join the waiting.
@@ -63,13 +65,13 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any sequence is waiting or running."""
-        return bool(self.waiting or self.running or self._forked)
+        """Whether any sequence is waiting, running or ending."""
+        return bool(self.waiting or self.running or self.ending or self._forked)
 
     @property
     def num_unfinished(self) -> int:
-        """Sequences waiting or running, and their forks."""
-        return len(self.waiting) + len(self.running) + self._num_forks
+        """Sequences waiting, running or ending, and their forks."""
+        return len(self.waiting) + len(self.running) + len(self.ending) + self._num_forks
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence behind all others; its forks go in front of them when its prompt is computed."""
@@ -87,6 +89,7 @@ class Scheduler:
         self.waiting.extendleft(reversed(self._forked))
         self._num_forks -= len(self._forked)
         self._forked = []
+        self._free_seats()
         budget = self._continue_running(chunks, copies, preempted)
         if not preempted and self._admits():
             budget = self._admit_waiting(budget, chunks, copies)
@@ -131,21 +134,33 @@ class Scheduler:
                 finished.append(sequence)
         if finished:
             self.running = [s for s in self.running if s.status is Status.RUNNING]
+            self.ending = [s for s in self.ending if s.status is Status.ENDING]
         return finished
 
     def check_integrity(self) -> None:
         """Assert that blocks and sequences agree; see ``BlockPool.check_integrity``."""
-        holders: list[Seq[int]] = [s.block_ids for s in (*self.running, *self.waiting, *self._forked)]
+        holders = [s.block_ids for s in (*self.running, *self.ending, *self.waiting, *self._forked)]
         self.pool.check_integrity([*holders, self._copy_sources])
         for sequence in self.running:
             assert sequence.status is Status.RUNNING
             assert len(sequence.block_ids) * self.pool.block_size >= sequence.num_computed_tokens
             assert sequence.num_computed_tokens < sequence.num_tokens <= sequence.max_len
+        for sequence in self.ending:
+            assert sequence.status is Status.ENDING and sequence.num_pending_tokens
         for sequence in self.waiting:
             assert sequence.status is Status.WAITING
             assert not sequence.block_ids or sequence.num_computed_tokens == sequence.num_prompt_tokens - 1
         unborn = sum(len(sequence.forks) for sequence in (*self.running, *self.waiting))
         assert self._num_forks == unborn + len(self._forked), "forks are counted once"
+
+    def _free_seats(self) -> None:
+        """Let others have the seats of sequences of which there is nothing left to plan."""
+        ending = [s for s in self.running if s.num_pending_tokens and not s.num_remaining_tokens]
+        if ending:
+            for sequence in ending:
+                sequence.status = Status.ENDING
+            self.ending += ending
+            self.running = [s for s in self.running if s.status is Status.RUNNING]
 
     def _continue_running(self, chunks: list[Chunk], copies: list[tuple[int, int]], preempted: list[Sequence]) -> int:
         """Plan chunks of the running sequences; what is left of the budget."""
@@ -175,7 +190,7 @@ class Scheduler:
         """Plan a window of decode steps for all sequences that have tokens to come; the number of steps."""
 
         def live() -> list[tuple[Sequence, int]]:
-            return [(s, left) for s in self.running if s.decoding and (left := s.num_remaining_tokens) > 0]
+            return [(s, s.num_remaining_tokens) for s in self.running if s.decoding]
 
         pairs = live()
         steps = min(self.decode_window, max((left for _, left in pairs), default=0))

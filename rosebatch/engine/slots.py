@@ -9,6 +9,8 @@ from rosebatch.engine.plan import Chunk, StepPlan
 from rosebatch.request import Sequence, Status
 from rosebatch_kernels.feedback import layout
 
+# No plan will have these again; those launched so far keep what they need of a slot.
+_GONE = (Status.ENDING, Status.FINISHED)
 _REALS, _INTEGERS = struct.Struct("<3f"), struct.Struct("<3i")
 
 
@@ -56,7 +58,7 @@ class Slots:
         for sequence in plan.preempted:
             if sequence in self.slot_of:
                 self._take_back(sequence, write)
-        for sequence in [s for s in self.slot_of if s.status is Status.FINISHED]:
+        for sequence in [s for s in self.slot_of if s.status in _GONE]:
             self._take_back(sequence, write)
         for chunk in plan.chunks:
             if chunk.sequence not in self.slot_of:

@@ -97,3 +97,27 @@ def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, lookahead):
     assert got == wanted
     assert pool.num_free == pool.num_blocks
     assert max(runner.windows, default=0) <= scheduler.decode_window
+
+
+def test_the_device_always_has_a_plan_behind_the_one_that_is_waited_for():
+    """Sequences that all end at once kept their seats until their last tokens were known, and the device stood idle."""
+    launched, waited = [], []
+
+    class Watched(AheadRunner):
+        def launch(self, plan):
+            wait, number = super().launch(plan), len(launched)
+            launched.append(plan)
+
+            def watched():
+                waited.append(len(launched) - 1 - number)
+                return wait()
+
+            return watched
+
+    scheduler = Scheduler(BlockPool(64, 4), max_num_seqs=4, max_num_batched_tokens=64, decode_window=4)
+    engine = Engine(scheduler, Watched(), vocab_size=VOCAB, max_model_len=24, lookahead=1)
+    sampling = SamplingParams(max_tokens=9, ignore_eos=True)
+    done = list(engine.run(Request(index=i, prompt_token_ids=(i, 1, 2), sampling=sampling) for i in range(12)))
+    assert [len(completion.token_ids) for completion in done] == [9] * 12
+    assert [bool(plan.decode_steps) for plan in launched] == [False, True, True] * 3
+    assert waited == [1] * 8 + [0]

@@ -121,11 +121,12 @@ def test_decodes_tell_new_blocks_and_nothing_else(filled):
     assert slots.update(decodes(*sequences)).cells == {}
 
 
-def test_a_finished_sequence_leaves_its_slot(filled, make_sequence):
+@pytest.mark.parametrize("status", [Status.FINISHED, Status.ENDING])
+def test_a_finished_sequence_leaves_its_slot(status, filled, make_sequence):
     """It must not be decoded on: its blocks are another's by now. The next prompt takes the lowest free slot."""
     slots, sequences = filled
     for index in (2, 0):
-        sequences[index].status = Status.FINISHED
+        sequences[index].status = status
         sequences[index].block_ids = []
     newcomer = make_sequence([1, 2], index=9)
     write = slots.update(StepPlan((prompt(newcomer, [10, 50], samples=False),)))

@@ -1,0 +1,39 @@
+"""The order in which rows reach the engine, and when they are read."""
+
+from itertools import count, pairwise
+
+from rosebatch.errors import RowError
+from rosebatch.io.rows import FailedRow
+from rosebatch.prepare import PreparedRow, by_prefix
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
+
+
+def row(index, prompt):
+    return PreparedRow([Request(index=index, prompt_token_ids=prompt, sampling=SamplingParams())])
+
+
+def test_rows_that_begin_alike_follow_each_other_within_a_window():
+    """Failed rows need no engine and go first."""
+    failed = FailedRow(index=3, where="line 4", metadata={}, error=RowError("empty_prompt", "nothing"))
+    rows = [row(0, (5, 6)), row(1, (2, 9)), row(2, (5,)), failed, row(4, (2,)), row(5, (1,))]
+    order = [getattr(item, "index", None) or item.first.index for item in by_prefix(iter(rows), 4)]
+    assert order == [3, 1, 2, 0, 5, 4]
+
+
+def test_a_window_is_read_while_the_one_before_it_is_handed_out():
+    """Read at once, its rows kept the device waiting: 512 of them took longer than what was launched ahead."""
+    numbers, read = count(), []
+
+    def rows():
+        for number in numbers:
+            read.append(number)
+            yield row(number, (number % 7,))
+
+    handed_out = by_prefix(rows(), 8)
+    behind = []
+    for _ in range(40):
+        next(handed_out)
+        behind.append(len(read))
+    assert behind[0] == 8
+    assert all(later - earlier == 1 for earlier, later in pairwise(behind))
