@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from rosebatch.config import RopeConfig
+from rosebatch_kernels.hp1.gate import Gate
+from rosebatch_kernels.qkv.norms import QKNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,24 +18,25 @@ class Rotary:
 
     Attributes:
         cos, sin: ``[max_len, D]`` in the model's dtype, in the form that ``rosebatch_kernels.rope`` takes.
-        qk_norm: ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head before the rotation (Qwen3).
+        qk_norm: of each head before the rotation (Qwen3, HP1).
     """
 
     cos: Tensor
     sin: Tensor
-    qk_norm: tuple[Tensor, Tensor, float] | None = None
+    qk_norm: QKNorm | None = None
 
 
 class Attention(Protocol):
     """The attention of one step, over whatever cache the runner keeps."""
 
-    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None) -> Tensor:
+    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None, gate: Gate | None = None) -> Tensor:
         """Norm and rotate q and k, write the new tokens' K and V to the cache, attend over all of each sequence.
 
         Args:
             layer: counted from 0.
             qkv: ``[T, (heads + 2 · kv_heads) · D]``, q then k then v, as projected; may be overwritten.
             rotary: None where positions are not rotary.
+            gate: of HP1 attention; None for softmax.
 
         Returns:
             ``[T, heads · D]``.

@@ -18,6 +18,7 @@ from torch import Tensor
 from rosebatch_kernels.dependent_launch import launch_options, wait
 from rosebatch_kernels.paged_attention.splits import DecodeWorkspace, least_keys, num_splits
 from rosebatch_kernels.qkv.kernel import halves, normed_and_rotated, turn, weight_halves
+from rosebatch_kernels.qkv.norms import QKNorm, norm_arguments
 
 
 def decode(
@@ -32,7 +33,7 @@ def decode(
     scale: float,
     window: int = 0,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: tuple[Tensor, Tensor, float] | None = None,
+    qk_norm: QKNorm | None = None,
     append: bool = True,
 ) -> Tensor:
     """Attention of one new token for each sequence.
@@ -49,7 +50,7 @@ def decode(
         window: keys that the token sees, its own included; 0 for all.
         rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype, both halves of cos alike, the first of sin
             negated; None where q and k are rotated already, or never.
-        qk_norm: ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head before the rotation.
+        qk_norm: of each head before the rotation.
         append: False where the new K and V are in the cache already; q is then taken as it is.
 
     Returns:
@@ -62,7 +63,7 @@ def decode(
     splits = num_splits(batch, kv_heads)
     tile, warps, stages = _config(group, cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
-    q_weight, k_weight, eps = qk_norm if append and qk_norm is not None else (qkv, qkv, 0.0)
+    norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
     _decode[(kv_heads, batch, splits)](
         out,
         qkv,
@@ -78,7 +79,8 @@ def decode(
         workspace.stats,
         workspace.arrived,
         scale * 1.4426950408889634,
-        eps,
+        q_number,
+        k_number,
         blocks,
         qkv.stride(0),
         block_table.stride(0),
@@ -97,7 +99,7 @@ def decode(
         SPLITS=splits,
         APPEND=append,
         ROTARY=append and rotary is not None,
-        NORM=append and qk_norm is not None,
+        NORM=norm,
         STAGES=stages,
         num_warps=warps,
         **launch_options(),
@@ -129,7 +131,8 @@ def _decode(
     stats,
     arrived,
     scale,
-    eps,
+    q_number,
+    k_number,
     num_blocks,
     qkv_stride,
     table_stride,
@@ -199,7 +202,7 @@ def _decode(
     if APPEND:
         k_halves = halves(q_row + (HEADS + head) * D + one, one == 0, D, WIDTH, ROTARY)
         v_new = tl.load(q_row + (HEADS + KV_HEADS + head) * D + d, mask=real, other=0.0)
-    q = normed_and_rotated(q_halves, q_weights, cosine, sine, D, eps, ROTARY, NORM)
+    q = normed_and_rotated(q_halves, q_weights, cosine, sine, D, q_number, ROTARY, NORM)
     # A matrix product wants more rows than a group has heads: copies cost nothing, and are made last.
     copies: tl.constexpr = ROWS // MEMBERS
     g = tl.arange(0, ROWS) // copies
@@ -212,7 +215,7 @@ def _decode(
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     if APPEND:  # noqa: SIM102 (the first is decided when the kernel is compiled)
         if split == 0:
-            k_new = normed_and_rotated(k_halves, k_weights, cosine, sine, D, eps, ROTARY, NORM)
+            k_new = normed_and_rotated(k_halves, k_weights, cosine, sine, D, k_number, ROTARY, NORM)
             newest = tl.load(table_row + position // BLOCK).to(tl.int64)
             place = cache + (newest * KV_HEADS + head) * page + (position % BLOCK) * D + d
             tl.store(place, k_new, mask=real)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
+from rosebatch_kernels.qkv.norms import QKNorm
 from rosebatch_kernels.qkv.reference import prepare
 
 
@@ -24,7 +25,7 @@ def decode(
     scale: float,
     window: int = 0,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: tuple[Tensor, Tensor, float] | None = None,
+    qk_norm: QKNorm | None = None,
     append: bool = True,
 ) -> Tensor:
     """See ``rosebatch_kernels.paged_attention.decode``; the workspace is not used."""

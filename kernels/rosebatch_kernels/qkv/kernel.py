@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.dependent_launch import launch_options, wait
+from rosebatch_kernels.qkv.norms import QKNorm, norm_arguments
 
 
 def prepare(
@@ -16,13 +17,13 @@ def prepare(
     *,
     num_heads: int,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: tuple[Tensor, Tensor, float] | None = None,
+    qk_norm: QKNorm | None = None,
 ) -> None:
     """See ``rosebatch_kernels.qkv.reference``."""
     tokens = len(qkv)
     _, blocks, kv_heads, block_size, size = cache.shape
     cos, sin = rotary if rotary is not None else (qkv, qkv)
-    q_weight, k_weight, eps = qk_norm if qk_norm is not None else (qkv, qkv, 0.0)
+    norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm, qkv)
     _prepare[(tokens,)](
         qkv,
         cache,
@@ -33,7 +34,8 @@ def prepare(
         sin,
         q_weight,
         k_weight,
-        eps,
+        q_number,
+        k_number,
         blocks,
         qkv.stride(0),
         block_table.stride(0),
@@ -45,7 +47,7 @@ def prepare(
         WIDTH=triton.next_power_of_2(size),
         BLOCK=block_size,
         ROTARY=rotary is not None,
-        NORM=qk_norm is not None,
+        NORM=norm,
         num_warps=4,
         **launch_options(),
     )
@@ -84,7 +86,7 @@ def turn(cos, sin, position, D: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.co
 def weight_halves(weight, D: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr):
     """Both ``halves`` of a norm's weight ``[D]``; something unused without NORM."""
     one = tl.zeros([1, 1], tl.int32)
-    if NORM:
+    if NORM is not None:
         own, swapped = halves(weight + one, one == 0, D, WIDTH, ROTARY)
     else:
         own = one
@@ -93,17 +95,21 @@ def weight_halves(weight, D: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.const
 
 
 @triton.jit
-def normed_and_rotated(x, weight, cos, sin, D: tl.constexpr, eps, ROTARY: tl.constexpr, NORM: tl.constexpr):
+def normed_and_rotated(x, weight, cos, sin, D: tl.constexpr, number, ROTARY: tl.constexpr, NORM: tl.constexpr):
     """Heads after norm and rotation, rounded where PyTorch rounds.
 
     ``x`` and ``weight`` are both ``halves`` each, ``cos`` and ``sin`` ``[1, WIDTH]``; all were loaded by the caller, so
-    that their latencies pass together.
+    that their latencies pass together. ``number`` is a norm's eps, or the factor of a clip.
     """
     own, other = x
     dtype = own.dtype
-    if NORM:
+    if NORM == "uclip":
+        own = _clipped(own, weight[0], number)
+        if ROTARY:
+            other = _clipped(other, weight[1], number)
+    elif NORM == "rms":
         wide = own.to(tl.float32)
-        factor = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None]
+        factor = tl.rsqrt(tl.sum(wide * wide, 1) / D + number)[:, None]
         own = ((wide * factor).to(dtype).to(tl.float32) * weight[0].to(tl.float32)).to(dtype)
         if ROTARY:
             other = ((other.to(tl.float32) * factor).to(dtype).to(tl.float32) * weight[1].to(tl.float32)).to(dtype)
@@ -111,6 +117,12 @@ def normed_and_rotated(x, weight, cos, sin, D: tl.constexpr, eps, ROTARY: tl.con
         turned = (own.to(tl.float32) * cos.to(tl.float32)).to(dtype).to(tl.float32)
         own = (turned + other.to(tl.float32) * sin.to(tl.float32)).to(dtype)
     return own
+
+
+@triton.jit
+def _clipped(x, alpha, gamma):
+    inside = tl.minimum(tl.maximum(x.to(tl.float32) * alpha.to(tl.float32), -1.0), 1.0)
+    return (inside * gamma).to(x.dtype)
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
@@ -124,7 +136,8 @@ def _prepare(
     sin,
     q_weight,
     k_weight,
-    eps,
+    q_number,
+    k_number,
     num_blocks,
     qkv_stride,
     table_stride,
@@ -149,18 +162,18 @@ def _prepare(
     start = qkv + token.to(tl.int64) * qkv_stride
     d = tl.arange(0, WIDTH)[None, :]
     c, s = turn(cos, sin, position, D, WIDTH, ROTARY)
-    if ROTARY or NORM:
+    if ROTARY or NORM is not None:
         h = tl.arange(0, HEADS_WIDTH)[:, None]
         heads = start + h * D
         weight = weight_halves(q_weight, D, WIDTH, ROTARY, NORM)
-        q = normed_and_rotated(halves(heads, h < HEADS, D, WIDTH, ROTARY), weight, c, s, D, eps, ROTARY, NORM)
+        q = normed_and_rotated(halves(heads, h < HEADS, D, WIDTH, ROTARY), weight, c, s, D, q_number, ROTARY, NORM)
         # Every half has been read before any is overwritten.
         tl.debug_barrier()
         tl.store(heads + d, q, mask=(h < HEADS) & (d < D))
     h = tl.arange(0, KV_WIDTH)[:, None]
     k_halves = halves(start + (HEADS + h) * D, h < KV_HEADS, D, WIDTH, ROTARY)
     weight = weight_halves(k_weight, D, WIDTH, ROTARY, NORM)
-    k = normed_and_rotated(k_halves, weight, c, s, D, eps, ROTARY, NORM)
+    k = normed_and_rotated(k_halves, weight, c, s, D, k_number, ROTARY, NORM)
     mask = (h < KV_HEADS) & (d < D)
     v = tl.load(start + (HEADS + KV_HEADS + h) * D + d, mask=mask)
     block = tl.load(block_table + row * table_stride + position // BLOCK).to(tl.int64)

@@ -5,7 +5,9 @@ from torch import Tensor
 
 from rosebatch_kernels.kv_cache.reference import append
 from rosebatch_kernels.norm.reference import rms_norm
+from rosebatch_kernels.qkv.norms import HeadUClip, QKNorm
 from rosebatch_kernels.rope.reference import rope
+from rosebatch_kernels.uclip.reference import uclip_norm
 
 
 def split_heads(
@@ -13,7 +15,7 @@ def split_heads(
     num_heads: int,
     kv_heads: int,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: tuple[Tensor, Tensor, float] | None = None,
+    qk_norm: QKNorm | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v of packed tokens, q and k normed and rotated.
 
@@ -21,7 +23,7 @@ def split_heads(
         qkv: ``[T, (heads + 2 · kv_heads) · D]``, q then k then v.
         num_heads, kv_heads: of q, and of k and v.
         rotary: ``(cos, sin)`` of the tokens' positions, ``[T, 1, D]`` each in qkv's dtype, see ``rope``.
-        qk_norm: ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head before the rotation.
+        qk_norm: of each head before the rotation.
 
     Returns:
         q ``[T, heads, D]``, k and v ``[T, kv_heads, D]``.
@@ -33,12 +35,18 @@ def split_heads(
         return q, k, v
     rotated = heads[:, : num_heads + kv_heads]
     if qk_norm is not None:
-        q_weight, k_weight, eps = qk_norm
-        rotated = torch.cat((rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)), dim=1)
+        rotated = torch.cat(_normed(q, k, qk_norm), dim=1)
     if rotary is not None:
         rotated = rope(rotated, *rotary)
     q, k = rotated.split((num_heads, kv_heads), dim=1)
     return q, k, v
+
+
+def _normed(q: Tensor, k: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor]:
+    if isinstance(norm, HeadUClip):
+        return uclip_norm(q, norm.q_alpha, norm.q_gamma), uclip_norm(k, norm.k_alpha, norm.k_gamma)
+    q_weight, k_weight, eps = norm
+    return rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
 
 
 def prepare(
@@ -50,7 +58,7 @@ def prepare(
     *,
     num_heads: int,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: tuple[Tensor, Tensor, float] | None = None,
+    qk_norm: QKNorm | None = None,
 ) -> None:
     """Norm and rotate q in place; norm and rotate k, and write it and v to the cache.
 
@@ -63,7 +71,7 @@ def prepare(
         num_heads: query heads.
         rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype, both halves of cos alike, the first of sin
             negated.
-        qk_norm: ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head before the rotation.
+        qk_norm: of each head before the rotation.
     """
     real = rows >= 0
     qkv_real, where = qkv[real], positions[real].long()
