@@ -30,7 +30,8 @@ def compile_only() -> None:
 
     def warm_up(self, *args, grid, warmup, **options):
         kernel = run(self, *args, grid=grid, warmup=True, **options)
-        compiled.append((self.__name__, kernel.metadata.shared))
+        tensor_cores = "wgmma" if "wgmma" in kernel.asm["ptx"] else "-"
+        compiled.append((self.__name__, kernel.metadata.shared, tensor_cores))
 
     JITFunction.run = warm_up
     hopper = {"PDL": True, "launch_pdl": True}
@@ -71,16 +72,58 @@ def attention() -> None:
         prefill(qkv, cache, table, ints(3, 4), num_heads=heads, scale=1.0, window=100 if heads == kv_heads else 0)
 
 
+def gated_attention() -> None:
+    from rosebatch_kernels.hp1.decode import decode
+    from rosebatch_kernels.hp1.gate import Gate
+    from rosebatch_kernels.hp1.prefill import prefill
+    from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
+    from rosebatch_kernels.qkv.kernel import prepare
+    from rosebatch_kernels.qkv.norms import HeadUClip
+
+    for heads, kv_heads, size, dtype in [
+        (8, 4, 128, torch.bfloat16),
+        (3, 3, 80, torch.float16),
+        (7, 1, 64, torch.float32),
+    ]:
+        cache = empty(2, 4, kv_heads, 64, size, dtype=dtype)
+        gate = Gate(empty(heads, 3, dtype=torch.float32), empty(heads, dtype=torch.float32), relu_pre=heads != 3)
+        clip = HeadUClip(empty(size, dtype=dtype), empty(size, dtype=dtype), 1.0, 0.5)
+        options = {"num_heads": heads, "rotary": (empty(8, size, dtype=dtype),) * 2, "qk_norm": clip}
+        for batch, append in [(1, True), (300, False)]:
+            qkv = empty(batch, (heads + 2 * kv_heads) * size, dtype=dtype)
+            table, fields = ints(batch, 4), ints(batch)
+            workspace = DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cpu"))
+            for sparse in (True, False):
+                decode(
+                    qkv,
+                    cache,
+                    table,
+                    fields,
+                    fields,
+                    workspace,
+                    gate,
+                    scale=0.1,
+                    append=append,
+                    sparse=sparse,
+                    **options,
+                )
+        prepare(qkv, cache, table, fields, fields, **options)
+        prefill(qkv, cache, table, ints(3, 4), gate, num_heads=heads, scale=0.1)
+
+
 def layers() -> None:
     from rosebatch_kernels.kv_cache import kernel as kv_cache
     from rosebatch_kernels.linear import kernel as linear
     from rosebatch_kernels.mlp import kernel as mlp
     from rosebatch_kernels.norm import kernel as norm
+    from rosebatch_kernels.uclip import kernel as uclip
 
     for rows, size in ((1, 768), (64, 1024)):
         x, weight = empty(rows, size), empty(size)
         norm.rms_norm(x, weight, 1e-6)
         norm.add_layer_norm(empty(4, rows, size, dtype=torch.float32), x, weight, weight, 1e-6, weight)
+        uclip.uclip_norm(x.view(rows, -1, 64), empty(64), 0.5)
+        uclip.add_uclip_norm(empty(8, rows, size, dtype=torch.float32), x, weight, -1.5, weight, 0.5)
         # One row of the weight is a size that Triton makes a constant.
         for out in (1, 2048):
             linear.linear(x, empty(out, size), empty(out), None)
@@ -89,7 +132,9 @@ def layers() -> None:
         getattr(mlp, name)(x, weight)
     mlp.bias_residual_(x, x, weight)
     mlp.silu_mul(x)
-    for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul"):
+    mlp.relu_mul(x)
+    uclip.add_uclip_norm(empty(8192, size), empty(8192, size), weight, -1.5, weight, 0.5)
+    for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul", "relu_mul"):
         linear.linear(x, empty(2048, size), empty(2048), activation)
     cache = empty(1, 2, 4, 2, 64, 64)
     kv_cache.append(cache[0], empty(3, 2, 64), empty(3, 2, 64), torch.zeros(3, 2, dtype=torch.int64))
@@ -137,7 +182,8 @@ def tokens() -> None:
 if __name__ == "__main__":
     compile_only()
     attention()
+    gated_attention()
     layers()
     tokens()
-    for name, shared in sorted(set(compiled)):
-        sys.stdout.write(f"{name} {shared}\n")
+    for line in sorted(set(compiled)):
+        sys.stdout.write(" ".join(map(str, line)) + "\n")

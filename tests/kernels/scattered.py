@@ -6,6 +6,7 @@ import torch
 from torch import nan
 
 from rosebatch_kernels.kv_cache.reference import append
+from rosebatch_kernels.qkv.norms import HeadUClip
 from rosebatch_kernels.qkv.reference import cache_rows
 
 EPS = 1e-6
@@ -53,11 +54,11 @@ def attention(q, k, v, scale, window=0):
     return ((weights / weights.sum(0))[..., None] * v).sum(0).flatten()
 
 
-def normed_and_rotated(x, position, weight=None, rotary=None):
-    """float64: heads ``x [heads, D]`` of a token at ``position``, by the formulas of RMSNorm and of rotation."""
+def normed_and_rotated(x, position, norm=None, rotary=None):
+    """float64: heads ``x [heads, D]`` of a token at ``position``, by the formulas of a norm and of rotation."""
     x = x.double()
-    if weight is not None:
-        x = x / ((x * x).sum(-1, keepdim=True) / x.shape[-1] + EPS).sqrt() * weight.double()
+    if norm is not None:
+        x = norm(x)
     if rotary is not None:
         half = x.shape[-1] // 2
         cos, sin = (table[position].double() for table in rotary)
@@ -73,9 +74,28 @@ def rotary_tables(length, size, dtype):
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
-def norm_weights(size, dtype, randn):
-    """Of q and of k, around 1 as in trained models."""
-    return tuple((1 + 0.1 * randn(size)).to(dtype) for _ in range(2))
+def rms_norm(size, dtype, device, randn):
+    """A norm of q and k as kernels take it, weights around 1 as in trained models; and both formulas in float64."""
+    weights = [(1 + 0.1 * randn(size)).to(dtype) for _ in range(2)]
+
+    def formula(weight):
+        return lambda x: x / ((x * x).sum(-1, keepdim=True) / x.shape[-1] + EPS).sqrt() * weight.double()
+
+    return (*(weight.to(device) for weight in weights), EPS), [formula(weight) for weight in weights]
+
+
+def uclip(size, dtype, device, randn):
+    """The same of a clip, which takes hold of about a third of normal channels; the gammas are fp32's."""
+    alphas = [(1 + 0.1 * randn(size)).to(dtype) for _ in range(2)]
+    gammas = [1.25, -0.875]
+
+    def formula(alpha, gamma):
+        return lambda x: (x * alpha.double()).clamp(-1, 1) * gamma
+
+    return HeadUClip(*(alpha.to(device) for alpha in alphas), *gammas), list(map(formula, alphas, gammas))
+
+
+NORMS = {"rms": rms_norm, "uclip": uclip}
 
 
 def untouched(*shape, dtype, device):

@@ -17,6 +17,7 @@ ACTIVATIONS = {
     "gelu_erf": torch.nn.functional.gelu,
     "relu": torch.relu,
     "silu_mul": lambda x: torch.nn.functional.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+    "relu_mul": lambda x: torch.relu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
 }
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -120,4 +121,6 @@ def test_which_rows_are_streamed(device, randn, assert_close):
         assert_close(layer.product(x[:n]), exact(x[:n], weight))
         assert layer.activates(x[:n], "gelu_tanh")
         assert_close(layer.activated(x[:n], "gelu_tanh"), ACTIVATIONS["gelu_tanh"](exact(x[:n], weight, bias)))
-        assert layer.activates(x[:n], "silu_mul") == (n == 64)
+        for gated in ("silu_mul", "relu_mul"):
+            assert layer.activates(x[:n], gated) == (n == 64)
+    assert_close(layer.activated(x[:64], "relu_mul"), ACTIVATIONS["relu_mul"](exact(x[:64], weight, bias)))

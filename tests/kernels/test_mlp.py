@@ -17,6 +17,8 @@ FORMULAS = {
     "relu": lambda x: max(x, 0.0),
 }
 
+# What the gate goes through before it is multiplied.
+GATES = {"silu_mul": lambda x: x / (1 + math.exp(-x)), "relu_mul": FORMULAS["relu"]}
 BIAS_FORMS = {"bias_gelu_erf_": "gelu", "bias_gelu_tanh_": "gelu_tanh", "bias_relu_": "relu"}
 # One program and several, in rows and in columns, and the number of tokens from which a program takes more rows.
 SHAPES = [(1, 1), (1, 63), (63, 17), (3, 1000), (2, 1030), (1025, 3)]
@@ -29,10 +31,6 @@ def implementation(request):
 
 def by_element(formula, x):
     return torch.tensor([formula(v) for v in x.double().flatten().tolist()], dtype=torch.float64).view(x.shape)
-
-
-def silu(x):
-    return x / (1 + math.exp(-x))
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -98,29 +96,32 @@ def test_bias_residual_of_strided_rows(implementation, dtype, device, randn):
     assert wide[:, :20].isnan().all() and wide[:, 146:].isnan().all()
 
 
+@pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize(("rows", "size"), [*SHAPES, (63, 1000)])
-def test_silu_mul(implementation, rows, size, dtype, device, randn, assert_close):
+def test_gated(implementation, name, rows, size, dtype, device, randn, assert_close):
     x = randn(rows, 2 * size, dtype=dtype).to(device)
     before = x.clone()
-    out = implementation.silu_mul(x)
+    out = getattr(implementation, name)(x)
     assert out.shape == (rows, size)
-    assert_close(out, by_element(silu, x[:, :size]) * x[:, size:].double().cpu())
+    assert_close(out, by_element(GATES[name], x[:, :size]) * x[:, size:].double().cpu())
     # The reference multiplies in place, which must not reach the product's output.
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize(
     ("gate", "up", "expected"),
     [(0.0, 5.0, 0.0), (5.0, 0.0, 0.0), (100.0, -3.0, -300.0), (-1e4, 2.0, 0.0), (3e4, 2.0, 6e4)],
 )
-def test_silu_mul_takes_the_gate_from_the_first_half(implementation, gate, up, expected, dtype, device):
-    out = implementation.silu_mul(torch.tensor([[gate, up]], dtype=dtype, device=device))
+def test_gated_takes_the_gate_from_the_first_half(implementation, name, gate, up, expected, dtype, device):
+    out = getattr(implementation, name)(torch.tensor([[gate, up]], dtype=dtype, device=device))
     assert torch.equal(out, torch.tensor([[expected]], dtype=dtype, device=device))
 
 
-def test_silu_mul_of_strided_rows(implementation, dtype, device, randn):
-    x = randn(9, 200, dtype=dtype).to(device)[:, 20:146]
-    assert torch.equal(implementation.silu_mul(x), implementation.silu_mul(x.contiguous()))
+@pytest.mark.parametrize("name", GATES)
+def test_gated_of_strided_rows(implementation, name, dtype, device, randn):
+    function, x = getattr(implementation, name), randn(9, 200, dtype=dtype).to(device)[:, 20:146]
+    assert torch.equal(function(x), function(x.contiguous()))
 
 
 def test_silu_mul_rounds_between(implementation, device, randn):
@@ -134,12 +135,21 @@ def test_silu_mul_rounds_between(implementation, device, randn):
     assert (out != (silu * up).half()).sum() > 100
 
 
+@pytest.mark.parametrize(("rows", "size"), [(3, 1000), (1025, 3)])
+def test_relu_mul_rounds_the_product_once(implementation, rows, size, dtype, device, randn):
+    """To the bit: nothing but the product is rounded."""
+    x = randn(rows, 2 * size, dtype=dtype).to(device)
+    gate, up = x.double().chunk(2, dim=-1)
+    assert torch.equal(implementation.relu_mul(x), (gate.clamp_min(0) * up).to(dtype))
+
+
 def test_kernels_refuse_columns_that_lie_apart(randn):
     """They would read, and write, what stands between."""
     apart, together, bias = randn(3, 16)[:, ::2], randn(3, 8), randn(8)
     for call in (
         lambda: kernel.bias_relu_(apart),
         lambda: kernel.silu_mul(apart),
+        lambda: kernel.relu_mul(apart),
         lambda: kernel.bias_residual_(apart, together, bias),
         lambda: kernel.bias_residual_(together, apart, bias),
     ):
@@ -152,12 +162,13 @@ def test_kernel_offsets_past_int32(device, randn, far_apart):
     x, y = randn(3, 64, dtype=torch.float16).to(device), randn(3, 64, dtype=torch.float16).to(device)
     bias, apart = randn(64, dtype=torch.float16).to(device), far_apart(x)
     assert torch.equal(kernel.silu_mul(apart), kernel.silu_mul(x))
+    assert torch.equal(kernel.relu_mul(apart), kernel.relu_mul(x))
     kernel.bias_residual_(apart, far_apart(y), bias)
     assert torch.equal(apart, kernel.bias_residual_(x, y, bias))
     assert torch.equal(kernel.bias_gelu_tanh_(apart, bias), kernel.bias_gelu_tanh_(x, bias))
 
 
-@pytest.mark.parametrize("name", [*BIAS_FORMS, "silu_mul"])
+@pytest.mark.parametrize("name", [*BIAS_FORMS, *GATES])
 def test_a_rows_bits_out_of_the_kernel_do_not_depend_on_its_neighbours(name, dtype, device, randn):
     """With more tokens a program takes more rows."""
     function, x = getattr(kernel, name), randn(1100, 34, dtype=dtype).to(device)
@@ -167,7 +178,7 @@ def test_a_rows_bits_out_of_the_kernel_do_not_depend_on_its_neighbours(name, dty
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("name", [*FORMULAS, "silu_mul"])
+@pytest.mark.parametrize("name", [*FORMULAS, *GATES])
 def test_a_rows_activation_does_not_depend_on_its_neighbours(name, dtype, randn):
     """Bits, not closeness: a completion must not depend on its batch.
 
@@ -186,13 +197,13 @@ def test_a_rows_activation_does_not_depend_on_its_neighbours(name, dtype, randn)
 
 
 # Not gelu_tanh: at -5.0625 to -5.15625 PyTorch's vectorised and plain loops round to different bf16 numbers.
-@pytest.mark.parametrize("name", ["relu", "silu_mul"])
+@pytest.mark.parametrize("name", ["relu", *GATES])
 def test_every_bf16_number_alone_and_in_a_vector(name):
     """All there are: where one differs, equal bits in every batch are luck and not a promise."""
     x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     x = x[x.isfinite()]
     function = getattr(reference, name)
-    if name == "silu_mul":
+    if name in GATES:
         ones = torch.ones(1, dtype=torch.bfloat16)
         alone = torch.cat([function(torch.stack((v, ones), -1))[0] for v in x.split(1)])
         # 128 more, so that the last of them is not in what a vectorised loop leaves over.

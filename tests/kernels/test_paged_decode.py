@@ -1,109 +1,22 @@
 """Decode attention over scattered blocks against float64: what it gives, what it writes, and what it leaves alone."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nan
 
 from rosebatch_kernels.paged_attention import decode as kernel
 from rosebatch_kernels.paged_attention import paged_reference, splits
-from tests.kernels.scattered import (
-    EPS,
-    Scattered,
-    assert_same,
-    attention,
-    norm_weights,
-    normed_and_rotated,
-    rotary_tables,
-    untouched,
-)
+from tests.kernels.decode_step import check, make_step
+from tests.kernels.scattered import rms_norm, rotary_tables, untouched
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
-# Nobody's default.
-SCALE = 0.17
 IMPLEMENTATIONS = {"reference": paged_reference.decode, "kernel": kernel.decode}
 
 
 @pytest.fixture(params=["reference", "kernel"])
 def implementation(request):
     return IMPLEMENTATIONS[request.param]
-
-
-def make_step(
-    positions,
-    kv_heads,
-    group,
-    size,
-    block_size,
-    dtype,
-    device,
-    randn,
-    *,
-    scale=SCALE,
-    window=0,
-    rotary=False,
-    qk_norm=False,
-    append=True,
-    idle=(),
-):
-    """Arguments of a decode step, and what to hold its result against; rows in ``idle`` are not live."""
-    heads, batch = kv_heads * group, len(positions)
-    qkv = randn(batch, heads + 2 * kv_heads, size, dtype=dtype)
-    tables = rotary_tables(max(positions) + 1, size, dtype) if rotary else None
-    weights = norm_weights(size, dtype, randn) if qk_norm else (None, None)
-    paged = Scattered([n if append else n + 1 for n in positions], kv_heads, size, block_size, dtype, device, randn)
-    exact, new_keys = [], []
-    for row, position in enumerate(positions):
-        q, k, v = qkv[row].split((heads, kv_heads, kv_heads))
-        if append:
-            q = normed_and_rotated(q, position, weights[0], tables)
-            new_keys.append(normed_and_rotated(k, position, weights[1], tables))
-            k, v = torch.cat((paged.k[row].double(), new_keys[-1][None])), torch.cat((paged.v[row], v[None]))
-        else:
-            k, v = paged.k[row], paged.v[row]
-        exact.append(attention(q, k, v, scale, window))
-    # The first is at its limit, others are far past it: no table reaches as far.
-    where = [2**20 if row in idle[1:] else position for row, position in enumerate(positions)]
-    state = torch.tensor([(n, n if row in idle else n + 1 + row) for row, n in enumerate(where)], dtype=torch.int32)
-    where, limits = state.t().contiguous().to(device)
-    options = {"num_heads": heads, "scale": scale, "window": window, "append": append}
-    if rotary:
-        options["rotary"] = tuple(table.to(device) for table in tables)
-    if qk_norm:
-        options["qk_norm"] = (*(weight.to(device) for weight in weights), EPS)
-    workspace = splits.DecodeWorkspace(batch, heads, kv_heads, size, torch.device(device))
-    return SimpleNamespace(
-        paged=paged,
-        live=[row for row in range(batch) if row not in idle],
-        exact=torch.stack(exact),
-        new_keys=new_keys,
-        new_values=qkv[:, heads + kv_heads :],
-        workspace=workspace,
-        arguments=[qkv.flatten(1).to(device), paged.cache, paged.table, where, limits, workspace],
-        options=options,
-    )
-
-
-def check(implementation, step, assert_close):
-    """Run the step, compare its result, and see that of the cache it wrote the new slots alone; the result."""
-    paged, qkv = step.paged, step.arguments[0]
-    before, same = paged.cache.clone(), qkv.clone()
-    out = implementation(*step.arguments, **step.options)
-    assert out.dtype == qkv.dtype
-    assert_close(out[step.live], step.exact[step.live])
-    if step.options["append"]:
-        for row in step.live:
-            slot = paged.slot(row, int(step.arguments[3][row]))
-            written = paged.cache[slot]
-            assert_close(written[0], step.new_keys[row])
-            assert torch.equal(written[1].cpu(), step.new_values[row])
-            before[slot] = written
-    assert_same(paged.cache, before)
-    assert torch.equal(qkv, same)
-    assert not step.workspace.arrived.any()
-    return out
 
 
 @pytest.mark.parametrize(
@@ -126,7 +39,9 @@ def test_decode(implementation, kv_heads, group, size, block_size, window, dtype
     check(implementation, step, assert_close)
 
 
-@pytest.mark.parametrize(("rotary", "qk_norm"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("rotary", "qk_norm"), [(True, None), (False, "rms"), (True, "rms"), (False, "uclip"), (True, "uclip")]
+)
 @pytest.mark.parametrize(("group", "size"), [(1, 24), (2, 64), (1, 128)])
 def test_norm_and_rotation(implementation, rotary, qk_norm, group, size, dtype, device, randn, assert_close):
     step = make_step([5, 0, 64], 2, group, size, 16, dtype, device, randn, rotary=rotary, qk_norm=qk_norm)
@@ -144,7 +59,7 @@ def test_without_append(implementation, group, block_size, window, dtype, device
     whole = check(implementation, step, assert_close)
     step.arguments[0] = step.arguments[0][:, : group * size]
     step.options["rotary"] = tuple(table.to(device) for table in rotary_tables(65, size, dtype))
-    step.options["qk_norm"] = (*(weight.to(device) for weight in norm_weights(size, dtype, randn)), EPS)
+    step.options["qk_norm"], _ = rms_norm(size, dtype, device, randn)
     assert torch.equal(check(implementation, step, assert_close)[step.live], whole[step.live])
 
 

@@ -8,11 +8,11 @@ from torch import nan
 
 from rosebatch_kernels.qkv import kernel
 from tests.kernels.scattered import (
-    EPS,
+    NORMS,
     Scattered,
     assert_same,
-    norm_weights,
     normed_and_rotated,
+    rms_norm,
     rotary_tables,
     untouched,
 )
@@ -33,7 +33,7 @@ def columns(tokens, device):
     return torch.tensor(tokens, dtype=torch.int32).t().contiguous().to(device)
 
 
-def check(prepare, qkv, tokens, paged, heads, assert_close, tables=None, weights=None, packed=None):
+def check(prepare, qkv, tokens, paged, heads, assert_close, tables=None, norm=None, packed=None):
     """Run it, in ``packed`` if given; compare q, the new slots, and all that must have stayed as it was."""
     device, size = paged.cache.device, qkv.shape[-1]
     if packed is None:
@@ -43,13 +43,13 @@ def check(prepare, qkv, tokens, paged, heads, assert_close, tables=None, weights
     options = {"num_heads": heads}
     if tables is not None:
         options["rotary"] = tuple(table.to(device) for table in tables)
-    if weights is not None:
-        options["qk_norm"] = (*(weight.to(device) for weight in weights), EPS)
+    if norm is not None:
+        options["qk_norm"] = norm[0]
     assert prepare(packed, paged.cache, paged.table, *columns(tokens, device), **options) is None
     after = packed.cpu().view_as(qkv)
     # K and V are read, not written.
     assert torch.equal(after[:, heads:], qkv[:, heads:])
-    q_weight, k_weight = weights or (None, None)
+    q_norm, k_norm = (None, None) if norm is None else norm[1]
     for token, (row, position) in enumerate(tokens):
         q, k, v = qkv[token].split((heads, paged.kv_heads, paged.kv_heads))
         if row < 0:
@@ -59,17 +59,20 @@ def check(prepare, qkv, tokens, paged, heads, assert_close, tables=None, weights
         written = paged.cache[slot]
         assert written.shape == (2, paged.kv_heads, size)
         assert torch.equal(written[1].cpu(), v)
-        if tables is None and weights is None:
+        if tables is None and norm is None:
             assert torch.equal(after[token, :heads], q)
             assert torch.equal(written[0].cpu(), k)
         else:
-            assert_close(after[token, :heads], normed_and_rotated(q, position, q_weight, tables))
-            assert_close(written[0], normed_and_rotated(k, position, k_weight, tables))
+            assert_close(after[token, :heads], normed_and_rotated(q, position, q_norm, tables))
+            assert_close(written[0], normed_and_rotated(k, position, k_norm, tables))
         before[slot] = written
     assert_same(paged.cache, before)
 
 
-@pytest.mark.parametrize(("rotary", "qk_norm"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("rotary", "qk_norm"),
+    [(False, None), (True, None), (False, "rms"), (True, "rms"), (False, "uclip"), (True, "uclip")],
+)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "block_size"), [(3, 3, 64, 16), (7, 1, 24, 64), (4, 2, 80, 24), (8, 4, 128, 16)]
 )
@@ -80,8 +83,8 @@ def test_prepare(
     paged = Scattered(LENGTHS, kv_heads, size, block_size, dtype, device, randn)
     qkv = randn(len(tokens), heads + 2 * kv_heads, size, dtype=dtype)
     tables = rotary_tables(71, size, dtype) if rotary else None
-    weights = norm_weights(size, dtype, randn) if qk_norm else None
-    check(implementation.prepare, qkv, tokens, paged, heads, assert_close, tables, weights)
+    norm = NORMS[qk_norm](size, dtype, device, randn) if qk_norm else None
+    check(implementation.prepare, qkv, tokens, paged, heads, assert_close, tables, norm)
 
 
 @pytest.mark.parametrize("count", [1, 63, 130])
@@ -96,10 +99,11 @@ def test_many_tokens(implementation, count, device, randn, assert_close):
 def test_rows_that_lie_apart(implementation, dtype, device, randn, assert_close):
     """Columns of a wider tensor at an odd place: nothing is written beside q."""
     paged = Scattered(LENGTHS, 2, 24, 16, dtype, device, randn)
-    qkv, tables, weights = randn(8, 7, 24, dtype=dtype), rotary_tables(71, 24, dtype), norm_weights(24, dtype, randn)
+    qkv, tables = randn(8, 7, 24, dtype=dtype), rotary_tables(71, 24, dtype)
+    norm = rms_norm(24, dtype, device, randn)
     wide = torch.full((8, 7 * 24 + 30), nan, dtype=dtype, device=device)
     inner = wide[:, 13 : 13 + 7 * 24]
-    check(implementation.prepare, qkv, TOKENS, paged, 3, assert_close, tables, weights, packed=inner)
+    check(implementation.prepare, qkv, TOKENS, paged, 3, assert_close, tables, norm, packed=inner)
     assert wide[:, :13].isnan().all()
     assert wide[:, 13 + 7 * 24 :].isnan().all()
 
@@ -114,7 +118,7 @@ def test_norm_keeps_statistics_in_fp32(implementation, device, randn, assert_clo
     """Squares of large fp16 values overflow fp16, so the mean must not be taken in it."""
     paged = Scattered(LENGTHS, 1, 64, 16, torch.float16, device, randn)
     qkv = (randn(8, 4, 64) * 1000).half()
-    check(implementation.prepare, qkv, TOKENS, paged, 2, assert_close, None, norm_weights(64, torch.float16, randn))
+    check(implementation.prepare, qkv, TOKENS, paged, 2, assert_close, None, rms_norm(64, torch.float16, device, randn))
 
 
 @pytest.mark.xdist_group("large_memory")

@@ -11,7 +11,7 @@ def functions(module):
     return {name: f for name, f in public if f.__module__ == module.__name__ and not name.startswith("_")}
 
 
-@pytest.mark.parametrize("operator", ["norm", "mlp", "linear", "kv_cache", "qkv", "feedback", "logits"])
+@pytest.mark.parametrize("operator", ["norm", "mlp", "linear", "kv_cache", "qkv", "feedback", "logits", "uclip"])
 def test_same_signature(operator):
     kernels = functions(import_module(f"rosebatch_kernels.{operator}.kernel"))
     references = functions(import_module(f"rosebatch_kernels.{operator}.reference"))
@@ -20,10 +20,11 @@ def test_same_signature(operator):
         assert inspect.signature(kernel) == inspect.signature(references[name]), name
 
 
-def test_same_signature_of_paged_attention():
+@pytest.mark.parametrize("attention", ["paged_attention", "hp1"])
+def test_same_signature_of_attention(attention):
     """Its kernels stand in modules of their names, beside what their callers need to know of them."""
-    references = functions(import_module("rosebatch_kernels.paged_attention.paged_reference"))
+    references = functions(import_module(f"rosebatch_kernels.{attention}.paged_reference"))
     assert references.keys() == {"decode", "prefill"}
     for name, reference in references.items():
-        kernel = getattr(import_module(f"rosebatch_kernels.paged_attention.{name}"), name)
+        kernel = getattr(import_module(f"rosebatch_kernels.{attention}.{name}"), name)
         assert inspect.signature(kernel) == inspect.signature(reference), name

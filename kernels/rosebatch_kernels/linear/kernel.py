@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.dependent_launch import launch_options, prefetch, wait
-from rosebatch_kernels.mlp.kernel import activate, logistic
+from rosebatch_kernels.mlp.kernel import GATES, activate
 
 # Rows of a tile: Hopper's matrix instruction takes no fewer, and rows that do not exist cost nothing to load.
 _ROWS = 64
@@ -28,13 +28,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
         x: ``[T, in]``, rows at any stride, T at most 64, a 16-bit type.
         weight: ``[out, in]``, contiguous.
         bias: ``[out]``.
-        activation: ``gelu_tanh``, ``gelu_erf``, ``relu``; or ``silu_mul``: the first half of the columns is the gate of
-            the second.
+        activation: ``gelu_tanh``, ``gelu_erf``, ``relu``; or ``silu_mul``, ``relu_mul``: the first half of the columns
+            is the gate of the second.
 
     Returns:
-        ``[T, out]``, or half as many columns behind ``silu_mul``.
+        ``[T, out]``, or half as many columns behind a gate.
     """
-    gated = activation == "silu_mul"
+    gated = activation in GATES
     columns = len(weight) // 2 if gated else len(weight)
     out = torch.empty(len(x), columns, dtype=x.dtype, device=x.device)
     depth = 64 if gated and len(x) > 32 else 128
@@ -65,6 +65,7 @@ def _launch(
     """``tile``: what a program computes, ``ROWS`` by ``TILE``, ``DEPTH`` products at a time."""
     rows, depth = x.shape
     splits = len(out) if out.ndim == 3 else 1
+    gate = None if activation is None else GATES.get(activation)
     share = triton.cdiv(triton.cdiv(depth, splits), tile["DEPTH"]) * tile["DEPTH"]
     _product[(triton.cdiv(columns, tile["TILE"]), splits, triton.cdiv(rows, tile["ROWS"]))](
         x,
@@ -76,7 +77,8 @@ def _launch(
         columns,
         K=depth,
         SHARE=share,
-        ACTIVATION=activation,
+        ACTIVATION=gate or activation,
+        GATED=gate is not None,
         PARTS=out.ndim == 3,
         LINES=triton.next_power_of_2(triton.cdiv(share, _LINE.value)),
         STAGES=5,
@@ -99,6 +101,7 @@ def _product(
     SHARE: tl.constexpr,
     ROWS: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
     PARTS: tl.constexpr,
     LINES: tl.constexpr,
     TILE: tl.constexpr,
@@ -106,7 +109,6 @@ def _product(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    gated: tl.constexpr = ACTIVATION == "silu_mul"
     n = tl.program_id(0) * TILE + tl.arange(0, TILE)
     split = tl.program_id(1)
     first_row = tl.program_id(2) * ROWS
@@ -117,7 +119,7 @@ def _product(
     if PDL:
         line = tl.minimum(begin + tl.arange(0, LINES) * _LINE, K - 1)[None, :]
         prefetch(weight_rows + line)
-        if gated:
+        if GATED:
             prefetch(up_rows + line)
         wait()
     m = first_row + tl.arange(0, ROWS)
@@ -130,7 +132,7 @@ def _product(
         inside = None if K % DEPTH == 0 else start + k < K
         a = _load(x_rows + start + k, present[:, None] if inside is None else present[:, None] & inside)
         acc = tl.dot(a, tl.trans(_load(weight_rows + start + k, inside)), acc)
-        if gated:
+        if GATED:
             up_acc = tl.dot(a, tl.trans(_load(up_rows + start + k, inside)), up_acc)
     wanted = present[:, None] & (n < size)[None, :]
     if PARTS:
@@ -139,11 +141,11 @@ def _product(
     else:
         dtype = out.dtype.element_ty
         value = _plus(acc, bias, n, size)
-        if gated:
+        if GATED:
             # Rounded where separate kernels would round.
             gate = value.to(dtype).to(tl.float32)
             up_value = _plus(up_acc, None if bias is None else bias + size, n, size)
-            value = (gate * logistic(gate)).to(dtype).to(tl.float32) * up_value.to(dtype).to(tl.float32)
+            value = activate(gate, ACTIVATION).to(dtype).to(tl.float32) * up_value.to(dtype).to(tl.float32)
         elif ACTIVATION is not None:
             value = activate(value, ACTIVATION)
         tl.store(out + m[:, None].to(tl.int64) * size + n[None, :], value.to(dtype), mask=wanted)

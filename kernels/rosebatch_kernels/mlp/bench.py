@@ -17,7 +17,8 @@ def main() -> None:
         # Intermediate sizes of Qwen3-0.6B and Llama-3.1-8B.
         for size in (3072, 14336):
             inputs = [(randn(tokens, 2 * size),) for _ in range(_TURNS)]
-            compare("silu_mul", f"T={tokens} I={size}", _MODULES, inputs, moved=6 * tokens * size)
+            for operator in ("silu_mul", "relu_mul"):
+                compare(operator, f"T={tokens} I={size}", _MODULES, inputs, moved=6 * tokens * size)
 
 
 def _bias_forms(tokens: int, intermediate: int, hidden: int) -> None:

@@ -20,6 +20,9 @@ _NUM_WARPS = 4
 _FEW_TOKENS = 1024
 _MANY_ROWS = 4
 
+# What the gate goes through before it is multiplied.
+GATES = {"silu_mul": "silu", "relu_mul": "relu"}
+
 
 def bias_gelu_erf_(x: Tensor, bias: Tensor | None = None) -> Tensor:
     """``gelu(x + bias)`` written over ``x [T, I]``, rows at any stride, which is returned; ``bias [I]``."""
@@ -47,12 +50,12 @@ def bias_residual_(residual: Tensor, y: Tensor, bias: Tensor) -> Tensor:
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up`` for ``gate_up [T, 2·I]``, gate first, rows at any stride: ``[T, I]``."""
-    assert gate_up.stride(-1) == 1, "the last axis is contiguous"
-    tokens, size = len(gate_up), gate_up.shape[-1] // 2
-    out = torch.empty(tokens, size, dtype=gate_up.dtype, device=gate_up.device)
-    grid, tile = _tiles(tokens, size)
-    _silu_mul[grid](gate_up, out, tokens, size, gate_up.stride(0), **tile)
-    return out
+    return _launch_gated(gate_up, "silu_mul")
+
+
+def relu_mul(gate_up: Tensor) -> Tensor:
+    """``relu(gate) * up`` for ``gate_up [T, 2·I]``, gate first, rows at any stride: ``[T, I]``."""
+    return _launch_gated(gate_up, "relu_mul")
 
 
 def _launch_activation(x: Tensor, bias: Tensor | None, name: str) -> Tensor:
@@ -61,6 +64,15 @@ def _launch_activation(x: Tensor, bias: Tensor | None, name: str) -> Tensor:
     grid, tile = _tiles(tokens, size)
     _activation[grid](x, bias, tokens, size, x.stride(0), name=name, **tile)
     return x
+
+
+def _launch_gated(gate_up: Tensor, name: str) -> Tensor:
+    assert gate_up.stride(-1) == 1, "the last axis is contiguous"
+    tokens, size = len(gate_up), gate_up.shape[-1] // 2
+    out = torch.empty(tokens, size, dtype=gate_up.dtype, device=gate_up.device)
+    grid, tile = _tiles(tokens, size)
+    _activation_mul[grid](gate_up, out, tokens, size, gate_up.stride(0), name=GATES[name], **tile)
+    return out
 
 
 def _tiles(tokens: int, size: int) -> tuple[tuple[int, int], dict[str, int]]:
@@ -110,7 +122,17 @@ def _bias_residual(
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _silu_mul(gate_up, out, tokens, size, stride, rows: tl.constexpr, columns: tl.constexpr, PDL: tl.constexpr):
+def _activation_mul(
+    gate_up,
+    out,
+    tokens,
+    size,
+    stride,
+    name: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         wait()
     row, column, inside = _place(tokens, size, rows, columns)
@@ -118,9 +140,9 @@ def _silu_mul(gate_up, out, tokens, size, stride, rows: tl.constexpr, columns: t
     gate = tl.load(place, inside).to(tl.float32)
     up = tl.load(place + size, inside).to(tl.float32)
     dtype = out.dtype.element_ty
-    # Rounded between the two, as PyTorch's silu is.
-    silu = (gate * logistic(gate)).to(dtype).to(tl.float32)
-    tl.store(out + row * size + column, (silu * up).to(dtype), inside)
+    # Rounded between the two, as PyTorch's operators are.
+    factor = activate(gate, name).to(dtype).to(tl.float32)
+    tl.store(out + row * size + column, (factor * up).to(dtype), inside)
 
 
 @triton.jit
@@ -133,12 +155,14 @@ def _place(tokens, size, rows: tl.constexpr, columns: tl.constexpr):
 
 @triton.jit
 def activate(value, name: tl.constexpr):
-    """The activation of an fp32 value: ``gelu_tanh``, ``gelu_erf`` or ``relu``."""
+    """The activation of an fp32 value: ``gelu_tanh``, ``gelu_erf``, ``silu`` or ``relu``."""
     if name == "gelu_tanh":
         # tanh(u) = 2 · logistic(2u) - 1, so that (1 + tanh(u)) / 2 is the logistic function itself.
         out = value * logistic(value * (1.5957691216057308 + 0.07135481282553147 * value * value))
     elif name == "gelu_erf":
         out = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+    elif name == "silu":
+        out = value * logistic(value)
     else:
         tl.static_assert(name == "relu")
         out = tl.maximum(value, 0.0)

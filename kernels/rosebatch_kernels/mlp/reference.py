@@ -51,5 +51,11 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return functional.silu(gate).mul_(up)
 
 
+def relu_mul(gate_up: Tensor) -> Tensor:
+    """``relu(gate) * up`` for ``gate_up [T, 2·I]``, gate first: ``[T, I]``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.relu(gate).mul_(up)
+
+
 def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
     return x.float() if bias is None else x.float() + bias.float()

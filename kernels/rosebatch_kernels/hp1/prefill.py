@@ -1,0 +1,168 @@
+"""HP1 prefill attention over the paged cache in Triton: packed chunks of many sequences, each over prefix and itself.
+
+One program serves a tile of successive query tokens of one sequence and one query head, and walks over that
+sequence's keys in runs (see ``rosebatch_kernels.hp1.runs``): the gate is applied in registers, between two products on
+the tensor cores. There is no maximum, no sum and nothing to rescale.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rosebatch_kernels.dependent_launch import launch_options, wait
+from rosebatch_kernels.hp1.gate import Gate
+from rosebatch_kernels.hp1.runs import filtered, gated, nearest, places, subtracted, two_pages
+from rosebatch_kernels.paged_attention.prefill import TILE_ROWS
+
+
+def prefill(
+    q: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    tiles: Tensor,
+    gate: Gate,
+    *,
+    num_heads: int,
+    scale: float,
+) -> Tensor:
+    """Attention of chunks of tokens, packed one behind the other, see ``rosebatch_kernels.hp1.reference``.
+
+    Args:
+        q: ``[T, at least heads · D]``, rows at any stride: q stands first in each.
+        cache: ``[2, blocks, kv_heads, block_size, D]``, the chunks' own K and V included.
+        block_table: ``[S, M]`` int32 block ids, rows at any stride.
+        tiles: ``[N, 4]`` int32: row of the block table, first row in q, position of that row, number of rows (at
+            most ``TILE_ROWS``, 0 for padding). Rows of q that no tile covers are undefined in the result.
+        gate: of the layer.
+        num_heads: query heads, a multiple of kv_heads.
+        scale: factor on q·k, positive.
+
+    Returns:
+        ``[T, heads · D]``.
+    """
+    _, blocks, kv_heads, block_size, size = cache.shape
+    out = torch.empty(len(q), num_heads * size, dtype=q.dtype, device=q.device)
+    keys, warps, stages = _config(q.dtype)
+    _gated_prefill[(num_heads, len(tiles))](
+        out,
+        q,
+        cache,
+        block_table,
+        tiles,
+        gate.taps,
+        gate.gamma,
+        scale,
+        blocks,
+        q.stride(0),
+        block_table.stride(0),
+        HEADS=num_heads,
+        KV_HEADS=kv_heads,
+        D=size,
+        WIDTH=max(16, triton.next_power_of_2(size)),
+        BLOCK=block_size,
+        ROWS=TILE_ROWS,
+        KEYS=keys,
+        RELU_PRE=gate.relu_pre,
+        # Of scores before the scale, which is applied to sums of values: fewer of them.
+        CLIP_MIN=gate.clip_min / scale,
+        CLIP_MAX=gate.clip_max / scale,
+        STAGES=stages,
+        num_warps=warps,
+        **launch_options(),
+    )
+    return out
+
+
+def _config(dtype: torch.dtype) -> tuple[int, int, int]:
+    """Keys in a tile, warps, pipeline stages."""
+    if dtype.itemsize == 4:
+        return 16, 8, 1
+    return 32, 4, 3
+
+
+@triton.jit(do_not_specialize=["num_blocks"])
+def _gated_prefill(
+    out,
+    q,
+    cache,
+    block_table,
+    tiles,
+    taps,
+    gamma,
+    scale,
+    num_blocks,
+    q_stride,
+    table_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    RELU_PRE: tl.constexpr,
+    CLIP_MIN: tl.constexpr,
+    CLIP_MAX: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    head = tl.program_id(0)
+    tap_0 = tl.load(taps + head * 3)
+    tap_1 = tl.load(taps + head * 3 + 1)
+    tap_2 = tl.load(taps + head * 3 + 2)
+    factor = tl.load(gamma + head) * scale
+    if PDL:
+        wait()
+    tile = tiles + tl.program_id(1) * 4
+    sequence, first_row = tl.load(tile), tl.load(tile + 1)
+    position, count = tl.load(tile + 2), tl.load(tile + 3)
+    if count == 0:
+        # Padding: its row of the block table may be anybody's.
+        return
+    table = block_table + sequence * table_stride
+    page_size: tl.constexpr = BLOCK * D
+    stride: tl.constexpr = KV_HEADS * page_size
+    v_distance = num_blocks.to(tl.int64) * stride
+    keys = cache + head // (HEADS // KV_HEADS) * page_size
+    r = tl.arange(0, ROWS)
+    d = tl.arange(0, WIDTH)[None, :]
+    rows = (first_row + r).to(tl.int64)[:, None]
+    mine = (r < count)[:, None] & (d < D)
+    query = tl.load(q + rows * q_stride + head * D + d, mask=mine, other=0.0)
+    own = (position + r)[:, None]
+    last_key = position + count - 1
+    # Keys of a column; all of them exist but some of the last column's.
+    run = tl.cdiv(last_key + 1, KEYS)
+    first = tl.arange(0, KEYS) * run
+    due = tl.zeros([ROWS, KEYS], tl.float32)
+    due_later = tl.zeros([ROWS, KEYS], tl.float32)
+    page, start, page_step = two_pages(table, first - 2, last_key, BLOCK, stride)
+    for step in tl.static_range(2):
+        n = first + (step - 2)
+        k = _load(keys + places(nearest(n, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
+        scores = tl.dot(query, tl.trans(k), input_precision="ieee")
+        passed = tl.where((n >= 0)[None, :], filtered(scores, RELU_PRE), 0.0)
+        due, due_later = subtracted(passed, due_later, tap_1, tap_2)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    for piece in range(0, run, BLOCK):
+        page, start, page_step = two_pages(table, first + piece, last_key, BLOCK, stride)
+        for i in tl.range(piece, tl.minimum(piece + BLOCK, run), num_stages=STAGES):
+            n = first + i
+            offsets = places(nearest(n, last_key), page, start, page_step, d, D, BLOCK)
+            k = _load(keys + offsets, d, D, WIDTH)
+            v = _load(keys + v_distance + offsets, d, D, WIDTH)
+            scores = tl.dot(query, tl.trans(k), input_precision="ieee")
+            weights, due, due_later = gated(scores, due, due_later, tap_0, tap_1, tap_2, RELU_PRE, CLIP_MIN, CLIP_MAX)
+            weights = tl.where(n[None, :] <= own, weights, 0.0)
+            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+    tl.store(out + rows * (HEADS * D) + head * D + d, (acc * factor).to(out.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _load(place, d, D: tl.constexpr, WIDTH: tl.constexpr):
+    if D < WIDTH:
+        return tl.load(place, mask=d < D, other=0.0)
+    return tl.load(place)

@@ -1,0 +1,56 @@
+"""Bandwidth of UClipNorm at decode and prefill sizes: ``python -m rosebatch_kernels.uclip.bench``."""
+
+import torch
+
+from rosebatch_kernels.bench_inputs import randn
+from rosebatch_kernels.timing import compare
+from rosebatch_kernels.uclip import kernel, reference
+
+_MODULES = (kernel, reference)
+_GAMMA = 0.5
+_POST_GAMMA = -1.5
+# HP1's hidden size.
+_SIZE = 1024
+_TOKENS = (32, 256, 8192)
+# Parts that a decode step's projections come in.
+_PARTS = 8
+_TURNS = 8
+
+
+def main() -> None:
+    """Write one line for each form, size and implementation."""
+    for tokens in _TOKENS:
+        _norms(tokens, _SIZE)
+    _parts(_TOKENS[0], _SIZE)
+    for tokens in _TOKENS:
+        _head_norm(tokens, heads=8, head_dim=128, width=2048)
+
+
+def _norms(tokens: int, size: int) -> None:
+    pairs = [(randn(tokens, size), randn(tokens, size)) for _ in range(_TURNS)]
+    alpha, post_alpha = randn(size), randn(size)
+    shape, row = f"T={tokens} H={size}", 2 * tokens * size
+    compare("uclip_norm", shape, _MODULES, [(x, alpha, _GAMMA) for x, _ in pairs], moved=2 * row)
+    inputs = [(*pair, post_alpha, _POST_GAMMA, alpha, _GAMMA) for pair in pairs]
+    compare("add_uclip_norm", shape, _MODULES, inputs, moved=4 * row)
+
+
+def _parts(tokens: int, size: int) -> None:
+    weights = randn(size), _POST_GAMMA, randn(size), _GAMMA
+    parts = [torch.randn(_PARTS, tokens, size, device="cuda") for _ in range(_TURNS)]
+    inputs = [(y, randn(tokens, size), *weights) for y in parts]
+    moved = parts[0].nbytes + 3 * 2 * tokens * size
+    compare("add_uclip_norm", f"T={tokens} H={size} S={_PARTS}", _MODULES, inputs, moved=moved)
+
+
+def _head_norm(tokens: int, heads: int, head_dim: int, width: int) -> None:
+    """HP1's norm of the query heads, in place of the fused projection's output."""
+    alpha = randn(head_dim)
+    wide = [randn(tokens, width) for _ in range(_TURNS)]
+    inputs = [(x[:, : heads * head_dim].view(tokens, heads, head_dim), alpha, _GAMMA) for x in wide]
+    shape = f"T={tokens} {heads}x{head_dim}"
+    compare("uclip_norm", shape, _MODULES, inputs, moved=4 * tokens * heads * head_dim)
+
+
+if __name__ == "__main__":
+    main()

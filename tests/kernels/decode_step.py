@@ -1,0 +1,91 @@
+"""A decode step over scattered blocks, and what to hold its result, and what it wrote, against."""
+
+from types import SimpleNamespace
+
+import torch
+
+from rosebatch_kernels.paged_attention import splits
+from tests.kernels.scattered import NORMS, Scattered, assert_same, attention, normed_and_rotated, rotary_tables
+
+# Nobody's default.
+SCALE = 0.17
+
+
+def make_step(
+    positions,
+    kv_heads,
+    group,
+    size,
+    block_size,
+    dtype,
+    device,
+    randn,
+    *,
+    scale=SCALE,
+    window=0,
+    attend=None,
+    rotary=False,
+    qk_norm=None,
+    append=True,
+    idle=(),
+):
+    """Arguments of a decode step, and what to hold its result against; rows in ``idle`` are not live.
+
+    ``attend`` is the formula, of softmax by default; ``qk_norm`` is one of ``NORMS``.
+    """
+    attend = attend or (lambda q, k, v: attention(q, k, v, scale, window))
+    heads, batch = kv_heads * group, len(positions)
+    qkv = randn(batch, heads + 2 * kv_heads, size, dtype=dtype)
+    tables = rotary_tables(max(positions) + 1, size, dtype) if rotary else None
+    norm, exact_norms = NORMS[qk_norm](size, dtype, device, randn) if qk_norm else (None, (None, None))
+    paged = Scattered([n if append else n + 1 for n in positions], kv_heads, size, block_size, dtype, device, randn)
+    exact, new_keys = [], []
+    for row, position in enumerate(positions):
+        q, k, v = qkv[row].split((heads, kv_heads, kv_heads))
+        if append:
+            q = normed_and_rotated(q, position, exact_norms[0], tables)
+            new_keys.append(normed_and_rotated(k, position, exact_norms[1], tables))
+            k, v = torch.cat((paged.k[row].double(), new_keys[-1][None])), torch.cat((paged.v[row], v[None]))
+        else:
+            k, v = paged.k[row], paged.v[row]
+        exact.append(attend(q, k, v))
+    # The first is at its limit, others are far past it: no table reaches as far.
+    where = [2**20 if row in idle[1:] else position for row, position in enumerate(positions)]
+    state = torch.tensor([(n, n if row in idle else n + 1 + row) for row, n in enumerate(where)], dtype=torch.int32)
+    where, limits = state.t().contiguous().to(device)
+    options = {"num_heads": heads, "scale": scale, "window": window, "append": append}
+    if rotary:
+        options["rotary"] = tuple(table.to(device) for table in tables)
+    if norm is not None:
+        options["qk_norm"] = norm
+    workspace = splits.DecodeWorkspace(batch, heads, kv_heads, size, torch.device(device))
+    return SimpleNamespace(
+        paged=paged,
+        live=[row for row in range(batch) if row not in idle],
+        exact=torch.stack(exact),
+        new_keys=new_keys,
+        new_values=qkv[:, heads + kv_heads :],
+        workspace=workspace,
+        arguments=[qkv.flatten(1).to(device), paged.cache, paged.table, where, limits, workspace],
+        options=options,
+    )
+
+
+def check(implementation, step, assert_close):
+    """Run the step, compare its result, and see that of the cache it wrote the new slots alone; the result."""
+    paged, qkv = step.paged, step.arguments[0]
+    before, same = paged.cache.clone(), qkv.clone()
+    out = implementation(*step.arguments, **step.options)
+    assert out.dtype == qkv.dtype
+    assert_close(out[step.live], step.exact[step.live])
+    if step.options["append"]:
+        for row in step.live:
+            slot = paged.slot(row, int(step.arguments[3][row]))
+            written = paged.cache[slot]
+            assert_close(written[0], step.new_keys[row])
+            assert torch.equal(written[1].cpu(), step.new_values[row])
+            before[slot] = written
+    assert_same(paged.cache, before)
+    assert torch.equal(qkv, same)
+    assert not step.workspace.arrived.any()
+    return out

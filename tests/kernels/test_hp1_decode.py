@@ -1,0 +1,168 @@
+"""HP1 decode attention over scattered blocks against the formula in float64, key by key."""
+
+import pytest
+import torch
+from torch import nan
+
+from rosebatch_kernels.hp1 import decode as kernel
+from rosebatch_kernels.hp1 import paged_reference
+from rosebatch_kernels.paged_attention import splits
+from tests.kernels.decode_step import SCALE, check, make_step
+from tests.kernels.hp1_exact import gated_attention, general_gate, make_gate
+from tests.kernels.scattered import rotary_tables, uclip, untouched
+
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+
+IMPLEMENTATIONS = {"reference": paged_reference.decode, "kernel": kernel.decode}
+TILE, *_ = kernel._config(torch.float32)
+
+
+@pytest.fixture(params=["reference", "kernel"])
+def implementation(request):
+    return IMPLEMENTATIONS[request.param]
+
+
+def make_gated_step(positions, kv_heads, group, size, block_size, dtype, device, randn, *, gate=None, **options):
+    gate = gate or make_gate(kv_heads * group, randn, device)
+
+    def attend(q, k, v):
+        return gated_attention(q, k, v, SCALE, gate)
+
+    step = make_step(positions, kv_heads, group, size, block_size, dtype, device, randn, attend=attend, **options)
+    del step.options["window"]
+    step.arguments.append(gate)
+    return step
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "size", "block_size"),
+    [(3, 1, 64, 16), (1, 2, 24, 64), (2, 2, 128, 64), (1, 4, 80, 24), (1, 7, 24, 16)],
+)
+def test_decode(implementation, kv_heads, group, size, block_size, dtype, device, randn, assert_close):
+    """The first tokens, which have fewer keys than the filter has taps, and both sides of a block's end."""
+    positions = [0, 1, 2, 3, 63, 64, 65]
+    shape = (kv_heads, group, size, block_size)
+    check(implementation, make_gated_step(positions, *shape, dtype, device, randn, idle=(1, 4)), assert_close)
+
+
+@pytest.mark.parametrize("sigma", [0, 0.5, 1.4, 2, 2.99])
+@pytest.mark.parametrize("relu_pre", [True, False])
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-0.5, 0.25), (0.125, 2.0), (-3.0, -1.0)])
+def test_gates(implementation, sigma, relu_pre, bounds, dtype, device, randn, assert_close):
+    """Bounds without 0 between them give weight to keys that the filter would have barred, to future ones never."""
+    gate = make_gate(2, randn, device, sigma=sigma, relu_pre=relu_pre, clip_min=bounds[0], clip_max=bounds[1])
+    check(implementation, make_gated_step([20, 3], 1, 2, 24, 16, dtype, device, randn, gate=gate), assert_close)
+
+
+@pytest.mark.parametrize("relu_pre", [True, False])
+def test_any_taps(implementation, relu_pre, dtype, device, randn, assert_close):
+    """Three numbers a head, none like another: which is whose shows."""
+    gate = general_gate(4, randn, device, relu_pre=relu_pre)
+    check(implementation, make_gated_step([40, 2, 1], 2, 2, 24, 16, dtype, device, randn, gate=gate), assert_close)
+
+
+@pytest.mark.parametrize(("rotary", "qk_norm"), [(True, None), (False, "uclip"), (True, "uclip"), (True, "rms")])
+@pytest.mark.parametrize(("group", "size"), [(1, 24), (2, 64), (2, 128)])
+def test_norm_and_rotation(implementation, rotary, qk_norm, group, size, dtype, device, randn, assert_close):
+    """The keys before the new one are in the cache, normed and rotated: its filter must not do that again."""
+    step = make_gated_step([5, 0, 64], 2, group, size, 16, dtype, device, randn, rotary=rotary, qk_norm=qk_norm)
+    check(implementation, step, assert_close)
+
+
+@pytest.mark.parametrize(("group", "block_size"), [(1, 16), (2, 64), (4, 24)])
+def test_without_append(implementation, group, block_size, dtype, device, randn, assert_close):
+    """The new K and V are in the cache already; q alone is passed, and neither normed nor rotated again."""
+    positions, size = [0, 63, 64, 15], 64
+    step = make_gated_step(positions, 1, group, size, block_size, dtype, device, randn, append=False, idle=(3,))
+    whole = check(implementation, step, assert_close)
+    step.arguments[0] = step.arguments[0][:, : group * size]
+    step.options["rotary"] = tuple(table.to(device) for table in rotary_tables(65, size, dtype))
+    step.options["qk_norm"], _ = uclip(size, dtype, device, randn)
+    assert torch.equal(check(implementation, step, assert_close)[step.live], whole[step.live])
+
+
+@pytest.mark.parametrize("append", [True, False])
+@pytest.mark.parametrize("first", [0, 4 * TILE - 3])
+def test_borders_of_runs_and_splits_at_every_offset(first, append, device, randn, assert_close, monkeypatch):
+    """What a run or a split takes from the keys in front of it; as many splits as there are tiles of keys."""
+    monkeypatch.setattr(kernel, "least_keys", lambda *_: TILE)
+    positions = list(range(first, first + 2 * TILE))
+    step = make_gated_step(positions, 1, 2, 8, 16, torch.float32, device, randn, append=append)
+    assert splits.num_splits(len(positions), 1) > 3
+    check(kernel.decode, step, assert_close)
+
+
+@pytest.mark.parametrize(("group", "append"), [(1, True), (4, False), (2, True)])
+def test_keys_in_several_splits(implementation, group, append, dtype, device, randn, assert_close):
+    """Short sequences leave splits without work; the parts are added in one order, whichever comes last."""
+    assert splits.num_splits(3, 1) > 1
+    gate = make_gate(group, randn, device, sigma=1.4)
+    step = make_gated_step([1000, 0, 300], 1, group, 64, 64, dtype, device, randn, append=append, gate=gate)
+    first = check(implementation, step, assert_close)
+    # The first call's partial results are left in the workspace, its counters are not.
+    assert torch.equal(check(implementation, step, assert_close), first)
+
+
+def test_all_values_or_those_with_weight(dtype, device, randn, assert_close):
+    """The same sums to the bit: what is left out is zero times a value."""
+    step = make_gated_step([100, 7, 64], 2, 2, 24, 16, dtype, device, randn)
+    sparse = check(kernel.decode, step, assert_close)
+    step.options["sparse"] = False
+    assert torch.equal(check(kernel.decode, step, assert_close), sparse)
+
+
+def test_one_split(implementation, device, randn, assert_close, monkeypatch):
+    """As many sequences as fill a GPU, which is made small here; nearly none are live."""
+    monkeypatch.setattr(splits, "_MANY_PROGRAMS", 100)
+    batch, live = 100, (0, 7, 99)
+    assert splits.num_splits(batch, 1) == 1
+    positions = [3 if row in live else 0 for row in range(batch)]
+    idle = [row for row in range(batch) if row not in live]
+    check(
+        implementation, make_gated_step(positions, 1, 2, 24, 16, torch.float32, device, randn, idle=idle), assert_close
+    )
+
+
+@pytest.mark.parametrize("append", [True, False])
+def test_rows_that_lie_apart(implementation, append, dtype, device, randn, assert_close):
+    """The projection's columns in a wider tensor at an odd place; positions and limits as columns of one matrix."""
+    step = make_gated_step([20, 64, 3], 2, 2, 24, 16, dtype, device, randn, rotary=append, append=append, idle=(1,))
+    qkv, _, table, positions, limits, *_ = step.arguments
+    wide = torch.full((3, qkv.shape[1] + 30), nan, dtype=dtype, device=device)
+    step.arguments[0] = wide[:, 13 : 13 + qkv.shape[1]].copy_(qkv)
+    step.arguments[2] = table.contiguous()
+    step.arguments[3:5] = torch.stack((positions, limits, limits), 1)[:, :2].unbind(1)
+    assert [x.is_contiguous() for x in step.arguments[:5]] == [False, True, True, False, False]
+    check(implementation, step, assert_close)
+
+
+def test_bits_of_a_row_do_not_depend_on_the_others(implementation, dtype, device, randn):
+    step = make_gated_step([65, 300, 1, 40], 1, 2, 64, 16, dtype, device, randn)
+    limits = step.arguments[4]
+    whole = implementation(*step.arguments, **step.options)
+    for row in range(4):
+        step.arguments[4] = torch.zeros_like(limits)
+        step.arguments[4][row] = limits[row]
+        assert torch.equal(implementation(*step.arguments, **step.options)[row], whole[row])
+
+
+def test_nobody_is_live(dtype, device, randn):
+    """As in the steps that a graph takes after the last sequence has ended."""
+    step = make_gated_step([3, 16], 1, 2, 24, 16, dtype, device, randn, idle=(0, 1))
+    check(kernel.decode, step, lambda actual, exact: None)
+
+
+@pytest.mark.xdist_group("large_memory")
+def test_kernel_offsets_past_int32(device, randn, assert_close, far_apart):
+    """In the rows of the projection, in the blocks of K, and from K's half to V's."""
+    positions, blocks, dtype = [20, 5, 33], 2**19 + 3, torch.float16
+    step = make_gated_step(positions, 1, 2, 64, 64, dtype, device, randn)
+    near, table = step.paged.cache, step.paged.table
+    # 2^12 elements a block: from 2^19 on, blocks lie past 2^31.
+    cache = untouched(2, blocks, 1, 64, 64, dtype=dtype, device=device)
+    far = [blocks - 1, 0, blocks - 2]
+    for row, block in enumerate(far):
+        cache[:, block] = near[:, int(table[row, 0])]
+    far_table = torch.tensor(far, dtype=torch.int32, device=device)[:, None]
+    out = kernel.decode(far_apart(step.arguments[0]), cache, far_table, *step.arguments[3:], **step.options)
+    assert_close(out, step.exact)
