@@ -1,4 +1,7 @@
-"""Which implementation of each operator a run uses: the only place that picks a kernel."""
+"""Which implementation of each operator a run uses: the only place that picks a kernel.
+
+Models, which know no kernels, take the types of operators' arguments from here.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,6 +13,9 @@ from torch import Tensor
 
 from rosebatch.config import Sampler
 from rosebatch.toggles import Toggles
+from rosebatch_kernels.hp1 import reference as hp1
+from rosebatch_kernels.hp1.gate import Gate as Gate
+from rosebatch_kernels.hp1.gate import mean_taps as mean_taps
 from rosebatch_kernels.kv_cache import reference as kv_cache
 from rosebatch_kernels.linear import reference as linear
 from rosebatch_kernels.linear.packed import PackedLinear, can_pack
@@ -18,10 +24,14 @@ from rosebatch_kernels.mlp import reference as mlp
 from rosebatch_kernels.norm import reference as norm
 from rosebatch_kernels.paged_attention import reference as paged_attention
 from rosebatch_kernels.qkv import reference as qkv
+from rosebatch_kernels.qkv.norms import HeadUClip as HeadUClip
+from rosebatch_kernels.qkv.norms import QKNorm as QKNorm
 from rosebatch_kernels.sampling import reference as sampling
+from rosebatch_kernels.uclip import reference as uclip
 
 # By transformers' names, as they stand in a model's config.json, those of the kernels.
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+_GATED = {"silu_mul": mlp.silu_mul, "relu_mul": mlp.relu_mul}
 
 
 class Linear(Protocol):
@@ -42,8 +52,8 @@ def _activated(name: str, up: Linear, x: Tensor) -> Tensor:
     return mlp.ACTIVATIONS[ACTIVATIONS[name]](up(x))
 
 
-def _gated(gate_up: Linear, x: Tensor) -> Tensor:
-    return mlp.silu_mul(gate_up(x))
+def _gated(kind: str, gate_up: Linear, x: Tensor) -> Tensor:
+    return _GATED[kind](gate_up(x))
 
 
 def _add_layer_norm(
@@ -56,12 +66,25 @@ def _add_rms_norm(projection: Linear, x: Tensor, residual: Tensor, weight: Tenso
     return norm.add_rms_norm(projection(x), residual, weight, eps)
 
 
+def _add_uclip_norm(
+    projection: Linear,
+    x: Tensor,
+    residual: Tensor,
+    post_alpha: Tensor,
+    post_gamma: float,
+    alpha: Tensor,
+    gamma: float,
+) -> tuple[Tensor, Tensor]:
+    return uclip.add_uclip_norm(projection(x), residual, post_alpha, post_gamma, alpha, gamma)
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """The operators of a run; shapes and dtypes stand at each reference.
 
-    ``add_layer_norm`` and ``add_rms_norm`` take the projection whose result is added to the residual, ``activated``
-    and ``gated`` the one whose result is activated: which kernel does what of it is theirs to decide.
+    ``add_layer_norm``, ``add_rms_norm`` and ``add_uclip_norm`` take the projection whose result is added to the
+    residual, ``activated`` and ``gated`` the one whose result is activated: which kernel does what of it is theirs to
+    decide. ``gated`` is told ``silu_mul`` or ``relu_mul``.
     """
 
     linear: Callable[[Tensor, Tensor | None], Linear]
@@ -70,13 +93,19 @@ class Ops:
     add_layer_norm: Callable[[Linear, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_layer_norm
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = norm.rms_norm
     add_rms_norm: Callable[[Linear, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_rms_norm
+    uclip_norm: Callable[[Tensor, Tensor, float], Tensor] = uclip.uclip_norm
+    add_uclip_norm: Callable[[Linear, Tensor, Tensor, Tensor, float, Tensor, float], tuple[Tensor, Tensor]] = (
+        _add_uclip_norm
+    )
     activated: Callable[[str, Linear, Tensor], Tensor] = _activated
-    gated: Callable[[Linear, Tensor], Tensor] = _gated
+    gated: Callable[[str, Linear, Tensor], Tensor] = _gated
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = qkv.split_heads
     kv_append: Callable[[Tensor, Tensor, Tensor, Tensor], None] = kv_cache.append
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None] = kv_cache.copy_blocks
     gathered_decode: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor] = paged_attention.decode
     gathered_prefill: Callable[..., Tensor] = paged_attention.prefill
+    gathered_gated_decode: Callable[[Tensor, Tensor, Tensor, Tensor, float, Gate], Tensor] = hp1.decode
+    gathered_gated_prefill: Callable[[Tensor, Tensor, Tensor, Tensor, float, Gate], Tensor] = hp1.prefill
     adjust: Callable[..., Tensor] = logits.adjust
     mask_: Callable[[Tensor, Tensor, Tensor], None] = logits.mask_
     greedy: Callable[[Tensor], Tensor] = sampling.greedy
@@ -88,11 +117,14 @@ class Ops:
 class DeviceOps:
     """The kernels that only a device runner calls; shapes and dtypes stand at each of them.
 
-    ``tile_rows`` is the most query tokens of a tile of ``prefill``.
+    ``gated_decode`` and ``gated_prefill`` are those of HP1 attention. ``tile_rows`` is the most query tokens of a tile
+    of either prefill.
     """
 
     decode: Callable[..., Tensor]
     prefill: Callable[..., Tensor]
+    gated_decode: Callable[..., Tensor]
+    gated_prefill: Callable[..., Tensor]
     prepare: Callable[..., None]
     adjust: Callable[..., Tensor]
     mask_: Callable[[Tensor, Tensor, Tensor], None]
@@ -105,6 +137,8 @@ class DeviceOps:
 def device_ops(max_num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, device: torch.device) -> DeviceOps:
     """The kernels for a model with these heads, with the memory that they keep between calls."""
     from rosebatch_kernels.feedback import kernel as feedback
+    from rosebatch_kernels.hp1 import decode as hp1_decode
+    from rosebatch_kernels.hp1 import prefill as hp1_prefill
     from rosebatch_kernels.logits import kernel as logits_kernel
     from rosebatch_kernels.paged_attention import decode, prefill, splits
     from rosebatch_kernels.qkv import kernel as qkv_kernel
@@ -114,6 +148,8 @@ def device_ops(max_num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, 
     return DeviceOps(
         decode=partial(decode.decode, workspace=workspace),
         prefill=prefill.prefill,
+        gated_decode=partial(hp1_decode.decode, workspace=workspace),
+        gated_prefill=hp1_prefill.prefill,
         prepare=qkv_kernel.prepare,
         adjust=logits_kernel.adjust,
         mask_=logits_kernel.mask_,
@@ -149,8 +185,10 @@ def _cuda_ops(toggles: Toggles) -> Ops:
     from rosebatch_kernels.linear.streamed import StreamedLinear, can_stream
     from rosebatch_kernels.mlp import kernel as mlp_kernel
     from rosebatch_kernels.norm import kernel as norm_kernel
+    from rosebatch_kernels.uclip import kernel as uclip_kernel
 
     norms = norm_kernel if toggles.fused_norm else norm
+    clips = uclip_kernel if toggles.fused_norm else uclip
 
     def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
         streamed = toggles.streamed_linear and can_stream(weight)
@@ -170,20 +208,28 @@ def _cuda_ops(toggles: Toggles) -> Ops:
             return up.activated(x, kind)
         return fused_activations[kind](up.product(x), up.bias)
 
-    def gated(gate_up: Linear, x: Tensor) -> Tensor:
+    fused_gated = {"silu_mul": mlp_kernel.silu_mul, "relu_mul": mlp_kernel.relu_mul}
+
+    def gated(kind: str, gate_up: Linear, x: Tensor) -> Tensor:
         if not toggles.fused_mlp:
-            return _gated(gate_up, x)
-        if isinstance(gate_up, StreamedLinear) and gate_up.activates(x, "silu_mul"):
-            return gate_up.activated(x, "silu_mul")
-        return mlp_kernel.silu_mul(gate_up(x))
+            return _gated(kind, gate_up, x)
+        if isinstance(gate_up, StreamedLinear) and gate_up.activates(x, kind):
+            return gate_up.activated(x, kind)
+        return fused_gated[kind](gate_up(x))
+
+    def parts(projection: Linear, x: Tensor) -> Tensor | None:
+        """The product alone in parts, where they are worth having and the norm adds them up."""
+        if toggles.fused_norm and isinstance(projection, StreamedLinear) and projection.divides(x):
+            return projection.parts(x)
+        return None
 
     def project(projection: Linear, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """What is left to add to the residual: the projection's result (None: it is in already) and its bias."""
         bias = projection.bias
         if bias is not None and not toggles.fused_mlp:
             return projection(x), residual, None
-        if toggles.fused_norm and isinstance(projection, StreamedLinear) and projection.divides(x):
-            return projection.parts(x), residual, bias
+        if (divided := parts(projection, x)) is not None:
+            return divided, residual, bias
         if bias is None or toggles.fused_norm:
             return projection.product(x), residual, bias
         return None, mlp_kernel.bias_residual_(residual, projection.product(x), bias), None
@@ -206,6 +252,21 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         out: tuple[Tensor, Tensor] = norms.add_rms_norm(y, residual, weight, eps, x_bias)
         return out
 
+    def add_uclip_norm(
+        projection: Linear,
+        x: Tensor,
+        residual: Tensor,
+        post_alpha: Tensor,
+        post_gamma: float,
+        alpha: Tensor,
+        gamma: float,
+    ) -> tuple[Tensor, Tensor]:
+        assert projection.bias is None, "HP1 has no biases"
+        y = parts(projection, x)
+        y = projection.product(x) if y is None else y
+        out: tuple[Tensor, Tensor] = clips.add_uclip_norm(y, residual, post_alpha, post_gamma, alpha, gamma)
+        return out
+
     return Ops(
         linear=make_linear,
         head=linear.PaddedLinear,
@@ -213,6 +274,8 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         add_layer_norm=add_layer_norm,
         rms_norm=norms.rms_norm,
         add_rms_norm=add_rms_norm,
+        uclip_norm=clips.uclip_norm,
+        add_uclip_norm=add_uclip_norm,
         activated=activated,
         gated=gated,
         kv_append=kv_cache_kernel.append if toggles.batched_kv_append else kv_cache.append,

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rosebatch.config import EngineConfig, ModelConfig, RopeConfig, convert, load_toml, parse_size
+from rosebatch.config import EngineConfig, HP1Config, ModelConfig, RopeConfig, convert, load_toml, parse_size
 from rosebatch.errors import FlagError, UserError
 from rosebatch.ops import ACTIVATIONS
 
@@ -23,6 +23,13 @@ SHAPE = {
     "norm_eps": 1e-5,
     "activation": "silu",
 }
+HP1_SHAPE = {
+    **{key: value for key, value in SHAPE.items() if key != "norm_eps"},
+    "family": "hp1",
+    "activation": "relu",
+    "rope": RopeConfig(),
+    "hp1": HP1Config(),
+}
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
@@ -30,7 +37,8 @@ def test_models_that_ship(path):
     """Each is a model that could be built: positions fit the family, end tokens are in the vocabulary."""
     config = load_toml(path, ModelConfig)
     assert (config.rope is None) == (config.family == "gpt2")
-    assert config.activation == "silu" if config.family == "llama" else config.activation in ACTIVATIONS
+    gates = {"llama": ("silu",), "hp1": ("relu",)}
+    assert config.activation in gates.get(config.family, ACTIVATIONS)
     assert all(0 <= token < config.vocab_size for token in config.eos_token_ids)
     assert len(config.sliding_windows) in (0, config.num_layers)
     assert len(config.attention_scales) in (0, config.num_layers)
@@ -55,6 +63,56 @@ def test_defaults_by_layer():
     assert [config.attention_scale(i) for i in range(2)] == [1.0, 0.25]
 
 
+def test_hp1_is_a_model_of_qwen3s_size():
+    """The blocks hold as many parameters as those of Qwen3-0.6B: what the article says of its model."""
+    hp1, qwen = (load_toml(path, ModelConfig) for path in MODELS if path.stem in ("hp1-0.6b", "qwen3-0.6b"))
+
+    def parameters(c):
+        attention = 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
+        return c.num_layers * c.hidden_size * (attention + 3 * c.intermediate_size)
+
+    assert parameters(hp1) == parameters(qwen) == 440_401_920
+    assert (hp1.vocab_size, hp1.rope, hp1.hidden_size) == (qwen.vocab_size, qwen.rope, qwen.hidden_size)
+
+
+def test_hp1():
+    assert HP1Config() == HP1Config(relu_pre=True, clip_min=0.0, clip_max=1.0)
+    assert HP1Config(clip_min=1.0, clip_max=1.0).clip_min == 1.0
+    assert ModelConfig(**HP1_SHAPE).hp1 == HP1Config()
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "message"),
+    [
+        (HP1_SHAPE, {"hp1": None}, "hp1 is missing"),
+        (SHAPE, {"hp1": HP1Config()}, "hp1 has no meaning for llama"),
+        (HP1_SHAPE, {"norm_eps": 1e-5}, "norm_eps has no meaning for hp1"),
+        (SHAPE, {"norm_eps": 0.0}, r"norm_eps must be > 0, got 0\.0"),
+        (HP1_SHAPE, {"sliding_windows": (0, 7)}, "sliding_windows is not supported for hp1"),
+        (HP1_SHAPE, {"qk_norm": True}, "qk_norm is not supported for hp1"),
+        (HP1_SHAPE, {"activation": "silu"}, "activation 'silu' is not supported for hp1"),
+        (HP1_SHAPE, {"out_bias": True}, "out_bias is not supported for hp1"),
+    ],
+)
+def test_what_a_family_cannot_have(shape, changes, message):
+    """Rather than left out of account: another model would answer."""
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**{**shape, **changes})
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"clip_min": 0.5, "clip_max": 0.4}, r"clip_min 0\.5 is above clip_max 0\.4"),
+        ({"clip_max": float("inf")}, "must be finite, got 0.0 and inf"),
+        ({"clip_min": float("nan")}, "must be finite"),
+    ],
+)
+def test_impossible_bounds(bounds, message):
+    with pytest.raises(ValueError, match=message):
+        HP1Config(**bounds)
+
+
 def test_heads_must_share_kv_heads_evenly():
     with pytest.raises(ValueError, match="num_heads 4 is no multiple of num_kv_heads 3"):
         ModelConfig(**{**SHAPE, "num_kv_heads": 3})
@@ -74,13 +132,16 @@ def test_impossible_limits(values, message):
         EngineConfig(**values)
 
 
-@pytest.mark.parametrize("config", [EngineConfig(), ModelConfig(**SHAPE), RopeConfig()])
+@pytest.mark.parametrize("config", [EngineConfig(), ModelConfig(**SHAPE), RopeConfig(), HP1Config()])
 def test_frozen(config):
     with pytest.raises(AttributeError):
         setattr(config, type(config).__struct_fields__[0], 1)
 
 
-@pytest.mark.parametrize("config", [EngineConfig(block_size=7), ModelConfig(**SHAPE, rope=RopeConfig(factor=2.0))])
+@pytest.mark.parametrize(
+    "config",
+    [EngineConfig(block_size=7), ModelConfig(**SHAPE, rope=RopeConfig(factor=2.0)), ModelConfig(**HP1_SHAPE)],
+)
 def test_configs_survive_being_written_out(config):
     """The report writes them; what it wrote must be readable."""
     assert convert(msgspec.to_builtins(config), type(config), "report") == config

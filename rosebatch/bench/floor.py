@@ -78,7 +78,7 @@ def find_floor(
     """The floor of a workload.
 
     Every query is taken to see all keys before it: for a model with sliding windows the floor is too high where
-    sequences are longer than those.
+    sequences are longer than those. So it is for an HP1 model whose values without weight are not read.
 
     Args:
         config: of the model.

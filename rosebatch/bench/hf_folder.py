@@ -14,6 +14,8 @@ def write_config(config: ModelConfig, folder: Path) -> None:
     Raises:
         UserError: transformers has no architecture with these options.
     """
+    if config.family == "hp1":
+        raise UserError("--against: no other engine has HP1 models")
     values = _gpt2(config) if config.family == "gpt2" else _llama(config)
     eos = list(config.eos_token_ids)
     values |= {

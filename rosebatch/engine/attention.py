@@ -15,7 +15,7 @@ from rosebatch.config import ModelConfig
 from rosebatch.engine.batch import StepBatch
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.model.layers import Rotary
-from rosebatch.ops import Ops
+from rosebatch.ops import Gate, Ops
 from rosebatch_kernels.paged_attention.reference import gather_rows, padded_keys
 
 _TILE = 64
@@ -87,7 +87,7 @@ class GatheredAttention:
         self.order = None if ordered else self._tensor([max(row, 0) for row in order])
         self.inverse = None if ordered else self._tensor([inverse[row] for row in range(len(inverse))])
 
-    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None) -> Tensor:
+    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None, gate: Gate | None = None) -> Tensor:
         """Append K and V of all sequences, then attend: a block filled in this step can be read in it."""
         cache = self.cache.layer(layer)
         q, k, v = self._heads(qkv, rotary)
@@ -97,11 +97,18 @@ class GatheredAttention:
             q = q.index_select(0, self.order)
         parts = []
         for group in self.groups:
-            attend = self.ops.gathered_decode if group.generated else self.ops.gathered_prefill
             rows = q[group.first : group.first + group.count]
-            parts.append(attend(rows, cache, group.cache_rows, group.masks[window], scale))
+            parts.append(self._attend(group, rows, cache, group.masks[window], scale, gate))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out if self.inverse is None else out.index_select(0, self.inverse)
+
+    def _attend(self, group: _Group, q: Tensor, cache: Tensor, mask: Tensor, scale: float, gate: Gate | None) -> Tensor:
+        ops, rows = self.ops, group.cache_rows
+        if gate is None:
+            attend = ops.gathered_decode if group.generated else ops.gathered_prefill
+            return attend(q, cache, rows, mask, scale)
+        gated = ops.gathered_gated_decode if group.generated else ops.gathered_gated_prefill
+        return gated(q, cache, rows, mask, scale, gate)
 
     def _heads(self, qkv: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
         heads, kv_heads = self.config.num_heads, self.config.num_kv_heads

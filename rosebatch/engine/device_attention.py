@@ -1,6 +1,7 @@
 """Attention by kernels that read K and V in their blocks: one class for packed chunks, one for decode steps."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from rosebatch.config import ModelConfig
 from rosebatch.engine.device_state import DeviceState
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.model.layers import Rotary
-from rosebatch.ops import DeviceOps, Ops
+from rosebatch.ops import DeviceOps, Gate, Ops
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.qkv.reference import cache_rows
@@ -55,7 +56,7 @@ class PackedAttention:
         self.tiles = tiles
         self._append_rows: Tensor | None = None
 
-    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None) -> Tensor:
+    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None, gate: Gate | None = None) -> Tensor:
         """K and V of all chunks are written before any is read."""
         context = self.context
         cache, table = context.cache.layer(layer), context.state.block_table
@@ -70,15 +71,10 @@ class PackedAttention:
                 self._append_rows = _append_rows(cache, table, self.rows, self.positions)
             context.ops.kv_append(cache, k, v, self._append_rows)
             q = split.reshape(len(qkv), -1)
-        return context.kernels.prefill(
-            q,
-            cache,
-            table,
-            self.tiles,
-            num_heads=heads,
-            scale=context.config.attention_scale(layer),
-            window=context.config.sliding_window(layer),
-        )
+        scale, window = context.config.attention_scale(layer), context.config.sliding_window(layer)
+        if gate is None:
+            return context.kernels.prefill(q, cache, table, self.tiles, num_heads=heads, scale=scale, window=window)
+        return context.kernels.gated_prefill(q, cache, table, self.tiles, gate, num_heads=heads, scale=scale)
 
 
 class DecodeAttention:
@@ -98,7 +94,7 @@ class DecodeAttention:
         self._rows: Tensor | None = None
         self._append_rows: Tensor | None = None
 
-    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None) -> Tensor:
+    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None, gate: Gate | None = None) -> Tensor:
         """The kernel does all of it, or what its switches leave it."""
         context, toggles = self.context, self.context.toggles
         cache = context.cache.layer(layer)
@@ -125,7 +121,10 @@ class DecodeAttention:
         else:
             _, k, v = context.heads(qkv, self.positions, None)
             context.ops.kv_append(cache, k, v, self._rows_to_append(cache))
-        return context.kernels.decode(
+        decode = partial(context.kernels.decode, window=context.config.sliding_window(layer))
+        if gate is not None:
+            decode = partial(context.kernels.gated_decode, gate=gate, sparse=toggles.sparse_values)
+        return decode(
             qkv,
             cache,
             self.table,
@@ -133,7 +132,6 @@ class DecodeAttention:
             self.limits,
             num_heads=context.config.num_heads,
             scale=context.config.attention_scale(layer),
-            window=context.config.sliding_window(layer),
             append=toggles.fused_kv_append,
             **arguments,
         )

@@ -50,7 +50,7 @@ class GPT2:
 
     def _load_norm(self, name: str, weights: WeightSource) -> _Norm:
         size = (self.config.hidden_size,)
-        return _Norm(weights.get(f"{name}.weight", size), weights.get(f"{name}.bias", size))
+        return _Norm(weights.get(f"{name}.weight", size, fill=1.0), weights.get(f"{name}.bias", size))
 
     def _load_layer(self, index: int, weights: WeightSource) -> _Layer:
         hidden, inner = self.config.hidden_size, self.config.intermediate_size

@@ -28,6 +28,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "Qwen2ForCausalLM": _QWEN_DEFAULTS,
     "Qwen3ForCausalLM": {**_QWEN_DEFAULTS, "head_dim": 128},
+    # A format of our own: transformers has no such class.
+    "HP1ForCausalLM": {},
 }
 ARCHITECTURES = tuple(_DEFAULTS)
 _BY_MODEL_TYPE = {
@@ -36,6 +38,7 @@ _BY_MODEL_TYPE = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "hp1": "HP1ForCausalLM",
 }
 
 
@@ -60,7 +63,7 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         raise UserError(f"{source}: quantized checkpoints are not supported, use the model's 16-bit weights")
     values = {**_DEFAULTS[architecture], **values}
     try:
-        fields = _gpt2(values) if architecture == "GPT2LMHeadModel" else _llama(architecture, values)
+        fields = _fields(architecture, values)
     except KeyError as error:
         raise UserError(f"{source}: {error.args[0]!r} is missing") from None
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
@@ -89,6 +92,12 @@ def _architecture(values: Mapping[str, Any], source: str) -> str:
     if architecture not in ARCHITECTURES:
         raise UserError(f"{source}: {architecture} is not supported; supported are {', '.join(ARCHITECTURES)}")
     return str(architecture)
+
+
+def _fields(architecture: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    if architecture == "GPT2LMHeadModel":
+        return _gpt2(values)
+    return _hp1(values) if architecture == "HP1ForCausalLM" else _llama(architecture, values)
 
 
 def _gpt2(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,6 +151,28 @@ def _llama(architecture: str, values: Mapping[str, Any]) -> dict[str, Any]:
         "qk_norm": architecture == "Qwen3ForCausalLM",
         "sliding_windows": _sliding_windows(architecture, values),
         "rope": _rope(values),
+    }
+
+
+def _hp1(values: Mapping[str, Any]) -> dict[str, Any]:
+    for name in ("attention_bias", "mlp_bias", "use_sliding_window"):
+        if values.get(name):
+            raise ValueError(f"{name} is not supported")
+    hidden, heads = values["hidden_size"], values["num_attention_heads"]
+    return {
+        "family": "hp1",
+        "vocab_size": values["vocab_size"],
+        "hidden_size": hidden,
+        "num_layers": values["num_hidden_layers"],
+        "num_heads": heads,
+        "num_kv_heads": values.get("num_key_value_heads") or heads,
+        "head_dim": values.get("head_dim") or hidden // heads,
+        "intermediate_size": values["intermediate_size"],
+        "max_model_len": values["max_position_embeddings"],
+        "activation": _supported("hidden_act", values.get("hidden_act", "relu"), ("relu",)),
+        "tie_word_embeddings": values.get("tie_word_embeddings", False),
+        "rope": _rope(values),
+        "hp1": {name: values[name] for name in ("relu_pre", "clip_min", "clip_max") if name in values},
     }
 
 

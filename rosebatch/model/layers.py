@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config import RopeConfig
-from rosebatch_kernels.hp1.gate import Gate
-from rosebatch_kernels.qkv.norms import QKNorm
+from rosebatch.ops import Gate, QKNorm
 
 
 @dataclass(frozen=True, slots=True)

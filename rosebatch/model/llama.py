@@ -41,7 +41,7 @@ class Llama:
             config.rope, config.head_dim, config.max_model_len, self.embedding.dtype, self.embedding.device
         )
         self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
-        self.norm = weights.get("model.norm.weight", (config.hidden_size,))
+        self.norm = weights.get("model.norm.weight", (config.hidden_size,), fill=1.0)
         head = self.embedding
         if not config.tie_word_embeddings:
             head = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))
@@ -52,27 +52,27 @@ class Llama:
         prefix = f"model.layers.{index}."
         q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
 
-        def vector(name: str, size: int) -> Tensor:
-            return weights.get(prefix + name, (size,))
+        def norm(name: str, size: int) -> Tensor:
+            return weights.get(f"{prefix}{name}.weight", (size,), fill=1.0)
 
         def linear(names: dict[str, int], in_size: int, bias: bool) -> Linear:
             """Several projections of one input as a single product."""
             weight = [weights.get(f"{prefix}{n}.weight", (size, in_size)) for n, size in names.items()]
-            biases = [vector(f"{n}.bias", size) for n, size in names.items()] if bias else None
+            biases = [weights.get(f"{prefix}{n}.bias", (size,)) for n, size in names.items()] if bias else None
             return self.ops.linear(torch.cat(weight), None if biases is None else torch.cat(biases))
 
         attention = {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
         gate_up = {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size}
         qk_norm = None
         if c.qk_norm:
-            q_weight, k_weight = (vector(f"self_attn.{name}_norm.weight", c.head_dim) for name in "qk")
+            q_weight, k_weight = (norm(f"self_attn.{name}_norm", c.head_dim) for name in "qk")
             qk_norm = (q_weight, k_weight, c.norm_eps)
         return _Layer(
-            input_norm=vector("input_layernorm.weight", c.hidden_size),
+            input_norm=norm("input_layernorm", c.hidden_size),
             qkv=linear(attention, c.hidden_size, c.qkv_bias),
             rotary=Rotary(self.cos, self.sin, qk_norm),
             out=linear({"self_attn.o_proj": c.hidden_size}, q_size, c.out_bias),
-            mlp_norm=vector("post_attention_layernorm.weight", c.hidden_size),
+            mlp_norm=norm("post_attention_layernorm", c.hidden_size),
             gate_up=linear(gate_up, c.hidden_size, c.mlp_bias),
             down=linear({"mlp.down_proj": c.hidden_size}, c.intermediate_size, c.mlp_bias),
         )
@@ -85,7 +85,7 @@ class Llama:
         for index, layer in enumerate(self.layers):
             attended = attention(index, layer.qkv(normed), layer.rotary)
             normed, residual = ops.add_rms_norm(layer.out, attended, residual, layer.mlp_norm, eps)
-            hidden = ops.gated(layer.gate_up, normed)
+            hidden = ops.gated("silu_mul", layer.gate_up, normed)
             last = index + 1 == len(self.layers)
             following = self.norm if last else self.layers[index + 1].input_norm
             normed, residual = ops.add_rms_norm(layer.down, hidden, residual, following, eps)

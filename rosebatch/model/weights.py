@@ -11,12 +11,22 @@ from torch import Tensor
 
 from rosebatch.errors import UserError
 
+# Of random weights.
+DEVIATION = 0.02
+
 
 class WeightSource(Protocol):
     """Tensors by transformers' names."""
 
-    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor, in the run's dtype and on its device.
+    def get(
+        self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, fill: float | None = None
+    ) -> Tensor:
+        """The tensor, on the run's device.
+
+        Args:
+            name, shape: of the tensor.
+            dtype: None for the run's.
+            fill: what all of it is where weights are random; None for random numbers.
 
         Raises:
             UserError: it is missing, unreadable or has another shape.
@@ -43,7 +53,9 @@ class SafetensorsWeights:
                 raise UserError(f"{path}: unreadable weights ({error})") from None
             self._files.update(dict.fromkeys(handle.keys(), handle))
 
-    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def get(
+        self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, fill: float | None = None
+    ) -> Tensor:
         """See ``WeightSource``. A checkpoint of the bare transformer lacks the first part of each name."""
         if name not in self._files:
             name = name.partition(".")[2] if name.partition(".")[2] in self._files else name
@@ -55,7 +67,7 @@ class SafetensorsWeights:
             raise UserError(f"{self.folder}: tensor {name!r} is unreadable ({error})") from None
         if tuple(tensor.shape) != shape:
             raise UserError(f"{self.folder}: tensor {name!r} has shape {tuple(tensor.shape)}, config says {shape}")
-        return tensor.to(self.device, self.dtype)
+        return tensor.to(self.device, dtype or self.dtype)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -85,10 +97,12 @@ class RandomWeights:
         self.device = device
         self.seed = seed
 
-    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """See ``WeightSource``: ones for a norm's scale, else normal with a deviation of 0.02."""
-        if len(shape) == 1 and name.endswith(".weight"):
-            return torch.ones(shape, dtype=self.dtype, device=self.device)
+    def get(
+        self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, fill: float | None = None
+    ) -> Tensor:
+        """See ``WeightSource``; random numbers are normal with a deviation of ``DEVIATION``."""
+        if fill is not None:
+            return torch.full(shape, fill, dtype=dtype or self.dtype, device=self.device)
         generator = torch.Generator(self.device).manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
         tensor = torch.empty(shape, dtype=torch.float32, device=self.device)
-        return tensor.normal_(0.0, 0.02, generator=generator).to(self.dtype)
+        return tensor.normal_(0.0, DEVIATION, generator=generator).to(dtype or self.dtype)

@@ -11,7 +11,7 @@ from rosebatch.config import ModelConfig, RopeConfig, load_toml
 from rosebatch.errors import UserError
 from rosebatch.model.hf_config import read_model_config
 
-MODELS = sorted((configs_dir() / "models").glob("*.toml"))
+MODELS = [p for p in sorted((configs_dir() / "models").glob("*.toml")) if load_toml(p, ModelConfig).family != "hp1"]
 QWEN = load_toml(configs_dir() / "models" / "qwen3-0.6b.toml", ModelConfig)
 
 
@@ -50,3 +50,9 @@ def test_shapes_without_an_architecture(tmp_path, change):
     """Refused, not approximated."""
     with pytest.raises(UserError, match="transformers folder"):
         write_config(msgspec.structs.replace(QWEN, **change), tmp_path)
+
+
+def test_hp1_is_refused(tmp_path):
+    """No other engine has such a model."""
+    with pytest.raises(UserError, match="no other engine has HP1"):
+        write_config(load_toml(configs_dir() / "models" / "tiny-hp1.toml", ModelConfig), tmp_path)

@@ -233,10 +233,11 @@ def test_repeated_prompts(generate, sampling):
     assert len({row["text"] for row in rows}) == (1 if sampling else 6)
 
 
-def test_a_model_of_shapes_alone(cli, toy_toml, tmp_path):
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-hp1"])
+def test_a_model_of_shapes_alone(model, cli, toy_toml, tmp_path):
     """No tokenizer: token ids in and out, text prompts refused by row."""
     (tmp_path / "in.jsonl").write_text('{"prompt_token_ids":[1,2],"max_tokens":3}\n{"prompt":"a"}\n')
-    flags = ["--model", toy_toml, "--load-format", "dummy", "--return-token-ids", "--quiet"]
+    flags = ["--model", toy_toml.with_name(f"{model}.toml"), "--load-format", "dummy", "--return-token-ids", "--quiet"]
     result = cli("generate", tmp_path / "in.jsonl", *flags)
     good, bad = map(json.loads, result.out.split("\n")[:-1])
     assert (result.code, good["text"], len(good["token_ids"]), bad["error"]["code"]) == (3, None, 3, "no_tokenizer")

@@ -1,10 +1,10 @@
-"""Two tiny models with random weights, and engines that run them: the plain way, and as a GPU would."""
+"""Three tiny models with random weights, and engines that run them: the plain way, and as a GPU would."""
 
 from dataclasses import fields
 
 import torch
 
-from rosebatch.config import ModelConfig, RopeConfig
+from rosebatch.config import HP1Config, ModelConfig, RopeConfig
 from rosebatch.engine.block_pool import BlockPool
 from rosebatch.engine.device_runner import DeviceRunner
 from rosebatch.engine.engine import Engine
@@ -28,12 +28,12 @@ _SIZES = {
     "head_dim": 16,
     "intermediate_size": 24,
     "max_model_len": 40,
-    "norm_eps": 1e-5,
 }
 MODELS = {
     "llama": ModelConfig(
         family="llama",
         num_kv_heads=1,
+        norm_eps=1e-5,
         activation="silu",
         rope=RopeConfig(),
         qk_norm=True,
@@ -44,6 +44,7 @@ MODELS = {
     "gpt2": ModelConfig(
         family="gpt2",
         num_kv_heads=2,
+        norm_eps=1e-5,
         activation="gelu_new",
         qkv_bias=True,
         out_bias=True,
@@ -52,16 +53,34 @@ MODELS = {
         eos_token_ids=(3,),
         **_SIZES,
     ),
+    "hp1": ModelConfig(
+        family="hp1",
+        num_kv_heads=1,
+        activation="relu",
+        rope=RopeConfig(),
+        hp1=HP1Config(),
+        eos_token_ids=(40,),
+        **_SIZES,
+    ),
 }
 
 
 class Weights(RandomWeights):
-    """Large enough that every part of the model moves the logits, norms and biases included."""
+    """Large enough that every part of the model moves the logits, norms and biases included.
 
-    def get(self, name, shape):
+    HP1's clips are made for the matrices' own deviation.
+    """
+
+    def __init__(self, name):
+        super().__init__(torch.float32, CPU)
+        self.factor = 1 if name == "hp1" else 14
+
+    def get(self, name, shape, *, dtype=None, fill=None):
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))
-        weight = super().get(name, shape)
-        return weight + 0.1 * noise if len(shape) == 1 else 14 * weight
+        weight = super().get(name, shape, dtype=dtype, fill=fill)
+        if fill is not None:
+            return weight * (1 + 0.1 * noise)
+        return weight + 0.1 * noise if len(shape) == 1 else self.factor * weight
 
 
 def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
@@ -80,7 +99,7 @@ def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
 def plain_engine(name):
     def runner_of(config):
         ops = select(Toggles.resolve({}, "cpu"))
-        model = build_model(config, ops, Weights(torch.float32, CPU))
+        model = build_model(config, ops, Weights(name))
         return Runner(model, config, KVCache(config, 60, BLOCK_SIZE, torch.float32, CPU, ops), ops)
 
     return make_engine(name, runner_of)
@@ -96,7 +115,7 @@ def device_engine(name, off=(), blocks=60):
     def runner_of(config):
         ops = select(toggles, "cuda")
         kernels = device_ops(SEATS, config.num_heads, config.num_kv_heads, config.head_dim, CPU)
-        model = build_model(config, ops, Weights(torch.float32, CPU))
+        model = build_model(config, ops, Weights(name))
         cache = KVCache(config, blocks + 1, BLOCK_SIZE, torch.float32, CPU, ops)
         cache.data.fill_(float("nan"))
         limits = {"max_num_seqs": SEATS, "max_len": config.max_model_len, "window": window}

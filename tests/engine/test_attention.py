@@ -11,7 +11,7 @@ from rosebatch.engine.attention import GatheredAttention
 from rosebatch.engine.batch import build_batch
 from rosebatch.engine.kv_cache import KVCache, bytes_per_block
 from rosebatch.engine.plan import Chunk, StepPlan
-from rosebatch.ops import select
+from rosebatch.ops import Gate, mean_taps, select
 from rosebatch.request import Request, Sequence
 from rosebatch.toggles import Toggles
 
@@ -20,6 +20,9 @@ CPU = torch.device("cpu")
 LAYERS, HEADS, KV_HEADS, SIZE = 2, 6, 2, 8
 BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 DTYPES = [torch.float32, *([torch.bfloat16] if BF16 else [])]
+# No two heads alike.
+SIGMA, GAMMA = torch.linspace(0.3, 1.8, HEADS), torch.linspace(1.5, 0.5, HEADS)
+GATE = Gate(mean_taps(SIGMA), GAMMA)
 
 
 def config(window=0, kv_heads=KV_HEADS, **changes):
@@ -57,8 +60,8 @@ class Stream:
         self.sequence.token_ids = [1] * length
         self.outputs = torch.full((LAYERS, length, HEADS * SIZE), math.nan, dtype=dtype)
 
-    def exact(self, layer, config):
-        """Every position's attention, straight from the definition."""
+    def exact(self, layer, config, gated=False):
+        """Every position's attention, straight from the definition of softmax or of HP1's gate."""
         q, k, v = (x[layer].double() for x in (self.q, self.k, self.v))
         group = HEADS // config.num_kv_heads
         position = torch.arange(len(q))
@@ -69,6 +72,10 @@ class Stream:
         for head in range(HEADS):
             scores = q[:, head] @ k[:, head // group].t() * config.attention_scale(layer)
             weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+            if gated:
+                positive = torch.nn.functional.pad(scores.relu(), (2, 0))
+                means = (positive[:, 2:] + positive[:, 1:-1] + positive[:, :-2]) / 3
+                weights = GAMMA[head].double() * (scores - SIGMA[head].double() * means).clamp(0, 1) * seen
             out.append(weights @ v[:, head // group])
         return torch.cat(out, -1)
 
@@ -76,8 +83,9 @@ class Stream:
 class Machine:
     """A cache and the means to run steps of some streams' chunks through it."""
 
-    def __init__(self, config, block_size, num_blocks=200, dtype=torch.float32, seed=0):
+    def __init__(self, config, block_size, num_blocks=200, dtype=torch.float32, seed=0, gate=None):
         self.config = config
+        self.gate = gate
         self.cache = KVCache(config, num_blocks, block_size, dtype, CPU, OPS)
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
@@ -96,7 +104,7 @@ class Machine:
         for layer in range(LAYERS):
             heads = (torch.cat([getattr(s, name)[layer, start : start + n] for s, start, n in work]) for name in "qkv")
             qkv = torch.cat(list(heads), dim=1)
-            out = attention(layer, qkv.view(len(qkv), -1), None).split([n for _, _, n in work])
+            out = attention(layer, qkv.view(len(qkv), -1), None, self.gate).split([n for _, _, n in work])
             for (stream, start, length), rows in zip(work, out, strict=True):
                 stream.outputs[layer, start : start + length] = rows
 
@@ -111,14 +119,16 @@ def cut(length, sizes):
     return pieces
 
 
-def assert_exact(stream, config, positions=slice(None)):
+def assert_exact(stream, config, positions=slice(None), gated=False):
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 4 * 2.0**-7}[stream.outputs.dtype]
+    # A gate's sums are not divided: they grow with the keys.
+    atol = 4 * tolerance if gated else tolerance
     for layer in range(LAYERS):
         torch.testing.assert_close(
             stream.outputs[layer, positions].double(),
-            stream.exact(layer, config)[positions],
+            stream.exact(layer, config, gated)[positions],
             rtol=tolerance,
-            atol=tolerance,
+            atol=atol,
         )
 
 
@@ -134,12 +144,23 @@ def test_a_prompt_in_chunks_of_any_size(sizes, block_size, window):
     assert_exact(stream, conf)
 
 
+@pytest.mark.parametrize("sizes", [[150], [1], [63, 2, 7], [1, 128, 3]])
+def test_a_prompt_in_chunks_of_any_size_with_a_gate(sizes):
+    """Its filter looks back across the edges of chunks and tiles, and sees nothing before the first key."""
+    conf = config()
+    stream, machine = Stream(prompt=150, length=150, seed=1), Machine(conf, block_size=7, gate=GATE)
+    for start, length in cut(150, sizes):
+        machine.step((stream, start, length))
+    assert_exact(stream, conf, gated=True)
+
+
+@pytest.mark.parametrize("gate", [None, GATE], ids=["softmax", "gate"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [7, 16])
-def test_decodes_and_prefills_of_all_lengths_in_one_step(block_size, dtype):
+def test_decodes_and_prefills_of_all_lengths_in_one_step(block_size, dtype, gate):
     """Decodes at short and long positions, whole prompts, ends and middles of others, in a mixed order."""
-    conf = config(window=9)
-    machine = Machine(conf, block_size, num_blocks=800, dtype=dtype)
+    conf = config(window=0 if gate else 9)
+    machine = Machine(conf, block_size, num_blocks=800, dtype=dtype, gate=gate)
     lengths = [1, 2, 63, 64, 65, 130, 600, 1025]
     streams = [Stream(max(1, n // 2), n, seed, dtype) for seed, n in enumerate(lengths)]
     work = []
@@ -150,7 +171,7 @@ def test_decodes_and_prefills_of_all_lengths_in_one_step(block_size, dtype):
         work.append((stream, start, n - start))
     machine.step(*random.Random(0).sample(work, len(work)))
     for stream, start, _ in work:
-        assert_exact(stream, conf, slice(start, None))
+        assert_exact(stream, conf, slice(start, None), gated=gate is not None)
 
 
 def test_a_chunk_of_prompt_and_generated_tokens():
@@ -199,23 +220,24 @@ def test_default_scale_is_by_the_heads_size():
     assert_exact(stream, conf)
 
 
-def run_alone(make, sizes, conf, block_size):
+def run_alone(make, sizes, conf, block_size, gate):
     stream = make()
-    machine = Machine(conf, block_size, dtype=stream.outputs.dtype, seed=99)
+    machine = Machine(conf, block_size, dtype=stream.outputs.dtype, seed=99, gate=gate)
     for start, length in cut(len(stream.sequence.token_ids), sizes):
         machine.step((stream, start, length))
     return stream.outputs
 
 
+@pytest.mark.parametrize("gate", [None, GATE], ids=["softmax", "gate"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("kv_heads", "block_size"), [(KV_HEADS, 7), (KV_HEADS, 16), (HEADS, 16)])
-def test_a_tokens_bits_do_not_depend_on_company_chunks_or_blocks(kv_heads, block_size, dtype):
+def test_a_tokens_bits_do_not_depend_on_company_chunks_or_blocks(kv_heads, block_size, dtype, gate):
     """Alone in one chunk, alone in others, or in random steps beside twelve sequences: the same bits.
 
     Without grouped heads a generated token is a product of one row, which has other bits than a row of a tile: so
     generated tokens must never be computed in one.
     """
-    conf = config(window=33, kv_heads=kv_heads)
+    conf = config(window=0 if gate else 33, kv_heads=kv_heads)
     numbers = random.Random(block_size)
     shapes = [(1, 90), (64, 70), (65, 66), (130, 140), (20, 200), (600, 610)]
     shapes += [(numbers.randint(1, 150), 160) for _ in range(7)]
@@ -223,11 +245,11 @@ def test_a_tokens_bits_do_not_depend_on_company_chunks_or_blocks(kv_heads, block
     def maker(i):
         return lambda: Stream(*shapes[i], seed=i, dtype=dtype, kv_heads=kv_heads)
 
-    alone = [run_alone(maker(i), [10**6], conf, block_size) for i in range(len(shapes))]
+    alone = [run_alone(maker(i), [10**6], conf, block_size, gate) for i in range(len(shapes))]
     for i in range(6):
-        assert torch.equal(run_alone(maker(i), [17, 1, 64, 3], conf, 16), alone[i])
+        assert torch.equal(run_alone(maker(i), [17, 1, 64, 3], conf, 16, gate), alone[i])
     streams = [maker(i)() for i in range(len(shapes))]
-    machine = Machine(conf, block_size, num_blocks=900, dtype=dtype)
+    machine = Machine(conf, block_size, num_blocks=900, dtype=dtype, gate=gate)
     done = [0] * len(streams)
     while any(n < shapes[i][1] for i, n in enumerate(done)):
         work = []

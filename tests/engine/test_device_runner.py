@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 # Tokens that the models do generate.
-STOP_TOKENS = {"llama": 7, "gpt2": 15}
+STOP_TOKENS = {"llama": 7, "gpt2": 15, "hp1": 10}
 
 
 def requests(name):
@@ -79,6 +79,11 @@ def test_the_requests_end_in_every_way(name, expected):
         ("gpt2", ("fused_kv_append", "batched_kv_append", "fused_norm")),
         ("gpt2", ("fused_sampler", "fused_mlp")),
         ("llama", ("fused_sampler", "late_results", "batched_sampling")),
+        ("hp1", ()),
+        ("hp1", ("fused_norm", "fused_mlp", "sparse_values")),
+        ("hp1", ("fused_kv_append", "late_results")),
+        ("hp1", ("fused_rotary", "batched_kv_append")),
+        ("hp1", ("fused_rotary", "fused_kv_append", "prefix_cache")),
     ],
     ids=lambda value: value if isinstance(value, str) else "no " + ", ".join(value) if value else "all on",
 )

@@ -19,6 +19,7 @@ from rosebatch.model.source import find_model
 from rosebatch.request import Completion, Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
+from tests.golden.plain_hp1 import PlainHP1
 
 CPU = torch.device("cpu")
 NEW_TOKENS = 12
@@ -44,7 +45,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# Name -> transformers' config class and its values.
+# Name -> transformers' config class and its values; HP1 is not transformers' but the tests' own.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", _GPT2_SIZES),
     "gpt2-options": (
@@ -80,12 +81,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SIZES, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3Config", {**_SIZES, "head_dim": 24, "tie_word_embeddings": True}),
+    "hp1": ("HP1", {**_SIZES, "head_dim": 24}),
+    "hp1-options": (
+        "HP1",
+        {
+            **_SIZES,
+            "head_dim": 16,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "rope_theta": 500.0,
+            "relu_pre": False,
+            "clip_min": -0.2,
+            "clip_max": 0.15,
+        },
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Golden:
-    """A model's folder, prompts, and the greedy continuation of each by transformers in fp32."""
+    """A model's folder, prompts, and the greedy continuation of each in fp32, by transformers or ``PlainHP1``."""
 
     folder: Path
     prompts: list[list[int]]
@@ -120,6 +135,16 @@ def goldens(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 def _make(transformers: Any, name: str, folder: Path) -> Golden:
     kind, values = MODELS[name]
+    model = PlainHP1.random(values) if kind == "HP1" else _random_model(transformers, kind, values)
+    model.save_pretrained(folder)
+    prompts = _prompts(values["vocab_size"])
+    tokens = _greedy(model, prompts)
+    kept = sorted(tokens)[:64]
+    assert len(kept) == 64, "too many prompts are decided by rounding"
+    return Golden(folder, [prompts[i] for i in kept], [tokens[i] for i in kept])
+
+
+def _random_model(transformers: Any, kind: str, values: dict[str, Any]) -> Any:
     config = getattr(transformers, kind)(
         **values, initializer_range=0.2, eos_token_id=None, bos_token_id=None, pad_token_id=None
     )
@@ -130,21 +155,16 @@ def _make(transformers: Any, name: str, folder: Path) -> Golden:
             # Norms and biases that do something: left at one and zero they could be ignored unnoticed.
             norm_scale = parameter_name.endswith("weight")
             torch.nn.init.normal_(parameter, 1.0 if norm_scale else 0.0, 0.2)
-    model.save_pretrained(folder)
-    prompts = _prompts(config.vocab_size)
-    tokens = _greedy(model, prompts)
-    kept = sorted(tokens)[:64]
-    assert len(kept) == 64, "too many prompts are decided by rounding"
-    return Golden(folder, [prompts[i] for i in kept], [tokens[i] for i in kept])
+    return model
 
 
 def _greedy(
     model: Any, prompts: Sequence[Sequence[int]], options: Callable[[int], dict[str, Any]] = lambda length: {}
 ) -> dict[int, list[int]]:
-    """Greedy tokens by transformers of all prompts but those that are decided by rounding.
+    """A model's own greedy tokens of all prompts but those that are decided by rounding.
 
     Args:
-        model: of transformers.
+        model: of transformers, or ``PlainHP1``.
         prompts: of any lengths.
         options: length of a prompt -> what else ``generate`` is told.
     """

@@ -10,7 +10,7 @@ from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 
 DTYPES = ["float32", *(["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
-MODELS = ["llama", "gpt2"]
+MODELS = ["llama", "gpt2", "hp1"]
 NEW_TOKENS = 20
 # A few units in the last place (2^-23) of the largest logit, carried through three layers.
 FP32_ROUNDING = 2e-6

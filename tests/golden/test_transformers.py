@@ -1,4 +1,7 @@
-"""Greedy tokens equal transformers' own in fp32, for every architecture and every way to schedule the same work."""
+"""Greedy tokens equal transformers' own in fp32, for every architecture and every way to schedule the same work.
+
+HP1, which transformers does not have, is held against ``PlainHP1``.
+"""
 
 import pytest
 
@@ -12,17 +15,19 @@ MODELS = [
     "qwen2",
     "qwen2-window",
     "qwen3",
+    "hp1",
+    "hp1-options",
 ]
 
 
-def assert_equals_transformers(golden, count, engine, greedy_tokens):
+def assert_equals_reference(golden, count, engine, greedy_tokens):
     assert greedy_tokens(engine, golden.prompts[:count]) == golden.expected[:count]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_prompts_in_one_batch(name, goldens, make_engine, greedy_tokens):
     engine = make_engine(goldens(name).folder, chunked_prefill=False, prefix_cache=False)
-    assert_equals_transformers(goldens(name), 64, engine, greedy_tokens)
+    assert_equals_reference(goldens(name), 64, engine, greedy_tokens)
     assert engine.stats.max_running == 64
     assert engine.stats.steps == 12
 
@@ -31,8 +36,8 @@ def test_whole_prompts_in_one_batch(name, goldens, make_engine, greedy_tokens):
 def test_whole_prompts_with_shared_prefixes(name, goldens, make_engine, greedy_tokens):
     """All at once, then again with everything cached: shared blocks, and copies of those cached to their end."""
     engine = make_engine(goldens(name).folder)
-    assert_equals_transformers(goldens(name), 64, engine, greedy_tokens)
-    assert_equals_transformers(goldens(name), 64, engine, greedy_tokens)
+    assert_equals_reference(goldens(name), 64, engine, greedy_tokens)
+    assert_equals_reference(goldens(name), 64, engine, greedy_tokens)
     assert engine.stats.copied_blocks > 0
     prompt_tokens = sum(len(prompt) for prompt in goldens(name).prompts)
     assert engine.stats.computed_tokens < 1.5 * prompt_tokens + 2 * 64 * 12
@@ -41,21 +46,21 @@ def test_whole_prompts_with_shared_prefixes(name, goldens, make_engine, greedy_t
 @pytest.mark.parametrize("name", MODELS)
 def test_chunks_of_16_in_a_cache_that_is_too_small(name, goldens, make_engine, greedy_tokens):
     engine = make_engine(goldens(name).folder, chunk=16, block_size=4, blocks=40)
-    assert_equals_transformers(goldens(name), 64, engine, greedy_tokens)
+    assert_equals_reference(goldens(name), 64, engine, greedy_tokens)
     assert engine.stats.preemptions > 0
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_chunks_of_3_without_prefix_cache_in_a_cache_that_is_too_small(name, goldens, make_engine, greedy_tokens):
     engine = make_engine(goldens(name).folder, chunk=3, block_size=2, blocks=57, prefix_cache=False)
-    assert_equals_transformers(goldens(name), 32, engine, greedy_tokens)
+    assert_equals_reference(goldens(name), 32, engine, greedy_tokens)
     assert engine.stats.preemptions > 0
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_prompts_in_a_cache_that_is_too_small(name, goldens, make_engine, greedy_tokens):
     engine = make_engine(goldens(name).folder, block_size=4, blocks=40, prefix_cache=False, chunked_prefill=False)
-    assert_equals_transformers(goldens(name), 32, engine, greedy_tokens)
+    assert_equals_reference(goldens(name), 32, engine, greedy_tokens)
     assert engine.stats.preemptions > 0
 
 
@@ -63,12 +68,12 @@ def test_whole_prompts_in_a_cache_that_is_too_small(name, goldens, make_engine, 
 def test_single_tokens(name, goldens, make_engine, greedy_tokens):
     """Prompts computed token by token, in blocks of one token."""
     engine = make_engine(goldens(name).folder, chunk=1, block_size=1)
-    assert_equals_transformers(goldens(name), 6, engine, greedy_tokens)
+    assert_equals_reference(goldens(name), 6, engine, greedy_tokens)
 
 
 @pytest.mark.parametrize("chunk", [3, 16, 8192])
 @pytest.mark.parametrize("name", MODELS)
 def test_batch_of_one(name, chunk, goldens, make_engine, greedy_tokens):
     engine = make_engine(goldens(name).folder, seqs=1, chunk=chunk)
-    assert_equals_transformers(goldens(name), 6, engine, greedy_tokens)
+    assert_equals_reference(goldens(name), 6, engine, greedy_tokens)
     assert engine.stats.max_running == 1

@@ -1,4 +1,4 @@
-"""Small random models as transformers saves them, and engines that run them on the GPU."""
+"""Small random models as transformers and ``PlainHP1`` save them, and engines that run them on the GPU."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +14,7 @@ from rosebatch.model.source import find_model
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
+from tests.golden.plain_hp1 import PlainHP1
 
 _SIZES = {
     "vocab_size": 211,
@@ -32,6 +33,7 @@ _FAMILIES = {
     "Mistral": {**_SIZES, "sliding_window": 7},
     "Qwen2": _SIZES,
     "Qwen3": {**_SIZES, "head_dim": 24},
+    "HP1": {**_SIZES, "head_dim": 24, "tie_word_embeddings": False},
 }
 
 
@@ -57,10 +59,13 @@ def saved_model(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 
     def save(family: str) -> Path:
         if family not in folders:
+            folders[family] = tmp_path_factory.mktemp(family)
+            if family == "HP1":
+                PlainHP1.random(_FAMILIES[family]).save_pretrained(folders[family])
+                return folders[family]
             config = getattr(transformers, f"{family}Config")(**_FAMILIES[family], eos_token_id=None)
             torch.manual_seed(0)
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            folders[family] = tmp_path_factory.mktemp(family)
             model.save_pretrained(folders[family])
         return folders[family]
 
@@ -71,12 +76,17 @@ def saved_model(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 def reference(
     transformers: Any, saved_model: Callable[[str], Path], device: torch.device
 ) -> Callable[..., tuple[list[list[int]], torch.Tensor]]:
-    """What transformers generates greedily for prompts, and its logits ``[prompts, tokens, V]``, fp32 on the CPU."""
+    """What transformers or ``PlainHP1`` generates greedily, and logits ``[prompts, tokens, V]``, fp32 on the CPU."""
 
     def generate(
         family: str, dtype: torch.dtype, prompts: Sequence[Sequence[int]], new_tokens: int
     ) -> tuple[list[list[int]], torch.Tensor]:
-        model = transformers.AutoModelForCausalLM.from_pretrained(saved_model(family), dtype=dtype).eval().to(device)
+        model: Any
+        if family == "HP1":
+            model = PlainHP1.from_pretrained(saved_model(family), dtype, device)
+        else:
+            model = transformers.AutoModelForCausalLM.from_pretrained(saved_model(family), dtype=dtype)
+            model = model.eval().to(device)
         by_length: dict[int, list[int]] = {}
         for index, prompt in enumerate(prompts):
             by_length.setdefault(len(prompt), []).append(index)

@@ -17,7 +17,7 @@ from rosebatch.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.gpu
 
-FAMILIES = ["GPT2", "Qwen3"]
+FAMILIES = ["GPT2", "Qwen3", "HP1"]
 DTYPES = [torch.float16, torch.bfloat16]
 NEW_TOKENS = 24
 KINDS = [
@@ -96,7 +96,7 @@ def test_graphs_on_equal_graphs_off(
 
 
 @pytest.mark.parametrize("seqs", [7, 64])
-@pytest.mark.parametrize("family", ["GPT2", "Llama", "Qwen3"])
+@pytest.mark.parametrize("family", ["GPT2", "Llama", "Qwen3", "HP1"])
 def test_the_place_in_the_batch_does_not_matter(
     family: str, seqs: int, requests: list[Request], make_engine: Callable
 ) -> None:

@@ -80,33 +80,16 @@ def gated_attention() -> None:
     from rosebatch_kernels.qkv.kernel import prepare
     from rosebatch_kernels.qkv.norms import HeadUClip
 
-    for heads, kv_heads, size, dtype in [
-        (8, 4, 128, torch.bfloat16),
-        (3, 3, 80, torch.float16),
-        (7, 1, 64, torch.float32),
-    ]:
+    for heads, kv_heads, size, dtype, append in [(8, 4, 128, torch.bfloat16, True), (3, 3, 80, torch.float16, False)]:
         cache = empty(2, 4, kv_heads, 64, size, dtype=dtype)
-        gate = Gate(empty(heads, 3, dtype=torch.float32), empty(heads, dtype=torch.float32), relu_pre=heads != 3)
+        gate = Gate(empty(heads, 3, dtype=torch.float32), empty(heads, dtype=torch.float32), relu_pre=append)
         clip = HeadUClip(empty(size, dtype=dtype), empty(size, dtype=dtype), 1.0, 0.5)
         options = {"num_heads": heads, "rotary": (empty(8, size, dtype=dtype),) * 2, "qk_norm": clip}
-        for batch, append in [(1, True), (300, False)]:
-            qkv = empty(batch, (heads + 2 * kv_heads) * size, dtype=dtype)
-            table, fields = ints(batch, 4), ints(batch)
-            workspace = DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cpu"))
-            for sparse in (True, False):
-                decode(
-                    qkv,
-                    cache,
-                    table,
-                    fields,
-                    fields,
-                    workspace,
-                    gate,
-                    scale=0.1,
-                    append=append,
-                    sparse=sparse,
-                    **options,
-                )
+        qkv, table, fields = empty(2, (heads + 2 * kv_heads) * size, dtype=dtype), ints(2, 4), ints(2)
+        workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"))
+        for sparse in (True, False):
+            more = {"scale": 0.1, "append": append, "sparse": sparse}
+            decode(qkv, cache, table, fields, fields, workspace, gate, **more, **options)
         prepare(qkv, cache, table, fields, fields, **options)
         prefill(qkv, cache, table, ints(3, 4), gate, num_heads=heads, scale=0.1)
 

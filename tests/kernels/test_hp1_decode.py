@@ -45,13 +45,13 @@ def test_decode(implementation, kv_heads, group, size, block_size, dtype, device
     check(implementation, make_gated_step(positions, *shape, dtype, device, randn, idle=(1, 4)), assert_close)
 
 
-@pytest.mark.parametrize("sigma", [0, 0.5, 1.4, 2, 2.99])
+@pytest.mark.parametrize("sigma", [0, 1.4, 2.99])
 @pytest.mark.parametrize("relu_pre", [True, False])
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-0.5, 0.25), (0.125, 2.0), (-3.0, -1.0)])
-def test_gates(implementation, sigma, relu_pre, bounds, dtype, device, randn, assert_close):
+def test_gates(implementation, sigma, relu_pre, bounds, device, randn, assert_close):
     """Bounds without 0 between them give weight to keys that the filter would have barred, to future ones never."""
     gate = make_gate(2, randn, device, sigma=sigma, relu_pre=relu_pre, clip_min=bounds[0], clip_max=bounds[1])
-    check(implementation, make_gated_step([20, 3], 1, 2, 24, 16, dtype, device, randn, gate=gate), assert_close)
+    check(implementation, make_gated_step([20, 3], 1, 2, 24, 16, torch.float32, device, randn, gate=gate), assert_close)
 
 
 @pytest.mark.parametrize("relu_pre", [True, False])

@@ -64,10 +64,10 @@ def test_prefill(implementation, chunks, kv_heads, group, size, block_size, dtyp
 @pytest.mark.parametrize("sigma", [0, 1.4, 2.99])
 @pytest.mark.parametrize("relu_pre", [True, False])
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-0.5, 0.25), (0.125, 2.0)])
-def test_gates(implementation, sigma, relu_pre, bounds, dtype, device, randn, assert_close):
+def test_gates(implementation, sigma, relu_pre, bounds, device, randn, assert_close):
     """Bounds without 0 between them would give weight to keys behind the query."""
     chunks = [(3, 20), (0, 5)]
-    q, paged = make(chunks, 1, 2, 24, 16, dtype, device, randn)
+    q, paged = make(chunks, 1, 2, 24, 16, torch.float32, device, randn)
     gate = make_gate(2, randn, device, sigma=sigma, relu_pre=relu_pre, clip_min=bounds[0], clip_max=bounds[1])
     assert_close(run(implementation, q, paged, chunks, gate), exact_rows(q, paged, chunks, gate))
 
@@ -80,7 +80,7 @@ def test_any_taps(implementation, dtype, device, randn, assert_close):
     assert_close(run(implementation, q, paged, chunks, gate), exact_rows(q, paged, chunks, gate))
 
 
-@pytest.mark.parametrize("length", range(1, 70, 4))
+@pytest.mark.parametrize("length", [1, 2, 3, 15, 16, 31, 33, 47, 64, 69])
 def test_chunk_borders_at_every_offset(length, device, randn):
     """Whole, and cut in two at a place: the same to rounding, since only the order of additions differs."""
     total = 70

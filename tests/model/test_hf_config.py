@@ -1,10 +1,10 @@
-"""config.json of the five architectures, as transformers 4 and 5 write it, and everything that may be wrong with it."""
+"""config.json of all architectures, as transformers 4 and 5 write it, and everything that may be wrong with it."""
 
 import json
 
 import pytest
 
-from rosebatch.config import ModelConfig, RopeConfig
+from rosebatch.config import HP1Config, ModelConfig, RopeConfig
 from rosebatch.errors import UserError
 from rosebatch.model.hf_config import ARCHITECTURES, parse_model_config, read_model_config
 
@@ -36,6 +36,13 @@ LLAMA = {
     "tie_word_embeddings": True,
     "eos_token_id": 2,
     "dtype": "bfloat16",
+}
+HP1 = {
+    **{key: value for key, value in LLAMA.items() if key != "rms_norm_eps"},
+    "architectures": ["HP1ForCausalLM"],
+    "model_type": "hp1",
+    "head_dim": 128,
+    "hidden_act": "relu",
 }
 LLAMA3_ROPE = {
     "factor": 8.0,
@@ -141,6 +148,35 @@ def test_llama_biases_and_head_dim():
     assert (config.qkv_bias, config.out_bias, config.mlp_bias, config.head_dim) == (False, False, True, 64)
 
 
+def test_hp1():
+    config = parse({**HP1, "rope_theta": 500.0, "relu_pre": False, "clip_min": -1, "clip_max": 2.5})
+    assert config == ModelConfig(
+        family="hp1",
+        vocab_size=49152,
+        hidden_size=576,
+        num_layers=3,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=128,
+        intermediate_size=1536,
+        max_model_len=8192,
+        activation="relu",
+        tie_word_embeddings=True,
+        rope=RopeConfig(theta=500.0),
+        hp1=HP1Config(relu_pre=False, clip_min=-1.0, clip_max=2.5),
+        eos_token_ids=(2,),
+        dtype="bfloat16",
+    )
+
+
+def test_hp1_is_complete_without_what_has_a_default():
+    needed = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    config = parse({k: HP1[k] for k in (*needed, "num_attention_heads", "max_position_embeddings")})
+    assert (config.hp1, config.activation) == (HP1Config(), "relu")
+    assert (config.num_kv_heads, config.head_dim, config.tie_word_embeddings) == (9, 64, False)
+    assert (config.eos_token_ids, config.dtype, config.rope) == ((), "float32", RopeConfig(theta=10000.0))
+
+
 def test_mistral():
     config = parse(of("MistralForCausalLM", sliding_window=7))
     assert config.family == "llama"
@@ -200,7 +236,7 @@ def test_qwen_sliding_window_without_a_size_is_transformers_4096(architecture):
     assert parse(values).sliding_windows == (0, 4096, 4096)
 
 
-@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a != "GPT2LMHeadModel"])
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a not in ("GPT2LMHeadModel", "HP1ForCausalLM")])
 def test_defaults_are_transformers_own(architecture):
     """With only the sizes given, the same as transformers' config class says."""
     import transformers
@@ -281,10 +317,10 @@ def test_dtype_by_its_new_and_old_name(options, dtype):
     assert parse({**LLAMA, **options}).dtype == dtype
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3", "hp1"])
 def test_model_type_serves_where_no_architecture_is_named(model_type):
-    values = {**GPT2, **LLAMA, "model_type": model_type, "architectures": None}
-    assert parse(values).family == ("gpt2" if model_type == "gpt2" else "llama")
+    values = {**GPT2, **(HP1 if model_type == "hp1" else LLAMA), "model_type": model_type, "architectures": None}
+    assert parse(values).family == (model_type if model_type in ("gpt2", "hp1") else "llama")
 
 
 @pytest.mark.parametrize(
@@ -328,6 +364,13 @@ def test_an_empty_config_is_refused():
         ({**LLAMA, "vocab_size": 1.5}, "vocab_size"),
         ({**LLAMA, "eos_token_id": "</s>"}, "eos_token_ids"),
         ({**LLAMA, "dtype": "float64"}, "dtype"),
+        ({**HP1, "hidden_act": "silu"}, "hidden_act 'silu' is not supported; supported are relu"),
+        ({**HP1, "attention_bias": True}, "attention_bias is not supported"),
+        ({**HP1, "use_sliding_window": True}, "use_sliding_window is not supported"),
+        ({**HP1, "clip_min": 2.0}, "clip_min 2.0 is above clip_max 1.0"),
+        ({**HP1, "clip_max": float("inf")}, "clip_min and clip_max must be finite"),
+        ({**HP1, "relu_pre": "yes"}, "relu_pre"),
+        ({k: v for k, v in HP1.items() if k != "max_position_embeddings"}, "'max_position_embeddings' is missing"),
     ],
 )
 def test_what_is_wrong_is_a_user_error_that_says_so(values, message):

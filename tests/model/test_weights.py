@@ -156,11 +156,26 @@ def test_random_weights_are_those_of_fp32_rounded():
 
 
 def test_random_weights_have_a_models_scale():
-    """Norms keep what they get, the rest is small: 30 layers must not overflow fp16."""
+    """Small: 30 layers must not overflow fp16."""
     weights = RandomWeights(torch.float32, CPU)
-    assert torch.equal(weights.get("model.norm.weight", (9,)), torch.ones(9))
     for name, shape in (("a.weight", (200, 200)), ("a.bias", (40000,))):
         tensor = weights.get(name, shape)
         assert tensor.shape == shape
         assert abs(tensor.mean()) < 0.001
         assert abs(tensor.std() - 0.02) < 0.001
+
+
+def test_random_weights_that_are_filled():
+    """Norms and the like, of the run's dtype or of their own."""
+    weights = RandomWeights(torch.bfloat16, CPU)
+    filled = weights.get("model.norm.weight", (9,), fill=1.5)
+    assert torch.equal(filled, torch.full((9,), 1.5, dtype=torch.bfloat16))
+    assert torch.equal(weights.get("sigma", (3,), dtype=torch.float32, fill=1.4), torch.full((3,), 1.4))
+    assert weights.get("sigma", (3,), dtype=torch.float32).dtype == torch.float32
+
+
+def test_a_dtype_of_its_own(tmp_path):
+    """What is read in fp32 was never rounded to the run's dtype, and ``fill`` is nothing to a checkpoint."""
+    save_file(FIRST, tmp_path / "model.safetensors")
+    tensor = source(tmp_path, torch.bfloat16).get("model.norm.weight", (3,), dtype=torch.float32, fill=9.0)
+    assert torch.equal(tensor, FIRST["model.norm.weight"])

@@ -1,0 +1,161 @@
+"""HP1: attention gated by a filter instead of a softmax, clips in the place of norms (source: article S4).
+
+The article leaves open how tensors are named and, among others, what the final norm is (here: a clip too). Names are
+transformers' where it has one for the part::
+
+    model.embed_tokens.weight           [V, H]
+    model.layers.I.
+        input_layernorm, post_attention_layernorm, pre_mlp_layernorm, post_mlp_layernorm
+            .alpha [H], .gamma [1]
+        self_attn.q_norm, self_attn.k_norm
+            .alpha [D], .gamma [1]
+        self_attn.sigma, self_attn.gamma        [heads]
+        self_attn.q_proj, .k_proj, .v_proj, .o_proj, mlp.gate_proj, .up_proj, .down_proj
+            .weight
+    model.norm.alpha                    [H]
+    model.norm.gamma                    [1]
+    lm_head.weight                      [V, H], unless it is the embedding
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rosebatch.config import ModelConfig
+from rosebatch.model.layers import Attention, Rotary, rope_tables
+from rosebatch.model.weights import DEVIATION, WeightSource
+from rosebatch.ops import Gate, HeadUClip, Linear, Ops, mean_taps
+
+# Random weights. With 1.4 some 70 % of the weights of attention are zero, as the article has it of the trained model.
+_SIGMA = 1.4
+# What is left of a deviation of 1 behind a clip to -1 .. 1, which cuts off a third of the channels.
+_CLIPPED = 0.72
+# Deviation of a sum of values by weights of this gate, where the values have one of 1 and there are some 50 of them:
+# nothing divides the sum by their number.
+_ATTENDED = 1.0
+# Factor on what a sub-layer adds. With 1 it would drown the embedding, and a sequence's first tokens, which attend to
+# next to nothing, would stay close to zero in every layer; with 0.1 many completions repeat their last token.
+_POST_GAMMA = 0.2
+
+
+class _Clip(NamedTuple):
+    """A UClipNorm: ``alpha [H]`` and the scalar gamma."""
+
+    alpha: Tensor
+    gamma: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: _Clip
+    qkv: Linear
+    rotary: Rotary
+    gate: Gate
+    out: Linear
+    post_attention: _Clip
+    pre_mlp: _Clip
+    gate_up: Linear
+    down: Linear
+    post_mlp: _Clip
+
+
+class HP1:
+    """Transformer with clips before and behind each sub-layer, rotary positions, grouped K/V heads and a ReGLU.
+
+    Args:
+        config: with ``rope`` and ``hp1`` set.
+        ops: the operators of this run.
+        weights: by the names above.
+    """
+
+    def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:
+        assert config.rope is not None, "HP1 has rotary positions"
+        self.config = config
+        self.ops = ops
+        self.embedding = weights.get("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        self.cos, self.sin = rope_tables(
+            config.rope, config.head_dim, config.max_model_len, self.embedding.dtype, self.embedding.device
+        )
+        self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
+        self.norm = _load_clip("model.norm", config.hidden_size, weights, _of_residual(2 * config.num_layers))
+        head = self.embedding
+        if not config.tie_word_embeddings:
+            head = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))
+        self.head = ops.head(head)
+
+    def _load_layer(self, index: int, weights: WeightSource) -> _Layer:
+        c = self.config
+        prefix = f"model.layers.{index}."
+        q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+
+        def linear(names: dict[str, int], in_size: int) -> Linear:
+            """Several projections of one input as a single product."""
+            weight = [weights.get(f"{prefix}{n}.weight", (size, in_size)) for n, size in names.items()]
+            return self.ops.linear(torch.cat(weight), None)
+
+        def hidden_clip(name: str, deviation: float, gamma: float = 1.0) -> _Clip:
+            return _load_clip(f"{prefix}{name}_layernorm", c.hidden_size, weights, deviation, gamma)
+
+        attention = {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
+        gate_up = {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size}
+        # With random weights, of what a clipped input is projected to, and of ReLU(gate) * up of two such projections.
+        projected = _of_product(c.hidden_size, _CLIPPED)
+        gated = projected**2 * math.sqrt(0.5)
+        q_norm, k_norm = (_load_clip(f"{prefix}self_attn.{n}_norm", c.head_dim, weights, projected) for n in "qk")
+        return _Layer(
+            input_norm=hidden_clip("input", _of_residual(2 * index)),
+            qkv=linear(attention, c.hidden_size),
+            rotary=Rotary(self.cos, self.sin, HeadUClip(q_norm.alpha, k_norm.alpha, q_norm.gamma, k_norm.gamma)),
+            gate=self._load_gate(prefix, weights),
+            out=linear({"self_attn.o_proj": c.hidden_size}, q_size),
+            post_attention=hidden_clip("post_attention", _of_product(q_size, _ATTENDED * projected), _POST_GAMMA),
+            pre_mlp=hidden_clip("pre_mlp", _of_residual(2 * index + 1)),
+            gate_up=linear(gate_up, c.hidden_size),
+            down=linear({"mlp.down_proj": c.hidden_size}, c.intermediate_size),
+            post_mlp=hidden_clip("post_mlp", _of_product(c.intermediate_size, gated), _POST_GAMMA),
+        )
+
+    def _load_gate(self, prefix: str, weights: WeightSource) -> Gate:
+        heads, options = (self.config.num_heads,), self.config.hp1
+        assert options is not None, "HP1 has a gate"
+        sigma = weights.get(f"{prefix}self_attn.sigma", heads, dtype=torch.float32, fill=_SIGMA)
+        gamma = weights.get(f"{prefix}self_attn.gamma", heads, dtype=torch.float32, fill=1.0)
+        return Gate(mean_taps(sigma), gamma, options.relu_pre, options.clip_min, options.clip_max)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """See ``rosebatch.model.layers.Model``."""
+        ops = self.ops
+        residual = functional.embedding(input_ids, self.embedding)
+        normed = ops.uclip_norm(residual, *self.layers[0].input_norm)
+        for index, layer in enumerate(self.layers):
+            attended = attention(index, layer.qkv(normed), layer.rotary, layer.gate)
+            normed, residual = ops.add_uclip_norm(layer.out, attended, residual, *layer.post_attention, *layer.pre_mlp)
+            hidden = ops.gated("relu_mul", layer.gate_up, normed)
+            last = index + 1 == len(self.layers)
+            following = self.norm if last else self.layers[index + 1].input_norm
+            normed, residual = ops.add_uclip_norm(layer.down, hidden, residual, *layer.post_mlp, *following)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See ``rosebatch.model.layers.Model``."""
+        return self.head(hidden)
+
+
+def _load_clip(name: str, size: int, weights: WeightSource, deviation: float, gamma: float = 1.0) -> _Clip:
+    """A clip; where weights are random, one with this gamma that brings an input of this deviation to 1."""
+    alpha = weights.get(f"{name}.alpha", (size,), fill=1 / deviation)
+    return _Clip(alpha, float(weights.get(f"{name}.gamma", (1,), dtype=torch.float32, fill=gamma)))
+
+
+def _of_product(in_size: int, deviation: float) -> float:
+    """Deviation of the product of a random weight with an input of this deviation."""
+    return DEVIATION * math.sqrt(in_size) * deviation
+
+
+def _of_residual(added: int) -> float:
+    """Deviation of a random embedding and the clipped results of so many sub-layers, added up."""
+    return math.hypot(DEVIATION, _POST_GAMMA * _CLIPPED * math.sqrt(added))
