@@ -121,7 +121,7 @@ def normed_and_rotated(x, weight, cos, sin, D: tl.constexpr, number, ROTARY: tl.
 
 @triton.jit
 def _clipped(x, alpha, gamma):
-    inside = tl.minimum(tl.maximum(x.to(tl.float32) * alpha.to(tl.float32), -1.0), 1.0)
+    inside = tl.clamp(x.to(tl.float32) * alpha.to(tl.float32), -1.0, 1.0, propagate_nan=tl.PropagateNan.ALL)
     return (inside * gamma).to(x.dtype)
 
 

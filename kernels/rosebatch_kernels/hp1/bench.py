@@ -1,0 +1,123 @@
+"""HP1 attention beside softmax attention on the same shapes: ``python -m rosebatch_kernels.hp1.bench``.
+
+Both have HP1's heads, and caches that take turns, as the layers of a model do. Decode is timed for several sigmas, with
+the share of weights that are zero, and once with V of all keys; it is held against the copy bandwidth by all K and V,
+prefill against the rate of a matrix product by the products under the causal mask.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from rosebatch_kernels.bench_inputs import randn
+from rosebatch_kernels.hp1 import decode, prefill
+from rosebatch_kernels.hp1.gate import Gate, mean_taps
+from rosebatch_kernels.hp1.reference import probabilities
+from rosebatch_kernels.paged_attention import decode as softmax_decode
+from rosebatch_kernels.paged_attention import prefill as softmax_prefill
+from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
+from rosebatch_kernels.qkv.norms import HeadUClip
+from rosebatch_kernels.timing import median_us, report
+
+_HEADS, _KV_HEADS, _SIZE = 8, 4, 128
+_SCALE = _SIZE**-0.5
+_BLOCK_SIZE = 64
+# Sequences and tokens of each.
+_DECODES = ((32, 1024), (128, 256), (32, 320), (32, 4096), (128, 112), (256, 600))
+_PROMPTS = ((32, 256), (16, 1024), (4, 2048))
+_SIGMAS = (0.0, 0.5, 1.0, 1.4, 2.0)
+_SIGMA = 1.4
+_TURNS = 4
+_BYTES = 2
+_SAMPLE = 512
+
+
+def main() -> None:
+    """Write some lines for each shape."""
+    for batch, length in _DECODES:
+        _decode(batch, length)
+    for sequences, length in _PROMPTS:
+        _prefill(sequences, length)
+
+
+def _decode(batch: int, length: int) -> None:
+    """The last token of each sequence: all others come from the cache."""
+    limits = torch.full((batch,), length, dtype=torch.int32, device="cuda")
+    table = _block_table(batch, length)
+    common = {
+        "block_table": table,
+        "positions": limits - 1,
+        "limits": limits,
+        "workspace": DecodeWorkspace(batch, _HEADS, _KV_HEADS, _SIZE, torch.device("cuda")),
+        "num_heads": _HEADS,
+        "scale": _SCALE,
+        "rotary": (randn(length, _SIZE), randn(length, _SIZE)),
+    }
+    layers = [(randn(batch, (_HEADS + 2 * _KV_HEADS) * _SIZE), _cache(table)) for _ in range(_TURNS)]
+    clip = HeadUClip(randn(_SIZE), randn(_SIZE), 1.0, 1.0)
+    moved = 2 * batch * (length - 1) * _KV_HEADS * _SIZE * _BYTES
+
+    def line(name: str, step: Callable[..., Tensor]) -> None:
+        report(f"decode  B={batch:<4} {length:<5} {name}", _median_us(step, layers), moved=moved)
+
+    line("softmax", partial(softmax_decode.decode, qk_norm=(randn(_SIZE), randn(_SIZE), 1e-6), **common))
+    for sigma in _SIGMAS:
+        step = partial(decode.decode, gate=_gate(sigma), qk_norm=clip, **common)
+        line(f"HP1 sigma {sigma}, {_share_of_zeros(sigma):.0%} zero", step)
+    line("HP1 sigma 1.4, all of V", partial(decode.decode, gate=_gate(_SIGMA), qk_norm=clip, sparse=False, **common))
+
+
+def _prefill(sequences: int, length: int) -> None:
+    """Whole prompts at once; half of the products with K and with V are masked."""
+    tokens, table = sequences * length, _block_table(sequences, length)
+    tiles = [
+        (sequence, sequence * length + start, start, min(softmax_prefill.TILE_ROWS, length - start))
+        for sequence in range(sequences)
+        for start in range(0, length, softmax_prefill.TILE_ROWS)
+    ]
+    # The longest first, as the engine has them.
+    tiles.sort(key=lambda tile: -tile[2])
+    packed = torch.tensor(tiles, dtype=torch.int32, device="cuda")
+    common = {"block_table": table, "tiles": packed, "num_heads": _HEADS, "scale": _SCALE}
+    layers = [(randn(tokens, (_HEADS + 2 * _KV_HEADS) * _SIZE), _cache(table)) for _ in range(_TURNS)]
+
+    def line(name: str, step: Callable[..., Tensor]) -> None:
+        moved = 2 * tokens * (_HEADS + _KV_HEADS) * _SIZE * _BYTES
+        flops = 4 * _HEADS * _SIZE * sequences * length * (length + 1) // 2
+        report(f"prefill {sequences}x{length:<5} {name}", _median_us(step, layers), moved=moved, flops=flops)
+
+    line("softmax", partial(softmax_prefill.prefill, **common))
+    line("HP1", partial(prefill.prefill, gate=_gate(_SIGMA), **common))
+
+
+def _median_us(step: Callable[..., Tensor], layers: Sequence[tuple[Tensor, Tensor]]) -> float:
+    turns = cycle(layers)
+    return median_us(lambda: step(*next(turns)))
+
+
+def _gate(sigma: float) -> Gate:
+    sigmas = torch.full((_HEADS,), sigma, device="cuda")
+    return Gate(mean_taps(sigmas), torch.ones(_HEADS, device="cuda"))
+
+
+def _share_of_zeros(sigma: float) -> float:
+    """Of weights of random scores, which have the deviation that q and k of deviation 1 give them."""
+    scores = torch.randn(_HEADS, _SAMPLE, _SAMPLE, device="cuda")
+    return float((probabilities(scores, _gate(sigma)) == 0).float().mean())
+
+
+def _block_table(sequences: int, length: int) -> Tensor:
+    """Blocks in no order, as in a cache in use."""
+    width = -(-length // _BLOCK_SIZE)
+    return torch.randperm(sequences * width, device="cuda").int().view(sequences, width)
+
+
+def _cache(table: Tensor) -> Tensor:
+    return randn(2, table.numel(), _KV_HEADS, _BLOCK_SIZE, _SIZE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""HP1 attention on a GPU with everything drawn at random: lengths from 1 to 8192, pages, gates, heads, splits."""
+
+import random
+
+import pytest
+
+from rosebatch_kernels.hp1 import decode, prefill
+from tests.kernels.decode_step import SCALE, check, make_step
+from tests.kernels.hp1_exact import gated_attention, general_gate, make_gate
+from tests.kernels.test_paged_prefill import cut, make
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned_outputs")]
+
+MOST = 8192
+# Rows of a chunk that are compared: float64 on the CPU takes its time.
+ROWS = 12
+
+
+def shape(numbers):
+    """K/V heads, heads that share one, head size, page size."""
+    return (
+        numbers.choice([1, 2, 4]),
+        numbers.choice([1, 2, 3, 8]),
+        numbers.choice([64, 80, 128]),
+        numbers.choice([16, 24, 64, 128]),
+    )
+
+
+def length(numbers):
+    """Every order of magnitude is as likely."""
+    return min(int(2 ** numbers.uniform(0, 13.01)), MOST)
+
+
+def gate_of(numbers, heads, randn):
+    low = numbers.choice([0.0, 0.0, -0.5, 0.1])
+    options = {"relu_pre": numbers.random() < 0.7, "clip_min": low, "clip_max": low + numbers.choice([0.25, 1.0, 3.0])}
+    return numbers.choice([make_gate, general_gate])(heads, randn, "cuda", **options)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_decode(seed, dtype, randn, assert_close):
+    numbers = random.Random(seed)
+    kv_heads, group, size, block_size = shape(numbers)
+    gate = gate_of(numbers, kv_heads * group, randn)
+    positions = [length(numbers) - 1 for _ in range(numbers.choice([1, 3, 20]))]
+    step = make_step(
+        positions,
+        kv_heads,
+        group,
+        size,
+        block_size,
+        dtype,
+        "cuda",
+        randn,
+        attend=lambda q, k, v: gated_attention(q, k, v, SCALE, gate),
+        rotary=numbers.random() < 0.5,
+        qk_norm=numbers.choice([None, "uclip"]),
+        append=numbers.random() < 0.7,
+    )
+    del step.options["window"]
+    step.arguments.append(gate)
+    step.options["sparse"] = numbers.random() < 0.7
+    check(decode.decode, step, assert_close)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_prefill(seed, dtype, randn, assert_close):
+    numbers = random.Random(seed)
+    kv_heads, group, size, block_size = shape(numbers)
+    gate = gate_of(numbers, kv_heads * group, randn)
+    chunks = []
+    for _ in range(numbers.choice([1, 4])):
+        count = min(length(numbers), 600)
+        chunks.append((min(length(numbers) - 1, MOST - count), count))
+    q, paged = make(chunks, kv_heads, group, size, block_size, dtype, "cuda", randn)
+    tiles = cut(chunks, seed=seed).cuda()
+    out = prefill.prefill(
+        q.flatten(1).cuda(), paged.cache, paged.table, tiles, gate, num_heads=kv_heads * group, scale=SCALE
+    )
+    assert out.isfinite().all()
+    first = 0
+    for sequence, (prefix, count) in enumerate(chunks):
+        for row in {0, count - 1, *(numbers.randrange(count) for _ in range(ROWS))}:
+            seen = prefix + row + 1
+            exact = gated_attention(q[first + row], paged.k[sequence][:seen], paged.v[sequence][:seen], SCALE, gate)
+            assert_close(out[first + row], exact)
+        first += count
