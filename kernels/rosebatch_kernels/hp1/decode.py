@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rosebatch_kernels.dependent_launch import launch_options, wait
 from rosebatch_kernels.hp1.gate import Gate
-from rosebatch_kernels.hp1.runs import filtered, gated, nearest, places, subtracted, two_pages
+from rosebatch_kernels.hp1.runs import filtered, gated, nearest, places, two_pages
 from rosebatch_kernels.paged_attention.splits import DecodeWorkspace, least_keys, num_splits
 from rosebatch_kernels.qkv.kernel import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.qkv.norms import QKNorm, norm_arguments
@@ -193,7 +193,6 @@ def _gated_decode(
     page_size: tl.constexpr = BLOCK * D
     stride: tl.constexpr = KV_HEADS * page_size
     first = (split * TILE + tl.arange(0, TILE)) * run
-    front, front_start, front_step = two_pages(table_row, first - 2, last_key, BLOCK, stride)
     cosine, sine = turn(cos, sin, position, D, WIDTH, ROTARY)
     q_weights = weight_halves(q_weight, D, WIDTH, ROTARY, NORM)
     k_weights = weight_halves(k_weight, D, WIDTH, ROTARY, NORM)
@@ -248,27 +247,21 @@ def _gated_decode(
             acc += _copied(weight[:, None], copies) * v_new.to(tl.float32)
     q = _copied(q, copies)
 
-    # --- the cached ones: the two in front of each run for their scores alone, then the runs ---
+    # --- the cached ones: of each run first the two keys in front of it, for their scores alone ---
     due = tl.zeros([ROWS, TILE], tl.float32)
     due_later = tl.zeros([ROWS, TILE], tl.float32)
-    for step in tl.static_range(2):
-        n = first + (step - 2)
-        offsets = places(nearest(n, last_key), front, front_start, front_step, d, D, BLOCK)
-        scores = tl.dot(q, tl.trans(tl.load(keys + offsets, mask=real, other=0.0)), input_precision="ieee")
-        passed = tl.where((n >= 0)[None, :], filtered(scores, RELU_PRE), 0.0)
-        due, due_later = subtracted(passed, due_later, tap_1, tap_2)
     weights = tl.zeros([ROWS, TILE], dtype)
     v = tl.zeros([TILE, WIDTH], dtype)
-    for piece in range(0, run, BLOCK):
+    for piece in range(-2, run, BLOCK):
         page, start, page_step = two_pages(table_row, first + piece, last_key, BLOCK, stride)
         for i in tl.range(piece, tl.minimum(piece + BLOCK, run), num_stages=STAGES):
             n = first + i
-            there = n < end
+            counts = (n < end) & (i >= 0)
             offsets = places(nearest(n, last_key), page, start, page_step, d, D, BLOCK)
             k = tl.load(keys + offsets, mask=real, other=0.0)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+            scores = tl.where((n >= 0)[None, :], tl.dot(q, tl.trans(k), input_precision="ieee"), 0.0)
             p, due, due_later = gated(scores, due, due_later, tap_0, tap_1, tap_2, RELU_PRE, CLIP_MIN, CLIP_MAX)
-            p = tl.where(there[None, :], p, 0.0)
+            p = tl.where(counts[None, :], p, 0.0)
             if SPARSE:
                 # Of the iteration before: what is asked for now is on its way meanwhile.
                 acc = tl.dot(weights, v, acc, input_precision="ieee")
@@ -276,7 +269,7 @@ def _gated_decode(
                 v = tl.load(keys + v_distance + offsets, mask=some[:, None] & real, other=0.0)
                 weights = p.to(dtype)
             else:
-                v_now = tl.load(keys + v_distance + offsets, mask=real, other=0.0)
+                v_now = tl.load(keys + v_distance + offsets, mask=counts[:, None] & real, other=0.0)
                 acc = tl.dot(p.to(dtype), v_now, acc, input_precision="ieee")
     if SPARSE:
         acc = tl.dot(weights, v, acc, input_precision="ieee")

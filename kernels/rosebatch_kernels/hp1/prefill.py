@@ -137,15 +137,13 @@ def _gated_prefill(
     # Keys of a column; all of them exist but some of the last column's.
     run = tl.cdiv(last_key + 1, KEYS)
     first = tl.arange(0, KEYS) * run
-    due = tl.zeros([ROWS, KEYS], tl.float32)
     due_later = tl.zeros([ROWS, KEYS], tl.float32)
     page, start, page_step = two_pages(table, first - 2, last_key, BLOCK, stride)
-    for step in tl.static_range(2):
-        n = first + (step - 2)
-        k = _load(keys + places(nearest(n, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
-        scores = tl.dot(query, tl.trans(k), input_precision="ieee")
-        passed = tl.where((n >= 0)[None, :], filtered(scores, RELU_PRE), 0.0)
-        due, due_later = subtracted(passed, due_later, tap_1, tap_2)
+    k = _load(keys + places(nearest(first - 2, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
+    # Asked for before the first is used, so that both are on their way together.
+    k_next = _load(keys + places(nearest(first - 1, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
+    due, due_later = _seen(query, k, first - 2, due_later, tap_1, tap_2, RELU_PRE)
+    due, due_later = _seen(query, k_next, first - 1, due_later, tap_1, tap_2, RELU_PRE)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     for piece in range(0, run, BLOCK):
         page, start, page_step = two_pages(table, first + piece, last_key, BLOCK, stride)
@@ -159,6 +157,13 @@ def _gated_prefill(
             weights = tl.where(n[None, :] <= own, weights, 0.0)
             acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     tl.store(out + rows * (HEADS * D) + head * D + d, (acc * factor).to(out.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _seen(query, k, n, due_later, tap_1, tap_2, RELU_PRE: tl.constexpr):
+    """The filter's state behind the keys ``n``, which have no weight here."""
+    scores = tl.dot(query, tl.trans(k), input_precision="ieee")
+    return subtracted(tl.where((n >= 0)[None, :], filtered(scores, RELU_PRE), 0.0), due_later, tap_1, tap_2)
 
 
 @triton.jit
