@@ -40,7 +40,7 @@ def test_decode(implementation, kv_heads, group, size, block_size, window, dtype
 
 
 @pytest.mark.parametrize(
-    ("rotary", "qk_norm"), [(True, None), (False, "rms"), (True, "rms"), (False, "uclip"), (True, "uclip")]
+    ("rotary", "qk_norm"), [(True, None), (False, "rms"), (True, "rms"), (True, "uclip")]
 )
 @pytest.mark.parametrize(("group", "size"), [(1, 24), (2, 64), (1, 128)])
 def test_norm_and_rotation(implementation, rotary, qk_norm, group, size, dtype, device, randn, assert_close):
