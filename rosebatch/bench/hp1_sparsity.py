@@ -1,0 +1,116 @@
+"""How many weights of HP1 attention are exactly zero, layer by layer.
+
+``python -m rosebatch.bench.hp1_sparsity [--model MODEL] [--load-format dummy] [--tokens 256]`` runs prompts of random
+token ids through the model, in PyTorch, once with its own filters and once for each sigma. Of all pairs of a token and
+a key up to it, a column says how many have no weight, and behind the bar how many have none for any of the heads that
+share the key: the values that decode does not read.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rosebatch.bench.scenario import configs_dir
+from rosebatch.config import ModelConfig
+from rosebatch.engine.load import pick_device
+from rosebatch.errors import UserError
+from rosebatch.model.layers import Model, Rotary
+from rosebatch.model.registry import build_model
+from rosebatch.model.source import find_model
+from rosebatch.ops import Gate, mean_taps, select
+from rosebatch.toggles import Toggles
+from rosebatch_kernels.hp1.reference import probabilities
+from rosebatch_kernels.qkv.reference import split_heads
+
+_SIGMAS = (0.0, 0.5, 1.0, 1.4, 2.0)
+_SEQUENCES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Shares of a layer: of weights that are zero, and of keys that no head of a group gives any."""
+
+    weights: float
+    values: float
+
+
+@dataclass(slots=True)
+class CountingAttention:
+    """Attention of whole prompts, all of one length, without a cache (see ``rosebatch.model.layers.Attention``).
+
+    Attributes:
+        config: of the model.
+        length: tokens of each prompt.
+        sigma: in place of every layer's own; None leaves the filters as they are.
+        zeros: of the layers so far.
+    """
+
+    config: ModelConfig
+    length: int
+    sigma: float | None = None
+    zeros: list[Zeros] = field(default_factory=list)
+
+    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None, gate: Gate | None = None) -> Tensor:
+        """Attend, and count."""
+        assert gate is not None and rotary is not None, "a layer of HP1"
+        config, length = self.config, self.length
+        if self.sigma is not None:
+            gate = gate._replace(taps=mean_taps(torch.full_like(gate.gamma, self.sigma)))
+        turned = [table[:length].repeat(len(qkv) // length, 1)[:, None] for table in (rotary.cos, rotary.sin)]
+        heads = split_heads(qkv, config.num_heads, config.num_kv_heads, (turned[0], turned[1]), rotary.qk_norm)
+        group = config.num_heads // config.num_kv_heads
+        q, k, v = (x.float().unflatten(0, (-1, length)).transpose(1, 2) for x in heads)
+        scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * config.attention_scale(layer)
+        seen = torch.ones(length, length, dtype=torch.bool, device=qkv.device).tril()
+        weights = probabilities(scores, gate) * seen
+        zero = weights == 0
+        unread = zero.unflatten(1, (-1, group)).all(2)
+        self.zeros.append(Zeros(*(float(mask[..., seen].float().mean()) for mask in (zero, unread))))
+        out: Tensor = weights @ v.repeat_interleave(group, 1)
+        return out.transpose(1, 2).flatten(0, 1).flatten(1).to(qkv.dtype)
+
+
+@torch.inference_mode()
+def count_zeros(model: Model, config: ModelConfig, prompts: Tensor, sigma: float | None = None) -> list[Zeros]:
+    """Of each layer, for prompts ``[S, T]`` of token ids."""
+    sequences, length = prompts.shape
+    attention = CountingAttention(config, length, sigma)
+    positions = torch.arange(length, device=prompts.device).repeat(sequences)
+    model.forward(prompts.flatten(), positions, attention)
+    return attention.zeros
+
+
+def main() -> None:
+    """Write one line for each layer, and one for all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", default=str(configs_dir() / "models" / "hp1-0.6b.toml"))
+    parser.add_argument("--load-format", choices=["auto", "dummy"], default="dummy")
+    parser.add_argument("--tokens", type=int, default=256)
+    given = parser.parse_args()
+    device = pick_device("auto")
+    source = find_model(given.model, given.load_format, "auto", device)
+    if source.config.family != "hp1":
+        raise UserError(f"{Path(given.model).name} is no HP1 model")
+    with torch.inference_mode():
+        model = build_model(source.config, select(Toggles.resolve({}, "cpu")), source.weights(device))
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(source.config.vocab_size, (_SEQUENCES, given.tokens), generator=generator).to(device)
+    columns = {"its own": None, **{f"sigma {sigma}": sigma for sigma in _SIGMAS}}
+    counts = [count_zeros(model, source.config, prompts, sigma) for sigma in columns.values()]
+    sys.stdout.write(f"{'layer':<8}" + "".join(f"{name:>15}" for name in columns) + "\n")
+    for number, layer in enumerate(zip(*counts, strict=True)):
+        sys.stdout.write(f"{number:<8}" + "".join(map(_cell, layer)) + "\n")
+    means = [Zeros(*(sum(getattr(z, f) for z in c) / len(c) for f in ("weights", "values"))) for c in counts]
+    sys.stdout.write(f"{'all':<8}" + "".join(map(_cell, means)) + "\n")
+
+
+def _cell(zeros: Zeros) -> str:
+    return f"{zeros.weights:.1%} | {zeros.values:.1%}".rjust(15)
+
+
+if __name__ == "__main__":
+    main()

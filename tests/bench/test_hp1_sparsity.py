@@ -1,0 +1,73 @@
+"""Counting the weights that are zero, beside an engine on the same model."""
+
+import sys
+
+import pytest
+import torch
+
+from rosebatch.bench import hp1_sparsity
+from rosebatch.bench.hp1_sparsity import CountingAttention, count_zeros
+from rosebatch.bench.scenario import configs_dir
+from rosebatch.config import EngineConfig, ModelConfig, load_toml
+from rosebatch.engine.load import load_engine
+from rosebatch.errors import UserError
+from rosebatch.model.registry import build_model
+from rosebatch.model.source import find_model
+from rosebatch.model.weights import RandomWeights
+from rosebatch.ops import select
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
+from rosebatch.toggles import Toggles
+
+PATH = str(configs_dir() / "models" / "tiny-hp1.toml")
+CONFIG = load_toml(configs_dir() / "models" / "tiny-hp1.toml", ModelConfig)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def model():
+    return build_model(CONFIG, select(Toggles.resolve({}, "cpu")), RandomWeights(torch.float32, CPU))
+
+
+@pytest.fixture
+def prompts():
+    return torch.randint(CONFIG.vocab_size, (3, 40), generator=torch.Generator().manual_seed(1))
+
+
+def test_it_is_the_models_attention(model, prompts):
+    """What is counted would otherwise be another model's zeros: the next token is the engine's."""
+    attention = CountingAttention(CONFIG, 40)
+    with torch.inference_mode():
+        hidden = model.forward(prompts.flatten(), torch.arange(40).repeat(3), attention)
+        following = model.logits(hidden.view(3, 40, -1)[:, -1]).argmax(-1).tolist()
+    source = find_model(PATH, "dummy", "float32", CPU)
+    engine = load_engine(source, EngineConfig(), Toggles.resolve({}, "cpu"), CPU).engine
+    sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+    requests = [Request(index=i, prompt_token_ids=tuple(p), sampling=sampling) for i, p in enumerate(prompts.tolist())]
+    done = {completion.request.index: completion.token_ids[0] for completion in engine.run(requests)}
+    assert [done[i] for i in range(3)] == following
+
+
+def test_shares(model, prompts):
+    """Without a filter the negative half is zero; the more is subtracted, the more is, and never more for all heads."""
+    shares = [count_zeros(model, CONFIG, prompts, sigma) for sigma in (0.0, 1.0, 2.0)]
+    assert [len(layers) for layers in shares] == [CONFIG.num_layers] * 3
+    for low, middle, high in zip(*shares, strict=True):
+        assert 0.4 < low.weights < 0.6
+        assert low.weights < middle.weights < high.weights < 1
+        assert all(layer.values < layer.weights for layer in (low, middle, high))
+
+
+def test_the_table(monkeypatch, capsys):
+    """A line for each layer, and their mean."""
+    monkeypatch.setattr(sys, "argv", ["hp1_sparsity", "--model", PATH, "--tokens", "20"])
+    hp1_sparsity.main()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == ["layer", *map(str, range(CONFIG.num_layers)), "all"]
+
+
+def test_other_models_are_refused(monkeypatch):
+    """Softmax has no zeros."""
+    monkeypatch.setattr(sys, "argv", ["hp1_sparsity", "--model", str(configs_dir() / "models" / "tiny-llama.toml")])
+    with pytest.raises(UserError, match="no HP1 model"):
+        hp1_sparsity.main()
