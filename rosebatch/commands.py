@@ -13,7 +13,7 @@ from rosebatch.bench.case import Case
 from rosebatch.bench.compare import chosen_switches
 from rosebatch.bench.floor import measure_host_rates, measure_rates
 from rosebatch.bench.options import BenchEngineOptions, BenchOptions
-from rosebatch.bench.scenario import Sampling, Scenario, adapt, configs_dir, load_scenarios
+from rosebatch.bench.scenario import Chosen, Sampling, Scenario, adapt, configs_dir, load_scenarios, load_suite
 from rosebatch.bench.session import run_session, summarize
 from rosebatch.bench.tables import print_results
 from rosebatch.check import Checked, check_rows, summary
@@ -36,7 +36,7 @@ from rosebatch.progress import Progress
 from rosebatch.report import build_report, print_report, print_table, write_report
 from rosebatch.tokenizer import Tokenizer
 
-# Of a bench without --scenario.
+# Of a bench without --suite and --scenario.
 _AD_HOC = Scenario(num_prompts=32, input_len=512, output_len=128)
 
 
@@ -179,22 +179,30 @@ def run_bench(bench: BenchOptions, engine_options: BenchEngineOptions, *, starte
 
 
 def _cases(bench: BenchOptions, engine: BenchEngineOptions) -> list[Case]:
-    """The scenarios that were asked for, with the flags that were given in place of what they say."""
+    """The scenarios that were asked for, with the flags that were given in place of what they say.
+
+    No scenario comes twice with the same model: ``--model`` leaves one of a suite's models.
+    """
     limits = {"max_num_seqs": engine.max_num_seqs, "kv_cache_memory": engine.kv_cache_memory}
     flags = {**asdict(bench), **limits, "prefix_cache": engine.toggles["prefix_cache"]}
     names = {*Scenario.__struct_fields__, *Sampling.__struct_fields__}
     given = {name: value for name, value in flags.items() if name in names and value is not None}
     if engine.dtype != "auto":
         given["dtype"] = engine.dtype
-    scenarios = load_scenarios(bench.scenario) if bench.scenario else {"ad-hoc": _AD_HOC}
+    chosen = load_suite(bench.suite) if bench.suite is not None else []
+    chosen += load_scenarios(bench.scenario or [])
+    cases: dict[tuple[str, str], Case] = {}
     try:
-        return [_case(name, adapt(scenario, given), engine) for name, scenario in scenarios.items()]
+        for each in chosen or [Chosen("ad-hoc", _AD_HOC)]:
+            case = _case(replace(each, scenario=adapt(each.scenario, given)), engine)
+            cases.setdefault((case.name, case.source.name), case)
     except ValueError as error:
         raise FlagError(str(error)) from None
+    return list(cases.values())
 
 
-def _case(name: str, scenario: Scenario, engine: BenchEngineOptions) -> Case:
-    model, load_format = engine.model, engine.load_format
+def _case(chosen: Chosen, engine: BenchEngineOptions) -> Case:
+    scenario, model, load_format = chosen.scenario, engine.model, engine.load_format
     if model is None and scenario.model is not None:
         model, load_format = str(configs_dir() / "models" / f"{scenario.model}.toml"), "dummy"
     options = replace(
@@ -208,7 +216,7 @@ def _case(name: str, scenario: Scenario, engine: BenchEngineOptions) -> Case:
     )
     device = pick_device(options.device)
     source = find_model(options.model, options.load_format, options.dtype, device)
-    return Case(name, scenario, _launch_options(options), source, device.type)
+    return Case(chosen.name, scenario, _launch_options(options), source, device.type, chosen.attribution)
 
 
 def _launch_options(options: EngineOptions) -> LaunchOptions:

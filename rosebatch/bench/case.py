@@ -27,6 +27,7 @@ class Case:
         options: for the engine, in agreement with the scenario.
         source: the model, resolved, for its shape and for other engines.
         device: ``cpu`` or ``cuda``.
+        attribution: whether to find out where the time goes.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Case:
     options: LaunchOptions
     source: ModelSource
     device: str
+    attribution: bool = False
 
     @property
     def dtype(self) -> str:

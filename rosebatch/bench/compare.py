@@ -85,6 +85,7 @@ def compare_switch(case: Case, switch: str, repeats: int) -> dict[str, Any]:
     return {
         "kind": "comparison",
         "scenario": case.name,
+        "model": case.source.name,
         "switch": switch,
         "output_tokens": tokens,
         "on": _side(turns.on, tokens),

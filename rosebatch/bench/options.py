@@ -44,6 +44,13 @@ class BenchOptions:
             rich_help_panel=_WORK,
         ),
     ] = None
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            help="A suite in configs/bench, or a .toml file: its scenarios, each with all of its models.",
+            rich_help_panel=_WORK,
+        ),
+    ] = None
     repeats: Annotated[int, typer.Option(help="Timed runs, after one warm-up.", rich_help_panel=_WORK, min=1)] = 3
     compare: Annotated[
         list[str] | None,

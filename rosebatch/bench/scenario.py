@@ -1,6 +1,7 @@
 """Scenarios: what a bench run asks of an engine, and the TOML files in ``configs/bench`` that say it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,10 +76,31 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Several scenarios by name, run one after the other."""
+    """Several scenarios by name, run one after the other.
+
+    Attributes:
+        about: one line for people.
+        models: names in ``configs/models``: each scenario is run with one after the other, in place of its own.
+        attribution: whether to find out where the time of each run goes, on a GPU.
+    """
 
     about: str = ""
     scenarios: tuple[str, ...]
+    models: tuple[str, ...] = ()
+    attribution: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.scenarios:
+            raise ValueError("scenarios names none")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A scenario to run, by its name, with what its suite says of it."""
+
+    name: str
+    scenario: Scenario
+    attribution: bool = False
 
 
 def configs_dir() -> Path:
@@ -88,7 +110,7 @@ def configs_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "configs"
 
 
-def load_scenarios(names: Sequence[str]) -> dict[str, Scenario]:
+def load_scenarios(names: Sequence[str]) -> list[Chosen]:
     """Scenarios by name, suites opened up.
 
     Args:
@@ -98,16 +120,29 @@ def load_scenarios(names: Sequence[str]) -> dict[str, Scenario]:
         FlagError: there is no such scenario.
         UserError: a file is broken.
     """
-    found: dict[str, Scenario] = {}
+    found: list[Chosen] = []
     for name in names:
-        path = _find(name)
+        path = _find("scenario", name)
         values = load_toml(path, dict[str, Any])
-        if "scenarios" in values:
-            members = [_find(member) for member in convert(values, Suite, str(path)).scenarios]
-            found |= {member.stem: load_toml(member, Scenario) for member in members}
+        if _is_suite(values):
+            found += _members(convert(values, Suite, str(path)))
         else:
-            found[path.stem] = convert(values, Scenario, str(path))
+            found.append(Chosen(path.stem, convert(values, Scenario, str(path))))
     return found
+
+
+def load_suite(name: str) -> list[Chosen]:
+    """The scenarios of a suite; see ``load_scenarios``.
+
+    Raises:
+        FlagError: there is no such suite, or it is a scenario.
+        UserError: a file is broken.
+    """
+    path = _find("suite", name)
+    values = load_toml(path, dict[str, Any])
+    if not _is_suite(values):
+        raise FlagError(f"--suite {name}: no suite, for it names no scenarios; known are {_known('suite')}")
+    return list(_members(convert(values, Suite, str(path))))
 
 
 def adapt(scenario: Scenario, given: Mapping[str, Any]) -> Scenario:
@@ -121,13 +156,29 @@ def adapt(scenario: Scenario, given: Mapping[str, Any]) -> Scenario:
     return msgspec.structs.replace(scenario, sampling=msgspec.structs.replace(scenario.sampling, **sampling), **own)
 
 
-def _find(name: str) -> Path:
-    folder = configs_dir() / "bench"
-    path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
+def _members(suite: Suite) -> Iterator[Chosen]:
+    for path in (_find("scenario", member) for member in suite.scenarios):
+        scenario = load_toml(path, Scenario)
+        for model in suite.models or (scenario.model,):
+            yield Chosen(path.stem, msgspec.structs.replace(scenario, model=model), suite.attribution)
+
+
+def _is_suite(values: Mapping[str, Any]) -> bool:
+    return "scenarios" in values
+
+
+def _find(kind: Literal["scenario", "suite"], name: str) -> Path:
+    path = Path(name) if name.endswith(".toml") else configs_dir() / "bench" / f"{name}.toml"
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in folder.glob("*.toml")))
-        raise FlagError(f"--scenario {name}: no such scenario; give a .toml file or one of {known}")
+        raise FlagError(f"--{kind} {name}: no such {kind}; give a .toml file or one of {_known(kind)}")
     return path
+
+
+def _known(kind: Literal["scenario", "suite"]) -> str:
+    files = sorted((configs_dir() / "bench").glob("*.toml"))
+    if kind == "suite":
+        files = [file for file in files if _is_suite(load_toml(file, dict[str, Any]))]
+    return ", ".join(file.stem for file in files)
 
 
 def _check_length(name: str, length: Length) -> None:

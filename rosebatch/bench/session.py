@@ -25,18 +25,22 @@ def run_session(
     itself only beside peers.
 
     Yields:
-        each result as soon as it is known. Its ``kind`` is ``run`` (our engine, see ``time_case``), ``peer`` (another
-        engine on the scenario of the run before, with ``ratio``: how many times faster ours is) or ``comparison`` (see
-        ``compare_switch``). A peer that failed is a result with an ``error``.
+        each result as soon as it is known, with its ``scenario`` and ``model``. Its ``kind`` is ``run`` (our engine,
+        see ``time_case``; with a scenario's further models, ``time_over_first``: how many times as long as with the
+        first it takes), ``peer`` (another engine on the scenario of the run before, with ``beside``: the model of that
+        run, and ``ratio``: how many times faster ours is) or ``comparison`` (see ``compare_switch``). A peer that
+        failed is a result with an ``error``.
 
     Raises:
         UserError: a run of ours is impossible, out of memory included.
     """
     for peer in peers:
         require_installed(peer)
-    others = [(peer, _try_peer(peer, cases, repeats)) for peer in peers]
+    theirs = _cases_of_peers(cases)
+    others = [(peer, _try_peer(peer, list(theirs.values()), repeats)) for peer in peers]
     rates = measure_rates(cases[0].device)
     release_memory()
+    firsts: dict[str, float] = {}
     try:
         for case in cases:
             for switch in switches:
@@ -44,26 +48,46 @@ def run_session(
             if switches and not peers:
                 continue
             ours = time_case(case, repeats, rates, import_seconds)
+            if case.name in firsts:
+                ours["time_over_first"] = ours["elapsed_s"] / firsts[case.name]
+            firsts.setdefault(case.name, ours["elapsed_s"])
             yield ours
             for peer, timed in others:
-                yield _beside(ours, case, peer, timed[case.name], rates)
+                yield _beside(ours, theirs[case.name], peer, timed[case.name], rates)
     except torch.OutOfMemoryError as error:
         what = str(error).partition(". ")[0]
         raise UserError(f"{what}: take a smaller scenario, fewer prompts or less --kv-cache-memory") from None
 
 
-def summarize(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Geometric means over the scenarios: of what our engine reached, and of its ratio to each peer."""
+def summarize(entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
+    """For each model geometric means over the scenarios: of what our engine reached, and of its ratio to each peer."""
     runs = [entry for entry in entries if entry["kind"] == "run"]
     peers = [entry for entry in entries if entry["kind"] == "peer" and "error" not in entry]
+    return {
+        model: _means(
+            [run for run in runs if run["model"] == model], [entry for entry in peers if entry["beside"] == model]
+        )
+        for model in dict.fromkeys(run["model"] for run in runs)
+    }
+
+
+def _means(runs: Sequence[Entry], peers: Sequence[Entry]) -> dict[str, Any]:
     means = {
         name: geometric_mean([run[name] for run in runs])
-        for name in ("elapsed_s", "output_tokens_per_s", "share_of_floor")
-        if runs and all(name in run for run in runs)
+        for name in ("elapsed_s", "output_tokens_per_s", "share_of_floor", "time_over_first")
+        if all(name in run for run in runs)
     }
     names = dict.fromkeys(entry["peer"] for entry in peers)
     ratios = {name: geometric_mean([entry["ratio"] for entry in peers if entry["peer"] == name]) for name in names}
     return means | {"ratios": ratios}
+
+
+def _cases_of_peers(cases: Sequence[Case]) -> dict[str, Case]:
+    """Of each scenario the first case with a model that other engines can have; any, and they say so, without one."""
+    chosen: dict[str, Case] = {}
+    for case in sorted(cases, key=lambda case: case.source.config.family == "hp1"):
+        chosen.setdefault(case.name, case)
+    return chosen
 
 
 def _try_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, Entry]:
@@ -75,7 +99,8 @@ def _try_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, Entr
 
 
 def _beside(ours: Entry, case: Case, peer: Peer, theirs: Entry, rates: Rates | None) -> Entry:
-    entry = {"kind": "peer", "scenario": case.name, "peer": peer.name, "args": peer.args, **theirs}
+    entry = {"kind": "peer", "scenario": case.name, "model": case.source.name, "beside": ours["model"]}
+    entry |= {"peer": peer.name, "args": peer.args, **theirs}
     if "error" in theirs:
         return entry
     seconds = spread(theirs["seconds"])["median"]

@@ -1,76 +1,103 @@
 """Results of a bench run for people: one line for each, and the whole report where there is one scenario."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from rosebatch.bench.case import Case, spread
 from rosebatch.bench.session import Entry, summarize
 from rosebatch.report import print_table, table, throughput_line
 
-# Start-up is importing and loading; the first run, the warm-up, is what compiling and capturing make of it.
-_HEADER = (
-    "scenario",
-    "engine",
-    "seconds (min-max)",
-    "output tok/s",
-    "of floor",
-    "ours/theirs",
-    "start-up",
-    "first run",
-)
+# Columns and their widths. Start-up is importing and loading; the first run, the warm-up, is what compiling and
+# capturing make of it.
+_TEXTS = {"scenario": 24, "model": 16, "engine": 20}
+_NUMBERS = {
+    "seconds (min-max)": 24,
+    "output tok/s": 13,
+    "of floor": 9,
+    "time/first": 11,
+    "ours/theirs": 12,
+    "start-up": 9,
+    "first run": 10,
+}
+_OF_SEVERAL_MODELS = ("model", "time/first")
 
 
 def print_results(results: Iterable[Entry], cases: Sequence[Case], stream: TextIO) -> list[Entry]:
-    """Print each result as soon as it comes.
+    """Print each result as soon as it comes; where there are several models, with their names.
 
     Returns:
         the results.
     """
     entries = []
-    header = _columns(*_HEADER) + "\n"
+    several = len({case.source.name for case in cases}) > 1
+    header = _columns({name: name for name in (*_TEXTS, *_NUMBERS)}, several) + "\n"
     for entry in results:
         if entry["kind"] == "comparison":
-            stream.write(_comparison(entry) + "\n")
+            stream.write(_comparison(entry, several) + "\n")
         elif entry["kind"] == "run" and len(cases) == 1:
             print_table(throughput_line(entry), _report(entry, cases[0].scenario.about), stream)
         else:
-            stream.write(header + _line(entry) + "\n")
+            stream.write(header + _columns(_line(entry), several) + "\n")
             header = ""
+        stream.write("".join(f"    {line}\n" for line in _attribution(entry)))
         stream.flush()
         entries.append(entry)
-    means = summarize(entries)
-    if len(cases) > 1 and "elapsed_s" in means:
-        stream.write(_mean_line(means) + "\n")
+    runs = Counter(entry["model"] for entry in entries if entry["kind"] == "run")
+    for model, means in summarize(entries).items():
+        if runs[model] > 1:
+            stream.write(_columns({"model": model, **_mean_line(means)}, several) + "\n")
     return entries
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: Entry) -> dict[str, str]:
     name = f"{entry['peer']} {entry.get('version', '')}" if entry["kind"] == "peer" else "rosebatch"
+    line = {"scenario": entry["scenario"], "model": entry["model"], "engine": name}
     if "error" in entry:
-        return _columns(entry["scenario"], name, "failed")
+        return line | {"seconds (min-max)": "failed"}
     *before, warm_up = entry["startup_s"].values()
-    return _columns(
-        entry["scenario"],
-        name,
-        _spread(spread(entry["seconds"]), ".4f"),
-        f"{entry['output_tokens_per_s']:.0f}",
-        _share(entry),
-        f"{entry['ratio']:.2f}" if "ratio" in entry else "",
-        f"{sum(before):.1f}",
-        f"{warm_up:.2f}",
-    )
+    return line | {
+        "seconds (min-max)": _spread(spread(entry["seconds"]), ".4f"),
+        "output tok/s": f"{entry['output_tokens_per_s']:.0f}",
+        "of floor": _share(entry),
+        "time/first": _over_first(entry),
+        "ours/theirs": f"{entry['ratio']:.2f}" if "ratio" in entry else "",
+        "start-up": f"{sum(before):.1f}",
+        "first run": f"{warm_up:.2f}",
+    }
 
 
-def _mean_line(means: dict[str, Any]) -> str:
-    seconds, tokens = f"{means['elapsed_s']:.4f}", f"{means['output_tokens_per_s']:.0f}"
-    ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in means["ratios"].items())
-    return _columns("geometric mean", "rosebatch", seconds, tokens, _share(means), ratios)
+def _mean_line(means: dict[str, Any]) -> dict[str, str]:
+    return {
+        "scenario": "geometric mean",
+        "engine": "rosebatch",
+        "seconds (min-max)": f"{means['elapsed_s']:.4f}",
+        "output tok/s": f"{means['output_tokens_per_s']:.0f}",
+        "of floor": _share(means),
+        "time/first": _over_first(means),
+        "ours/theirs": ", ".join(f"{name} {ratio:.2f}" for name, ratio in means["ratios"].items()),
+    }
 
 
-def _comparison(entry: Entry) -> str:
+def _comparison(entry: Entry, several: bool) -> str:
     rates = [f"{side} {_spread(entry[side]['output_tokens_per_s'], '.0f')} tok/s" for side in ("on", "off")]
-    switch = entry["switch"].replace("_", "-")
-    return f"{entry['scenario']:<24} {switch:<20} {rates[0]}, {rates[1]}, on/off {_spread(entry['ratio'], '.3f')}"
+    texts = {"scenario": entry["scenario"], "model": entry["model"], "engine": entry["switch"].replace("_", "-")}
+    return f"{_columns(texts, several)} {rates[0]}, {rates[1]}, on/off {_spread(entry['ratio'], '.3f')}"
+
+
+def _attribution(entry: Entry) -> list[str]:
+    if "attribution" not in entry:
+        return []
+    found = entry["attribution"]
+    lines = []
+    for name, times in (
+        ("prompt steps", found["prefill_us"]),
+        (f"a decode step, {found['decode_kernels']} kernels", found["decode_step_us"]),
+    ):
+        whole = sum(times.values())
+        parts = ", ".join(f"{part} {us:.0f} ({us / whole:.0%})" for part, us in times.items())
+        lines.append(f"{name}: {whole:.0f} µs: {parts or '-'}")
+    return lines
 
 
 def _report(entry: Entry, about: str) -> list[tuple[str, str]]:
@@ -90,12 +117,16 @@ def _share(values: dict[str, Any]) -> str:
     return f"{values['share_of_floor']:.0%}" if "share_of_floor" in values else "-"
 
 
+def _over_first(values: Mapping[str, Any]) -> str:
+    return f"{values['time_over_first']:.2f}" if "time_over_first" in values else ""
+
+
 def _spread(values: dict[str, float], form: str) -> str:
     return f"{values['median']:{form}} ({values['min']:{form}}-{values['max']:{form}})"
 
 
-def _columns(scenario: str, engine: str, *numbers: str) -> str:
-    widths = (24, 13, 9, 12, 9, 10)
-    return (
-        f"{scenario:<24} {engine:<20}" + "".join(f" {n:>{w}}" for n, w in zip(numbers, widths, strict=False)).rstrip()
-    )
+def _columns(cells: Mapping[str, str], several_models: bool) -> str:
+    names = [name for name in (*_TEXTS, *_NUMBERS) if several_models or name not in _OF_SEVERAL_MODELS]
+    texts = " ".join(f"{cells[name]:<{_TEXTS[name]}}" for name in names if name in _TEXTS)
+    numbers = "".join(f" {cells.get(name, ''):>{_NUMBERS[name]}}" for name in names if name in _NUMBERS)
+    return texts + numbers.rstrip()

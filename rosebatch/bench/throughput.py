@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import torch
 
+from rosebatch.bench.attribution import attribute
 from rosebatch.bench.case import Case, release_memory, spread
 from rosebatch.bench.floor import Rates
 from rosebatch.bench.scenario import Sampling
@@ -56,7 +57,8 @@ def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: flo
 
     Returns:
         the report of the run with the median time (see ``rosebatch.report``), start-up apart, with the seconds of
-        all runs, and with the floor where ``rates`` are known.
+        all runs, with the floor where ``rates`` are known, and with the ``attribution`` (see ``attribute``) where the
+        case has one and its engine the kernels for it.
     """
     launched = launch(case.options)
     warm_up = run_once(launched.engine, case.workload(0), case.scenario.sampling)
@@ -65,10 +67,15 @@ def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: flo
     median = runs[seconds.index(spread(seconds)["median"])]
     startup = {"import": import_seconds, "load": launched.load_seconds, "warm-up": warm_up.seconds}
     report = build_report(median.tally, median.stats, launched.description, startup, median.seconds)
+    # The switch is off wherever there are no kernels of ours to tell apart.
+    if case.attribution and report["engine"]["toggles"]["paged_attention"]:
+        requests = case.workload(repeats + 1).requests(case.scenario.sampling)
+        report["attribution"] = attribute(launched.engine, requests)
     del launched
     release_memory()
     report |= {"graph_replays": median.stats.graph_replays, "graph_captures": median.stats.graph_captures}
-    report |= {"kind": "run", "scenario": case.name, "workload": msgspec.to_builtins(case.scenario)}
+    report |= {"kind": "run", "scenario": case.name, "model": case.source.name}
+    report |= {"workload": msgspec.to_builtins(case.scenario)}
     report |= {"seconds": seconds, "versions": report["versions"] | machine_versions(), "gpu": gpu_name()}
     return report | against_floor(case, median.seconds, rates)
 

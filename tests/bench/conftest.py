@@ -34,13 +34,14 @@ def toy() -> Path:
 
 @pytest.fixture
 def make_case(toy: Path) -> Callable[..., Case]:
-    """A case of the toy model on the CPU; arguments are the scenario's, all of them small."""
+    """A case of the toy model, or of another toy, on the CPU; arguments are the scenario's, all of them small."""
 
     def make(name: str = "small", **fields: Any) -> Case:
         scenario = Scenario(**{"num_prompts": 3, "input_len": 6, "output_len": 4, **fields})
         limits = EngineConfig(max_num_seqs=scenario.max_num_seqs, kv_cache_memory=2**20)
         toggles = {"prefix_cache": scenario.prefix_cache}
-        options = LaunchOptions(model=str(toy), load_format="dummy", device="cpu", limits=limits, toggles=toggles)
+        path = toy if scenario.model is None else toy.with_stem(scenario.model)
+        options = LaunchOptions(model=str(path), load_format="dummy", device="cpu", limits=limits, toggles=toggles)
         source = find_model(options.model, "dummy", "auto", torch.device("cpu"))
         return Case(name, scenario, options, source, "cpu")
 

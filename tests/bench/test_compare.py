@@ -54,6 +54,7 @@ def test_two_engines_one_switch_apart(make_case, monkeypatch, fake_launch):
     assert on.limits == off.limits
     assert on.limits.kv_cache_memory == needed_kv_memory(case)
     assert (result["kind"], result["scenario"], result["switch"]) == ("comparison", "small", "chunked_prefill")
+    assert result["model"] == "tiny-llama"
     assert result["output_tokens"] == 12
     pairs = zip(result["on"]["seconds"], result["off"]["seconds"], strict=True)
     assert result["ratios"] == [off / on for on, off in pairs]

@@ -48,7 +48,8 @@ def floor_of(prompt_lens, output_lens, seqs=10, itemsize=2, cached_prefix=0, **f
 )
 def test_known_floors(name, tokens_per_s):
     """Output tokens/s on an H100, worked out before this code was written."""
-    scenario = load_scenarios([name])[name]
+    (chosen,) = load_scenarios([name])
+    scenario = chosen.scenario
     config = load_toml(configs_dir() / "models" / f"{scenario.model}.toml", ModelConfig)
     workload = make_workload(scenario, config.vocab_size)
     floor = find_floor(

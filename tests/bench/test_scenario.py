@@ -3,13 +3,13 @@
 import pytest
 
 from rosebatch.bench import scenario as module
-from rosebatch.bench.scenario import Range, Sampling, Scenario, adapt, configs_dir, load_scenarios
+from rosebatch.bench.scenario import Chosen, Range, Sampling, Scenario, adapt, configs_dir, load_scenarios, load_suite
 from rosebatch.bench.workload import make_workload
 from rosebatch.config import ModelConfig, load_toml, parse_size
 from rosebatch.errors import FlagError, UserError
 
 NAMES = sorted(path.stem for path in (configs_dir() / "bench").glob("*.toml"))
-SHIPPED = load_scenarios(NAMES)
+SHIPPED = {(c.name, c.scenario.model): c.scenario for c in load_scenarios(NAMES)}
 SUITE = {
     "decode_heavy_b32": (32, 64, 256),
     "large_batch_short_b128": (128, 48, 64),
@@ -26,10 +26,10 @@ def config_of(scenario):
     return load_toml(configs_dir() / "models" / f"{scenario.model}.toml", ModelConfig)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_scenarios_fit_their_model(name):
+@pytest.mark.parametrize(("name", "model"), SHIPPED)
+def test_shipped_scenarios_fit_their_model(name, model):
     """A shape that the model cannot hold would only be found on the GPU, after loading."""
-    scenario = SHIPPED[name]
+    scenario = SHIPPED[name, model]
     config = config_of(scenario)
     workload = make_workload(scenario, config.vocab_size)
     assert workload.longest <= config.max_model_len
@@ -42,15 +42,31 @@ def test_shipped_scenarios_fit_their_model(name):
 def test_the_suite():
     """The seven shapes that others have figures for, greedy."""
     suite = load_scenarios(["suite"])
-    assert {n: (s.num_prompts, s.input_len, s.output_len) for n, s in suite.items()} == SUITE
-    assert {(s.model, s.dtype, s.max_num_seqs, s.sampling) for s in suite.values()} == {
+    assert load_suite("suite") == suite
+    shapes = {c.name: (c.scenario.num_prompts, c.scenario.input_len, c.scenario.output_len) for c in suite}
+    assert (len(suite), shapes) == (7, SUITE)
+    assert {(c.scenario.model, c.scenario.dtype, c.scenario.max_num_seqs, c.scenario.sampling) for c in suite} == {
         ("qwen3-0.6b", "bfloat16", 256, Sampling())
     }
+    assert not any(chosen.attribution for chosen in suite)
+
+
+def test_the_suite_of_hp1():
+    """The same shapes, HP1 first and softmax attention right behind it: whatever changes on the machine meets both."""
+    suite = load_suite("hp1")
+    models = ["hp1-0.6b", "qwen3-0.6b"]
+    assert [(c.name, c.scenario.model) for c in suite] == [(name, model) for name in SUITE for model in models]
+    softmax = [Chosen(c.name, c.scenario, attribution=True) for c in load_suite("suite")]
+    assert [c for c in suite if c.scenario.model == "qwen3-0.6b"] == softmax
+    assert load_scenarios(["hp1"]) == suite
+    hp1, qwen = (config_of(c.scenario) for c in suite[:2])
+    assert (hp1.family, qwen.family) == ("hp1", "llama")
 
 
 def test_the_preempting_scenario_preempts():
     """The prompts that are admitted fit the cache, what they grow to does not; any one alone does."""
-    scenario = SHIPPED["preempting"]
+    (chosen,) = load_scenarios(["preempting"])
+    scenario = chosen.scenario
     config = config_of(scenario)
     token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 2
     room = parse_size(scenario.kv_cache_memory) // token
@@ -60,12 +76,12 @@ def test_the_preempting_scenario_preempts():
 
 
 def test_files_by_path_and_in_any_order(tmp_path):
-    """A name twice is run once; a scenario of one's own needs no model."""
+    """Suites are opened where they stand; a scenario of one's own needs no model."""
     path = tmp_path / "mine.toml"
     path.write_text(GOOD + "[sampling]\ntop_k = 5\n")
     found = load_scenarios([str(path), "long_prefill_b4", "suite"])
-    assert list(found) == ["mine", "long_prefill_b4", *(name for name in SUITE if name != "long_prefill_b4")]
-    assert found["mine"] == Scenario(num_prompts=2, input_len=3, output_len=4, sampling=Sampling(top_k=5))
+    assert [chosen.name for chosen in found] == ["mine", "long_prefill_b4", *SUITE]
+    assert found[0] == Chosen("mine", Scenario(num_prompts=2, input_len=3, output_len=4, sampling=Sampling(top_k=5)))
 
 
 @pytest.mark.parametrize(
@@ -88,6 +104,8 @@ def test_files_by_path_and_in_any_order(tmp_path):
         ("num_prompts = 1\ninput_len = 1\noutput_len = { low = 3 }", "missing required field `high`"),
         ("scenarios = ['suite']", "suite.toml: "),
         ("scenarios = 3", "Expected `array`, got `int`"),
+        ("scenarios = []", "scenarios names none"),
+        ("scenarios = ['suite']\nmodels = 'gpt2'", "Expected `array`, got `str` - at `$.models`"),
         ("cut =", "Invalid value"),
     ],
 )
@@ -106,6 +124,19 @@ def test_an_unknown_scenario(name):
     """The known ones are listed."""
     with pytest.raises(FlagError, match=f"^--scenario {name}: no such scenario; .* balanced_b32, .* suite$"):
         load_scenarios([name])
+
+
+@pytest.mark.parametrize("name", ["gpt3", "none/mine.toml", ""])
+def test_an_unknown_suite(name):
+    """Of the known files only those are listed that --suite takes."""
+    with pytest.raises(FlagError, match=f"^--suite {name}: no such suite; give a .toml file or one of hp1, suite$"):
+        load_suite(name)
+
+
+def test_a_scenario_is_no_suite():
+    """Taken for one, it would be run with one model, and nothing beside it."""
+    with pytest.raises(FlagError, match=r"^--suite balanced_b32: no suite, .*; known are hp1, suite$"):
+        load_suite("balanced_b32")
 
 
 def test_adapt():

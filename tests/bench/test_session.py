@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rosebatch.bench import session
-from rosebatch.bench.against import PEERS
+from rosebatch.bench.against import PEERS, run_peer
 from rosebatch.bench.floor import Rates
 from rosebatch.bench.session import run_session, summarize
 from rosebatch.bench.tables import print_results
@@ -15,6 +15,7 @@ from rosebatch.errors import UserError
 
 OURS = {
     "kind": "run",
+    "model": "tiny-llama",
     "elapsed_s": 2.0,
     "seconds": [2.0, 1.5, 3.0],
     "output_tokens_per_s": 60.0,
@@ -26,23 +27,27 @@ THEIRS = {"version": "9.9", "startup_s": {"load": 40.0, "warm-up": 5.0}, "second
 @pytest.fixture
 def stages(monkeypatch):
     """Every stage replaced by one that writes down that it ran."""
-    ran = SimpleNamespace(order=[], failing=set())
+    ran = SimpleNamespace(order=[], models=[], failing=set(), slower={})
 
     def run_peer(peer, cases, repeats):
         ran.order.append((peer.name, [case.name for case in cases]))
+        ran.models.append([case.source.name for case in cases])
         if peer.name in ran.failing:
             raise UserError(f"{peer.name} ended")
         return {case.name: dict(THEIRS) for case in cases}
 
     def time_case(case, repeats, rates, import_seconds):
         ran.order.append(("rosebatch", case.name))
-        return {**OURS, "scenario": case.name}
+        model = case.source.name
+        seconds = OURS["elapsed_s"] * ran.slower.get(model, 1)
+        return {**OURS, "scenario": case.name, "model": model, "elapsed_s": seconds}
 
     def compare_switch(case, switch, repeats):
         ran.order.append((switch, case.name))
         side = {"seconds": [1.0], "output_tokens_per_s": {"median": 12.0, "min": 11.0, "max": 13.0}}
         ratio = {"median": 1.25, "min": 1.2, "max": 1.5}
-        return {"kind": "comparison", "scenario": case.name, "switch": switch, "on": side, "off": side, "ratio": ratio}
+        names = {"scenario": case.name, "model": case.source.name, "switch": switch}
+        return {"kind": "comparison", **names, "on": side, "off": side, "ratio": ratio}
 
     monkeypatch.setattr(session, "require_installed", lambda peer: ran.order.append(("installed", peer.name)))
     monkeypatch.setattr(session, "run_peer", run_peer)
@@ -102,7 +107,7 @@ def test_a_peer_that_fails_costs_itself_only(stages, make_case):
     ours, vllm, sglang = run([make_case()], peers=["vllm", "sglang"])
     assert (ours["kind"], sglang["ratio"]) == ("run", 2.0)
     assert vllm["error"] == "vllm ended"
-    assert summarize([ours, vllm, sglang])["ratios"] == {"sglang": pytest.approx(2.0)}
+    assert summarize([ours, vllm, sglang])["tiny-llama"]["ratios"] == {"sglang": pytest.approx(2.0)}
 
 
 def test_out_of_gpu_memory(stages, make_case, monkeypatch):
@@ -121,18 +126,116 @@ def test_summary():
     runs = [
         {**OURS, "share_of_floor": 0.5},
         {**OURS, "elapsed_s": 8.0, "output_tokens_per_s": 240.0, "share_of_floor": 0.125},
-        {"kind": "peer", "peer": "vllm", "ratio": 2.0},
-        {"kind": "peer", "peer": "vllm", "ratio": 8.0},
-        {"kind": "comparison"},
+        {"kind": "peer", "peer": "vllm", "beside": "tiny-llama", "ratio": 2.0},
+        {"kind": "peer", "peer": "vllm", "beside": "tiny-llama", "ratio": 8.0},
+        {"kind": "comparison", "model": "tiny-llama"},
     ]
     assert summarize(runs) == {
-        "elapsed_s": pytest.approx(4.0),
-        "output_tokens_per_s": pytest.approx(120.0),
-        "share_of_floor": pytest.approx(0.25),
-        "ratios": {"vllm": pytest.approx(4.0)},
+        "tiny-llama": {
+            "elapsed_s": pytest.approx(4.0),
+            "output_tokens_per_s": pytest.approx(120.0),
+            "share_of_floor": pytest.approx(0.25),
+            "ratios": {"vllm": pytest.approx(4.0)},
+        }
     }
-    assert "share_of_floor" not in summarize([OURS, runs[0]])
-    assert summarize(runs[4:]) == {"ratios": {}}
+    assert "share_of_floor" not in summarize([OURS, runs[0]])["tiny-llama"]
+    assert summarize(runs[4:]) == {}
+
+
+@pytest.fixture
+def two_models(make_case):
+    """Two scenarios, HP1 and softmax attention in turn."""
+    return [make_case(name, model=model) for name in "ab" for model in ("tiny-hp1", "tiny-llama")]
+
+
+def test_models_side_by_side(stages, two_models):
+    """A further model is held against the first on its own scenario, not against whatever ran before."""
+    stages.slower = {"tiny-llama": 1.5}
+    results = list(run(two_models))
+    assert [(r["scenario"], r["model"], r.get("time_over_first")) for r in results] == [
+        ("a", "tiny-hp1", None),
+        ("a", "tiny-llama", 1.5),
+        ("b", "tiny-hp1", None),
+        ("b", "tiny-llama", 1.5),
+    ]
+    means = summarize(results)
+    assert {model: values["elapsed_s"] for model, values in means.items()} == {
+        "tiny-hp1": pytest.approx(2.0),
+        "tiny-llama": pytest.approx(3.0),
+    }
+    assert means["tiny-llama"]["time_over_first"] == pytest.approx(1.5)
+    assert "time_over_first" not in means["tiny-hp1"]
+
+
+def test_peers_run_what_they_have(stages, two_models, monkeypatch):
+    """Each scenario once, with softmax attention: asked for HP1, they would fail; and HP1 is held against that."""
+    stages.slower = {"tiny-llama": 1.25}
+    monkeypatch.setattr(session, "measure_rates", lambda device: Rates(copy=1e6, matmul=1e6))
+    results = list(run(two_models, peers=["vllm"]))
+    assert (stages.order[1], stages.models) == (("vllm", ["a", "b"]), [["tiny-llama", "tiny-llama"]])
+    peers = [r for r in results if r["kind"] == "peer"]
+    assert [(r["scenario"], r["model"], r["beside"], r["ratio"]) for r in peers] == [
+        (name, "tiny-llama", *beside) for name in "ab" for beside in (("tiny-hp1", 2.0), ("tiny-llama", 1.6))
+    ]
+    # Of the model that they ran.
+    floor = two_models[1].floor(Rates(copy=1e6, matmul=1e6)).seconds
+    assert {r["share_of_floor"] for r in peers} == {floor / 4.0}
+    means = summarize(results)
+    assert {model: values["ratios"] for model, values in means.items()} == {
+        "tiny-hp1": {"vllm": pytest.approx(2.0)},
+        "tiny-llama": {"vllm": pytest.approx(1.6)},
+    }
+
+
+def test_peers_of_hp1_alone(stages, make_case, monkeypatch):
+    """There is nothing that they could run: the error says so, and our own figures are not lost."""
+    monkeypatch.setattr(session, "run_peer", run_peer)
+    ours, vllm = run([make_case(model="tiny-hp1")], peers=["vllm"])
+    assert (ours["kind"], ours["model"]) == ("run", "tiny-hp1")
+    assert vllm["error"] == "--against: no other engine has HP1 models"
+
+
+def test_lines_of_several_models(stages, two_models):
+    """Whose figures a line has must be seen, of a mean too."""
+    stages.slower = {"tiny-llama": 1.5}
+    stream = io.StringIO()
+    print_results(run(two_models, ["prefix_cache"], ["vllm"]), two_models, stream)
+    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+    assert lines[0].startswith("a tiny-hp1 prefix-cache on 12")
+    assert lines[1].startswith("scenario model engine seconds (min-max) output tok/s of floor time/first ours/theirs")
+    assert lines[2] == "a tiny-hp1 rosebatch 2.0000 (1.5000-3.0000) 60 - 1.5 4.00"
+    assert lines[3] == "a tiny-llama vllm 9.9 4.0000 (3.0000-5.0000) 30 - 2.00 40.0 5.00"
+    assert lines[4].startswith("a tiny-llama prefix-cache on 12")
+    assert lines[5] == "a tiny-llama rosebatch 2.0000 (1.5000-3.0000) 60 - 1.50 1.5 4.00"
+    assert lines[-2:] == [
+        "geometric mean tiny-hp1 rosebatch 2.0000 60 - vllm 2.00",
+        "geometric mean tiny-llama rosebatch 3.0000 60 - 1.50 vllm 1.33",
+    ]
+
+
+def test_lines_of_one_scenario_have_no_means(stages, two_models):
+    """The mean of one figure for each model would be the same lines again."""
+    stream = io.StringIO()
+    print_results(run(two_models[:2]), two_models[:2], stream)
+    assert "geometric" not in stream.getvalue()
+
+
+def test_lines_of_an_attribution(make_case):
+    """Below their run, in the order of the shares."""
+    attribution = {
+        "prefill_us": {"matrix products": 300.0, "attention": 100.0},
+        "decode_step_us": {"attention": 7.0, "norms": 3.0},
+        "decode_kernels": 5,
+    }
+    stream = io.StringIO()
+    runs = [{**OURS, "scenario": "a", "attribution": attribution}, {**OURS, "scenario": "b"}]
+    print_results(runs, [make_case("a"), make_case("b")], stream)
+    lines = stream.getvalue().splitlines()
+    assert lines[2:4] == [
+        "    prompt steps: 400 µs: matrix products 300 (75%), attention 100 (25%)",
+        "    a decode step, 5 kernels: 10 µs: attention 7 (70%), norms 3 (30%)",
+    ]
+    assert [line.split()[0] for line in lines[4:]] == ["b", "geometric"]
 
 
 def test_lines(stages, make_case):

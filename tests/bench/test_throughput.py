@@ -29,6 +29,7 @@ def test_the_report_is_of_the_run_in_the_middle(make_case, monkeypatch, fake_lau
     expected = {
         "kind": "run",
         "scenario": "small",
+        "model": "tiny-llama",
         "seconds": [3, 1, 2],
         "elapsed_s": 2,
         "output_tokens_per_s": 6.0,
@@ -42,6 +43,32 @@ def test_the_report_is_of_the_run_in_the_middle(make_case, monkeypatch, fake_lau
     assert report["workload"]["input_len"] == 6
     assert "floor" not in report
     assert json.loads(json.dumps(report)) == report
+
+
+def test_the_attribution_comes_last(make_case, monkeypatch, fake_launch):
+    """Behind the timed runs, which a profiler would slow down, with ids of its own, which no cache knows."""
+
+    def attribute(engine, requests):
+        fake_launch.ran.append(("attributed", [request.prompt_token_ids for request in requests]))
+        return {"decode_kernels": 3}
+
+    def launch(options):
+        return replace(fake_launch.launch(options), description={"toggles": {"paged_attention": True}})
+
+    monkeypatch.setattr(throughput, "launch", launch)
+    monkeypatch.setattr(throughput, "attribute", attribute)
+    case = replace(make_case(), attribution=True)
+    assert time_case(case, 2, None, 0.0)["attribution"] == {"decode_kernels": 3}
+    assert [name for name, _ in fake_launch.ran] == [0, 0, 0, "attributed"]
+    assert fake_launch.ran[-1][1] == [tuple(prompt) for prompt in case.workload(3).prompts]
+    fake_launch.ran.clear()
+    assert "attribution" not in time_case(replace(case, attribution=False), 2, None, 0.0)
+    assert [name for name, _ in fake_launch.ran] == [1, 1, 1]
+
+
+def test_no_attribution_without_kernels(make_case):
+    """A suite that asks for one is run on a CPU all the same."""
+    assert "attribution" not in time_case(replace(make_case(), attribution=True), 1, None, 0.0)
 
 
 def test_the_share_of_the_floor(make_case, monkeypatch, fake_launch):

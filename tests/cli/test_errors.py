@@ -87,6 +87,15 @@ def test_impossible_flags_of_bench(cli, toy_toml, flag):
     check(result, USAGE, f"{name} must be >= 1, got 0")
 
 
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("nope", "--suite nope: no such suite; give a .toml file or one of hp1, "), ("balanced_b32", "no suite, ")],
+)
+def test_what_is_no_suite(cli, name, part):
+    """Found before the first model is loaded."""
+    check(cli("bench", "--suite", name), USAGE, part)
+
+
 @pytest.mark.parametrize("args", [["generate"], ["nonsense"], ["--nonsense"]])
 def test_incomplete_commands(cli, args):
     """A missing argument and an unknown command."""

@@ -139,6 +139,42 @@ def test_a_scenario_brings_its_model(cli, toy_toml, tmp_path):
     assert (report["scenario"], report["output_tokens"], report["engine"]["load_format"]) == ("mine", 5, "dummy")
 
 
+@pytest.fixture
+def two_models(tmp_path):
+    """A suite of two scenarios and two models."""
+    for name, prompts in (("a", 2), ("b", 1)):
+        text = f'dtype = "float32"\nnum_prompts = {prompts}\ninput_len = 8\noutput_len = 4\n'
+        (tmp_path / f"{name}.toml").write_text(text)
+    path = tmp_path / "mine.toml"
+    scenarios = [str(tmp_path / f"{name}.toml") for name in "ab"]
+    path.write_text(f'models = ["tiny-hp1", "tiny-llama"]\nattribution = true\nscenarios = {json.dumps(scenarios)}\n')
+    return path
+
+
+@pytest.mark.parametrize("flag", ["--suite", "--scenario"])
+def test_a_suite_of_two_models(cli, two_models, flag):
+    """Each scenario with each model, side by side; on a CPU there is nothing to attribute."""
+    result = cli("bench", flag, two_models, "--repeats", 1, "--json")
+    assert (result.code, result.err) == (0, "")
+    report = json.loads(result.out)
+    entries = report["results"]
+    names = [(entry["scenario"], entry["engine"]["model"], entry["completed"]) for entry in entries]
+    assert names == [("a", "tiny-hp1", 2), ("a", "tiny-llama", 2), ("b", "tiny-hp1", 1), ("b", "tiny-llama", 1)]
+    assert [entry["model"] for entry in entries] == ["tiny-hp1", "tiny-llama"] * 2
+    assert entries[1]["time_over_first"] == entries[1]["elapsed_s"] / entries[0]["elapsed_s"]
+    assert report["geometric_means"].keys() == {"tiny-hp1", "tiny-llama"}
+    assert not any("attribution" in entry for entry in entries)
+
+
+def test_a_model_of_ones_own_in_a_suite(cli, two_models, toy_toml):
+    """The flag wins: without that, each scenario would be run with the same model as often as the suite has models."""
+    model = ["--model", toy_toml, "--load-format", "dummy"]
+    result = cli("bench", "--suite", two_models, *model, "--repeats", 1, "--json")
+    assert (result.code, result.err) == (0, "")
+    entries = json.loads(result.out)["results"]
+    assert [(entry["scenario"], entry["model"]) for entry in entries] == [("a", "tiny-llama"), ("b", "tiny-llama")]
+
+
 def test_bench_compares(bench):
     """Every switch that the CPU serves, one line each."""
     result = bench("--compare", "all", "--device", "cpu")

@@ -1,0 +1,164 @@
+"""Where an engine's time goes, on a GPU: its kernels in a trace of PyTorch's profiler, and what kind of work each is.
+
+Kernels of a graph overlap: a kernel's share is how far it moves the end of all that ran so far, so that the shares add
+up to the whole.
+"""
+
+import json
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.stats import EngineStats
+from rosebatch.request import Request
+
+_LAST = "feedback"
+# The first that matches a kernel's name; what matches none is work of PyTorch's own.
+_PARTS = {
+    "attention": r"^_(gated_)?(decode|prefill)",
+    "norms": r"^_(norm|uclip)",
+    "KV and rotary": r"^_(prepare|append|copy_blocks)",
+    "sampling": r"^_(summarise|choose)",
+    _LAST: r"^_advance",
+    "activations": r"^_(activation|bias_residual)",
+    "matrix products": r"^_product|gemm|nvjet|cutlass|cublas|splitK",
+}
+_OTHER = "the rest"
+_DECODES = re.compile(r"^_(gated_)?decode")
+# Results that a profiled run waits for. While the first plan's come in, the second is under way: of all plans a trace
+# would have hundreds of megabytes.
+_DECODE_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """One kernel, in microseconds.
+
+    Attributes:
+        name: without namespaces and arguments.
+        part: the kind of work.
+        duration: from its start to its end.
+        advances: from the end of all before it to its own; 0 where it ended earlier.
+    """
+
+    name: str
+    part: str
+    duration: float
+    advances: float
+
+
+class Steps(NamedTuple):
+    """The kernels of each step, those of prompts and those of decodes."""
+
+    prompts: list[list[KernelTime]]
+    decodes: list[list[KernelTime]]
+
+
+def attribute(engine: Engine, requests: Iterable[Request]) -> dict[str, Any]:
+    """Run requests to their end, on an engine with our attention kernels, and look at how the run begins.
+
+    Returns:
+        ``prefill_us``: for each part the microseconds of all prompt steps before the first decodes. ``decode_step_us``:
+        the same of one decode step, one of the first. ``decode_kernels``: how many that step has.
+    """
+    engine.stats = EngineStats()
+    for request in requests:
+        engine.add(request)
+
+    def begin() -> None:
+        while engine.has_unfinished and engine.stats.decode_steps < _DECODE_STEPS:
+            engine.step()
+
+    prompts, decodes = split_steps(trace(begin))
+    while engine.has_unfinished:
+        engine.step()
+    step = usual_step(decodes) if decodes else []
+    return {
+        "prefill_us": _microseconds(list(chain.from_iterable(prompts))),
+        "decode_step_us": _microseconds(step),
+        "decode_kernels": len(step),
+    }
+
+
+def trace(work: Callable[[], None]) -> list[KernelTime]:
+    """The kernels of all that ``work`` launches on the GPU."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        work()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiled.export_chrome_trace(str(path))
+        return kernel_times(json.loads(path.read_bytes())["traceEvents"])
+
+
+def kernel_times(events: Iterable[dict[str, Any]]) -> list[KernelTime]:
+    """The kernels among a Chrome trace's events, in the order in which they began."""
+    kernels = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: float(e["ts"]))
+    times, end = [], float(kernels[0]["ts"]) if kernels else 0.0
+    for event in kernels:
+        name, duration = _short(event["name"]), float(event["dur"])
+        stop = float(event["ts"]) + duration
+        times.append(KernelTime(name, _part(event["name"]), duration, max(stop - end, 0.0)))
+        end = max(end, stop)
+    return times
+
+
+def split_steps(times: Iterable[KernelTime]) -> Steps:
+    """Tell steps apart: each ends with the kernel that feeds its tokens back.
+
+    A chunk of a prompt that has no token to feed back counts with the step behind it, and what follows the last step
+    is none. The time in which the GPU waited for a step is not that step's.
+    """
+    steps, step = Steps([], []), list[KernelTime]()
+    for time in times:
+        step.append(time if step else replace(time, advances=min(time.advances, time.duration)))
+        if time.part == _LAST:
+            decodes = any(_DECODES.search(kernel.name) for kernel in step)
+            (steps.decodes if decodes else steps.prompts).append(step)
+            step = []
+    return steps
+
+
+def usual_step(steps: Sequence[list[KernelTime]]) -> list[KernelTime]:
+    """The step of median length, of those with as many kernels as most: in front of some the host changes something."""
+    counts = Counter(map(len, steps))
+    usual = max(counts, key=lambda length: (counts[length], -length))
+    timed = sorted((step for step in steps if len(step) == usual), key=total)
+    return timed[(len(timed) - 1) // 2]
+
+
+def total(times: Iterable[KernelTime]) -> float:
+    """Microseconds of all together."""
+    return sum(time.advances for time in times)
+
+
+def by_key(times: Iterable[KernelTime], key: str) -> dict[str, tuple[int, float, float]]:
+    """Count, advance and duration in all for each ``name`` or each ``part``, the longest first."""
+    sums: dict[str, tuple[int, float, float]] = {}
+    for time in times:
+        count, advances, duration = sums.get(getattr(time, key), (0, 0.0, 0.0))
+        sums[getattr(time, key)] = count + 1, advances + time.advances, duration + time.duration
+    return dict(sorted(sums.items(), key=lambda item: -item[1][1]))
+
+
+def _microseconds(times: Iterable[KernelTime]) -> dict[str, float]:
+    return {part: advances for part, (_, advances, _) in by_key(times, "part").items()}
+
+
+def _part(name: str) -> str:
+    return next((part for part, pattern in _PARTS.items() if re.search(pattern, name)), _OTHER)
+
+
+def _short(name: str) -> str:
+    """Without return type, namespaces and arguments: what is left of ``void ns::kernel<int>(float*)`` is ``kernel``."""
+    return re.split(r"[<(]", name.removeprefix("void "))[0].rpartition("::")[2]
