@@ -10,7 +10,7 @@ from rosebatch.bench.against import Peer, require_installed, run_peer
 from rosebatch.bench.case import Case, release_memory, spread
 from rosebatch.bench.compare import compare_switch
 from rosebatch.bench.floor import Rates, measure_rates
-from rosebatch.bench.throughput import against_floor, time_case
+from rosebatch.bench.throughput import against_floor, attribute_case, time_case
 from rosebatch.errors import UserError
 
 Entry = dict[str, Any]
@@ -28,8 +28,8 @@ def run_session(
         each result as soon as it is known, with its ``scenario`` and ``model``. Its ``kind`` is ``run`` (our engine,
         see ``time_case``; with a scenario's further models, ``time_over_first``: how many times as long as with the
         first it takes), ``peer`` (another engine on the scenario of the run before, with ``beside``: the model of that
-        run, and ``ratio``: how many times faster ours is) or ``comparison`` (see ``compare_switch``). A peer that
-        failed is a result with an ``error``.
+        run, and ``ratio``: how many times faster ours is), ``comparison`` (see ``compare_switch``) or ``attribution``
+        (see ``attribute_case``). A peer that failed is a result with an ``error``.
 
     Raises:
         UserError: a run of ours is impossible, out of memory included.
@@ -54,6 +54,10 @@ def run_session(
             yield ours
             for peer, timed in others:
                 yield _beside(ours, theirs[case.name], peer, timed[case.name], rates)
+        # Behind all that is timed: what a profiler has begun may go on in the same process.
+        for case in cases:
+            if case.attribution and (found := attribute_case(case)) is not None:
+                yield found
     except torch.OutOfMemoryError as error:
         what = str(error).partition(". ")[0]
         raise UserError(f"{what}: take a smaller scenario, fewer prompts or less --kv-cache-memory") from None

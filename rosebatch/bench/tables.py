@@ -35,12 +35,13 @@ def print_results(results: Iterable[Entry], cases: Sequence[Case], stream: TextI
     for entry in results:
         if entry["kind"] == "comparison":
             stream.write(_comparison(entry, several) + "\n")
+        elif entry["kind"] == "attribution":
+            stream.write(_attribution(entry))
         elif entry["kind"] == "run" and len(cases) == 1:
             print_table(throughput_line(entry), _report(entry, cases[0].scenario.about), stream)
         else:
             stream.write(header + _columns(_line(entry), several) + "\n")
             header = ""
-        stream.write("".join(f"    {line}\n" for line in _attribution(entry)))
         stream.flush()
         entries.append(entry)
     runs = Counter(entry["model"] for entry in entries if entry["kind"] == "run")
@@ -85,19 +86,16 @@ def _comparison(entry: Entry, several: bool) -> str:
     return f"{_columns(texts, several)} {rates[0]}, {rates[1]}, on/off {_spread(entry['ratio'], '.3f')}"
 
 
-def _attribution(entry: Entry) -> list[str]:
-    if "attribution" not in entry:
-        return []
-    found = entry["attribution"]
-    lines = []
+def _attribution(entry: Entry) -> str:
+    lines = [f"{entry['scenario']}, {entry['model']}"]
     for name, times in (
-        ("prompt steps", found["prefill_us"]),
-        (f"a decode step, {found['decode_kernels']} kernels", found["decode_step_us"]),
+        ("prompt steps", entry["prefill_us"]),
+        (f"a decode step, {entry['decode_kernels']} kernels", entry["decode_step_us"]),
     ):
         whole = sum(times.values())
         parts = ", ".join(f"{part} {us:.0f} ({us / whole:.0%})" for part, us in times.items())
-        lines.append(f"{name}: {whole:.0f} µs: {parts or '-'}")
-    return lines
+        lines.append(f"    {name}: {whole:.0f} µs: {parts or '-'}")
+    return "\n".join(lines) + "\n"
 
 
 def _report(entry: Entry, about: str) -> list[tuple[str, str]]:

@@ -57,8 +57,7 @@ def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: flo
 
     Returns:
         the report of the run with the median time (see ``rosebatch.report``), start-up apart, with the seconds of
-        all runs, with the floor where ``rates`` are known, and with the ``attribution`` (see ``attribute``) where the
-        case has one and its engine the kernels for it.
+        all runs, and with the floor where ``rates`` are known.
     """
     launched = launch(case.options)
     warm_up = run_once(launched.engine, case.workload(0), case.scenario.sampling)
@@ -67,10 +66,6 @@ def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: flo
     median = runs[seconds.index(spread(seconds)["median"])]
     startup = {"import": import_seconds, "load": launched.load_seconds, "warm-up": warm_up.seconds}
     report = build_report(median.tally, median.stats, launched.description, startup, median.seconds)
-    # The switch is off wherever there are no kernels of ours to tell apart.
-    if case.attribution and report["engine"]["toggles"]["paged_attention"]:
-        requests = case.workload(repeats + 1).requests(case.scenario.sampling)
-        report["attribution"] = attribute(launched.engine, requests)
     del launched
     release_memory()
     report |= {"graph_replays": median.stats.graph_replays, "graph_captures": median.stats.graph_captures}
@@ -78,6 +73,23 @@ def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: flo
     report |= {"workload": msgspec.to_builtins(case.scenario)}
     report |= {"seconds": seconds, "versions": report["versions"] | machine_versions(), "gpu": gpu_name()}
     return report | against_floor(case, median.seconds, rates)
+
+
+def attribute_case(case: Case) -> dict[str, Any] | None:
+    """Where the time of a case goes (see ``attribute``), on an engine of its own that is warm by then.
+
+    None where there are no kernels of ours to tell apart.
+    """
+    launched = launch(case.options)
+    found = None
+    if launched.description["toggles"]["paged_attention"]:
+        run_once(launched.engine, case.workload(0), case.scenario.sampling)
+        found = attribute(launched.engine, case.workload(1).requests(case.scenario.sampling))
+    del launched
+    release_memory()
+    if found is None:
+        return None
+    return {"kind": "attribution", "scenario": case.name, "model": case.source.name, **found}
 
 
 def against_floor(case: Case, seconds: float, rates: Rates | None) -> dict[str, Any]:

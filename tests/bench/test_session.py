@@ -1,6 +1,7 @@
 """A whole run: the order of things, what is lost when something fails, and what is printed."""
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -220,22 +221,38 @@ def test_lines_of_one_scenario_have_no_means(stages, two_models):
     assert "geometric" not in stream.getvalue()
 
 
+def test_attributions_come_last(stages, make_case, monkeypatch):
+    """A profiler that goes on in the process would slow down what is timed behind it; some cases have none."""
+    cases = [replace(make_case(name), attribution=name != "b") for name in "abc"]
+    found = {"kind": "attribution", "scenario": "c"}
+    monkeypatch.setattr(session, "attribute_case", lambda case: found if case.name == "c" else None)
+    results = list(run(cases))
+    assert [(entry["kind"], entry["scenario"]) for entry in results] == [
+        *(("run", name) for name in "abc"),
+        ("attribution", "c"),
+    ]
+
+
 def test_lines_of_an_attribution(make_case):
-    """Below their run, in the order of the shares."""
+    """Below all runs, in the order of the shares."""
     attribution = {
+        "kind": "attribution",
+        "scenario": "a",
+        "model": "tiny-llama",
         "prefill_us": {"matrix products": 300.0, "attention": 100.0},
         "decode_step_us": {"attention": 7.0, "norms": 3.0},
         "decode_kernels": 5,
     }
     stream = io.StringIO()
-    runs = [{**OURS, "scenario": "a", "attribution": attribution}, {**OURS, "scenario": "b"}]
-    print_results(runs, [make_case("a"), make_case("b")], stream)
+    results = [{**OURS, "scenario": "a"}, {**OURS, "scenario": "b"}, attribution]
+    print_results(results, [make_case("a"), make_case("b")], stream)
     lines = stream.getvalue().splitlines()
-    assert lines[2:4] == [
+    assert lines[3:6] == [
+        "a, tiny-llama",
         "    prompt steps: 400 µs: matrix products 300 (75%), attention 100 (25%)",
         "    a decode step, 5 kernels: 10 µs: attention 7 (70%), norms 3 (30%)",
     ]
-    assert [line.split()[0] for line in lines[4:]] == ["b", "geometric"]
+    assert lines[6].startswith("geometric mean")
 
 
 def test_lines(stages, make_case):

@@ -9,7 +9,7 @@ from rosebatch.bench import throughput
 from rosebatch.bench.case import needed_kv_memory, spread
 from rosebatch.bench.floor import Rates
 from rosebatch.bench.scenario import Sampling
-from rosebatch.bench.throughput import run_once, time_case
+from rosebatch.bench.throughput import attribute_case, run_once, time_case
 from rosebatch.bench.workload import Workload
 from rosebatch.config import EngineConfig
 from rosebatch.errors import UserError
@@ -45,8 +45,8 @@ def test_the_report_is_of_the_run_in_the_middle(make_case, monkeypatch, fake_lau
     assert json.loads(json.dumps(report)) == report
 
 
-def test_the_attribution_comes_last(make_case, monkeypatch, fake_launch):
-    """Behind the timed runs, which a profiler would slow down, with ids of its own, which no cache knows."""
+def test_an_attribution_is_of_a_warm_engine(make_case, monkeypatch, fake_launch):
+    """Steps that compile and capture are not what a run's time goes to; its ids are ones that no cache knows."""
 
     def attribute(engine, requests):
         fake_launch.ran.append(("attributed", [request.prompt_token_ids for request in requests]))
@@ -57,18 +57,16 @@ def test_the_attribution_comes_last(make_case, monkeypatch, fake_launch):
 
     monkeypatch.setattr(throughput, "launch", launch)
     monkeypatch.setattr(throughput, "attribute", attribute)
-    case = replace(make_case(), attribution=True)
-    assert time_case(case, 2, None, 0.0)["attribution"] == {"decode_kernels": 3}
-    assert [name for name, _ in fake_launch.ran] == [0, 0, 0, "attributed"]
-    assert fake_launch.ran[-1][1] == [tuple(prompt) for prompt in case.workload(3).prompts]
-    fake_launch.ran.clear()
-    assert "attribution" not in time_case(replace(case, attribution=False), 2, None, 0.0)
-    assert [name for name, _ in fake_launch.ran] == [1, 1, 1]
+    case = make_case()
+    found = {"kind": "attribution", "scenario": "small", "model": "tiny-llama", "decode_kernels": 3}
+    assert attribute_case(case) == found
+    assert [name for name, _ in fake_launch.ran] == [0, "attributed"]
+    assert fake_launch.ran[-1][1] == [tuple(prompt) for prompt in case.workload(1).prompts]
 
 
 def test_no_attribution_without_kernels(make_case):
     """A suite that asks for one is run on a CPU all the same."""
-    assert "attribution" not in time_case(replace(make_case(), attribution=True), 1, None, 0.0)
+    assert attribute_case(make_case()) is None
 
 
 def test_the_share_of_the_floor(make_case, monkeypatch, fake_launch):
