@@ -134,7 +134,9 @@ class DeviceOps:
     tile_rows: int
 
 
-def device_ops(max_num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, device: torch.device) -> DeviceOps:
+def device_ops(
+    max_num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, device: torch.device, *, split_keys: bool = True
+) -> DeviceOps:
     """The kernels for a model with these heads, with the memory that they keep between calls."""
     from rosebatch_kernels.feedback import kernel as feedback
     from rosebatch_kernels.hp1 import decode as hp1_decode
@@ -144,7 +146,7 @@ def device_ops(max_num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, 
     from rosebatch_kernels.qkv import kernel as qkv_kernel
     from rosebatch_kernels.sampling import kernel as sampling_kernel
 
-    workspace = splits.DecodeWorkspace(max_num_seqs, num_heads, kv_heads, head_dim, device)
+    workspace = splits.DecodeWorkspace(max_num_seqs, num_heads, kv_heads, head_dim, device, divided=split_keys)
     return DeviceOps(
         decode=partial(decode.decode, workspace=workspace),
         prefill=prefill.prefill,
@@ -262,6 +264,9 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         gamma: float,
     ) -> tuple[Tensor, Tensor]:
         assert projection.bias is None, "HP1 has no biases"
+        if not toggles.fused_peri_norm:
+            total = residual + clips.uclip_norm(projection.product(x), post_alpha, post_gamma)
+            return clips.uclip_norm(total, alpha, gamma), total
         y = parts(projection, x)
         y = projection.product(x) if y is None else y
         out: tuple[Tensor, Tensor] = clips.add_uclip_norm(y, residual, post_alpha, post_gamma, alpha, gamma)

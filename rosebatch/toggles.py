@@ -37,6 +37,8 @@ class Toggles:
     fused_mlp: bool = _switch("Bias and activation, bias and residual, SiLU and product in one kernel each.", _CUDA)
     fused_rotary: bool = _switch("QK norm and rotary positions in one kernel, with the KV append.", _CUDA)
     fused_kv_append: bool = _switch("Decode attention writes the new K and V itself.", _CUDA)
+    split_keys: bool = _switch("Decode attention divides a sequence's keys among several programs.", _CUDA)
+    fused_peri_norm: bool = _switch("HP1's clip, the residual addition and the next clip in one kernel.", _CUDA)
     sparse_values: bool = _switch("Leave out the values that HP1's gate gives no weight.", _CUDA)
     batched_kv_append: bool = _switch("One kernel writes or copies K and V where they are not fused.", _CUDA)
 

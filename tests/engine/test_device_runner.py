@@ -93,7 +93,7 @@ def test_tokens_equal_the_plain_runners(name, off, expected):
     assert engine.stats.max_running == SEATS
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_tokens_after_a_preemption(name, expected):
     """A sequence comes back to another slot and other blocks, between windows that are under way."""

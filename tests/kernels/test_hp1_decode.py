@@ -61,7 +61,7 @@ def test_any_taps(implementation, relu_pre, dtype, device, randn, assert_close):
     check(implementation, make_gated_step([40, 2, 1], 2, 2, 24, 16, dtype, device, randn, gate=gate), assert_close)
 
 
-@pytest.mark.parametrize(("rotary", "qk_norm"), [(True, None), (False, "uclip"), (True, "uclip"), (True, "rms")])
+@pytest.mark.parametrize(("rotary", "qk_norm"), [(False, "uclip"), (True, "uclip")])
 @pytest.mark.parametrize(("group", "size"), [(1, 24), (2, 64), (2, 128)])
 def test_norm_and_rotation(implementation, rotary, qk_norm, group, size, dtype, device, randn, assert_close):
     """The keys before the new one are in the cache, normed and rotated: its filter must not do that again."""
@@ -81,12 +81,11 @@ def test_without_append(implementation, group, block_size, dtype, device, randn,
     assert torch.equal(check(implementation, step, assert_close)[step.live], whole[step.live])
 
 
-@pytest.mark.parametrize("append", [True, False])
-@pytest.mark.parametrize("first", [0, 4 * TILE - 3])
+@pytest.mark.parametrize(("first", "append"), [(0, True), (4 * TILE - 3, True), (4 * TILE - 3, False)])
 def test_borders_of_runs_and_splits_at_every_offset(first, append, device, randn, assert_close, monkeypatch):
     """What a run or a split takes from the keys in front of it; as many splits as there are tiles of keys."""
     monkeypatch.setattr(kernel, "least_keys", lambda *_: TILE)
-    positions = list(range(first, first + 2 * TILE))
+    positions = list(range(first, first + TILE + 2))
     step = make_gated_step(positions, 1, 2, 8, 16, torch.float32, device, randn, append=append)
     assert splits.num_splits(len(positions), 1) > 3
     check(kernel.decode, step, assert_close)
@@ -97,7 +96,7 @@ def test_keys_in_several_splits(implementation, group, append, dtype, device, ra
     """Short sequences leave splits without work; the parts are added in one order, whichever comes last."""
     assert splits.num_splits(3, 1) > 1
     gate = make_gate(group, randn, device, sigma=1.4)
-    step = make_gated_step([1000, 0, 300], 1, group, 64, 64, dtype, device, randn, append=append, gate=gate)
+    step = make_gated_step([400, 0, 150], 1, group, 64, 64, dtype, device, randn, append=append, gate=gate)
     first = check(implementation, step, assert_close)
     # The first call's partial results are left in the workspace, its counters are not.
     assert torch.equal(check(implementation, step, assert_close), first)
@@ -137,7 +136,7 @@ def test_rows_that_lie_apart(implementation, append, dtype, device, randn, asser
 
 
 def test_bits_of_a_row_do_not_depend_on_the_others(implementation, dtype, device, randn):
-    step = make_gated_step([65, 300, 1, 40], 1, 2, 64, 16, dtype, device, randn)
+    step = make_gated_step([65, 200, 1, 40], 1, 2, 24, 16, dtype, device, randn)
     limits = step.arguments[4]
     whole = implementation(*step.arguments, **step.options)
     for row in range(4):

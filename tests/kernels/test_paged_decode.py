@@ -39,9 +39,7 @@ def test_decode(implementation, kv_heads, group, size, block_size, window, dtype
     check(implementation, step, assert_close)
 
 
-@pytest.mark.parametrize(
-    ("rotary", "qk_norm"), [(True, None), (False, "rms"), (True, "rms"), (True, "uclip")]
-)
+@pytest.mark.parametrize(("rotary", "qk_norm"), [(True, None), (False, "rms"), (True, "rms"), (True, "uclip")])
 @pytest.mark.parametrize(("group", "size"), [(1, 24), (2, 64), (1, 128)])
 def test_norm_and_rotation(implementation, rotary, qk_norm, group, size, dtype, device, randn, assert_close):
     step = make_step([5, 0, 64], 2, group, size, 16, dtype, device, randn, rotary=rotary, qk_norm=qk_norm)

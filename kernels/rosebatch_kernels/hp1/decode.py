@@ -20,7 +20,7 @@ from torch import Tensor
 from rosebatch_kernels.dependent_launch import launch_options, wait
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.hp1.runs import filtered, gated, nearest, places, two_pages
-from rosebatch_kernels.paged_attention.splits import DecodeWorkspace, least_keys, num_splits
+from rosebatch_kernels.paged_attention.splits import DecodeWorkspace, least_keys
 from rosebatch_kernels.qkv.kernel import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.qkv.norms import QKNorm, norm_arguments
 
@@ -66,7 +66,7 @@ def decode(
     _, blocks, kv_heads, block_size, size = cache.shape
     group = num_heads // kv_heads
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
-    splits = num_splits(batch, kv_heads)
+    splits = workspace.num_splits(batch)
     tile, warps, stages = _config(cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)

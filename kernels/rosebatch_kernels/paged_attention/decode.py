@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.dependent_launch import launch_options, wait
-from rosebatch_kernels.paged_attention.splits import DecodeWorkspace, least_keys, num_splits
+from rosebatch_kernels.paged_attention.splits import DecodeWorkspace, least_keys
 from rosebatch_kernels.qkv.kernel import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.qkv.norms import QKNorm, norm_arguments
 
@@ -60,7 +60,7 @@ def decode(
     _, blocks, kv_heads, block_size, size = cache.shape
     group = num_heads // kv_heads
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
-    splits = num_splits(batch, kv_heads)
+    splits = workspace.num_splits(batch)
     tile, warps, stages = _config(group, cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)

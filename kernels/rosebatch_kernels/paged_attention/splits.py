@@ -34,11 +34,20 @@ class DecodeWorkspace:
         max_batch: most sequences of a call.
         heads, kv_heads: query heads, and K/V heads.
         head_dim: D.
+        divided: False leaves the keys of each sequence to one program.
     """
 
-    def __init__(self, max_batch: int, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
-        parts = max(batch * num_splits(batch, kv_heads) for batch in range(1, max_batch + 1))
+    def __init__(
+        self, max_batch: int, heads: int, kv_heads: int, head_dim: int, device: torch.device, *, divided: bool = True
+    ) -> None:
+        self.kv_heads = kv_heads
+        self.divided = divided
+        parts = max(batch * self.num_splits(batch) for batch in range(1, max_batch + 1))
         self.sums = torch.empty(parts * heads, head_dim, dtype=torch.float32, device=device)
         self.stats = torch.empty(parts * heads, 2, dtype=torch.float32, device=device)
         # Left at 0 by every call: the split that merges resets it.
         self.arrived = torch.zeros(max_batch * kv_heads, dtype=torch.int32, device=device)
+
+    def num_splits(self, batch: int) -> int:
+        """Parts in a call with so many sequences; see the function of this name."""
+        return num_splits(batch, self.kv_heads) if self.divided else 1
