@@ -11,7 +11,7 @@ from rosebatch.sampling_params import SamplingParams
 
 DTYPES = ["float32", *(["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
 CASES = [(model, dtype) for model in ("llama", "gpt2") for dtype in DTYPES]
-NEW_TOKENS = 20
+NEW_TOKENS = 12
 # A few units in the last place (2^-23) of the largest logit, carried through three layers.
 FP32_ROUNDING = 2e-6
 

@@ -15,7 +15,6 @@ MODELS = [
     "qwen2",
     "qwen2-window",
     "qwen3",
-    "hp1",
     "hp1-options",
 ]
 

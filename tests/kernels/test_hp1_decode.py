@@ -45,7 +45,7 @@ def test_decode(implementation, kv_heads, group, size, block_size, dtype, device
     check(implementation, make_gated_step(positions, *shape, dtype, device, randn, idle=(1, 4)), assert_close)
 
 
-@pytest.mark.parametrize("sigma", [0, 1.4, 2.99])
+@pytest.mark.parametrize("sigma", [0, 2.99])
 @pytest.mark.parametrize("relu_pre", [True, False])
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-0.5, 0.25), (0.125, 2.0), (-3.0, -1.0)])
 def test_gates(implementation, sigma, relu_pre, bounds, device, randn, assert_close):

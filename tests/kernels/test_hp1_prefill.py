@@ -61,7 +61,7 @@ def test_prefill(implementation, chunks, kv_heads, group, size, block_size, dtyp
     assert_same(paged.cache, before)
 
 
-@pytest.mark.parametrize("sigma", [0, 1.4, 2.99])
+@pytest.mark.parametrize("sigma", [0, 2.99])
 @pytest.mark.parametrize("relu_pre", [True, False])
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-0.5, 0.25), (0.125, 2.0)])
 def test_gates(implementation, sigma, relu_pre, bounds, device, randn, assert_close):
