@@ -34,7 +34,7 @@ class Toggles:
     fused_sampler: bool = _switch("One kernel from logits to tokens, inside the graph.", _CUDA)
     streamed_linear: bool = _switch("Products of few rows by a kernel that reads the weight ahead.", _CUDA)
     fused_norm: bool = _switch("Residual addition and norm in one kernel.", _CUDA)
-    fused_mlp: bool = _switch("Bias and activation, bias and residual, SiLU and product in one kernel each.", _CUDA)
+    fused_mlp: bool = _switch("Bias and activation, bias and residual, gate and product in one kernel each.", _CUDA)
     fused_rotary: bool = _switch("QK norm and rotary positions in one kernel, with the KV append.", _CUDA)
     fused_kv_append: bool = _switch("Decode attention writes the new K and V itself.", _CUDA)
     split_keys: bool = _switch("Decode attention divides a sequence's keys among several programs.", _CUDA)

@@ -1,4 +1,4 @@
-"""What several benches take as input: random tensors, and the attention heads of the models in ``configs/models``."""
+"""What several benches take as input: random tensors, attention heads as in ``configs/models``, and paged prompts."""
 
 import torch
 from torch import Tensor
@@ -14,3 +14,20 @@ HEADS = {
 def randn(*shape: int) -> Tensor:
     """Normal random numbers in bf16 on the GPU."""
     return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+
+def block_table(sequences: int, length: int, block_size: int) -> Tensor:
+    """``[sequences, blocks of each]`` int32: blocks in no order, as in a cache in use."""
+    width = -(-length // block_size)
+    return torch.randperm(sequences * width, device="cuda").int().view(sequences, width)
+
+
+def prompt_tiles(sequences: int, length: int, rows: int) -> Tensor:
+    """``[N, 4]`` int32: whole prompts in tiles of so many rows, the longest first, as the engine has them."""
+    tiles = [
+        (sequence, sequence * length + start, start, min(rows, length - start))
+        for sequence in range(sequences)
+        for start in range(0, length, rows)
+    ]
+    tiles.sort(key=lambda tile: -tile[2])
+    return torch.tensor(tiles, dtype=torch.int32, device="cuda")

@@ -12,7 +12,7 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.bench_inputs import randn
+from rosebatch_kernels.bench_inputs import block_table, prompt_tiles, randn
 from rosebatch_kernels.hp1 import decode, prefill
 from rosebatch_kernels.hp1.gate import Gate, mean_taps
 from rosebatch_kernels.hp1.reference import probabilities
@@ -46,7 +46,7 @@ def main() -> None:
 def _decode(batch: int, length: int) -> None:
     """The last token of each sequence: all others come from the cache."""
     limits = torch.full((batch,), length, dtype=torch.int32, device="cuda")
-    table = _block_table(batch, length)
+    table = block_table(batch, length, _BLOCK_SIZE)
     common = {
         "block_table": table,
         "positions": limits - 1,
@@ -72,15 +72,8 @@ def _decode(batch: int, length: int) -> None:
 
 def _prefill(sequences: int, length: int) -> None:
     """Whole prompts at once; half of the products with K and with V are masked."""
-    tokens, table = sequences * length, _block_table(sequences, length)
-    tiles = [
-        (sequence, sequence * length + start, start, min(softmax_prefill.TILE_ROWS, length - start))
-        for sequence in range(sequences)
-        for start in range(0, length, softmax_prefill.TILE_ROWS)
-    ]
-    # The longest first, as the engine has them.
-    tiles.sort(key=lambda tile: -tile[2])
-    packed = torch.tensor(tiles, dtype=torch.int32, device="cuda")
+    tokens, table = sequences * length, block_table(sequences, length, _BLOCK_SIZE)
+    packed = prompt_tiles(sequences, length, softmax_prefill.TILE_ROWS)
     common = {"block_table": table, "tiles": packed, "num_heads": _HEADS, "scale": _SCALE}
     layers = [(randn(tokens, (_HEADS + 2 * _KV_HEADS) * _SIZE), _cache(table)) for _ in range(_TURNS)]
 
@@ -107,12 +100,6 @@ def _share_of_zeros(sigma: float) -> float:
     """Of weights of random scores, which have the deviation that q and k of deviation 1 give them."""
     scores = torch.randn(_HEADS, _SAMPLE, _SAMPLE, device="cuda")
     return float((probabilities(scores, _gate(sigma)) == 0).float().mean())
-
-
-def _block_table(sequences: int, length: int) -> Tensor:
-    """Blocks in no order, as in a cache in use."""
-    width = -(-length // _BLOCK_SIZE)
-    return torch.randperm(sequences * width, device="cuda").int().view(sequences, width)
 
 
 def _cache(table: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ def _gated_prefill(
     k = _load(keys + places(nearest(first - 2, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
     # Asked for before the first is used, so that both are on their way together.
     k_next = _load(keys + places(nearest(first - 1, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
-    due, due_later = _seen(query, k, first - 2, due_later, tap_1, tap_2, RELU_PRE)
+    _, due_later = _seen(query, k, first - 2, due_later, tap_1, tap_2, RELU_PRE)
     due, due_later = _seen(query, k_next, first - 1, due_later, tap_1, tap_2, RELU_PRE)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     for piece in range(0, run, BLOCK):

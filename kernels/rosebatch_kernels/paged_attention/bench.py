@@ -13,7 +13,7 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.bench_inputs import HEADS, randn
+from rosebatch_kernels.bench_inputs import HEADS, block_table, prompt_tiles, randn
 from rosebatch_kernels.paged_attention.decode import decode
 from rosebatch_kernels.paged_attention.prefill import TILE_ROWS, prefill
 from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
@@ -53,7 +53,7 @@ def _decode(model: str, shape: str, lengths: Sequence[int]) -> None:
     tables = (randn(longest, size), randn(longest, size)) if rotary else None
     step = partial(
         decode,
-        block_table=_block_table(batch, longest),
+        block_table=block_table(batch, longest, _BLOCK_SIZE),
         positions=limits - 1,
         limits=limits,
         workspace=DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cuda")),
@@ -78,8 +78,8 @@ def _prefill(model: str, sequences: int, length: int) -> None:
     tokens = sequences * length
     step = partial(
         prefill,
-        block_table=_block_table(sequences, length),
-        tiles=_tiles(sequences, length),
+        block_table=block_table(sequences, length, _BLOCK_SIZE),
+        tiles=prompt_tiles(sequences, length, TILE_ROWS),
         num_heads=heads,
         scale=size**-0.5,
     )
@@ -94,26 +94,9 @@ def _prefill(model: str, sequences: int, length: int) -> None:
     )
 
 
-def _block_table(sequences: int, length: int) -> Tensor:
-    """Blocks in no order, as in a cache in use."""
-    width = -(-length // _BLOCK_SIZE)
-    return torch.randperm(sequences * width, device="cuda").int().view(sequences, width)
-
-
 def _cache(sequences: int, length: int, model: str) -> Tensor:
     _, kv_heads, size, _, _ = HEADS[model]
     return randn(2, sequences * -(-length // _BLOCK_SIZE), kv_heads, _BLOCK_SIZE, size)
-
-
-def _tiles(sequences: int, length: int) -> Tensor:
-    """The longest first, as the engine has them."""
-    tiles = [
-        (sequence, sequence * length + start, start, min(TILE_ROWS, length - start))
-        for sequence in range(sequences)
-        for start in range(0, length, TILE_ROWS)
-    ]
-    tiles.sort(key=lambda tile: -tile[2])
-    return torch.tensor(tiles, dtype=torch.int32, device="cuda")
 
 
 if __name__ == "__main__":
