@@ -1,16 +1,10 @@
-"""PyTorch reference of attention over the paged cache as ``decode`` and ``prefill`` have it: a loop over sequences.
+"""PyTorch reference of attention over the paged cache as ``decode`` and ``prefill`` have it."""
 
-In fp32 at least, and in float64 where that comes in. Products are written out and summed instead of being left to a
-matrix product, whose precision on a GPU is a global setting. For checking, not for speed: it reads block ids and
-positions on the host.
-"""
-
-import torch
 from torch import Tensor
 
+from rosebatch_kernels.paged_attention.each_sequence import Weigh, decode_each, prefill_each
 from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
 from rosebatch_kernels.qkv.norms import QKNorm
-from rosebatch_kernels.qkv.reference import prepare
 
 
 def decode(
@@ -29,17 +23,18 @@ def decode(
     append: bool = True,
 ) -> Tensor:
     """See ``rosebatch_kernels.paged_attention.decode``; the workspace is not used."""
-    live = positions < limits
-    if append:
-        numbers = torch.arange(len(qkv), dtype=torch.int32, device=qkv.device)
-        rows = torch.where(live, numbers, -1)
-        qkv = qkv.clone()
-        prepare(qkv, cache, block_table, rows, positions, num_heads=num_heads, rotary=rotary, qk_norm=qk_norm)
-    out = torch.empty(len(qkv), num_heads * cache.shape[-1], dtype=qkv.dtype, device=qkv.device)
-    for row in live.nonzero()[:, 0].tolist():
-        q = qkv[row : row + 1]
-        out[row] = _attend(q, cache, block_table[row], int(positions[row]), num_heads, scale, window)[0]
-    return out
+    return decode_each(
+        qkv,
+        cache,
+        block_table,
+        positions,
+        limits,
+        _softmax(scale, window),
+        num_heads=num_heads,
+        rotary=rotary,
+        qk_norm=qk_norm,
+        append=append,
+    )
 
 
 def prefill(
@@ -53,30 +48,14 @@ def prefill(
     window: int = 0,
 ) -> Tensor:
     """See ``rosebatch_kernels.paged_attention.prefill``."""
-    out = torch.empty(len(q), num_heads * cache.shape[-1], dtype=q.dtype, device=q.device)
-    for sequence, first, position, count in tiles.tolist():
-        rows = slice(first, first + count)
-        out[rows] = _attend(q[rows], cache, block_table[sequence], position, num_heads, scale, window)
-    return out
+    return prefill_each(q, cache, block_table, tiles, _softmax(scale, window), num_heads=num_heads)
 
 
-def _attend(
-    q: Tensor, cache: Tensor, table: Tensor, position: int, num_heads: int, scale: float, window: int
-) -> Tensor:
-    """Attention of successive tokens ``q [R, at least heads · D]`` of one sequence, the first at ``position``."""
-    _, _, kv_heads, block_size, size = cache.shape
-    wide = torch.promote_types(q.dtype, torch.float32)
-    end = position + len(q)
-    blocks = table[: -(-end // block_size)].long()
-    k, v = cache[:, blocks].transpose(2, 3).flatten(1, 2)[:, :end].to(wide)
-    queries = q[:, : num_heads * size].unflatten(1, (kv_heads, -1, size)).to(wide)
-    own = torch.arange(position, end, device=q.device)[:, None]
-    key = torch.arange(end, device=q.device)
-    seen = key <= own
-    if window:
-        seen &= key > own - window
-    # [R, kv_heads, group, keys]
-    scores = (queries[:, :, :, None] * k.transpose(0, 1)[:, None]).sum(-1) * scale
-    weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
-    out: Tensor = (weights[..., None] * v.transpose(0, 1)[:, None]).sum(-2)
-    return out.flatten(1).to(q.dtype)
+def _softmax(scale: float, window: int) -> Weigh:
+    def weigh(products: Tensor, own: Tensor, key: Tensor) -> Tensor:
+        seen = key <= own
+        if window:
+            seen &= key > own - window
+        return (products * scale).masked_fill(~seen, float("-inf")).softmax(-1)
+
+    return weigh
