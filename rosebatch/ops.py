@@ -146,11 +146,13 @@ def device_ops(
     from rosebatch_kernels.qkv import kernel as qkv_kernel
     from rosebatch_kernels.sampling import kernel as sampling_kernel
 
-    workspace = splits.DecodeWorkspace(max_num_seqs, num_heads, kv_heads, head_dim, device, divided=split_keys)
+    heads = (max_num_seqs, num_heads, kv_heads, head_dim, device)
+    workspace = splits.DecodeWorkspace(*heads, splits.num_splits if split_keys else None)
+    gated_workspace = splits.DecodeWorkspace(*heads, hp1_decode.num_splits if split_keys else None)
     return DeviceOps(
         decode=partial(decode.decode, workspace=workspace),
         prefill=prefill.prefill,
-        gated_decode=partial(hp1_decode.decode, workspace=workspace),
+        gated_decode=partial(hp1_decode.decode, workspace=gated_workspace),
         gated_prefill=hp1_prefill.prefill,
         prepare=qkv_kernel.prepare,
         adjust=logits_kernel.adjust,

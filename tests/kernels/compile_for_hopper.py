@@ -73,7 +73,7 @@ def attention() -> None:
 
 
 def gated_attention() -> None:
-    from rosebatch_kernels.hp1.decode import decode
+    from rosebatch_kernels.hp1.decode import decode, num_splits
     from rosebatch_kernels.hp1.gate import Gate
     from rosebatch_kernels.hp1.prefill import prefill
     from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
@@ -86,7 +86,7 @@ def gated_attention() -> None:
         clip = HeadUClip(empty(size, dtype=dtype), empty(size, dtype=dtype), 1.0, 0.5)
         options = {"num_heads": heads, "rotary": (empty(8, size, dtype=dtype),) * 2, "qk_norm": clip}
         qkv, table, fields = empty(2, (heads + 2 * kv_heads) * size, dtype=dtype), ints(2, 4), ints(2)
-        workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"))
+        workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"), num_splits)
         for sparse in (True, False):
             more = {"scale": 0.1, "append": append, "sparse": sparse}
             decode(qkv, cache, table, fields, fields, workspace, gate, **more, **options)

@@ -28,6 +28,7 @@ def make_step(
     qk_norm=None,
     append=True,
     idle=(),
+    num_splits=splits.num_splits,
 ):
     """Arguments of a decode step, and what to hold its result against; rows in ``idle`` are not live.
 
@@ -58,7 +59,7 @@ def make_step(
         options["rotary"] = tuple(table.to(device) for table in tables)
     if norm is not None:
         options["qk_norm"] = norm
-    workspace = splits.DecodeWorkspace(batch, heads, kv_heads, size, torch.device(device))
+    workspace = splits.DecodeWorkspace(batch, heads, kv_heads, size, torch.device(device), num_splits)
     return SimpleNamespace(
         paged=paged,
         live=[row for row in range(batch) if row not in idle],

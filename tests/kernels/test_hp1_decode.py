@@ -6,7 +6,6 @@ from torch import nan
 
 from rosebatch_kernels.hp1 import decode as kernel
 from rosebatch_kernels.hp1 import paged_reference
-from rosebatch_kernels.paged_attention import splits
 from tests.kernels.decode_step import SCALE, check, make_step
 from tests.kernels.hp1_exact import gated_attention, general_gate, make_gate
 from tests.kernels.scattered import rotary_tables, uclip, untouched
@@ -14,12 +13,21 @@ from tests.kernels.scattered import rotary_tables, uclip, untouched
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 IMPLEMENTATIONS = {"reference": paged_reference.decode, "kernel": kernel.decode}
-TILE, *_ = kernel._config(torch.float32)
+# Keys of a split whose runs are one group each, where runs and groups are few and small.
+RUNS, KEYS = 4, 4
+TILE = RUNS * KEYS
 
 
 @pytest.fixture(params=["reference", "kernel"])
 def implementation(request):
     return IMPLEMENTATIONS[request.param]
+
+
+@pytest.fixture(autouse=True)
+def wide_programs(request, monkeypatch):
+    """More runs at once in the interpreter, which takes as long for many as for few."""
+    if request.node.callspec.params.get("device") == "cpu":
+        monkeypatch.setattr(kernel, "_WARPS", 8)
 
 
 def make_gated_step(positions, kv_heads, group, size, block_size, dtype, device, randn, *, gate=None, **options):
@@ -28,7 +36,19 @@ def make_gated_step(positions, kv_heads, group, size, block_size, dtype, device,
     def attend(q, k, v):
         return gated_attention(q, k, v, SCALE, gate)
 
-    step = make_step(positions, kv_heads, group, size, block_size, dtype, device, randn, attend=attend, **options)
+    step = make_step(
+        positions,
+        kv_heads,
+        group,
+        size,
+        block_size,
+        dtype,
+        device,
+        randn,
+        attend=attend,
+        num_splits=kernel.num_splits,
+        **options,
+    )
     del step.options["window"]
     step.arguments.append(gate)
     return step
@@ -84,17 +104,18 @@ def test_without_append(implementation, group, block_size, dtype, device, randn,
 @pytest.mark.parametrize(("first", "append"), [(0, True), (4 * TILE - 3, True), (4 * TILE - 3, False)])
 def test_borders_of_runs_and_splits_at_every_offset(first, append, device, randn, assert_close, monkeypatch):
     """What a run or a split takes from the keys in front of it; as many splits as there are tiles of keys."""
-    monkeypatch.setattr(kernel, "least_keys", lambda *_: TILE)
+    monkeypatch.setattr(kernel, "_LEAST_KEYS", TILE)
+    monkeypatch.setattr(kernel, "_config", lambda *_: (RUNS, KEYS))
     positions = list(range(first, first + TILE + 2))
     step = make_gated_step(positions, 1, 2, 8, 16, torch.float32, device, randn, append=append)
-    assert splits.num_splits(len(positions), 1) > 3
+    assert kernel.num_splits(len(positions), 1) > 3
     check(kernel.decode, step, assert_close)
 
 
 @pytest.mark.parametrize(("group", "append"), [(1, True), (4, False), (2, True)])
 def test_keys_in_several_splits(implementation, group, append, dtype, device, randn, assert_close):
     """Short sequences leave splits without work; the parts are added in one order, whichever comes last."""
-    assert splits.num_splits(3, 1) > 1
+    assert kernel.num_splits(3, 1) > 1
     gate = make_gate(group, randn, device, sigma=1.4)
     step = make_gated_step([400, 0, 150], 1, group, 64, 64, dtype, device, randn, append=append, gate=gate)
     first = check(implementation, step, assert_close)
@@ -112,9 +133,9 @@ def test_all_values_or_those_with_weight(dtype, device, randn, assert_close):
 
 def test_one_split(implementation, device, randn, assert_close, monkeypatch):
     """As many sequences as fill a GPU, which is made small here; nearly none are live."""
-    monkeypatch.setattr(splits, "_MANY_PROGRAMS", 100)
+    monkeypatch.setattr(kernel, "_PROGRAMS", 100)
     batch, live = 100, (0, 7, 99)
-    assert splits.num_splits(batch, 1) == 1
+    assert kernel.num_splits(batch, 1) == 1
     positions = [3 if row in live else 0 for row in range(batch)]
     idle = [row for row in range(batch) if row not in live]
     check(

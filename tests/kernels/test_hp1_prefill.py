@@ -99,7 +99,7 @@ def test_prefill_is_one_decode_for_each_token(device, randn, assert_close):
     gate = make_gate(heads, randn, device)
     packed = run(kernel.prefill, q, paged, [(0, length)], gate)
     positions = torch.arange(length, dtype=torch.int32, device=device)
-    workspace = splits.DecodeWorkspace(length, heads, 1, size, torch.device(device))
+    workspace = splits.DecodeWorkspace(length, heads, 1, size, torch.device(device), decode_kernel.num_splits)
     table = paged.table.expand(length, -1)
     steps = decode_kernel.decode(
         q.flatten(1).to(device),

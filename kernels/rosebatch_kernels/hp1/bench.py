@@ -51,11 +51,12 @@ def _decode(batch: int, length: int) -> None:
         "block_table": table,
         "positions": limits - 1,
         "limits": limits,
-        "workspace": DecodeWorkspace(batch, _HEADS, _KV_HEADS, _SIZE, torch.device("cuda")),
         "num_heads": _HEADS,
         "scale": _SCALE,
         "rotary": (randn(length, _SIZE), randn(length, _SIZE)),
     }
+    shape = (batch, _HEADS, _KV_HEADS, _SIZE, torch.device("cuda"))
+    workspace = DecodeWorkspace(*shape, decode.num_splits)
     layers = [(randn(batch, (_HEADS + 2 * _KV_HEADS) * _SIZE), _cache(table)) for _ in range(_TURNS)]
     clip = HeadUClip(randn(_SIZE), randn(_SIZE), 1.0, 1.0)
     moved = 2 * batch * (length - 1) * _KV_HEADS * _SIZE * _BYTES
@@ -63,7 +64,9 @@ def _decode(batch: int, length: int) -> None:
     def line(name: str, step: Callable[..., Tensor]) -> None:
         report(f"decode  B={batch:<4} {length:<5} {name}", _median_us(step, layers), moved=moved)
 
-    line("softmax", partial(softmax_decode.decode, qk_norm=(randn(_SIZE), randn(_SIZE), 1e-6), **common))
+    norm = (randn(_SIZE), randn(_SIZE), 1e-6)
+    line("softmax", partial(softmax_decode.decode, workspace=DecodeWorkspace(*shape), qk_norm=norm, **common))
+    common["workspace"] = workspace
     for sigma in _SIGMAS:
         step = partial(decode.decode, gate=_gate(sigma), qk_norm=clip, **common)
         line(f"HP1 sigma {sigma}, {_share_of_zeros(sigma):.0%} zero", step)

@@ -1,16 +1,22 @@
 """HP1 decode attention over the paged cache in Triton: one query token for each sequence, K and V appended on the way.
 
 One program serves one sequence, one K/V head with all query heads that share it, and one part (split) of the keys.
-What it does before the first key is that of softmax decode (see ``rosebatch_kernels.paged_attention.decode``).
+It reads the row of the fused QKV projection itself, as softmax decode does (see
+``rosebatch_kernels.paged_attention.decode``).
 
-The gate is applied in registers, see ``rosebatch_kernels.hp1.runs``. Most weights are exactly zero: V is read only
-where some head of the group gives it weight.
+The threads that hold one row of K (16 for a head of 128 in 16 bits) walk along a run of successive keys of their own,
+see ``rosebatch_kernels.hp1.runs``. They hold the same piece of that key's V, of the query and of the sum of values, so
+that but for the sum of a score over its threads nothing is exchanged before the end, and what the gate lets pass is
+known where V is asked for: V of a key is read only where some head of the group gives it weight. Nothing is rescaled,
+and partial results are simply added up, by the last split of a head to finish (source of the plain sum, of the
+overlap at a split and of the sparse values: article S4).
 
-Nothing is rescaled, and partial results are simply added up, by the last split of a head to finish (source of the
-plain sum, of the overlap at a split and of the sparse values: article S4).
+K is asked for one group of keys ahead, V used one group later: both are on their way while a group is computed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from math import gcd
 
 import torch
 import triton
@@ -19,10 +25,19 @@ from torch import Tensor
 
 from rosebatch_kernels.dependent_launch import launch_options, wait
 from rosebatch_kernels.hp1.gate import Gate
-from rosebatch_kernels.hp1.runs import filtered, gated, nearest, places, two_pages
-from rosebatch_kernels.paged_attention.splits import DecodeWorkspace, least_keys
+from rosebatch_kernels.hp1.runs import filtered, gated, subtracted
+from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
 from rosebatch_kernels.qkv.kernel import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.qkv.norms import QKNorm, norm_arguments
+
+# A warp needs no other: nothing waits at a barrier, and the GPU holds 8 a multiprocessor at 255 registers a thread.
+_WARPS = 1
+_PROGRAMS = 1056
+_MOST_SPLITS = 32
+# Keys of a sequence that a split should have to be worth its merge.
+_LEAST_KEYS = 32
+# Splits that are added up at a time.
+_MERGED = 8
 
 
 def decode(
@@ -67,7 +82,8 @@ def decode(
     group = num_heads // kv_heads
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
     splits = workspace.num_splits(batch)
-    tile, warps, stages = _config(cache.dtype)
+    width = max(16, triton.next_power_of_2(size))
+    runs, keys = _config(width, group, cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
     _gated_decode[(kv_heads, batch, splits)](
@@ -92,17 +108,18 @@ def decode(
         qkv.stride(0),
         block_table.stride(0),
         positions.stride(0),
-        least_keys(batch, kv_heads, warps),
+        _LEAST_KEYS,
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
-        MEMBERS=triton.next_power_of_2(group),
-        ROWS=max(16, triton.next_power_of_2(group)),
         D=size,
-        WIDTH=max(16, triton.next_power_of_2(size)),
+        WIDTH=width,
         BLOCK=block_size,
-        TILE=tile,
+        RUNS=runs,
+        # So that a group of keys lies in one block.
+        KEYS=gcd(keys, block_size),
         SPLITS=splits,
+        MERGED=_MERGED,
         APPEND=append,
         ROTARY=append and rotary is not None,
         NORM=norm,
@@ -111,16 +128,25 @@ def decode(
         CLIP_MIN=gate.clip_min / scale,
         CLIP_MAX=gate.clip_max / scale,
         SPARSE=sparse,
-        STAGES=stages,
-        num_warps=warps,
+        num_warps=_WARPS,
         **launch_options(),
     )
     return out
 
 
-def _config(dtype: torch.dtype) -> tuple[int, int, int]:
-    """Keys in a tile, warps, pipeline stages."""
-    return (16, 4, 1) if dtype.itemsize == 4 else (32, 2, 3)
+def num_splits(batch: int, kv_heads: int) -> int:
+    """Parts that the keys of each sequence are divided into: so many programs as are on a GPU at once.
+
+    They follow from the batch alone, never from lengths, so that a CUDA graph can hold them.
+    """
+    parts = max(1, min(_PROGRAMS // (batch * kv_heads), _MOST_SPLITS))
+    return 1 << (parts.bit_length() - 1)
+
+
+def _config(width: int, group: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Runs of a program, and keys in a group: as many as the registers hold."""
+    # A thread holds 16 bytes of a row.
+    return max(1, _WARPS * 32 * 16 // (width * dtype.itemsize)), 8 if group <= 2 else 4
 
 
 @triton.jit(do_not_specialize=["num_blocks", "least"])
@@ -150,13 +176,13 @@ def _gated_decode(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    MEMBERS: tl.constexpr,
-    ROWS: tl.constexpr,
     D: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
+    RUNS: tl.constexpr,
+    KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
+    MERGED: tl.constexpr,
     APPEND: tl.constexpr,
     ROTARY: tl.constexpr,
     NORM: tl.constexpr,
@@ -164,7 +190,6 @@ def _gated_decode(
     CLIP_MIN: tl.constexpr,
     CLIP_MAX: tl.constexpr,
     SPARSE: tl.constexpr,
-    STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -183,130 +208,201 @@ def _gated_decode(
     # Cached keys: [0, end). With APPEND the new token is kept in registers instead.
     end = position if APPEND else position + 1
     used = tl.maximum(tl.minimum(end // least, SPLITS), 1)
-    # Keys of a column. Rounded up, the runs may leave nothing for the last split.
-    run = tl.cdiv(end, used * TILE)
-    used = tl.maximum(tl.cdiv(end, tl.maximum(run * TILE, 1)), 1)
+    # Keys of a run, whole groups. Rounded up, the runs may leave nothing for the last split.
+    run = tl.cdiv(end, used * RUNS * KEYS) * KEYS
+    used = tl.maximum(tl.cdiv(end, tl.maximum(run * RUNS, 1)), 1)
     if split >= used:
         return
-    table_row = block_table + row * table_stride
-    last_key = tl.maximum(end - 1, 0)
-    page_size: tl.constexpr = BLOCK * D
-    stride: tl.constexpr = KV_HEADS * page_size
-    first = (split * TILE + tl.arange(0, TILE)) * run
+    table = block_table + row * table_stride
+    stride: tl.constexpr = KV_HEADS * BLOCK * D
+    v_distance = num_blocks.to(tl.int64) * stride
+    d = tl.arange(0, WIDTH)[None, :]
+    real = d < D
+    rows = cache + head * (BLOCK * D) + d
+    first = (split * RUNS + tl.arange(0, RUNS)) * run
+    last_group = tl.maximum(end - 1, 0) // KEYS * KEYS
+    if PDL:  # noqa: SIM102 (as above)
+        if not APPEND:
+            wait()
+    # Keys of earlier steps, which are older as well.
+    group = tl.minimum(first, last_group)
+    place = _place(table, group, BLOCK, D, stride)
+    group = tl.minimum(first + KEYS, last_group)
+    block = tl.load(table + group // BLOCK)
+    k = _group(rows + place[:, None], real, D, KEYS)
+    # The two in front of each run, for their scores alone.
+    begin = tl.minimum(first, end)
+    before = _before(rows, table, begin, real, BLOCK, D, stride)
+    one = tl.zeros([1, 1], tl.int32)
+    if APPEND:
+        n = position + tl.zeros([1], tl.int32)
+        mine = real & ((split + one) == 0)
+        before_new = _before(rows, table, n, mine, BLOCK, D, stride)
+        newest = rows + _place(table, n, BLOCK, D, stride)[:, None]
     cosine, sine = turn(cos, sin, position, D, WIDTH, ROTARY)
     q_weights = weight_halves(q_weight, D, WIDTH, ROTARY, NORM)
     k_weights = weight_halves(k_weight, D, WIDTH, ROTARY, NORM)
-    # A matrix product wants more rows than a group has heads: copies cost nothing, and are made last.
-    copies: tl.constexpr = ROWS // MEMBERS
-    g = tl.arange(0, ROWS) // copies
-    own_head = (g < GROUP) & (tl.arange(0, ROWS) % copies == 0)
-    tap = taps + (head * GROUP + g) * 3
-    tap_0 = tl.load(tap, mask=g < GROUP, other=0.0)[:, None]
-    tap_1 = tl.load(tap + 1, mask=g < GROUP, other=0.0)[:, None]
-    tap_2 = tl.load(tap + 2, mask=g < GROUP, other=0.0)[:, None]
-    factor = tl.load(gamma + head * GROUP + g, mask=g < GROUP, other=0.0)[:, None] * scale
-    if PDL:
-        wait()
+    tap_0 = ()
+    tap_1 = ()
+    tap_2 = ()
+    factors = ()
+    for g in tl.static_range(GROUP):
+        tap = taps + (head * GROUP + g) * 3
+        tap_0 += (tl.load(tap),)
+        tap_1 += (tl.load(tap + 1),)
+        tap_2 += (tl.load(tap + 2),)
+        factors += (tl.load(gamma + head * GROUP + g) * scale,)
+    if PDL:  # noqa: SIM102 (as above)
+        if APPEND:
+            wait()
 
     # --- the new token: all of it asked for at once ---
-    d = tl.arange(0, WIDTH)[None, :]
-    real = d < D
-    m = tl.arange(0, MEMBERS)[:, None]
-    one = tl.zeros([1, 1], tl.int32)
     q_row = qkv + row.to(tl.int64) * qkv_stride
-    q_halves = halves(q_row + (head * GROUP + m) * D, m < GROUP, D, WIDTH, ROTARY)
     if APPEND:
         k_halves = halves(q_row + (HEADS + head) * D + one, one == 0, D, WIDTH, ROTARY)
         v_new = tl.load(q_row + (HEADS + KV_HEADS + head) * D + d, mask=real, other=0.0)
-    q = normed_and_rotated(q_halves, q_weights, cosine, sine, D, q_number, ROTARY, NORM)
-    v_distance = num_blocks.to(tl.int64) * stride
-    keys = cache + head * page_size
-    acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    if APPEND:  # noqa: SIM102 (the first is decided when the kernel is compiled)
-        if split == 0:
-            k_new = normed_and_rotated(k_halves, k_weights, cosine, sine, D, k_number, ROTARY, NORM)
-            newest = tl.load(table_row + position // BLOCK).to(tl.int64)
-            place = keys + newest * stride + (position % BLOCK) * D + d
-            tl.store(place, k_new, mask=real)
-            tl.store(place + v_distance, v_new, mask=real)
-            # The two keys before it are in the cache, if there are any.
-            n = position - 2 + tl.arange(0, 2)
-            page, start, page_step = two_pages(table_row, n, last_key, BLOCK, stride)
-            k = tl.load(keys + places(nearest(n, last_key), page, start, page_step, d, D, BLOCK), mask=real, other=0.0)
-            wide = q.to(tl.float32)
-            passed = filtered(tl.sum(wide[:, None, :] * k.to(tl.float32)[None], 2), RELU_PRE)
-            earlier, before = tl.split(tl.where((n >= 0)[None, :], passed, 0.0))
-            score = tl.sum(wide * k_new.to(tl.float32), 1)
-            own_tap = taps + (head * GROUP + tl.arange(0, MEMBERS)) * 3
-            exists = tl.arange(0, MEMBERS) < GROUP
-            new_tap_0 = tl.load(own_tap, mask=exists, other=0.0)
-            new_tap_1 = tl.load(own_tap + 1, mask=exists, other=0.0)
-            new_tap_2 = tl.load(own_tap + 2, mask=exists, other=0.0)
-            due = new_tap_1 * before + new_tap_2 * earlier
-            weight, _, _ = gated(score, due, due, new_tap_0, new_tap_1, new_tap_2, RELU_PRE, CLIP_MIN, CLIP_MAX)
-            acc += _copied(weight[:, None], copies) * v_new.to(tl.float32)
-    q = _copied(q, copies)
+    q_halves = ()
+    for g in tl.static_range(GROUP):
+        q_halves += (halves(q_row + (head * GROUP + g) * D + one, one == 0, D, WIDTH, ROTARY),)
+    q = ()
+    for g in tl.static_range(GROUP):
+        q += (normed_and_rotated(q_halves[g], q_weights, cosine, sine, D, q_number, ROTARY, NORM).to(tl.float32),)
+    new_weights = ()
+    if APPEND:
+        k_new = normed_and_rotated(k_halves, k_weights, cosine, sine, D, k_number, ROTARY, NORM)
+        tl.store(newest, k_new, mask=mine)
+        tl.store(newest + v_distance, v_new, mask=mine)
+        for g in tl.static_range(GROUP):
+            state = _state(q[g], before_new, n, tap_1[g], tap_2[g], RELU_PRE)
+            score = tl.sum(q[g] * k_new.to(tl.float32), 1)
+            weight, _, _ = gated(score, state[0], state[1], tap_0[g], tap_1[g], tap_2[g], RELU_PRE, CLIP_MIN, CLIP_MAX)
+            new_weights += (tl.where(split == 0, weight, 0.0),)
 
-    # --- the cached ones: of each run first the two keys in front of it, for their scores alone ---
-    due = tl.zeros([ROWS, TILE], tl.float32)
-    due_later = tl.zeros([ROWS, TILE], tl.float32)
-    weights = tl.zeros([ROWS, TILE], dtype)
-    v = tl.zeros([TILE, WIDTH], dtype)
-    for piece in range(-2, run, BLOCK):
-        page, start, page_step = two_pages(table_row, first + piece, last_key, BLOCK, stride)
-        for i in tl.range(piece, tl.minimum(piece + BLOCK, run), num_stages=STAGES):
-            n = first + i
-            counts = (n < end) & (i >= 0)
-            offsets = places(nearest(n, last_key), page, start, page_step, d, D, BLOCK)
-            k = tl.load(keys + offsets, mask=real, other=0.0)
-            scores = tl.where((n >= 0)[None, :], tl.dot(q, tl.trans(k), input_precision="ieee"), 0.0)
-            p, due, due_later = gated(scores, due, due_later, tap_0, tap_1, tap_2, RELU_PRE, CLIP_MIN, CLIP_MAX)
-            p = tl.where(counts[None, :], p, 0.0)
-            if SPARSE:
-                # Of the iteration before: what is asked for now is on its way meanwhile.
-                acc = tl.dot(weights, v, acc, input_precision="ieee")
-                some = tl.max(tl.abs(p), 0) > 0.0
-                v = tl.load(keys + v_distance + offsets, mask=some[:, None] & real, other=0.0)
-                weights = p.to(dtype)
-            else:
-                v_now = tl.load(keys + v_distance + offsets, mask=counts[:, None] & real, other=0.0)
-                acc = tl.dot(p.to(dtype), v_now, acc, input_precision="ieee")
-    if SPARSE:
-        acc = tl.dot(weights, v, acc, input_precision="ieee")
-    acc *= factor
+    # --- the cached ones ---
+    due = ()
+    due_later = ()
+    for g in tl.static_range(GROUP):
+        state = _state(q[g], before, begin, tap_1[g], tap_2[g], RELU_PRE)
+        due += (state[0],)
+        due_later += (state[1],)
+    acc = _zeros([RUNS, WIDTH], tl.float32, GROUP)
+    weights = _zeros([RUNS], tl.float32, GROUP * KEYS)
+    v = _zeros([RUNS, WIDTH], dtype, KEYS)
+    for i in range(0, run, KEYS):
+        next_place = block.to(tl.int64) * stride + group % BLOCK * D
+        next_k = _group(rows + next_place[:, None], real, D, KEYS)
+        group = tl.minimum(first + i + 2 * KEYS, last_group)
+        block = tl.load(table + group // BLOCK)
+        new = ()
+        values = ()
+        for key in tl.static_range(KEYS):
+            exists = first + i + key < end
+            wanted = first < 0
+            wide = k[key].to(tl.float32)
+            next_due = ()
+            next_due_later = ()
+            for g in tl.static_range(GROUP):
+                scores = tl.sum(q[g] * wide, 1)
+                p, soon, later = gated(
+                    scores, due[g], due_later[g], tap_0[g], tap_1[g], tap_2[g], RELU_PRE, CLIP_MIN, CLIP_MAX
+                )
+                p = tl.where(exists, p, 0.0)
+                wanted |= p != 0.0
+                new += (p,)
+                next_due += (soon,)
+                next_due_later += (later,)
+            due = next_due
+            due_later = next_due_later
+            wanted = wanted if SPARSE else exists
+            values += (_row(rows + v_distance + place[:, None] + key * D, wanted[:, None] & real),)
+        acc = _added(acc, weights, v, GROUP, KEYS)
+        weights = new
+        v = values
+        k = next_k
+        place = next_place
+    acc = _added(acc, weights, v, GROUP, KEYS)
 
-    place = out + row.to(tl.int64) * (HEADS * D) + (head * GROUP + g)[:, None] * D + d
-    wanted = real & own_head[:, None]
+    target = out + row.to(tl.int64) * (HEADS * D) + head * GROUP * D + d
+    part = sums + ((row * KV_HEADS + head) * SPLITS * GROUP).to(tl.int64) * D + d
+    for g in tl.static_range(GROUP):
+        total = tl.sum(acc[g], 0)[None, :]
+        if APPEND:
+            total += new_weights[g][:, None] * v_new.to(tl.float32)
+        total *= factors[g]
+        if used == 1:
+            tl.store(target + g * D, total.to(dtype), mask=real)
+        else:
+            tl.store(part + (split * GROUP + g) * D, total, mask=real)
     if used == 1:
-        tl.store(place, acc.to(dtype), mask=wanted)
         return
 
     # --- the last split to arrive adds all up ---
-    part = (row * KV_HEADS + head) * SPLITS * GROUP
-    mine = part + split * GROUP + g
-    tl.store(sums + mine.to(tl.int64)[:, None] * D + d, acc, mask=wanted)
     tl.debug_barrier()
     arrivals = tl.atomic_add(arrived + row * KV_HEADS + head, 1, sem="acq_rel", scope="gpu")
     if arrivals == used - 1:
         tl.store(arrived + row * KV_HEADS + head, 0)
-        s = tl.arange(0, SPLITS)
-        for member in tl.static_range(GROUP):
-            lines = part + s * GROUP + member
-            values = tl.load(
-                sums + lines.to(tl.int64)[:, None] * D + d,
-                mask=(s < used)[:, None] & real,
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            target = out + row.to(tl.int64) * (HEADS * D) + (head * GROUP + member) * D + d
-            tl.store(target, tl.sum(values, 0)[None, :].to(dtype), mask=real)
+        for g in tl.static_range(GROUP):
+            total = tl.zeros([1, WIDTH], tl.float32)
+            for start in range(0, used, MERGED):
+                s = start + tl.arange(0, MERGED)[:, None]
+                parts = part + (s * GROUP + g) * D
+                total += tl.sum(tl.load(parts, mask=(s < used) & real, other=0.0, cache_modifier=".cg"), 0)[None, :]
+            tl.store(target + g * D, total.to(dtype), mask=real)
 
 
 @triton.jit
-def _copied(x, copies: tl.constexpr):
-    """Each row of ``[R, N]`` so many times."""
-    if copies > 1:
-        x = tl.reshape(
-            tl.broadcast_to(x[:, None, :], [x.shape[0], copies, x.shape[1]]), [x.shape[0] * copies, x.shape[1]]
-        )
-    return x
+def _place(table, n, BLOCK: tl.constexpr, D: tl.constexpr, STRIDE: tl.constexpr):
+    """Offsets ``[N]`` of the keys ``n [N]`` in the cache."""
+    return tl.load(table + n // BLOCK).to(tl.int64) * STRIDE + n % BLOCK * D
+
+
+@triton.jit
+def _group(places, real, D: tl.constexpr, KEYS: tl.constexpr):
+    """So many successive keys of each run, ``[RUNS, WIDTH]`` each."""
+    keys = ()
+    for key in tl.static_range(KEYS):
+        keys += (_row(places + key * D, real),)
+    return keys
+
+
+@triton.jit
+def _row(place, mask):
+    """Of K or V, which nobody reads again before the next step: the first to leave the caches."""
+    return tl.load(place, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _zeros(shape: tl.constexpr, dtype: tl.constexpr, COUNT: tl.constexpr):
+    zeros = ()
+    for _ in tl.static_range(COUNT):
+        zeros += (tl.zeros(shape, dtype),)
+    return zeros
+
+
+@triton.jit
+def _before(rows, table, n, mask, BLOCK: tl.constexpr, D: tl.constexpr, STRIDE: tl.constexpr):
+    """The two keys before each of ``n [N]``, ``[N, WIDTH]`` each; something sound where there are none."""
+    second = _place(table, tl.maximum(n - 2, 0), BLOCK, D, STRIDE)
+    nearest = _place(table, tl.maximum(n - 1, 0), BLOCK, D, STRIDE)
+    return tl.load(rows + second[:, None], mask=mask, other=0.0), tl.load(rows + nearest[:, None], mask=mask, other=0.0)
+
+
+@triton.jit
+def _state(q, before, n, tap_1, tap_2, RELU_PRE: tl.constexpr):
+    """The filter's state in front of the keys ``n``, from the two ``before`` each, where there are any."""
+    passed = tl.where(n >= 2, filtered(tl.sum(q * before[0].to(tl.float32), 1), RELU_PRE), 0.0)
+    _, due_later = subtracted(passed, 0.0, tap_1, tap_2)
+    passed = tl.where(n >= 1, filtered(tl.sum(q * before[1].to(tl.float32), 1), RELU_PRE), 0.0)
+    return subtracted(passed, due_later, tap_1, tap_2)
+
+
+@triton.jit
+def _added(acc, weights, values, GROUP: tl.constexpr, KEYS: tl.constexpr):
+    """Sums of values of each head with a group's weighted values added."""
+    for key in tl.static_range(KEYS):
+        v = values[key].to(tl.float32)
+        more = ()
+        for g in tl.static_range(GROUP):
+            more += (acc[g] + weights[key * GROUP + g][:, None] * v,)
+        acc = more
+    return acc

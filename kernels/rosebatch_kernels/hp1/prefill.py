@@ -77,10 +77,10 @@ def prefill(
 
 
 def _config(dtype: torch.dtype) -> tuple[int, int, int]:
-    """Keys in a tile, warps, pipeline stages."""
+    """Keys in a tile, warps, pipeline stages; found by measurement on an H100."""
     if dtype.itemsize == 4:
         return 16, 8, 1
-    return 32, 4, 3
+    return 16, 4, 4
 
 
 @triton.jit(do_not_specialize=["num_blocks"])

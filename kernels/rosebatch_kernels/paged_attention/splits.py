@@ -1,5 +1,7 @@
 """Into how many parts decode attention divides the keys of a sequence, and where their results are kept."""
 
+from collections.abc import Callable
+
 import torch
 
 # Programs (sequences times K/V heads) from which on none is split: so many balance each other.
@@ -34,14 +36,20 @@ class DecodeWorkspace:
         max_batch: most sequences of a call.
         heads, kv_heads: query heads, and K/V heads.
         head_dim: D.
-        divided: False leaves the keys of each sequence to one program.
+        num_splits: as the function of this name; None leaves the keys of each sequence to one program.
     """
 
     def __init__(
-        self, max_batch: int, heads: int, kv_heads: int, head_dim: int, device: torch.device, *, divided: bool = True
+        self,
+        max_batch: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        device: torch.device,
+        num_splits: Callable[[int, int], int] | None = num_splits,
     ) -> None:
+        self._num_splits = num_splits
         self.kv_heads = kv_heads
-        self.divided = divided
         parts = max(batch * self.num_splits(batch) for batch in range(1, max_batch + 1))
         self.sums = torch.empty(parts * heads, head_dim, dtype=torch.float32, device=device)
         self.stats = torch.empty(parts * heads, 2, dtype=torch.float32, device=device)
@@ -49,5 +57,5 @@ class DecodeWorkspace:
         self.arrived = torch.zeros(max_batch * kv_heads, dtype=torch.int32, device=device)
 
     def num_splits(self, batch: int) -> int:
-        """Parts in a call with so many sequences; see the function of this name."""
-        return num_splits(batch, self.kv_heads) if self.divided else 1
+        """Parts in a call with so many sequences."""
+        return self._num_splits(batch, self.kv_heads) if self._num_splits else 1
