@@ -117,16 +117,23 @@ def split_steps(times: Iterable[KernelTime]) -> Steps:
     """Tell steps apart: each ends with the kernel that feeds its tokens back.
 
     A chunk of a prompt that has no token to feed back counts with the step behind it, and what follows the last step
-    is none. The time in which the GPU waited for a step is not that step's.
+    is none. The time in which the GPU waited for a step is not that step's, nor that in front of any kernel of a prompt
+    step, which the host launches one by one, and slowly under a profiler: only a decode step is one graph.
     """
     steps, step = Steps([], []), list[KernelTime]()
     for time in times:
-        step.append(time if step else replace(time, advances=min(time.advances, time.duration)))
+        step.append(time if step else _without_waiting(time))
         if time.part == _LAST:
-            decodes = any(_DECODES.search(kernel.name) for kernel in step)
-            (steps.decodes if decodes else steps.prompts).append(step)
+            if any(_DECODES.search(kernel.name) for kernel in step):
+                steps.decodes.append(step)
+            else:
+                steps.prompts.append([_without_waiting(kernel) for kernel in step])
             step = []
     return steps
+
+
+def _without_waiting(time: KernelTime) -> KernelTime:
+    return replace(time, advances=min(time.advances, time.duration))
 
 
 def usual_step(steps: Sequence[list[KernelTime]]) -> list[KernelTime]:

@@ -63,6 +63,15 @@ def test_waiting_for_a_step_is_no_time_of_it():
     assert [time.advances for time in second] == [2, 3, 3, 3, 3]
 
 
+def test_waiting_within_a_prompt_step_is_nobodys():
+    """Its kernels are launched one by one: the host's 20 ms in front of a copy counted as the copy's."""
+    events = trace((("_norm", COPY, "_prefill", "_advance"), (1, 2, 3, 4)))
+    for event in events[2:]:
+        event["ts"] += 20000
+    (step,) = split_steps(kernel_times(events)).prompts
+    assert [time.advances for time in step] == [1, 2, 3, 4]
+
+
 def test_the_usual_step():
     """Neither one that the profiler slowed down, nor one in front of which the host changed something."""
     steps = split_steps(
@@ -141,14 +150,14 @@ def test_only_the_beginning_of_a_run_is_traced(engine, make_case, monkeypatch):
     assert seen == [(2, True)]
     assert not engine.has_unfinished
     assert engine.stats.decode_steps == 7
-    # With the microsecond in front of each kernel but a step's first.
+    # Of a decode step with the microsecond in front of each kernel but the first.
     assert found == {
         "prefill_us": {
-            "feedback": 14.0,
-            "sampling": 12.0,
-            "attention": 10.0,
-            "KV and rotary": 8.0,
-            "matrix products": 6.0,
+            "feedback": 12.0,
+            "sampling": 10.0,
+            "attention": 8.0,
+            "KV and rotary": 6.0,
+            "matrix products": 4.0,
             "norms": 2.0,
         },
         "decode_step_us": {
@@ -173,4 +182,4 @@ def test_a_run_without_decode_steps(engine, make_case, monkeypatch):
     case = make_case(output_len=1)
     found = attribute(engine, case.workload().requests(case.scenario.sampling))
     assert (found["decode_step_us"], found["decode_kernels"]) == ({}, 0)
-    assert sum(found["prefill_us"].values()) == 26
+    assert sum(found["prefill_us"].values()) == 21

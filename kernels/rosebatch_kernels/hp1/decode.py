@@ -14,7 +14,7 @@ overlap at a split and of the sparse values: article S4).
 K is asked for one group of keys ahead, V used one group later: both are on their way while a group is computed.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, operator"
 
 from math import gcd
 
