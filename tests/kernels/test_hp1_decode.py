@@ -124,7 +124,7 @@ def test_keys_in_several_splits(implementation, group, append, dtype, device, ra
 
 
 def test_all_values_or_those_with_weight(dtype, device, randn, assert_close):
-    """The same sums to the bit: what is left out is zero times a value. Compiled, two kernels may add up differently."""
+    """The same sums to the bit: what is left out is zero times a value. Compiled, both may add up differently."""
     step = make_gated_step([100, 7, 64], 2, 2, 24, 16, dtype, device, randn)
     sparse = check(kernel.decode, step, assert_close)
     step.options["sparse"] = False
