@@ -14,3 +14,8 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from tests.interpreter import patch_once
+
+    patch_once()

@@ -78,6 +78,10 @@ def unwritten_is_nan() -> Iterator[None]:
 @pytest.fixture
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """One split for each decoded sequence: what keys are divided into has its own tests, and programs take time."""
+    from rosebatch_kernels.hp1 import decode
     from rosebatch_kernels.paged_attention import splits
 
     monkeypatch.setattr(splits, "_MANY_PROGRAMS", 1)
+    monkeypatch.setattr(decode, "_PROGRAMS", 1)
+    # Runs, and keys in a group: a long group is computed to its end for a sequence of two keys.
+    monkeypatch.setattr(decode, "_config", lambda *_: (16, 2))

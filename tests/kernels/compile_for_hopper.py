@@ -87,9 +87,8 @@ def gated_attention() -> None:
         options = {"num_heads": heads, "rotary": (empty(8, size, dtype=dtype),) * 2, "qk_norm": clip}
         qkv, table, fields = empty(2, (heads + 2 * kv_heads) * size, dtype=dtype), ints(2, 4), ints(2)
         workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"), num_splits)
-        for sparse in (True, False):
-            more = {"scale": 0.1, "append": append, "sparse": sparse}
-            decode(qkv, cache, table, fields, fields, workspace, gate, **more, **options)
+        more = {"scale": 0.1, "append": append, "sparse": append}
+        decode(qkv, cache, table, fields, fields, workspace, gate, **more, **options)
         prepare(qkv, cache, table, fields, fields, **options)
         prefill(qkv, cache, table, ints(3, 4), gate, num_heads=heads, scale=0.1)
 
@@ -131,16 +130,16 @@ def tokens() -> None:
 
     fields, history, step = ints(layout.NUM_FIELDS, 9), ints(8, 9), ints(1)
     real = fields.view(torch.float32)
+    sample_rows(
+        empty(9, 50257),
+        temperature=real[0],
+        top_k=fields[1],
+        top_p=real[2],
+        min_p=real[3],
+        seeds=fields[4:6].t(),
+        positions=fields[6],
+    )
     for dtype, vocab in ((torch.float16, 50257), (torch.bfloat16, 151936)):
-        sample_rows(
-            empty(9, vocab, dtype=dtype),
-            temperature=real[0],
-            top_k=fields[1],
-            top_p=real[2],
-            min_p=real[3],
-            seeds=fields[4:6].t(),
-            positions=fields[6],
-        )
         # In rows as long as the padded product makes them.
         logits = empty(9, -(-vocab // 64) * 64, dtype=dtype)[:, :vocab]
         marks = ints(9, vocab)

@@ -23,11 +23,18 @@ def implementation(request):
     return IMPLEMENTATIONS[request.param]
 
 
+@pytest.fixture
+def as_on_a_gpu():
+    """For tests that keep the numbers of runs and keys that a GPU has."""
+
+
 @pytest.fixture(autouse=True)
-def wide_programs(request, monkeypatch):
-    """More runs at once in the interpreter, which takes as long for many as for few."""
-    if request.node.callspec.params.get("device") == "cpu":
-        monkeypatch.setattr(kernel, "_WARPS", 8)
+def sizes(request, monkeypatch):
+    """Many runs of small groups in the interpreter, which takes as long for many as for few."""
+    on_gpu = request.node.callspec.params.get("device") == "cuda"
+    if not on_gpu and "as_on_a_gpu" not in request.fixturenames:
+        monkeypatch.setattr(kernel, "_config", lambda *_: (16, 2))
+        monkeypatch.setattr(kernel, "_MOST_SPLITS", 4)
 
 
 def make_gated_step(positions, kv_heads, group, size, block_size, dtype, device, randn, *, gate=None, **options):
@@ -123,9 +130,9 @@ def test_keys_in_several_splits(implementation, group, append, dtype, device, ra
     assert torch.equal(check(implementation, step, assert_close), first)
 
 
-def test_all_values_or_those_with_weight(dtype, device, randn, assert_close):
+def test_all_values_or_those_with_weight(dtype, device, randn, assert_close, as_on_a_gpu):
     """The same sums to the bit: what is left out is zero times a value. Compiled, both may add up differently."""
-    step = make_gated_step([100, 7, 64], 2, 2, 24, 16, dtype, device, randn)
+    step = make_gated_step([100, 7, 64], 1, 2, 24, 16, dtype, device, randn)
     sparse = check(kernel.decode, step, assert_close)
     step.options["sparse"] = False
     every = check(kernel.decode, step, assert_close)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rosebatch_kernels.dependent_launch import launch_options, wait
 from rosebatch_kernels.hp1.gate import Gate
-from rosebatch_kernels.hp1.runs import filtered, gated, nearest, places, subtracted, two_pages
+from rosebatch_kernels.hp1.runs import filtered, gated, subtracted
 from rosebatch_kernels.paged_attention.prefill import TILE_ROWS
 
 
@@ -138,18 +138,18 @@ def _gated_prefill(
     run = tl.cdiv(last_key + 1, KEYS)
     first = tl.arange(0, KEYS) * run
     due_later = tl.zeros([ROWS, KEYS], tl.float32)
-    page, start, page_step = two_pages(table, first - 2, last_key, BLOCK, stride)
-    k = _load(keys + places(nearest(first - 2, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
+    page, start, page_step = _two_pages(table, first - 2, last_key, BLOCK, stride)
+    k = _load(keys + _places(_nearest(first - 2, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
     # Asked for before the first is used, so that both are on their way together.
-    k_next = _load(keys + places(nearest(first - 1, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
+    k_next = _load(keys + _places(_nearest(first - 1, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
     _, due_later = _seen(query, k, first - 2, due_later, tap_1, tap_2, RELU_PRE)
     due, due_later = _seen(query, k_next, first - 1, due_later, tap_1, tap_2, RELU_PRE)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     for piece in range(0, run, BLOCK):
-        page, start, page_step = two_pages(table, first + piece, last_key, BLOCK, stride)
+        page, start, page_step = _two_pages(table, first + piece, last_key, BLOCK, stride)
         for i in tl.range(piece, tl.minimum(piece + BLOCK, run), num_stages=STAGES):
             n = first + i
-            offsets = places(nearest(n, last_key), page, start, page_step, d, D, BLOCK)
+            offsets = _places(_nearest(n, last_key), page, start, page_step, d, D, BLOCK)
             k = _load(keys + offsets, d, D, WIDTH)
             v = _load(keys + v_distance + offsets, d, D, WIDTH)
             scores = tl.dot(query, tl.trans(k), input_precision="ieee")
@@ -171,3 +171,30 @@ def _load(place, d, D: tl.constexpr, WIDTH: tl.constexpr):
     if D < WIDTH:
         return tl.load(place, mask=d < D, other=0.0)
     return tl.load(place)
+
+
+@triton.jit
+def _nearest(n, last):
+    """The keys ``n``, or the nearest that there are: what is loaded there has to be sound, though nobody uses it."""
+    return tl.minimum(tl.maximum(n, 0), last)
+
+
+@triton.jit
+def _two_pages(table, n, last, BLOCK: tl.constexpr, STRIDE: tl.constexpr):
+    """Of the keys ``n [N]`` the page, where in the cache it begins, and how far from there the next one: ``[N]`` each.
+
+    A piece of a run as long as a page lies in these two. So a loop over it loads no block numbers, which would be a
+    link of its software pipeline.
+    """
+    page = _nearest(n, last) // BLOCK
+    this = tl.load(table + page).to(tl.int64) * STRIDE
+    following = tl.load(table + tl.minimum(page + 1, last // BLOCK)).to(tl.int64) * STRIDE
+    return page, this, following - this
+
+
+@triton.jit
+def _places(n, page, start, step, d, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Offsets ``[N, WIDTH]`` of keys that lie in two pages, for ``d [1, WIDTH]``."""
+    # Not a choice between two: the compiler would no longer see that they are multiples of D, and load one by one.
+    offset = start + (n // BLOCK - page) * step + (n % BLOCK) * D
+    return offset[:, None] + d

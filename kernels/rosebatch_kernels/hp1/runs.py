@@ -47,30 +47,3 @@ def filtered(scores, RELU_PRE: tl.constexpr):
 def subtracted(passed, due_later, tap_1, tap_2):
     """The filter's state behind these keys."""
     return tap_1 * passed + due_later, tap_2 * passed
-
-
-@triton.jit
-def nearest(n, last):
-    """The keys ``n``, or the nearest that there are: what is loaded there has to be sound, though nobody uses it."""
-    return tl.minimum(tl.maximum(n, 0), last)
-
-
-@triton.jit
-def two_pages(table, n, last, BLOCK: tl.constexpr, STRIDE: tl.constexpr):
-    """Of the keys ``n [N]`` the page, where in the cache it begins, and how far from there the next one: ``[N]`` each.
-
-    A piece of a run as long as a page lies in these two. So a loop over it loads no block numbers, which would be a
-    link of its software pipeline.
-    """
-    page = nearest(n, last) // BLOCK
-    this = tl.load(table + page).to(tl.int64) * STRIDE
-    following = tl.load(table + tl.minimum(page + 1, last // BLOCK)).to(tl.int64) * STRIDE
-    return page, this, following - this
-
-
-@triton.jit
-def places(n, page, start, step, d, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Offsets ``[N, WIDTH]`` of keys that lie in two pages, for ``d [1, WIDTH]``."""
-    # Not a choice between two: the compiler would no longer see that they are multiples of D, and load one by one.
-    offset = start + (n // BLOCK - page) * step + (n % BLOCK) * D
-    return offset[:, None] + d
