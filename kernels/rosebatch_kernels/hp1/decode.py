@@ -30,8 +30,9 @@ from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
 from rosebatch_kernels.qkv.kernel import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.qkv.norms import QKNorm, norm_arguments
 
-# A warp needs no other: nothing waits at a barrier, and the GPU holds 8 a multiprocessor at 255 registers a thread.
+# A warp needs no other: nothing waits at a barrier.
 _WARPS = 1
+# Of so many registers a thread that 8 are held by each of an H100's 132 multiprocessors.
 _PROGRAMS = 1056
 _MOST_SPLITS = 32
 # Keys of a sequence that a split should have to be worth its merge.
