@@ -87,6 +87,7 @@ def gated_attention() -> None:
         options = {"num_heads": heads, "rotary": (empty(8, size, dtype=dtype),) * 2, "qk_norm": clip}
         qkv, table, fields = empty(2, (heads + 2 * kv_heads) * size, dtype=dtype), ints(2, 4), ints(2)
         workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"), num_splits)
+        # Each switch is on once, and off once.
         more = {"scale": 0.1, "append": append, "sparse": append}
         decode(qkv, cache, table, fields, fields, workspace, gate, **more, **options)
         prepare(qkv, cache, table, fields, fields, **options)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from rosebatch_kernels.hp1 import decode, prefill
-from tests.kernels.decode_step import SCALE, check, make_step
+from tests.kernels.decode_step import SCALE, check
 from tests.kernels.hp1_exact import gated_attention, general_gate, make_gate
+from tests.kernels.test_hp1_decode import make_gated_step
 from tests.kernels.test_paged_prefill import cut, make
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned_outputs")]
@@ -60,7 +61,7 @@ def test_decode(seed, dtype, randn, assert_sums_close):
     kv_heads, group, size, block_size = shape(numbers)
     gate = gate_of(numbers, kv_heads * group, randn)
     positions = [length(numbers) - 1 for _ in range(numbers.choice([1, 3, 20]))]
-    step = make_step(
+    step = make_gated_step(
         positions,
         kv_heads,
         group,
@@ -69,14 +70,11 @@ def test_decode(seed, dtype, randn, assert_sums_close):
         dtype,
         "cuda",
         randn,
-        num_splits=decode.num_splits,
-        attend=lambda q, k, v: gated_attention(q, k, v, SCALE, gate),
+        gate=gate,
         rotary=numbers.random() < 0.5,
         qk_norm=numbers.choice([None, "uclip"]),
         append=numbers.random() < 0.7,
     )
-    del step.options["window"]
-    step.arguments.append(gate)
     step.options["sparse"] = numbers.random() < 0.7
     check(decode.decode, step, assert_sums_close)
 

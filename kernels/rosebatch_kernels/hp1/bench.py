@@ -56,21 +56,18 @@ def _decode(batch: int, length: int) -> None:
         "rotary": (randn(length, _SIZE), randn(length, _SIZE)),
     }
     shape = (batch, _HEADS, _KV_HEADS, _SIZE, torch.device("cuda"))
-    workspace = DecodeWorkspace(*shape, decode.num_splits)
     layers = [(randn(batch, (_HEADS + 2 * _KV_HEADS) * _SIZE), _cache(table)) for _ in range(_TURNS)]
-    clip = HeadUClip(randn(_SIZE), randn(_SIZE), 1.0, 1.0)
     moved = 2 * batch * (length - 1) * _KV_HEADS * _SIZE * _BYTES
 
     def line(name: str, step: Callable[..., Tensor]) -> None:
         report(f"decode  B={batch:<4} {length:<5} {name}", _median_us(step, layers), moved=moved)
 
-    norm = (randn(_SIZE), randn(_SIZE), 1e-6)
+    norm, clip = (randn(_SIZE), randn(_SIZE), 1e-6), HeadUClip(randn(_SIZE), randn(_SIZE), 1.0, 1.0)
     line("softmax", partial(softmax_decode.decode, workspace=DecodeWorkspace(*shape), qk_norm=norm, **common))
-    common["workspace"] = workspace
+    gated = partial(decode.decode, workspace=DecodeWorkspace(*shape, decode.num_splits), qk_norm=clip, **common)
     for sigma in _SIGMAS:
-        step = partial(decode.decode, gate=_gate(sigma), qk_norm=clip, **common)
-        line(f"HP1 sigma {sigma}, {_share_of_zeros(sigma):.0%} zero", step)
-    line("HP1 sigma 1.4, all of V", partial(decode.decode, gate=_gate(_SIGMA), qk_norm=clip, sparse=False, **common))
+        line(f"HP1 sigma {sigma}, {_share_of_zeros(sigma):.0%} zero", partial(gated, gate=_gate(sigma)))
+    line(f"HP1 sigma {_SIGMA}, all of V", partial(gated, gate=_gate(_SIGMA), sparse=False))
 
 
 def _prefill(sequences: int, length: int) -> None:
