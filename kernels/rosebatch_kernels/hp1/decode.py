@@ -298,6 +298,7 @@ def _gated_decode(
         values = ()
         for key in tl.static_range(KEYS):
             exists = first + i + key < end
+            # Of no run yet.
             wanted = first < 0
             wide = k[key].to(tl.float32)
             next_due = ()
