@@ -73,12 +73,18 @@ def test_the_pipeline(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("3 of 3 answers are as expected\n")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"answers.jsonl", "report.json", "report.html"}
-    rows = [json.loads(line) for line in (tmp_path / "regression.jsonl").read_text().splitlines()]
+    # What it makes of another answer, and of rosebatch's exit code, takes no model.
+    answers = tmp_path / "out" / "answers.jsonl"
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
     rows[1]["expected"] = "Osaka"
-    (tmp_path / "regression.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rosebatch").write_text("#!/bin/sh\n")
     done = run()
     assert done.returncode == 1
     assert "japan: expected 'Osaka', got " in done.stdout
+    (tmp_path / "rosebatch").write_text("#!/bin/sh\nexit 3\n")
+    done = run()
+    assert (done.returncode, done.stdout) == (3, "")
 
 
 @needs_demo_model

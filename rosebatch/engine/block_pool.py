@@ -6,7 +6,7 @@ the free list is the prefix cache's eviction order.
 
 import hashlib
 from array import array
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 ROOT_HASH = b""
@@ -102,10 +102,14 @@ class BlockPool:
         Raises:
             AssertionError: they do not; the message names a block.
         """
-        held = Counter(block for blocks in holders for block in blocks)
-        for block in range(self.num_blocks):
-            assert self._ref_counts[block] == held[block], f"block {block}: {self._ref_counts[block]} != {held[block]}"
-            assert (block in self._free) == (held[block] == 0), f"block {block}: free list and holders disagree"
-            block_hash = self._hashes[block]
-            assert block_hash is None or self._by_hash[block_hash] == block, f"block {block}: hash index is stale"
-        assert len(self._by_hash) == sum(h is not None for h in self._hashes), "hash index has dangling entries"
+        held = [0] * self.num_blocks
+        for blocks in holders:
+            for block in blocks:
+                held[block] += 1
+        for block, (count, holding) in enumerate(zip(self._ref_counts, held, strict=True)):
+            assert count == holding, f"block {block}: {count} != {holding}"
+        wrong = self._free.keys() ^ {block for block, holding in enumerate(held) if holding == 0}
+        assert not wrong, f"block {min(wrong)}: free list and holders disagree"
+        for block_hash, block in self._by_hash.items():
+            assert self._hashes[block] == block_hash, f"block {block}: hash index is stale"
+        assert len(self._by_hash) == self.num_blocks - self._hashes.count(None), "a hash is missing in the index"

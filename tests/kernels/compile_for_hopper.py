@@ -107,17 +107,17 @@ def layers() -> None:
         norm.add_layer_norm(empty(4, rows, size, dtype=torch.float32), x, weight, weight, 1e-6, weight)
         uclip.uclip_norm(x.view(rows, -1, 64), empty(64), 0.5)
         uclip.add_uclip_norm(empty(8, rows, size, dtype=torch.float32), x, weight, -1.5, weight, 0.5)
-        # One row of the weight is a size that Triton makes a constant.
-        for out in (1, 2048):
-            linear.linear(x, empty(out, size), empty(out), None)
-            linear.parts(x, empty(out, size))
     for name in ("bias_gelu_erf_", "bias_gelu_tanh_", "bias_relu_"):
         getattr(mlp, name)(x, weight)
     mlp.bias_residual_(x, x, weight)
     mlp.silu_mul(x)
     mlp.relu_mul(x)
     uclip.add_uclip_norm(empty(8192, size), empty(8192, size), weight, -1.5, weight, 0.5)
-    for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul", "relu_mul"):
+    # One row of the weight is a size that Triton makes a constant.
+    for rows, out in ((1, 2048), (64, 1)):
+        linear.linear(empty(rows, size), empty(out, size), empty(out), None)
+        linear.parts(empty(rows, size), empty(out, size))
+    for activation in ("gelu_tanh", "silu_mul"):
         linear.linear(x, empty(2048, size), empty(2048), activation)
     cache = empty(1, 2, 4, 2, 64, 64)
     kv_cache.append(cache[0], empty(3, 2, 64), empty(3, 2, 64), torch.zeros(3, 2, dtype=torch.int64))

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -61,8 +62,10 @@ def naive_filtered(logits, temperature, u, top_k, top_p, min_p):
     total = sum(weights[i] for i in ids)
     # Tokens that tie are in or out together: what counts is the sum of the strictly likelier ones.
     allowed, before, uncertain = set(), 0.0, False
-    for value in sorted({logits[i] for i in ids}, reverse=True):
-        tied = [i for i in ids if logits[i] == value]
+    ties = defaultdict(list)
+    for i in ids:
+        ties[logits[i]].append(i)
+    for _, tied in sorted(ties.items(), reverse=True):
         if top_p < 1 and allowed:
             uncertain |= abs(before - top_p * total) < CLOSE * total
             if before >= top_p * total:

@@ -4,9 +4,13 @@ A plain call re-lays the weight every time: over the 30 layers of SmolLM2-135M i
 for 32 rows against 17 ms (docs/performance.md).
 
 ``invariant=True`` makes a row's result independent of the rows beside it. The library picks its blocking, and with it
-the order of the additions, by the number of rows; with the layout made for a single row, products of up to 128 rows
-in bf16, and of any number but one in fp32, were found to give the same bits (tests/kernels/test_linear.py).
+the order of the additions, by the number of rows. In fp32, with the layout made for a single row, any number of rows
+but one was found to give the same bits (tests/kernels/test_linear.py). In bf16 that depends on the weight's size and
+on the number of threads: there the rows are padded to one of a few numbers, each of which was seen to add in the same
+order as the largest.
 """
+
+import functools
 
 import torch
 from torch import Tensor
@@ -15,7 +19,8 @@ from torch.nn import functional
 # The layout is chosen for this many rows: a decode batch, where the weight's layout decides.
 _LAYOUT_ROWS = 32
 _INVARIANT_LAYOUT_ROWS = 1
-_INVARIANT_MOST_ROWS = {torch.bfloat16: 128}
+# Numbers of rows in bf16. Fewer than 16 take as long as 16, the rows of a matrix instruction's tile.
+_INVARIANT_ROWS = (16, 32, 48, 64, 96, 128)
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -36,6 +41,7 @@ class PackedLinear:
         rows = _INVARIANT_LAYOUT_ROWS if invariant else _LAYOUT_ROWS
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
         self.bias = bias
+        self.shape = (weight.shape[0], weight.shape[1])
         self.invariant = invariant
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -49,13 +55,39 @@ class PackedLinear:
     def _tiled(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if not self.invariant:
             return self._product(x, bias)
-        if len(x) == 1:
-            return self._product(functional.pad(x, (0, 0, 0, 1)), bias)[:1]
-        most = _INVARIANT_MOST_ROWS.get(x.dtype, len(x))
-        if len(x) <= most:
+        if x.dtype != torch.bfloat16:
+            return self._padded(x, bias, max(len(x), 2))
+        allowed = _agreeing_rows(*self.shape, bias is not None, torch.get_num_threads())
+        most = allowed[-1]
+        parts = x.split(most) if len(x) > most else (x,)
+        outs = [self._padded(part, bias, next(rows for rows in allowed if rows >= len(part))) for part in parts]
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _padded(self, x: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+        if len(x) == rows:
             return self._product(x, bias)
-        return torch.cat([self._product(part, bias) for part in x.split(most)])
+        return self._product(functional.pad(x, (0, 0, 0, rows - len(x))), bias)[: len(x)]
 
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, bias, "none", [], "")
         return out
+
+
+@functools.cache
+def _agreeing_rows(size_out: int, size_in: int, bias: bool, threads: int) -> tuple[int, ...]:
+    """Which of ``_INVARIANT_ROWS`` give the same bits as the largest, for a bf16 weight ``[size_out, size_in]``.
+
+    Tried on sums that are zero but for rounding, so that another order of the additions shows in every one of them. The
+    library's choice depends on ``threads``, the number that PyTorch uses at the time of the call.
+    """
+    generator = torch.Generator().manual_seed(0)
+    most = _INVARIANT_ROWS[-1]
+    half = -(-size_in // 2)
+    positive = torch.randn(most, half, generator=generator).bfloat16()
+    x = torch.cat([positive, -positive], dim=1)[:, :size_in].contiguous()
+    few = torch.randn(min(size_out, 64), half, generator=generator).bfloat16()
+    weight = torch.cat([few, few], dim=1)[:, :size_in].repeat(-(-size_out // len(few)), 1)[:size_out]
+    product = PackedLinear(weight, invariant=True)._product
+    zeros = torch.zeros(size_out, dtype=torch.bfloat16) if bias else None
+    expected = product(x, zeros)
+    return tuple(rows for rows in _INVARIANT_ROWS if torch.equal(product(x[:rows], zeros), expected[:rows]))
