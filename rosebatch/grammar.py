@@ -5,6 +5,7 @@ The grammars are llguidance's: it compiles them, follows them, and knows the byt
 
 import functools
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,10 @@ _MOST_CHARACTERS = 300
 
 # What llguidance finds out about a grammar on the way; some hundred bytes each.
 _MOST_STATES = 250_000
+
+# Copies of a matcher wait for each other; this many completions are begun for each that is compiled beside the first.
+_COMPLETIONS_A_MATCHER = 16
+_MOST_MATCHERS = os.cpu_count() or 1
 
 _NAMES = {"json_schema": "JSON schema", "json_object": "JSON object", "regex": "regex", "choice": "list of choices"}
 
@@ -115,17 +120,25 @@ class Grammar:
         if first.is_error():
             reason = _without_excerpts(first.get_error())
             raise ValueError("nothing matches it" if reason == "NoExtensionBias" else reason)
-        self._matcher: LLMatcher | None = matcher
+        self._matchers: list[LLMatcher] = [matcher]
+        self._started = 0
 
     def start(self) -> "TokenConstraint":
-        """Follows the grammar through one completion."""
-        if self._matcher is None:
-            self._matcher = self._new_matcher()
-        return TokenConstraint(self, self._vocabulary, self._matcher.deep_copy())
+        """Follows the grammar through one completion.
+
+        Copies of a matcher share its states, and wait for each other when they look at them: completions take turns on
+        as many matchers as there are cores, where there are enough completions to be worth their compilation.
+        """
+        wanted = min(_MOST_MATCHERS, 1 + self._started // _COMPLETIONS_A_MATCHER)
+        if len(self._matchers) < wanted:
+            self._matchers.append(self._new_matcher())
+        matcher = self._matchers[self._started % len(self._matchers)]
+        self._started += 1
+        return TokenConstraint(self, self._vocabulary, matcher.deep_copy())
 
     def replace_matcher(self) -> "LLMatcher":
         """One that shares nothing with those before; nor will those of later completions."""
-        self._matcher = None
+        self._matchers.clear()
         return self._new_matcher()
 
     def _new_matcher(self) -> "LLMatcher":
@@ -220,7 +233,7 @@ class TokenConstraint:
     def _start_over(self) -> bool:
         """Follow the tokens so far once more, apart from all other completions; False where that does not help.
 
-        All completions of a grammar share its states. Some grammars reach the limit after some hundred rows, and then
+        Many completions share one matcher's states. Some grammars reach the limit after some hundred rows, and then
         every row fails, whatever its own tokens are.
         """
         if self._alone:

@@ -469,6 +469,7 @@ def test_one_rows_excess_does_not_end_the_others(monkeypatch):
     replaced, replace_matcher = [], Grammar.replace_matcher
     monkeypatch.setattr(Grammar, "replace_matcher", lambda self: (replaced.append(self), replace_matcher(self))[1])
     monkeypatch.setattr("rosebatch.grammar._MOST_STATES", 5000)
+    monkeypatch.setattr("rosebatch.grammar._MOST_MATCHERS", 1)
     # As many states as there are strings of a and b.
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "[ab]*a[ab]{30}"))
     bystander = grammar.start()
@@ -486,6 +487,24 @@ def test_one_rows_excess_does_not_end_the_others(monkeypatch):
     assert allowed(bystander) == [ord("a"), ord("b"), *sorted(EOS_IDS)]
     assert bystander.error is None
     assert len(replaced) == 2
+
+
+def test_many_completions_take_turns(monkeypatch):
+    """On matchers of their own, which threads need not wait for; whichever it is, the masks are the same."""
+    compiled, new_matcher = [], Grammar._new_matcher
+    monkeypatch.setattr(Grammar, "_new_matcher", lambda self: compiled.append(new_matcher(self)) or compiled[-1])
+    monkeypatch.setattr("rosebatch.grammar._MOST_MATCHERS", 3)
+    grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "a(b|cd)"))
+    constraints = [grammar.start() for _ in range(16)]
+    assert len(compiled) == 1, "few completions are not worth another compilation"
+    constraints += [grammar.start() for _ in range(64)]
+    assert len(compiled) == 3
+    masks = np.zeros((80, -(-VOCAB_SIZE // 32)), np.int32)
+    for token in b"acd":
+        TokenConstraint.fill_all(constraints, masks)
+        assert (masks == masks[0]).all()
+        assert np.flatnonzero(np.unpackbits(masks[0].view(np.uint8), bitorder="little"))[0] in (token, ord("b"))
+        assert {c.feed(token) for c in constraints} == {token == ord("d")}
 
 
 def test_a_row_that_is_too_much_by_itself(monkeypatch):
