@@ -1,0 +1,63 @@
+"""A context made early must be the one that PyTorch works in, and no run without a GPU may get one."""
+
+import ctypes
+import threading
+
+import pytest
+
+from rosebatch import cuda_context
+
+
+class Driver:
+    """Notes what it is asked for."""
+
+    def __init__(self, init=0):
+        self.calls, self.init = [], init
+
+    def cuInit(self, flags):  # noqa: N802
+        self.calls.append(("cuInit", flags))
+        return self.init
+
+    def cuDevicePrimaryCtxRetain(self, context, device):  # noqa: N802
+        self.calls.append(("cuDevicePrimaryCtxRetain", device))
+        return 0
+
+
+@pytest.mark.parametrize(("init", "retained"), [(0, True), (100, False)], ids=["a GPU", "none"])
+def test_create(monkeypatch, init, retained):
+    driver = Driver(init)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    cuda_context.create()
+    assert driver.calls == [("cuInit", 0), *[("cuDevicePrimaryCtxRetain", 0)] * retained]
+
+
+def test_without_a_driver(monkeypatch):
+    """The ordinary machine without a GPU: PyTorch says so later, if it was asked for."""
+
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    cuda_context.create()
+
+
+@pytest.mark.parametrize(("device", "wanted"), [("auto", True), ("cuda", True), ("cpu", False)])
+def test_a_run_on_the_cpu_takes_no_gpu_memory(monkeypatch, device, wanted):
+    created = threading.Event()
+    monkeypatch.setattr(cuda_context, "create", created.set)
+    cuda_context.create_in_background(device)
+    assert created.wait(10 if wanted else 0.1) is wanted
+
+
+@pytest.mark.gpu
+def test_pytorch_works_in_it():
+    """Else there were two contexts, and the second would take its time all the same."""
+    import torch
+
+    torch.zeros(1, device="cuda")
+    driver = ctypes.CDLL("libcuda.so.1")
+    before, after = ctypes.c_void_p(), ctypes.c_void_p()
+    assert driver.cuCtxGetCurrent(ctypes.byref(before)) == 0
+    cuda_context.create()
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(after), 0) == 0
+    assert before.value == after.value
