@@ -4,6 +4,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -155,12 +156,10 @@ def run() -> NoReturn:
         main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else EXIT_ABORTED
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None and not stream.closed:
-                stream.flush()
-        except OSError:
-            code = code or EXIT_ABORTED
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        # ValueError: it was closed.
+        with suppress(OSError, ValueError):
+            stream.flush()
     os._exit(code)
 
 
@@ -171,6 +170,9 @@ def main(args: list[str] | None = None) -> NoReturn:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code: Any = app(args=args, standalone_mode=False)
+        if sys.stdout is not None:
+            # What cannot be written is an error; later, there is nobody left to tell of it.
+            sys.stdout.flush()
     except FlagError as error:
         _fail(str(error), EXIT_USAGE)
     except UserError as error:

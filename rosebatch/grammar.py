@@ -27,7 +27,7 @@ _MOST_CHARACTERS = 300
 # What llguidance finds out about a grammar on the way; some hundred bytes each.
 _MOST_STATES = 250_000
 
-# Copies of a matcher wait for each other; this many completions are begun for each that is compiled beside the first.
+# One more matcher is compiled for every so many completions, up to one for each core.
 _COMPLETIONS_A_MATCHER = 16
 _MOST_MATCHERS = os.cpu_count() or 1
 

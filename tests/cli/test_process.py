@@ -62,6 +62,17 @@ def test_a_reader_that_goes_away_before_the_report_of_bench(process, toy_toml):
     assert result.stderr == ""
 
 
+def test_a_report_that_cannot_be_written(process, toy_toml):
+    """The process leaves without Python's own end, which would have been the first to write it."""
+    command = (
+        "$PY -m rosebatch bench --model $MODEL --load-format dummy --json"
+        " --input-len 4 --output-len 2 --num-prompts 1 --repeats 1 > /dev/full"
+    )
+    result = process(command, MODEL=toy_toml)
+    assert result.stderr == "rosebatch: error: [Errno 28] No space left on device\n"
+    assert result.returncode == 1
+
+
 def test_the_order_of_columns_does_not_follow_the_hash_seed(process, tmp_path):
     """Two processes write the same bytes: sets of strings are ordered anew in each."""
     code = (

@@ -81,12 +81,12 @@ def _agreeing_rows(size_out: int, size_in: int, bias: bool, threads: int) -> tup
     library's choice depends on ``threads``, the number that PyTorch uses at the time of the call.
     """
     generator = torch.Generator().manual_seed(0)
-    most = _INVARIANT_ROWS[-1]
-    half = -(-size_in // 2)
-    positive = torch.randn(most, half, generator=generator).bfloat16()
-    x = torch.cat([positive, -positive], dim=1)[:, :size_in].contiguous()
+    half, odd = divmod(size_in, 2)
+    positive = torch.randn(_INVARIANT_ROWS[-1], half, generator=generator).bfloat16()
+    x = functional.pad(torch.cat([positive, -positive], dim=1), (0, odd))
     few = torch.randn(min(size_out, 64), half, generator=generator).bfloat16()
-    weight = torch.cat([few, few], dim=1)[:, :size_in].repeat(-(-size_out // len(few)), 1)[:size_out]
+    repeated = functional.pad(torch.cat([few, few], dim=1), (0, odd)).repeat(-(-size_out // len(few)), 1)
+    weight = repeated[:size_out]
     product = PackedLinear(weight, invariant=True)._product
     zeros = torch.zeros(size_out, dtype=torch.bfloat16) if bias else None
     expected = product(x, zeros)
