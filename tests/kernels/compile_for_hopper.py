@@ -87,9 +87,9 @@ def gated_attention() -> None:
         options = {"num_heads": heads, "rotary": (empty(8, size, dtype=dtype),) * 2, "qk_norm": clip}
         qkv, table, fields = empty(2, (heads + 2 * kv_heads) * size, dtype=dtype), ints(2, 4), ints(2)
         workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"), num_splits)
-        # Each switch is on once, and off once.
-        more = {"scale": 0.1, "append": append, "sparse": append}
-        decode(qkv, cache, table, fields, fields, workspace, gate, **more, **options)
+        for sparse in (True, False):
+            more = {"scale": 0.1, "append": append, "sparse": sparse}
+            decode(qkv, cache, table, fields, fields, workspace, gate, **more, **options)
         prepare(qkv, cache, table, fields, fields, **options)
         prefill(qkv, cache, table, ints(3, 4), gate, num_heads=heads, scale=0.1)
 
@@ -117,7 +117,7 @@ def layers() -> None:
     for rows, out in ((1, 2048), (64, 1)):
         linear.linear(empty(rows, size), empty(out, size), empty(out), None)
         linear.parts(empty(rows, size), empty(out, size))
-    for activation in ("gelu_tanh", "silu_mul"):
+    for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul", "relu_mul"):
         linear.linear(x, empty(2048, size), empty(2048), activation)
     cache = empty(1, 2, 4, 2, 64, 64)
     kv_cache.append(cache[0], empty(3, 2, 64), empty(3, 2, 64), torch.zeros(3, 2, dtype=torch.int64))
@@ -131,16 +131,16 @@ def tokens() -> None:
 
     fields, history, step = ints(layout.NUM_FIELDS, 9), ints(8, 9), ints(1)
     real = fields.view(torch.float32)
-    sample_rows(
-        empty(9, 50257),
-        temperature=real[0],
-        top_k=fields[1],
-        top_p=real[2],
-        min_p=real[3],
-        seeds=fields[4:6].t(),
-        positions=fields[6],
-    )
     for dtype, vocab in ((torch.float16, 50257), (torch.bfloat16, 151936)):
+        sample_rows(
+            empty(9, vocab, dtype=dtype),
+            temperature=real[0],
+            top_k=fields[1],
+            top_p=real[2],
+            min_p=real[3],
+            seeds=fields[4:6].t(),
+            positions=fields[6],
+        )
         # In rows as long as the padded product makes them.
         logits = empty(9, -(-vocab // 64) * 64, dtype=dtype)[:, :vocab]
         marks = ints(9, vocab)

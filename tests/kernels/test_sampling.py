@@ -114,7 +114,7 @@ def test_sample_equals_the_loop(vocab, randn):
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_sample_filtered_equals_the_loop(vocab, top_k, randn):
     """Flat and steep rows together, so that in the large vocabulary some need more than the likeliest 1024."""
-    rows, numbers = (40 if vocab < 5000 else 24), random.Random(vocab + top_k)
+    rows, numbers = (80 if vocab < 5000 else 32), random.Random(vocab + top_k)
     logits = randn(rows, vocab) * 3
     # Every other row has many tokens that tie, as 16-bit logits do, also at the borders of the filters.
     logits[::2] = (logits[::2] * 4).round() / 4
