@@ -22,11 +22,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from tests.interpreter import broadcast_what_differs, describe_once, patch_once
+    from tests.interpreter import speed_up
 
-    patch_once()
-    describe_once()
-    broadcast_what_differs()
+    speed_up()
 
 
 def pytest_collection_finish() -> None:

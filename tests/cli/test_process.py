@@ -2,6 +2,11 @@
 
 import json
 
+BENCH = (
+    "$PY -m rosebatch bench --model $MODEL --load-format dummy --json"
+    " --input-len 4 --output-len 2 --num-prompts 1 --repeats 1"
+)
+
 
 def test_parsing_flags_imports_nothing_heavy(process):
     """``--help`` and a misspelt flag answer at once; torch alone takes seconds."""
@@ -53,22 +58,13 @@ def test_a_reader_that_goes_away(process, toy_toml):
 
 def test_a_reader_that_goes_away_before_the_report_of_bench(process, toy_toml):
     """Buffered output is written when Python ends, too late for anyone to catch the error."""
-    command = (
-        "set -o pipefail; "
-        "$PY -m rosebatch bench --model $MODEL --load-format dummy --json"
-        " --input-len 4 --output-len 2 --num-prompts 1 | true"
-    )
-    result = process(command, MODEL=toy_toml)
+    result = process(f"set -o pipefail; {BENCH} | true", MODEL=toy_toml)
     assert result.stderr == ""
 
 
 def test_a_report_that_cannot_be_written(process, toy_toml):
     """The process leaves without Python's own end, which would have been the first to write it."""
-    command = (
-        "$PY -m rosebatch bench --model $MODEL --load-format dummy --json"
-        " --input-len 4 --output-len 2 --num-prompts 1 --repeats 1 > /dev/full"
-    )
-    result = process(command, MODEL=toy_toml)
+    result = process(f"{BENCH} > /dev/full", MODEL=toy_toml)
     assert result.stderr == "rosebatch: error: [Errno 28] No space left on device\n"
     assert result.returncode == 1
 
