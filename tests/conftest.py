@@ -23,8 +23,10 @@ if not torch.cuda.is_available():
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     from tests.interpreter import speed_up
+    from tests.memory_check import check_addresses
 
     speed_up()
+    check_addresses()
 
 
 def pytest_collection_finish() -> None:

@@ -52,6 +52,16 @@ def _describe_once() -> None:
 
     tl.core.tensor.__init__ = init
 
+    block = tl.block_type
+    share = functools.cache(lambda scalar, shape: block(scalar, list(shape)))
+
+    def block_of(scalar, shape):
+        # A pointer's type has no hash.
+        return block(scalar, shape) if scalar.is_ptr() else share(scalar, tuple(shape))
+
+    block.with_element_ty = lambda self, scalar: block_of(scalar, self.shape)
+    interpreter.InterpreterBuilder.get_block_ty = lambda self, scalar, shape: block_of(scalar, shape)
+
 
 @functools.cache
 def _described(shape):

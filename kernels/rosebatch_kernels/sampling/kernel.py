@@ -59,8 +59,8 @@ def sample_rows(
 ) -> Tensor:
     """See ``rosebatch_kernels.sampling.reference``; V is at most 2^20, a row of nothing but -inf gives 0.
 
-    Rows of logits that all begin on 16 bytes are read 16 bytes at a time, others number by number. The other arguments
-    may have any stride.
+    Rows of logits that all begin on 16 bytes are read 16 bytes at a time, to the end of the last 16 where these are
+    still the tensor's memory; others number by number. The other arguments may have any stride.
     """
     assert logits.stride(-1) == 1, "the last axis is contiguous"
     rows, vocab = logits.shape
@@ -68,7 +68,9 @@ def sample_rows(
     if rows == 0:
         return tokens
     group = 16 // logits.element_size()
-    if logits.data_ptr() % 16 or logits.stride(0) % group:
+    end = logits.storage_offset() + (rows - 1) * logits.stride(0) + triton.cdiv(vocab, group) * group
+    room = end * logits.element_size() <= logits.untyped_storage().nbytes()
+    if logits.data_ptr() % 16 or logits.stride(0) % group or not room:
         group = 1
     segments = triton.cdiv(vocab, _SEGMENT)
     maxima, sums = torch.empty(2, rows, segments, dtype=torch.float32, device=logits.device)

@@ -20,7 +20,7 @@ def uniform(low_word, high_word, position):
 
 @triton.jit
 def load(base, offset, size, group: tl.constexpr):
-    """The source in fp32, -inf past its end. Its last group is read whole, which never leaves a page of memory."""
+    """The source in fp32, -inf past its end. Its last group is read whole."""
     x = tl.load(base + offset, mask=offset < (size + group - 1) // group * group, other=float("-inf"))
     return tl.where(offset < size, x.to(tl.float32), float("-inf"))
 
