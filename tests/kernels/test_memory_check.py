@@ -1,4 +1,4 @@
-"""Kernels that touch what they were not given: each guards against a check that lets it pass."""
+"""Kernels that touch what they were not given, and kernels that do not: the check refuses the first alone."""
 
 import os
 
@@ -28,7 +28,12 @@ def _count(counters, place):
 
 
 @triton.jit
-def _first_of(sources, target):
+def _swap(values, place):
+    tl.atomic_cas(values + place, 0, 1)
+
+
+@triton.jit
+def _sum(sources, target):
     tl.store(target, tl.load(sources[0]) + tl.load(sources[1]))
 
 
@@ -74,9 +79,13 @@ def test_an_element_that_is_half_inside():
         _read_one[(1,)](source, torch.zeros(1), 2)
 
 
-def test_counting_behind():
+@pytest.mark.parametrize("kernel", [_count, _swap])
+def test_atomic_operations(kernel):
+    values = torch.zeros(4, dtype=torch.int32)
+    kernel[(1,)](values, 3)
+    assert values.tolist() == [0, 0, 0, 1]
     with refused():
-        _count[(1,)](torch.zeros(4, dtype=torch.int32), 4)
+        kernel[(1,)](values, 4)
 
 
 def test_one_tensor_is_no_way_into_another():
@@ -96,5 +105,5 @@ def test_rows_of_a_wider_tensor():
 
 def test_tensors_in_a_tuple():
     target = torch.zeros(1)
-    _first_of[(1,)]((torch.ones(1), torch.ones(2)), target)
+    _sum[(1,)]((torch.ones(1), torch.ones(2)), target)
     assert target.item() == 2
