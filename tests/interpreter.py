@@ -39,7 +39,7 @@ def _patch_once() -> None:
 
 
 def _describe_once() -> None:
-    """Tensors of one shape share its description, those of one type that type, all the numpy types of their elements."""
+    """Tensors of one shape share its description, of one type that type, all the numpy types of their elements."""
     look_up = functools.cache(interpreter._get_np_dtype)
     pointer = np.dtype(np.uint64)
     interpreter._get_np_dtype = lambda dtype: pointer if dtype.scalar.is_ptr() else look_up(dtype.scalar)

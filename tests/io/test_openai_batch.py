@@ -2,14 +2,11 @@
 
 import json
 
-import openai.types
 import pytest
 
-from rosebatch.errors import RowError
 from rosebatch.io.fields import PromptOptions
-from rosebatch.io.openai_batch import BatchShape, is_request, parse_request
+from rosebatch.io.openai_batch import is_request, parse_request
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.results import Answer, Choice, ScoredToken
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.sampling_params import GrammarSpec, SamplingParams
 
@@ -281,175 +278,6 @@ def test_refused(values, code, message):
     assert (row.index, row.where) == (3, "line 4")
 
 
-def answer(url, *choices, **fields):
-    values = {"prompt_tokens": 5, "completion_tokens": 2, "cached_tokens": 1}
-    choices = list(choices) or [Choice(text="Hi!", finish_reason="stop")]
-    return Answer(index=3, metadata={"custom_id": "request-1", "url": url}, choices=choices, **values | fields)
-
-
-def parsed(url, *choices, **fields):
-    """The body of an answer, as the official client has it, and how it is written; types are checked strictly."""
-    body = BatchShape("toy", 1700000000).result(answer(url, *choices, **fields))["response"]["body"]
-    kind = openai.types.chat.ChatCompletion if url == CHAT else openai.types.Completion
-    return kind.model_validate(body, strict=True), body
-
-
-def test_the_line_of_a_chat_is_the_clients_type():
-    """The official client parses it, strictly, and finds everything in its place."""
-    line = BatchShape("toy", 1700000000).result(answer(CHAT))
-    assert (line["id"], line["custom_id"], line["error"]) == ("batch_req_3", "request-1", None)
-    assert (line["response"]["status_code"], line["response"]["request_id"]) == (200, "req_3")
-    body, written = parsed(CHAT)
-    assert line["response"]["body"] == written
-    assert (body.choices[0].message.content, body.choices[0].message.role) == ("Hi!", "assistant")
-    assert (body.choices[0].finish_reason, body.created, body.model) == ("stop", 1700000000, "toy")
-    assert (body.usage.prompt_tokens, body.usage.completion_tokens, body.usage.total_tokens) == (5, 2, 7)
-    assert body.usage.prompt_tokens_details.cached_tokens == 1
-    assert body.choices[0].logprobs is None
-
-
-def test_the_line_of_a_completion_is_the_clients_type():
-    """As for chats; token ids stand beside the text where they are asked for."""
-    body, written = parsed(TEXT, Choice(text="Hi!", finish_reason="length", token_ids=[8, 9]))
-    assert (body.choices[0].text, body.choices[0].finish_reason) == ("Hi!", "length")
-    assert written["choices"][0]["token_ids"] == [8, 9]
-    assert body.choices[0].logprobs is None
-
-
-@pytest.mark.parametrize("url", [CHAT, TEXT])
-def test_the_line_of_several_choices_is_the_clients_type(url):
-    """Numbered in order; tokens are counted over all of them."""
-    choices = [Choice(text=name, finish_reason=why) for name, why in (("a", "stop"), ("b", "length"), ("", "stop"))]
-    body, _ = parsed(url, *choices, completion_tokens=9)
-    assert [choice.index for choice in body.choices] == [0, 1, 2]
-    assert [choice.finish_reason for choice in body.choices] == ["stop", "length", "stop"]
-    texts = [choice.message.content if url == CHAT else choice.text for choice in body.choices]
-    assert texts == ["a", "b", ""]
-    assert (body.usage.completion_tokens, body.usage.total_tokens) == (9, 14)
-
-
-def scored(raw, logprob, *top):
-    """A token with the likeliest in its place; their ids do not appear in any line."""
-    return ScoredToken(0, raw, logprob, tuple(ScoredToken(0, other, value) for other, value in top))
-
-
-SCORED = [
-    scored(b"Hi", -0.5, (b"Hi", -0.5), (b"Yo", -1.5)),
-    scored(b" there", -2.0, (b" all", -0.25), (b" you", -1.0)),
-    scored(b"!", 0.0, (b"!", 0.0), (b".", -9.5)),
-]
-
-
-def test_logprobs_of_a_chat_are_the_clients_type():
-    """A token, its bytes and its log-probability, and the same of the likeliest, likeliest first."""
-    body, _ = parsed(CHAT, Choice(text="Hi there!", finish_reason="stop", logprobs=SCORED))
-    content = body.choices[0].logprobs.content
-    assert [(t.token, t.logprob, bytes(t.bytes)) for t in content] == [
-        ("Hi", -0.5, b"Hi"),
-        (" there", -2.0, b" there"),
-        ("!", 0.0, b"!"),
-    ]
-    top = [(t.token, t.logprob, bytes(t.bytes)) for t in content[1].top_logprobs]
-    assert top == [(" all", -0.25, b" all"), (" you", -1.0, b" you")]
-    assert body.choices[0].logprobs.refusal is None
-
-
-def test_logprobs_of_a_chat_without_the_likeliest():
-    """An empty list, as the type wants, not null."""
-    body, _ = parsed(CHAT, Choice(text="Hi", finish_reason="stop", logprobs=[scored(b"Hi", -0.5)]))
-    assert body.choices[0].logprobs.content[0].top_logprobs == []
-
-
-def test_a_token_that_is_half_a_character():
-    """Its bytes are exact, so that a client can put the characters together; as text it has no more than a mark."""
-    tokens = [scored(b"\xf0\x9f", -1.0, (b"\xf0\x9f", -1.0)), scored(b"\x98\x80", -2.0, (b"\x98\x80", -2.0))]
-    body, _ = parsed(CHAT, Choice(text="\U0001f600", finish_reason="stop", logprobs=tokens))
-    content = body.choices[0].logprobs.content
-    assert bytes(b for token in content for b in token.bytes).decode() == body.choices[0].message.content
-    assert bytes(content[0].top_logprobs[0].bytes) == b"\xf0\x9f"
-    assert set(content[0].token) == {"\ufffd"}
-
-
-def test_logprobs_of_a_completion_are_the_clients_type():
-    """Four lists of one entry a token; each token stands in the text where its offset says."""
-    body, _ = parsed(TEXT, Choice(text="Hi there!", finish_reason="stop", logprobs=SCORED))
-    (choice,) = body.choices
-    assert choice.logprobs.tokens == ["Hi", " there", "!"]
-    assert choice.logprobs.token_logprobs == [-0.5, -2.0, 0.0]
-    assert choice.logprobs.top_logprobs[0] == {"Hi": -0.5, "Yo": -1.5}
-    assert choice.logprobs.text_offset == [0, 2, 8]
-    pairs = zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True)
-    assert all(choice.text.startswith(token, offset) for token, offset in pairs)
-
-
-def test_logprobs_of_an_echoed_prompt_come_first():
-    """In the same lists; its first token has none, which is null in the API too, though not in the client's type."""
-    prompt = [scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))]
-    choice = Choice(text="Say it:Hi there!", finish_reason="stop", logprobs=SCORED, prompt_logprobs=prompt, echo=True)
-    body = BatchShape("toy", 5).result(answer(TEXT, choice))["response"]["body"]
-    logprobs = body["choices"][0]["logprobs"]
-    assert logprobs["tokens"] == ["Say", " it:", "Hi", " there", "!"]
-    assert logprobs["token_logprobs"] == [None, -4.0, -0.5, -2.0, 0.0]
-    assert logprobs["top_logprobs"][0] is None
-    assert logprobs["text_offset"] == [0, 3, 7, 9, 15]
-    for name in ("token_logprobs", "top_logprobs"):
-        del logprobs[name][0]
-    openai.types.Completion.model_validate(body, strict=True)
-
-
-def test_logprobs_of_a_completion_without_the_likeliest():
-    """The API has the token itself among the likeliest, always: a client that looks it up there finds it."""
-    body, _ = parsed(TEXT, Choice(text="Hi", finish_reason="stop", logprobs=[scored(b"Hi", -0.5)]))
-    assert body.choices[0].logprobs.top_logprobs == [{"Hi": -0.5}]
-
-
-def test_an_unlikely_token_of_a_completion():
-    """One entry more than was asked for, as the API's reference has it."""
-    body, _ = parsed(TEXT, Choice(text=" there", finish_reason="stop", logprobs=SCORED[1:2]))
-    assert body.choices[0].logprobs.top_logprobs == [{" all": -0.25, " you": -1.0, " there": -2.0}]
-
-
-def test_likeliest_tokens_that_look_the_same():
-    """Halves of characters are one key as text: the likeliest of them counts."""
-    token = scored(b"a", -0.5, (b"a", -0.5), (b"\xc3", -1.0), (b"\xe2", -7.0))
-    body, _ = parsed(TEXT, Choice(text="a", finish_reason="stop", logprobs=[token]))
-    assert body.choices[0].logprobs.top_logprobs == [{"a": -0.5, "\ufffd": -1.0}]
-
-
-def test_offsets_behind_halves_of_a_character():
-    """They are one character of the text: every token behind them stood one place too late."""
-    tokens = [scored(b"\xc3", -1.0, (b"a", -1.0)), scored(b"\xa9", -1.0, (b"a", -1.0)), SCORED[2]]
-    body, _ = parsed(TEXT, Choice(text="é!", finish_reason="stop", logprobs=tokens))
-    assert body.choices[0].logprobs.text_offset[2] == 1
-
-
-def test_logprobs_of_a_prompt_that_is_not_echoed():
-    """The lists of a completion's tokens are those of its text."""
-    prompt = [scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))]
-    choice = Choice(text="Hi there!", finish_reason="stop", logprobs=SCORED, prompt_logprobs=prompt)
-    logprobs = BatchShape("toy", 5).result(answer(TEXT, choice))["response"]["body"]["choices"][0]["logprobs"]
-    assert logprobs["tokens"] == ["Hi", " there", "!"]
-
-
-@pytest.mark.parametrize("url", [CHAT, TEXT])
-def test_logprobs_of_a_prompt_alone(url):
-    """What was asked for and computed has to stand somewhere, or be refused."""
-    prompt = [scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))]
-    choice = Choice(text="Hi there!", finish_reason="stop", prompt_logprobs=prompt)
-    assert " it:" in json.dumps(BatchShape("toy", 5).result(answer(url, choice)))
-
-
-def test_the_line_of_a_failure():
-    """The shape of the error file: no response, and why."""
-    row = FailedRow(index=3, where="line 4", metadata={"custom_id": "a"}, error=RowError("some_code", "no"))
-    assert BatchShape("toy", 5).failure(row) == {
-        "id": "batch_req_3",
-        "custom_id": "a",
-        "response": None,
-        "error": {"code": "some_code", "message": "line 4: no"},
-    }
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -523,6 +351,8 @@ WORDS = {
 }
 SOLVE = [{"role": "system", "content": "Solve it step by step."}, {"role": "user", "content": "8x + 7 = -23"}]
 LLAMA, GPT = "meta-llama/Meta-Llama-3-8B-Instruct", "gpt-4o-mini"
+
+
 # Requests as they are documented, field by field; what is said in them is ours.
 DOCUMENTED = {
     "the API's guide of batches": numbered(

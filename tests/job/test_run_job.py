@@ -10,10 +10,7 @@ from rosebatch.errors import RowError, UserError
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
 from rosebatch.tokenizer import Tokenizer
-
-
-def usage(prompt, completion):
-    return {"prompt_tokens": prompt, "completion_tokens": completion}
+from tests.job.lines import codes, texts, usage
 
 
 def failed_row(index):
@@ -445,3 +442,22 @@ def test_a_chat_that_goes_on(job, fake_model):
     (expected,), _, _ = job.run([{"prompt_token_ids": prompt, "max_tokens": 3}])
     assert row["text"] == expected["text"]
     assert row["usage"]["prompt_tokens"] == len(prompt)
+
+
+def test_a_suffix(job, make_backend, fake_model):
+    """The prompt as a model reads it that was trained to fill in the middle; one that was not refuses the row."""
+    backend = make_backend()
+    marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    backend.add_special_tokens(marks)
+    before, after, middle = (backend.token_to_id(mark) for mark in marks)
+    lines = [{"prompt": "def f(", "suffix": "return x", "max_tokens": 4, "n": 2}, {"prompt": "def f(", "max_tokens": 4}]
+    ids = [before, *b"def f(", after, *b"return x", middle]
+    rows, _, _ = job.run(
+        [*lines, {"prompt_token_ids": ids, "max_tokens": 4}], tokenizer=Tokenizer(backend), vocab_size=260
+    )
+    assert rows[0]["usage"]["prompt_tokens"] == len(ids)
+    assert texts(rows[0]) == [rows[2]["text"]] * 2
+    assert rows[1]["text"] == fake_model().complete("def f(", 4)
+    refused, _, _ = job.run(lines)
+    assert codes(refused) == ["unsupported_field", None]
+    assert "suffix" in refused[0]["error"]["message"]

@@ -1,0 +1,100 @@
+"""One line of the output, and what becomes of it as a later run's input."""
+
+import pyarrow as pa
+import pytest
+
+from rosebatch.io.results import Answer, Choice, PlainShape, ScoredToken
+from rosebatch.io.rows import PromptRow
+from rosebatch.sampling_params import SamplingParams
+
+
+def scored(token, logprob, *top):
+    return ScoredToken(ord(token), token.encode(), logprob, tuple(ScoredToken(i, bytes([i]), v) for i, v in top))
+
+
+CHOICE = Choice(
+    text="ab",
+    finish_reason="stop",
+    token_ids=[97, 98],
+    logprobs=[scored("a", -0.5, (97, -0.5), (98, -1.5)), scored("b", -0.25, (98, -0.25), (97, -2.5))],
+    prompt_logprobs=[scored("x", None), scored("y", -3.5, (122, -1.0))],
+)
+
+
+def result(*choices, **metadata):
+    """The line of an answer."""
+    counts = {"prompt_tokens": 2, "completion_tokens": 2 * len(choices), "cached_tokens": 1}
+    return PlainShape().result(Answer(index=0, metadata=metadata, choices=list(choices), **counts))
+
+
+def test_the_line_of_one_completion():
+    """Log-probabilities beside the text, of the prompt too; bytes that are no whole character do not break the line."""
+    half = ScoredToken(0xC3, b"\xc3", -0.75)
+    assert result(CHOICE, id="a") == {
+        "id": "a",
+        "index": 0,
+        "text": "ab",
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 2, "completion_tokens": 2},
+        "token_ids": [97, 98],
+        "logprobs": [
+            {
+                "token": "a",
+                "token_id": 97,
+                "logprob": -0.5,
+                "top_logprobs": [
+                    {"token": "a", "token_id": 97, "logprob": -0.5},
+                    {"token": "b", "token_id": 98, "logprob": -1.5},
+                ],
+            },
+            {
+                "token": "b",
+                "token_id": 98,
+                "logprob": -0.25,
+                "top_logprobs": [
+                    {"token": "b", "token_id": 98, "logprob": -0.25},
+                    {"token": "a", "token_id": 97, "logprob": -2.5},
+                ],
+            },
+        ],
+        "prompt_logprobs": [
+            {"token": "x", "token_id": 120, "logprob": None, "top_logprobs": []},
+            {
+                "token": "y",
+                "token_id": 121,
+                "logprob": -3.5,
+                "top_logprobs": [{"token": "z", "token_id": 122, "logprob": -1.0}],
+            },
+        ],
+    }
+    (token,) = result(Choice(text="", finish_reason="length", logprobs=[half]))["logprobs"]
+    assert token == {"token": "\ufffd", "token_id": 0xC3, "logprob": -0.75, "top_logprobs": []}
+
+
+def test_the_line_of_several_completions():
+    """A list of choices in place of a text; what concerns the prompt stands there once."""
+    plain = Choice(text="cd", finish_reason="length")
+    line = result(CHOICE, plain)
+    assert list(line) == ["index", "choices", "usage", "prompt_logprobs"]
+    assert line["usage"] == {"prompt_tokens": 2, "completion_tokens": 4}
+    first, second = line["choices"]
+    assert list(first) == ["index", "text", "finish_reason", "token_ids", "logprobs"]
+    assert second == {"index": 1, "text": "cd", "finish_reason": "length"}
+    assert line["prompt_logprobs"] == result(CHOICE)["prompt_logprobs"]
+
+
+@pytest.mark.parametrize("choices", [[CHOICE], [CHOICE, CHOICE]])
+def test_the_results_of_an_earlier_run_as_input(parse, choices):
+    """Their log-probabilities are lists under names that ask for some: neither an error, nor a wish, nor carried."""
+    row = parse({**result(*choices, id="a", topic="t"), "prompt": "x", "max_tokens": 3})
+    assert isinstance(row, PromptRow)
+    assert row.sampling == SamplingParams(max_tokens=3)
+    assert row.metadata == {"id": "a", "topic": "t"}
+
+
+def test_a_table_of_an_earlier_runs_results_as_input(read_table):
+    """The same of Parquet, which keeps its own columns."""
+    (row,) = read_table(pa.Table.from_pylist([{**result(CHOICE), "prompt": "x", "n": 2}]))
+    assert isinstance(row, PromptRow)
+    assert row.sampling == SamplingParams(n=2)
+    assert row.metadata == {"prompt": "x", "n": 2}

@@ -1,0 +1,76 @@
+"""``min_tokens`` beside everything that ends a completion, over the fake model."""
+
+import random
+
+import pytest
+
+from rosebatch.tokenizer import cut_at_stop
+from tests.job.lines import texts
+
+
+@pytest.mark.parametrize(
+    ("answer", "min_tokens", "stop", "text", "tokens"),
+    [
+        # Inside the protected tokens: it neither ends nor cuts, nor does it when it ends with the last of them.
+        (b"a END b END c", 5, "END", "a END b ", 11),
+        (b"a END b END c", 4, "END", "a ", 5),
+        (b"a END b", 5, "END", "a END b", 8),
+        (b"ENDENDEND", 6, "END", "ENDEND", 9),
+        # Straddling their end.
+        (b"abENDcd", 3, "END", "ab", 5),
+        (b"abENDcd", 4, "END", "ab", 5),
+        (b"abENDcd", 5, "END", "abENDcd", 8),
+        # A character of two tokens at the border.
+        ("éEND".encode(), 1, "END", "é", 5),
+        ("éENDéEND".encode(), 5, "END", "éENDé", 10),
+    ],
+)
+def test_stop_strings_and_a_least_length(job, fake_model, answer, min_tokens, stop, text, tokens):
+    """The watching of tokens and the cutting of the text agree on which stop string counts."""
+    line = {"prompt": "x", "min_tokens": min_tokens, "stop": stop}
+    rows, _, _ = job.run([line], model=fake_model({"x": answer}))
+    assert (rows[0]["text"], rows[0]["finish_reason"]) == (text, "stop")
+    assert rows[0]["usage"]["completion_tokens"] == tokens
+
+
+def test_a_protected_stop_string_beside_a_longer_one(job, fake_model):
+    """What is kept of the text for the longer one holds the whole shorter one still."""
+    line = {"prompt": "x", "min_tokens": 3, "stop": ["a", "abcdef"]}
+    rows, _, _ = job.run([line], model=fake_model({"x": b"xxabbbbb"}))
+    assert (rows[0]["text"], rows[0]["usage"]["completion_tokens"]) == ("xxabbbbb", 9)
+
+
+def test_watching_agrees_with_cutting_behind_a_least_length(job, fake_model, tokenizer):
+    """Random bytes, halves of characters at the border too: it ends with the first token that has something to cut."""
+    rng = random.Random(0)
+    pieces = [b"a", b"b", b"c", "é".encode(), b"\xc3", b"\xff"]
+    for _ in range(300):
+        answer, least = b"".join(rng.choices(pieces, k=12)), rng.randint(0, 8)
+        stop = rng.choice([["ab"], ["ab", "cé"], ["a"], ["abc", "b"], ["ca", "éa"]])
+        line = {"prompt": "x", "stop": stop, "min_tokens": least, "max_tokens": len(answer)}
+        protected = len(tokenizer.decode(answer[:least]))
+        for end in range(least + 1, len(answer) + 1):
+            whole = tokenizer.decode(answer[:end])
+            text = cut_at_stop(whole, stop, protected)
+            if text != whole:
+                break
+        (row,), _, _ = job.run([line], model=fake_model({"x": answer}))
+        assert (row["text"], row["usage"]["completion_tokens"]) == (text, end), (answer, stop, least)
+
+
+def test_end_tokens_and_a_least_length(job, fake_model):
+    """Neither the model's own nor the row's end it too early; of each choice."""
+    lines = [
+        {"prompt": "x", "min_tokens": 5, "n": 2, "max_tokens": 8},
+        {"prompt": "x", "min_tokens": 2, "max_tokens": 8},
+        {"prompt": "x", "min_tokens": 2, "stop_token_ids": [ord("b")], "max_tokens": 8},
+        {"prompt": "x", "min_tokens": 8, "max_tokens": 8},
+    ]
+    rows, _, _ = job.run(lines, model=fake_model({"x": b"abc"}), return_token_ids=True)
+    assert texts(rows[0]) == ["abc++"] * 2
+    assert [choice["finish_reason"] for choice in rows[0]["choices"]] == ["stop"] * 2
+    assert [(row["text"], row["finish_reason"]) for row in rows[1:]] == [
+        ("abc", "stop"),
+        ("a+c", "stop"),
+        ("abc+++++", "length"),
+    ]

@@ -1,0 +1,96 @@
+"""Log-probabilities of rows, of their completions and of their prompts, over the fake model."""
+
+import pytest
+from tokenizers import processors
+
+from rosebatch.tokenizer import Tokenizer
+from tests.job.fake_model import scored
+from tests.job.lines import choices_of
+
+
+def written(tokens):
+    """Log-probabilities as result rows have them."""
+
+    def one(token_id, logprob):
+        return {"token": bytes([token_id]).decode(errors="replace"), "token_id": token_id, "logprob": logprob}
+
+    return [{**one(t.token_id, t.logprob), "top_logprobs": [one(*other) for other in t.top]} for t in tokens]
+
+
+@pytest.mark.parametrize("blocks", [64, 9], ids=["roomy", "preempted"])
+def test_logprobs_of_each_token(job, blocks):
+    """Of every token one, in order, also where a completion was interrupted and its tokens were computed again."""
+    lines = [{"prompt": f"row {i}", "max_tokens": 9, "logprobs": i % 3, "n": 1 + i % 2} for i in range(8)]
+    rows, _, engine = job.run(lines, blocks=blocks)
+    assert (engine.stats.preemptions > 0) == (blocks == 9)
+    for i, row in enumerate(rows):
+        for choice in row.get("choices", [row]):
+            expected = [scored(byte, 5 + at, i % 3) for at, byte in enumerate(choice["text"].encode())]
+            assert choice["logprobs"] == written(expected)
+            assert len(expected) == 9
+
+
+def test_logprobs_only_where_they_are_asked_for(job):
+    """A row beside one that asks does not get them too, nor does one that asks for the other kind."""
+    lines = [{"prompt": "abc", "max_tokens": 2, **more} for more in ({}, {"logprobs": 0}, {"prompt_logprobs": 0})]
+    rows, _, _ = job.run(lines)
+    names = [{"logprobs", "prompt_logprobs"} & set(row) for row in rows]
+    assert names == [set(), {"logprobs"}, {"prompt_logprobs"}]
+
+
+@pytest.mark.parametrize("budget", [64, 3], ids=["whole", "in-chunks"])
+def test_logprobs_of_the_prompt(job, budget):
+    """Of each of its tokens but the first, however they are computed; what others left in the cache is not enough."""
+    lines = [{"prompt": "0123456789", "max_tokens": 2, **more} for more in ({}, {"prompt_logprobs": 2}, {})]
+    lines.append({**lines[1], "n": 2})
+    rows, _, _ = job.run(lines, budget=budget, seqs=1)
+    ids = list(b"0123456789")
+    expected = written([scored(token_id, at, 2) for at, token_id in enumerate(ids)])
+    expected[0] |= {"logprob": None, "top_logprobs": []}
+    assert [row.get("prompt_logprobs") for row in rows] == [None, expected, None, expected]
+
+
+def test_an_echoed_prompt_with_its_logprobs(job):
+    """One list over prompt and completion, with offsets into the text."""
+    (line,) = job.answer({"prompt": "Say it:", "echo": True, "logprobs": 1, "max_tokens": 3})
+    (choice,) = choices_of(line)
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+    assert choice["logprobs"]["text_offset"] == list(range(10))
+    expected = [scored(byte, at, 1).logprob for at, byte in enumerate(choice["text"].encode())]
+    assert choice["logprobs"]["token_logprobs"] == [None, *expected[1:]]
+    assert choice["logprobs"]["top_logprobs"][0] is None
+
+
+def test_each_choice_echoes_the_prompts_logprobs(job):
+    """The lists are about the choice's text, which begins with the prompt."""
+    (line,) = job.answer({"prompt": "Say it:", "echo": True, "logprobs": 1, "n": 2, "max_tokens": 3})
+    for choice in choices_of(line):
+        assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+
+
+def test_offsets_behind_a_special_token(job, make_backend):
+    """Such as the BOS of an echoed prompt: every token behind it stood some places too late."""
+    backend = make_backend()
+    backend.post_processor = processors.TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 256)])
+    body = {"prompt": "Say it:", "echo": True, "logprobs": 1, "max_tokens": 3}
+    (line,) = job.answer(body, tokenizer=Tokenizer(backend))
+    (choice,) = choices_of(line)
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert "".join(tokens[1:]) == choice["text"]
+    assert offsets == [0, *range(10)]
+
+
+def test_a_prompt_alone(job):
+    """Scoring a text, as evaluations do: the token that the engine cannot do without stands nowhere."""
+    (line,) = job.answer({"prompt": "Say it:", "echo": True, "logprobs": 1, "max_tokens": 0, "n": 2})
+    body = line["response"]["body"]
+    assert [choice["text"] for choice in body["choices"]] == ["Say it:"] * 2
+    assert [choice["logprobs"]["tokens"] for choice in body["choices"]] == [list("Say it:")] * 2
+    assert {choice["finish_reason"] for choice in body["choices"]} == {"length"}
+    assert body["usage"]["completion_tokens"] == 0
+    rows, tally, _ = job.run(
+        [{"prompt": "abc", "max_tokens": 0, "prompt_logprobs": 0}, {"prompt": "abc", "max_tokens": 0}]
+    )
+    assert (rows[0]["text"], rows[0]["usage"]["completion_tokens"], len(rows[0]["prompt_logprobs"])) == ("", 0, 3)
+    assert rows[1]["error"]["message"] == "line 2: max_tokens must be >= 1, got 0"
+    assert tally.output_tokens == 0

@@ -1,0 +1,129 @@
+"""Rows with grammars, beside rows without, over the fake model."""
+
+import json
+import random
+import re
+
+import pytest
+
+from tests.job.lines import codes, texts, usage
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["friend", "foe"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+def require_match(text):
+    """It is JSON of the schema."""
+    value = json.loads(text)
+    assert set(value) == set(SCHEMA["properties"])
+    assert isinstance(value["name"], str)
+    assert len(value["name"]) <= 6
+    assert value["kind"] in ("friend", "foe")
+    assert isinstance(value["age"], int)
+    assert 0 <= value["age"] <= 130
+    assert len(value["tags"]) <= 2
+    assert all(isinstance(tag, bool) for tag in value["tags"])
+
+
+def wrapped(schema):
+    return {"type": "json_schema", "json_schema": {"name": "any", "schema": schema}}
+
+
+@pytest.mark.parametrize("blocks", [100, 32], ids=["roomy", "preempted"])
+def test_every_answer_matches_its_grammar(job, blocks):
+    """Rows of four grammars and of none side by side, several completions of each, greedy and sampled."""
+    kinds = [
+        {"response_format": wrapped(SCHEMA)},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "[0-9]{3}-(é|zz)+!"}},
+        {"structured_outputs": {"choice": ["yes", "yes, sir", "né"]}},
+        {"max_tokens": 9},
+    ]
+    lines = [
+        {"prompt": f"row {i}", "max_tokens": 150, "n": 1 + i % 3, "temperature": i % 2, **kinds[i % 5]}
+        for i in range(40)
+    ]
+    rows, tally, engine = job.run(lines, blocks=blocks)
+    assert (engine.stats.preemptions > 0) == (blocks == 32)
+    assert (tally.completed, tally.failed) == (40, 0)
+    for i, row in enumerate(rows):
+        for choice in row.get("choices", [row]):
+            assert choice["finish_reason"] == ("stop" if i % 5 < 4 else "length")
+            if i % 5 == 0:
+                require_match(choice["text"])
+            elif i % 5 == 1:
+                assert isinstance(json.loads(choice["text"]), dict)
+            elif i % 5 == 2:
+                assert re.fullmatch("[0-9]{3}-(é|zz)+!", choice["text"])
+            elif i % 5 == 3:
+                assert choice["text"] in ("yes", "yes, sir", "né")
+    assert len({text for row in rows[::5] for text in texts(row)}) > 8
+    assert job.run(lines, blocks=blocks)[0] == rows
+
+
+def test_a_grammar_of_all_rows(job):
+    """Given for the run, as by a flag: rows without one of their own keep to it."""
+    flags = {"structured_outputs": {"json": SCHEMA}, "max_tokens": 150}
+    lines = [{"prompt": "a"}, {"prompt": "b", "structured_outputs": {"choice": ["c"]}}, {"prompt": "d", "n": 2}]
+    rows, _, _ = job.run(lines, defaults=flags)
+    require_match(rows[0]["text"])
+    assert rows[1]["text"] == "c"
+    for text in texts(rows[2]):
+        require_match(text)
+
+
+def test_answers_that_are_cut_short_by_their_length(job):
+    """No error: the finish reason says that they may not match, as it does elsewhere."""
+    rows, _, _ = job.run([{"prompt": "x", "max_tokens": 3, "response_format": wrapped(SCHEMA)}])
+    assert (rows[0]["finish_reason"], rows[0]["usage"]) == ("length", usage(1, 3))
+    assert rows[0]["text"].startswith("{")
+
+
+def test_a_grammar_that_does_not_compile(job, fake_model):
+    """The row's error before anything is generated for it, and before the rows around it are served."""
+    begun = set()
+    model = fake_model(before_step=lambda plan: begun.update(chunk.sequence.request.index for chunk in plan.chunks))
+    good = {"prompt": "x", "structured_outputs": {"choice": ["yes"]}}
+    lines = [
+        good,
+        {"prompt": "x", "n": 3, "structured_outputs": {"regex": "("}, "id": "the second"},
+        {"prompt": "x", "response_format": wrapped({"type": "objec"})},
+        {"prompt": "x", "structured_outputs": {"choice": []}},
+        {"prompt": "x", "structured_outputs": {"json": "{"}},
+        good,
+    ]
+    rows, tally, _ = job.run(lines, model=model)
+    assert codes(rows) == [None, *["invalid_grammar"] * 4, None]
+    assert rows[1]["id"] == "the second"
+    assert rows[1]["error"]["message"].startswith("line 2: the regex cannot be used: ")
+    assert [rows[0]["text"], rows[5]["text"]] == ["yes", "yes"]
+    assert begun == {0, 5}
+    assert tally.errors == {"invalid_grammar": 4}
+
+
+def test_a_grammar_that_fails_on_the_way(job, fake_model, monkeypatch):
+    """An answer that is cut short there must not pass for one that matches; its neighbours are served all the same."""
+    monkeypatch.setattr("rosebatch.grammar._MOST_STATES", 100)
+    hard = {"structured_outputs": {"regex": "[ab]*a[ab]{30}!"}, "max_tokens": 400}
+    model = fake_model({"all": bytes(random.Random(0).choices(b"ab", k=400))})
+    lines = [
+        {"prompt": "x", "max_tokens": 2},
+        {"prompt": "all", **hard, "id": "the second"},
+        {"prompt": "all", **hard, "n": 3},
+        {"prompt": "x", "structured_outputs": {"choice": ["yes"]}},
+    ]
+    rows, tally, _ = job.run(lines, model=model, blocks=500)
+    assert codes(rows) == [None, "grammar_failed", "grammar_failed", None]
+    assert rows[1]["id"] == "the second"
+    assert re.match("line 2: .*too many states", rows[1]["error"]["message"])
+    assert rows[3]["text"] == "yes"
+    assert (tally.completed, tally.output_tokens, tally.errors) == (2, 2 + 3, {"grammar_failed": 2})

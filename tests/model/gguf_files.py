@@ -1,0 +1,185 @@
+"""GGUF files as llama.cpp's converter writes them, from random transformers models."""
+
+import gguf
+import numpy as np
+import torch
+from gguf.quants import quantize
+from tokenizers import pre_tokenizers
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB, LAYERS, END, BOS = 320, 2, 300, 301
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "bos_token_id": BOS,
+    "eos_token_id": END,
+}
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gpt2": gguf.MODEL_ARCH.GPT2,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rms_norm_eps=1e-5, rope_theta=5000.0)),
+    "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)),
+    "llama-bias": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True)),
+    "llama-wide-heads": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, head_dim=32)),
+    "llama-3.1": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE)),
+    "llama-linear": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LINEAR_ROPE)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB,
+            n_embd=64,
+            n_layer=LAYERS,
+            n_head=4,
+            n_positions=128,
+            initializer_range=0.2,
+            bos_token_id=BOS,
+            eos_token_id=END,
+        )
+    ),
+}
+
+
+def random_model(name):
+    """A model whose every parameter is random, norms and biases too: those left at 1 and 0 would hide mistakes."""
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def permute(values, heads):
+    """What llama.cpp's converter does to q and k of Llama."""
+    rows = values.shape[0] // heads // 2
+    return values.reshape(heads, 2, rows, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def llama3_divisors(rope, head_dim):
+    """The tensor in which llama.cpp's converter keeps Llama 3's stretch: one divisor for each pair of channels."""
+    frequencies = rope["rope_theta"] ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+
+
+def add_tokenizer(writer, *, pre="gpt-2", merges=("a b",), words=(), **more):
+    """Bytes, what the merges make, whole words, two special tokens, one of the user, the rest unused."""
+    tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens += dict.fromkeys([*("".join(merge.split(" ")) for merge in merges), *words])
+    types = [gguf.TokenType.NORMAL] * len(tokens)
+    while len(tokens) < END:
+        tokens.append(f"[PAD{len(tokens)}]")
+        types.append(gguf.TokenType.UNUSED)
+    tokens += ["<|end|>", "<|begin|>", "<tool>"]
+    types += [gguf.TokenType.CONTROL, gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED]
+    while len(tokens) < VOCAB:
+        tokens.append(f"[PAD{len(tokens)}]")
+        types.append(gguf.TokenType.UNUSED)
+    writer.add_tokenizer_model(more.get("kind", "gpt2"))
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(list(merges))
+    writer.add_eos_token_id(END)
+    writer.add_bos_token_id(BOS)
+    if "add_bos" in more:
+        writer.add_add_bos_token(more["add_bos"])
+    if "template" in more:
+        writer.add_chat_template(more["template"])
+    if "eot" in more:
+        writer.add_eot_token_id(more["eot"])
+
+
+def add_model(writer, name, model, quantized):
+    """Metadata and tensors, named by the gguf package's own table."""
+    architecture, config = name.partition("-")[0], model.config
+    if architecture == "gpt2":
+        writer.add_context_length(config.n_positions)
+        writer.add_embedding_length(config.n_embd)
+        writer.add_block_count(config.n_layer)
+        writer.add_head_count(config.n_head)
+        writer.add_feed_forward_length(4 * config.n_embd)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        writer.add_context_length(config.max_position_embeddings)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        rope = config.rope_parameters
+        writer.add_rope_freq_base(rope["rope_theta"])
+        if rope["rope_type"] == "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(rope["factor"])
+        if rope["rope_type"] == "llama3":
+            writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, config.head_dim))
+        if getattr(config, "head_dim", None) is not None:
+            writer.add_key_length(config.head_dim)
+            writer.add_value_length(config.head_dim)
+    names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], LAYERS)
+    tied = config.tie_word_embeddings
+    for hf_name, parameter in model.state_dict().items():
+        if tied and hf_name == "lm_head.weight":
+            continue
+        values = parameter.detach().numpy()
+        if architecture == "llama" and ".q_proj." in hf_name:
+            values = permute(values, config.num_attention_heads)
+        if architecture == "llama" and ".k_proj." in hf_name:
+            values = permute(values, config.num_key_value_heads)
+        if architecture == "gpt2" and values.ndim == 2 and ".h." in hf_name:
+            values = values.T
+        values = np.ascontiguousarray(values)
+        gguf_name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+        kind = next((kind for part, kind in quantized.items() if part in hf_name and values.ndim == 2), None)
+        if kind is None:
+            writer.add_tensor(gguf_name, values)
+        elif kind == gguf.GGMLQuantizationType.I8:
+            writer.add_tensor(gguf_name, values.astype(np.int8))
+        else:
+            writer.add_tensor(gguf_name, quantize(values, kind), raw_dtype=kind)
+
+
+def write(path, name="llama", model=None, *, quantized=None, architecture=None, **tokenizer):
+    """A file from a model, or of a tokenizer alone."""
+    writer = gguf.GGUFWriter(path, architecture or name.partition("-")[0])
+    if model is not None:
+        add_model(writer, name, model, quantized or {})
+    add_tokenizer(writer, **tokenizer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

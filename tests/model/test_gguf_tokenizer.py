@@ -1,0 +1,174 @@
+"""The tokenizer of a GGUF file: where it cuts text, what it merges, and what it refuses."""
+
+import gguf
+import pytest
+import torch
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer
+
+from rosebatch.errors import UserError
+from rosebatch.model.gguf import converted_folder
+from rosebatch.tokenizer import Tokenizer
+from tests.model import gguf_files
+from tests.model.gguf_files import BOS, END
+
+pytestmark = pytest.mark.usefixtures("one_thread", "cache")
+
+DIGITS = ("1 2", "12 3", "123 4", "Ġ 1", "Ġ1 2", "a b", "Ġ ab", "' M", "' m")
+SPLITS = {
+    "gpt-2": ["abc", "Ġ1234", "Ġ", "ĠI", "'", "M", "Ġit", "'s", "!!", "Ċ", "Ċ", "x"],
+    "smollm": ["abc", "Ġ", "1", "2", "3", "4", "Ġ", "ĠI", "'", "M", "Ġit", "'s", "!!", "Ċ", "Ċ", "x"],
+    "llama-bpe": ["abc", "Ġ", "123", "4", "Ġ", "ĠI", "'M", "Ġit", "'s", "!!ĊĊ", "x"],
+    "qwen2": ["abc", "Ġ", "1", "2", "3", "4", "Ġ", "ĠI", "'M", "Ġit", "'s", "!!ĊĊ", "x"],
+}
+TEXTS = [
+    "abc 1234  I'M it's!!\n\nx",
+    "",
+    " ",
+    "   three spaces, tab\tand\r\nline ends \n\n ",
+    "naïve café, Ünïcödé, 東京 2024年, \U0001f600\U0001f1e9\U0001f1ea e\u0301",
+    "x = f(a[0], **{'k': 1e-5}) # ½ ² Ⅷ",
+    "\x00\x7f\ufffd\u2028",
+]
+
+
+def load_tokenizer(path):
+    folder = converted_folder(path, torch.float32)
+    return Tokenizer.load(folder), folder
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_splits(write_gguf, toy, pre):
+    """Where text is cut before the merges: smollm and qwen2 digit by digit, llama-bpe by threes, gpt-2 not at all."""
+    _, folder = load_tokenizer(write_gguf("llama", toy, pre=pre, merges=DIGITS))
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    assert [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(TEXTS[0])] == SPLITS[pre]
+
+
+@pytest.mark.parametrize(
+    ("pre", "tokens"),
+    [
+        ("gpt-2", ["Ġ", "1234"]),
+        ("smollm", ["Ġ", "1", "2", "3", "4"]),
+        ("llama-bpe", ["Ġ", "123", "4"]),
+        ("qwen2", ["Ġ", "1", "2", "3", "4"]),
+        ("default", ["Ġ", "1234"]),
+    ],
+)
+def test_merges_stay_inside_the_splits(write_gguf, toy, pre, tokens):
+    """And happen in the order of their ranks: the blank finds nothing left to merge with."""
+    tokenizer, _ = load_tokenizer(
+        write_gguf("llama", toy, pre=pre, merges=("1 2", "12 3", "Ġ 12", "123 4"), add_bos=False)
+    )
+    (ids,) = tokenizer.encode([" 1234"])
+    assert [tokenizer.backend.id_to_token(i) for i in ids] == tokens
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_round_trip(write_gguf, toy, pre):
+    """Any text comes back as it was, byte by byte if need be; transformers reads the same ids from the folder."""
+    tokenizer, folder = load_tokenizer(write_gguf("llama", toy, pre=pre, merges=DIGITS, add_bos=False))
+    encoded = tokenizer.encode(TEXTS)
+    assert [tokenizer.decode(ids) for ids in encoded] == TEXTS
+    reference = AutoTokenizer.from_pretrained(folder)
+    assert [reference(text)["input_ids"] for text in TEXTS] == encoded
+    assert [reference.decode(ids, clean_up_tokenization_spaces=False) for ids in encoded] == TEXTS
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_special_tokens_are_not_split(write_gguf, toy, pre):
+    """Each is one id wherever it stands; a control token is no text, one that the user defined is."""
+    tokenizer, _ = load_tokenizer(write_gguf("llama", toy, pre=pre, add_bos=False))
+    (ids,) = tokenizer.encode(["<|begin|>ab<tool> <|end|><|end|>"])
+    token = tokenizer.backend.token_to_id
+    assert ids == [BOS, token("ab"), 302, token("Ġ"), END, END]
+    assert tokenizer.decode(ids) == "ab<tool> "
+
+
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_bos(write_gguf, toy, add_bos):
+    """As the file says: a prompt gets it, a chat only from its template."""
+    template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    tokenizer, _ = load_tokenizer(write_gguf("llama", toy, add_bos=add_bos, template=template))
+    ab = tokenizer.backend.token_to_id("ab")
+    assert tokenizer.encode(["ab"]) == [[BOS, ab] if add_bos else [ab]]
+    assert tokenizer.encode_chats([[{"role": "user", "content": "ab"}]]) == [[BOS, ab, END]]
+
+
+def test_bos_of_llama_3(write_gguf, toy):
+    """llama.cpp adds it for this pre-tokenizer unless the file says no; most files say nothing."""
+    tokenizer, _ = load_tokenizer(write_gguf("llama", toy, pre="llama-bpe"))
+    assert tokenizer.encode(["a"]) == [[BOS, tokenizer.backend.token_to_id("a")]]
+
+
+@pytest.mark.parametrize(("pre", "whole"), [("llama-bpe", True), ("gpt-2", False), ("qwen2", False)])
+def test_words_that_merges_do_not_reach(write_gguf, toy, pre, whole):
+    """Llama 3 takes a whole word of its vocabulary before any merge (``ignore_merges``), the others do not."""
+    tokenizer, _ = load_tokenizer(write_gguf("llama", toy, pre=pre, words=("xyz",), add_bos=False))
+    (ids,) = tokenizer.encode(["xyz"])
+    assert [tokenizer.backend.id_to_token(i) for i in ids] == (["xyz"] if whole else ["x", "y", "z"])
+
+
+@pytest.mark.parametrize(("more", "named"), [({"pre": "deepseek-llm"}, "'deepseek-llm'"), ({"kind": "bert"}, "'bert'")])
+def test_an_unknown_tokenizer(write_gguf, toy, more, named):
+    """Wrong splits give worse answers without an error to see, so an unknown kind is refused."""
+    with pytest.raises(UserError, match=named):
+        converted_folder(write_gguf("llama", toy, **more), torch.float32)
+
+
+def test_a_file_without_a_tokenizer(write_gguf, toy, monkeypatch):
+    """Some have none; that too is one line."""
+    monkeypatch.setattr(gguf_files, "add_tokenizer", lambda writer, **more: None)
+    with pytest.raises(UserError):
+        converted_folder(write_gguf("llama", toy), torch.float32)
+
+
+@pytest.mark.parametrize("missing", ["add_token_list", "add_token_merges"])
+def test_half_a_tokenizer(write_gguf, toy, monkeypatch, missing):
+    """One line, not a TypeError about None."""
+    monkeypatch.setattr(gguf.GGUFWriter, missing, lambda self, values: None)
+    with pytest.raises(UserError, match=r"model\.gguf"):
+        converted_folder(write_gguf("llama", toy), torch.float32)
+
+
+@pytest.mark.parametrize("broken", ["text", "id"])
+def test_broken_metadata(write_gguf, toy, monkeypatch, broken):
+    """A file with a few wrong bytes: a token that is not UTF-8, an end token behind the vocabulary."""
+    if broken == "id":
+        add_eos = gguf.GGUFWriter.add_eos_token_id
+        monkeypatch.setattr(gguf.GGUFWriter, "add_eos_token_id", lambda self, token_id: add_eos(self, 10**6))
+    path = write_gguf("llama", toy)
+    if broken == "text":
+        content = path.read_bytes()
+        assert content.count(b"[PAD299]") == 1
+        path.write_bytes(content.replace(b"[PAD299]", b"[PAD\xff99]"))
+    with pytest.raises(UserError, match=r"model\.gguf"):
+        converted_folder(path, torch.float32)
+
+
+def test_a_sentencepiece_tokenizer(write_gguf, toy, monkeypatch):
+    """Llama 2's kind, converted by transformers: words begin with a blank, unknown characters become bytes."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ab", "▁ab"]
+    types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    types += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * 5
+
+    def add_sentencepiece(writer):
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_list(tokens)
+        writer.add_token_types(types)
+        writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(5)])
+        writer.add_unk_token_id(0)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_add_bos_token(True)
+        writer.add_chat_template("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
+
+    monkeypatch.setattr(gguf_files, "add_tokenizer", add_sentencepiece)
+    tokenizer, _ = load_tokenizer(write_gguf("llama", toy))
+    ids = tokenizer.encode(["ab", "ab é", "a  b"])
+    assert ids[0] == [1, tokens.index("▁ab")]
+    assert ids[1] == [1, tokens.index("▁ab"), tokens.index("▁"), 3 + 0xC3, 3 + 0xA9]
+    assert [tokenizer.decode(i) for i in ids] == ["ab", "ab é", "a  b"]
+    (chat,) = tokenizer.encode_chats([[{"role": "user", "content": "ab"}]])
+    assert (chat[0], chat[-1]) == (1, 2)
