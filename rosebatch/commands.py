@@ -11,30 +11,31 @@ from typing import Any, TextIO
 from rosebatch.bench.against import choose_peers
 from rosebatch.bench.case import Case
 from rosebatch.bench.compare import chosen_switches
-from rosebatch.bench.floor import measure_host_rates, measure_rates
-from rosebatch.bench.options import BenchEngineOptions, BenchOptions
 from rosebatch.bench.scenario import Chosen, Sampling, Scenario, adapt, configs_dir, load_scenarios, load_suite
 from rosebatch.bench.session import run_session, summarize
 from rosebatch.bench.tables import print_results
-from rosebatch.check import Checked, check_rows, summary
+from rosebatch.cli.bench_options import BenchEngineOptions, BenchOptions
+from rosebatch.cli.interrupts import InterruptionError, Interrupts
+from rosebatch.cli.options import EngineOptions, SamplingOptions
 from rosebatch.config import ConfigT, EngineConfig, parse_size
-from rosebatch.destination import open_output
 from rosebatch.engine.load import choose_block_size, pick_device
+from rosebatch.engine.roofline import measure_host_rates, measure_rates
 from rosebatch.errors import FlagError, RowError, UserError
-from rosebatch.grammar import check_grammar
-from rosebatch.interrupts import InterruptionError, Interrupts
 from rosebatch.io.fields import sampling_params
 from rosebatch.io.openai_batch import BatchShape
 from rosebatch.io.reader import InputFormat, PromptReader
 from rosebatch.io.results import PlainShape
-from rosebatch.job import run_job
+from rosebatch.job.check import Checked, check_rows, summary
+from rosebatch.job.destination import open_output
+from rosebatch.job.manifest import build_manifest
+from rosebatch.job.run import run_job
 from rosebatch.launch import LaunchOptions, LaunchPlan, carry_out, plan_launch
-from rosebatch.manifest import build_manifest
 from rosebatch.model.source import find_model
-from rosebatch.options import EngineOptions, SamplingOptions
-from rosebatch.progress import Progress
-from rosebatch.report import build_report, print_report, print_table, write_report
-from rosebatch.tokenizer import Tokenizer
+from rosebatch.report.build import build_report, write_report
+from rosebatch.report.progress import Progress
+from rosebatch.report.table import print_report, print_table
+from rosebatch.text.grammar import check_grammar
+from rosebatch.text.tokenizer import Tokenizer
 
 # Of a bench without --suite and --scenario.
 _AD_HOC = Scenario(num_prompts=32, input_len=512, output_len=128)

@@ -13,8 +13,8 @@ from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import load_engine, pick_device
 from rosebatch.errors import FlagError
 from rosebatch.model.source import LoadFormat, ModelSource, find_model
+from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.toggles import Toggles
-from rosebatch.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

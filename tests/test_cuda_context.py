@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rosebatch import cuda_context
+from rosebatch.cli import cuda_context
 
 
 class Driver:

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from rosebatch.interrupts import InterruptionError, Interrupts
+from rosebatch.cli.interrupts import InterruptionError, Interrupts
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rosebatch.timeline import Timeline
+from rosebatch.engine.timeline import Timeline
 
 
 def totals(line):

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from rosebatch.bench.floor import Floor, Rates, find_floor
 from rosebatch.bench.scenario import Scenario
 from rosebatch.bench.workload import Workload, make_workload
 from rosebatch.engine.kv_cache import bytes_for_longest
+from rosebatch.engine.roofline import Floor, Rates, find_floor
 from rosebatch.launch import LaunchOptions
 from rosebatch.model.source import ModelSource
 

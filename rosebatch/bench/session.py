@@ -9,8 +9,8 @@ import torch
 from rosebatch.bench.against import Peer, require_installed, run_peer
 from rosebatch.bench.case import Case, release_memory, spread
 from rosebatch.bench.compare import compare_switch
-from rosebatch.bench.floor import Rates, measure_rates
 from rosebatch.bench.throughput import against_floor, attribute_case, time_case
+from rosebatch.engine.roofline import Rates, measure_rates
 from rosebatch.errors import UserError
 
 Entry = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Any, TextIO
 
 from rosebatch.bench.case import Case, spread
 from rosebatch.bench.session import Entry, summarize
-from rosebatch.report import print_table, table, throughput_line
+from rosebatch.report.table import print_table, table, throughput_line
 
 # Columns and their widths. Start-up is importing and loading; the first run, the warm-up, is what compiling and
 # capturing make of it.

@@ -9,13 +9,14 @@ import torch
 
 from rosebatch.bench.attribution import attribute
 from rosebatch.bench.case import Case, release_memory, spread
-from rosebatch.bench.floor import Rates
 from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.workload import Workload, require_fits
 from rosebatch.engine.engine import Engine
+from rosebatch.engine.roofline import Rates
 from rosebatch.engine.stats import EngineStats
 from rosebatch.launch import launch
-from rosebatch.report import Tally, build_report
+from rosebatch.report.build import build_report
+from rosebatch.report.tally import Tally
 from rosebatch.request import Completion
 
 
@@ -56,7 +57,7 @@ def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: flo
     """Launch an engine, time a case on it, let go of it.
 
     Returns:
-        the report of the run with the median time (see ``rosebatch.report``), start-up apart, with the seconds of
+        the report of the run with the median time (see ``rosebatch.report.build``), start-up apart, with the seconds of
         all runs, and with the floor where ``rates`` are known.
     """
     launched = launch(case.options)

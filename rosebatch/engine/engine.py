@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from rosebatch.engine.plan import StepPlan, StepResult
-from rosebatch.engine.scheduler import Scheduler
+from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import RowError
 from rosebatch.request import Completion, Constraint, Request, Sequence, StopMatcher

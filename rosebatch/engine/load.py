@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 
 from rosebatch.config import EngineConfig, Sampler
-from rosebatch.engine.block_pool import BlockPool
-from rosebatch.engine.device_runner import DeviceRunner
 from rosebatch.engine.engine import Engine, StepRunner
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.memory import plan_memory
-from rosebatch.engine.runner import Runner
-from rosebatch.engine.scheduler import Scheduler
+from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.torch_runner.runner import Runner
+from rosebatch.engine.triton_runner.runner import DeviceRunner
 from rosebatch.errors import FlagError
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import ModelSource

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from rosebatch.engine.plan import StepPlan, StepResult
-from rosebatch.timeline import Timeline
+from rosebatch.engine.timeline import Timeline
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """Results in the order in which they come, in a file that outlives the process.
 
-The first line is the run's manifest (``rosebatch.manifest``), every other one ``[index,failed,row]`` in JSON: what the
-file holds can be told, and a row copied, without decoding any. Lines are only ever appended, so a crash can tear none
-but the last, which is dropped when the file is opened again.
+The first line is the run's manifest (``rosebatch.job.manifest``), every other one ``[index,failed,row]`` in JSON: what
+the file holds can be told, and a row copied, without decoding any. Lines are only ever appended, so a crash can tear
+none but the last, which is dropped when the file is opened again.
 """
 
 import fcntl

@@ -11,7 +11,7 @@ from rosebatch.bench.throughput import Run
 from rosebatch.config import EngineConfig
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import FlagError
-from rosebatch.report import Tally
+from rosebatch.report.tally import Tally
 from rosebatch.toggles import Toggles
 
 

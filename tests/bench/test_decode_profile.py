@@ -2,7 +2,7 @@
 
 import pytest
 
-from rosebatch.bench.decode_profile import Subject
+from rosebatch.bench.scripts.decode_profile import Subject
 
 
 def test_subjects():

@@ -2,10 +2,10 @@
 
 import pytest
 
-from rosebatch.bench.floor import Floor, Rates, find_floor, measure_rates
 from rosebatch.bench.scenario import configs_dir, load_scenarios
 from rosebatch.bench.workload import make_workload
 from rosebatch.config import ModelConfig, load_toml
+from rosebatch.engine.roofline import Floor, Rates, find_floor, measure_rates
 
 H100 = Rates(copy=3.0e12, matmul=798e12)
 TINY = {

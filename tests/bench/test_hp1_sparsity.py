@@ -5,9 +5,9 @@ import sys
 import pytest
 import torch
 
-from rosebatch.bench import hp1_sparsity
-from rosebatch.bench.hp1_sparsity import CountingAttention, count_zeros
 from rosebatch.bench.scenario import configs_dir
+from rosebatch.bench.scripts import hp1_sparsity
+from rosebatch.bench.scripts.hp1_sparsity import CountingAttention, count_zeros
 from rosebatch.config import EngineConfig, ModelConfig, load_toml
 from rosebatch.engine.load import load_engine
 from rosebatch.errors import UserError

@@ -9,9 +9,9 @@ import torch
 
 from rosebatch.bench import session
 from rosebatch.bench.against import PEERS, run_peer
-from rosebatch.bench.floor import Rates
 from rosebatch.bench.session import run_session, summarize
 from rosebatch.bench.tables import print_results
+from rosebatch.engine.roofline import Rates
 from rosebatch.errors import UserError
 
 OURS = {

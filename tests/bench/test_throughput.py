@@ -7,11 +7,11 @@ import pytest
 
 from rosebatch.bench import throughput
 from rosebatch.bench.case import needed_kv_memory, spread
-from rosebatch.bench.floor import Rates
 from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.throughput import attribute_case, run_once, time_case
 from rosebatch.bench.workload import Workload
 from rosebatch.config import EngineConfig
+from rosebatch.engine.roofline import Rates
 from rosebatch.errors import UserError
 
 

@@ -1,8 +1,8 @@
 """The whole job beside the engine: both do the same work, or their ratio would mean nothing. No test looks at times."""
 
-from rosebatch.bench.whole_job import make_texts, run_ids, run_text
+from rosebatch.bench.scripts.whole_job import make_texts, run_ids, run_text
 from rosebatch.launch import Launched
-from rosebatch.tokenizer import Tokenizer
+from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import FakeModel, byte_backend, make_engine
 
 

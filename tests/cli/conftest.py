@@ -15,7 +15,7 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rosebatch.cli import main
+from rosebatch.cli.app import main
 
 ROOT = Path(__file__).resolve().parents[2]
 END, VOCAB = 256, 300

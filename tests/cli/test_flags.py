@@ -6,8 +6,8 @@ from dataclasses import asdict, fields
 import pytest
 
 from rosebatch import __version__
-from rosebatch.bench.options import BenchEngineOptions, BenchOptions
-from rosebatch.options import EngineOptions, SamplingOptions
+from rosebatch.cli.bench_options import BenchEngineOptions, BenchOptions
+from rosebatch.cli.options import EngineOptions, SamplingOptions
 from rosebatch.toggles import Toggles
 
 SWITCHES = [switch.name for switch in fields(Toggles)]

@@ -28,7 +28,7 @@ def test_greedy_tokens_are_transformers_own(generate, model_folder):
 
     lines = [{"prompt": "hello"}, {"messages": CHAT}, {"prompt_token_ids": [7]}, {"prompt": "hello there"}]
     rows = generate(lines, "--max-tokens", 12, "--return-token-ids", "--dtype", "float32", "--block-size", 4).rows
-    from rosebatch.tokenizer import Tokenizer
+    from rosebatch.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(model_folder)
     prompts = [*tokenizer.encode(["hello"]), *tokenizer.encode_chats([CHAT]), [7], *tokenizer.encode(["hello there"])]

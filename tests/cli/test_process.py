@@ -11,7 +11,7 @@ BENCH = (
 def test_parsing_flags_imports_nothing_heavy(process):
     """``--help`` and a misspelt flag answer at once; torch alone takes seconds."""
     heavy = ("torch", "transformers", "pyarrow", "numpy", "tokenizers", "triton")
-    code = f"import sys, rosebatch.cli; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, rosebatch.cli.app; print([name for name in {heavy} if name in sys.modules])"
     result = process('$PY -c "$CODE"', CODE=code)
     assert (result.stdout, result.stderr) == ("[]\n", "")
 
@@ -19,9 +19,9 @@ def test_parsing_flags_imports_nothing_heavy(process):
 def test_help_and_mistakes_import_nothing_heavy(process):
     """Neither does what typer does on the way to them."""
     code = (
-        "import sys, rosebatch.cli\n"
+        "import sys, rosebatch.cli.app\n"
         "for args in (['generate', '--help'], ['generate', 'x', '--max-tokens', 'abc']):\n"
-        "    try: rosebatch.cli.main(args)\n"
+        "    try: rosebatch.cli.app.main(args)\n"
         "    except SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"
     )

@@ -5,12 +5,12 @@ from dataclasses import fields
 import torch
 
 from rosebatch.config import HP1Config, ModelConfig, RopeConfig
-from rosebatch.engine.block_pool import BlockPool
-from rosebatch.engine.device_runner import DeviceRunner
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import KVCache
-from rosebatch.engine.runner import Runner
-from rosebatch.engine.scheduler import Scheduler
+from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.torch_runner.runner import Runner
+from rosebatch.engine.triton_runner.runner import DeviceRunner
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights
 from rosebatch.ops import device_ops, select

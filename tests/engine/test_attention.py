@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from rosebatch.config import ModelConfig
-from rosebatch.engine.attention import GatheredAttention
-from rosebatch.engine.batch import build_batch
 from rosebatch.engine.kv_cache import KVCache, bytes_per_block
 from rosebatch.engine.plan import Chunk, StepPlan
+from rosebatch.engine.torch_runner.attention import GatheredAttention
+from rosebatch.engine.torch_runner.batch import build_batch
 from rosebatch.ops import Gate, mean_taps, select
 from rosebatch.request import Request, Sequence
 from rosebatch.toggles import Toggles
@@ -276,7 +276,7 @@ def test_groups_that_are_too_large_to_gather_are_split(monkeypatch):
         return torch.stack([s.outputs for s in streams])
 
     whole = outputs()
-    monkeypatch.setattr("rosebatch.engine.attention._GROUP_BYTES", 1)
+    monkeypatch.setattr("rosebatch.engine.torch_runner.attention._GROUP_BYTES", 1)
     assert torch.equal(outputs(), whole)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rosebatch.engine.block_pool import ROOT_HASH, BlockPool, hash_block
+from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block
 
 
 def test_allocate_hands_out_blocks_in_order():

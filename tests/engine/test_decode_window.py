@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from rosebatch.engine.block_pool import BlockPool
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import StepResult
-from rosebatch.engine.scheduler import Scheduler
+from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from rosebatch.engine.device_state import DeviceState
 from rosebatch.engine.plan import Chunk, StepPlan
-from rosebatch.engine.slots import Slots, StateWrite
-from rosebatch.engine.staging import Staging
+from rosebatch.engine.triton_runner.slots import Slots, StateWrite
+from rosebatch.engine.triton_runner.staging import Staging
+from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch_kernels.feedback import layout
 
 SLOTS, WIDTH, WINDOW = 5, 3, 4

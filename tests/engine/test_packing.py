@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from rosebatch.engine.packing import MOST_PADDED_TOKENS, Layout, pack, padded_size
 from rosebatch.engine.plan import Chunk, StepPlan
-from rosebatch.engine.slots import Slots
+from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, pack, padded_size
+from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.request import Request, Sequence
 from rosebatch.sampling_params import SamplingParams
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rosebatch.engine.block_pool import BlockPool
 from rosebatch.engine.plan import StepResult
-from rosebatch.engine.scheduler import Scheduler
+from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.request import Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,8 @@ def drain(scheduler, runner):
 
 
 @pytest.mark.parametrize(
-    "module", ["rosebatch.engine.scheduler", "rosebatch.engine.block_pool", "rosebatch.engine.plan"]
+    "module",
+    ["rosebatch.engine.scheduling.scheduler", "rosebatch.engine.scheduling.block_pool", "rosebatch.engine.plan"],
 )
 def test_scheduling_does_not_import_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

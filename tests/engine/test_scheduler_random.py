@@ -9,9 +9,9 @@ from collections import Counter
 
 import pytest
 
-from rosebatch.engine.block_pool import BlockPool
 from rosebatch.engine.plan import StepResult
-from rosebatch.engine.scheduler import Scheduler
+from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.scheduler import Scheduler
 
 SEEDS = 560
 GROUPS = 8

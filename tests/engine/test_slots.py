@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rosebatch.engine.plan import Chunk, StepPlan
-from rosebatch.engine.slots import Slots, batch_buckets
+from rosebatch.engine.triton_runner.slots import Slots, batch_buckets
 from rosebatch.request import Status
 from rosebatch_kernels.feedback import layout
 
@@ -48,7 +48,7 @@ def filled(make_sequence):
 
 
 def test_slots_do_not_import_torch():
-    code = "import sys, rosebatch.engine.slots; sys.exit('torch' in sys.modules)"
+    code = "import sys, rosebatch.engine.triton_runner.slots; sys.exit('torch' in sys.modules)"
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
     assert subprocess.run([sys.executable, "-c", code], env=path, check=False).returncode == 0
 

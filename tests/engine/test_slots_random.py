@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from rosebatch.engine.block_pool import BlockPool
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import StepResult
-from rosebatch.engine.scheduler import Scheduler
-from rosebatch.engine.slots import Slots
+from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch_kernels.feedback import layout

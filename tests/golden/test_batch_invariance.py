@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from rosebatch.engine import runner
+from rosebatch.engine.torch_runner import runner
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 

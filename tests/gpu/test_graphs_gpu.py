@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from rosebatch.engine.graphs import StepGraphs
+from rosebatch.engine.triton_runner.graphs import StepGraphs
 
 pytestmark = pytest.mark.gpu
 

@@ -14,10 +14,10 @@ from rosebatch.io.output import FileOutput, StreamOutput, write_jsonl
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.results import PlainShape
 from rosebatch.io.rows import parse_row
-from rosebatch.job import run_job
-from rosebatch.progress import Progress
-from rosebatch.report import Tally
-from rosebatch.tokenizer import Tokenizer
+from rosebatch.job.run import run_job
+from rosebatch.report.progress import Progress
+from rosebatch.report.tally import Tally
+from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend, make_engine
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from rosebatch.engine.block_pool import BlockPool
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import Chunk, StepPlan, StepResult
-from rosebatch.engine.scheduler import Scheduler
+from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.request import Logprobs
 from rosebatch.request import Sequence as Sampled
 from rosebatch.sampling_params import MOST_LOGPROBS

@@ -11,9 +11,9 @@ from rosebatch.io.output import FileOutput, write_jsonl
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape
-from rosebatch.job import run_job
-from rosebatch.progress import Progress
-from rosebatch.tokenizer import Tokenizer
+from rosebatch.job.run import run_job
+from rosebatch.report.progress import Progress
+from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import FakeModel, byte_backend, make_engine
 
 

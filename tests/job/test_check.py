@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from rosebatch.bench.floor import Rates, find_floor
-from rosebatch.check import check_rows, summary
 from rosebatch.config import EngineConfig
+from rosebatch.engine.roofline import Rates, find_floor
 from rosebatch.io.openai_batch import parse_request
+from rosebatch.job.check import check_rows, summary
 from rosebatch.launch import LaunchOptions, plan_launch
 from tests.job.fake_model import EOS
 

@@ -5,7 +5,7 @@ import json
 import openai.types
 import pytest
 
-from rosebatch.progress import Progress
+from rosebatch.report.progress import Progress
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from tests.job.lines import choices_of, codes, texts, usage

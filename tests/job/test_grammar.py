@@ -13,9 +13,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from rosebatch.errors import RowError
-from rosebatch.grammar import Grammar, Grammars, TokenConstraint
 from rosebatch.sampling_params import GrammarSpec
-from rosebatch.tokenizer import Tokenizer
+from rosebatch.text.grammar import Grammar, Grammars, TokenConstraint
+from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import EOS, byte_backend
 
 # As wide as a model whose logits are padded: 269 is no multiple of 32, and an end token lies beyond the tokenizer.
@@ -329,7 +329,7 @@ def test_all_masks_at_once(vocab_size):
 
 def test_all_masks_where_one_cannot_be_made(monkeypatch):
     """A completion that reaches the limit there ends with its reason, and the others' masks are not touched by it."""
-    monkeypatch.setattr("rosebatch.grammar._MOST_STATES", 100)
+    monkeypatch.setattr("rosebatch.text.grammar._MOST_STATES", 100)
     grammars = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS)
     easy = grammars.compile(spec("choice", ["yes"])).start()
     hard = grammars.compile(spec("regex", "[ab]*a[ab]{30}!")).start()
@@ -468,8 +468,8 @@ def test_one_rows_excess_does_not_end_the_others(monkeypatch):
     """All rows of a grammar share a limit of llguidance's: past it, each of them stopped where it was."""
     replaced, replace_matcher = [], Grammar.replace_matcher
     monkeypatch.setattr(Grammar, "replace_matcher", lambda self: (replaced.append(self), replace_matcher(self))[1])
-    monkeypatch.setattr("rosebatch.grammar._MOST_STATES", 5000)
-    monkeypatch.setattr("rosebatch.grammar._MOST_MATCHERS", 1)
+    monkeypatch.setattr("rosebatch.text.grammar._MOST_STATES", 5000)
+    monkeypatch.setattr("rosebatch.text.grammar._MOST_MATCHERS", 1)
     # As many states as there are strings of a and b.
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "[ab]*a[ab]{30}"))
     bystander = grammar.start()
@@ -493,7 +493,7 @@ def test_many_completions_take_turns(monkeypatch):
     """On matchers of their own, which threads need not wait for; whichever it is, the masks are the same."""
     compiled, new_matcher = [], Grammar._new_matcher
     monkeypatch.setattr(Grammar, "_new_matcher", lambda self: compiled.append(new_matcher(self)) or compiled[-1])
-    monkeypatch.setattr("rosebatch.grammar._MOST_MATCHERS", 3)
+    monkeypatch.setattr("rosebatch.text.grammar._MOST_MATCHERS", 3)
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "a(b|cd)"))
     constraints = [grammar.start() for _ in range(16)]
     assert len(compiled) == 1, "few completions are not worth another compilation"
@@ -509,7 +509,7 @@ def test_many_completions_take_turns(monkeypatch):
 
 def test_a_row_that_is_too_much_by_itself(monkeypatch):
     """It ends and says why: its answer is cut short, and must not pass for one that matches."""
-    monkeypatch.setattr("rosebatch.grammar._MOST_STATES", 5000)
+    monkeypatch.setattr("rosebatch.text.grammar._MOST_STATES", 5000)
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "[ab]*a[ab]{30}"))
     rng, constraint, length = random.Random(0), grammar.start(), 0
     while ord("a") in allowed(constraint) and not constraint.feed(rng.choice(b"ab")):
@@ -582,7 +582,8 @@ def test_models_that_grammars_cannot_be_used_with(backend, eos, message):
 def test_runs_without_a_grammar_do_not_load_llguidance():
     """It costs time at every start."""
     code = (
-        "import sys, tokenizers; from rosebatch.grammar import Grammars; from rosebatch.tokenizer import Tokenizer;"
+        "import sys, tokenizers; from rosebatch.text.grammar import Grammars;"
+        "from rosebatch.text.tokenizer import Tokenizer;"
         "Grammars(Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE())), 300, [256]);"
         "sys.exit('llguidance' in sys.modules)"
     )

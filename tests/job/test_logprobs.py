@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import processors
 
-from rosebatch.tokenizer import Tokenizer
+from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import scored
 from tests.job.lines import choices_of
 

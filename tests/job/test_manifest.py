@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rosebatch.job.manifest import build_manifest, differences
 from rosebatch.launch import LaunchOptions, plan_launch
-from rosebatch.manifest import build_manifest, differences
 
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 

@@ -4,7 +4,7 @@ from itertools import count, pairwise
 
 from rosebatch.errors import RowError
 from rosebatch.io.rows import FailedRow
-from rosebatch.prepare import PreparedRow, by_prefix
+from rosebatch.job.prepare import PreparedRow, by_prefix
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 

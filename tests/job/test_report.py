@@ -5,10 +5,12 @@ import json
 
 import pytest
 
-from rosebatch.durations import Durations
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import RowError, UserError
-from rosebatch.report import Tally, build_report, print_report, table, throughput_line, write_report
+from rosebatch.report.build import build_report, write_report
+from rosebatch.report.durations import Durations
+from rosebatch.report.table import print_report, table, throughput_line
+from rosebatch.report.tally import Tally
 from rosebatch.request import Completion, Request
 from rosebatch.sampling_params import SamplingParams
 

@@ -6,8 +6,10 @@ from html.parser import HTMLParser
 import pytest
 
 from rosebatch.engine.stats import EngineStats
-from rosebatch.report import Tally, build_report, table, throughput_line, write_report
-from rosebatch.report_page import page
+from rosebatch.report.build import build_report, write_report
+from rosebatch.report.page import page
+from rosebatch.report.table import table, throughput_line
+from rosebatch.report.tally import Tally
 
 ENGINE = {
     "model": "<b>toy & co</b>",

@@ -9,7 +9,7 @@ import pytest
 from rosebatch.errors import RowError, UserError
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
-from rosebatch.tokenizer import Tokenizer
+from rosebatch.text.tokenizer import Tokenizer
 from tests.job.lines import codes, texts, usage
 
 

@@ -1,6 +1,6 @@
 """The seeds of rows without one of their own."""
 
-from rosebatch.seeds import row_seed
+from rosebatch.job.seeds import row_seed
 
 
 def test_fixed_values():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rosebatch.tokenizer import StopStrings, Tokenizer, cut_at_stop
+from rosebatch.text.tokenizer import StopStrings, Tokenizer, cut_at_stop
 
 EOS = 256
 

@@ -112,7 +112,7 @@ def test_a_grammar_that_does_not_compile(job, fake_model):
 
 def test_a_grammar_that_fails_on_the_way(job, fake_model, monkeypatch):
     """An answer that is cut short there must not pass for one that matches; its neighbours are served all the same."""
-    monkeypatch.setattr("rosebatch.grammar._MOST_STATES", 100)
+    monkeypatch.setattr("rosebatch.text.grammar._MOST_STATES", 100)
     hard = {"structured_outputs": {"regex": "[ab]*a[ab]{30}!"}, "max_tokens": 400}
     model = fake_model({"all": bytes(random.Random(0).choices(b"ab", k=400))})
     lines = [

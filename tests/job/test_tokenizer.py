@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from rosebatch.errors import RowError, UserError
-from rosebatch.tokenizer import Tokenizer
+from rosebatch.text.tokenizer import Tokenizer
 
 TEMPLATE = "{{ bos_token }}!{{ messages[0].content }}"
 CHAT = [{"role": "user", "content": "hi"}]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rosebatch.cli import main
+from rosebatch.cli.app import main
 from rosebatch.config import EngineConfig
 from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.launch import LaunchOptions, launch

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from rosebatch.errors import UserError
 from rosebatch.model.gguf import converted_folder
-from rosebatch.tokenizer import Tokenizer
+from rosebatch.text.tokenizer import Tokenizer
 from tests.model import gguf_files
 from tests.model.gguf_files import BOS, END
 

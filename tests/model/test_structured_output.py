@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from rosebatch.cli import main
+from rosebatch.cli.app import main
 from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE
 
 pytestmark = pytest.mark.skipif(

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from rosebatch.engine.plan import StepPlan
-from rosebatch.engine.slots import Slots
+from rosebatch.engine.triton_runner.slots import Slots
 
 # Steps of more tokens keep a GPU busy for longer than Python needs to launch them; they are not padded.
 MOST_PADDED_TOKENS = 16384

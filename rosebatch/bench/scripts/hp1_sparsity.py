@@ -1,9 +1,9 @@
 """How many weights of HP1 attention are exactly zero, layer by layer.
 
-``python -m rosebatch.bench.hp1_sparsity [--model MODEL] [--load-format dummy] [--tokens 256]`` runs prompts of random
-token ids through the model, in PyTorch, once with its own filters and once for each sigma. Of all pairs of a token and
-a key up to it, a column says how many have no weight, and behind the bar how many have none for any of the heads that
-share the key: the values that decode does not read.
+``python -m rosebatch.bench.scripts.hp1_sparsity [--model MODEL] [--load-format dummy] [--tokens 256]`` runs prompts of
+random token ids through the model, in PyTorch, once with its own filters and once for each sigma. Of all pairs of a
+token and a key up to it, a column says how many have no weight, and behind the bar how many have none for any of the
+heads that share the key: the values that decode does not read.
 """
 
 import argparse

@@ -13,8 +13,8 @@ works in the order of the plans.
 from collections import deque
 from collections.abc import Sequence as Seq
 
-from rosebatch.engine.block_pool import ROOT_HASH, BlockPool, hash_block
 from rosebatch.engine.plan import Chunk, StepPlan, StepResult
+from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block
 from rosebatch.request import Sequence, Status
 
 

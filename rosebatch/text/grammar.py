@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rosebatch.errors import RowError
 from rosebatch.sampling_params import GrammarSpec
-from rosebatch.tokenizer import Tokenizer
+from rosebatch.text.tokenizer import Tokenizer
 
 # Imported where it is used: it takes 50 ms, and most runs have no grammar.
 if TYPE_CHECKING:

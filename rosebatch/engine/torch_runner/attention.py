@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.engine.batch import StepBatch
 from rosebatch.engine.kv_cache import KVCache
+from rosebatch.engine.torch_runner.batch import StepBatch
 from rosebatch.model.layers import Rotary
 from rosebatch.ops import Gate, Ops
 from rosebatch_kernels.paged_attention.reference import gather_rows, padded_keys

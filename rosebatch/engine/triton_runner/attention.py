@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rosebatch.config import ModelConfig
-from rosebatch.engine.device_state import DeviceState
 from rosebatch.engine.kv_cache import KVCache
+from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import Rotary
 from rosebatch.ops import DeviceOps, Gate, Ops
 from rosebatch.toggles import Toggles

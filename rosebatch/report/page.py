@@ -42,7 +42,7 @@ def page(report: Mapping[str, Any], headline: str, rows: Sequence[tuple[str, str
     """A whole HTML document.
 
     Args:
-        report: as ``rosebatch.report.build_report`` makes it.
+        report: as ``rosebatch.report.build.build_report`` makes it.
         headline: the throughput line.
         rows: labels and values of the table.
     """

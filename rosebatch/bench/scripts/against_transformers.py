@@ -1,8 +1,8 @@
 """Throughput beside transformers' padded ``generate``: the same chats, the same model, turn by turn in one process.
 
-``python -m rosebatch.bench.against_transformers [--repeats N]`` runs the demo model in bf16 on 32 chat prompts with 16
-to 128 output tokens each. transformers pads the prompts to one length and the batch to the longest completion; it is
-timed on the calls of ``generate`` alone. Counted are the tokens that were asked for. The last line is JSON.
+``python -m rosebatch.bench.scripts.against_transformers [--repeats N]`` runs the demo model in bf16 on 32 chat prompts
+with 16 to 128 output tokens each. transformers pads the prompts to one length and the batch to the longest completion;
+it is timed on the calls of ``generate`` alone. Counted are the tokens that were asked for. The last line is JSON.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from rosebatch.launch import LaunchOptions
 from rosebatch.model.source import find_model
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
+from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.toggles import Toggles
-from rosebatch.tokenizer import Tokenizer
 
 _CHATS = 32
 _OUTPUT_TOKENS = (16, 128)

@@ -10,18 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
-from rosebatch.answers import ROWS_A_STEP, Answers, failed_row
 from rosebatch.engine.engine import Engine
 from rosebatch.errors import RowError
-from rosebatch.grammar import Grammars
 from rosebatch.io.output import Output
 from rosebatch.io.reader import Row
 from rosebatch.io.results import Shape
 from rosebatch.io.rows import FailedRow
-from rosebatch.prepare import Prepared, PreparedRow, by_prefix, prepare
-from rosebatch.progress import Progress
-from rosebatch.report import Tally
-from rosebatch.tokenizer import StopStrings, Tokenizer
+from rosebatch.job.answers import ROWS_A_STEP, Answers, failed_row
+from rosebatch.job.prepare import Prepared, PreparedRow, by_prefix, prepare
+from rosebatch.report.progress import Progress
+from rosebatch.report.tally import Tally
+from rosebatch.text.grammar import Grammars
+from rosebatch.text.tokenizer import StopStrings, Tokenizer
 
 # One encodes while the other decodes; each call uses all cores.
 _TEXT_THREADS = 2
@@ -51,7 +51,7 @@ def run_job(
         output: gets one result for each row that it does not have yet, and is finished at the end.
         progress: told of every finished row.
         shape: of the result rows.
-        seed: of the job (see ``rosebatch.seeds``).
+        seed: of the job (see ``rosebatch.job.seeds``).
         return_token_ids: add ``token_ids`` to the results.
         check: called before every step; what it raises ends the job there.
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from rosebatch.engine.extras import Extras
 from rosebatch.engine.logprobs import ROW
 from rosebatch.engine.marks import bias_cells, mark_cells
-from rosebatch.engine.slots import StateWrite
-from rosebatch.engine.staging import Staging
+from rosebatch.engine.triton_runner.slots import StateWrite
+from rosebatch.engine.triton_runner.staging import Staging
 from rosebatch.request import Sequence
 from rosebatch_kernels.feedback import layout
 

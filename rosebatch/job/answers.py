@@ -10,11 +10,11 @@ from rosebatch.errors import RowError
 from rosebatch.io.output import Output
 from rosebatch.io.results import Answer, Choice, ScoredToken, Shape
 from rosebatch.io.rows import FailedRow
-from rosebatch.progress import Progress
-from rosebatch.report import Tally
+from rosebatch.report.progress import Progress
+from rosebatch.report.stopwatch import Stopwatch
+from rosebatch.report.tally import Tally
 from rosebatch.request import Completion, Request
-from rosebatch.stopwatch import Stopwatch
-from rosebatch.tokenizer import Tokenizer, cut_at_stop
+from rosebatch.text.tokenizer import Tokenizer, cut_at_stop
 
 # Rows that are taken in, and rows that are written, between two steps, where more are there: about what a window of
 # decode steps finishes.

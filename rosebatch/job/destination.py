@@ -22,7 +22,7 @@ from rosebatch.io.parquet import PART_NAME, Carried, Rows, write_parquet, write_
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import RESULT_FIELDS
-from rosebatch.manifest import differences, now
+from rosebatch.job.manifest import differences, now
 
 _ROWS_PER_FILE = 1_000_000
 

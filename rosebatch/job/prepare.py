@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 
 from rosebatch.errors import RowError
-from rosebatch.grammar import Grammar, Grammars
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.job.seeds import row_seed
+from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.request import Request
-from rosebatch.seeds import row_seed
-from rosebatch.stopwatch import Stopwatch
-from rosebatch.tokenizer import Tokenizer
+from rosebatch.text.grammar import Grammar, Grammars
+from rosebatch.text.tokenizer import Tokenizer
 
 # Rows that are encoded in one call, and such groups under way.
 _GROUP = 64

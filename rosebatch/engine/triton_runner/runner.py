@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from rosebatch.config import ModelConfig
-from rosebatch.engine.device_attention import AttentionContext, DecodeAttention, PackedAttention
-from rosebatch.engine.device_state import DeviceState
 from rosebatch.engine.extras import Extras
-from rosebatch.engine.graphs import Ran, StepGraphs
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.logits import constraint_masks
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
-from rosebatch.engine.packing import MOST_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
 from rosebatch.engine.plan import StepPlan, StepResult
 from rosebatch.engine.sampler import sample
-from rosebatch.engine.slots import Slots
-from rosebatch.engine.staging import Staging
+from rosebatch.engine.triton_runner.attention import AttentionContext, DecodeAttention, PackedAttention
+from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
+from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
+from rosebatch.engine.triton_runner.slots import Slots
+from rosebatch.engine.triton_runner.staging import Staging
+from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import Model
 from rosebatch.ops import DeviceOps, Ops
 from rosebatch.request import Logprobs, Sequence

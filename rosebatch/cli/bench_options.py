@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rosebatch.options import EngineOptions
+from rosebatch.cli.options import EngineOptions
 
 _WORK, _COMPARE, _LIMITS = "Workload", "Comparisons", "Engine limits"
 

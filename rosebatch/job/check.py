@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from rosebatch.answers import failed_row
-from rosebatch.bench.floor import Rates, find_floor, weight_bytes
 from rosebatch.engine.engine import require_servable
 from rosebatch.engine.kv_cache import bytes_for_longest
+from rosebatch.engine.roofline import Rates, find_floor, weight_bytes
 from rosebatch.errors import RowError
-from rosebatch.grammar import Grammars
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow
+from rosebatch.job.answers import failed_row
+from rosebatch.job.prepare import Prepared, PreparedRow, prepare
 from rosebatch.launch import LaunchPlan
-from rosebatch.prepare import Prepared, PreparedRow, prepare
-from rosebatch.tokenizer import Tokenizer
+from rosebatch.text.grammar import Grammars
+from rosebatch.text.tokenizer import Tokenizer
 
 _BAR = 40
 

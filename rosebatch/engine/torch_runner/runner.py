@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from rosebatch.config import ModelConfig
-from rosebatch.engine.attention import GatheredAttention
-from rosebatch.engine.batch import build_batch
 from rosebatch.engine.extras import Extras
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.logits import adjust, constrain
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.plan import StepPlan, StepResult
 from rosebatch.engine.sampler import sample
+from rosebatch.engine.torch_runner.attention import GatheredAttention
+from rosebatch.engine.torch_runner.batch import build_batch
 from rosebatch.model.layers import Model
 from rosebatch.ops import Ops
 from rosebatch.request import Logprobs, Sequence

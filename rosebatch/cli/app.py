@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
-from rosebatch import __version__, cuda_context
-from rosebatch.bench.options import BenchEngineOptions, BenchOptions
+from rosebatch import __version__
+from rosebatch.cli import cuda_context
+from rosebatch.cli.bench_options import BenchEngineOptions, BenchOptions
+from rosebatch.cli.interrupts import InterruptionError
+from rosebatch.cli.options import EngineOptions, SamplingOptions, takes
 from rosebatch.errors import FlagError, UserError
-from rosebatch.interrupts import InterruptionError
-from rosebatch.options import EngineOptions, SamplingOptions, takes
 
 EXIT_ROWS_FAILED = 3
 EXIT_USAGE = 2

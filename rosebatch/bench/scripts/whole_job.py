@@ -1,8 +1,8 @@
 """What reading, tokenizing and writing cost: the whole job on a file of texts beside the engine on token ids.
 
-``python -m rosebatch.bench.whole_job --model FOLDER [--load-format dummy] [--num-prompts 20000]`` makes short prompts,
-runs the job on a JSONL file of them, with its part file and its sorted output, and in turn the engine alone on the same
-token ids. The last line is JSON.
+``python -m rosebatch.bench.scripts.whole_job --model FOLDER [--load-format dummy] [--num-prompts 20000]`` makes short
+prompts, runs the job on a JSONL file of them, with its part file and its sorted output, and in turn the engine alone on
+the same token ids. The last line is JSON.
 """
 
 import argparse
@@ -17,14 +17,15 @@ from typing import Any
 
 from rosebatch.bench.case import spread
 from rosebatch.bench.throughput import gpu_name
-from rosebatch.destination import open_output
 from rosebatch.engine.stats import EngineStats
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape
-from rosebatch.job import run_job
+from rosebatch.job.destination import open_output
+from rosebatch.job.run import run_job
 from rosebatch.launch import Launched, LaunchOptions, launch
-from rosebatch.progress import Progress
-from rosebatch.report import Tally, build_report
+from rosebatch.report.build import build_report
+from rosebatch.report.progress import Progress
+from rosebatch.report.tally import Tally
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 

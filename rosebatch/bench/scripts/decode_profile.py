@@ -1,7 +1,7 @@
 """Where the time of a decode step goes, on a GPU: each kernel of its graph, and what kind of work it is.
 
-``python -m rosebatch.bench.decode_profile qwen3-0.6b:bfloat16:32:192 gpt2:float16:256:550:sampled`` takes models of
-``configs/models`` with random weights, the number of sequences, and the tokens of each.
+``python -m rosebatch.bench.scripts.decode_profile qwen3-0.6b:bfloat16:32:192 gpt2:float16:256:550:sampled`` takes
+models of ``configs/models`` with random weights, the number of sequences, and the tokens of each.
 """
 
 import argparse
@@ -13,11 +13,11 @@ import torch
 
 from rosebatch.bench.attribution import KernelTime, by_key, split_steps, total, trace, usual_step
 from rosebatch.bench.case import release_memory
-from rosebatch.bench.floor import find_floor, measure_rates
 from rosebatch.bench.scenario import Sampling, configs_dir
 from rosebatch.bench.workload import Workload
 from rosebatch.config import EngineConfig
 from rosebatch.engine.load import load_engine, pick_device
+from rosebatch.engine.roofline import find_floor, measure_rates
 from rosebatch.engine.stats import EngineStats
 from rosebatch.model.source import find_model
 from rosebatch.toggles import Toggles

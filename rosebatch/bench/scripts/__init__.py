@@ -1,0 +1,1 @@
+"""Benches started with ``python -m``, outside of ``rosebatch bench``."""

@@ -1,0 +1,111 @@
+"""The report of a run as plain values, and the files that hold it.
+
+Names follow ``vllm bench throughput`` and its kin where they mean the same.
+"""
+
+import json
+import platform
+import resource
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rosebatch import __version__
+from rosebatch.engine.stats import EngineStats
+from rosebatch.errors import UserError
+from rosebatch.report.table import table, throughput_line
+from rosebatch.report.tally import Tally
+
+_PERCENTILES = (50, 90, 99)
+
+
+def build_report(
+    tally: Tally,
+    stats: EngineStats,
+    description: dict[str, Any],
+    startup: dict[str, float],
+    seconds: float,
+    resumed: int = 0,
+) -> dict[str, Any]:
+    """The report as plain values.
+
+    Args:
+        tally: of the rows.
+        stats: of the engine.
+        description: model, device, sampler, limits, toggles.
+        startup: seconds of each part of the start-up, apart from generation.
+        seconds: wall time of the job after start-up.
+        resumed: rows that an earlier run finished, which count nowhere else.
+    """
+    total = tally.prompt_tokens + tally.output_tokens
+    rows = tally.completed + tally.failed
+    return {
+        "requests": rows,
+        "completed": tally.completed,
+        "failed": tally.failed,
+        "resumed": resumed,
+        "errors": dict(tally.errors),
+        "finish_reasons": dict(tally.finish_reasons),
+        "prompt_tokens": tally.prompt_tokens,
+        "cached_tokens": tally.cached_tokens,
+        "cache_hit_rate": tally.cached_tokens / tally.prompt_tokens if tally.prompt_tokens else 0.0,
+        "output_tokens": tally.output_tokens,
+        "elapsed_s": seconds,
+        "requests_per_s": tally.completed / seconds,
+        "prompt_tokens_per_s": tally.prompt_tokens / seconds,
+        "output_tokens_per_s": tally.output_tokens / seconds,
+        "total_tokens_per_s": total / seconds,
+        "prefill_s": stats.prefill_seconds,
+        "decode_s": stats.decode_seconds,
+        "startup_s": startup,
+        "steps": stats.steps,
+        "decode_steps": stats.decode_steps,
+        "syncs": stats.syncs,
+        "preemptions": stats.preemptions,
+        "copied_blocks": stats.copied_blocks,
+        "computed_tokens": stats.computed_tokens,
+        "max_running": stats.max_running,
+        "max_blocks_used": stats.max_blocks_used,
+        "ttft_s": tally.ttft.percentiles(_PERCENTILES),
+        "tpot_s": tally.tpot.percentiles(_PERCENTILES),
+        "e2e_s": tally.e2e.percentiles(_PERCENTILES),
+        "host_us_per_row": {name: seconds / rows * 1e6 for name, seconds in tally.host_seconds.items()} if rows else {},
+        "timeline": stats.timeline.as_dict(),
+        "peak_memory_bytes": peak_memory(),
+        "engine": description,
+        "versions": {"rosebatch": __version__, "python": platform.python_version(), **_versions()},
+    }
+
+
+def write_report(report: dict[str, Any], path: Path) -> None:
+    """Write the report, as a page if the name ends in ``.html``, else as JSON.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    if path.suffix.lower() in (".html", ".htm"):
+        from rosebatch.report.page import page
+
+        content = page(report, throughput_line(report), table(report))
+    else:
+        content = json.dumps(report, indent=2) + "\n"
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+
+
+def peak_memory() -> dict[str, int]:
+    """Most bytes held by this process so far: of the host, and of the GPU where there is one."""
+    import torch
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        peak["gpu"] = torch.cuda.max_memory_allocated()
+    return peak
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "tokenizers", "safetensors")}

@@ -1,0 +1,85 @@
+"""The report for people: one line that this field knows, and a table."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, TextIO
+
+from rosebatch.toggles import Toggles
+
+
+def throughput_line(report: dict[str, Any]) -> str:
+    """The one line that people of this field know."""
+    return (
+        f"Throughput: {report['requests_per_s']:.2f} requests/s, {report['total_tokens_per_s']:.2f} total tokens/s, "
+        f"{report['output_tokens_per_s']:.2f} output tokens/s"
+    )
+
+
+def table(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Label and value, for people."""
+    engine, startup = report["engine"], report["startup_s"]
+    errors = ", ".join(f"{count} {code}" for code, count in report["errors"].items())
+    finished = ", ".join(f"{count} {reason}" for reason, count in sorted(report["finish_reasons"].items()))
+    served = {switch.name for switch in fields(Toggles) if engine["device"] in switch.metadata["devices"]}
+    off = [name.replace("_", "-") for name, on in engine["toggles"].items() if not on and name in served]
+    rows = [
+        ("model", f"{engine['model']}, {engine['dtype']} on {engine['device']}"),
+        (
+            "requests",
+            f"{report['completed']} completed, {report['failed']} failed" + (f" ({errors})" if errors else ""),
+        ),
+        ("finished by", finished or "-"),
+        (
+            "prompt tokens",
+            f"{report['prompt_tokens']} ({report['cache_hit_rate']:.1%} from the prefix cache)",
+        ),
+        ("output tokens", f"{report['output_tokens']}"),
+        (
+            "elapsed",
+            f"{report['elapsed_s']:.2f} s (prefill {report['prefill_s']:.2f}, decode {report['decode_s']:.2f})",
+        ),
+        ("start-up", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in startup.items())),
+        ("TTFT p50/p90/p99", _milliseconds(report["ttft_s"])),
+        ("TPOT p50/p90/p99", _milliseconds(report["tpot_s"])),
+        ("E2E p50/p90/p99", _milliseconds(report["e2e_s"])),
+        ("steps", f"{report['steps']}, {report['syncs']} syncs, {report['preemptions']} preemptions"),
+        ("host work a row", ", ".join(f"{name} {us:.0f} µs" for name, us in report["host_us_per_row"].items()) or "-"),
+        ("KV cache", f"{report['max_blocks_used']} of {engine['kv_cache_blocks']} blocks used at most"),
+        (
+            "peak memory",
+            ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in report["peak_memory_bytes"].items()),
+        ),
+    ]
+    if report["resumed"]:
+        rows.append(("resumed", f"{report['resumed']} rows of an earlier run"))
+    if engine["max_sequence_len"] < engine["max_model_len"]:
+        limits = f"{engine['max_sequence_len']} tokens, by the KV cache; the model allows {engine['max_model_len']}"
+        rows.append(("longest sequence", limits))
+    if engine["sampler"] != "rosebatch":
+        rows.append(("sampler", engine["sampler"]))
+    return [*rows, ("switched off", ", ".join(off))] if off else rows
+
+
+def print_report(report: dict[str, Any], stream: TextIO) -> None:
+    """Throughput line and table: with colour on a terminal, plain lines otherwise."""
+    print_table(throughput_line(report), table(report), stream)
+
+
+def print_table(title: str, rows: Sequence[tuple[str, str]], stream: TextIO) -> None:
+    """A title over labels and values: laid out on a terminal, plain lines otherwise."""
+    if stream.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        grid = Table(title=title, title_justify="left", show_header=False, box=None)
+        grid.add_column(style="cyan", no_wrap=True)
+        grid.add_column()
+        for label, value in rows:
+            grid.add_row(label, value)
+        Console(file=stream).print(grid)
+    else:
+        stream.write("\n".join([title, *(f"{label}: {value}" for label, value in rows)]) + "\n")
+
+
+def _milliseconds(percentiles: dict[str, float]) -> str:
+    return " / ".join(f"{value * 1000:.1f}" for value in percentiles.values()) + " ms" if percentiles else "-"

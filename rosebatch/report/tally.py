@@ -1,0 +1,66 @@
+"""What is counted while a run goes on.
+
+TTFT is the time from entering the engine to the first token, TPOT the mean time between a request's further tokens, E2E
+from entering to the last token.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rosebatch.errors import RowError
+from rosebatch.report.durations import Durations
+from rosebatch.request import Completion
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts over the completions of a run; times in seconds.
+
+    Attributes:
+        host_seconds: of each kind of work that is done for a row beside the engine's.
+    """
+
+    completed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    host_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    ttft: Durations = field(default_factory=Durations)
+    tpot: Durations = field(default_factory=Durations)
+    e2e: Durations = field(default_factory=Durations)
+
+    def add(self, completion: Completion) -> None:
+        """Count a row that has one completion."""
+        self.add_row([completion], [completion.finish_reason])
+
+    def add_row(self, completions: Sequence[Completion], finish_reasons: Iterable[str]) -> None:
+        """Count a row.
+
+        Args:
+            completions: of each of its prompts ``n``, one behind the other.
+            finish_reasons: of each, as the result has it.
+        """
+        self.completed += 1
+        self.finish_reasons.update(finish_reasons)
+        for completion in completions:
+            tokens = len(completion.token_ids)
+            if completion.request.choice % completion.request.sampling.n == 0:
+                self.prompt_tokens += len(completion.request.prompt_token_ids)
+                self.cached_tokens += completion.cached_tokens
+            self.output_tokens += tokens
+            self.ttft.add(completion.first_token_time - completion.arrival_time)
+            self.e2e.add(completion.finish_time - completion.arrival_time)
+            if tokens > 1:
+                self.tpot.add((completion.finish_time - completion.first_token_time) / (tokens - 1))
+
+    def add_error(self, error: RowError) -> None:
+        """Count a row that failed."""
+        self.errors[error.code] += 1
+
+    @property
+    def failed(self) -> int:
+        """Rows that failed."""
+        return self.errors.total()

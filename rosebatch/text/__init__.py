@@ -1,0 +1,1 @@
+"""Text to token ids and back, and grammars over token ids. Knows nothing of the engine."""
