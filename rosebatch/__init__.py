@@ -1,3 +1,51 @@
-"""Offline batch text generation: a file of prompts in, completions and a throughput report out."""
+"""Offline batch text generation: a file of prompts in, completions and a throughput report out.
 
-__version__ = "0.1.0"
+::
+
+    from rosebatch import LLM, SamplingParams, run_file
+
+    with LLM("Qwen/Qwen3-0.6B") as llm:
+        print(llm.generate("The capital of France is", SamplingParams(max_tokens=16))[0].outputs[0].text)
+
+    run_file("prompts.jsonl", "answers.jsonl", model="Qwen/Qwen3-0.6B", resume=True)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from rosebatch.errors import UserError as UserError
+    from rosebatch.job.run import JobResult as JobResult
+    from rosebatch.job.run import run_file as run_file
+    from rosebatch.llm import LLM as LLM
+    from rosebatch.outputs import CompletionOutput as CompletionOutput
+    from rosebatch.outputs import Logprob as Logprob
+    from rosebatch.outputs import RequestOutput as RequestOutput
+    from rosebatch.sampling_params import GrammarSpec as GrammarSpec
+    from rosebatch.sampling_params import SamplingParams as SamplingParams
+
+# Imported when they are first asked for: the command line starts without PyTorch.
+_PLACES = {
+    "LLM": "rosebatch.llm",
+    "SamplingParams": "rosebatch.sampling_params",
+    "GrammarSpec": "rosebatch.sampling_params",
+    "run_file": "rosebatch.job.run",
+    "JobResult": "rosebatch.job.run",
+    "RequestOutput": "rosebatch.outputs",
+    "CompletionOutput": "rosebatch.outputs",
+    "Logprob": "rosebatch.outputs",
+    "UserError": "rosebatch.errors",
+}
+__all__ = ["__version__", *_PLACES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'rosebatch' has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,16 +1,25 @@
-"""The frozen configs of a run: the shape of a model, the limits of the engine, and their TOML files."""
+"""The frozen configs: how a run is set up, the shape of a model, and TOML files of both kinds of values."""
 
 import math
 import re
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
 from rosebatch.errors import FlagError, UserError
+from rosebatch.toggles import SWITCH_NAMES
 
 Sampler = Literal["rosebatch", "flashinfer"]
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "float16", "bfloat16"]
+LoadFormat = Literal["auto", "dummy"]
+InputFormat = Literal["auto", "jsonl", "openai", "parquet"]
+GenerationConfig = Literal["none", "auto"]
 
 
 class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -44,6 +53,13 @@ class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ValueError(f"clip_min and clip_max must be finite, got {self.clip_min} and {self.clip_max}")
         if self.clip_min > self.clip_max:
             raise ValueError(f"clip_min {self.clip_min} is above clip_max {self.clip_max}")
+
+
+class KVShape(NamedTuple):
+    """The K and V that one layer keeps of a token."""
+
+    kv_heads: int
+    head_dim: int
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -102,6 +118,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         if hp1 and self.activation != "relu":
             raise ValueError(f"activation {self.activation!r} is not supported for hp1: its MLP has relu")
 
+    @property
+    def kv_shapes(self) -> tuple[KVShape, ...]:
+        """What each layer keeps in the KV cache."""
+        return (KVShape(self.num_kv_heads, self.head_dim),) * self.num_layers
+
     def sliding_window(self, layer: int) -> int:
         """Keys a query of this layer sees, its own included; 0 for all."""
         return self.sliding_windows[layer] if self.sliding_windows else 0
@@ -111,30 +132,124 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.attention_scales[layer] if self.attention_scales else self.head_dim**-0.5
 
 
-class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The limits of the engine.
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How a field of a config looks on the command line; ``rosebatch.cli.options`` makes flags of these.
 
     Attributes:
-        max_num_seqs: most sequences in one step.
-        max_num_batched_tokens: most tokens in one step, the chunk size of prefill; 0 lets the device decide.
-        block_size: tokens of a KV cache block; 0 lets the device decide.
-        kv_cache_memory: bytes of KV cache; 0 lets the device decide.
+        help: one line for people.
+        panel: of the help text.
+        names: where the flag is not called like the field.
+        least: of a number.
+        metavar: of the value.
+        rare: whether only ``--help-all`` shows it.
     """
 
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 0
-    block_size: int = 0
-    kv_cache_memory: int = 0
+    help: str
+    panel: str = ""
+    names: tuple[str, ...] = ()
+    least: int | None = None
+    metavar: str | None = None
+    rare: bool = False
+
+
+MODEL, SAMPLING, LIMITS, SWITCHES = "Model", "Sampling", "Limits", "Switches (all on by default)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Which model runs, on what, and within which limits. Filled by the command line or by Python, handed down whole.
+
+    Attributes:
+        toggles: switches by name, True or False; others have their defaults. See ``rosebatch.toggles.Toggles``.
+
+    Raises:
+        ValueError: a value outside its range, named in the message.
+    """
+
+    model: Annotated[str | None, Flag("Hub id, folder, .gguf, or .toml of shapes.", MODEL)] = None
+    revision: Annotated[str | None, Flag("Branch, tag or commit of a hub id.", MODEL)] = None
+    dtype: Annotated[DType, Flag("float32, float16 or bfloat16.", MODEL, metavar="DTYPE")] = "auto"
+    device: Annotated[Device, Flag("Default: the GPU if there is one.", MODEL)] = "auto"
+    load_format: Annotated[LoadFormat, Flag("'dummy' runs random weights.", MODEL, rare=True)] = "auto"
+    tokenizer: Annotated[str | None, Flag("Folder or hub id of another tokenizer.", MODEL, rare=True)] = None
+    chat_template: Annotated[
+        str | None, Flag("Jinja file in place of the model's template.", MODEL, metavar="FILE", rare=True)
+    ] = None
+    served_model_name: Annotated[str | None, Flag("The model's name in reports and responses.", MODEL, rare=True)] = (
+        None
+    )
+    generation_config: Annotated[GenerationConfig, Flag("'auto': the model's defaults.", SAMPLING)] = "none"
+    sampler: Annotated[
+        Sampler,
+        Flag("'flashinfer' needs that package. Sampled answers then depend on the batch.", SAMPLING, rare=True),
+    ] = "rosebatch"
+    max_model_len: Annotated[int | None, Flag("Most tokens of prompt and answer.", LIMITS)] = None
+    max_num_seqs: Annotated[int, Flag("Most sequences in a step. Default: 256.", LIMITS)] = 256
+    max_num_batched_tokens: Annotated[
+        int | None,
+        Flag("Most tokens in a step. Default: 16384 on a GPU, 1024 on a CPU.", LIMITS, rare=True),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        Flag("Tokens in a KV cache block. Default: 64 on a GPU, 16 on a CPU.", LIMITS, rare=True),
+    ] = None
+    kv_cache_memory: Annotated[
+        str | int | None, Flag("Size of the KV cache, such as 4GiB.", LIMITS, metavar="SIZE")
+    ] = None
+    gpu_memory_utilization: Annotated[float, Flag("Share of the GPU to use. Default: 0.9.", LIMITS)] = 0.9
+    toggles: Mapping[str, bool | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("max_num_seqs", 1),
-            ("max_num_batched_tokens", 0),
-            ("block_size", 0),
-            ("kv_cache_memory", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if isinstance(self.kv_cache_memory, str):
+            parse_size(self.kv_cache_memory)
+
+    @classmethod
+    def of(cls, model: str | None, **settings: Any) -> "RunConfig":
+        """From keywords: fields, and switches by name.
+
+        Raises:
+            ValueError: there is no such setting, or its value is impossible.
+        """
+        own = {f.name for f in fields(cls)} - {"model", "toggles"}
+        toggles = {name: value for name, value in settings.items() if name in SWITCH_NAMES}
+        unknown = settings.keys() - own - toggles.keys()
+        if unknown:
+            name = min(unknown)
+            near = get_close_matches(name, [*own, *SWITCH_NAMES], n=1)
+            raise ValueError(f"{name} is no setting" + (f"; did you mean {near[0]}?" if near else ""))
+        for name, value in toggles.items():
+            if not isinstance(value, bool | None):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
+        values = {name: value for name, value in settings.items() if name in own}
+        return cls(model=model, toggles=toggles, **values)
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """``kv_cache_memory`` in bytes."""
+        return parse_size(self.kv_cache_memory) if isinstance(self.kv_cache_memory, str) else self.kv_cache_memory
+
+
+_LEAST = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1}
+_CHOICES = {
+    name: get_args(kind)
+    for name, kind in {
+        "dtype": DType,
+        "device": Device,
+        "load_format": LoadFormat,
+        "generation_config": GenerationConfig,
+        "sampler": Sampler,
+    }.items()
+}
 
 
 ConfigT = TypeVar("ConfigT")

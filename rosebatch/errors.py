@@ -1,4 +1,6 @@
-"""The mistakes a user can make: those that end the job, and those that cost a single line."""
+"""The mistakes a user can make: those that end the job, and those that cost a single line. And signals."""
+
+import signal
 
 
 class UserError(Exception):
@@ -8,8 +10,23 @@ class UserError(Exception):
     """
 
 
-class FlagError(UserError):
-    """A flag that is impossible, alone or with the others."""
+class FlagError(UserError, ValueError):
+    """A flag or parameter that is impossible, alone or with the others."""
+
+
+class InterruptionError(Exception):
+    """A signal ended the run; ``exit_code`` is what shells give for it.
+
+    Args:
+        number: of the signal.
+        kept: where the results so far are, for people.
+    """
+
+    def __init__(self, number: int, kept: str = "") -> None:
+        name = signal.Signals(number).name
+        super().__init__(f"ended by {name}{kept}")
+        self.number = number
+        self.exit_code = 128 + number
 
 
 class RowError(Exception):

@@ -1,40 +1,35 @@
-"""From what the command line asks for to an engine and a tokenizer that are ready to run."""
+"""From a run's config to an engine and a tokenizer that are ready to run."""
 
+import os
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from rosebatch.config import EngineConfig, Sampler
+from rosebatch.config import ModelConfig, RunConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import load_engine, pick_device
 from rosebatch.errors import FlagError
-from rosebatch.model.source import LoadFormat, ModelSource, find_model
+from rosebatch.model.source import ModelSource, find_model
+from rosebatch.text.grammar import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.toggles import Toggles
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
-    """What decides how an engine is built; ``toggles`` holds True, False or None for each switch."""
-
-    model: str | None = None
-    load_format: LoadFormat = "auto"
-    device: str = "auto"
-    dtype: str = "auto"
-    sampler: Sampler = "rosebatch"
-    limits: EngineConfig = field(default_factory=EngineConfig)
-    toggles: Mapping[str, bool | None] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What was decided before anything is loaded, and the seconds that it took: converting a GGUF file is in them."""
+    """What is decided before anything is loaded.
 
-    options: LaunchOptions
+    Attributes:
+        config: as it was given.
+        toggles: the switches with their defaults.
+        source: the model.
+        seconds: spent on deciding; converting a GGUF file counts.
+    """
+
+    config: RunConfig
     device: torch.device
     toggles: Toggles
     source: ModelSource
@@ -47,79 +42,103 @@ class Launched:
 
     Attributes:
         tokenizer: None for a model without one, which works on token ids.
-        description: model, device, sampler, limits and switches as they were decided, for the report.
-        load_seconds: what it took, imports left out.
+        grammars: compiles what completions have to match; None without a tokenizer.
+        description: for the report: model, device, sampler, limits and switches as decided.
+        load_seconds: without imports.
     """
 
+    plan: LaunchPlan
     engine: Engine
     tokenizer: Tokenizer | None
+    grammars: Grammars | None
     description: dict[str, Any]
     load_seconds: float
 
 
-def launch(options: LaunchOptions) -> Launched:
+def launch(config: RunConfig) -> Launched:
     """Find and load the model, build the engine.
 
     Raises:
         UserError: something that was asked for is missing, unreadable or impossible.
     """
-    return carry_out(plan_launch(options))
+    return load(plan_launch(config))
 
 
-def plan_launch(options: LaunchOptions) -> LaunchPlan:
-    """Find the model and decide on device, dtype and switches.
+def plan_launch(config: RunConfig) -> LaunchPlan:
+    """Find the model; decide on device, dtype and switches.
 
     Raises:
         UserError: as ``launch``.
     """
     started = time.perf_counter()
-    device = pick_device(options.device)
-    toggles = resolve_switches(options, device.type)
-    source = find_model(options.model, options.load_format, options.dtype, device)
-    return LaunchPlan(options, device, toggles, source, time.perf_counter() - started)
+    device = pick_device(config.device)
+    toggles = resolve_switches(config, device.type)
+    source = find_model(config.model, config.load_format, config.dtype, device)
+    return LaunchPlan(config, device, toggles, source, time.perf_counter() - started)
 
 
-def carry_out(plan: LaunchPlan) -> Launched:
+def load_tokenizer(plan: LaunchPlan) -> Tokenizer | None:
+    """The tokenizer of a run; None for a model that works on token ids.
+
+    Raises:
+        UserError: it is unreadable.
+    """
+    folder = plan.source.folder
+    return None if folder is None else Tokenizer.load(folder)
+
+
+def make_grammars(tokenizer: Tokenizer, config: ModelConfig) -> Grammars:
+    """What compiles grammars for a model; cheap until it is used."""
+    return Grammars(tokenizer, config.vocab_size, config.eos_token_ids)
+
+
+def load(plan: LaunchPlan) -> Launched:
     """Load the model, build the engine.
 
     Raises:
         UserError: as ``launch``.
     """
     started = time.perf_counter()
-    options, device, toggles, source = plan.options, plan.device, plan.toggles, plan.source
-    tokenizer = None if source.folder is None else Tokenizer.load(source.folder)
-    loaded = load_engine(source, options.limits, toggles, device, options.sampler)
+    config, source, toggles = plan.config, plan.source, plan.toggles
+    if plan.device.type == "cpu" and toggles.batch_invariant:
+        # MKL reads this at its first product. Without it the last bits of a product depend on where its operands lie
+        # in memory, on some processors.
+        os.environ.setdefault("MKL_CBWR", "AUTO")
+    tokenizer = load_tokenizer(plan)
+    loaded = load_engine(source, config, toggles, plan.device)
     description = {
         "model": source.name,
         "load_format": source.load_format,
-        "device": device.type,
+        "device": plan.device.type,
         "dtype": str(source.dtype).removeprefix("torch."),
-        "sampler": options.sampler,
+        "sampler": config.sampler,
         "max_model_len": source.config.max_model_len,
         "max_sequence_len": loaded.engine.max_model_len,
-        "max_num_seqs": options.limits.max_num_seqs,
-        "max_num_batched_tokens": loaded.engine.scheduler.max_num_batched_tokens,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": loaded.engine.max_num_batched_tokens,
         "block_size": loaded.block_size,
         "kv_cache_blocks": loaded.num_blocks,
         "kv_cache_bytes": loaded.kv_cache_bytes,
         "toggles": asdict(toggles),
     }
-    return Launched(loaded.engine, tokenizer, description, plan.seconds + time.perf_counter() - started)
+    grammars = None if tokenizer is None else make_grammars(tokenizer, source.config)
+    seconds = plan.seconds + time.perf_counter() - started
+    return Launched(plan, loaded.engine, tokenizer, grammars, description, seconds)
 
 
-def resolve_switches(options: LaunchOptions, device: str) -> Toggles:
-    """The switches of a run on ``device``; any sampler but ours stands outside of the graph.
+def resolve_switches(config: RunConfig, device: str) -> Toggles:
+    """The switches of a run on ``device``; other samplers stand outside of the graph.
 
     Raises:
-        FlagError: a switch or the sampler that was asked for cannot be had.
+        FlagError: a switch or the sampler cannot be had there.
     """
-    if options.sampler == "rosebatch":
-        return Toggles.resolve(options.toggles, device)
-    flag = f"--sampler {options.sampler}"
+    if config.sampler == "rosebatch":
+        return Toggles.resolve(config.toggles, device)
+    flag = f"--sampler {config.sampler}"
     if device != "cuda":
         raise FlagError(f"{flag} has no meaning on {device}: leave it out or choose another --device")
     if find_spec("flashinfer") is None:
         raise FlagError(f"{flag}: the package is not installed; pip install 'rosebatch[flashinfer]'")
-    if options.toggles.get("fused_sampler"):
+    if config.toggles.get("fused_sampler"):
         raise FlagError(f"--fused-sampler is rosebatch's own: leave it or {flag} out")
-    return Toggles.resolve({**options.toggles, "fused_sampler": False}, device)
+    return Toggles.resolve({**config.toggles, "fused_sampler": False}, device)

@@ -1,12 +1,12 @@
-"""Which implementation of each operator a run uses: the only place that picks a kernel.
+"""Which implementation of each operator a run uses. No other place picks a kernel, and switches are read here once.
 
-Models, which know no kernels, take the types of operators' arguments from here.
+Models know no kernels: they take the types of operators' arguments from here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,9 +29,39 @@ from rosebatch_kernels.qkv.norms import QKNorm as QKNorm
 from rosebatch_kernels.sampling import reference as sampling
 from rosebatch_kernels.uclip import reference as uclip
 
-# By transformers' names, as they stand in a model's config.json, those of the kernels.
+# transformers' names, as a model's config.json has them -> the kernels' names.
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 _GATED = {"silu_mul": mlp.silu_mul, "relu_mul": mlp.relu_mul}
+# Query heads, K/V heads, head size.
+Heads = tuple[int, int, int]
+
+
+class Weight(NamedTuple):
+    """A matrix as a checkpoint holds it.
+
+    Attributes:
+        tensor: ``[out, in]``.
+        scale: what a quantized tensor is multiplied with, broadcast to ``[out, in]``; None for the values themselves.
+    """
+
+    tensor: Tensor
+    scale: Tensor | None = None
+
+    def dense(self) -> Tensor:
+        """The values ``[out, in]``, for operators that know no scale; in the scale's dtype if there is one."""
+        return self.tensor if self.scale is None else self.tensor.to(self.scale.dtype) * self.scale
+
+
+class Pending(NamedTuple):
+    """What a sub-layer adds to the residual, left to the norm that follows.
+
+    Attributes:
+        value: ``[T, H]``, or ``[S, T, H]`` fp32, parts to be summed.
+        bias: ``[H]``, to be added as well.
+    """
+
+    value: Tensor
+    bias: Tensor | None = None
 
 
 class Linear(Protocol):
@@ -48,6 +78,10 @@ class Linear(Protocol):
         ...
 
 
+def _whole(projection: Linear, x: Tensor) -> Pending:
+    return Pending(projection(x))
+
+
 def _activated(name: str, up: Linear, x: Tensor) -> Tensor:
     return mlp.ACTIVATIONS[ACTIVATIONS[name]](up(x))
 
@@ -57,46 +91,42 @@ def _gated(kind: str, gate_up: Linear, x: Tensor) -> Tensor:
 
 
 def _add_layer_norm(
-    projection: Linear, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+    pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    return norm.add_layer_norm(projection(x), residual, weight, bias, eps)
+    return norm.add_layer_norm(pending.value, residual, weight, bias, eps, pending.bias)
 
 
-def _add_rms_norm(projection: Linear, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return norm.add_rms_norm(projection(x), residual, weight, eps)
+def _add_rms_norm(pending: Pending, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return norm.add_rms_norm(pending.value, residual, weight, eps, pending.bias)
 
 
 def _add_uclip_norm(
-    projection: Linear,
-    x: Tensor,
-    residual: Tensor,
-    post_alpha: Tensor,
-    post_gamma: float,
-    alpha: Tensor,
-    gamma: float,
+    pending: Pending, residual: Tensor, post_alpha: Tensor, post_gamma: float, alpha: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor]:
-    return uclip.add_uclip_norm(projection(x), residual, post_alpha, post_gamma, alpha, gamma)
+    assert pending.bias is None, "HP1 has no biases"
+    return uclip.add_uclip_norm(pending.value, residual, post_alpha, post_gamma, alpha, gamma)
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """The operators of a run; shapes and dtypes stand at each reference.
+    """The operators of a run; each reference documents shapes and dtypes.
 
-    ``add_layer_norm``, ``add_rms_norm`` and ``add_uclip_norm`` take the projection whose result is added to the
-    residual, ``activated`` and ``gated`` the one whose result is activated: which kernel does what of it is theirs to
-    decide. ``gated`` is told ``silu_mul`` or ``relu_mul``.
+    ``linear`` and ``head`` make a product with a weight, and a bias if there is one. ``project`` applies the last
+    product of a sub-layer and leaves to ``add_layer_norm`` or ``add_rms_norm`` what these can do on the way;
+    ``project_to_clip`` does so for ``add_uclip_norm``. ``activated`` and ``gated`` apply the product whose result is
+    activated; ``gated`` takes ``silu_mul`` or ``relu_mul``.
     """
 
-    linear: Callable[[Tensor, Tensor | None], Linear]
-    head: Callable[[Tensor], Callable[[Tensor], Tensor]]
+    linear: Callable[[Weight, Tensor | None], Linear]
+    head: Callable[[Weight], Callable[[Tensor], Tensor]]
+    project: Callable[[Linear, Tensor], Pending] = _whole
+    project_to_clip: Callable[[Linear, Tensor], Pending] = _whole
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = norm.layer_norm
-    add_layer_norm: Callable[[Linear, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_layer_norm
+    add_layer_norm: Callable[[Pending, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_layer_norm
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = norm.rms_norm
-    add_rms_norm: Callable[[Linear, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_rms_norm
+    add_rms_norm: Callable[[Pending, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_rms_norm
     uclip_norm: Callable[[Tensor, Tensor, float], Tensor] = uclip.uclip_norm
-    add_uclip_norm: Callable[[Linear, Tensor, Tensor, Tensor, float, Tensor, float], tuple[Tensor, Tensor]] = (
-        _add_uclip_norm
-    )
+    add_uclip_norm: Callable[[Pending, Tensor, Tensor, float, Tensor, float], tuple[Tensor, Tensor]] = _add_uclip_norm
     activated: Callable[[str, Linear, Tensor], Tensor] = _activated
     gated: Callable[[str, Linear, Tensor], Tensor] = _gated
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = qkv.split_heads
@@ -115,7 +145,7 @@ class Ops:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOps:
-    """The kernels that only a device runner calls; shapes and dtypes stand at each of them.
+    """The kernels that only the Triton runner calls; each of them documents shapes and dtypes.
 
     ``gated_decode`` and ``gated_prefill`` are those of HP1 attention. ``tile_rows`` is the most query tokens of a tile
     of either prefill.
@@ -134,10 +164,8 @@ class DeviceOps:
     tile_rows: int
 
 
-def device_ops(
-    max_num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, device: torch.device, *, split_keys: bool = True
-) -> DeviceOps:
-    """The kernels for a model with these heads, with the memory that they keep between calls."""
+def device_ops(max_num_seqs: int, heads: Iterable[Heads], toggles: Toggles, device: torch.device) -> DeviceOps:
+    """The kernels for a model whose layers have these heads, with the memory that they keep between calls."""
     from rosebatch_kernels.feedback import kernel as feedback
     from rosebatch_kernels.hp1 import decode as hp1_decode
     from rosebatch_kernels.hp1 import prefill as hp1_prefill
@@ -146,13 +174,24 @@ def device_ops(
     from rosebatch_kernels.qkv import kernel as qkv_kernel
     from rosebatch_kernels.sampling import kernel as sampling_kernel
 
-    heads = (max_num_seqs, num_heads, kv_heads, head_dim, device)
-    workspace = splits.DecodeWorkspace(*heads, splits.num_splits if split_keys else None)
-    gated_workspace = splits.DecodeWorkspace(*heads, hp1_decode.num_splits if split_keys else None)
+    def with_workspaces(kernel: Callable[..., Tensor], num_splits: Callable[[int, int], int]) -> Callable[..., Tensor]:
+        """One workspace for all layers with the same heads: layers run one after the other."""
+        spaces = {
+            each: splits.DecodeWorkspace(max_num_seqs, *each, device, num_splits if toggles.split_keys else None)
+            for each in set(heads)
+        }
+
+        def run(qkv: Tensor, cache: Tensor, *args: Any, num_heads: int, **options: Any) -> Tensor:
+            workspace = spaces[num_heads, cache.shape[2], cache.shape[4]]
+            return kernel(qkv, cache, *args, workspace=workspace, num_heads=num_heads, **options)
+
+        return run
+
+    gated_decode = partial(hp1_decode.decode, sparse=toggles.sparse_values)
     return DeviceOps(
-        decode=partial(decode.decode, workspace=workspace),
+        decode=with_workspaces(decode.decode, splits.num_splits),
         prefill=prefill.prefill,
-        gated_decode=partial(hp1_decode.decode, workspace=gated_workspace),
+        gated_decode=with_workspaces(gated_decode, hp1_decode.num_splits),
         gated_prefill=hp1_prefill.prefill,
         prepare=qkv_kernel.prepare,
         adjust=logits_kernel.adjust,
@@ -165,7 +204,7 @@ def device_ops(
 
 
 def select(toggles: Toggles, device: str = "cpu", sampler: Sampler = "rosebatch") -> Ops:
-    """The operators that serve these toggles on ``cpu`` or ``cuda``; a sampler of others is for ``cuda``."""
+    """The operators that these switches ask for on ``cpu`` or ``cuda``; other samplers need ``cuda``."""
     ops = _cuda_ops(toggles) if device == "cuda" else _cpu_ops(toggles)
     if sampler == "rosebatch":
         return ops
@@ -175,116 +214,155 @@ def select(toggles: Toggles, device: str = "cpu", sampler: Sampler = "rosebatch"
 
 
 def _cpu_ops(toggles: Toggles) -> Ops:
-    def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-        if can_pack(weight):
-            return PackedLinear(weight, bias, invariant=toggles.batch_invariant)
-        return linear.Linear(weight, bias)
+    def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
+        dense = weight.dense()
+        if can_pack(dense):
+            return PackedLinear(dense, bias, invariant=toggles.batch_invariant)
+        return linear.Linear(dense, bias)
 
     return Ops(linear=make_linear, head=lambda weight: make_linear(weight, None))
 
 
 def _cuda_ops(toggles: Toggles) -> Ops:
-    """Triton kernels where a switch is on; they are imported here, so that a run on a CPU need not load Triton."""
+    """Triton kernels where a switch is on. They are imported here, so that a run on a CPU need not load Triton."""
     from rosebatch_kernels.kv_cache import kernel as kv_cache_kernel
     from rosebatch_kernels.linear.streamed import StreamedLinear, can_stream
+
+    def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
+        dense = weight.dense()
+        streamed = toggles.streamed_linear and can_stream(dense)
+        return StreamedLinear(dense, bias) if streamed else linear.Linear(dense, bias)
+
+    return Ops(
+        linear=make_linear,
+        head=lambda weight: linear.PaddedLinear(weight.dense()),
+        kv_append=kv_cache_kernel.append if toggles.batched_kv_append else kv_cache.append,
+        copy_blocks=kv_cache_kernel.copy_blocks if toggles.batched_kv_append else kv_cache.copy_blocks,
+        **_mlp_ops(toggles),
+        **_norm_ops(toggles),
+        **_clip_ops(toggles),
+    )
+
+
+def _mlp_ops(toggles: Toggles) -> dict[str, Any]:
+    """What follows the first product of an MLP: fused kernels, or PyTorch's operators."""
+    if not toggles.fused_mlp:
+        return {}
+    from rosebatch_kernels.linear.streamed import StreamedLinear
     from rosebatch_kernels.mlp import kernel as mlp_kernel
-    from rosebatch_kernels.norm import kernel as norm_kernel
-    from rosebatch_kernels.uclip import kernel as uclip_kernel
 
-    norms = norm_kernel if toggles.fused_norm else norm
-    clips = uclip_kernel if toggles.fused_norm else uclip
-
-    def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-        streamed = toggles.streamed_linear and can_stream(weight)
-        return StreamedLinear(weight, bias) if streamed else linear.Linear(weight, bias)
-
-    fused_activations = {
+    activations = {
         "gelu_erf": mlp_kernel.bias_gelu_erf_,
         "gelu_tanh": mlp_kernel.bias_gelu_tanh_,
         "relu": mlp_kernel.bias_relu_,
     }
+    gates = {"silu_mul": mlp_kernel.silu_mul, "relu_mul": mlp_kernel.relu_mul}
 
     def activated(name: str, up: Linear, x: Tensor) -> Tensor:
-        if not toggles.fused_mlp:
-            return _activated(name, up, x)
         kind = ACTIVATIONS[name]
         if isinstance(up, StreamedLinear) and up.activates(x, kind):
             return up.activated(x, kind)
-        return fused_activations[kind](up.product(x), up.bias)
-
-    fused_gated = {"silu_mul": mlp_kernel.silu_mul, "relu_mul": mlp_kernel.relu_mul}
+        return activations[kind](up.product(x), up.bias)
 
     def gated(kind: str, gate_up: Linear, x: Tensor) -> Tensor:
-        if not toggles.fused_mlp:
-            return _gated(kind, gate_up, x)
         if isinstance(gate_up, StreamedLinear) and gate_up.activates(x, kind):
             return gate_up.activated(x, kind)
-        return fused_gated[kind](gate_up(x))
+        return gates[kind](gate_up(x))
 
-    def parts(projection: Linear, x: Tensor) -> Tensor | None:
-        """The product alone in parts, where they are worth having and the norm adds them up."""
-        if toggles.fused_norm and isinstance(projection, StreamedLinear) and projection.divides(x):
-            return projection.parts(x)
-        return None
+    return {"activated": activated, "gated": gated}
 
-    def project(projection: Linear, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """What is left to add to the residual: the projection's result (None: it is in already) and its bias."""
-        bias = projection.bias
-        if bias is not None and not toggles.fused_mlp:
-            return projection(x), residual, None
-        if (divided := parts(projection, x)) is not None:
-            return divided, residual, bias
-        if bias is None or toggles.fused_norm:
-            return projection.product(x), residual, bias
-        return None, mlp_kernel.bias_residual_(residual, projection.product(x), bias), None
 
-    def add_layer_norm(
-        projection: Linear, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+def _product(projection: Linear, x: Tensor) -> Pending:
+    return Pending(projection.product(x), projection.bias)
+
+
+def _parts_or_product() -> Callable[[Linear, Tensor], Pending]:
+    """The product in parts if that is faster: the kernel of the norm sums them up."""
+    from rosebatch_kernels.linear.streamed import StreamedLinear
+
+    def project(projection: Linear, x: Tensor) -> Pending:
+        if isinstance(projection, StreamedLinear) and projection.divides(x):
+            return Pending(projection.parts(x), projection.bias)
+        return _product(projection, x)
+
+    return project
+
+
+def _biased_or_parts() -> Callable[[Linear, Tensor], Pending]:
+    """The same, but a bias is added by the product."""
+    unbiased = _parts_or_product()
+    return lambda projection, x: unbiased(projection, x) if projection.bias is None else _whole(projection, x)
+
+
+def _norm_ops(toggles: Toggles) -> dict[str, Any]:
+    """LayerNorm and RMSNorm, and how a sub-layer's result reaches them.
+
+    A bias is added by the norm's kernel; without that kernel by one of the MLP's; without either by the product.
+    """
+    if toggles.fused_norm:
+        from rosebatch_kernels.norm import kernel
+
+        def add_layer_norm(
+            pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+        ) -> tuple[Tensor, Tensor]:
+            return kernel.add_layer_norm(pending.value, residual, weight, bias, eps, pending.bias)
+
+        def add_rms_norm(pending: Pending, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+            return kernel.add_rms_norm(pending.value, residual, weight, eps, pending.bias)
+
+        return {
+            "project": _parts_or_product() if toggles.fused_mlp else _biased_or_parts(),
+            "layer_norm": kernel.layer_norm,
+            "add_layer_norm": add_layer_norm,
+            "rms_norm": kernel.rms_norm,
+            "add_rms_norm": add_rms_norm,
+        }
+    if not toggles.fused_mlp:
+        return {}
+    from rosebatch_kernels.mlp import kernel as mlp_kernel
+
+    def add_bias_then_layer_norm(
+        pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        y, residual, x_bias = project(projection, x, residual)
-        if y is None:
-            return norms.layer_norm(residual, weight, bias, eps), residual
-        out: tuple[Tensor, Tensor] = norms.add_layer_norm(y, residual, weight, bias, eps, x_bias)
+        if pending.bias is None:
+            return _add_layer_norm(pending, residual, weight, bias, eps)
+        total = mlp_kernel.bias_residual_(residual, pending.value, pending.bias)
+        return norm.layer_norm(total, weight, bias, eps), total
+
+    def add_bias_then_rms_norm(pending: Pending, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        if pending.bias is None:
+            return _add_rms_norm(pending, residual, weight, eps)
+        total = mlp_kernel.bias_residual_(residual, pending.value, pending.bias)
+        return norm.rms_norm(total, weight, eps), total
+
+    return {
+        "project": _product,
+        "add_layer_norm": add_bias_then_layer_norm,
+        "add_rms_norm": add_bias_then_rms_norm,
+    }
+
+
+def _clip_ops(toggles: Toggles) -> dict[str, Any]:
+    """HP1's clips: both clips and the addition in one kernel, or one kernel each."""
+    clips: Any = uclip
+    if toggles.fused_norm:
+        from rosebatch_kernels.uclip import kernel as clips
+
+    def apart(
+        pending: Pending, residual: Tensor, post_alpha: Tensor, post_gamma: float, alpha: Tensor, gamma: float
+    ) -> tuple[Tensor, Tensor]:
+        total = residual + clips.uclip_norm(pending.value, post_alpha, post_gamma)
+        return clips.uclip_norm(total, alpha, gamma), total
+
+    def fused(
+        pending: Pending, residual: Tensor, post_alpha: Tensor, post_gamma: float, alpha: Tensor, gamma: float
+    ) -> tuple[Tensor, Tensor]:
+        out: tuple[Tensor, Tensor] = clips.add_uclip_norm(pending.value, residual, post_alpha, post_gamma, alpha, gamma)
         return out
 
-    def add_rms_norm(
-        projection: Linear, x: Tensor, residual: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        y, residual, x_bias = project(projection, x, residual)
-        if y is None:
-            return norms.rms_norm(residual, weight, eps), residual
-        out: tuple[Tensor, Tensor] = norms.add_rms_norm(y, residual, weight, eps, x_bias)
-        return out
-
-    def add_uclip_norm(
-        projection: Linear,
-        x: Tensor,
-        residual: Tensor,
-        post_alpha: Tensor,
-        post_gamma: float,
-        alpha: Tensor,
-        gamma: float,
-    ) -> tuple[Tensor, Tensor]:
-        assert projection.bias is None, "HP1 has no biases"
-        if not toggles.fused_peri_norm:
-            total = residual + clips.uclip_norm(projection.product(x), post_alpha, post_gamma)
-            return clips.uclip_norm(total, alpha, gamma), total
-        y = parts(projection, x)
-        y = projection.product(x) if y is None else y
-        out: tuple[Tensor, Tensor] = clips.add_uclip_norm(y, residual, post_alpha, post_gamma, alpha, gamma)
-        return out
-
-    return Ops(
-        linear=make_linear,
-        head=linear.PaddedLinear,
-        layer_norm=norms.layer_norm,
-        add_layer_norm=add_layer_norm,
-        rms_norm=norms.rms_norm,
-        add_rms_norm=add_rms_norm,
-        uclip_norm=clips.uclip_norm,
-        add_uclip_norm=add_uclip_norm,
-        activated=activated,
-        gated=gated,
-        kv_append=kv_cache_kernel.append if toggles.batched_kv_append else kv_cache.append,
-        copy_blocks=kv_cache_kernel.copy_blocks if toggles.batched_kv_append else kv_cache.copy_blocks,
-    )
+    in_parts = toggles.fused_norm and toggles.fused_peri_norm
+    return {
+        "uclip_norm": clips.uclip_norm,
+        "project_to_clip": _parts_or_product() if in_parts else _product,
+        "add_uclip_norm": fused if toggles.fused_peri_norm else apart,
+    }

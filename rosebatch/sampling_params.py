@@ -1,12 +1,14 @@
 """How the tokens of a completion are chosen, and when it ends."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 MOST_LOGPROBS = 20
 MOST_SAMPLES = 1024
+# As good as no limit: sequences end at the model's length.
+MOST_TOKENS = 2**31 - 1
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice"]
 
@@ -38,20 +40,21 @@ class SamplingParams:
         top_p: keep the smallest set of likeliest tokens whose probabilities sum to at least this; 1 keeps all.
         min_p: drop tokens less likely than this share of the likeliest one; 0 keeps all.
         max_tokens: most tokens to generate.
-        seed: every random number is a function of this and the token's position alone.
-        stop: strings that end the completion; the text ends before the first of them.
+        seed: every random number is a function of this and the token's position alone. None lets the library or job
+            choose one for each prompt; the engine takes it as 0.
+        stop: strings that end the completion; the text ends before the first of them. One string will do.
         stop_token_ids: tokens that end the completion, beside the model's own end tokens.
-        ignore_eos: go on past the model's end tokens.
-        n: completions of one prompt, each with random numbers of its own.
-        min_tokens: before so many are generated, no end token is, and stop strings do not count.
-        presence_penalty: taken off the logit of every token generated so far.
-        frequency_penalty: the same, times how often it was generated.
-        repetition_penalty: of every token of the prompt or generated so far, a positive logit is divided by this, a
-            negative one multiplied (source: Keskar et al. 2019, CTRL).
-        logit_bias: pairs of token id and what is added to its logit.
-        logprobs: report the log-probability of each token generated, and of so many likeliest ones in its place, by the
-            model's own logits, before any of the above; None for no report.
-        prompt_logprobs: the same of the prompt's tokens from the second on.
+        ignore_eos: continue past the model's end tokens.
+        n: completions of one prompt, each with its own random numbers.
+        min_tokens: no end token is generated, and no stop string counts, before so many tokens.
+        presence_penalty: subtracted from the logit of every generated token.
+        frequency_penalty: subtracted once for each time the token was generated.
+        repetition_penalty: divides a positive logit, multiplies a negative one, of every token in the prompt or
+            generated (source: Keskar et al. 2019, CTRL).
+        logit_bias: pairs of token id and the number added to its logit; a mapping will do.
+        logprobs: report the log-probability of each generated token and of so many likeliest ones at its position. They
+            are of the model's own logits, before any of the above. None for no report.
+        prompt_logprobs: the same for the prompt's tokens from the second on.
         grammar: what the completion has to match.
 
     Raises:
@@ -63,7 +66,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     max_tokens: int = 512
-    seed: int = 0
+    seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -78,11 +81,35 @@ class SamplingParams:
     grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
+        self._normalize()
         for name, rule in self._broken_rules():
             value = getattr(self, name)
             raise ValueError(f"{name} must be {rule}, got {list(value) if isinstance(value, tuple) else value!r}")
         if self.grammar is not None and self.min_tokens:
             raise ValueError("min_tokens and a grammar exclude each other: the grammar says where it may end")
+
+    def _normalize(self) -> None:
+        """Take what scripts pass: one stop string or a list, a mapping of biases, ``top_k`` -1, ``max_tokens`` None."""
+        for name, (kinds, what) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                raise ValueError(f"{name} must be {what}, got {value!r}")
+        loose: dict[str, Any] = {}
+        if isinstance(self.stop, str):
+            loose["stop"] = (self.stop,)
+        elif not isinstance(self.stop, tuple):
+            loose["stop"] = tuple(self.stop or ())
+        if not isinstance(self.stop_token_ids, tuple):
+            loose["stop_token_ids"] = tuple(self.stop_token_ids or ())
+        if not isinstance(self.logit_bias, tuple):
+            loose["logit_bias"] = tuple((int(token_id), bias) for token_id, bias in (self.logit_bias or {}).items())
+        if self.top_k == -1:
+            loose["top_k"] = 0
+        if self.max_tokens is None:
+            loose["max_tokens"] = MOST_TOKENS
+        for name, value in loose.items():
+            # The one way to convert a field of a frozen dataclass before anybody sees it.
+            object.__setattr__(self, name, value)
 
     def _broken_rules(self) -> Iterator[tuple[str, str]]:
         """Field, and what it must be. A generator of plain conditions: this runs for every row of a file."""
@@ -96,12 +123,12 @@ class SamplingParams:
             yield "min_p", "in [0, 1]"
         if self.max_tokens < 1:
             yield "max_tokens", ">= 1"
-        if not 0 <= self.seed < 2**64:
+        if self.seed is not None and not 0 <= self.seed < 2**64:
             yield "seed", "in [0, 2^64)"
-        if not all(self.stop):
+        if not all(isinstance(each, str) and each for each in self.stop):
             yield "stop", "made of non-empty strings"
-        if any(token_id < 0 for token_id in self.stop_token_ids):
-            yield "stop_token_ids", ">= 0"
+        if any(type(token_id) is not int or token_id < 0 for token_id in self.stop_token_ids):
+            yield "stop_token_ids", "made of integers >= 0"
         if not 1 <= self.n <= MOST_SAMPLES:
             yield "n", f"in [1, {MOST_SAMPLES}]"
         if not 0 <= self.min_tokens <= self.max_tokens:
@@ -118,6 +145,10 @@ class SamplingParams:
             yield "logprobs", f"in [0, {MOST_LOGPROBS}]"
         if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MOST_LOGPROBS:
             yield "prompt_logprobs", f"in [0, {MOST_LOGPROBS}]"
+
+    def given(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
 
     @property
     def greedy(self) -> bool:
@@ -136,5 +167,21 @@ class SamplingParams:
         return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0
 
 
-# What holds where nothing is said.
+_NUMBER, _INTEGER, _OPTIONAL_INTEGER = (int, float), (int,), (int, type(None))
+_SEQUENCE = (tuple, list, type(None))
+# What each field may be given as.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(
+        ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        (_NUMBER, "a number"),
+    ),
+    **dict.fromkeys(("top_k", "n", "min_tokens"), (_INTEGER, "an integer")),
+    **dict.fromkeys(("max_tokens", "seed", "logprobs", "prompt_logprobs"), (_OPTIONAL_INTEGER, "an integer or None")),
+    "stop": ((str, *_SEQUENCE), "a string or a list of strings"),
+    "stop_token_ids": (_SEQUENCE, "a list of token ids"),
+    "ignore_eos": ((bool,), "True or False"),
+    "logit_bias": ((tuple, Mapping, type(None)), "a mapping of token ids to numbers"),
+}
+
+# The defaults.
 GREEDY = SamplingParams()

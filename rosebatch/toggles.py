@@ -15,32 +15,35 @@ _CPU = ("cpu",)
 _CUDA = ("cuda",)
 
 
-def _switch(text: str, devices: tuple[str, ...] = _ANYWHERE) -> Any:
-    return field(default=True, metadata={"help": text, "devices": devices})
+def _switch(text: str, devices: tuple[str, ...] = _ANYWHERE, hidden_by: tuple[str, ...] = ()) -> Any:
+    """A switch; it has no effect while one of those in ``hidden_by`` is on."""
+    return field(default=True, metadata={"help": text, "devices": devices, "hidden_by": hidden_by})
 
 
 @dataclass(frozen=True, slots=True)
 class Toggles:
     """The switches of a run, all on by default where the device can serve them."""
 
-    prefix_cache: bool = _switch("Reuse the KV blocks of a prefix that was computed before.")
-    chunked_prefill: bool = _switch("Split long prompts over steps, beside running decodes.")
-    batched_sampling: bool = _switch("Sample all rows of a step in as few calls as there are kinds of sampling.")
-    batch_invariant: bool = _switch("Matrix products whose bits do not depend on what else is in the batch.", _CPU)
-    paged_attention: bool = _switch("Read K and V in their blocks, instead of gathering them first.", _CUDA)
-    cuda_graph: bool = _switch("Replay decode steps, and prompts of a few thousand tokens, as CUDA graphs.", _CUDA)
-    late_results: bool = _switch("Read sampled tokens some steps late, while the GPU works on.", _CUDA)
-    batched_rollover: bool = _switch("Hand new blocks to all sequences in one write.", _CUDA)
+    prefix_cache: bool = _switch("Reuse the KV blocks of prefixes computed before.")
+    chunked_prefill: bool = _switch("Split long prompts over steps.")
+    batched_sampling: bool = _switch("Sample like rows of a step together.", hidden_by=("fused_sampler",))
+    batch_invariant: bool = _switch("Results do not depend on what else is in the batch.", _CPU)
+    paged_attention: bool = _switch("Read K and V in their blocks, without gathering them.", _CUDA)
+    cuda_graph: bool = _switch("Replay steps as CUDA graphs.", _CUDA)
+    late_results: bool = _switch("Read sampled tokens late, while the GPU works on.", _CUDA)
+    batched_rollover: bool = _switch("Give new blocks to all sequences in one write.", _CUDA)
     fused_sampler: bool = _switch("One kernel from logits to tokens, inside the graph.", _CUDA)
-    streamed_linear: bool = _switch("Products of few rows by a kernel that reads the weight ahead.", _CUDA)
+    streamed_linear: bool = _switch("Small products by a kernel that reads weights ahead.", _CUDA)
     fused_norm: bool = _switch("Residual addition and norm in one kernel.", _CUDA)
-    fused_mlp: bool = _switch("Bias and activation, bias and residual, gate and product in one kernel each.", _CUDA)
-    fused_rotary: bool = _switch("QK norm and rotary positions in one kernel, with the KV append.", _CUDA)
-    fused_kv_append: bool = _switch("Decode attention writes the new K and V itself.", _CUDA)
-    split_keys: bool = _switch("Decode attention divides a sequence's keys among several programs.", _CUDA)
-    fused_peri_norm: bool = _switch("HP1's clip, the residual addition and the next clip in one kernel.", _CUDA)
-    sparse_values: bool = _switch("Leave out the values that HP1's gate gives no weight.", _CUDA)
-    batched_kv_append: bool = _switch("One kernel writes or copies K and V where they are not fused.", _CUDA)
+    fused_mlp: bool = _switch("Bias, activation and gate of the MLP in one kernel.", _CUDA)
+    fused_rotary: bool = _switch("QK norm, rotary and KV append in one kernel.", _CUDA)
+    fused_kv_append: bool = _switch("Decode attention writes the new K and V.", _CUDA)
+    split_keys: bool = _switch("Decode attention splits a sequence's keys.", _CUDA)
+    fused_peri_norm: bool = _switch("HP1: clip, residual addition, clip in one kernel.", _CUDA)
+    sparse_values: bool = _switch("HP1: skip values that the gate gives no weight.", _CUDA)
+    batched_kv_append: bool = _switch(
+        "Write K and V by one kernel where it is not fused.", _CUDA, ("fused_rotary", "fused_kv_append")
+    )
 
     @classmethod
     def resolve(cls, requested: Mapping[str, bool | None], device: str) -> "Toggles":
@@ -62,3 +65,13 @@ class Toggles:
                 raise FlagError(f"{flag} has no meaning on {device}: leave it out or choose another --device")
             values[switch.name] = served if wanted is None else wanted
         return cls(**values)
+
+
+def hidden_by(switch: str, device: str) -> list[str]:
+    """Switches that must be off on ``device`` for this one to have an effect."""
+    served = {each.name for each in fields(Toggles) if device in each.metadata["devices"]}
+    (found,) = (each.metadata["hidden_by"] for each in fields(Toggles) if each.name == switch)
+    return [name for name in found if name in served]
+
+
+SWITCH_NAMES = tuple(switch.name for switch in fields(Toggles))

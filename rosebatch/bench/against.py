@@ -108,7 +108,7 @@ def run_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, dict[
     for case in cases:
         require_fits(case.workload(), case.source.config.max_model_len)
         source, scenario = case.source, case.scenario
-        engine = (case.options.model, source.load_format, source.dtype, scenario.max_num_seqs, scenario.prefix_cache)
+        engine = (case.config.model, source.load_format, source.dtype, scenario.max_num_seqs, scenario.prefix_cache)
         groups.setdefault(engine, []).append(case)
     timed = {}
     for group in groups.values():

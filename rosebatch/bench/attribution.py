@@ -18,7 +18,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.stats import EngineStats
 from rosebatch.request import Request
 
 _LAST = "feedback"
@@ -70,7 +69,7 @@ def attribute(engine: Engine, requests: Iterable[Request]) -> dict[str, Any]:
         ``prefill_us``: for each part the microseconds of all prompt steps before the first decodes. ``decode_step_us``:
         the same of one decode step, one of the first. ``decode_kernels``: how many that step has.
     """
-    engine.stats = EngineStats()
+    engine.restart_stats()
     for request in requests:
         engine.add(request)
 

@@ -8,9 +8,9 @@ import torch
 
 from rosebatch.bench.scenario import Scenario
 from rosebatch.bench.workload import Workload, make_workload
+from rosebatch.config import RunConfig
 from rosebatch.engine.kv_cache import bytes_for_longest
 from rosebatch.engine.roofline import Floor, Rates, find_floor
-from rosebatch.launch import LaunchOptions
 from rosebatch.model.source import ModelSource
 
 # KV blocks are counted in no smaller size, whatever the engine's: an estimate that is too large does no harm.
@@ -24,7 +24,7 @@ class Case:
     Attributes:
         name: of the scenario.
         scenario: with the flags of the command line applied.
-        options: for the engine, in agreement with the scenario.
+        config: for the engine, in agreement with the scenario.
         source: the model, resolved, for its shape and for other engines.
         device: ``cpu`` or ``cuda``.
         attribution: whether to find out where the time goes.
@@ -32,7 +32,7 @@ class Case:
 
     name: str
     scenario: Scenario
-    options: LaunchOptions
+    config: RunConfig
     source: ModelSource
     device: str
     attribution: bool = False
@@ -62,9 +62,9 @@ class Case:
 
 def needed_kv_memory(case: Case) -> int:
     """Bytes of a KV cache in which the longest ``max_num_seqs`` sequences fit whole, with a block to spare for each."""
-    workload, block = case.workload(), max(case.options.limits.block_size, _BLOCK)
+    workload, block = case.workload(), max(case.config.block_size or 0, _BLOCK)
     totals = map(sum, zip(workload.prompt_lens, workload.output_lens, strict=True))
-    return bytes_for_longest(case.source.config, block, case.source.dtype, totals, case.scenario.max_num_seqs)
+    return bytes_for_longest(case.source.config.kv_shapes, block, case.source.dtype, totals, case.scenario.max_num_seqs)
 
 
 def release_memory() -> None:

@@ -1,6 +1,6 @@
 """A/B runs: two engines that differ in one switch, in turn on the same work."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from rosebatch.bench.case import Case, needed_kv_memory, release_memory, spread
 from rosebatch.bench.throughput import Run, gpu_name, machine_versions, run_once
 from rosebatch.errors import FlagError
 from rosebatch.launch import launch
-from rosebatch.toggles import Toggles
+from rosebatch.toggles import Toggles, hidden_by
 
 ALL = "all"
 
@@ -28,7 +28,7 @@ class Turns:
         return [off / on for on, off in zip(self.on, self.off, strict=True)]
 
 
-def chosen_switches(names: list[str], device: str) -> list[str]:
+def chosen_switches(names: Sequence[str], device: str) -> list[str]:
     """Fields of ``Toggles`` by the names on the command line; ``all`` is every one that the device can serve.
 
     Raises:
@@ -66,15 +66,16 @@ def take_turns(on: Callable[[int], Run], off: Callable[[int], Run], repeats: int
 def compare_switch(case: Case, switch: str, repeats: int) -> dict[str, Any]:
     """Time a case with a switch on and off; both engines are loaded at once, with no more KV cache than they need.
 
+    Switches beside which this one would have no effect are off on both sides.
+
     Raises:
         FlagError: the device cannot serve the switch.
     """
-    memory = case.options.limits.kv_cache_memory or needed_kv_memory(case)
-    limits = msgspec.structs.replace(case.options.limits, kv_cache_memory=memory)
+    config = replace(case.config, kv_cache_memory=case.config.kv_cache_memory or needed_kv_memory(case))
 
     def side(on: bool) -> tuple[Callable[[int], Run], dict[str, Any]]:
-        toggles = {**case.options.toggles, switch: on}
-        launched = launch(replace(case.options, limits=limits, toggles=toggles))
+        toggles = {**config.toggles, **dict.fromkeys(hidden_by(switch, case.device), False), switch: on}
+        launched = launch(replace(config, toggles=toggles))
         return lambda run: run_once(launched.engine, case.workload(run), case.scenario.sampling), launched.description
 
     (on, description), (off, _) = side(True), side(False)
@@ -87,6 +88,7 @@ def compare_switch(case: Case, switch: str, repeats: int) -> dict[str, Any]:
         "scenario": case.name,
         "model": case.source.name,
         "switch": switch,
+        "switched_off": hidden_by(switch, case.device),
         "output_tokens": tokens,
         "on": _side(turns.on, tokens),
         "off": _side(turns.off, tokens),

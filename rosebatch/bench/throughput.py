@@ -37,7 +37,7 @@ def run_once(engine: Engine, workload: Workload, sampling: Sampling) -> Run:
     """
     require_fits(workload, engine.max_model_len)
     requests = workload.requests(sampling)
-    engine.stats = EngineStats()
+    stats = engine.restart_stats()
     if torch.cuda.is_initialized():
         # Steps past the end of the run before, launched ahead, are not this one's.
         torch.cuda.synchronize()
@@ -47,10 +47,10 @@ def run_once(engine: Engine, workload: Workload, sampling: Sampling) -> Run:
     tally = Tally()
     for completion in completions:
         tally.add(completion)
-        wanted = workload.output_lens[completion.request.index]
+        wanted = workload.output_lens[completion.request.id]
         assert len(completion.token_ids) == wanted, f"{len(completion.token_ids)} tokens instead of {wanted}"
     assert tally.completed == len(requests), "every request is completed, once"
-    return Run(seconds, tally, engine.stats)
+    return Run(seconds, tally, stats)
 
 
 def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: float) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: flo
         the report of the run with the median time (see ``rosebatch.report.build``), start-up apart, with the seconds of
         all runs, and with the floor where ``rates`` are known.
     """
-    launched = launch(case.options)
+    launched = launch(case.config)
     warm_up = run_once(launched.engine, case.workload(0), case.scenario.sampling)
     runs = [run_once(launched.engine, case.workload(i), case.scenario.sampling) for i in range(1, repeats + 1)]
     seconds = [run.seconds for run in runs]
@@ -81,7 +81,7 @@ def attribute_case(case: Case) -> dict[str, Any] | None:
 
     None where there are no kernels of ours to tell apart.
     """
-    launched = launch(case.options)
+    launched = launch(case.config)
     found = None
     if launched.description["toggles"]["paged_attention"]:
         run_once(launched.engine, case.workload(0), case.scenario.sampling)

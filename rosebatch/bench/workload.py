@@ -30,9 +30,9 @@ class Workload:
         """The same as the engine takes it; each row has random numbers of its own."""
         return [
             Request(
-                index=index,
-                prompt_token_ids=tuple(prompt),
-                sampling=SamplingParams(
+                index,
+                tuple(prompt),
+                SamplingParams(
                     temperature=sampling.temperature,
                     top_k=sampling.top_k,
                     top_p=sampling.top_p,

@@ -5,17 +5,17 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from rosebatch import __version__
 from rosebatch.cli import cuda_context
-from rosebatch.cli.bench_options import BenchEngineOptions, BenchOptions
-from rosebatch.cli.interrupts import InterruptionError
-from rosebatch.cli.options import EngineOptions, SamplingOptions, takes
-from rosebatch.errors import FlagError, UserError
+from rosebatch.cli.bench_options import BenchFlags
+from rosebatch.cli.options import SamplingFlags, takes
+from rosebatch.config import InputFormat, RunConfig
+from rosebatch.errors import FlagError, InterruptionError, UserError
+from rosebatch.job.config import JobConfig
 
 EXIT_ROWS_FAILED = 3
 EXIT_USAGE = 2
@@ -31,113 +31,58 @@ app = typer.Typer(
 )
 
 
-@app.command()
-@takes(engine=EngineOptions, sampling=SamplingOptions)
-def generate(
-    source: Annotated[
-        str, typer.Argument(metavar="INPUT", help="JSONL, OpenAI batch or Parquet file, or - for stdin.")
-    ],
-    input_format: Annotated[
-        Literal["auto", "jsonl", "openai", "parquet"],
-        typer.Option(help="'auto' goes by the extension, and tells an OpenAI batch by its first line."),
-    ] = "auto",
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", "-o", help="JSONL or Parquet file, or FOLDER/ of Parquet files. Default: JSONL on stdout."
-        ),
-    ] = None,
-    errors: Annotated[
-        str | None,
-        typer.Option(help="JSONL file for the rows that fail. Default for an OpenAI batch: OUTPUT.errors.jsonl."),
-    ] = None,
-    rows_per_file: Annotated[
-        int | None, typer.Option(min=1, help="Most rows in each file of an output folder. Default: 1000000.")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on with the run that left OUTPUT.part behind; start where there is none."),
-    ] = False,
-    force_resume: Annotated[
-        bool, typer.Option("--force-resume", help="Go on with it though input, model or flags have changed.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Read the whole file first, and run nothing if any row cannot be served.")
-    ] = False,
-    seed: Annotated[int | None, typer.Option(help="Makes each line's sampling independent of its place.")] = None,
-    return_token_ids: Annotated[bool, typer.Option("--return-token-ids", help="Add token_ids to the results.")] = False,
-    report: Annotated[
-        list[Path] | None,
-        typer.Option(help="Write the report to this file: a page for .html, else JSON; may be given several times."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no report on stderr.")] = False,
-    *,
-    engine: EngineOptions,
-    sampling: SamplingOptions,
-) -> None:
+_Source = Annotated[
+    str,
+    typer.Argument(metavar="INPUT", help="JSONL, OpenAI batch or Parquet; - for stdin."),
+]
+
+
+@app.command(add_help_option=False)
+@takes(job=JobConfig, run=RunConfig, sampling=SamplingFlags)
+def generate(source: _Source, *, job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any]) -> None:
     """Generate a completion for every prompt of a file.
 
-    Exit code: 0 all rows completed, 3 finished but some rows failed, 2 impossible flags, 1 aborted, 130 and 143
-    ended by SIGINT or SIGTERM.
+    Exit code: 0 all completed, 3 some rows failed, 2 bad flags, 1 aborted, 130 and 143 ended by a signal.
     """
     started = time.perf_counter()
-    cuda_context.create_in_background(engine.device)
-    from rosebatch.commands import run_generate
+    cuda_context.create_in_background(run["device"])
+    from rosebatch.cli.generate import generate
 
-    failed = run_generate(
-        source=source,
-        input_format=input_format,
-        output=output,
-        errors=errors,
-        rows_per_file=rows_per_file,
-        resume=resume,
-        force_resume=force_resume,
-        strict=strict,
-        seed=seed,
-        return_token_ids=return_token_ids,
-        report_paths=report or [],
-        quiet=quiet,
-        engine_options=engine,
-        sampling_options=sampling,
-        started=started,
-    )
-    if failed:
+    if generate(source, job, run, sampling, started):
         raise typer.Exit(EXIT_ROWS_FAILED)
 
 
-@app.command()
-@takes(engine=EngineOptions, sampling=SamplingOptions)
+@app.command(add_help_option=False)
+@takes(run=RunConfig, sampling=SamplingFlags)
 def check(
-    source: Annotated[str, typer.Argument(metavar="INPUT", help="As of generate.")],
-    input_format: Annotated[
-        Literal["auto", "jsonl", "openai", "parquet"], typer.Option(help="As of generate.")
-    ] = "auto",
+    source: _Source,
+    input_format: Annotated[InputFormat, typer.Option(help="As for generate.")] = "auto",
     *,
-    engine: EngineOptions,
-    sampling: SamplingOptions,
+    run: dict[str, Any],
+    sampling: dict[str, Any],
 ) -> None:
-    """Read and tokenize a file without running it: bad rows, lengths, and the memory and time that it will take.
+    """Read and tokenize a file without running it: bad rows, lengths, memory and time.
 
     Exit code: 0 all rows can be served, 3 some cannot.
     """
-    from rosebatch.commands import run_check
+    from rosebatch.cli.check import check
 
-    if run_check(source=source, input_format=input_format, engine_options=engine, sampling_options=sampling):
+    if check(source, input_format, run, sampling):
         raise typer.Exit(EXIT_ROWS_FAILED)
 
 
-@app.command()
-@takes(bench=BenchOptions, engine=BenchEngineOptions)
-def bench(*, bench: BenchOptions, engine: BenchEngineOptions) -> None:
+@app.command(add_help_option=False)
+@takes(work=BenchFlags, run=RunConfig, unset=["run"])
+def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     """Time the engine on random token ids, every completion at full length.
 
-    One warm-up, then --repeats timed runs: the report is of the one in the middle. Each run has token ids of its own.
+    One warm-up, then --repeats timed runs; the report is of the median one. Each run has its own token ids.
     """
     started = time.perf_counter()
-    cuda_context.create_in_background(engine.device)
-    from rosebatch.commands import run_bench
+    cuda_context.create_in_background(run.get("device", "auto"))
+    from rosebatch.cli.bench import bench
 
-    run_bench(bench, engine, started=started)
+    bench(BenchFlags(**work), run, started)
 
 
 @app.callback(invoke_without_command=True)

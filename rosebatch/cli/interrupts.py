@@ -1,21 +1,13 @@
 """SIGINT and SIGTERM end a run at the next step, not in the middle of one."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from rosebatch.errors import InterruptionError
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class InterruptionError(Exception):
-    """A signal ended the run; ``exit_code`` is what shells give for it."""
-
-    def __init__(self, number: int, kept: str = "") -> None:
-        name = signal.Signals(number).name
-        super().__init__(f"ended by {name}{kept}")
-        self.number = number
-        self.exit_code = 128 + number
 
 
 class Interrupts:
@@ -34,11 +26,11 @@ class Interrupts:
             raise InterruptionError(self._number)
 
     @contextmanager
-    def listen(self) -> Iterator[None]:
-        """Take signals, in the main thread."""
+    def listen(self) -> Iterator[Callable[[], None]]:
+        """Take signals, in the main thread; yields ``check``."""
         before = {number: signal.signal(number, self._take) for number in _SIGNALS}
         try:
-            yield
+            yield self.check
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

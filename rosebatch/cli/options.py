@@ -1,154 +1,74 @@
-"""The options that commands share, declared once: each field becomes a flag of every command that takes the group."""
+"""Makes the flags of commands from the fields of configs: a field is declared once, with its help."""
 
 import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
-from rosebatch.config import Sampler
+from rosebatch.config import SAMPLING, SWITCHES, Flag
 from rosebatch.toggles import Toggles
 
-_MODEL, _LIMITS, _SAMPLING, _SWITCHES = "Model", "Engine limits", "Sampling", "Switches (all on by default)"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """What decides how the engine is built; ``toggles`` is filled from one flag for each switch."""
+class SamplingFlags:
+    """Sampling for the rows that do not say themselves; fields as in ``rosebatch.sampling_params.SamplingParams``.
 
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="A transformers folder, a .gguf file, or a .toml of shapes. Default: the demo model, if installed.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None
-    load_format: Annotated[
-        Literal["auto", "dummy"],
-        typer.Option(help="'dummy' takes random weights in place of the model's own.", rich_help_panel=_MODEL),
-    ] = "auto"
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"],
-        typer.Option(help="'auto' takes the GPU where there is one.", rich_help_panel=_MODEL),
-    ] = "auto"
-    dtype: Annotated[
-        Literal["auto", "float32", "float16", "bfloat16"],
-        typer.Option(help="'auto' takes the checkpoint's.", rich_help_panel=_MODEL),
-    ] = "auto"
-    sampler: Annotated[
-        Sampler,
-        typer.Option(
-            help="'flashinfer' needs cuda and flashinfer-python. With it a sampled answer depends on what else is "
-            "in the file, whatever its seed.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = "rosebatch"
-    max_num_seqs: Annotated[int, typer.Option(help="Most sequences in a step.", rich_help_panel=_LIMITS)] = 256
-    max_num_batched_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Most tokens in a step: the chunk size of prefill. Default: 16384 on a GPU, fewer on a small one, "
-            "1024 on a CPU.",
-            rich_help_panel=_LIMITS,
-            min=1,
-        ),
-    ] = None
-    block_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens of a KV cache block. Default: 64 on a GPU, 16 on a CPU.", rich_help_panel=_LIMITS, min=1
-        ),
-    ] = None
-    kv_cache_memory: Annotated[
-        str | None,
-        typer.Option(help="Memory of the KV cache, such as 512MiB or 4GiB.", rich_help_panel=_LIMITS),
-    ] = None
-    toggles: dict[str, bool | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingOptions:
-    """Sampling for the lines that do not say themselves; fields as in ``rosebatch.sampling_params.SamplingParams``.
-
-    ``json_schema`` and ``regex`` are short for ``structured_outputs`` of a line.
+    ``json_schema`` and ``regex`` are short for a row's ``structured_outputs``.
     """
 
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens to generate. Default: 512.", rich_help_panel=_SAMPLING)
-    ] = None
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="0, the default, takes the likeliest token.", rich_help_panel=_SAMPLING),
-    ] = None
-    top_k: Annotated[
-        int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING)
-    ] = None
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="Keep the likeliest tokens that reach this probability.", rich_help_panel=_SAMPLING),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        typer.Option(help="Drop tokens below this share of the likeliest one.", rich_help_panel=_SAMPLING),
-    ] = None
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="End at this string; may be given several times.", rich_help_panel=_SAMPLING),
-    ] = None
-    ignore_eos: Annotated[
-        bool | None,
-        typer.Option("--ignore-eos", help="Go on past the model's end tokens.", rich_help_panel=_SAMPLING),
-    ] = None
-    n: Annotated[int | None, typer.Option(help="Completions of each prompt.", rich_help_panel=_SAMPLING)] = None
-    min_tokens: Annotated[int | None, typer.Option(help="Fewest tokens to generate.", rich_help_panel=_SAMPLING)] = None
+    max_tokens: Annotated[int | None, Flag("Most tokens to generate. Default: 512.", SAMPLING)] = None
+    temperature: Annotated[float | None, Flag("0, the default, is greedy.", SAMPLING)] = None
+    top_k: Annotated[int | None, Flag("Keep the k likeliest tokens.", SAMPLING)] = None
+    top_p: Annotated[float | None, Flag("Keep tokens that reach this probability.", SAMPLING)] = None
+    min_p: Annotated[float | None, Flag("Drop tokens below this share of the likeliest.", SAMPLING, rare=True)] = None
+    n: Annotated[int | None, Flag("Completions of each prompt.", SAMPLING)] = None
+    stop: Annotated[tuple[str, ...] | None, Flag("End at this string. Repeatable.", SAMPLING)] = None
+    ignore_eos: Annotated[bool | None, Flag("Continue past the model's end tokens.", SAMPLING, rare=True)] = None
+    min_tokens: Annotated[int | None, Flag("Fewest tokens to generate.", SAMPLING, rare=True)] = None
     presence_penalty: Annotated[
-        float | None, typer.Option(help="Off the logit of what was generated before.", rich_help_panel=_SAMPLING)
+        float | None, Flag("Subtracted from the logit of every generated token.", SAMPLING, rare=True)
     ] = None
     frequency_penalty: Annotated[
-        float | None, typer.Option(help="The same, times how often it was.", rich_help_panel=_SAMPLING)
+        float | None, Flag("Subtracted once for each occurrence of the token.", SAMPLING, rare=True)
     ] = None
     repetition_penalty: Annotated[
         float | None,
-        typer.Option(
-            help="Divides the logit of what stands in the prompt or was generated.", rich_help_panel=_SAMPLING
-        ),
+        Flag("Makes tokens of the prompt and the answer less likely; 1 changes nothing.", SAMPLING, rare=True),
     ] = None
     logprobs: Annotated[
-        int | None,
-        typer.Option(help="Report log-probabilities, and of so many likeliest tokens.", rich_help_panel=_SAMPLING),
+        int | None, Flag("Report log-probabilities, and this many likeliest tokens.", SAMPLING, rare=True)
     ] = None
-    prompt_logprobs: Annotated[
-        int | None, typer.Option(help="The same of the prompt's tokens.", rich_help_panel=_SAMPLING)
-    ] = None
-    json_schema: Annotated[
-        Path | None,
-        typer.Option(help="Answers are JSON that matches the schema in this file.", rich_help_panel=_SAMPLING),
-    ] = None
-    regex: Annotated[
-        str | None, typer.Option(help="Answers match this regular expression.", rich_help_panel=_SAMPLING)
-    ] = None
+    prompt_logprobs: Annotated[int | None, Flag("The same for the prompt's tokens.", SAMPLING, rare=True)] = None
+    json_schema: Annotated[Path | None, Flag("Answers are JSON of this schema.", SAMPLING, metavar="FILE")] = None
+    regex: Annotated[str | None, Flag("Answers match this pattern.", SAMPLING)] = None
 
 
-def takes(**groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command so that each group's fields are flags of it; the command gets the group as one argument.
+def takes(*, unset: Iterable[str] = (), **groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command so that the fields of each group are flags of it.
 
-    Typer reads a command's flags from its signature, so the signature it sees is built here.
+    The command gets each group's values as one dictionary by field name. The switches of a field ``toggles`` are in a
+    dictionary of their own. Typer reads flags from the command's signature, so that is built here.
+
+    Args:
+        unset: groups whose dictionaries hold only what was given, without defaults.
+        groups: dataclasses by the name of the command's parameter.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
-        members = {name: _parameters(group) for name, group in groups.items()}
+        flags = {name: _parameters(group, unset=name in unset) for name, group in groups.items()}
 
         @wraps(command)
         def with_flags(**values: Any) -> None:
-            built = {name: _build(group, values) for name, group in groups.items()}
-            rest = {p.name: values[p.name] for p in own}
-            command(**rest, **built)
+            built = {name: _values(group, values, unset=name in unset) for name, group in groups.items()}
+            command(**{p.name: values[p.name] for p in own}, **built)
 
-        parameters = [*own, *(p for group in members.values() for p in group)]
+        parameters = [*own, *(p for group in flags.values() for p in group), *_HELP]
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
         with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -157,14 +77,38 @@ def takes(**groups: type) -> Callable[[Callable[..., None]], Callable[..., None]
     return decorate
 
 
-def _parameters(group: type) -> list[inspect.Parameter]:
+# A switch takes no value, so it shows none.
+_METAVARS = {bool: " ", int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
+
+
+def _show_help(context: typer.Context, wanted: bool) -> None:
+    """Print the help."""
+    if wanted:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+def _show_all(context: typer.Context, wanted: bool) -> None:
+    """Print the help with the flags that ``--help`` leaves out."""
+    for parameter in context.command.params if wanted else ():
+        parameter.hidden = False  # type: ignore[attr-defined]
+    _show_help(context, wanted)
+
+
+def _help_flag(name: str, callback: Callable[[typer.Context, bool], None], text: str) -> inspect.Parameter:
+    option = typer.Option(name, is_eager=True, callback=callback, metavar=" ", help=text, rich_help_panel="Help")
+    return _parameter(name.removeprefix("--").replace("-", "_"), Annotated[bool, option], False)
+
+
+def _parameters(group: type, *, unset: bool) -> list[inspect.Parameter]:
     parameters = []
     for f in fields(group):
         if f.name == "toggles":
-            parameters += [_parameter(s.name, _switch_flag(s.name, s.metadata["help"]), None) for s in fields(Toggles)]
-        else:
-            default = inspect.Parameter.empty if f.default is MISSING else f.default
-            parameters.append(_parameter(f.name, f.type, default))
+            parameters += [_parameter(s.name, _switch(s.name, s.metadata["help"]), None) for s in fields(Toggles)]
+        elif get_origin(f.type) is Annotated:
+            kind, flag = get_args(f.type)
+            default = None if unset or f.default == () else f.default
+            parameters.append(_parameter(f.name, _option(f.name, kind, flag, unset=unset), default))
     return parameters
 
 
@@ -172,14 +116,48 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _switch_flag(name: str, text: str) -> Any:
+def _option(name: str, kind: Any, flag: Flag, *, unset: bool) -> Any:
+    if get_origin(kind) in (Union, UnionType):
+        # What a config also takes as a number, the command line takes as text.
+        kind = next(each for each in get_args(kind) if each is not NoneType)
+    if get_origin(kind) is tuple:
+        kind = list[get_args(kind)[0]]  # type: ignore[misc]
+    names = flag.names or ((f"--{name.replace('_', '-')}",) if kind is bool else ())
+    option = typer.Option(
+        *names,
+        help=flag.help,
+        rich_help_panel=flag.panel,
+        min=flag.least,
+        metavar=flag.metavar or _METAVARS.get(kind) or "|".join(get_args(kind)) or None,
+        hidden=flag.rare,
+        show_default=False,
+    )
+    return Annotated[kind | None, option]
+
+
+def _switch(name: str, text: str) -> Any:
     flag = name.replace("_", "-")
-    option = typer.Option(f"--{flag}/--no-{flag}", help=text, rich_help_panel=_SWITCHES, show_default=False)
+    option = typer.Option(
+        f"--{flag}/--no-{flag}", help=text, rich_help_panel=SWITCHES, show_default=False, hidden=True, metavar=" "
+    )
     return Annotated[bool | None, option]
 
 
-def _build(group: type, values: dict[str, Any]) -> Any:
-    own = {f.name: values[f.name] for f in fields(group) if f.name != "toggles"}
-    if "toggles" in {f.name for f in fields(group)}:
-        own["toggles"] = {s.name: values[s.name] for s in fields(Toggles)}
-    return group(**own)
+def _values(group: type, values: dict[str, Any], *, unset: bool) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    for f in fields(group):
+        if f.name == "toggles":
+            own["toggles"] = {s.name: values[s.name] for s in fields(Toggles)}
+        elif get_origin(f.type) is Annotated and not (unset and values[f.name] is None):
+            value = values[f.name]
+            own[f.name] = tuple(value) if isinstance(value, list) else value
+            if value is None:
+                own[f.name] = f.default
+    return own
+
+
+# In place of the command's own --help, which looks as if it took a value.
+_HELP = (
+    _help_flag("--help", _show_help, "Show this message."),
+    _help_flag("--help-all", _show_all, "Show rare flags and switches too."),
+)

@@ -2,28 +2,44 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from rosebatch.engine.plan import StepPlan, StepResult
-from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import RowError
-from rosebatch.request import Completion, Constraint, Request, Sequence, StopMatcher
+from rosebatch.request import Completion, Constraint, Request, StopMatcher
+
+# The masks of a plan's guided sequences, in the order of its ``sampled_ids``: ``[R, ceil(V / 32)]`` int32 of numpy.
+# Token 0 is the lowest bit of the first word; a token with bit 0 must not come next.
+Masks = Callable[[], Any]
 
 
 class StepRunner(Protocol):
-    """Carries out plans: the runner, or a fake in tests."""
+    """Carries out plans: one of the runners, or a fake in tests."""
 
-    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Begin to compute the plan's chunks, behind what was launched before; a function that waits for the result."""
+    def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
+        """Begin to compute a plan behind those launched before.
+
+        Args:
+            plan: the next one.
+            masks: to be called when a grammar's masks are needed. They follow from the tokens of earlier plans, so
+                those must have been waited for.
+
+        Returns:
+            a function that waits for the result.
+        """
         ...
 
 
 class Engine:
-    """Schedules, runs and commits steps until every request is a completion.
+    """Schedules, runs and commits steps until every request is completed.
 
-    With ``lookahead`` the next plan is launched before the results of the last are read, so that the device never waits
-    for Python.
+    With ``lookahead`` the next plan is launched before the results of the last are read, so that the device never
+    waits for Python.
 
     Args:
         scheduler: plans the steps.
@@ -31,7 +47,11 @@ class Engine:
         vocab_size: token ids are below this.
         max_model_len: most tokens of prompt and completion together.
         eos_token_ids: the model's end tokens.
-        lookahead: plans that may be under way while the next is made; needs a scheduler with a decode window.
+        lookahead: plans that may be under way while the next is made; needs a scheduler with separate decodes.
+
+    Attributes:
+        max_model_len: the same, but no more than the KV cache holds.
+        stats: of all steps since ``restart_stats``.
     """
 
     def __init__(
@@ -44,16 +64,34 @@ class Engine:
         eos_token_ids: Iterable[int] = (),
         lookahead: int = 0,
     ) -> None:
-        assert not lookahead or scheduler.decode_window, "mixed steps need the tokens of the step before"
+        separate = isinstance(scheduler.policy, SeparateDecodes)
+        assert separate or not lookahead, "mixed steps need the tokens of the step before"
         self.lookahead = lookahead
         self.scheduler = scheduler
         self.runner = runner
         self.vocab_size = vocab_size
-        # A sequence that cannot fit the cache alone could never finish.
+        # A sequence that does not fit the cache alone could never finish.
         self.max_model_len = min(max_model_len, scheduler.pool.num_blocks * scheduler.pool.block_size)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.stats = EngineStats()
+        self._num_started = 0
+        self._constraints: dict[int, Constraint] = {}
         self._launched: deque[tuple[StepPlan, Callable[[], StepResult]]] = deque()
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most sequences in a step."""
+        return self.scheduler.max_num_seqs
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Most tokens in a step."""
+        return self.scheduler.max_num_batched_tokens
+
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether prompts with the same beginning share its K and V."""
+        return self.scheduler.prefix_cache
 
     @property
     def has_unfinished(self) -> bool:
@@ -62,8 +100,13 @@ class Engine:
 
     @property
     def num_unfinished(self) -> int:
-        """Sequences waiting or running, and their forks."""
+        """Completions that are waiting or running."""
         return self.scheduler.num_unfinished
+
+    def restart_stats(self) -> EngineStats:
+        """Count from zero; returns the new counters, which the engine fills as it runs."""
+        self.stats = EngineStats()
+        return self.stats
 
     def add(
         self,
@@ -75,24 +118,15 @@ class Engine:
         """Queue a request: each of its ``n`` completions is a sequence of its own.
 
         Args:
-            request: what is asked for.
+            request: what to complete.
             stop_matcher: makes one for each completion.
-            constraint: likewise.
+            constraint: makes one for each completion.
 
         Raises:
             RowError: see ``require_servable``.
         """
         self.require_servable(request)
-        first, *forks = (
-            Sequence.start(
-                request.sample(number),
-                max_model_len=self.max_model_len,
-                eos_token_ids=self.eos_token_ids,
-                stop_matcher=None if stop_matcher is None else stop_matcher(),
-                constraint=None if constraint is None else constraint(),
-            )
-            for number in range(request.sampling.n)
-        )
+        first, *forks = (self._start(request, sample, stop_matcher, constraint) for sample in range(request.sampling.n))
         first.forks = forks
         self.scheduler.add(first)
 
@@ -101,7 +135,7 @@ class Engine:
         require_servable(request, self.vocab_size, self.max_model_len)
 
     def step(self) -> list[Completion]:
-        """Launch a plan and commit the oldest one that is due; the completions that it finished."""
+        """Launch a plan and commit the oldest one that is due; returns the completions that it finished."""
         launched = self._launch_next()
         if launched and len(self._launched) <= self.lookahead:
             return []
@@ -111,24 +145,9 @@ class Engine:
             # Launched before it was known that nothing was left to do.
             finished += self._commit_oldest()
         if self.lookahead and not self._launched:
-            # Nothing could be planned before this was known: the device should not wait for the caller as well.
+            # Nothing could be planned before this was known. The device should not wait for the caller as well.
             self._launch_next()
-        return [_completion(sequence) for sequence in finished]
-
-    def _launch_next(self) -> bool:
-        """Launch what can be planned; whether anything could."""
-        plan = self.scheduler.schedule()
-        if plan is not None:
-            self._launched.append((plan, self.runner.launch(plan)))
-        return plan is not None
-
-    def _commit_oldest(self) -> list[Sequence]:
-        plan, wait = self._launched.popleft()
-        result = wait()
-        pool = self.scheduler.pool
-        live = len(self.scheduler.running)
-        self.stats.record(plan, result, blocks_used=pool.num_blocks - pool.num_free, live=live)
-        return self.scheduler.commit(plan, result)
+        return [sequence.completion() for sequence in finished]
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Queue all requests and yield completions as they finish."""
@@ -136,6 +155,60 @@ class Engine:
             self.add(request)
         while self.has_unfinished:
             yield from self.step()
+
+    def abort(self) -> None:
+        """Wait for what is under way and drop every request. What the prefix cache holds stays."""
+        while self._launched:
+            self._commit_oldest()
+        self.scheduler.abort()
+        self._constraints.clear()
+
+    def _start(
+        self,
+        request: Request,
+        sample: int,
+        stop_matcher: Callable[[], StopMatcher] | None,
+        constraint: Callable[[], Constraint] | None,
+    ) -> SequenceState:
+        sequence = SequenceState.start(
+            request,
+            id=self._num_started,
+            sample=sample,
+            max_model_len=self.max_model_len,
+            eos_token_ids=self.eos_token_ids,
+            stop_matcher=None if stop_matcher is None else stop_matcher(),
+            constraint=None if constraint is None else constraint(),
+        )
+        self._num_started += 1
+        if sequence.constraint is not None:
+            self._constraints[sequence.id] = sequence.constraint
+        return sequence
+
+    def _launch_next(self) -> bool:
+        """Launch what can be planned; returns whether anything could."""
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return False
+        # Looked up now: an earlier plan's result may end one of them.
+        constraints = [self._constraints[i] for i in plan.sampled_ids if i in self._constraints]
+        self._launched.append((plan, self.runner.launch(plan, lambda: self._fill_masks(constraints))))
+        return True
+
+    def _commit_oldest(self) -> list[SequenceState]:
+        plan, wait = self._launched.popleft()
+        result = wait()
+        pool = self.scheduler.pool
+        live = len(self.scheduler.running)
+        self.stats.record(plan, result, blocks_used=pool.num_blocks - pool.num_free, live=live)
+        finished = self.scheduler.commit(plan, result)
+        for sequence in finished:
+            self._constraints.pop(sequence.id, None)
+        return finished
+
+    def _fill_masks(self, constraints: list[Constraint]) -> Any:
+        masks = np.zeros((len(constraints), -(-self.vocab_size // 32)), np.int32)
+        type(constraints[0]).fill_all(constraints, masks)
+        return masks
 
 
 def require_servable(request: Request, vocab_size: int, max_model_len: int) -> None:
@@ -156,19 +229,3 @@ def require_servable(request: Request, vocab_size: int, max_model_len: int) -> N
         raise RowError("invalid_token_id", f"prompt token ids must be in [0, {vocab_size})")
     if any(not 0 <= token_id < vocab_size for token_id, _ in request.sampling.logit_bias):
         raise RowError("invalid_token_id", f"token ids of logit_bias must be in [0, {vocab_size})")
-
-
-def _completion(sequence: Sequence) -> Completion:
-    assert sequence.finish_reason and sequence.first_token_time and sequence.finish_time
-    return Completion(
-        request=sequence.request,
-        token_ids=tuple(sequence.output_token_ids),
-        finish_reason=sequence.finish_reason,
-        cached_tokens=sequence.num_cached_tokens or 0,
-        arrival_time=sequence.arrival_time,
-        first_token_time=sequence.first_token_time,
-        finish_time=sequence.finish_time,
-        logprobs=tuple(sequence.logprobs),
-        prompt_logprobs=tuple(sequence.prompt_logprobs),
-        error=None if sequence.constraint is None else sequence.constraint.error,
-    )

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rosebatch.request import Sequence
+from rosebatch.engine.plan import SequenceSpec
 from rosebatch.sampling_params import MOST_LOGPROBS
 
 
 class Extras(NamedTuple):
-    """Needs of a batch: each combination has CUDA graphs of its own, the plain one those of most runs.
+    """The needs of a batch. Each combination has CUDA graphs of its own; most runs only need the plain one.
 
     Attributes:
         adjusts: some logits depend on the tokens so far, or are biased.
@@ -21,9 +21,9 @@ class Extras(NamedTuple):
     logprobs: int | None = None
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence]) -> "Extras":
-        """What these need together."""
-        params = [sequence.sampling for sequence in sequences if sequence.special]
+    def of(cls, specs: Iterable[SequenceSpec]) -> "Extras":
+        """What these sequences need together."""
+        params = [spec.sampling for spec in specs if spec.has_extras]
         asked = [p.logprobs for p in params if p.logprobs is not None]
         return cls(
             adjusts=any(p.adjusts for p in params),

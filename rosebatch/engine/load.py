@@ -4,18 +4,19 @@ from dataclasses import dataclass
 
 import torch
 
-from rosebatch.config import EngineConfig, Sampler
+from rosebatch.config import ModelConfig, RunConfig
 from rosebatch.engine.engine import Engine, StepRunner
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.memory import plan_memory
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import Scheduler
-from rosebatch.engine.torch_runner.runner import Runner
-from rosebatch.engine.triton_runner.runner import DeviceRunner
+from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes, StepPolicy
+from rosebatch.engine.torch_runner.runner import TorchRunner
+from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.errors import FlagError
+from rosebatch.model.layers import Model
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import ModelSource
-from rosebatch.ops import device_ops, select
+from rosebatch.ops import Ops, device_ops, select
 from rosebatch.toggles import Toggles
 
 # Tokens of a block: what a GPU reads at a time, and what a prefix on a CPU is rounded down to.
@@ -46,73 +47,96 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
 
-def choose_block_size(limits: EngineConfig, device: torch.device) -> int:
-    """Tokens of a block: what was asked for, or what suits the device."""
+def choose_block_size(limits: RunConfig, device: torch.device) -> int:
+    """Tokens of a block: the limit if it is given, else what suits the device."""
     return limits.block_size or _BLOCK_SIZE[device.type]
 
 
 def load_engine(
     source: ModelSource,
-    limits: EngineConfig,
+    limits: RunConfig,
     toggles: Toggles,
     device: torch.device,
-    sampler: Sampler = "rosebatch",
 ) -> LoadedEngine:
-    """Load the weights, size the KV cache, put the engine together.
+    """Load the weights and build the engine.
 
     Raises:
         UserError: a weight is missing.
         FlagError: the KV cache has no room for a single block.
     """
-    assert sampler == "rosebatch" or not toggles.fused_sampler, "the fused sampler is rosebatch's own"
-    config, ops = source.config, select(toggles, device.type, sampler)
-    block_size = choose_block_size(limits, device)
+    assert limits.sampler == "rosebatch" or not toggles.fused_sampler, "the fused sampler is rosebatch's own"
+    ops = select(toggles, device.type, limits.sampler)
     with torch.inference_mode():
-        model = build_model(config, ops, source.weights(device))
-    memory = plan_memory(config, limits, block_size, source.dtype, device)
-    num_blocks = memory.num_blocks
-    kernels_only = device.type == "cuda" and toggles.paged_attention
-    window = 0
-    if kernels_only:
-        window = _DECODE_WINDOW if toggles.fused_sampler and toggles.late_results else 1
-    # One block more than the scheduler knows of: where kernels write what nobody reads.
-    cache = KVCache(config, num_blocks + kernels_only, block_size, source.dtype, device, ops)
-    scheduler = Scheduler(
-        BlockPool(num_blocks, block_size),
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=memory.max_num_batched_tokens,
-        prefix_cache=toggles.prefix_cache,
-        chunked_prefill=toggles.chunked_prefill,
-        decode_window=window,
-    )
+        model = build_model(source.config, ops, source.weights(device))
+    return build_engine(model, source.config, limits, toggles, ops, source.dtype, device)
+
+
+def build_engine(
+    model: Model,
+    config: ModelConfig,
+    limits: RunConfig,
+    toggles: Toggles,
+    ops: Ops,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LoadedEngine:
+    """Size the KV cache for a model that is loaded, and put the engine together.
+
+    Args:
+        model: says what the attention of each layer is.
+        config: lengths, vocabulary and end tokens.
+        limits: of the engine.
+        toggles: switches, resolved here into runner, operators and scheduling.
+        ops: the operators that the model was built with.
+        dtype: of activations, and of K and V.
+        device: where the model is.
+
+    Raises:
+        FlagError: the KV cache has no room for a single block.
+    """
+    kv_dtype = dtype
+    block_size = choose_block_size(limits, device)
+    shapes = [spec.kv_shape for spec in model.attention]
+    memory = plan_memory(config, shapes, limits, block_size, dtype, kv_dtype, device)
+    num_blocks, pool = memory.num_blocks, BlockPool(memory.num_blocks, block_size)
     runner: StepRunner
-    if kernels_only:
-        runner = DeviceRunner(
+    policy: StepPolicy
+    if device.type == "cuda" and toggles.paged_attention:
+        window = _DECODE_WINDOW if toggles.fused_sampler and toggles.late_results else 1
+        # One block more than the scheduler knows of: where kernels write what nobody reads.
+        cache = KVCache(shapes, num_blocks + 1, block_size, kv_dtype, device, ops)
+        policy, lookahead = SeparateDecodes(window), int(toggles.late_results)
+        runner = TritonRunner(
             model,
-            config,
             cache,
             ops,
-            device_ops(
-                limits.max_num_seqs,
-                config.num_heads,
-                config.num_kv_heads,
-                config.head_dim,
-                device,
-                split_keys=toggles.split_keys,
-            ),
+            device_ops(limits.max_num_seqs, [spec.heads for spec in model.attention], toggles, device),
             toggles,
+            vocab_size=config.vocab_size,
+            eos_token_ids=config.eos_token_ids,
             max_num_seqs=limits.max_num_seqs,
             max_len=min(config.max_model_len, num_blocks * block_size),
             window=window,
         )
     else:
-        runner = Runner(model, config, cache, ops, batched_sampling=toggles.batched_sampling)
+        cache = KVCache(shapes, num_blocks, block_size, kv_dtype, device, ops)
+        policy, lookahead = MIXED, 0
+        runner = TorchRunner(model, cache, ops, batched_sampling=toggles.batched_sampling)
+    scheduler = Scheduler(
+        pool,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=memory.max_num_batched_tokens,
+        policy=policy,
+        prefix_cache=toggles.prefix_cache,
+        chunked_prefill=toggles.chunked_prefill,
+        exact_prefixes=toggles.batch_invariant,
+    )
     engine = Engine(
         scheduler,
         runner,
         vocab_size=config.vocab_size,
         max_model_len=config.max_model_len,
         eos_token_ids=config.eos_token_ids,
-        lookahead=int(kernels_only and toggles.late_results),
+        lookahead=lookahead,
     )
-    return LoadedEngine(engine, num_blocks, block_size, cache.data.nbytes)
+    return LoadedEngine(engine, num_blocks, block_size, cache.nbytes)

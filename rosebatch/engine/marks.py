@@ -4,25 +4,32 @@ See ``rosebatch_kernels.logits``: a mark is an int32 for each token of the vocab
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
-from rosebatch.request import Sequence
+from rosebatch.engine.plan import SequenceSpec
 from rosebatch_kernels.logits.layout import ENDS, IN_PROMPT
 
 
-def mark_cells(sequence: Sequence, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and what to add to their marks, which are 0 before; int32, an id may occur several times."""
-    counts = Counter(sequence.output_token_ids)
-    prompt = set(sequence.request.prompt_token_ids)
-    ends = [token_id for token_id in sequence.stop_ids if token_id < vocab_size]
+def mark_cells(spec: SequenceSpec, output: Sequence[int], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids and what to add to their marks, both int32; an id may occur several times.
+
+    Args:
+        spec: of the sequence.
+        output: the tokens generated so far.
+        vocab_size: number of marks.
+    """
+    counts = Counter(output)
+    prompt = set(spec.prompt_token_ids)
+    ends = [token_id for token_id in spec.stop_ids if token_id < vocab_size]
     ids = [*counts, *prompt, *ends]
     values = [*counts.values(), *[IN_PROMPT] * len(prompt), *[ENDS] * len(ends)]
     return np.array(ids, np.int32), np.array(values, np.int32)
 
 
-def bias_cells(sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
+def bias_cells(spec: SequenceSpec) -> tuple[np.ndarray, np.ndarray]:
     """Token ids, int32, and what to add to their logits, fp32."""
-    ids = [token_id for token_id, _ in sequence.sampling.logit_bias]
-    values = [value for _, value in sequence.sampling.logit_bias]
+    ids = [token_id for token_id, _ in spec.sampling.logit_bias]
+    values = [value for _, value in spec.sampling.logit_bias]
     return np.array(ids, np.int32), np.array(values, np.float32)

@@ -1,11 +1,13 @@
 """How a device's memory is divided, once the weights are in it: the KV cache, and what a step needs beside it."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from rosebatch.config import EngineConfig, ModelConfig
+from rosebatch.config import KVShape, ModelConfig, RunConfig
 from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.errors import FlagError
 
@@ -15,8 +17,7 @@ _BATCHED_TOKENS = {"cuda": 16384, "cpu": 1024}
 # On a small GPU fewer, until a step takes no more than this share of what is free.
 _FEWEST_TOKENS = 2048
 _STEP_SHARE = 0.25
-# Shares of what is then free that the KV cache takes: libraries and graphs want some as well.
-_GPU_SHARE = 0.9
+# Share of a CPU's free memory that the KV cache takes.
 _CPU_SHARE = 0.25
 _CPU_MOST = 4 << 30
 
@@ -30,25 +31,43 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: ModelConfig, limits: EngineConfig, block_size: int, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    kv_shapes: Sequence[KVShape],
+    limits: RunConfig,
+    block_size: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
 ) -> MemoryPlan:
-    """Follow the limits where they say something, the device where they do not.
+    """Follow the limits that are given; the device decides the others.
+
+    Args:
+        config: of the model.
+        kv_shapes: what each layer keeps in the KV cache.
+        limits: of the engine.
+        block_size: tokens of a KV cache block.
+        dtype: of activations.
+        kv_dtype: of K and V.
+        device: where the weights already are.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
     """
-    free = _free_memory(device)
+    gpu = _gpu_memory(device) if device.type == "cuda" else None
+    free = gpu.free if gpu else _free_host_memory()
     tokens = limits.max_num_batched_tokens or _BATCHED_TOKENS[device.type]
-    if device.type == "cuda":
+    if gpu:
         step = step_bytes(config, tokens, limits.max_num_seqs, dtype)
         while not limits.max_num_batched_tokens and tokens > _FEWEST_TOKENS and step > _STEP_SHARE * free:
             tokens //= 2
             step = step_bytes(config, tokens, limits.max_num_seqs, dtype)
-        memory = int(_GPU_SHARE * (free - step))
+        # Of all of the GPU, what this process has not taken yet; and never more of what other processes leave.
+        share = limits.gpu_memory_utilization
+        memory = int(min(share * gpu.total - gpu.taken, share * free)) - step
     else:
         memory = min(int(_CPU_SHARE * free), _CPU_MOST)
-    memory = limits.kv_cache_memory or max(memory, 0)
-    block = bytes_per_block(config, block_size, dtype)
+    memory = limits.kv_cache_bytes or max(memory, 0)
+    block = bytes_per_block(kv_shapes, block_size, kv_dtype)
     # More than every sequence at full length is of no use.
     most = limits.max_num_seqs * -(-config.max_model_len // block_size)
     blocks = min(memory // block, most)
@@ -65,9 +84,19 @@ def step_bytes(config: ModelConfig, tokens: int, seqs: int, dtype: torch.dtype) 
     return 2 * (tokens * wide + seqs * config.vocab_size) * dtype.itemsize
 
 
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+class _GPUMemory(NamedTuple):
+    """Bytes of a GPU: free, all, and taken by this process, the weights included."""
+
+    free: int
+    total: int
+    taken: int
+
+
+def _gpu_memory(device: torch.device) -> _GPUMemory:
+    return _GPUMemory(*torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device))
+
+
+def _free_host_memory() -> int:
     if "SC_AVPHYS_PAGES" not in os.sysconf_names:
         return int(_CPU_MOST / _CPU_SHARE)
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,47 +1,140 @@
-"""What passes between scheduler and runner; nothing else does. No torch."""
+"""What passes between scheduler and runner: plain data that can be pickled, sent to another process and replayed.
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+A plan names sequences by id. A runner learns about a sequence from its ``SequenceSpec``, which comes with the first
+plan that computes it. After that it gets changes only: new blocks, new tokens, and at the end the release of the id.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rosebatch.request import Logprobs, Sequence
+from rosebatch.request import Logprobs
+from rosebatch.sampling_params import SamplingParams
 
-
-class Chunk(NamedTuple):
-    """Tokens ``start .. start + length - 1`` of a sequence, to be computed in one step or one window of steps.
-
-    ``samples`` is True when the chunk reaches the end of the tokens so far, so that new ones are sampled: one, or in a
-    decode window one for each of the chunk's tokens.
-    """
-
-    sequence: Sequence
-    start: int
-    length: int
-    samples: bool
+# (index in the sequence's block table, block id)
+BlockChange = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step of work, or a window of decode steps.
+class SequenceSpec:
+    """What a runner has to know of a sequence.
 
     Attributes:
-        chunks: what to compute; in a step, single-token chunks (decodes) first.
-        copies: (source, destination) blocks to copy before the forward pass; no block is both.
-        preempted: sequences that lost their blocks and went back to waiting.
-        decode_steps: 0 for one step over packed chunks; otherwise so many decode steps back to back, in which every
-            chunk takes part for its length, each token computed from the one sampled before it.
+        id: unique in an engine.
+        prompt_token_ids: all of the prompt.
+        sampling: with the sequence's own seed.
+        max_len: most tokens of prompt and completion together.
+        stop_ids: tokens that end it: the model's own end tokens, unless ignored, and those of the request.
+        guided: whether a grammar decides which tokens may come next.
+        has_extras: whether its logits are more than sampled: penalties, biases, log-probabilities.
     """
 
-    chunks: tuple[Chunk, ...]
+    id: int
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    max_len: int
+    stop_ids: frozenset[int] = frozenset()
+    guided: bool = False
+    has_extras: bool = False
+
+
+class Chunk(NamedTuple):
+    """Tokens of a sequence that one packed step computes.
+
+    Attributes:
+        id: of the sequence.
+        start: position of the first token.
+        token_ids: the tokens.
+        samples: whether the chunk reaches the end of the tokens so far, so that the next one is sampled.
+        blocks: changes of its block table since the last plan with it; all of the table in the first.
+        output_token_ids: all tokens generated so far, if the chunk samples and its logits depend on them; else empty.
+    """
+
+    id: int
+    start: int
+    token_ids: tuple[int, ...]
+    samples: bool
+    blocks: tuple[BlockChange, ...] = ()
+    output_token_ids: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Position behind the last token."""
+        return self.start + len(self.token_ids)
+
+
+class DecodeRow(NamedTuple):
+    """A sequence in a window of decode steps: tokens ``start .. start + length - 1``, each fed back by the device."""
+
+    id: int
+    start: int
+    length: int
+    blocks: tuple[BlockChange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What both kinds of plan have.
+
+    Attributes:
+        copies: (source, destination) blocks to copy before the forward pass; no block is both.
+        started: sequences that this plan computes for the first time, or again after a preemption.
+        released: ids that the runner may forget: no later plan has them, unless they are started again.
+        num_preempted: how many of the released ones lost their blocks and wait again.
+    """
+
     copies: tuple[tuple[int, int], ...] = ()
-    preempted: tuple[Sequence, ...] = ()
-    decode_steps: int = 0
+    started: tuple[SequenceSpec, ...] = ()
+    released: tuple[int, ...] = ()
+    num_preempted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep(_Plan):
+    """One step over chunks of any length, packed without padding; single-token chunks (decodes) come first."""
+
+    chunks: tuple[Chunk, ...]
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed."""
-        return sum(chunk.length for chunk in self.chunks)
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that take part."""
+        return len(self.chunks)
+
+    @property
+    def sampled_ids(self) -> list[int]:
+        """Sequences that get a token, in the order of the result."""
+        return [chunk.id for chunk in self.chunks if chunk.samples]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWindow(_Plan):
+    """So many decode steps back to back; each row takes part in the first ``length`` of them."""
+
+    rows: tuple[DecodeRow, ...]
+    steps: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed."""
+        return sum(row.length for row in self.rows)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that take part."""
+        return len(self.rows)
+
+    @property
+    def sampled_ids(self) -> list[int]:
+        """Sequences that get tokens, in the order of the result."""
+        return [row.id for row in self.rows]
+
+
+StepPlan = PackedStep | DecodeWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +142,17 @@ class StepResult:
     """What a plan brought.
 
     Attributes:
-        token_ids: for each chunk that samples, in the plan's order, the tokens sampled: fewer than the chunk's length
-            where the model's end token came first.
-        logprobs: in the same order, of each token; an empty list where none are asked for.
-        prompt_logprobs: by the number of a chunk in the plan, of the prompt's tokens behind its own.
+        token_ids: for each of the plan's ``sampled_ids``, the tokens: one of a packed step; of a window at most the
+            row's length, fewer if the model's end token came first.
+        logprobs: in the same order, of each token; an empty list for a sequence that does not ask.
+        prompt_logprobs: by the number of a chunk in the plan, of the prompt tokens behind each of its own.
         seconds: that the device was busy with it.
         syncs: waits for the device.
         graph_replays, graph_captures: of CUDA graphs.
     """
 
     token_ids: list[list[int]]
-    logprobs: Seq[list[Logprobs]] = ()
+    logprobs: Sequence[list[Logprobs]] = ()
     prompt_logprobs: Mapping[int, list[Logprobs]] = field(default_factory=dict)
     seconds: float = field(default=0.0, kw_only=True)
     syncs: int = field(default=0, kw_only=True)

@@ -56,7 +56,7 @@ def _sample_group(key: _Group, logits: Tensor, params: list[SamplingParams], pos
     top_k, filtered = key
     device = logits.device
     temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
-    numbers = [uniform(p.seed, position) for p, position in zip(params, positions, strict=True)]
+    numbers = [uniform(p.seed or 0, position) for p, position in zip(params, positions, strict=True)]
     uniforms = torch.tensor(numbers, dtype=torch.float64, device=device)
     if not filtered:
         return ops.sample(logits, temperature, uniforms)

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from rosebatch.engine.plan import StepPlan, StepResult
+from rosebatch.engine.plan import DecodeWindow, StepPlan, StepResult
 from rosebatch.engine.timeline import Timeline
 
 
@@ -31,34 +31,39 @@ class EngineStats:
         """Count one plan. A step in which any sequence brings several tokens is prefill, the others are decode.
 
         Args:
-            plan: what was done.
-            result: what came of it.
-            blocks_used: of the KV cache, while it was done.
+            plan: the work.
+            result: what it brought.
+            blocks_used: of the KV cache, during the work.
             live: sequences that were running.
         """
         now = time.perf_counter()
         if self._began is None:
             self._began = now - result.seconds
+        steps, lengths = 1, []
+        if isinstance(plan, DecodeWindow):
+            steps = plan.steps
+        else:
+            lengths = [len(chunk.token_ids) for chunk in plan.chunks if len(chunk.token_ids) > 1]
         self.timeline.add(
             now - self._began,
-            prompt_tokens=0 if plan.decode_steps else sum(c.length for c in plan.chunks if c.length > 1),
+            prompt_tokens=sum(lengths),
             output_tokens=sum(map(len, result.token_ids)),
             live=live,
             blocks=blocks_used,
         )
-        self.steps += plan.decode_steps or 1
-        if plan.decode_steps or all(chunk.length == 1 for chunk in plan.chunks):
-            self.decode_steps += plan.decode_steps or 1
-            self.decode_seconds += result.seconds
-        else:
+        self.steps += steps
+        if lengths:
             self.prefill_seconds += result.seconds
+        else:
+            self.decode_steps += steps
+            self.decode_seconds += result.seconds
         if result.token_ids and self.first_token_time is None:
             self.first_token_time = now
         self.syncs += result.syncs
         self.graph_replays += result.graph_replays
         self.graph_captures += result.graph_captures
-        self.preemptions += len(plan.preempted)
+        self.preemptions += plan.num_preempted
         self.computed_tokens += plan.num_tokens
         self.copied_blocks += len(plan.copies)
-        self.max_running = max(self.max_running, len(plan.chunks))
+        self.max_running = max(self.max_running, plan.num_sequences)
         self.max_blocks_used = max(self.max_blocks_used, blocks_used)

@@ -26,10 +26,11 @@ from rosebatch.io.fields import (
 )
 from rosebatch.io.results import Answer, Choice, ScoredToken, scored_tokens
 from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.sampling_params import MOST_TOKENS
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # As the API: not greedy, and as long as the model can go on.
-_DEFAULTS = {"temperature": 1.0, "max_tokens": 2**31 - 1}
+_DEFAULTS = {"temperature": 1.0, "max_tokens": MOST_TOKENS}
 # Fields without a meaning for a local run.
 _WITHOUT_EFFECT = {
     "metadata",
@@ -121,7 +122,6 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
             metadata={"custom_id": line.custom_id, "url": url},
             sampling=sampling_params(sampling),
             prompt_only=prompt_only,
-            has_seed=body.seed is not None,
             id=line.custom_id,
             options=prompt_options(body, line.body, chat=url == _CHAT),
             prompt=one if isinstance(one, str) else None,

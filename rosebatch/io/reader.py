@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rosebatch.config import InputFormat
 from rosebatch.errors import RowError, UserError
 from rosebatch.io.files import digest, find_files, is_parquet, is_url, open_file
 from rosebatch.io.openai_batch import is_request, parse_request
@@ -20,8 +21,6 @@ from rosebatch.io.seen_ids import SeenIds
 
 Row = PromptRow | FailedRow
 _Record = tuple[int, str, bytes | dict[str, Any]]
-
-InputFormat = Literal["auto", "jsonl", "openai", "parquet"]
 
 _MOST_PEEKED = 100
 # Rows of a Parquet file at a time.

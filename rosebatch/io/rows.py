@@ -31,7 +31,6 @@ class PromptRow:
         where: for messages to people: ``line 7``.
         metadata: the fields that are carried through to the result.
         sampling: the run's defaults overlaid with the line's own fields.
-        has_seed: whether the line brings its own seed.
         id: unique in the file where it is given.
         options: what is done with the prompt.
         prompts: several texts or token ids, each to be completed.
@@ -42,7 +41,6 @@ class PromptRow:
     where: str
     metadata: Mapping[str, Any]
     sampling: SamplingParams
-    has_seed: bool
     id: str | int | None = None
     options: PromptOptions = NO_OPTIONS
     prompt: str | None = None
@@ -109,7 +107,6 @@ def parse_row(
             metadata=metadata,
             sampling=sampling_params(sampling),
             prompt_only=prompt_only,
-            has_seed="seed" in own,
             id=line.id,
             options=prompt_options(line, values, chat=line.messages is not None),
             prompt=line.prompt,

@@ -5,17 +5,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TextIO
 
+from rosebatch.config import ModelConfig
 from rosebatch.engine.engine import require_servable
 from rosebatch.engine.kv_cache import bytes_for_longest
 from rosebatch.engine.roofline import Rates, find_floor, weight_bytes
 from rosebatch.errors import RowError
-from rosebatch.io.reader import Row
+from rosebatch.io.reader import PromptReader, Row
 from rosebatch.io.rows import FailedRow
-from rosebatch.job.answers import failed_row
 from rosebatch.job.prepare import Prepared, PreparedRow, prepare
-from rosebatch.launch import LaunchPlan
-from rosebatch.text.grammar import Grammars
+from rosebatch.launch import LaunchPlan, load_tokenizer, make_grammars
+from rosebatch.request import Request
 from rosebatch.text.tokenizer import Tokenizer
 
 _BAR = 40
@@ -31,12 +32,20 @@ class Checked:
     errors: Counter[str] = field(default_factory=Counter)
 
 
+def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO) -> Checked:
+    """Check all rows of an input; writes a line to the stream for each that cannot be served."""
+    return check_rows(
+        reader,
+        load_tokenizer(plan),
+        plan.source.config,
+        lambda row: stream.write(f"{row.where}: {row.error.code}: {row.error.message}\n"),
+    )
+
+
 def check_rows(
     rows: Iterable[Row],
     tokenizer: Tokenizer | None,
-    vocab_size: int,
-    max_model_len: int,
-    eos_token_ids: Iterable[int],
+    config: ModelConfig,
     on_failure: Callable[[FailedRow], object],
 ) -> Checked:
     """Read and tokenize all rows.
@@ -44,40 +53,38 @@ def check_rows(
     Args:
         rows: of the input.
         tokenizer: None for a model that works on token ids.
-        vocab_size: token ids are below this.
-        max_model_len: most tokens of prompt and completion together.
-        eos_token_ids: the model's end tokens.
+        config: of the model.
         on_failure: told of every row that cannot be served.
     """
     checked = Checked()
-    grammars = None if tokenizer is None else Grammars(tokenizer, vocab_size, eos_token_ids)
+    grammars = None if tokenizer is None else make_grammars(tokenizer, config)
     with ThreadPoolExecutor(1, "rosebatch-text") as pool:
         for item in prepare(rows, tokenizer, grammars, pool):
-            _count(checked, item, vocab_size, max_model_len, on_failure)
+            assert item is not None, "a file always has a next row, or an end"
+            _count(checked, item, config, on_failure)
     return checked
 
 
-def _count(
-    checked: Checked, item: Prepared, vocab_size: int, max_model_len: int, on_failure: Callable[[FailedRow], object]
-) -> None:
-    failed = item if isinstance(item, FailedRow) else _refused(item, vocab_size, max_model_len)
+def _count(checked: Checked, item: Prepared, config: ModelConfig, on_failure: Callable[[FailedRow], object]) -> None:
+    failed = item if isinstance(item, FailedRow) else _refused(item, config)
     if failed is not None:
         checked.errors[failed.error.code] += 1
         on_failure(failed)
     checked.num_good += failed is None
-    for request in item.requests if isinstance(item, PreparedRow) and failed is None else ():
-        length, sampling = len(request.prompt_token_ids), request.sampling
+    for prompt in item.prompts if isinstance(item, PreparedRow) and failed is None else ():
+        length, sampling = len(prompt.token_ids), prompt.sampling
         checked.prompt_lens.append(length)
-        checked.output_lens.append(sampling.n * min(sampling.max_tokens, max_model_len - length))
+        checked.output_lens.append(sampling.n * min(sampling.max_tokens, config.max_model_len - length))
 
 
-def _refused(row: PreparedRow, vocab_size: int, max_model_len: int) -> FailedRow | None:
+def _refused(row: PreparedRow, config: ModelConfig) -> FailedRow | None:
     """The row, if an engine would refuse a part of it."""
     try:
-        for request in row.requests:
-            require_servable(request, vocab_size, max_model_len)
+        for number, prompt in enumerate(row.prompts):
+            request = Request(number, prompt.token_ids, prompt.sampling)
+            require_servable(request, config.vocab_size, config.max_model_len)
     except RowError as error:
-        return failed_row(row.first, error)
+        return row.failed(error)
     return None
 
 
@@ -95,7 +102,7 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
     lines = [("rows", f"{good} can be served, {bad} cannot" + (f" ({errors})" if errors else ""))]
     if not good:
         return lines
-    config, itemsize, seats = plan.source.config, plan.source.dtype.itemsize, plan.options.limits.max_num_seqs
+    config, itemsize, seats = plan.source.config, plan.source.dtype.itemsize, plan.config.max_num_seqs
     for name, lens in (("prompt", checked.prompt_lens), ("output", checked.output_lens)):
         most = "at most " if name == "output" else ""
         ordered = sorted(lens)
@@ -104,7 +111,7 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
         lines.append((f"{name} tokens", f"{most}{sum(lens)} ({spread})"))
     lines += [(f"prompts of {label} tokens", bar) for label, bar in _histogram(checked.prompt_lens)]
     totals = map(sum, zip(checked.prompt_lens, checked.output_lens, strict=True))
-    cache = bytes_for_longest(config, block_size, plan.source.dtype, totals, seats)
+    cache = bytes_for_longest(config.kv_shapes, block_size, plan.source.dtype, totals, seats)
     lines.append(("weights", _gib(weight_bytes(config, itemsize))))
     lines.append(("KV cache", f"at most {_gib(cache)} for the {min(seats, good)} longest rows at once; less is enough"))
     floor = find_floor(config, itemsize, checked.prompt_lens, checked.output_lens, max_num_seqs=seats, rates=rates)

@@ -45,7 +45,7 @@ def build_manifest(
         "load_format": plan.source.load_format,
         "dtype": str(plan.source.dtype).removeprefix("torch."),
         "device": plan.device.type,
-        "sampler": plan.options.sampler,
+        "sampler": plan.config.sampler,
         "sampling": dict(sampling),
         "seed": seed,
         "return_token_ids": return_token_ids,

@@ -1,130 +1,278 @@
-"""The main job: rows in, the engine in the middle, result rows out.
+"""The whole job: a file of prompts in, a file of completions and a report out."""
 
-Reading, encoding, decoding and the device work beside this; all that is Python happens here in turn with the engine's
-steps, a little at a time, while the device computes.
-"""
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
-import gc
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
-
-from rosebatch.engine.engine import Engine
-from rosebatch.errors import RowError
+from rosebatch.config import InputFormat, RunConfig
+from rosebatch.errors import FlagError, InterruptionError, RowError
+from rosebatch.io.fields import sampling_params
+from rosebatch.io.openai_batch import BatchShape
 from rosebatch.io.output import Output
-from rosebatch.io.reader import Row
-from rosebatch.io.results import Shape
+from rosebatch.io.reader import PromptReader
+from rosebatch.io.results import PlainShape, Shape
 from rosebatch.io.rows import FailedRow
-from rosebatch.job.answers import ROWS_A_STEP, Answers, failed_row
-from rosebatch.job.prepare import Prepared, PreparedRow, by_prefix, prepare
+from rosebatch.job.answers import answer
+from rosebatch.job.check import check_file
+from rosebatch.job.config import JobConfig
+from rosebatch.job.destination import open_output
+from rosebatch.job.manifest import build_manifest
+from rosebatch.job.serve import Served, serve
+from rosebatch.launch import Launched, LaunchPlan, load, plan_launch
+from rosebatch.report.build import build_report, write_report
 from rosebatch.report.progress import Progress
+from rosebatch.report.stopwatch import Stopwatch
+from rosebatch.report.table import print_report
 from rosebatch.report.tally import Tally
-from rosebatch.text.grammar import Grammars
-from rosebatch.text.tokenizer import StopStrings, Tokenizer
+from rosebatch.sampling_params import SamplingParams
+from rosebatch.text.grammar import check_grammar
 
-# One encodes while the other decodes; each call uses all cores.
-_TEXT_THREADS = 2
-# Objects made before Python looks for cycles among them, of which a job makes few: by default it looks far more often,
-# which took 7 % of the host's time.
-_GARBAGE_THRESHOLD = 50_000
+# While it is entered, signals end the job where it may end: at each call of what it gives.
+Listen = Callable[[], AbstractContextManager[Callable[[], None]]]
 
 
-def run_job(
-    engine: Engine,
-    tokenizer: Tokenizer | None,
-    rows: Iterable[Row],
-    output: Output,
-    *,
-    progress: Progress,
-    shape: Shape,
-    seed: int | None = None,
-    return_token_ids: bool = False,
-    check: Callable[[], None] = lambda: None,
-) -> Tally:
-    """Generate a completion for every row; a row that cannot be served becomes an error row.
+@runtime_checkable
+class Loaded(Protocol):
+    """A model that is loaded already: a ``rosebatch.LLM``."""
 
-    Args:
-        engine: with nothing else to do.
-        tokenizer: None for a model that works on token ids.
-        rows: the input.
-        output: gets one result for each row that it does not have yet, and is finished at the end.
-        progress: told of every finished row.
-        shape: of the result rows.
-        seed: of the job (see ``rosebatch.job.seeds``).
-        return_token_ids: add ``token_ids`` to the results.
-        check: called before every step; what it raises ends the job there.
+    def exclusive(self) -> AbstractContextManager[Launched]:
+        """The engine, which nobody else uses meanwhile."""
+        ...
 
-    Returns:
-        what was counted.
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """What a job did.
+
+    Attributes:
+        num_failed: rows that failed, those of a resumed run included.
+        report: everything else, see ``docs/reports.md``.
     """
-    tally = Tally()
-    # Twice what runs at a time: there is always a next sequence, and memory does not grow with the file.
-    window = 2 * engine.scheduler.max_num_seqs
-    missing = (row for row in rows if row.index not in output)
-    grammars = None if tokenizer is None else Grammars(tokenizer, engine.vocab_size, engine.eos_token_ids)
-    with ThreadPoolExecutor(_TEXT_THREADS, "rosebatch-text") as pool, _few_collections():
-        source = prepare(missing, tokenizer, grammars, pool, seed, tally.host_seconds)
-        if engine.scheduler.prefix_cache:
-            source = by_prefix(source, window)
-        answers = Answers(tokenizer, output, progress, shape, return_token_ids, tally, pool)
-        _run(engine, source, answers, output, tokenizer, window, check)
-    return tally
 
-
-def _run(
-    engine: Engine,
-    source: Iterator[Prepared],
-    answers: Answers,
-    output: Output,
-    tokenizer: Tokenizer | None,
-    window: int,
-    check: Callable[[], None],
-) -> None:
-    exhausted, seats = False, engine.scheduler.max_num_seqs
-    while not exhausted or engine.has_unfinished:
-        # By numbers alone, never as far as threads happen to be: a second run is the same run. A few rows at a time, so
-        # that the device does not wait while many are replaced at once; all of them where seats would stay empty.
-        added = 0
-        while not exhausted and engine.num_unfinished < (window if added < ROWS_A_STEP else seats):
-            check()
-            if output.full and engine.has_unfinished:
-                break
-            item = next(source, None)
-            if item is None:
-                exhausted = True
-                break
-            failed = item if isinstance(item, FailedRow) else _add(engine, item, tokenizer)
-            if failed is not None:
-                answers.fail(failed)
-            added += 1
-        check()
-        answers.take(engine.step() if engine.has_unfinished else ())
-        answers.write_some()
-    answers.finish()
+    num_failed: int
+    report: Mapping[str, Any]
 
 
 @contextmanager
-def _few_collections() -> Iterator[None]:
-    before = gc.get_threshold()
-    gc.set_threshold(_GARBAGE_THRESHOLD, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+def _no_signals() -> Iterator[Callable[[], None]]:
+    yield lambda: None
 
 
-def _add(engine: Engine, row: PreparedRow, tokenizer: Tokenizer | None) -> FailedRow | None:
-    """Queue all of a row, or, where the engine refuses a part of it, nothing."""
-    sampling, grammar = row.first.sampling, row.grammar
-    matcher = (
-        partial(StopStrings, tokenizer, sampling.stop, sampling.min_tokens) if sampling.stop and tokenizer else None
+def run_file(
+    input: str | Path,
+    output: str | Path | None = None,
+    *,
+    model: str | Path | Loaded | None = None,
+    sampling: Mapping[str, Any] | SamplingParams | None = None,
+    input_format: InputFormat = "auto",
+    errors: str | Path | None = None,
+    rows_per_file: int | None = None,
+    return_token_ids: bool = False,
+    resume: bool = False,
+    force_resume: bool = False,
+    strict: bool = False,
+    report: str | Path | Sequence[str | Path] = (),
+    seed: int | None = None,
+    quiet: bool = True,
+    **engine: Any,
+) -> JobResult:
+    """Generate a completion for every prompt of a file, as ``rosebatch generate`` does.
+
+    ::
+
+        run_file("prompts.jsonl", "answers.jsonl", model="Qwen/Qwen3-0.6B", resume=True)
+
+    Args:
+        input: path, URL, folder or glob of JSONL, OpenAI batch or Parquet files; ``-`` for stdin.
+        output: JSONL or Parquet file, or a folder of Parquet files (ends in ``/``); None for JSONL on stdout.
+        model: hub id or path; or a ``rosebatch.LLM``, which stays loaded.
+        sampling: fields of a row, for the rows that do not say themselves; of ``SamplingParams``, the fields that
+            differ from their defaults.
+        input_format: ``auto`` goes by the extension, and tells an OpenAI batch by its first line.
+        errors: JSONL file for rows that fail.
+        rows_per_file: most rows in each file of an output folder.
+        return_token_ids: add ``token_ids`` to the results.
+        resume: continue the run that left ``OUTPUT.part`` behind; start if there is none.
+        force_resume: continue it even if input, model or settings have changed.
+        strict: check the whole file first; run nothing if any row cannot be served.
+        report: files for the report: a page for ``.html``, else JSON.
+        seed: base seed. A row's result no longer depends on its line number.
+        quiet: no progress and no report on stderr.
+        engine: as of ``rosebatch.LLM``; only for a model that is not loaded yet.
+
+    Raises:
+        UserError: the job is impossible; nothing was written to ``output``.
+        ValueError: a parameter is impossible, alone or with the others.
+    """
+    given = sampling.given() if isinstance(sampling, SamplingParams) else sampling
+    job = JobConfig(
+        input=str(input),
+        input_format=input_format,
+        output=None if output is None else str(output),
+        errors=None if errors is None else str(errors),
+        rows_per_file=rows_per_file,
+        return_token_ids=return_token_ids,
+        resume=resume,
+        force_resume=force_resume,
+        strict=strict,
+        report=tuple(map(Path, [report] if isinstance(report, str | Path) else report)),
+        seed=seed,
+        quiet=quiet,
+        sampling=dict(given or {}),
     )
+    if isinstance(model, Loaded):
+        if engine:
+            raise ValueError(f"{', '.join(engine)}: the model is loaded already, with settings of its own")
+        return run_job(job, model)
+    return run_job(job, RunConfig.of(None if model is None else str(model), **engine))
+
+
+def run_job(
+    job: JobConfig, model: RunConfig | Loaded, *, listen: Listen = _no_signals, started: float | None = None
+) -> JobResult:
+    """``run_file`` with its parameters as configs.
+
+    Args:
+        job: files, sampling defaults, resuming.
+        model: how to load one, or one that is loaded.
+        listen: how signals reach the job.
+        started: when the process began, on the clock of ``time.perf_counter``, for the report.
+    """
+    check_sampling(job.sampling, job.seed)
+    reader = PromptReader(job.input, job.sampling, job.input_format)
+    imported = time.perf_counter()
+    with _ready(model) as (plan, launched):
+        if job.strict:
+            _require_all_good(reader, plan)
+        results = _open_output(job, reader, plan)
+        resumed = results.num_rows
+        tally = Tally()
+        try:
+            launched = launched or load(plan)
+            stats = launched.engine.restart_stats()
+            begun = time.perf_counter()
+            total = None if job.quiet else reader.count()
+            with listen() as check, Progress(total, resumed=resumed, enabled=not job.quiet) as progress:
+                batches = serve(
+                    launched.engine,
+                    launched.tokenizer,
+                    launched.grammars,
+                    (row for row in reader.rows(check) if row.index not in results),
+                    seed=job.seed,
+                    seconds=tally.host_seconds,
+                    paused=lambda: results.full,
+                    check=check,
+                )
+                shape = BatchShape(plan.source.name, results.created) if reader.is_batch else PlainShape()
+                writer = _Writer(launched, results, shape, tally, progress, return_token_ids=job.return_token_ids)
+                for batch in batches:
+                    writer.write(batch)
+                writer.finish()
+        except InterruptionError as interrupted:
+            results.flush()
+            raise InterruptionError(interrupted.number, results.kept) from None
+        finally:
+            results.close()
+    startup = {} if started is None else {"import": imported - started}
+    startup["load"] = launched.load_seconds
+    if stats.first_token_time is not None:
+        startup["first token"] = stats.first_token_time - begun
+    report = build_report(tally, stats, launched.description, startup, time.perf_counter() - begun, resumed)
+    for path in job.report:
+        write_report(report, path)
+    if not job.quiet:
+        print_report(report, sys.stderr)
+    return JobResult(results.num_failed, report)
+
+
+def check_sampling(given: Mapping[str, Any], seed: int | None) -> None:
+    """Check the defaults for all rows now: a bad one is one error, not one a row.
+
+    Raises:
+        FlagError: a value is impossible.
+    """
     try:
-        for request in row.requests[1:]:
-            engine.require_servable(request)
-        for request in row.requests:
-            engine.add(request, stop_matcher=matcher, constraint=None if grammar is None else grammar.start)
+        params = sampling_params(given if seed is None else {**given, "seed": seed})
+        if params.grammar is not None:
+            check_grammar(params.grammar)
     except RowError as error:
-        return failed_row(row.first, error)
-    return None
+        raise FlagError(error.message) from None
+
+
+@contextmanager
+def _ready(model: RunConfig | Loaded) -> Iterator[tuple[LaunchPlan, Launched | None]]:
+    """The plan of a model that is yet to be loaded; or of one that is, with its engine."""
+    if isinstance(model, RunConfig):
+        yield plan_launch(model), None
+    else:
+        with model.exclusive() as launched:
+            yield launched.plan, launched
+
+
+def _open_output(job: JobConfig, reader: PromptReader, plan: LaunchPlan) -> Output:
+    def manifest(input_digest: str | None) -> dict[str, Any]:
+        return build_manifest(
+            plan,
+            input_digest,
+            input_format="openai" if reader.is_batch else "parquet" if reader.is_parquet else "jsonl",
+            sampling=job.sampling,
+            seed=job.seed,
+            return_token_ids=job.return_token_ids,
+        )
+
+    return open_output(
+        job.output,
+        reader,
+        manifest,
+        resume=job.resume or job.force_resume,
+        force=job.force_resume,
+        errors=job.errors,
+        rows_per_file=job.rows_per_file,
+    )
+
+
+def _require_all_good(reader: PromptReader, plan: LaunchPlan) -> None:
+    if reader.source == "-":
+        raise FlagError("--strict needs an input file: stdin can be read once only")
+    bad = check_file(reader, plan, sys.stderr).errors.total()
+    if bad:
+        raise FlagError(f"{reader.source}: {bad} rows cannot be served, and --strict was given: nothing was run")
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes finished rows and counts them."""
+
+    launched: Launched
+    output: Output
+    shape: Shape
+    tally: Tally
+    progress: Progress
+    return_token_ids: bool
+
+    def write(self, batch: Sequence[Served]) -> None:
+        """Write what a step finished; from here on, the end of this process costs none of it."""
+        with Stopwatch(self.tally.host_seconds, "writing"):
+            for served in batch:
+                self._write(served)
+            self.output.flush()
+
+    def finish(self) -> None:
+        """All rows are written: make the output visible."""
+        with Stopwatch(self.tally.host_seconds, "writing"):
+            self.output.finish()
+
+    def _write(self, served: Served) -> None:
+        if isinstance(served, FailedRow):
+            self.output.add(served.index, self.shape.failure(served), failed=True)
+            self.tally.add_error(served.error)
+            self.progress.advance(failed=True)
+            return
+        found = answer(served, self.launched.tokenizer, return_token_ids=self.return_token_ids)
+        self.output.add(found.index, self.shape.result(found), failed=False)
+        self.tally.add_row(served.completions, [choice.finish_reason for choice in found.choices])
+        self.progress.advance(output_tokens=found.completion_tokens)

@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention
+from rosebatch.model.layers import Attention, AttentionSpec
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops import Linear, Ops
+from rosebatch.ops import Linear, Ops, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class _Norm:
 class _Layer:
     input_norm: _Norm
     qkv: Linear
+    attention: AttentionSpec
     out: Linear
     mlp_norm: _Norm
     up: Linear
@@ -42,28 +43,38 @@ class GPT2:
         self.embedding = weights.get("transformer.wte.weight", (config.vocab_size, config.hidden_size))
         self.positions = weights.get("transformer.wpe.weight", (config.max_model_len, config.hidden_size))
         self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
+        self.attention = [layer.attention for layer in self.layers]
         self.norm = self._load_norm("transformer.ln_f", weights)
         head = self.embedding
         if not config.tie_word_embeddings:
             head = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))
-        self.head = ops.head(head)
+        self.head = ops.head(Weight(head))
 
     def _load_norm(self, name: str, weights: WeightSource) -> _Norm:
         size = (self.config.hidden_size,)
         return _Norm(weights.get(f"{name}.weight", size, fill=1.0), weights.get(f"{name}.bias", size))
 
     def _load_layer(self, index: int, weights: WeightSource) -> _Layer:
-        hidden, inner = self.config.hidden_size, self.config.intermediate_size
+        c = self.config
+        hidden, inner = c.hidden_size, c.intermediate_size
         prefix = f"transformer.h.{index}."
 
         def linear(name: str, in_size: int, out_size: int) -> Linear:
             """GPT-2's checkpoints hold weights as [in, out]."""
             weight = weights.get(f"{prefix}{name}.weight", (in_size, out_size))
-            return self.ops.linear(weight.t().contiguous(), weights.get(f"{prefix}{name}.bias", (out_size,)))
+            return self.ops.linear(Weight(weight.t().contiguous()), weights.get(f"{prefix}{name}.bias", (out_size,)))
 
         return _Layer(
             input_norm=self._load_norm(prefix + "ln_1", weights),
             qkv=linear("attn.c_attn", hidden, 3 * hidden),
+            attention=AttentionSpec(
+                layer=index,
+                num_heads=c.num_heads,
+                num_kv_heads=c.num_kv_heads,
+                head_dim=c.head_dim,
+                scale=c.attention_scale(index),
+                window=c.sliding_window(index),
+            ),
             out=linear("attn.c_proj", hidden, hidden),
             mlp_norm=self._load_norm(prefix + "ln_2", weights),
             up=linear("mlp.c_fc", hidden, inner),
@@ -76,13 +87,13 @@ class GPT2:
         residual = functional.embedding(input_ids, self.embedding) + functional.embedding(positions, self.positions)
         first = self.layers[0].input_norm
         normed = ops.layer_norm(residual, first.weight, first.bias, eps)
-        for index, layer in enumerate(self.layers):
-            attended = attention(index, layer.qkv(normed), None)
+        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+        for layer, next_norm in zip(self.layers, following, strict=True):
+            attended = ops.project(layer.out, attention(layer.attention, layer.qkv(normed)))
             norm = layer.mlp_norm
-            normed, residual = ops.add_layer_norm(layer.out, attended, residual, norm.weight, norm.bias, eps)
-            hidden = ops.activated(self.config.activation, layer.up, normed)
-            norm = self.norm if index + 1 == len(self.layers) else self.layers[index + 1].input_norm
-            normed, residual = ops.add_layer_norm(layer.down, hidden, residual, norm.weight, norm.bias, eps)
+            normed, residual = ops.add_layer_norm(attended, residual, norm.weight, norm.bias, eps)
+            hidden = ops.project(layer.down, ops.activated(self.config.activation, layer.up, normed))
+            normed, residual = ops.add_layer_norm(hidden, residual, next_norm.weight, next_norm.bias, eps)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention, Rotary, rope_tables
+from rosebatch.model.layers import Attention, AttentionSpec, rope_tables
 from rosebatch.model.weights import DEVIATION, WeightSource
-from rosebatch.ops import Gate, HeadUClip, Linear, Ops, mean_taps
+from rosebatch.ops import Gate, HeadUClip, Linear, Ops, Weight, mean_taps
 
 # Random weights. With 1.4 some 70 % of the weights of attention are zero, as the article has it of the trained model.
 _SIGMA = 1.4
@@ -53,8 +53,7 @@ class _Clip(NamedTuple):
 class _Layer:
     input_norm: _Clip
     qkv: Linear
-    rotary: Rotary
-    gate: Gate
+    attention: AttentionSpec
     out: Linear
     post_attention: _Clip
     pre_mlp: _Clip
@@ -77,15 +76,16 @@ class HP1:
         self.config = config
         self.ops = ops
         self.embedding = weights.get("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-        self.cos, self.sin = rope_tables(
+        self.rotary = rope_tables(
             config.rope, config.head_dim, config.max_model_len, self.embedding.dtype, self.embedding.device
         )
         self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
+        self.attention = [layer.attention for layer in self.layers]
         self.norm = _load_clip("model.norm", config.hidden_size, weights, _of_residual(2 * config.num_layers))
         head = self.embedding
         if not config.tie_word_embeddings:
             head = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))
-        self.head = ops.head(head)
+        self.head = ops.head(Weight(head))
 
     def _load_layer(self, index: int, weights: WeightSource) -> _Layer:
         c = self.config
@@ -95,7 +95,7 @@ class HP1:
         def linear(names: dict[str, int], in_size: int) -> Linear:
             """Several projections of one input as a single product."""
             weight = [weights.get(f"{prefix}{n}.weight", (size, in_size)) for n, size in names.items()]
-            return self.ops.linear(torch.cat(weight), None)
+            return self.ops.linear(Weight(torch.cat(weight)), None)
 
         def hidden_clip(name: str, deviation: float, gamma: float = 1.0) -> _Clip:
             return _load_clip(f"{prefix}{name}_layernorm", c.hidden_size, weights, deviation, gamma)
@@ -109,8 +109,16 @@ class HP1:
         return _Layer(
             input_norm=hidden_clip("input", _of_residual(2 * index)),
             qkv=linear(attention, c.hidden_size),
-            rotary=Rotary(self.cos, self.sin, HeadUClip(q_norm.alpha, k_norm.alpha, q_norm.gamma, k_norm.gamma)),
-            gate=self._load_gate(prefix, weights),
+            attention=AttentionSpec(
+                layer=index,
+                num_heads=c.num_heads,
+                num_kv_heads=c.num_kv_heads,
+                head_dim=c.head_dim,
+                scale=c.attention_scale(index),
+                qk_norm=HeadUClip(q_norm.alpha, k_norm.alpha, q_norm.gamma, k_norm.gamma),
+                rotary=self.rotary,
+                gate=self._load_gate(prefix, weights),
+            ),
             out=linear({"self_attn.o_proj": c.hidden_size}, q_size),
             post_attention=hidden_clip("post_attention", _of_product(q_size, _ATTENDED * projected), _POST_GAMMA),
             pre_mlp=hidden_clip("pre_mlp", _of_residual(2 * index + 1)),
@@ -131,13 +139,12 @@ class HP1:
         ops = self.ops
         residual = functional.embedding(input_ids, self.embedding)
         normed = ops.uclip_norm(residual, *self.layers[0].input_norm)
-        for index, layer in enumerate(self.layers):
-            attended = attention(index, layer.qkv(normed), layer.rotary, layer.gate)
-            normed, residual = ops.add_uclip_norm(layer.out, attended, residual, *layer.post_attention, *layer.pre_mlp)
-            hidden = ops.gated("relu_mul", layer.gate_up, normed)
-            last = index + 1 == len(self.layers)
-            following = self.norm if last else self.layers[index + 1].input_norm
-            normed, residual = ops.add_uclip_norm(layer.down, hidden, residual, *layer.post_mlp, *following)
+        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+        for layer, next_norm in zip(self.layers, following, strict=True):
+            attended = ops.project_to_clip(layer.out, attention(layer.attention, layer.qkv(normed)))
+            normed, residual = ops.add_uclip_norm(attended, residual, *layer.post_attention, *layer.pre_mlp)
+            hidden = ops.project_to_clip(layer.down, ops.gated("relu_mul", layer.gate_up, normed))
+            normed, residual = ops.add_uclip_norm(hidden, residual, *layer.post_mlp, *next_norm)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:

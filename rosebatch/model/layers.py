@@ -1,41 +1,74 @@
-"""What the model families share: the contract with attention, the contract of a model, rotary tables."""
+"""What the model families share: how a model describes its attention, the contract of a model, rotary tables."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rosebatch.config import RopeConfig
-from rosebatch.ops import Gate, QKNorm
+from rosebatch.config import KVShape, RopeConfig
+from rosebatch.ops import Gate, Heads, QKNorm
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rotary:
-    """What happens to q and k between the projection and attention.
+    """Rotary tables; layers with the same positions share one object.
 
     Attributes:
-        cos, sin: ``[max_len, D]`` in the model's dtype, in the form that ``rosebatch_kernels.rope`` takes.
-        qk_norm: of each head before the rotation (Qwen3, HP1).
+        cos, sin: ``[max_len, D]`` in the model's dtype, both halves of cos alike, the first half of sin negated.
     """
 
     cos: Tensor
     sin: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class AttentionSpec:
+    """The attention of one layer. The model owns it, a runner carries it out; layers may differ in all of it.
+
+    Attributes:
+        layer: counted from 0.
+        num_heads, num_kv_heads: of q, and of k and v.
+        head_dim: D.
+        scale: factor on q·k.
+        window: keys that a query sees, its own included; 0 for all.
+        qk_norm: what each head of q and k goes through before the rotation.
+        rotary: None if positions are not rotary.
+        gate: of HP1 attention; None for softmax.
+    """
+
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
     qk_norm: QKNorm | None = None
+    rotary: Rotary | None = None
+    gate: Gate | None = None
+
+    @property
+    def heads(self) -> Heads:
+        """Query heads, K/V heads and head size."""
+        return self.num_heads, self.num_kv_heads, self.head_dim
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """What the layer keeps in the KV cache."""
+        return KVShape(self.num_kv_heads, self.head_dim)
 
 
 class Attention(Protocol):
     """The attention of one step, over whatever cache the runner keeps."""
 
-    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None, gate: Gate | None = None) -> Tensor:
+    def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """Norm and rotate q and k, write the new tokens' K and V to the cache, attend over all of each sequence.
 
         Args:
-            layer: counted from 0.
+            spec: of the layer.
             qkv: ``[T, (heads + 2 · kv_heads) · D]``, q then k then v, as projected; may be overwritten.
-            rotary: None where positions are not rotary.
-            gate: of HP1 attention; None for softmax.
 
         Returns:
             ``[T, heads · D]``.
@@ -46,23 +79,26 @@ class Attention(Protocol):
 class Model(Protocol):
     """A causal language model over packed tokens: sequences stand one behind the other, without padding."""
 
+    @property
+    def attention(self) -> Sequence[AttentionSpec]:
+        """Of each layer, in order."""
+        ...
+
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Hidden states ``[T, H]`` before the output projection, of ``input_ids [T]`` at ``positions [T]``."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[S, V]`` logits of the rows ``hidden [S, H]``: asked only for rows that are sampled."""
+        """``[S, V]`` logits of the rows ``hidden [S, H]``; called for sampled rows only."""
         ...
 
 
-def rope_tables(
-    rope: RopeConfig, head_dim: int, max_len: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """``cos`` and ``sin``, ``[max_len, D]`` each, in the form that ``rosebatch_kernels.rope`` takes."""
+def rope_tables(rope: RopeConfig, head_dim: int, max_len: int, dtype: torch.dtype, device: torch.device) -> Rotary:
+    """Tables for ``max_len`` positions."""
     positions = torch.arange(max_len, dtype=torch.float32, device=device)
     angles = positions[:, None] * _inverse_frequencies(rope, head_dim).to(device)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    return Rotary(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
 
 def _inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

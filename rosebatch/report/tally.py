@@ -47,7 +47,7 @@ class Tally:
         self.finish_reasons.update(finish_reasons)
         for completion in completions:
             tokens = len(completion.token_ids)
-            if completion.request.choice % completion.request.sampling.n == 0:
+            if completion.sample == 0:
                 self.prompt_tokens += len(completion.request.prompt_token_ids)
                 self.cached_tokens += completion.cached_tokens
             self.output_tokens += tokens

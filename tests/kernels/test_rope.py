@@ -26,7 +26,8 @@ def naive_rope(x, angles):
 
 def model_tables(rope, size, positions, dtype):
     """The model's own tables, with an axis for the heads."""
-    return [table[:, None] for table in rope_tables(rope, size, positions, dtype, torch.device("cpu"))]
+    tables = rope_tables(rope, size, positions, dtype, torch.device("cpu"))
+    return [table[:, None] for table in (tables.cos, tables.sin)]
 
 
 def tables(angles, dtype):

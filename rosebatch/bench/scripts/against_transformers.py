@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
+from rosebatch.config import RunConfig
 from rosebatch.engine.load import load_engine, pick_device
-from rosebatch.launch import LaunchOptions
 from rosebatch.model.source import find_model
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
@@ -48,13 +48,9 @@ def rosebatch_runner(prompts: list[list[int]], lengths: list[int]) -> Callable[[
     source = find_model(None, "auto", "bfloat16", device)
 
     def run() -> float:
-        engine = load_engine(source, LaunchOptions().limits, Toggles.resolve({}, "cpu"), device).engine
+        engine = load_engine(source, RunConfig(), Toggles.resolve({}, "cpu"), device).engine
         requests = [
-            Request(
-                index=i,
-                prompt_token_ids=tuple(prompt),
-                sampling=SamplingParams(max_tokens=length, ignore_eos=True),
-            )
+            Request(i, tuple(prompt), SamplingParams(max_tokens=length, ignore_eos=True))
             for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
         ]
         started = time.perf_counter()

@@ -15,10 +15,9 @@ from rosebatch.bench.attribution import KernelTime, by_key, split_steps, total, 
 from rosebatch.bench.case import release_memory
 from rosebatch.bench.scenario import Sampling, configs_dir
 from rosebatch.bench.workload import Workload
-from rosebatch.config import EngineConfig
+from rosebatch.config import RunConfig
 from rosebatch.engine.load import load_engine, pick_device
 from rosebatch.engine.roofline import find_floor, measure_rates
-from rosebatch.engine.stats import EngineStats
 from rosebatch.model.source import find_model
 from rosebatch.toggles import Toggles
 
@@ -56,7 +55,7 @@ def profile_step(subject: Subject) -> tuple[float, list[KernelTime], float]:
     path = str(configs_dir() / "models" / f"{subject.model}.toml")
     source = find_model(path, "dummy", subject.dtype, device)
     toggles = Toggles.resolve({"prefix_cache": False}, device.type)
-    engine = load_engine(source, EngineConfig(max_num_seqs=subject.sequences), toggles, device).engine
+    engine = load_engine(source, RunConfig(max_num_seqs=subject.sequences), toggles, device).engine
     prompts = torch.randint(source.config.vocab_size, (subject.sequences, subject.tokens)).tolist()
     sampling = Sampling(temperature=1.0, top_k=50, top_p=0.9) if subject.sampled else Sampling()
     for request in Workload(prompts, [_OUTPUT_TOKENS] * subject.sequences).requests(sampling):
@@ -69,7 +68,7 @@ def profile_step(subject: Subject) -> tuple[float, list[KernelTime], float]:
             engine.step()
 
     times = usual_step(split_steps(trace(plans)).decodes)
-    engine.stats = EngineStats()
+    engine.restart_stats()
     while engine.has_unfinished:
         engine.step()
     microseconds = engine.stats.decode_seconds / engine.stats.decode_steps * 1e6

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from rosebatch.bench.scenario import configs_dir
-from rosebatch.config import ModelConfig
 from rosebatch.engine.load import pick_device
 from rosebatch.errors import UserError
-from rosebatch.model.layers import Model, Rotary
+from rosebatch.model.layers import AttentionSpec, Model
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
-from rosebatch.ops import Gate, mean_taps, select
+from rosebatch.ops import mean_taps, select
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.hp1.reference import probabilities
 from rosebatch_kernels.qkv.reference import split_heads
@@ -43,28 +42,26 @@ class CountingAttention:
     """Attention of whole prompts, all of one length, without a cache (see ``rosebatch.model.layers.Attention``).
 
     Attributes:
-        config: of the model.
         length: tokens of each prompt.
         sigma: in place of every layer's own; None leaves the filters as they are.
         zeros: of the layers so far.
     """
 
-    config: ModelConfig
     length: int
     sigma: float | None = None
     zeros: list[Zeros] = field(default_factory=list)
 
-    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None, gate: Gate | None = None) -> Tensor:
+    def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """Attend, and count."""
+        gate, rotary, length = spec.gate, spec.rotary, self.length
         assert gate is not None and rotary is not None, "a layer of HP1"
-        config, length = self.config, self.length
         if self.sigma is not None:
             gate = gate._replace(taps=mean_taps(torch.full_like(gate.gamma, self.sigma)))
         turned = [table[:length].repeat(len(qkv) // length, 1)[:, None] for table in (rotary.cos, rotary.sin)]
-        heads = split_heads(qkv, config.num_heads, config.num_kv_heads, (turned[0], turned[1]), rotary.qk_norm)
-        group = config.num_heads // config.num_kv_heads
+        heads = split_heads(qkv, spec.num_heads, spec.num_kv_heads, (turned[0], turned[1]), spec.qk_norm)
+        group = spec.num_heads // spec.num_kv_heads
         q, k, v = (x.float().unflatten(0, (-1, length)).transpose(1, 2) for x in heads)
-        scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * config.attention_scale(layer)
+        scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * spec.scale
         seen = torch.ones(length, length, dtype=torch.bool, device=qkv.device).tril()
         weights = probabilities(scores, gate) * seen
         zero = weights == 0
@@ -75,10 +72,10 @@ class CountingAttention:
 
 
 @torch.inference_mode()
-def count_zeros(model: Model, config: ModelConfig, prompts: Tensor, sigma: float | None = None) -> list[Zeros]:
+def count_zeros(model: Model, prompts: Tensor, sigma: float | None = None) -> list[Zeros]:
     """Of each layer, for prompts ``[S, T]`` of token ids."""
     sequences, length = prompts.shape
-    attention = CountingAttention(config, length, sigma)
+    attention = CountingAttention(length, sigma)
     positions = torch.arange(length, device=prompts.device).repeat(sequences)
     model.forward(prompts.flatten(), positions, attention)
     return attention.zeros
@@ -100,7 +97,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(source.config.vocab_size, (_SEQUENCES, given.tokens), generator=generator).to(device)
     columns = {"its own": None, **{f"sigma {sigma}": sigma for sigma in _SIGMAS}}
-    counts = [count_zeros(model, source.config, prompts, sigma) for sigma in columns.values()]
+    counts = [count_zeros(model, prompts, sigma) for sigma in columns.values()]
     sys.stdout.write(f"{'layer':<8}" + "".join(f"{name:>15}" for name in columns) + "\n")
     for number, layer in enumerate(zip(*counts, strict=True)):
         sys.stdout.write(f"{number:<8}" + "".join(map(_cell, layer)) + "\n")

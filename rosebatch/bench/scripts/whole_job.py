@@ -11,20 +11,15 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rosebatch.bench.case import spread
 from rosebatch.bench.throughput import gpu_name
-from rosebatch.engine.stats import EngineStats
-from rosebatch.io.reader import PromptReader
-from rosebatch.io.results import PlainShape
-from rosebatch.job.destination import open_output
-from rosebatch.job.run import run_job
-from rosebatch.launch import Launched, LaunchOptions, launch
+from rosebatch.job.run import run_file
+from rosebatch.llm import LLM
 from rosebatch.report.build import build_report
-from rosebatch.report.progress import Progress
 from rosebatch.report.tally import Tally
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
@@ -39,34 +34,25 @@ def make_texts(count: int, seed: int) -> list[str]:
     return [" ".join(numbers.choices(_WORDS, k=numbers.randint(*_NUM_WORDS))) for _ in range(count)]
 
 
-def run_text(launched: Launched, texts: Sequence[str], output_len: int) -> dict[str, Any]:
+def run_text(llm: LLM, texts: Sequence[str], output_len: int) -> Mapping[str, Any]:
     """The report of the whole job: a file in, a file out."""
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "prompts.jsonl", str(Path(folder) / "answers.jsonl")
+        source, target = Path(folder) / "prompts.jsonl", Path(folder) / "answers.jsonl"
         source.write_text("".join(json.dumps({"id": i, "prompt": text}) + "\n" for i, text in enumerate(texts)))
-        launched.engine.stats = EngineStats()
-        reader = PromptReader(str(source), {"max_tokens": output_len, "ignore_eos": True})
-        output = open_output(target, reader, lambda digest: {"created": 0}, resume=False, force=False)
-        started = time.perf_counter()
-        with Progress(reader.count(), enabled=False) as progress:
-            rows = reader.rows(lambda: None)
-            tally = run_job(launched.engine, launched.tokenizer, rows, output, progress=progress, shape=PlainShape())
-        seconds = time.perf_counter() - started
-        output.close()
-    return build_report(tally, launched.engine.stats, launched.description, {}, seconds)
+        sampling = {"max_tokens": output_len, "ignore_eos": True}
+        return run_file(source, target, model=llm, sampling=sampling).report
 
 
-def run_ids(launched: Launched, prompts: Sequence[Sequence[int]], output_len: int) -> dict[str, Any]:
+def run_ids(llm: LLM, prompts: Sequence[Sequence[int]], output_len: int) -> Mapping[str, Any]:
     """The report of the engine alone."""
-    engine = launched.engine
-    engine.stats = EngineStats()
     sampling = SamplingParams(max_tokens=output_len, ignore_eos=True)
-    requests = [Request(index=i, prompt_token_ids=tuple(p), sampling=sampling) for i, p in enumerate(prompts)]
-    started = time.perf_counter()
-    tally = Tally()
-    for completion in engine.run(requests):
-        tally.add(completion)
-    return build_report(tally, engine.stats, launched.description, {}, time.perf_counter() - started)
+    requests = [Request(i, tuple(prompt), sampling) for i, prompt in enumerate(prompts)]
+    with llm.exclusive() as launched:
+        stats, tally = launched.engine.restart_stats(), Tally()
+        started = time.perf_counter()
+        for completion in launched.engine.run(requests):
+            tally.add(completion)
+        return build_report(tally, stats, launched.description, {}, time.perf_counter() - started)
 
 
 def main() -> None:
@@ -79,19 +65,21 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
-    launched = launch(LaunchOptions(model=given.model, load_format=given.load_format, dtype=given.dtype))
-    assert launched.tokenizer is not None, "the model has a tokenizer"
+    llm = LLM(given.model, load_format=given.load_format, dtype=given.dtype)
+    with llm.exclusive() as launched:
+        tokenizer, model = launched.tokenizer, launched.description["model"]
+    assert tokenizer is not None, "the model has a tokenizer"
     turns = []
     # The first turn warms up: graphs of every size are captured in it.
     for turn in range(given.repeats + 1):
         texts = make_texts(given.num_prompts, turn)
-        prompts = [ids for ids in launched.tokenizer.encode(texts) if isinstance(ids, list)]
-        reports = run_text(launched, texts, given.output_len), run_ids(launched, prompts, given.output_len)
+        prompts = [ids for ids in tokenizer.encode(texts) if isinstance(ids, list)]
+        reports = run_text(llm, texts, given.output_len), run_ids(llm, prompts, given.output_len)
         assert reports[0]["output_tokens"] == reports[1]["output_tokens"] == len(texts) * given.output_len
         turns += [reports] if turn else []
     last = turns[-1][0]
     result = {
-        "model": launched.description["model"],
+        "model": model,
         "gpu": gpu_name(),
         "prompts": given.num_prompts,
         "prompt_tokens": last["prompt_tokens"],

@@ -1,21 +1,48 @@
 """Which tokens of which sequences are computed in the next step, and in which blocks. No torch.
 
-A sequence has tokens and computed tokens, and a step lets computed catch up within the token budget. Chunked prefill,
-prefix hits and resuming after a preemption are that one rule. Reserving blocks happens here, before the forward pass;
-writing K/V into them happens inside it.
+A sequence has tokens and computed tokens. A step lets computed catch up within the token budget. Chunked prefill,
+prefix hits and resuming after a preemption are that one rule. Blocks are reserved here, before the forward pass; K and
+V are written inside it.
 
-Plans may run ahead of their results: a plan counts its tokens as computed and sampled (pending) at once, and ``commit``
-brings their values later. A sequence whose last token is planned gives up its seat at once, its blocks when that token
+Plans may run ahead of their results. A plan counts its tokens as computed and sampled (pending) at once, and ``commit``
+brings their values later. A sequence gives up its seat when its last token is planned, and its blocks when that token
 is known. Blocks that a commit frees may be handed out while a plan that still writes to them is under way: the device
 works in the order of the plans.
 """
 
 from collections import deque
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from rosebatch.engine.plan import Chunk, StepPlan, StepResult
+from rosebatch.engine.plan import (
+    BlockChange,
+    Chunk,
+    DecodeRow,
+    DecodeWindow,
+    PackedStep,
+    SequenceSpec,
+    StepPlan,
+    StepResult,
+)
 from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block
-from rosebatch.request import Sequence, Status
+from rosebatch.engine.scheduling.sequence import SequenceState, Status
+
+
+@dataclass(frozen=True, slots=True)
+class MixedSteps:
+    """Prompts and decodes share packed steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateDecodes:
+    """Prompts go first, in packed steps of their own; decodes follow in windows of up to ``most_steps``."""
+
+    most_steps: int
+
+
+StepPolicy = MixedSteps | SeparateDecodes
+MIXED = MixedSteps()
 
 
 class Scheduler:
@@ -25,10 +52,11 @@ class Scheduler:
         pool: the blocks of the KV cache.
         max_num_seqs: most sequences in one step.
         max_num_batched_tokens: most tokens in one step.
-        prefix_cache: take over blocks whose prefix is known, and make filled blocks findable.
+        policy: whether prompts and decodes share steps.
+        prefix_cache: reuse blocks whose prefix is known, and make full blocks findable.
         chunked_prefill: split prompts over steps; otherwise a prompt is computed whole, even over the budget.
-        decode_window: 0 mixes prompts and decodes in a step. Otherwise decodes stand apart, up to so many steps in one
-            plan, and prompts go first.
+        exact_prefixes: a block of generated tokens serves only sequences that generated them at the same positions.
+            Prompt tokens are computed in other shapes than generated ones, which may change their last bits.
     """
 
     def __init__(
@@ -37,30 +65,35 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        policy: StepPolicy = MIXED,
         prefix_cache: bool = True,
         chunked_prefill: bool = True,
-        decode_window: int = 0,
+        exact_prefixes: bool = False,
     ) -> None:
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.policy = policy
         self.prefix_cache = prefix_cache
         self.chunked_prefill = chunked_prefill
-        self.decode_window = decode_window
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
-        self.ending: list[Sequence] = []
+        self.exact_prefixes = exact_prefixes
+        self.waiting: deque[SequenceState] = deque()
+        self.running: list[SequenceState] = []
+        self.ending: list[SequenceState] = []
+        # Unfinished sequences that a plan has had, by id.
+        self._started: dict[int, SequenceState] = {}
         # Whether the token budget, and not seats or blocks, ended the last admission.
         self._admitting = False
-        # Forks of the prompts that the last plan computes, and the number of all that are yet to join the waiting.
-        self._forked: list[Sequence] = []
+        # Forks of the prompts in the last plan; and the number of all forks that have yet to join the waiting.
+        self._forked: list[SequenceState] = []
         self._num_forks = 0
-        # Preempted since the last plan.
-        self._preempted: list[Sequence] = []
-        # Blocks whose hash was registered for the step under way: shareable, since every layer writes K/V before
-        # it reads any, but not yet copyable, since copies run before the first layer.
+        # Since the last plan: sequences that were preempted, and ids that no later plan has.
+        self._preempted: list[SequenceState] = []
+        self._released: list[int] = []
+        # Blocks whose hash was registered for the step under way. They can be shared, since every layer writes K and V
+        # before it reads any. They cannot be copied yet, since copies run before the first layer.
         self._in_flight: set[int] = set()
-        # Copy sources stay held until the copy has run, or their successor could be handed out under it.
+        # Copy sources stay held until the copy has run, or they could be handed out before.
         self._copy_sources: list[int] = []
 
     @property
@@ -73,69 +106,83 @@ class Scheduler:
         """Sequences waiting, running or ending, and their forks."""
         return len(self.waiting) + len(self.running) + len(self.ending) + self._num_forks
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all others; its forks go in front of them when its prompt is computed."""
+    def add(self, sequence: SequenceState) -> None:
+        """Queue a sequence behind all others; its forks go to the front when its prompt is computed."""
         self.waiting.append(sequence)
         self._num_forks += len(sequence.forks)
 
     def schedule(self) -> StepPlan | None:
         """Plan a step: running sequences first, oldest first, then as many waiting ones as fit.
 
-        None where nothing can be planned before the results of an earlier plan are committed.
+        None if nothing can be planned before the results of an earlier plan are committed.
         """
-        chunks: list[Chunk] = []
-        copies: list[tuple[int, int]] = []
-        preempted, self._preempted = self._preempted, []
+        draft = _Draft(preempted=self._preempted)
+        self._preempted = []
         self.waiting.extendleft(reversed(self._forked))
         self._num_forks -= len(self._forked)
         self._forked = []
-        self._free_seats()
-        budget = self._continue_running(chunks, copies, preempted)
-        if not preempted and self._admits():
-            budget = self._admit_waiting(budget, chunks, copies)
+        self._release_seats()
+        budget = self._continue_running(draft)
+        if not draft.preempted and self._admits():
+            budget = self._admit_waiting(draft, budget)
             self._admitting = budget <= 0
-        steps = 0
-        if self.decode_window and not chunks:
-            steps = self._plan_decodes(chunks, copies, preempted)
-        if not chunks:
-            self._preempted = preempted
-            return None
-        chunks.sort(key=lambda chunk: chunk.length != 1)
-        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), steps)
+        if not draft.chunks and isinstance(self.policy, SeparateDecodes):
+            self._plan_decodes(draft, self.policy.most_steps)
+        plan = draft.plan(self._released)
+        if plan is None:
+            self._preempted = draft.preempted
+        else:
+            self._released = []
+        return plan
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
+    def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceState]:
         """Record what a plan brought: tokens appended, stops decided, blocks freed. Plans are committed in order.
 
         Returns:
             the sequences that finished.
         """
-        # All plans so far have been launched: what they copy is safe, what they compute can be copied by the next.
+        # All plans so far have been launched. Their copies are safe, and the next plan can copy what they compute.
         self._in_flight.clear()
         self.pool.free(self._copy_sources)
         self._copy_sources = []
+        if isinstance(plan, PackedStep):
+            for number, values in result.prompt_logprobs.items():
+                chunk = plan.chunks[number]
+                self._started[chunk.id].apply_prompt_logprobs(chunk.start + 1, values)
+            sampled = [(chunk.id, chunk.end - 1, 1) for chunk in plan.chunks if chunk.samples]
+        else:
+            sampled = [(row.id, row.start, row.length) for row in plan.rows]
+        all_logprobs = result.logprobs or [[]] * len(sampled)
         finished = []
-        for number, values in result.prompt_logprobs.items():
-            chunk = plan.chunks[number]
-            chunk.sequence.apply_prompt_logprobs(chunk.start + 1, values)
-        sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        all_logprobs = result.logprobs or [[]] * len(sampling)
-        for chunk, token_ids, logprobs in zip(sampling, result.token_ids, all_logprobs, strict=True):
-            sequence = chunk.sequence
-            if sequence.status is Status.FINISHED:
-                # An earlier plan turned out to end it; this one had begun by then.
+        for (sequence_id, start, length), token_ids, logprobs in zip(
+            sampled, result.token_ids, all_logprobs, strict=True
+        ):
+            sequence = self._started.get(sequence_id)
+            if sequence is None:
+                # An earlier result ended it when this plan was under way already.
                 continue
-            sequence.num_pending_tokens -= chunk.length if plan.decode_steps else 1
+            sequence.num_pending_tokens -= length
             kept = sequence.apply_token_ids(token_ids, logprobs)
-            if plan.decode_steps and self.prefix_cache:
-                self._register_full_blocks(sequence, chunk.start, chunk.start + kept)
+            if self.prefix_cache and isinstance(plan, DecodeWindow):
+                self._register_full_blocks(sequence, start, start + kept)
             if sequence.finish_reason is not None:
-                sequence.status = Status.FINISHED
-                self._release(sequence)
+                self._finish(sequence)
                 finished.append(sequence)
         if finished:
             self.running = [s for s in self.running if s.status is Status.RUNNING]
             self.ending = [s for s in self.ending if s.status is Status.ENDING]
         return finished
+
+    def abort(self) -> None:
+        """Drop all sequences; all plans must be committed."""
+        for sequence in (*self.running, *self.ending):
+            self._finish(sequence)
+        for sequence in (*self.waiting, *self._forked):
+            self._free_blocks(sequence)
+        self.waiting.clear()
+        self.running, self.ending, self._forked = [], [], []
+        self._started.clear()
+        self._preempted, self._num_forks, self._admitting = [], 0, False
 
     def check_integrity(self) -> None:
         """Assert that blocks and sequences agree; see ``BlockPool.check_integrity``."""
@@ -150,75 +197,79 @@ class Scheduler:
         for sequence in self.waiting:
             assert sequence.status is Status.WAITING
             assert not sequence.block_ids or sequence.num_computed_tokens == sequence.num_prompt_tokens - 1
+        assert all(self._started[s.id] is s for s in (*self.running, *self.ending)), "what runs was started"
+        assert not any(s.status is Status.FINISHED for s in self._started.values()), "what finished is forgotten"
         unborn = sum(len(sequence.forks) for sequence in (*self.running, *self.waiting))
         assert self._num_forks == unborn + len(self._forked), "forks are counted once"
 
-    def _free_seats(self) -> None:
-        """Let others have the seats of sequences of which there is nothing left to plan."""
+    def _release_seats(self) -> None:
+        """Release the seats of sequences whose last token is planned."""
         ending = [s for s in self.running if s.num_pending_tokens and not s.num_remaining_tokens]
         if ending:
             for sequence in ending:
                 sequence.status = Status.ENDING
+                self._released.append(sequence.id)
             self.ending += ending
             self.running = [s for s in self.running if s.status is Status.RUNNING]
 
-    def _continue_running(self, chunks: list[Chunk], copies: list[tuple[int, int]], preempted: list[Sequence]) -> int:
-        """Plan chunks of the running sequences; what is left of the budget."""
+    def _continue_running(self, draft: "_Draft") -> int:
+        """Plan chunks of the running sequences; returns the rest of the budget."""
         budget = self.max_num_batched_tokens
+        mixed = isinstance(self.policy, MixedSteps)
         position = 0
         while position < len(self.running) and budget > 0:
             sequence = self.running[position]
             position += 1
-            if self.decode_window and sequence.decoding:
+            if sequence.decoding and not mixed:
                 continue
             length = min(sequence.num_uncomputed_tokens, budget)
-            while not self._reserve(sequence, length, copies):
-                if not self._make_room(preempted) or sequence.status is Status.WAITING:
+            while (changes := self._reserve(sequence, length, draft)) is None:
+                if not self._make_room(draft) or sequence.status is Status.WAITING:
                     return budget
-            chunks.append(self._plan_chunk(sequence, length))
+            self._plan_chunk(draft, sequence, length, changes)
             budget -= length
         return budget
 
     def _admits(self) -> bool:
-        """Whether to look at the waiting: where decodes have to stand by, prompts are let in many at a time."""
-        if not self.decode_window:
+        """Whether to look at the waiting. Where decodes have to pause for them, prompts are admitted many at a time."""
+        if isinstance(self.policy, MixedSteps):
             return True
         seats = self.max_num_seqs - len(self.running)
         return bool(self.waiting) and (self._admitting or seats >= min(len(self.waiting), self.max_num_seqs // 8 or 1))
 
-    def _plan_decodes(self, chunks: list[Chunk], copies: list[tuple[int, int]], preempted: list[Sequence]) -> int:
-        """Plan a window of decode steps for all sequences that have tokens to come; the number of steps."""
+    def _plan_decodes(self, draft: "_Draft", most_steps: int) -> None:
+        """Plan a window of decode steps for all sequences that have tokens to come."""
 
-        def live() -> list[tuple[Sequence, int]]:
+        def live() -> list[tuple[SequenceState, int]]:
             return [(s, s.num_remaining_tokens) for s in self.running if s.decoding]
 
         pairs = live()
-        steps = min(self.decode_window, max((left for _, left in pairs), default=0))
-        if any(sequence.constraint is not None for sequence, _ in pairs):
-            # What may follow a token is known when the host has seen it.
+        steps = min(most_steps, max((left for _, left in pairs), default=0))
+        if any(sequence.spec.guided for sequence, _ in pairs):
+            # The grammar allows the next token only once the host has seen the last one.
             steps = min(steps, 1)
         while sum(needed := self._needs(pairs, steps)) > self.pool.num_free:
             if steps > 1:
                 steps //= 2
-            elif self._make_room(preempted):
+            elif self._make_room(draft):
                 pairs = live()
             else:
-                return 0
+                return
         for (sequence, left), blocks in zip(pairs, needed, strict=True):
             length = min(steps, left)
-            reserved = not blocks or self._reserve(sequence, length, copies)
-            assert reserved, "the window was made to fit"
-            chunks.append(Chunk(sequence, sequence.num_computed_tokens, length, samples=True))
+            changes = self._reserve(sequence, length, draft) if blocks else ()
+            assert changes is not None, "the window was made to fit"
+            draft.rows.append(DecodeRow(sequence.id, sequence.num_computed_tokens, length, changes))
             sequence.num_computed_tokens += length
             sequence.num_pending_tokens += length
-        return steps if pairs else 0
+        draft.steps = steps
 
-    def _needs(self, pairs: Seq[tuple[Sequence, int]], steps: int) -> list[int]:
-        """Blocks that each sequence has to get for so many steps, or for as many tokens as it has left."""
+    def _needs(self, pairs: Sequence[tuple[SequenceState, int]], steps: int) -> list[int]:
+        """Blocks that each sequence needs for so many steps, or for as many tokens as it has left."""
         return [self._blocks_short_of(s, s.num_computed_tokens + min(steps, left)) for s, left in pairs]
 
-    def _admit_waiting(self, budget: int, chunks: list[Chunk], copies: list[tuple[int, int]]) -> int:
-        """Plan chunks of waiting sequences, in order; what is left of the budget."""
+    def _admit_waiting(self, draft: "_Draft", budget: int) -> int:
+        """Plan chunks of waiting sequences, in order; returns the rest of the budget."""
         over_budget_allowed = not self.chunked_prefill
         while self.waiting and len(self.running) < self.max_num_seqs and budget > 0:
             sequence = self.waiting[0]
@@ -231,12 +282,12 @@ class Scheduler:
             if self.chunked_prefill:
                 length = min(length, budget)
             elif length > budget and not (over_budget_allowed and length > self.max_num_batched_tokens):
-                self._release(sequence)
+                self._free_blocks(sequence)
                 break
             # Room for all its known tokens and one more block for everyone, or it would be preempted at once.
             room = self._blocks_short_of(sequence, len(sequence.token_ids)) + len(self.running)
-            if room > self.pool.num_free or not self._reserve(sequence, length, copies):
-                self._release(sequence)
+            if room > self.pool.num_free or self._reserve(sequence, length, draft) is None:
+                self._free_blocks(sequence)
                 if not self.running and self._release_fork():
                     continue
                 break
@@ -245,12 +296,16 @@ class Scheduler:
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.num_computed_tokens
             self.running.append(sequence)
-            chunks.append(self._plan_chunk(sequence, length))
+            self._started[sequence.id] = sequence
+            draft.started.append(sequence.spec)
+            self._plan_chunk(draft, sequence, length, tuple(enumerate(sequence.block_ids)))
             budget -= length
             over_budget_allowed = False
         return budget
 
-    def _plan_chunk(self, sequence: Sequence, length: int) -> Chunk:
+    def _plan_chunk(
+        self, draft: "_Draft", sequence: SequenceState, length: int, changes: tuple[BlockChange, ...]
+    ) -> None:
         start = sequence.num_computed_tokens
         end = start + length
         if self.prefix_cache:
@@ -261,12 +316,15 @@ class Scheduler:
             sequence.num_pending_tokens += 1
             sequence.decoding = True
             self._fork(sequence)
-        return Chunk(sequence, start, length, samples)
+        output = tuple(sequence.output_token_ids) if samples and sequence.sampling.adjusts else ()
+        token_ids = tuple(sequence.token_ids[start:end])
+        draft.chunks.append(Chunk(sequence.id, start, token_ids, samples, changes, output))
 
-    def _fork(self, sequence: Sequence) -> None:
-        """Give its forks the blocks of its prompt, all of which but the last token they then have computed.
+    def _fork(self, sequence: SequenceState) -> None:
+        """Give its forks the blocks of its prompt: for them, all prompt tokens but the last are computed.
 
-        They join the waiting before the next plan: a copy of the last block would run ahead of what this one writes.
+        They join the waiting before the next plan. In this plan, a copy of the last block would run before the block
+        is written.
         """
         for fork in sequence.forks:
             fork.block_ids = sequence.block_ids[: -(-sequence.num_prompt_tokens // self.pool.block_size)]
@@ -276,41 +334,47 @@ class Scheduler:
         self._forked += sequence.forks
         sequence.forks = []
 
-    def _blocks_short_of(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks missing to hold ``num_tokens``, the copy of a block that may not be written included."""
+    def _blocks_short_of(self, sequence: SequenceState, num_tokens: int) -> int:
+        """Blocks missing to hold ``num_tokens``; the copy of a block that may not be written counts as one."""
         missing = -(-num_tokens // self.pool.block_size) - len(sequence.block_ids)
         return (missing if missing > 0 else 0) + self._must_copy(sequence)
 
-    def _must_copy(self, sequence: Sequence) -> bool:
+    def _must_copy(self, sequence: SequenceState) -> bool:
         first = sequence.num_computed_tokens // self.pool.block_size
         return first < len(sequence.block_ids) and not self.pool.writable(sequence.block_ids[first])
 
-    def _reserve(self, sequence: Sequence, length: int, copies: list[tuple[int, int]]) -> bool:
-        """Make the next ``length`` tokens writable: roll over into new blocks, copy a shared one. False if full.
+    def _reserve(self, sequence: SequenceState, length: int, draft: "_Draft") -> tuple[BlockChange, ...] | None:
+        """Make the next ``length`` tokens writable: roll over into new blocks, copy a shared one.
 
-        A full last block needs nothing but a successor, whoever else holds it (source: article S1): the
-        boundary step is the same code as every other, and a shared full block is never copied.
+        A full last block needs a successor only, whoever else holds it (source: article S1). So the boundary step is
+        the same code as every other, and a shared full block is never copied.
+
+        Returns:
+            the changes of its block table, or None if there are too few free blocks.
         """
         needed = self._blocks_short_of(sequence, sequence.num_computed_tokens + length)
         if needed == 0:
-            return True
+            return ()
         if needed > self.pool.num_free:
-            return False
+            return None
         blocks = self.pool.allocate(needed)
+        changes: list[BlockChange] = []
         if self._must_copy(sequence):
             first = sequence.num_computed_tokens // self.pool.block_size
             source, copy = sequence.block_ids[first], blocks.pop()
             sequence.block_ids[first] = copy
-            copies.append((source, copy))
+            changes.append((first, copy))
+            draft.copies.append((source, copy))
             self._copy_sources.append(source)
+        changes += enumerate(blocks, start=len(sequence.block_ids))
         sequence.block_ids += blocks
-        return True
+        return tuple(changes)
 
-    def _cached_prefix(self, sequence: Sequence) -> list[int]:
-        """Blocks that already hold a beginning of the sequence, its last token left to compute.
+    def _cached_prefix(self, sequence: SequenceState) -> list[int]:
+        """Blocks that already hold a beginning of the sequence; its last token is left to compute.
 
-        A prompt that is cached to its very end keeps the last block and recomputes one token in a copy of it,
-        unless that block is being computed in this very step: then the block is left out.
+        A prompt that is cached to its very end keeps the last block and recomputes one token in a copy of it. If that
+        block is being computed in this very step, it is left out instead.
         """
         if not self.prefix_cache or sequence.needs_prompt_logprobs:
             return []
@@ -325,26 +389,29 @@ class Scheduler:
             hits.pop()
         return hits
 
-    def _register_full_blocks(self, sequence: Sequence, start: int, end: int) -> list[int]:
-        """Make the blocks findable that become full when tokens ``start .. end - 1`` are computed; those that were."""
+    def _register_full_blocks(self, sequence: SequenceState, start: int, end: int) -> list[int]:
+        """Make findable the blocks that tokens ``start .. end - 1`` fill; returns those that were not before."""
         first, behind = start // self.pool.block_size, end // self.pool.block_size
         if first == behind:
             return []
         blocks = ((sequence.block_ids[i], self._block_hash(sequence, i)) for i in range(first, behind))
         return [block for block, block_hash in blocks if self.pool.register(block, block_hash)]
 
-    def _block_hash(self, sequence: Sequence, index: int) -> bytes:
+    def _block_hash(self, sequence: SequenceState, index: int) -> bytes:
         hashes, size = sequence.block_hashes, self.pool.block_size
         for i in range(len(hashes), index + 1):
             parent = hashes[-1] if hashes else ROOT_HASH
+            if self.exact_prefixes and i == sequence.num_prompt_tokens // size:
+                # The first block with generated tokens.
+                parent += b"%d generated" % sequence.num_prompt_tokens
             hashes.append(hash_block(parent, sequence.token_ids[i * size : (i + 1) * size]))
         return hashes[index]
 
-    def _make_room(self, preempted: list[Sequence]) -> bool:
-        """Take blocks back: those that a waiting fork holds, else all of the newest sequence.
+    def _make_room(self, draft: "_Draft") -> bool:
+        """Take blocks back: those of a waiting fork, else all of the newest sequence.
 
-        False where that one's tokens must be known first. It resumes first of the waiting, recomputing what is not
-        cached.
+        The preempted sequence resumes before all others that wait, and recomputes what is not cached. False if its
+        tokens must be known first.
         """
         if self._release_fork():
             return True
@@ -352,21 +419,54 @@ class Scheduler:
         if victim.num_pending_tokens:
             return False
         self.running.pop()
-        self._release(victim)
+        self._free_blocks(victim)
         victim.status = Status.WAITING
         victim.decoding = False
+        self._released.append(victim.id)
         self.waiting.appendleft(victim)
-        preempted.append(victim)
+        draft.preempted.append(victim)
         return True
 
     def _release_fork(self) -> bool:
         """Take the blocks of the last waiting sequence that holds any: it will be computed like any other."""
         holder = next((sequence for sequence in reversed(self.waiting) if sequence.block_ids), None)
         if holder is not None:
-            self._release(holder)
+            self._free_blocks(holder)
         return holder is not None
 
-    def _release(self, sequence: Sequence) -> None:
+    def _finish(self, sequence: SequenceState) -> None:
+        if sequence.status is Status.RUNNING:
+            self._released.append(sequence.id)
+        sequence.status = Status.FINISHED
+        del self._started[sequence.id]
+        self._free_blocks(sequence)
+
+    def _free_blocks(self, sequence: SequenceState) -> None:
         self.pool.free(sequence.block_ids)
         sequence.block_ids = []
         sequence.num_computed_tokens = 0
+
+
+class _Draft:
+    """A plan in the making."""
+
+    def __init__(self, preempted: list[SequenceState]) -> None:
+        self.chunks: list[Chunk] = []
+        self.rows: list[DecodeRow] = []
+        self.steps = 0
+        self.copies: list[tuple[int, int]] = []
+        self.started: list[SequenceSpec] = []
+        self.preempted = preempted
+
+    def plan(self, released: list[int]) -> StepPlan | None:
+        """The plan; None if it computes nothing."""
+        changes: dict[str, Any] = {
+            "copies": tuple(self.copies),
+            "started": tuple(self.started),
+            "released": tuple(released),
+            "num_preempted": len(self.preempted),
+        }
+        if self.chunks:
+            chunks = tuple(sorted(self.chunks, key=lambda chunk: len(chunk.token_ids) != 1))
+            return PackedStep(chunks=chunks, **changes)
+        return DecodeWindow(rows=tuple(self.rows), steps=self.steps, **changes) if self.rows else None

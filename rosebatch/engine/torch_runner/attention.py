@@ -1,21 +1,21 @@
-"""Attention over gathered keys, with PyTorch's operators: what is the same for all layers of a step is done once.
+"""Attention over gathered keys, with PyTorch's operators. What all layers of a step share is computed once.
 
-Prompt tokens are attended in tiles of 64 successive positions, generated tokens one by one, each with a number of
-keys that follows from its position. So a token's attention is the same computation alone or in a batch, whatever
-the chunks, and after a preemption: its bits depend on its own sequence only.
+Prompt tokens are attended in tiles of 64 successive positions, generated tokens one by one. The number of keys follows
+from the token's position. So a token's attention is the same computation alone or in a batch, whatever the chunks, and
+after a preemption: its bits depend on its own sequence only.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch.config import ModelConfig
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.torch_runner.batch import StepBatch
-from rosebatch.model.layers import Rotary
-from rosebatch.ops import Gate, Ops
+from rosebatch.model.layers import AttentionSpec, Rotary
+from rosebatch.ops import Ops
 from rosebatch_kernels.paged_attention.reference import gather_rows, padded_keys
 
 _TILE = 64
@@ -47,12 +47,15 @@ class _Query:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Units of one shape, attended in one call: rows ``first .. first + count - 1`` of the permuted queries."""
+    """Units of one shape, attended in one call: rows ``first .. first + count - 1`` of the permuted queries.
+
+    ``cache_rows`` is by number of K/V heads, ``masks`` by sliding window.
+    """
 
     first: int
     count: int
     generated: bool
-    cache_rows: Tensor
+    cache_rows: dict[int, Tensor]
     masks: dict[int, Tensor]
 
 
@@ -62,21 +65,21 @@ class GatheredAttention:
     Args:
         batch: the step.
         cache: written and read.
-        config: heads, scales and sliding windows.
+        specs: of all layers that will call this.
         ops: the operators of this run.
     """
 
-    def __init__(self, batch: StepBatch, cache: KVCache, config: ModelConfig, ops: Ops) -> None:
+    def __init__(self, batch: StepBatch, cache: KVCache, specs: Sequence[AttentionSpec], ops: Ops) -> None:
         self.cache = cache
-        self.config = config
         self.ops = ops
-        self.device = cache.data.device
-        self.windows = {config.sliding_window(layer) for layer in range(config.num_layers)}
-        heads = torch.arange(cache.kv_heads, device=self.device)
-        block, offset = batch.slots // cache.block_size, batch.slots % cache.block_size
-        self.append_rows = (block[:, None] * cache.kv_heads + heads) * cache.block_size + offset[:, None]
+        self.device = cache.device
+        self.windows = {spec.window for spec in specs}
+        self.kv_heads = {spec.num_kv_heads for spec in specs}
+        # Of a key and its value, in the widest layer.
+        self.key_bytes = 2 * cache.dtype.itemsize * max(spec.num_kv_heads * spec.head_dim for spec in specs)
+        self.append_rows = {count: self._append_rows(batch.slots, count) for count in self.kv_heads}
         self.positions = batch.positions
-        self._turned: tuple[Tensor, Tensor] | None = None
+        self._turned: dict[Rotary, tuple[Tensor, Tensor]] = {}
         self.groups: list[_Group] = []
         order: list[int] = []
         for queries in self._shapes(_queries(batch)):
@@ -87,37 +90,39 @@ class GatheredAttention:
         self.order = None if ordered else self._tensor([max(row, 0) for row in order])
         self.inverse = None if ordered else self._tensor([inverse[row] for row in range(len(inverse))])
 
-    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None, gate: Gate | None = None) -> Tensor:
+    def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """Append K and V of all sequences, then attend: a block filled in this step can be read in it."""
-        cache = self.cache.layer(layer)
-        q, k, v = self._heads(qkv, rotary)
-        window, scale = self.config.sliding_window(layer), self.config.attention_scale(layer)
-        self.ops.kv_append(cache, k, v, self.append_rows)
+        cache = self.cache.layer(spec.layer)
+        q, k, v = self._heads(spec, qkv)
+        self.ops.kv_append(cache, k, v, self.append_rows[spec.num_kv_heads])
         if self.order is not None:
             q = q.index_select(0, self.order)
-        parts = []
-        for group in self.groups:
-            rows = q[group.first : group.first + group.count]
-            parts.append(self._attend(group, rows, cache, group.masks[window], scale, gate))
+        parts = [self._attend(spec, group, q[group.first : group.first + group.count], cache) for group in self.groups]
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out if self.inverse is None else out.index_select(0, self.inverse)
 
-    def _attend(self, group: _Group, q: Tensor, cache: Tensor, mask: Tensor, scale: float, gate: Gate | None) -> Tensor:
-        ops, rows = self.ops, group.cache_rows
-        if gate is None:
+    def _attend(self, spec: AttentionSpec, group: _Group, q: Tensor, cache: Tensor) -> Tensor:
+        ops, rows, mask = self.ops, group.cache_rows[spec.num_kv_heads], group.masks[spec.window]
+        if spec.gate is None:
             attend = ops.gathered_decode if group.generated else ops.gathered_prefill
-            return attend(q, cache, rows, mask, scale)
+            return attend(q, cache, rows, mask, spec.scale)
         gated = ops.gathered_gated_decode if group.generated else ops.gathered_gated_prefill
-        return gated(q, cache, rows, mask, scale, gate)
+        return gated(q, cache, rows, mask, spec.scale, spec.gate)
 
-    def _heads(self, qkv: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
-        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
-        if rotary is None:
-            return self.ops.split_heads(qkv, heads, kv_heads)
-        if self._turned is None:
-            # The tables are the same for all layers.
-            self._turned = rotary.cos[self.positions][:, None], rotary.sin[self.positions][:, None]
-        return self.ops.split_heads(qkv, heads, kv_heads, self._turned, rotary.qk_norm)
+    def _heads(self, spec: AttentionSpec, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        turned = None
+        if spec.rotary is not None:
+            if spec.rotary not in self._turned:
+                cos, sin = (table[self.positions][:, None] for table in (spec.rotary.cos, spec.rotary.sin))
+                self._turned[spec.rotary] = cos, sin
+            turned = self._turned[spec.rotary]
+        return self.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)
+
+    def _append_rows(self, slots: Tensor, kv_heads: int) -> Tensor:
+        """Where each token's heads go in a layer with so many K/V heads, see ``kv_append``."""
+        size = self.cache.block_size
+        heads = torch.arange(kv_heads, device=self.device)
+        return (slots[:, None] // size * kv_heads + heads) * size + slots[:, None] % size
 
     def _shapes(self, queries: list[_Query]) -> list[list[_Query]]:
         """Units of one shape together, in parts that are not too large to gather."""
@@ -126,9 +131,8 @@ class GatheredAttention:
             shape = padded_keys(query.tile_end) if query.generated else query.tile_start
             shapes.setdefault((query.generated, shape), []).append(query)
         parts = []
-        key_bytes = 2 * self.cache.kv_heads * self.config.head_dim * self.cache.data.dtype.itemsize
         for members in shapes.values():
-            most = max(1, _GROUP_BYTES // (padded_keys(members[0].tile_end) * key_bytes))
+            most = max(1, _GROUP_BYTES // (padded_keys(members[0].tile_end) * self.key_bytes))
             parts += [members[i : i + most] for i in range(0, len(members), most)]
         return parts
 
@@ -143,7 +147,7 @@ class GatheredAttention:
         width = -(-keys // self.cache.block_size)
         table = batch.block_table[[query.sequence for query in queries], :width]
         table = functional.pad(table, (0, width - table.shape[1]))
-        cache_rows = gather_rows(table, self.cache.num_blocks, self.cache.kv_heads)
+        cache_rows = {count: gather_rows(table, self.cache.num_blocks, count) for count in self.kv_heads}
         positions = self._positions(queries)
         masks = {window: self._mask(positions, keys, window) for window in self.windows}
         if generated:
@@ -163,7 +167,7 @@ class GatheredAttention:
         seen = key <= positions[:, None]
         if window:
             seen &= key > positions[:, None] - window
-        mask = torch.zeros(seen.shape, dtype=self.cache.data.dtype, device=self.device)
+        mask = torch.zeros(seen.shape, dtype=self.cache.dtype, device=self.device)
         return mask.masked_fill_(~seen, float("-inf"))
 
     def _tensor(self, values: list[int]) -> Tensor:
@@ -174,16 +178,15 @@ def _queries(batch: StepBatch) -> list[_Query]:
     """Cut the step's chunks into units of work."""
     queries = []
     first = 0
-    for sequence, chunk in enumerate(batch.chunks):
-        end = chunk.start + chunk.length
+    for sequence, (chunk, num_prompt_tokens) in enumerate(zip(batch.chunks, batch.num_prompt_tokens, strict=True)):
         position = chunk.start
-        while position < end:
-            generated = position >= chunk.sequence.num_prompt_tokens
+        while position < chunk.end:
+            generated = position >= num_prompt_tokens
             stop = position + 1
             if not generated:
-                stop = min(end, chunk.sequence.num_prompt_tokens, (position // _TILE + 1) * _TILE)
+                stop = min(chunk.end, num_prompt_tokens, (position // _TILE + 1) * _TILE)
             row = first + position - chunk.start
             queries.append(_Query(sequence, range(row, row + stop - position), position, generated))
             position = stop
-        first += chunk.length
+        first += len(chunk.token_ids)
     return queries

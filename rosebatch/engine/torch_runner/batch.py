@@ -1,12 +1,37 @@
-"""StepPlan -> the tensors of one step."""
+"""A packed step as the tensors that the forward pass reads."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rosebatch.engine.plan import Chunk, StepPlan
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.engine.logits import SampledRow
+from rosebatch.engine.plan import Chunk, PackedStep, SequenceSpec
+
+
+class BlockTables:
+    """The specs and block tables of all sequences that the runner knows, kept up to date by plans.
+
+    Attributes:
+        specs: by sequence id.
+        blocks: block ids in sequence order, by sequence id.
+    """
+
+    def __init__(self) -> None:
+        self.specs: dict[int, SequenceSpec] = {}
+        self.blocks: dict[int, list[int]] = {}
+
+    def update(self, plan: PackedStep) -> None:
+        """Take over what a plan changes."""
+        for sequence_id in plan.released:
+            del self.specs[sequence_id], self.blocks[sequence_id]
+        for spec in plan.started:
+            self.specs[spec.id], self.blocks[spec.id] = spec, []
+        for chunk in plan.chunks:
+            table = self.blocks[chunk.id]
+            for index, block in chunk.blocks:
+                table[index : index + 1] = [block]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +43,9 @@ class StepBatch:
         slots: ``[T]`` int64, where each token's K and V go: ``block · block_size + offset``.
         block_table: ``[B, M]`` int64 block ids, rows padded with 0.
         chunks: the plan's, one for each of the B sequences.
+        num_prompt_tokens: of each of the B sequences.
         sample_rows: ``[S]`` int64, the rows of T that are sampled.
-        sampling: parameters of the sampled rows.
-        sample_positions: position that each sampled token will have.
+        sampled: the sequences of these rows.
     """
 
     input_ids: Tensor
@@ -28,32 +53,35 @@ class StepBatch:
     slots: Tensor
     block_table: Tensor
     chunks: tuple[Chunk, ...]
+    num_prompt_tokens: list[int]
     sample_rows: Tensor
-    sampling: list[SamplingParams]
-    sample_positions: list[int]
+    sampled: list[SampledRow]
 
 
-def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> StepBatch:
-    """Lay out a plan for the device: one small copy for each tensor."""
+def build_batch(
+    chunks: tuple[Chunk, ...],
+    specs: Mapping[int, SequenceSpec],
+    blocks: Mapping[int, list[int]],
+    block_size: int,
+    device: torch.device,
+) -> StepBatch:
+    """Lay out a step for the device: one small copy for each tensor."""
     input_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     sample_rows: list[int] = []
-    sampling: list[SamplingParams] = []
-    sample_positions: list[int] = []
-    width = max(len(chunk.sequence.block_ids) for chunk in plan.chunks)
+    sampled: list[SampledRow] = []
+    width = max(len(blocks[chunk.id]) for chunk in chunks)
     table = []
-    for chunk in plan.chunks:
-        sequence, end = chunk.sequence, chunk.start + chunk.length
-        blocks = sequence.block_ids
-        input_ids += sequence.token_ids[chunk.start : end]
-        positions += range(chunk.start, end)
-        slots += [blocks[i // block_size] * block_size + i % block_size for i in range(chunk.start, end)]
-        table.append(blocks + [0] * (width - len(blocks)))
+    for chunk in chunks:
+        own = blocks[chunk.id]
+        input_ids += chunk.token_ids
+        positions += range(chunk.start, chunk.end)
+        slots += [own[i // block_size] * block_size + i % block_size for i in range(chunk.start, chunk.end)]
+        table.append(own + [0] * (width - len(own)))
         if chunk.samples:
             sample_rows.append(len(input_ids) - 1)
-            sampling.append(sequence.request.sampling)
-            sample_positions.append(end)
+            sampled.append(SampledRow(specs[chunk.id], chunk.end, chunk.output_token_ids))
 
     def tensor(values: list[int] | list[list[int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
@@ -63,8 +91,8 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> StepBa
         positions=tensor(positions),
         slots=tensor(slots),
         block_table=tensor(table),
-        chunks=plan.chunks,
+        chunks=chunks,
+        num_prompt_tokens=[len(specs[chunk.id].prompt_token_ids) for chunk in chunks],
         sample_rows=tensor(sample_rows),
-        sampling=sampling,
-        sample_positions=sample_positions,
+        sampled=sampled,
     )

@@ -2,77 +2,79 @@
 
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from rosebatch.config import ModelConfig
+from rosebatch.engine.engine import Masks
 from rosebatch.engine.extras import Extras
 from rosebatch.engine.kv_cache import KVCache
-from rosebatch.engine.logits import adjust, constrain
+from rosebatch.engine.logits import SampledRow, adjust, constrain
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
-from rosebatch.engine.plan import StepPlan, StepResult
+from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.torch_runner.attention import GatheredAttention
-from rosebatch.engine.torch_runner.batch import build_batch
+from rosebatch.engine.torch_runner.batch import BlockTables, build_batch
 from rosebatch.model.layers import Model
 from rosebatch.ops import Ops
-from rosebatch.request import Logprobs, Sequence
+from rosebatch.request import Logprobs
 
 
-class Runner:
-    """Carries out step plans one at a time, the tokens read at the end of each.
+class TorchRunner:
+    """Carries out packed steps one at a time; the tokens are read at the end of each.
 
     Args:
         model: the weights.
-        config: its shape.
         cache: its KV cache.
         ops: the operators of this run.
         batched_sampling: sample like rows together.
     """
 
-    def __init__(
-        self, model: Model, config: ModelConfig, cache: KVCache, ops: Ops, *, batched_sampling: bool = True
-    ) -> None:
+    def __init__(self, model: Model, cache: KVCache, ops: Ops, *, batched_sampling: bool = True) -> None:
         self.model = model
-        self.config = config
         self.cache = cache
         self.ops = ops
         self.batched_sampling = batched_sampling
+        self.tables = BlockTables()
 
-    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """See ``rosebatch.engine.engine.StepRunner``: the result is there at once."""
+        assert isinstance(plan, PackedStep), "a window of decodes needs tokens that stay on the device"
         started = time.perf_counter()
-        result = self._run(plan)
+        result = self._run(plan, masks)
         result = replace(result, seconds=time.perf_counter() - started, syncs=int(bool(result.token_ids)))
         return lambda: result
 
     @torch.inference_mode()
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _run(self, plan: PackedStep, masks: Masks) -> StepResult:
         """Copy blocks, compute all chunks in one packed forward pass, sample the rows that ask for it."""
-        assert not plan.decode_steps, "a window of decodes needs tokens that stay on the device"
-        batch = build_batch(plan, self.cache.block_size, self.cache.data.device)
+        specs, blocks = self.tables.specs, self.tables.blocks
+        self.tables.update(plan)
+        batch = build_batch(plan.chunks, specs, blocks, self.cache.block_size, self.cache.device)
         self.cache.copy(plan.copies)
-        attention = GatheredAttention(batch, self.cache, self.config, self.ops)
+        attention = GatheredAttention(batch, self.cache, self.model.attention, self.ops)
         hidden = self.model.forward(batch.input_ids, batch.positions, attention)
-        of_prompts = prompt_logprobs(plan, hidden, self.model.logits)
-        if not batch.sampling:
+        of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits)
+        if not batch.sampled:
             return StepResult([], prompt_logprobs=of_prompts)
         logits = self.model.logits(hidden[batch.sample_rows])
-        sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]
-        changed = constrain(adjust(logits, sequences, self.ops), sequences, self.ops)
-        tokens = sample(changed, batch.sampling, batch.sample_positions, self.ops, batched=self.batched_sampling)
+        changed = adjust(logits, batch.sampled, self.ops)
+        guided = [number for number, row in enumerate(batch.sampled) if row.spec.guided]
+        if guided:
+            changed = constrain(changed, guided, masks(), self.ops)
+        params, positions = [row.spec.sampling for row in batch.sampled], [row.position for row in batch.sampled]
+        tokens = sample(changed, params, positions, self.ops, batched=self.batched_sampling)
         token_ids = [[token] for token in tokens.tolist()]
-        return StepResult(token_ids, _logprobs(logits, tokens, sequences, token_ids), prompt_logprobs=of_prompts)
+        return StepResult(token_ids, _logprobs(logits, tokens, batch.sampled, token_ids), of_prompts)
 
 
 def _logprobs(
-    logits: Tensor, tokens: Tensor, sequences: Seq[Sequence], token_ids: Seq[list[int]]
+    logits: Tensor, tokens: Tensor, sampled: list[SampledRow], token_ids: list[list[int]]
 ) -> list[list[Logprobs]]:
-    most = Extras.of(sequences).logprobs
+    specs = [row.spec for row in sampled]
+    most = Extras.of(specs).logprobs
     if most is None:
         return []
     rows = logprob_rows(logits, tokens, most).cpu().numpy()[:, None]
-    return read_all(rows, sequences, token_ids)
+    return read_all(rows, specs, token_ids)

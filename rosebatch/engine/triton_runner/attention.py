@@ -1,152 +1,216 @@
-"""Attention by kernels that read K and V in their blocks: one class for packed chunks, one for decode steps."""
+"""Attention by kernels that read K and V in their blocks: one class for packed chunks, one for decode steps.
 
+Switches are resolved once, by ``AttentionKernels.choose``: a step calls what was chosen.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from rosebatch.config import ModelConfig
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.triton_runner.state import DeviceState
-from rosebatch.model.layers import Rotary
-from rosebatch.ops import DeviceOps, Gate, Ops
+from rosebatch.model.layers import AttentionSpec
+from rosebatch.ops import DeviceOps, Ops
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.qkv.reference import cache_rows
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionContext:
-    """What all steps of a run share."""
+class _Step(Protocol):
+    """What preparing q, k and v needs to know of a step."""
 
-    config: ModelConfig
+    @property
+    def kernels(self) -> "AttentionKernels":
+        """Those of the run."""
+        ...
+
+    @property
+    def table(self) -> Tensor:
+        """``[S, M]`` int32 block ids."""
+        ...
+
+    @property
+    def positions(self) -> Tensor:
+        """``[T]`` int32 of each token."""
+        ...
+
+    def rows(self) -> Tensor:
+        """``[T]`` int32, each token's row of the table; -1 for tokens that nobody reads."""
+        ...
+
+    def append_rows(self, cache: Tensor) -> Tensor:
+        """Where each token's K and V go, see ``kv_append``."""
+        ...
+
+
+# Takes the projection ``[T, (heads + 2 · kv_heads) · D]``; returns the first argument of the attention kernel.
+_Prepare = Callable[[AttentionSpec, Tensor, Tensor, _Step], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKernels:
+    """What all steps of a run share, with the switches resolved.
+
+    Attributes:
+        prepare_packed: norms, rotates and appends before prefill.
+        prepare_decode: what is done before the decode kernel.
+        append: whether the decode kernel writes the new K and V.
+        rotate: whether the decode kernel norms and rotates; only with ``append``.
+    """
+
     cache: KVCache
     state: DeviceState
     ops: Ops
     kernels: DeviceOps
-    toggles: Toggles
+    prepare_packed: _Prepare
+    prepare_decode: _Prepare
+    append: bool
+    rotate: bool
 
-    def heads(self, qkv: Tensor, positions: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+    @classmethod
+    def choose(
+        cls, toggles: Toggles, cache: KVCache, state: DeviceState, ops: Ops, kernels: DeviceOps
+    ) -> "AttentionKernels":
+        """What these switches ask for."""
+        apart = _prepare_in_one if toggles.fused_rotary else _prepare_apart
+        decode = apart
+        if toggles.fused_kv_append:
+            decode = _leave_to_kernel if toggles.fused_rotary else _rotate_apart
+        rotate = toggles.fused_rotary and toggles.fused_kv_append
+        return cls(cache, state, ops, kernels, apart, decode, toggles.fused_kv_append, rotate)
+
+    def heads(self, spec: AttentionSpec, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, normed and rotated by separate operators: the way of ``--no-fused-rotary``."""
+        rotary = spec.rotary
         turned = None if rotary is None else (rotary.cos[positions][:, None], rotary.sin[positions][:, None])
-        norm = None if rotary is None else rotary.qk_norm
-        return self.ops.split_heads(qkv, self.config.num_heads, self.config.num_kv_heads, turned, norm)
+        return self.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)
 
 
-def _kernel_arguments(rotary: Rotary | None) -> dict[str, object]:
-    if rotary is None:
-        return {}
-    return {"rotary": (rotary.cos, rotary.sin), "qk_norm": rotary.qk_norm}
+def _leave_to_kernel(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step) -> Tensor:
+    return qkv
+
+
+def _rotate_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step) -> Tensor:
+    """Norm and rotate by separate operators; the decode kernel appends."""
+    if spec.rotary is None and spec.qk_norm is None:
+        return qkv
+    return torch.cat(step.kernels.heads(spec, qkv, step.positions), 1).view(len(qkv), -1)
+
+
+def _prepare_in_one(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step) -> Tensor:
+    """Norm, rotate and append by one kernel, q in place."""
+    step.kernels.kernels.prepare(
+        qkv, cache, step.table, step.rows(), step.positions, num_heads=spec.num_heads, **_rotation(spec)
+    )
+    return qkv
+
+
+def _prepare_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step) -> Tensor:
+    """Norm, rotate and append by separate operators."""
+    q, k, v = step.kernels.heads(spec, qkv, step.positions)
+    step.kernels.ops.kv_append(cache, k, v, step.append_rows(cache))
+    return qkv if spec.rotary is None and spec.qk_norm is None else q.reshape(len(qkv), -1)
+
+
+def _rotation(spec: AttentionSpec) -> dict[str, Any]:
+    rotary = None if spec.rotary is None else (spec.rotary.cos, spec.rotary.sin)
+    return {"rotary": rotary, "qk_norm": spec.qk_norm}
 
 
 class PackedAttention:
     """Attention of one step over packed chunks (see ``rosebatch.model.layers.Attention``).
 
     Args:
-        context: of the run.
+        kernels: of the run.
         rows, positions: ``[T]`` int32, each token's row of the block table, -1 for padding, and position.
         tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``.
     """
 
-    def __init__(self, context: AttentionContext, rows: Tensor, positions: Tensor, tiles: Tensor) -> None:
-        self.context = context
-        self.rows = rows
+    def __init__(self, kernels: AttentionKernels, rows: Tensor, positions: Tensor, tiles: Tensor) -> None:
+        self.kernels = kernels
+        self.table = kernels.state.block_table
         self.positions = positions
         self.tiles = tiles
-        self._append_rows: Tensor | None = None
+        self._rows = rows
+        self._append_rows: dict[int, Tensor] = {}
 
-    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None, gate: Gate | None = None) -> Tensor:
+    def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """K and V of all chunks are written before any is read."""
-        context = self.context
-        cache, table = context.cache.layer(layer), context.state.block_table
-        heads = context.config.num_heads
-        if context.toggles.fused_rotary:
-            arguments = _kernel_arguments(rotary)
-            context.kernels.prepare(qkv, cache, table, self.rows, self.positions, num_heads=heads, **arguments)
-            q = qkv
-        else:
-            split, k, v = context.heads(qkv, self.positions, rotary)
-            if self._append_rows is None:
-                self._append_rows = _append_rows(cache, table, self.rows, self.positions)
-            context.ops.kv_append(cache, k, v, self._append_rows)
-            q = split.reshape(len(qkv), -1)
-        scale, window = context.config.attention_scale(layer), context.config.sliding_window(layer)
-        if gate is None:
-            return context.kernels.prefill(q, cache, table, self.tiles, num_heads=heads, scale=scale, window=window)
-        return context.kernels.gated_prefill(q, cache, table, self.tiles, gate, num_heads=heads, scale=scale)
+        kernels = self.kernels.kernels
+        cache = self.kernels.cache.layer(spec.layer)
+        q = self.kernels.prepare_packed(spec, qkv, cache, self)
+        heads, scale = spec.num_heads, spec.scale
+        if spec.gate is None:
+            return kernels.prefill(q, cache, self.table, self.tiles, num_heads=heads, scale=scale, window=spec.window)
+        return kernels.gated_prefill(q, cache, self.table, self.tiles, spec.gate, num_heads=heads, scale=scale)
+
+    def rows(self) -> Tensor:
+        """See ``_Step``."""
+        return self._rows
+
+    def append_rows(self, cache: Tensor) -> Tensor:
+        """See ``_Step``; once for all layers with the same number of K/V heads."""
+        kv_heads = cache.shape[2]
+        if kv_heads not in self._append_rows:
+            self._append_rows[kv_heads] = _append_rows(cache, self.table, self._rows, self.positions)
+        return self._append_rows[kv_heads]
 
 
 class DecodeAttention:
     """Attention of a decode step over the first ``size`` rows of the state; nothing in it depends on the host.
 
     Args:
-        context: of the run.
+        kernels: of the run.
         size: rows, those that are not live included.
     """
 
-    def __init__(self, context: AttentionContext, size: int) -> None:
-        state = context.state
-        self.context = context
+    def __init__(self, kernels: AttentionKernels, size: int) -> None:
+        state = kernels.state
+        self.kernels = kernels
         self.positions = state.fields[layout.POSITION, :size]
         self.limits = state.fields[layout.LIMIT, :size]
         self.table = state.block_table[:size]
         self._rows: Tensor | None = None
-        self._append_rows: Tensor | None = None
+        self._append_rows: dict[int, Tensor] = {}
 
-    def __call__(self, layer: int, qkv: Tensor, rotary: Rotary | None, gate: Gate | None = None) -> Tensor:
+    def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """The kernel does all of it, or what its switches leave it."""
-        context, toggles = self.context, self.context.toggles
-        cache = context.cache.layer(layer)
-        arguments: dict[str, object] = {}
-        if not toggles.fused_rotary and rotary is not None:
-            q, k, v = context.heads(qkv, self.positions, rotary)
-            if toggles.fused_kv_append:
-                qkv = torch.cat((q, k, v), 1).view(len(qkv), -1)
-            else:
-                context.ops.kv_append(cache, k, v, self._rows_to_append(cache))
-                qkv = q.reshape(len(qkv), -1)
-        elif toggles.fused_kv_append:
-            arguments = _kernel_arguments(rotary)
-        elif toggles.fused_rotary and rotary is not None:
-            context.kernels.prepare(
-                qkv,
-                cache,
-                self.table,
-                self._live_rows(),
-                self.positions,
-                num_heads=context.config.num_heads,
-                **_kernel_arguments(rotary),
-            )
+        chosen = self.kernels
+        cache = chosen.cache.layer(spec.layer)
+        qkv = chosen.prepare_decode(spec, qkv, cache, self)
+        if spec.gate is None:
+            decode = partial(chosen.kernels.decode, window=spec.window)
         else:
-            _, k, v = context.heads(qkv, self.positions, None)
-            context.ops.kv_append(cache, k, v, self._rows_to_append(cache))
-        decode = partial(context.kernels.decode, window=context.config.sliding_window(layer))
-        if gate is not None:
-            decode = partial(context.kernels.gated_decode, gate=gate, sparse=toggles.sparse_values)
+            decode = partial(chosen.kernels.gated_decode, gate=spec.gate)
         return decode(
             qkv,
             cache,
             self.table,
             self.positions,
             self.limits,
-            num_heads=context.config.num_heads,
-            scale=context.config.attention_scale(layer),
-            append=toggles.fused_kv_append,
-            **arguments,
+            num_heads=spec.num_heads,
+            scale=spec.scale,
+            append=chosen.append,
+            **(_rotation(spec) if chosen.rotate else {}),
         )
 
-    def _live_rows(self) -> Tensor:
-        """``[size]`` int32: each row's number, -1 where it is not live."""
+    def rows(self) -> Tensor:
+        """``[size]`` int32: each row's number, -1 if it is not live."""
         if self._rows is None:
             numbers = torch.arange(len(self.positions), dtype=torch.int32, device=self.positions.device)
             self._rows = torch.where(self.positions < self.limits, numbers, -1)
         return self._rows
 
-    def _rows_to_append(self, cache: Tensor) -> Tensor:
-        if self._append_rows is None:
-            self._append_rows = _append_rows(cache, self.table, self._live_rows(), self.positions)
-        return self._append_rows
+    def append_rows(self, cache: Tensor) -> Tensor:
+        """See ``_Step``; once for all layers with the same number of K/V heads."""
+        kv_heads = cache.shape[2]
+        if kv_heads not in self._append_rows:
+            self._append_rows[kv_heads] = _append_rows(cache, self.table, self.rows(), self.positions)
+        return self._append_rows[kv_heads]
 
 
 def _append_rows(cache: Tensor, table: Tensor, rows: Tensor, positions: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from rosebatch.engine.plan import StepPlan
+from rosebatch.engine.plan import PackedStep
 from rosebatch.engine.triton_runner.slots import Slots
 
 # Steps of more tokens keep a GPU busy for longer than Python needs to launch them; they are not padded.
@@ -48,9 +48,9 @@ class Layout:
     num_last: int
 
     @classmethod
-    def exact(cls, plan: StepPlan, tile_rows: int) -> "Layout":
-        """No more than the plan has."""
-        num_tiles = sum(-(-chunk.length // tile_rows) for chunk in plan.chunks)
+    def exact(cls, plan: PackedStep, tile_rows: int) -> "Layout":
+        """No more room than the plan needs."""
+        num_tiles = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in plan.chunks)
         return cls(plan.num_tokens, num_tiles, sum(chunk.samples for chunk in plan.chunks))
 
     @classmethod
@@ -72,7 +72,7 @@ class Layout:
         return PackedInputs(input_ids, rows, positions, tiles, cells[end : self.num_cells])
 
 
-def pack(plan: StepPlan, slots: Slots, layout: Layout, tile_rows: int) -> np.ndarray:
+def pack(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.ndarray:
     """The plan's tokens, tiles and last rows as int32, laid out and padded as ``layout`` says."""
     input_ids = np.zeros(layout.size, np.int32)
     rows = np.full(layout.size, -1, np.int32)
@@ -81,12 +81,13 @@ def pack(plan: StepPlan, slots: Slots, layout: Layout, tile_rows: int) -> np.nda
     last_rows: list[int] = []
     first = 0
     for chunk in plan.chunks:
-        slot, end = slots.slot_of[chunk.sequence], first + chunk.length
-        input_ids[first:end] = chunk.sequence.token_ids[chunk.start : chunk.start + chunk.length]
+        slot, length = slots.slot_of[chunk.id], len(chunk.token_ids)
+        end = first + length
+        input_ids[first:end] = chunk.token_ids
         rows[first:end] = slot
-        positions[first:end] = np.arange(chunk.start, chunk.start + chunk.length)
-        for begin in range(0, chunk.length, tile_rows):
-            tiles.append((slot, first + begin, chunk.start + begin, min(tile_rows, chunk.length - begin)))
+        positions[first:end] = np.arange(chunk.start, chunk.end)
+        for begin in range(0, length, tile_rows):
+            tiles.append((slot, first + begin, chunk.start + begin, min(tile_rows, length - begin)))
         if chunk.samples:
             last_rows.append(end - 1)
         first = end

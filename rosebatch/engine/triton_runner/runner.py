@@ -1,9 +1,9 @@
-"""The forward pass by kernels: packed prompts eagerly, decode steps as graphs; sampled tokens stay on the device.
+"""The forward pass by kernels: packed prompts, decode steps as graphs; sampled tokens stay on the device.
 
-The host launches and goes on. What a decode step needs lies in ``DeviceState``, which the step advances itself, so
-that steps follow each other without the host; tokens come back through pinned memory when somebody asks. Where a
-grammar decides what may come next, a step's tokens are sampled when the host has seen those before, while the device
-computes its logits.
+The host launches and goes on. What a decode step needs lies in ``DeviceState``, which the step advances itself. So
+steps follow each other without the host, and tokens come back through pinned memory when somebody asks. Where a grammar
+decides what may come next, a step's tokens are sampled after the host has seen those before, while the device computes
+the logits.
 """
 
 import time
@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.config import ModelConfig
+from rosebatch.engine.engine import Masks
 from rosebatch.engine.extras import Extras
 from rosebatch.engine.kv_cache import KVCache
-from rosebatch.engine.logits import constraint_masks
+from rosebatch.engine.logits import SampledRow
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
-from rosebatch.engine.plan import StepPlan, StepResult
+from rosebatch.engine.plan import DecodeWindow, PackedStep, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.sampler import sample
-from rosebatch.engine.triton_runner.attention import AttentionContext, DecodeAttention, PackedAttention
+from rosebatch.engine.triton_runner.attention import AttentionKernels, DecodeAttention, PackedAttention
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
 from rosebatch.engine.triton_runner.slots import Slots
@@ -30,20 +30,21 @@ from rosebatch.engine.triton_runner.staging import Staging
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import Model
 from rosebatch.ops import DeviceOps, Ops
-from rosebatch.request import Logprobs, Sequence
+from rosebatch.request import Logprobs
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.feedback import layout
 
 
-class DeviceRunner:
+class TritonRunner:
     """Carries out step plans in order, without waiting for any.
 
     Args:
         model: the weights.
-        config: its shape.
         cache: its KV cache, with one block more than the scheduler knows of.
         ops, kernels: the operators of this run.
-        toggles: its switches.
+        toggles: its switches, resolved here into what a step calls.
+        vocab_size: width of the logits.
+        eos_token_ids: the model's end tokens.
         max_num_seqs: most sequences at a time.
         max_len: most tokens of a sequence.
         window: most decode steps in a plan.
@@ -52,124 +53,130 @@ class DeviceRunner:
     def __init__(
         self,
         model: Model,
-        config: ModelConfig,
         cache: KVCache,
         ops: Ops,
         kernels: DeviceOps,
         toggles: Toggles,
         *,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
         max_num_seqs: int,
         max_len: int,
         window: int,
     ) -> None:
-        device = cache.data.device
+        device = cache.device
         width = -(-max_len // cache.block_size)
         self.model = model
         self.cache = cache
         self.ops = ops
         self.kernels = kernels
-        self.toggles = toggles
         self.slots = Slots(max_num_seqs, width)
-        self.state = DeviceState(max_num_seqs, width, window, device, config.vocab_size)
-        self.context = AttentionContext(config, cache, self.state, ops, kernels, toggles)
+        self.state = DeviceState(max_num_seqs, width, window, device, vocab_size)
+        self.attention = AttentionKernels.choose(toggles, cache, self.state, ops, kernels)
         self.decodes = StepGraphs(self._decode_step, enabled=toggles.cuda_graph)
         self.packed = StepGraphs(self._packed_step, enabled=toggles.cuda_graph)
         cells = self._layout(MOST_PADDED_TOKENS).num_cells
         self._packed_cells = torch.zeros(cells, dtype=torch.int32, device=device)
         self.up, self.down = Staging(device), Staging(device)
-        self.end_tokens = torch.tensor(config.eos_token_ids, dtype=torch.int32, device=device)
+        self.end_tokens = torch.tensor(eos_token_ids, dtype=torch.int32, device=device)
         self._first_tokens = torch.empty(1, max_num_seqs, dtype=torch.int32, device=device)
         self._steps = 0
         self._logits = torch.empty(0, device=device)
+        self._apply = self.state.apply if toggles.batched_rollover else self.state.apply_one_by_one
+        self._samples_in_graph = toggles.fused_sampler
+        self._choose_tokens = self._choose_by_kernel if toggles.fused_sampler else self._choose_by_groups
+        self._batched_sampling = toggles.batched_sampling
         # Sampling that waits for the host: which tokens a grammar allows depends on the token before.
         self._deferred: Callable[[], None] | None = None
 
-    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """See ``rosebatch.engine.engine.StepRunner``."""
-        self._settle()
-        return self._launch(plan)
+        self._run_deferred()
+        return self._launch(plan, masks)
 
     @torch.inference_mode()
-    def _launch(self, plan: StepPlan) -> Callable[[], StepResult]:
-        clock = _Clock(self.state.fields.device)
-        self.state.apply(self.slots.update(plan), self.up, batched=self.toggles.batched_rollover)
+    def _launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
+        clock = _Clock(self.cache.device)
+        self._apply(self.slots.update(plan), self.up)
         self.cache.copy(plan.copies)
-        sampling = _Sampling.of(plan, self.slots)
-        self.state.make_room(sampling.extras)
-        if plan.decode_steps:
-            return self._launch_decodes(plan, sampling, clock)
-        return self._launch_packed(plan, sampling, clock)
+        sampled = _Sampled.of(plan, self.slots, masks)
+        self.state.make_room(sampled.extras)
+        if isinstance(plan, DecodeWindow):
+            return self._launch_decodes(plan, sampled, clock)
+        return self._launch_packed(plan, sampled, clock)
 
-    def _launch_decodes(self, plan: StepPlan, sampling: "_Sampling", clock: "_Clock") -> Callable[[], StepResult]:
-        inside = self.toggles.fused_sampler and not sampling.guided
-        bucket = self.slots.bucket(plan.chunks)
-        ran = self.decodes.run(_Decode(bucket, sampling.extras if inside else None), plan.decode_steps)
+    def _launch_decodes(self, plan: DecodeWindow, sampled: "_Sampled", clock: "_Clock") -> Callable[[], StepResult]:
+        inside = self._samples_in_graph and not sampled.guided
+        bucket = self.slots.bucket(plan.sampled_ids)
+        ran = self.decodes.run(_Decode(bucket, sampled.extras if inside else None), plan.steps)
         window = len(self.state.history)
-        steps = [(self._steps + i) % window for i in range(plan.decode_steps)]
-        self._steps += plan.decode_steps
+        steps = [(self._steps + i) % window for i in range(plan.steps)]
+        self._steps += plan.steps
+        lengths = [row.length for row in plan.rows]
         fetched: list[Callable[[], np.ndarray]] = []
 
         def finish() -> None:
             if not inside:
-                assert plan.decode_steps == 1, "tokens are sampled outside of the graph"
-                (columns,) = self.up.send(sampling.slots)
-                self._sample(ran.out[columns], sampling, columns, self.state.history, self.state.step)
+                assert plan.steps == 1, "tokens are sampled outside of the graph"
+                (columns,) = self.up.send(sampled.slots)
+                self._sample(ran.out[columns], sampled, columns, self.state.history, self.state.step)
             fetched.append(self.down.fetch(self.state.history))
-            if sampling.extras.logprobs is not None:
+            if sampled.extras.logprobs is not None:
                 fetched.append(self.down.fetch(self.state.logprobs[:-1]))
             clock.stop()
 
         def wait() -> StepResult:
-            # Its own sampling only: that of a plan launched since needs what is read here.
+            # Its own sampling only: a plan launched since then needs the tokens that are read here.
             if self._deferred is finish:
-                self._settle()
-            where = np.ix_(np.array(steps), sampling.slots)
+                self._run_deferred()
+            where = np.ix_(np.array(steps), sampled.slots)
             rows = fetched[0]()[where].T.tolist()
-            ids = [_until_ended(row[: chunk.length]) for row, chunk in zip(rows, plan.chunks, strict=True)]
-            logprobs = (
-                [] if len(fetched) == 1 else read_all(fetched[1]()[where].swapaxes(0, 1), sampling.sequences, ids)
-            )
+            ids = [_until_ended(row[:length]) for row, length in zip(rows, lengths, strict=True)]
+            logprobs = [] if len(fetched) == 1 else read_all(fetched[1]()[where].swapaxes(0, 1), sampled.specs, ids)
             return _result(ids, logprobs, clock, ran)
 
         self._deferred = finish
-        if not sampling.guided:
-            self._settle()
+        if not sampled.guided:
+            self._run_deferred()
         return wait
 
-    def _launch_packed(self, plan: StepPlan, sampling: "_Sampling", clock: "_Clock") -> Callable[[], StepResult]:
-        if sampling.sequences:
-            self.state.tell_tokens(list(zip(sampling.slots.tolist(), sampling.sequences, strict=True)), self.up)
-        ran, columns, of_prompts = self._run_packed(plan, sampling)
-        count = len(sampling.sequences)
+    def _launch_packed(self, plan: PackedStep, sampled: "_Sampled", clock: "_Clock") -> Callable[[], StepResult]:
+        count = len(sampled.specs)
+        if count:
+            chunks = [chunk for chunk in plan.chunks if chunk.samples]
+            rows = [SampledRow(s, c.end, c.output_token_ids) for s, c in zip(sampled.specs, chunks, strict=True)]
+            self.state.tell_tokens(list(zip(sampled.slots.tolist(), rows, strict=True)), self.up)
+        ran, columns, of_prompts = self._run_packed(plan, sampled)
         if not count:
             clock.stop()
             return lambda: _result([], [], clock, ran, of_prompts)
-        self._sample(self.model.logits(ran.out[:count]), sampling, columns, self._first_tokens, None)
+        self._sample(self.model.logits(ran.out[:count]), sampled, columns, self._first_tokens, None)
         fetch = self.down.fetch(self._first_tokens[0, :count])
-        asked = sampling.extras.logprobs is not None
+        asked = sampled.extras.logprobs is not None
         fetch_logprobs = self.down.fetch(self.state.logprobs[-1, :count]) if asked else None
         clock.stop()
 
         def wait() -> StepResult:
             ids = [[token] for token in fetch().tolist()]
             rows = None if fetch_logprobs is None else fetch_logprobs()[:, None]
-            return _result(ids, [] if rows is None else read_all(rows, sampling.sequences, ids), clock, ran, of_prompts)
+            return _result(ids, [] if rows is None else read_all(rows, sampled.specs, ids), clock, ran, of_prompts)
 
         return wait
 
-    def _run_packed(self, plan: StepPlan, sampling: "_Sampling") -> tuple[Ran, Tensor, dict[int, list[Logprobs]]]:
-        """Of each chunk that samples, the last token's final hidden state, and the slot; and what prompts report."""
-        reports = any(chunk.sequence.needs_prompt_logprobs for chunk in plan.chunks)
+    def _run_packed(self, plan: PackedStep, sampled: "_Sampled") -> tuple[Ran, Tensor, dict[int, list[Logprobs]]]:
+        """The last token's final hidden state of each chunk that samples, their slots, and what prompts report."""
+        specs = self.slots.specs
+        reports = any(specs[chunk.id].sampling.prompt_logprobs is not None for chunk in plan.chunks)
         padded = self.packed.enabled and plan.num_tokens <= MOST_PADDED_TOKENS and not reports
         tile_rows = self.kernels.tile_rows
         layout = self._layout(padded_size(plan.num_tokens)) if padded else Layout.exact(plan, tile_rows)
-        cells, columns = self.up.send(pack(plan, self.slots, layout, tile_rows), sampling.slots)
+        cells, columns = self.up.send(pack(plan, self.slots, layout, tile_rows), sampled.slots)
         if padded:
             self._packed_cells[: len(cells)].copy_(cells)
             return self.packed.run(layout.size), columns, {}
         inputs = layout.inputs(cells)
         hidden = self._forward(inputs)
-        of_prompts = prompt_logprobs(plan, hidden, self.model.logits) if reports else {}
+        of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits) if reports else {}
         return Ran(hidden[inputs.last_rows]), columns, of_prompts
 
     def _packed_step(self, size: int) -> Tensor:
@@ -177,16 +184,16 @@ class DeviceRunner:
         return self._forward(inputs)[inputs.last_rows]
 
     def _forward(self, inputs: PackedInputs) -> Tensor:
-        attention = PackedAttention(self.context, inputs.rows, inputs.positions, inputs.tiles)
+        attention = PackedAttention(self.attention, inputs.rows, inputs.positions, inputs.tiles)
         return self.model.forward(inputs.input_ids, inputs.positions, attention)
 
     def _layout(self, size: int) -> Layout:
         return Layout.padded(size, self.kernels.tile_rows, self.slots.num_slots)
 
     def _decode_step(self, kind: "_Decode") -> Tensor:
-        """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` where others sample them."""
+        """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""
         fields, size = self.state.fields, kind.size
-        attention = DecodeAttention(self.context, size)
+        attention = DecodeAttention(self.attention, size)
         hidden = self.model.forward(fields[layout.TOKEN, :size], fields[layout.POSITION, :size], attention)
         logits = self.model.logits(hidden)
         if kind.extras is not None:
@@ -197,32 +204,22 @@ class DeviceRunner:
         return self._logits[:size].copy_(logits)
 
     @torch.inference_mode()
-    def _settle(self) -> None:
+    def _run_deferred(self) -> None:
         """Do what was put off until the results before it were known."""
         if self._deferred is not None:
             finish, self._deferred = self._deferred, None
             finish()
 
     def _sample(
-        self, logits: Tensor, sampling: "_Sampling", columns: Tensor, history: Tensor, step: Tensor | None
+        self, logits: Tensor, sampled: "_Sampled", columns: Tensor, history: Tensor, step: Tensor | None
     ) -> None:
         """Choose tokens from logits ``[S, V]`` of these sequences, outside of any graph."""
         masks = None
-        if sampling.guided:
-            rows = [row for row, sequence in enumerate(sampling.sequences) if sequence.constraint is not None]
-            words = constraint_masks(
-                [c for s in sampling.sequences if (c := s.constraint) is not None], logits.shape[1]
-            )
-            flat, where = self.up.send(words.reshape(-1), np.array(rows, np.int32))
-            masks = flat.view(words.shape), where
-        sampler = None
-        if not self.toggles.fused_sampler:
-
-            def sampler(changed: Tensor) -> Tensor:
-                params = [sequence.sampling for sequence in sampling.sequences]
-                return sample(changed, params, sampling.positions, self.ops, batched=self.toggles.batched_sampling)
-
-        self._choose(logits, sampling.extras, columns, history, step, masks, sampler)
+        if sampled.guided:
+            words = sampled.masks()
+            flat, rows = self.up.send(words.reshape(-1), np.array(sampled.guided, np.int32))
+            masks = flat.view(words.shape), rows
+        self._choose(logits, sampled.extras, columns, history, step, masks, sampled)
 
     def _choose(
         self,
@@ -232,7 +229,7 @@ class DeviceRunner:
         history: Tensor,
         step: Tensor | None,
         masks: tuple[Tensor, Tensor] | None = None,
-        sampler: Callable[[Tensor], Tensor] | None = None,
+        sampled: "_Sampled | None" = None,
     ) -> Tensor:
         """Logits ``[S, V]`` to tokens ``[S]``, which are fed back; columns None are the first S."""
         state, places = self.state, slice(len(logits)) if columns is None else columns
@@ -243,7 +240,7 @@ class DeviceRunner:
         if masks is not None:
             changed = changed.clone() if changed is logits else changed
             self.kernels.mask_(changed, *masks)
-        tokens = sampler(changed) if sampler else self.kernels.sample_rows(changed, **state.sampling(places))
+        tokens = self._choose_tokens(changed, places, sampled)
         if extras.logprobs is not None:
             state.keep_logprobs(logprob_rows(logits, tokens, extras.logprobs), places, step)
         if extras.adjusts:
@@ -251,34 +248,56 @@ class DeviceRunner:
         self.kernels.advance(tokens, state.fields, columns, history, step, self.end_tokens)
         return tokens
 
+    def _choose_by_kernel(self, logits: Tensor, places: Tensor | slice, sampled: "_Sampled | None") -> Tensor:
+        return self.kernels.sample_rows(logits, **self.state.sampling(places))
+
+    def _choose_by_groups(self, logits: Tensor, places: Tensor | slice, sampled: "_Sampled | None") -> Tensor:
+        assert sampled is not None, "the host knows who is sampled outside of a graph"
+        params = [spec.sampling for spec in sampled.specs]
+        return sample(logits, params, sampled.positions, self.ops, batched=self._batched_sampling)
+
 
 class _Decode(NamedTuple):
-    """A kind of decode step: its rows, and what it does beside sampling them; None where they are sampled outside."""
+    """A kind of decode step: its rows, and what it does beside sampling them; None if they are sampled outside."""
 
     size: int
     extras: Extras | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Sampling:
-    """The sequences of a plan that are sampled: their slots as int32, and the positions that their tokens will have."""
+class _Sampled:
+    """The sequences of a plan that get tokens.
 
-    sequences: list[Sequence]
+    Attributes:
+        specs: of each.
+        slots: int32, of each.
+        positions: that their next tokens will have.
+        extras: what they need together.
+        guided: the numbers of those that have a grammar.
+        masks: of these, see ``StepRunner.launch``.
+    """
+
+    specs: list[SequenceSpec]
     slots: np.ndarray
     positions: list[int]
     extras: Extras
-    guided: bool
+    guided: list[int]
+    masks: Masks
 
     @classmethod
-    def of(cls, plan: StepPlan, slots: Slots) -> "_Sampling":
-        chunks = [chunk for chunk in plan.chunks if chunk.samples]
-        sequences = [chunk.sequence for chunk in chunks]
+    def of(cls, plan: StepPlan, slots: Slots, masks: Masks) -> "_Sampled":
+        if isinstance(plan, DecodeWindow):
+            ends = [(row.id, row.start + row.length) for row in plan.rows]
+        else:
+            ends = [(chunk.id, chunk.end) for chunk in plan.chunks if chunk.samples]
+        specs = [slots.specs[sequence_id] for sequence_id, _ in ends]
         return cls(
-            sequences,
-            np.array([slots.slot_of[sequence] for sequence in sequences], np.int32),
-            [chunk.start + chunk.length for chunk in chunks],
-            Extras.of(sequences),
-            any(sequence.constraint is not None for sequence in sequences),
+            specs,
+            np.array([slots.slot_of[sequence_id] for sequence_id, _ in ends], np.int32),
+            [end for _, end in ends],
+            Extras.of(specs),
+            [number for number, spec in enumerate(specs) if spec.guided],
+            masks,
         )
 
 
@@ -301,7 +320,7 @@ def _result(
 
 
 def _until_ended(tokens: list[int]) -> list[int]:
-    """The tokens before the first -1, which stands where a sequence was no longer decoded."""
+    """The tokens before the first -1, which marks that a sequence was no longer decoded."""
     return tokens[: tokens.index(-1)] if -1 in tokens else tokens
 
 

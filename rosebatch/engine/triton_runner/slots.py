@@ -2,20 +2,17 @@
 
 import heapq
 import struct
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rosebatch.engine.plan import Chunk, StepPlan
-from rosebatch.request import Sequence, Status
+from rosebatch.engine.plan import BlockChange, Chunk, DecodeWindow, SequenceSpec, StepPlan
 from rosebatch_kernels.feedback import layout
 
-# No plan will have these again; those launched so far keep what they need of a slot.
-_GONE = (Status.ENDING, Status.FINISHED)
 _REALS, _INTEGERS = struct.Struct("<3f"), struct.Struct("<3i")
 
 
 def batch_buckets(most: int) -> tuple[int, ...]:
-    """Batch sizes that decode steps are padded to: fine, because padding costs time and a graph only memory."""
+    """Batch sizes that decode steps are padded to. Many, because padding costs time and a graph only memory."""
     sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, *range(128, most, 32)]
     return (*(size for size in sizes if size < most), most)
 
@@ -34,105 +31,102 @@ class StateWrite:
 
 
 class Slots:
-    """Rows of the state matrix ``[NUM_FIELDS, num_slots]``, behind which stands the block table ``[num_slots, width]``.
+    """Rows of the state matrix ``[NUM_FIELDS, num_slots]`` and of the block table ``[num_slots, width]`` behind it.
 
     A cell's flat index counts through both: field by field, then row by row of the table.
 
     Args:
         num_slots: most sequences at a time.
         width: most blocks of a sequence.
+
+    Attributes:
+        specs: of all sequences that have a slot, by id.
+        slot_of: their slots, by id.
     """
 
     def __init__(self, num_slots: int, width: int) -> None:
         self.num_slots = num_slots
         self.width = width
         self.buckets = batch_buckets(num_slots)
-        self.slot_of: dict[Sequence, int] = {}
+        self.specs: dict[int, SequenceSpec] = {}
+        self.slot_of: dict[int, int] = {}
         self._free = list(range(num_slots))
-        # The blocks that the device knows of each slot.
-        self._known: list[list[int]] = [[] for _ in range(num_slots)]
 
     def update(self, plan: StepPlan) -> StateWrite:
-        """Give the plan's sequences slots, take those of others back, and say what that changes on the device."""
+        """Take slots back from released sequences, give some to started ones; returns what changes on the device."""
         write = StateWrite()
-        for sequence in plan.preempted:
-            if sequence in self.slot_of:
-                self._take_back(sequence, write)
-        for sequence in [s for s in self.slot_of if s.status in _GONE]:
-            self._take_back(sequence, write)
-        for chunk in plan.chunks:
-            if chunk.sequence not in self.slot_of:
-                self.slot_of[chunk.sequence] = heapq.heappop(self._free)
-        if plan.decode_steps:
-            self._compact(plan.chunks, write)
-        for chunk in plan.chunks:
-            slot = self.slot_of[chunk.sequence]
-            self._tell_blocks(slot, chunk.sequence.block_ids, write)
-            if chunk.samples and not plan.decode_steps:
-                self._tell_fields(slot, chunk, write)
+        for sequence_id in plan.released:
+            self._take_back(sequence_id, write)
+        for spec in plan.started:
+            self.specs[spec.id] = spec
+            self.slot_of[spec.id] = heapq.heappop(self._free)
+        if isinstance(plan, DecodeWindow):
+            self._compact([row.id for row in plan.rows], write)
+            for row in plan.rows:
+                self._tell_blocks(row.id, row.blocks, write)
+        else:
+            for chunk in plan.chunks:
+                self._tell_blocks(chunk.id, chunk.blocks, write)
+                if chunk.samples:
+                    self._tell_fields(chunk, write)
         return write
 
-    def bucket(self, chunks: Seq[Chunk]) -> int:
+    def bucket(self, ids: Sequence[int]) -> int:
         """The batch size that holds all these sequences' slots."""
-        return self._bucket(1 + max(self.slot_of[chunk.sequence] for chunk in chunks))
+        return self._bucket(1 + max(self.slot_of[sequence_id] for sequence_id in ids))
 
     def _bucket(self, rows: int) -> int:
         return next(size for size in self.buckets if size >= rows)
 
-    def _take_back(self, sequence: Sequence, write: StateWrite) -> None:
-        slot = self.slot_of.pop(sequence)
+    def _take_back(self, sequence_id: int, write: StateWrite) -> None:
+        slot = self.slot_of.pop(sequence_id)
+        del self.specs[sequence_id]
         heapq.heappush(self._free, slot)
         write.cells[self._cell(layout.LIMIT, slot)] = 0
 
-    def _compact(self, chunks: Seq[Chunk], write: StateWrite) -> None:
-        """Move the last rows into gaps, where the steps then fit a smaller bucket."""
-        wanted = self._bucket(len(chunks))
-        outside = [chunk.sequence for chunk in chunks if self.slot_of[chunk.sequence] >= wanted]
+    def _compact(self, ids: Sequence[int], write: StateWrite) -> None:
+        """Move the last rows into gaps if the steps then fit a smaller bucket."""
+        wanted = self._bucket(len(ids))
+        outside = [sequence_id for sequence_id in ids if self.slot_of[sequence_id] >= wanted]
         if len(outside) > sum(slot < wanted for slot in self._free):
-            # Sequences that are neither decoded nor gone stand in the way: their slots come free soon.
+            # Sequences that are neither decoded nor released stand in the way: their slots come free soon.
             return
-        for sequence in outside:
-            source, target = self.slot_of[sequence], heapq.heappop(self._free)
-            self.slot_of[sequence] = target
-            self._known[target] = self._known[source]
+        for sequence_id in outside:
+            source, target = self.slot_of[sequence_id], heapq.heappop(self._free)
+            self.slot_of[sequence_id] = target
             write.moves.append((source, target))
             write.cells.pop(self._cell(layout.LIMIT, target), None)
             write.cells[self._cell(layout.LIMIT, source)] = 0
             heapq.heappush(self._free, source)
 
-    def _tell_blocks(self, slot: int, blocks: list[int], write: StateWrite) -> None:
-        known = self._known[slot]
-        if known == blocks:
-            return
-        start = layout.NUM_FIELDS * self.num_slots + slot * self.width
-        for index, block in enumerate(blocks):
-            if index >= len(known) or known[index] != block:
-                write.cells[start + index] = block
-        self._known[slot] = list(blocks)
+    def _tell_blocks(self, sequence_id: int, changes: Sequence[BlockChange], write: StateWrite) -> None:
+        start = layout.NUM_FIELDS * self.num_slots + self.slot_of[sequence_id] * self.width
+        for index, block in changes:
+            write.cells[start + index] = block
 
-    def _tell_fields(self, slot: int, chunk: Chunk, write: StateWrite) -> None:
-        sequence, last = chunk.sequence, chunk.start + chunk.length - 1
-        sampling = sequence.request.sampling
+    def _tell_fields(self, chunk: Chunk, write: StateWrite) -> None:
+        slot, spec = self.slot_of[chunk.id], self.specs[chunk.id]
+        sampling, seed = spec.sampling, spec.sampling.seed or 0
         real = _bits(sampling.temperature, sampling.top_p, sampling.min_p)
         penalties = _bits(sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
         values = {
-            layout.POSITION: last,
-            layout.NEXT: last + 1,
-            layout.LIMIT: sequence.max_len - 1,
+            layout.POSITION: chunk.end - 1,
+            layout.NEXT: chunk.end,
+            layout.LIMIT: spec.max_len - 1,
             layout.STOPS: int(not sampling.ignore_eos),
             layout.TEMPERATURE: real[0],
             layout.TOP_K: min(sampling.top_k, 2**31 - 1),
             layout.TOP_P: real[1],
             layout.MIN_P: real[2],
-            layout.SEED_LOW: _signed(sampling.seed & 0xFFFFFFFF),
-            layout.SEED_HIGH: _signed(sampling.seed >> 32),
+            layout.SEED_LOW: _signed(seed & 0xFFFFFFFF),
+            layout.SEED_HIGH: _signed(seed >> 32),
             layout.PRESENCE: penalties[0],
             layout.FREQUENCY: penalties[1],
             layout.REPETITION: penalties[2],
-            layout.MIN_POSITION: sequence.num_prompt_tokens + sampling.min_tokens,
+            layout.MIN_POSITION: len(spec.prompt_token_ids) + sampling.min_tokens,
         }
         for name, value in values.items():
-            write.cells[name * self.num_slots + slot] = value
+            write.cells[self._cell(name, slot)] = value
 
     def _cell(self, name: int, slot: int) -> int:
         return name * self.num_slots + slot

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from rosebatch.engine.extras import Extras
+from rosebatch.engine.logits import SampledRow
 from rosebatch.engine.logprobs import ROW
 from rosebatch.engine.marks import bias_cells, mark_cells
 from rosebatch.engine.triton_runner.slots import StateWrite
 from rosebatch.engine.triton_runner.staging import Staging
-from rosebatch.request import Sequence
 from rosebatch_kernels.feedback import layout
 
 
@@ -54,33 +54,40 @@ class DeviceState:
             window = len(self.history)
             self.logprobs = torch.zeros(window + 1, slots, ROW, dtype=torch.int32, device=device)
 
-    def apply(self, write: StateWrite, staging: Staging, *, batched: bool = True) -> None:
-        """Carry out the host's changes, behind the work that was launched before.
+    def apply(self, write: StateWrite, staging: Staging) -> None:
+        """Carry out the host's changes behind the work launched before: all cells in one write."""
+        self._move(write, staging)
+        if write.cells:
+            self._write(*_cells(write), staging)
 
-        ``batched=False`` writes row by row: what one write for all is measured against.
-        """
+    def apply_one_by_one(self, write: StateWrite, staging: Staging) -> None:
+        """The same with a write for each cell: what one write for all is measured against."""
+        self._move(write, staging)
+        indices, values = _cells(write)
+        for i in range(len(indices)):
+            self._write(indices[i : i + 1], values[i : i + 1], staging)
+
+    def _move(self, write: StateWrite, staging: Staging) -> None:
         if write.moves:
             sources, targets = staging.send(*np.array(write.moves, np.int32).T)
             self.fields.index_copy_(1, targets.long(), self.fields.index_select(1, sources))
             for table in (self.block_table, self.marks, self.bias):
                 if len(table):
                     table.index_copy_(0, targets.long(), table.index_select(0, sources))
-        if not write.cells:
-            return
-        indices = np.fromiter(write.cells.keys(), np.int32, len(write.cells))
-        values = np.fromiter(write.cells.values(), np.int32, len(write.cells))
-        for part in [slice(None)] if batched else [slice(i, i + 1) for i in range(len(indices))]:
-            where, what = staging.send(indices[part], values[part])
-            self._cells.index_copy_(0, where.long(), what)
 
-    def tell_tokens(self, told: Seq[tuple[int, Sequence]], staging: Staging) -> None:
-        """Set marks and bias of slots whose sequences begin to be sampled; all tokens of these are known."""
-        marked = [(slot, s) for slot, s in told if s.sampling.adjusts]
+    def _write(self, indices: np.ndarray, values: np.ndarray, staging: Staging) -> None:
+        where, what = staging.send(indices, values)
+        self._cells.index_copy_(0, where.long(), what)
+
+    def tell_tokens(self, told: Seq[tuple[int, SampledRow]], staging: Staging) -> None:
+        """Set marks and bias of slots whose sequences begin to be sampled, from all their tokens so far."""
+        marked = [(slot, row) for slot, row in told if row.spec.sampling.adjusts]
         if marked:
-            self._set(self.marks, [(slot, *mark_cells(s, self.vocab_size)) for slot, s in marked], staging)
+            cells = [(slot, *mark_cells(row.spec, row.output, self.vocab_size)) for slot, row in marked]
+            self._set(self.marks, cells, staging)
         if len(self.bias):
-            # Of those without any as well: what a slot's last sequence left behind would be added.
-            self._set(self.bias, [(slot, *bias_cells(s)) for slot, s in told], staging)
+            # Also for those without a bias: the slot's last sequence may have left one.
+            self._set(self.bias, [(slot, *bias_cells(row.spec)) for slot, row in told], staging)
 
     def _set(self, table: Tensor, cells: Seq[tuple[int, np.ndarray, np.ndarray]], staging: Staging) -> None:
         """Rows of a table: for each slot, what stands at which token ids, and 0 elsewhere."""
@@ -127,3 +134,9 @@ class DeviceState:
             "positions": fields[layout.NEXT],
             "min_positions": fields[layout.MIN_POSITION],
         }
+
+
+def _cells(write: StateWrite) -> tuple[np.ndarray, np.ndarray]:
+    """Flat indices and values, int32 each."""
+    indices = np.fromiter(write.cells.keys(), np.int32, len(write.cells))
+    return indices, np.fromiter(write.cells.values(), np.int32, len(write.cells))

@@ -1,0 +1,26 @@
+"""``rosebatch check``, once its flags are parsed."""
+
+import sys
+from typing import Any
+
+from rosebatch.cli.common import run_config, sampling_defaults
+from rosebatch.config import InputFormat
+from rosebatch.engine.load import choose_block_size
+from rosebatch.engine.roofline import measure_host_rates, measure_rates
+from rosebatch.io.reader import PromptReader
+from rosebatch.job.check import check_file, summary
+from rosebatch.job.run import check_sampling
+from rosebatch.launch import plan_launch
+from rosebatch.report.table import print_table
+
+
+def check(source: str, input_format: InputFormat, run: dict[str, Any], sampling: dict[str, Any]) -> int:
+    """Print bad rows and what the run would take; returns the number of rows that cannot be served."""
+    plan = plan_launch(run_config(run))
+    defaults = sampling_defaults(sampling)
+    check_sampling(defaults, None)
+    checked = check_file(PromptReader(source, defaults, input_format), plan, sys.stdout)
+    rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
+    rows = summary(checked, plan, choose_block_size(plan.config, plan.device), rates)
+    print_table(f"{source}: {plan.source.name}, {plan.device.type}", rows, sys.stdout)
+    return checked.errors.total()

@@ -1,0 +1,14 @@
+"""``rosebatch generate``, once its flags are parsed."""
+
+from typing import Any
+
+from rosebatch.cli.common import run_config, sampling_defaults
+from rosebatch.cli.interrupts import Interrupts
+from rosebatch.job.config import JobConfig
+from rosebatch.job.run import run_job
+
+
+def generate(source: str, job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any], started: float) -> int:
+    """Run the job; returns the number of rows that failed."""
+    config = JobConfig(input=source, sampling=sampling_defaults(sampling), **job)
+    return run_job(config, run_config(run), listen=Interrupts().listen, started=started).num_failed

@@ -1,0 +1,197 @@
+"""A completion under way: its tokens, how many of them are computed, and the blocks that hold their K and V."""
+
+import enum
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from rosebatch.engine.plan import SequenceSpec
+from rosebatch.request import Completion, Constraint, Logprobs, Request, StopMatcher
+from rosebatch.sampling_params import SamplingParams
+
+# 2^64 over the golden ratio. Its multiples modulo 2^64 are all different (source: Weyl sequences).
+_SEED_STEP = 0x9E3779B97F4A7C15
+
+
+class Status(enum.Enum):
+    """Where the scheduler keeps a sequence. An ending one waits for results of tokens that are all planned."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    ENDING = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """The scheduler's view of one completion.
+
+    ``num_computed_tokens`` trails ``num_tokens``: each step lets it catch up by one chunk. Once it has caught up, a
+    token is sampled. Prompts, prefix hits and resumed sequences differ in nothing else. Both numbers count what is
+    planned: the last ``num_pending_tokens`` tokens are being sampled, and their values are not known here yet.
+
+    Attributes:
+        spec: what the runner has to know; the same for the whole life of the sequence.
+        forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
+        decoding: whether a plan has sampled its last token.
+        logprobs, prompt_logprobs: of the tokens so far, if asked for.
+    """
+
+    request: Request
+    sample: int
+    spec: SequenceSpec
+    token_ids: list[int]
+    stop_matcher: StopMatcher | None = None
+    constraint: Constraint | None = None
+    forks: list["SequenceState"] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_pending_tokens: int = 0
+    num_cached_tokens: int | None = None
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    status: Status = Status.WAITING
+    decoding: bool = False
+    finish_reason: str | None = None
+    arrival_time: float = field(default_factory=time.perf_counter)
+    first_token_time: float | None = None
+    finish_time: float | None = None
+
+    @classmethod
+    def start(
+        cls,
+        request: Request,
+        *,
+        id: int,
+        max_model_len: int,
+        sample: int = 0,
+        eos_token_ids: frozenset[int] = frozenset(),
+        stop_matcher: StopMatcher | None = None,
+        constraint: Constraint | None = None,
+    ) -> "SequenceState":
+        """A completion of a request; prompt and completion together never exceed ``max_model_len`` tokens."""
+        prompt, sampling = request.prompt_token_ids, _sampling_of(request.sampling, sample)
+        eos = frozenset() if sampling.ignore_eos else eos_token_ids
+        spec = SequenceSpec(
+            id=id,
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            max_len=min(len(prompt) + sampling.max_tokens, max_model_len),
+            stop_ids=eos | frozenset(sampling.stop_token_ids),
+            guided=constraint is not None,
+            has_extras=sampling.adjusts or sampling.logprobs is not None,
+        )
+        return cls(request, sample, spec, list(prompt), stop_matcher, constraint)
+
+    @property
+    def id(self) -> int:
+        """Unique in an engine."""
+        return self.spec.id
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Of this completion: with its own seed."""
+        return self.spec.sampling
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens of prompt and completion together."""
+        return self.spec.max_len
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt in tokens."""
+        return len(self.spec.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far, pending ones included."""
+        return len(self.token_ids) + self.num_pending_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose K and V are not in the cache yet; 1 while decoding."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Most tokens that can still follow."""
+        return self.spec.max_len - self.num_tokens
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether some are still missing, so that the whole prompt has to be computed."""
+        asked = self.spec.sampling.prompt_logprobs is not None
+        return asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The tokens generated so far."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    def apply_token_ids(self, token_ids: Sequence[int], logprobs: Iterable[Logprobs] = ()) -> int:
+        """Append sampled tokens up to the one that finishes the sequence; returns how many were appended.
+
+        No other place writes a token (source: article S3). So first tokens, later tokens and tokens after a
+        preemption follow one rule.
+        """
+        now = time.perf_counter()
+        if self.first_token_time is None:
+            self.first_token_time = now
+        room = self.spec.max_len - len(self.token_ids)
+        appended = self._tokens_until_stop(token_ids)
+        if appended is not None:
+            self.finish_reason = "stop"
+        elif len(token_ids) >= room:
+            self.finish_reason = "length"
+        appended = min(len(token_ids), room) if appended is None else appended
+        self.token_ids += token_ids[:appended]
+        self.logprobs += islice(logprobs, appended)
+        if self.finish_reason is not None:
+            self.finish_time = now
+        return appended
+
+    def _tokens_until_stop(self, token_ids: Sequence[int]) -> int | None:
+        """How many of the next tokens to keep if one of them stops the sequence, that one included; else None."""
+        watched = self.stop_matcher is not None or self.constraint is not None
+        if not watched and self.spec.stop_ids.isdisjoint(token_ids):
+            return None
+        # The first so many of the next tokens may not stop it.
+        protected = self.num_prompt_tokens + self.sampling.min_tokens - len(self.token_ids)
+        for count, token_id in enumerate(token_ids[: self.spec.max_len - len(self.token_ids)], start=1):
+            matched = self.stop_matcher is not None and self.stop_matcher.feed(token_id)
+            complete = self.constraint is not None and self.constraint.feed(token_id)
+            if complete or (count > protected and (matched or token_id in self.spec.stop_ids)):
+                return count
+        return None
+
+    def apply_prompt_logprobs(self, first: int, logprobs: Sequence[Logprobs]) -> None:
+        """Take those of the prompt's tokens from position ``first`` on; recomputed ones are the same again."""
+        self.prompt_logprobs[first - 1 : first - 1 + len(logprobs)] = logprobs
+
+    def completion(self) -> Completion:
+        """The result of a finished sequence."""
+        assert self.finish_reason and self.first_token_time and self.finish_time
+        return Completion(
+            request=self.request,
+            sample=self.sample,
+            token_ids=tuple(self.output_token_ids),
+            finish_reason=self.finish_reason,
+            cached_tokens=self.num_cached_tokens or 0,
+            arrival_time=self.arrival_time,
+            first_token_time=self.first_token_time,
+            finish_time=self.finish_time,
+            logprobs=tuple(self.logprobs),
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            error=None if self.constraint is None else self.constraint.error,
+        )
+
+
+def _sampling_of(sampling: SamplingParams, sample: int) -> SamplingParams:
+    """The parameters of one of ``n`` completions: each has its own seed, and only the first reports on the prompt."""
+    if sample == 0:
+        return sampling
+    seed = ((sampling.seed or 0) + sample * _SEED_STEP) % 2**64
+    return replace(sampling, seed=seed, prompt_logprobs=None)

@@ -1,0 +1,43 @@
+"""What a job is asked to do with its files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from rosebatch.config import Flag, InputFormat
+
+FILES = "Input and output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """One job over files, apart from the model (see ``rosebatch.config.RunConfig``).
+
+    Attributes:
+        input: path, URL, folder or glob; ``-`` for stdin.
+        sampling: fields of a row, for the rows that do not say themselves.
+    """
+
+    input: str
+    input_format: Annotated[InputFormat, Flag("Default: by extension or first line.", FILES, rare=True)] = "auto"
+    output: Annotated[
+        str | None, Flag("JSONL or Parquet file, or FOLDER/ of Parquet.", FILES, ("--output", "-o"), metavar="PATH")
+    ] = None
+    errors: Annotated[
+        str | None,
+        Flag("JSONL file for failed rows. Default for OpenAI batches: OUTPUT.errors.jsonl.", FILES, rare=True),
+    ] = None
+    rows_per_file: Annotated[
+        int | None, Flag("Most rows in each file of a folder. Default: 1000000.", FILES, least=1, rare=True)
+    ] = None
+    return_token_ids: Annotated[bool, Flag("Add token_ids to the results.", FILES, rare=True)] = False
+    resume: Annotated[bool, Flag("Continue a killed run, or start.", FILES)] = False
+    force_resume: Annotated[bool, Flag("Continue it even if input, model or flags have changed.", FILES, rare=True)] = (
+        False
+    )
+    strict: Annotated[bool, Flag("Run nothing if any row is bad.", FILES)] = False
+    report: Annotated[tuple[Path, ...], Flag("Report as .html or .json. Repeatable.", FILES, metavar="FILE")] = ()
+    seed: Annotated[int | None, Flag("Base seed: line numbers no longer matter.", FILES)] = None
+    quiet: Annotated[bool, Flag("No progress or report on stderr.", FILES, ("--quiet", "-q"))] = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)

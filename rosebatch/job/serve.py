@@ -1,0 +1,243 @@
+"""The loop that every way of using rosebatch shares: rows in, the engine in the middle, finished rows out.
+
+Reading, encoding, decoding and the device work beside this loop. All Python work happens in it, a little at a time
+between the engine's steps, while the device computes.
+"""
+
+import gc
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count, islice
+
+from rosebatch.engine.engine import Engine
+from rosebatch.errors import RowError
+from rosebatch.io.reader import Row
+from rosebatch.io.rows import FailedRow
+from rosebatch.job.prepare import Prepared, PreparedRow, by_prefix, prepare
+from rosebatch.report.stopwatch import Stopwatch
+from rosebatch.request import Completion, Request
+from rosebatch.text.grammar import Grammars
+from rosebatch.text.tokenizer import StopStrings, Tokenizer
+
+# Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes.
+_ROWS_A_STEP = 32
+# Rows that fail one after the other before the caller hears of them.
+_MOST_FAILED = 1024
+# One encodes while the other decodes; each call uses all cores.
+_TEXT_THREADS = 2
+# New objects before Python looks for garbage cycles, of which this loop makes few. Python's default looks far more
+# often, which took 7 % of the host's time.
+_GARBAGE_THRESHOLD = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRow:
+    """A row and all of its completions: ``n`` for each of its prompts, one prompt behind the other.
+
+    Attributes:
+        texts: of all tokens of each completion, stop strings included; None without a tokenizer.
+    """
+
+    prepared: PreparedRow
+    completions: tuple[Completion, ...]
+    texts: Sequence[str | None]
+
+
+Served = ServedRow | FailedRow
+
+
+def serve(
+    engine: Engine,
+    tokenizer: Tokenizer | None,
+    grammars: Grammars | None,
+    rows: Iterable[Row | None],
+    *,
+    seed: int | None = None,
+    in_order: bool = False,
+    seconds: defaultdict[str, float] | None = None,
+    paused: Callable[[], bool] = lambda: False,
+    check: Callable[[], None] = lambda: None,
+) -> Iterator[list[Served]]:
+    """Complete every row; a row that cannot be served becomes a failed one.
+
+    Closing the iterator early drops what is unfinished, and leaves the engine ready for other work.
+
+    Args:
+        engine: with nothing else to do.
+        tokenizer: None for a model that works on token ids.
+        grammars: compiles what completions have to match; None for such a model.
+        rows: the input; None says that there is none at the moment.
+        seed: of the job (see ``rosebatch.job.seeds``).
+        in_order: take rows as they come, instead of those with the same beginning together.
+        seconds: host time by kind of work is added there.
+        paused: whether the caller wants rows finished before more are begun.
+        check: called before every step; what it raises ends the loop there.
+
+    Yields:
+        after every step the rows that are finished, perhaps none; they come in any order.
+    """
+    seconds = defaultdict(float) if seconds is None else seconds
+    # Twice what runs at a time: there is always a next sequence, and memory does not grow with the input.
+    window = 2 * engine.max_num_seqs
+    with ThreadPoolExecutor(_TEXT_THREADS, "rosebatch-text") as pool, _few_collections():
+        source = prepare(rows, tokenizer, grammars, pool, seed, seconds)
+        if engine.prefix_cache and not in_order:
+            source = by_prefix(source, window)
+        tickets = _Tickets(tokenizer, pool, seconds)
+        try:
+            yield from _steps(engine, source, tickets, tokenizer, window, paused, check)
+        except BaseException:
+            engine.abort()
+            raise
+        yield tickets.rest()
+
+
+def _steps(
+    engine: Engine,
+    source: Iterator[Prepared | None],
+    tickets: "_Tickets",
+    tokenizer: Tokenizer | None,
+    window: int,
+    paused: Callable[[], bool],
+    check: Callable[[], None],
+) -> Iterator[list[Served]]:
+    exhausted = False
+    while not exhausted or engine.has_unfinished:
+        # By numbers alone, never by how far a thread happens to be: a second run takes the same steps. Only a few rows
+        # at a time, so that the device does not wait while many are replaced; all of them if seats would stay empty.
+        added, failed = 0, list[Served]()
+        while not exhausted and engine.num_unfinished < (window if added < _ROWS_A_STEP else engine.max_num_seqs):
+            check()
+            if (paused() and engine.has_unfinished) or len(failed) == _MOST_FAILED:
+                break
+            item = next(source, _END)
+            if item is None:
+                # Nothing to read at the moment.
+                break
+            if isinstance(item, _End):
+                exhausted = True
+                break
+            refused = item if isinstance(item, FailedRow) else tickets.add(engine, item, tokenizer)
+            if refused is not None:
+                failed.append(refused)
+            added += 1
+        check()
+        tickets.take(engine.step() if engine.has_unfinished else ())
+        yield failed + tickets.finished()
+
+
+class _End:
+    """The end of the source, which None is not."""
+
+
+_END = _End()
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A row whose completions are not all there yet, by request id."""
+
+    prepared: PreparedRow
+    completions: dict[tuple[int, int], Completion] = field(default_factory=dict)
+
+
+class _Tickets:
+    """Knows which row a request belongs to, and brings whole rows from the engine to their texts."""
+
+    def __init__(self, tokenizer: Tokenizer | None, pool: Executor, seconds: defaultdict[str, float]) -> None:
+        self._tokenizer = tokenizer
+        self._pool = pool
+        self._seconds = seconds
+        self._ids = count()
+        self._open: dict[int, _Ticket] = {}
+        self._whole: deque[_Ticket] = deque()
+        self._decoding: tuple[list[_Ticket], Future[Sequence[str | None]]] | None = None
+
+    def add(self, engine: Engine, row: PreparedRow, tokenizer: Tokenizer | None) -> FailedRow | None:
+        """Queue all of a row; if the engine refuses any part, nothing, and the row has failed."""
+        sampling, grammar = row.row.sampling, row.grammar
+        matcher = None
+        if sampling.stop and tokenizer:
+            matcher = partial(StopStrings, tokenizer, sampling.stop, sampling.min_tokens)
+        requests = [Request(next(self._ids), prompt.token_ids, prompt.sampling) for prompt in row.prompts]
+        try:
+            for request in requests[1:]:
+                engine.require_servable(request)
+            for request in requests:
+                engine.add(request, stop_matcher=matcher, constraint=None if grammar is None else grammar.start)
+        except RowError as error:
+            return row.failed(error)
+        ticket = _Ticket(row)
+        self._open.update((request.id, ticket) for request in requests)
+        return None
+
+    def take(self, completions: Iterable[Completion]) -> None:
+        """Take what a step has finished."""
+        for completion in completions:
+            ticket = self._open[completion.request.id]
+            row = ticket.prepared
+            if row.row.prompt_only:
+                completion = replace(completion, token_ids=(), logprobs=(), finish_reason="length")
+            ticket.completions[completion.request.id, completion.sample] = completion
+            if len(ticket.completions) == row.num_completions:
+                for request_id, _ in ticket.completions:
+                    self._open.pop(request_id, None)
+                self._whole.append(ticket)
+
+    def finished(self) -> list[Served]:
+        """Rows whose texts are decoded by now; some more are sent to be decoded, so that few wait."""
+        done = self._decoded()
+        self._decode(max(_ROWS_A_STEP, len(self._whole) // 4))
+        return done
+
+    def rest(self) -> list[Served]:
+        """All rows that are left."""
+        done = self._decoded()
+        self._decode(len(self._whole))
+        return done + self._decoded()
+
+    def _decode(self, most: int) -> None:
+        tickets = [self._whole.popleft() for _ in range(min(most, len(self._whole)))]
+        token_ids = [done.token_ids for ticket in tickets for done in _ordered(ticket)]
+        self._decoding = (tickets, self._pool.submit(self._texts, token_ids)) if tickets else None
+
+    def _texts(self, token_ids: Sequence[Sequence[int]]) -> Sequence[str | None]:
+        if self._tokenizer is None:
+            return [None] * len(token_ids)
+        with Stopwatch(self._seconds, "detokenizing"):
+            return self._tokenizer.decode_batch(token_ids)
+
+    def _decoded(self) -> list[Served]:
+        if self._decoding is None:
+            return []
+        tickets, decoded = self._decoding
+        self._decoding = None
+        texts = iter(decoded.result())
+        return [_served(ticket.prepared, _ordered(ticket), texts) for ticket in tickets]
+
+
+def _ordered(ticket: _Ticket) -> tuple[Completion, ...]:
+    """By prompt, then by sample: request ids of a row are in the order of its prompts."""
+    return tuple(ticket.completions[key] for key in sorted(ticket.completions))
+
+
+def _served(prepared: PreparedRow, completions: tuple[Completion, ...], texts: Iterator[str | None]) -> Served:
+    own = list(islice(texts, len(completions)))
+    error = next((done.error for done in completions if done.error), None)
+    if error is not None:
+        return prepared.failed(RowError("grammar_failed", error))
+    return ServedRow(prepared, completions, own)
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(_GARBAGE_THRESHOLD, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -1,0 +1,389 @@
+"""The library: a model that completes prompts, chats and streams of them."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from rosebatch.config import RunConfig
+from rosebatch.errors import FlagError, RowError
+from rosebatch.io.fields import PromptOptions, plain_message
+from rosebatch.io.reader import Row
+from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.job.answers import answer
+from rosebatch.job.serve import serve
+from rosebatch.launch import Launched, LaunchPlan, launch
+from rosebatch.outputs import RequestOutput, failed_output, request_output
+from rosebatch.report.progress import Progress
+from rosebatch.sampling_params import GREEDY, SamplingParams
+
+T = TypeVar("T")
+
+# A text, its token ids, or either in a mapping: ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``.
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+# What becomes of a prompt that cannot be served.
+OnError = Literal["raise", "return"]
+
+# vLLM's names of our switches.
+_SWITCHES = {"enable_prefix_caching": "prefix_cache", "enable_chunked_prefill": "chunked_prefill"}
+# Its parameters that change nothing here, with the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "data_parallel_size": (1,),
+    "disable_log_stats": (True, False),
+    "enforce_eager": (False,),
+    "pipeline_parallel_size": (1,),
+    "quantization": (None,),
+    "seed": (None, 0),
+    "swap_space": (0, 4),
+    "task": (None, "auto", "generate"),
+    "tensor_parallel_size": (1,),
+    "tokenizer_mode": ("auto",),
+    "trust_remote_code": (True, False),
+}
+_DTYPES = {"half": "float16", "float": "float32"}
+
+
+class LLM:
+    """A loaded model.
+
+    Use it as often as you like. As a context manager, or by ``close``, it gives the GPU's memory back. ::
+
+        from rosebatch import LLM, SamplingParams
+
+        with LLM("Qwen/Qwen3-0.6B") as llm:
+            outputs = llm.generate(["The capital of France is", "2 + 2 ="], SamplingParams(max_tokens=16))
+            for output in outputs:
+                print(output.prompt, output.outputs[0].text)
+
+    Args:
+        model: hub id ``ORG/NAME[@REVISION]``, model folder, ``.gguf`` file, or ``.toml`` of shapes; None for the demo
+            model.
+        settings: fields of ``rosebatch.config.RunConfig`` and switches of ``rosebatch.toggles.Toggles`` by name, such
+            as ``max_model_len=4096`` or ``prefix_cache=False``. vLLM's names of the same things work too.
+
+    Raises:
+        ValueError: a setting does not exist, or its value is impossible.
+        UserError: the model is missing or unreadable.
+    """
+
+    def __init__(self, model: str | Path | None = None, **settings: Any) -> None:
+        config = RunConfig.of(None if model is None else str(model), **_own_names(settings))
+        self._launched: Launched | None = launch(config)
+        self._num_prompts = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, launched: Launched) -> "LLM":
+        """Wrap an engine that is running already."""
+        llm = cls.__new__(cls)
+        llm._launched, llm._num_prompts, llm._lock = launched, 0, threading.Lock()
+        return llm
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        seed: int | None = None,
+        on_error: OnError = "raise",
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete prompts.
+
+        Args:
+            prompts: one or several texts, lists of token ids, or mappings with ``prompt`` or ``prompt_token_ids``.
+            sampling_params: for all, or one for each; None is greedy, at most 512 tokens.
+            seed: base seed of the prompts that sample without a seed of their own. With it, the results depend on
+                nothing else; without it, each call draws anew.
+            on_error: whether a prompt that cannot be served raises, before anything runs if possible, or returns an
+                output with its ``error``.
+            use_tqdm: show progress on stderr.
+
+        Returns:
+            one output for each prompt, in order.
+
+        Raises:
+            ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its number.
+        """
+        several: Any = [prompts] if _is_single(prompts) else prompts
+        return self._run([_prompt_fields(each) for each in several], sampling_params, seed, on_error, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        on_error: OnError = "raise",
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer chats through the model's chat template.
+
+        Args:
+            messages: one conversation, or several.
+            sampling_params: as for ``generate``.
+            add_generation_prompt: whether the template opens an answer.
+            continue_final_message: whether the answer continues the last message.
+            chat_template_kwargs: further variables of the template, such as ``enable_thinking``.
+            seed, on_error, use_tqdm: as for ``generate``.
+
+        Returns:
+            one output for each conversation, in order.
+        """
+        chats: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        options = PromptOptions(
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=dict(chat_template_kwargs or {}),
+        )
+        rows = [{"messages": list(map(dict, chat)), "options": options} for chat in chats]
+        return self._run(rows, sampling_params, seed, on_error, use_tqdm)
+
+    def stream(
+        self,
+        prompts: Iterable[Prompt],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        seed: int | None = None,
+        on_error: OnError = "raise",
+    ) -> Iterator[RequestOutput]:
+        """Complete prompts as they come, from an input that need not end, in bounded memory.
+
+        The input is read on a thread, somewhat ahead. Results come as they are ready; ``request_id`` counts the prompts
+        of this model. Closing the iterator drops what is unfinished.
+
+        Args:
+            prompts: as for ``generate``.
+            sampling_params: for all, or an iterable with one for each.
+            seed, on_error: as for ``generate``.
+        """
+        shared = sampling_params is None or isinstance(sampling_params, SamplingParams)
+        if shared:
+            pairs: Iterable[tuple[Prompt, Any]] = ((prompt, sampling_params) for prompt in prompts)
+        else:
+            pairs = zip(prompts, sampling_params, strict=True)  # type: ignore[arg-type]
+        rows = (self._row(_prompt_fields(prompt), params or GREEDY) for prompt, params in pairs)
+        with self.exclusive() as launched:
+            yield from self._serve(launched, _live(rows), seed, on_error, in_order=True)
+
+    def get_tokenizer(self) -> Any:
+        """transformers' tokenizer of the model, for scripts that want one.
+
+        Raises:
+            ValueError: the model has none.
+        """
+        folder = self._running().plan.source.folder
+        if folder is None or self._running().tokenizer is None:
+            raise ValueError("the model has no tokenizer: give prompt_token_ids")
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[Launched]:
+        """The engine, which nobody else uses meanwhile.
+
+        Raises:
+            RuntimeError: it is in use, or closed.
+        """
+        launched = self._running()
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("this LLM is busy: finish or close its other call first")
+        try:
+            yield launched
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Give the memory back; the model cannot be used any more."""
+        if self._launched is None:
+            return
+        import gc
+
+        import torch
+
+        self._launched = None
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def plan(self) -> LaunchPlan:
+        """What was decided when the model was loaded: device, dtype, switches, source."""
+        return self._running().plan
+
+    def _running(self) -> Launched:
+        if self._launched is None:
+            raise RuntimeError("this LLM is closed")
+        return self._launched
+
+    def _run(
+        self,
+        prompts: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        seed: int | None,
+        on_error: OnError,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params or GREEDY] * len(prompts)
+        else:
+            params = list(sampling_params)
+            if len(params) != len(prompts):
+                raise ValueError(f"sampling_params has {len(params)} entries for {len(prompts)} prompts")
+        rows = [self._row(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+        outputs: list[RequestOutput] = []
+        with self.exclusive() as launched, Progress(len(rows), enabled=use_tqdm) as progress:
+            for output in self._serve(launched, rows, seed, on_error):
+                outputs.append(output)
+                progress.advance(
+                    output_tokens=sum(len(each.token_ids) for each in output.outputs), failed=output.error is not None
+                )
+        return sorted(outputs, key=lambda output: int(output.request_id))
+
+    def _row(self, prompt: Mapping[str, Any], sampling: SamplingParams) -> Row:
+        """A prompt as the job's rows are, numbered in the order of all calls."""
+        index = self._num_prompts
+        self._num_prompts += 1
+        if not isinstance(sampling, SamplingParams):
+            raise ValueError(f"sampling_params must be SamplingParams, got {type(sampling).__name__}")
+        where = f"prompt {index}"
+        if isinstance(error := prompt.get("error"), RowError):
+            return FailedRow(index=index, where=where, metadata={}, error=error)
+        fields = dict(prompt)
+        if "messages" in fields:
+            try:
+                fields["messages"] = [plain_message(message) for message in fields["messages"]]
+            except RowError as error:
+                return FailedRow(index=index, where=where, metadata={}, error=error)
+        return PromptRow(index=index, where=where, metadata={}, sampling=sampling, **fields)
+
+    def _serve(
+        self,
+        launched: Launched,
+        rows: Iterable[Row | None],
+        seed: int | None,
+        on_error: OnError,
+        *,
+        in_order: bool = False,
+    ) -> Iterator[RequestOutput]:
+        if on_error not in ("raise", "return"):
+            raise ValueError(f"on_error must be raise or return, got {on_error!r}")
+        tokenizer = launched.tokenizer
+        batches = serve(launched.engine, tokenizer, launched.grammars, rows, seed=seed, in_order=in_order)
+        try:
+            for batch in batches:
+                for served in batch:
+                    if not isinstance(served, FailedRow):
+                        yield request_output(served, answer(served, tokenizer, return_token_ids=False))
+                    elif on_error == "return":
+                        yield failed_output(served)
+                    else:
+                        raise FlagError(f"{served.where}: {served.error.message}")
+        finally:
+            batches.close()  # type: ignore[attr-defined]
+
+
+def _own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by our names.
+
+    Raises:
+        ValueError: one of vLLM's asks for what is not served.
+    """
+    own: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name == "enforce_eager" and value is True:
+            own["cuda_graph"] = False
+        elif name in _NEUTRAL:
+            if value not in _NEUTRAL[name]:
+                raise ValueError(f"{name}={value!r} is not served")
+        else:
+            own[_SWITCHES.get(name, name)] = value
+    if "dtype" in own:
+        own["dtype"] = _DTYPES.get(own["dtype"], str(own["dtype"]).removeprefix("torch."))
+    return own
+
+
+def _is_single(prompts: Any) -> bool:
+    """Whether it is one prompt and no list of them: token ids are one."""
+    if isinstance(prompts, str | Mapping):
+        return True
+    return isinstance(prompts, Sequence) and bool(prompts) and all(type(each) is int for each in prompts)
+
+
+def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
+    """The fields of a row; an ``error`` if it is no prompt."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt} if prompt else {"error": RowError("empty_prompt", "prompt is empty")}
+    if isinstance(prompt, Mapping):
+        known = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
+        if "prompt_token_ids" in known:
+            return _prompt_fields(prompt["prompt_token_ids"])
+        if known and isinstance(prompt["prompt"], str):
+            return _prompt_fields(prompt["prompt"])
+        error = RowError("missing_prompt", f"expected prompt or prompt_token_ids, got {', '.join(prompt) or 'nothing'}")
+        return {"error": error}
+    if isinstance(prompt, Iterable):
+        ids = tuple(prompt)
+        if all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+            return {"prompt_token_ids": ids}
+    error = RowError("invalid_prompt", f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}")
+    return {"error": error}
+
+
+# Between two looks at whether there is other work.
+_PATIENCE_SECONDS = 0.002
+_MOST_WAITING = 64
+
+
+def _live(rows: Iterable[T]) -> Iterator[T | None]:
+    """Read rows on a thread; None if there is none at the moment."""
+    ahead: queue.Queue[Callable[[], T] | None] = queue.Queue(maxsize=_MOST_WAITING)
+    stopped = threading.Event()
+
+    def put(item: Callable[[], T] | None) -> bool:
+        while not stopped.is_set():
+            try:
+                ahead.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def read() -> None:
+        def fail(error: BaseException) -> T:
+            raise error
+
+        try:
+            for row in rows:
+                if not put(lambda row=row: row):  # type: ignore[misc]
+                    return
+            put(None)
+        except BaseException as error:
+            put(lambda error=error: fail(error))  # type: ignore[misc]
+
+    threading.Thread(target=read, name="rosebatch-stream", daemon=True).start()
+    try:
+        while True:
+            try:
+                item = ahead.get(timeout=_PATIENCE_SECONDS)
+            except queue.Empty:
+                yield None
+                continue
+            if item is None:
+                return
+            yield item()
+    finally:
+        stopped.set()

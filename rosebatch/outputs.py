@@ -1,0 +1,131 @@
+"""What ``LLM.generate`` and its kin return. Names and meanings as in vLLM, so that scripts find what they look for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rosebatch.io.results import Answer, ScoredToken
+from rosebatch.io.rows import FailedRow
+from rosebatch.job.serve import ServedRow
+from rosebatch.request import Completion
+
+
+class Logprob(NamedTuple):
+    """A token's log-probability, by the model's own logits.
+
+    Attributes:
+        rank: 1 for the likeliest token; None for a chosen token beyond the ones asked for.
+        decoded_token: its text; a part of a character becomes a replacement mark.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+# Of one token: the chosen one and the likeliest ones, by token id.
+TokenLogprobs = dict[int, Logprob]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    Attributes:
+        index: which of the prompt's ``n`` it is, from 0.
+        text: up to the first stop string; empty without a tokenizer.
+        token_ids: all generated tokens, the end token or those of a stop string included.
+        finish_reason: ``stop`` or ``length``.
+        logprobs: for each token, if asked for.
+        cumulative_logprob: their sum over the chosen tokens, if asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """A prompt and its completions.
+
+    Attributes:
+        request_id: the number of the prompt since the model was loaded, as text.
+        prompt: the text; of a chat, as the template rendered it; None for token ids.
+        prompt_token_ids: what the model saw.
+        outputs: ``n`` completions; none for a prompt that failed.
+        prompt_logprobs: for each token of the prompt, None for the first; if asked for.
+        num_cached_tokens: prompt tokens that came from the prefix cache.
+        error: why the prompt could not be served; None if it was.
+        error_code: the same as a stable snake_case word.
+        finished: always True.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+    error_code: str | None = None
+    finished: bool = True
+
+
+def request_output(served: ServedRow, answer: Answer) -> RequestOutput:
+    """The result of a prompt that was served, from its row and what an output line would say."""
+    (prompt,) = served.prepared.prompts
+    pairs = zip(answer.choices, served.completions, strict=True)
+    scored = answer.choices[0].prompt_logprobs
+    return RequestOutput(
+        request_id=str(answer.index),
+        prompt=prompt.text,
+        prompt_token_ids=list(prompt.token_ids),
+        outputs=[
+            CompletionOutput(
+                index=index,
+                text=choice.text or "",
+                token_ids=list(completion.token_ids),
+                finish_reason=choice.finish_reason,
+                logprobs=None if choice.logprobs is None else [_by_id(token) for token in choice.logprobs],
+                cumulative_logprob=_sum(completion) if choice.logprobs is not None else None,
+            )
+            for index, (choice, completion) in enumerate(pairs)
+        ],
+        prompt_logprobs=None if scored is None else _of_prompt(scored),
+        num_cached_tokens=answer.cached_tokens,
+    )
+
+
+def failed_output(row: FailedRow) -> RequestOutput:
+    """The result of a prompt that could not be served."""
+    return RequestOutput(
+        request_id=str(row.index),
+        prompt=None,
+        prompt_token_ids=[],
+        outputs=[],
+        error=row.error.message,
+        error_code=row.error.code,
+    )
+
+
+def _by_id(token: ScoredToken) -> TokenLogprobs:
+    assert token.logprob is not None, "a generated token has one"
+    found = {
+        each.token_id: Logprob(each.logprob, rank, each.text)
+        for rank, each in enumerate(token.top, start=1)
+        if each.logprob is not None
+    }
+    found.setdefault(token.token_id, Logprob(token.logprob, None, token.text))
+    return found
+
+
+def _of_prompt(tokens: Sequence[ScoredToken]) -> list[TokenLogprobs | None]:
+    return [None if token.logprob is None else _by_id(token) for token in tokens]
+
+
+def _sum(completion: Completion) -> float:
+    return sum(token.logprob for token in completion.logprobs)
