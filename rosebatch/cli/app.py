@@ -13,6 +13,7 @@ import typer
 from rosebatch import __version__
 from rosebatch.cli import cuda_context
 from rosebatch.cli.bench_options import BenchEngineOptions, BenchOptions
+from rosebatch.cli.cache import cache
 from rosebatch.cli.interrupts import InterruptionError
 from rosebatch.cli.options import EngineOptions, SamplingOptions, takes
 from rosebatch.errors import FlagError, UserError
@@ -138,6 +139,9 @@ def bench(*, bench: BenchOptions, engine: BenchEngineOptions) -> None:
     from rosebatch.commands import run_bench
 
     run_bench(bench, engine, started=started)
+
+
+app.command()(cache)
 
 
 @app.callback(invoke_without_command=True)
