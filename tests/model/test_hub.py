@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from importlib import import_module
@@ -21,42 +20,6 @@ SMALL = {"config.json": "{}", "tokenizer.json": "{}"}
 WHOLE = {**SMALL, "model.safetensors": "weights"}
 INDEX = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}})
 MODEL = HubModel("org/name")
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A cache folder of our own, and a network that is down."""
-
-    def refuse(*args, **kwargs):
-        raise OSError("the network is down")
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    for name in ("connect", "connect_ex"):
-        monkeypatch.setattr(socket.socket, name, refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    return tmp_path / "hub"
-
-
-@pytest.fixture
-def add(hub):
-    """Put a snapshot into the cache as the library does: links to blobs, and a ref to the commit."""
-
-    def call(files, *, name="org/name", commit=NEW, ref="main"):
-        folder = hub / f"models--{name.replace('/', '--')}"
-        snapshot = folder / "snapshots" / commit
-        for each in (folder / "blobs", folder / "refs", snapshot):
-            each.mkdir(parents=True, exist_ok=True)
-        for file, content in files.items():
-            blob = folder / "blobs" / f"{commit[0]}-{file}"
-            blob.write_text(content)
-            (snapshot / file).symlink_to(os.path.relpath(blob, snapshot))
-        if ref:
-            (folder / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
-            (folder / "refs" / ref).write_text(commit)
-        return snapshot
-
-    return call
 
 
 @pytest.fixture
