@@ -81,7 +81,7 @@ def find_snapshot(model: HubModel, *, weights: bool = True, quiet: bool = False)
         what = "is only partly" if cached else "is not"
         raise UserError(
             f"{model}: there is no such folder, and the model {what} in the Hugging Face cache; "
-            f"unset HF_HUB_OFFLINE, or run where there is a network: {model.download_command}"
+            f"unset HF_HUB_OFFLINE, or run this with network access: {model.download_command}"
         )
     try:
         folder = _download(model, weights, quiet)
