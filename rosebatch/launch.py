@@ -12,7 +12,8 @@ from rosebatch.config import ModelConfig, RunConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import load_engine, pick_device
 from rosebatch.errors import FlagError
-from rosebatch.model.source import ModelSource, find_model
+from rosebatch.model.generation_config import sampling_defaults
+from rosebatch.model.source import ModelSource, find_model, find_tokenizer
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.toggles import Toggles
@@ -26,13 +27,15 @@ class LaunchPlan:
         config: as it was given.
         toggles: the switches with their defaults.
         source: the model.
-        seconds: spent on deciding; converting a GGUF file counts.
+        tokenizer_folder: None for a model that works on token ids.
+        seconds: spent on deciding; downloading a model or converting a GGUF file counts.
     """
 
     config: RunConfig
     device: torch.device
     toggles: Toggles
     source: ModelSource
+    tokenizer_folder: Path | None
     seconds: float
 
 
@@ -64,8 +67,12 @@ def launch(config: RunConfig) -> Launched:
     return load(plan_launch(config))
 
 
-def plan_launch(config: RunConfig) -> LaunchPlan:
+def plan_launch(config: RunConfig, *, quiet: bool = False) -> LaunchPlan:
     """Find the model; decide on device, dtype and switches.
+
+    Args:
+        config: of the run.
+        quiet: no progress of a download on stderr.
 
     Raises:
         UserError: as ``launch``.
@@ -73,8 +80,18 @@ def plan_launch(config: RunConfig) -> LaunchPlan:
     started = time.perf_counter()
     device = pick_device(config.device)
     toggles = resolve_switches(config, device.type)
-    source = find_model(config.model, config.load_format, config.dtype, device)
-    return LaunchPlan(config, device, toggles, source, time.perf_counter() - started)
+    source = find_model(
+        config.model,
+        config.load_format,
+        config.dtype,
+        device,
+        revision=config.revision,
+        served_model_name=config.served_model_name,
+        max_model_len=config.max_model_len,
+        quiet=quiet,
+    )
+    folder = find_tokenizer(config.tokenizer, quiet=quiet) if config.tokenizer is not None else source.folder
+    return LaunchPlan(config, device, toggles, source, folder, time.perf_counter() - started)
 
 
 def load_tokenizer(plan: LaunchPlan) -> Tokenizer | None:
@@ -83,8 +100,21 @@ def load_tokenizer(plan: LaunchPlan) -> Tokenizer | None:
     Raises:
         UserError: it is unreadable.
     """
-    folder = plan.source.folder
-    return None if folder is None else Tokenizer.load(folder)
+    if plan.tokenizer_folder is None:
+        return None
+    template = plan.config.chat_template
+    return Tokenizer.load(plan.tokenizer_folder, None if template is None else Path(template).expanduser())
+
+
+def default_sampling(plan: LaunchPlan) -> dict[str, Any]:
+    """The model's own sampling defaults, as fields of a row; empty unless ``generation_config`` is ``auto``.
+
+    Raises:
+        UserError: they are unreadable.
+    """
+    if plan.config.generation_config == "none" or plan.source.folder is None:
+        return {}
+    return sampling_defaults(plan.source.folder)
 
 
 def make_grammars(tokenizer: Tokenizer, config: ModelConfig) -> Grammars:

@@ -14,10 +14,10 @@ from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.answers import answer
 from rosebatch.job.serve import serve
-from rosebatch.launch import Launched, LaunchPlan, launch
+from rosebatch.launch import Launched, LaunchPlan, default_sampling, launch
 from rosebatch.outputs import RequestOutput, failed_output, request_output
 from rosebatch.report.progress import Progress
-from rosebatch.sampling_params import GREEDY, SamplingParams
+from rosebatch.sampling_params import SamplingParams
 
 T = TypeVar("T")
 
@@ -71,16 +71,21 @@ class LLM:
 
     def __init__(self, model: str | Path | None = None, **settings: Any) -> None:
         config = RunConfig.of(None if model is None else str(model), **_own_names(settings))
-        self._launched: Launched | None = launch(config)
-        self._num_prompts = 0
-        self._lock = threading.Lock()
+        self._start(launch(config))
 
     @classmethod
     def of(cls, launched: Launched) -> "LLM":
         """Wrap an engine that is running already."""
         llm = cls.__new__(cls)
-        llm._launched, llm._num_prompts, llm._lock = launched, 0, threading.Lock()
+        llm._start(launched)
         return llm
+
+    def _start(self, launched: Launched) -> None:
+        self._launched: Launched | None = launched
+        # Of prompts without parameters.
+        self._default = SamplingParams(**default_sampling(launched.plan))
+        self._num_prompts = 0
+        self._lock = threading.Lock()
 
     def generate(
         self,
@@ -95,7 +100,8 @@ class LLM:
 
         Args:
             prompts: one or several texts, lists of token ids, or mappings with ``prompt`` or ``prompt_token_ids``.
-            sampling_params: for all, or one for each; None is greedy, at most 512 tokens.
+            sampling_params: for all, or one for each; None is greedy, at most 512 tokens (with
+                ``generation_config="auto"``: the model's own defaults).
             seed: base seed of the prompts that sample without a seed of their own. With it, the results depend on
                 nothing else; without it, each call draws anew.
             on_error: whether a prompt that cannot be served raises, before anything runs if possible, or returns an
@@ -168,7 +174,7 @@ class LLM:
             pairs: Iterable[tuple[Prompt, Any]] = ((prompt, sampling_params) for prompt in prompts)
         else:
             pairs = zip(prompts, sampling_params, strict=True)  # type: ignore[arg-type]
-        rows = (self._row(_prompt_fields(prompt), params or GREEDY) for prompt, params in pairs)
+        rows = (self._row(_prompt_fields(prompt), params or self._default) for prompt, params in pairs)
         with self.exclusive() as launched:
             yield from self._serve(launched, _live(rows), seed, on_error, in_order=True)
 
@@ -178,7 +184,7 @@ class LLM:
         Raises:
             ValueError: the model has none.
         """
-        folder = self._running().plan.source.folder
+        folder = self._running().plan.tokenizer_folder
         if folder is None or self._running().tokenizer is None:
             raise ValueError("the model has no tokenizer: give prompt_token_ids")
         from transformers import AutoTokenizer
@@ -238,7 +244,7 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or GREEDY] * len(prompts)
+            params = [sampling_params or self._default] * len(prompts)
         else:
             params = list(sampling_params)
             if len(params) != len(prompts):

@@ -12,6 +12,7 @@ import typer
 from rosebatch import __version__
 from rosebatch.cli import cuda_context
 from rosebatch.cli.bench_options import BenchFlags
+from rosebatch.cli.cache import cache
 from rosebatch.cli.options import SamplingFlags, takes
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, UserError
@@ -83,6 +84,9 @@ def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     from rosebatch.cli.bench import bench
 
     bench(BenchFlags(**work), run, started)
+
+
+app.command()(cache)
 
 
 @app.callback(invoke_without_command=True)

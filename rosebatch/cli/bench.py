@@ -90,5 +90,13 @@ def _case(chosen: Chosen, run: dict[str, Any]) -> Case:
         }
     )
     device = pick_device(config.device)
-    source = find_model(config.model, config.load_format, config.dtype, device)
+    source = find_model(
+        config.model,
+        config.load_format,
+        config.dtype,
+        device,
+        revision=config.revision,
+        served_model_name=config.served_model_name,
+        max_model_len=config.max_model_len,
+    )
     return Case(chosen.name, scenario, config, source, device.type, chosen.attribution)

@@ -1,11 +1,13 @@
 """What decides the results of a run: written at its beginning, compared when another run wants to go on with it."""
 
+import hashlib
 import os
 import platform
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from rosebatch import __version__
@@ -43,6 +45,8 @@ def build_manifest(
         "input_format": input_format,
         "model": {"name": plan.source.name, "fingerprint": plan.source.fingerprint()},
         "load_format": plan.source.load_format,
+        "tokenizer": plan.config.tokenizer,
+        "chat_template": _digest(plan.config.chat_template),
         "dtype": str(plan.source.dtype).removeprefix("torch."),
         "device": plan.device.type,
         "sampler": plan.config.sampler,
@@ -57,6 +61,11 @@ def build_manifest(
             "tokenizers": version("tokenizers"),
         },
     }
+
+
+def _digest(path: str | None) -> str | None:
+    """SHA-256 of a file's contents; None without one."""
+    return None if path is None else hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()
 
 
 def now() -> int:

@@ -4,13 +4,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, RowError
-from rosebatch.io.fields import sampling_params
+from rosebatch.io.fields import sampling_params, with_defaults
 from rosebatch.io.openai_batch import BatchShape
 from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader
@@ -22,7 +22,7 @@ from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import open_output
 from rosebatch.job.manifest import build_manifest
 from rosebatch.job.serve import Served, serve
-from rosebatch.launch import Launched, LaunchPlan, load, plan_launch
+from rosebatch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
 from rosebatch.report.build import build_report, write_report
 from rosebatch.report.progress import Progress
 from rosebatch.report.stopwatch import Stopwatch
@@ -143,9 +143,13 @@ def run_job(
         started: when the process began, on the clock of ``time.perf_counter``, for the report.
     """
     check_sampling(job.sampling, job.seed)
-    reader = PromptReader(job.input, job.sampling, job.input_format)
     imported = time.perf_counter()
-    with _ready(model) as (plan, launched):
+    # Read before the model is looked for: a missing file is the likelier mistake.
+    reader = PromptReader(job.input, job.sampling, job.input_format)
+    with _ready(model, quiet=job.quiet) as (plan, launched):
+        if own := default_sampling(plan):
+            job = replace(job, sampling=with_defaults(job.sampling, own))
+            reader.defaults = job.sampling
         if job.strict:
             _require_all_good(reader, plan)
         results = _open_output(job, reader, plan)
@@ -181,7 +185,8 @@ def run_job(
     startup["load"] = launched.load_seconds
     if stats.first_token_time is not None:
         startup["first token"] = stats.first_token_time - begun
-    report = build_report(tally, stats, launched.description, startup, time.perf_counter() - begun, resumed)
+    description = {**launched.description, "sampling": dict(job.sampling)}
+    report = build_report(tally, stats, description, startup, time.perf_counter() - begun, resumed)
     for path in job.report:
         write_report(report, path)
     if not job.quiet:
@@ -204,10 +209,10 @@ def check_sampling(given: Mapping[str, Any], seed: int | None) -> None:
 
 
 @contextmanager
-def _ready(model: RunConfig | Loaded) -> Iterator[tuple[LaunchPlan, Launched | None]]:
+def _ready(model: RunConfig | Loaded, *, quiet: bool) -> Iterator[tuple[LaunchPlan, Launched | None]]:
     """The plan of a model that is yet to be loaded; or of one that is, with its engine."""
     if isinstance(model, RunConfig):
-        yield plan_launch(model), None
+        yield plan_launch(model, quiet=quiet), None
     else:
         with model.exclusive() as launched:
             yield launched.plan, launched

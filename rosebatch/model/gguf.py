@@ -1,11 +1,7 @@
-"""A .gguf file -> a transformers folder in the user's cache: dequantized once, loaded fast ever after."""
+"""From a .gguf file to a transformers folder with dequantized weights."""
 
-import hashlib
 import json
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,8 @@ from rosebatch.errors import UserError
 from rosebatch.model.gguf_tokenizer import write_tokenizer
 
 # Part of the cache key: raise it when the conversion changes.
-_CONVERTER = 2
+CONVERTER_VERSION = 2
+
 _SHARD_BYTES = 2 << 30
 
 _ARCHITECTURES = {
@@ -59,42 +56,6 @@ _GPT2_NAMES = {
 }
 
 
-def converted_folder(path: Path, dtype: torch.dtype) -> Path:
-    """The folder that holds this file's model in ``dtype``, made now if it is not there yet.
-
-    It lies in ``$XDG_CACHE_HOME/rosebatch/gguf``, by default ``~/.cache/rosebatch/gguf``.
-
-    Raises:
-        UserError: the file is broken or holds a model that is not supported, or the cache cannot be written.
-    """
-    try:
-        stat = path.stat()
-        key = json.dumps([str(path.resolve()), stat.st_size, stat.st_mtime_ns, str(dtype), _CONVERTER])
-        digest = hashlib.blake2b(key.encode(), digest_size=6).hexdigest()
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rosebatch" / "gguf"
-        folder = cache / f"{path.stem}-{digest}"
-        if not folder.exists():
-            cache.mkdir(parents=True, exist_ok=True)
-            _convert_atomically(path, dtype, folder)
-    except OSError as error:
-        raise UserError(f"{path}: cannot convert the model ({error})") from None
-    return folder
-
-
-def _convert_atomically(path: Path, dtype: torch.dtype, folder: Path) -> None:
-    working = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
-    try:
-        convert(path, dtype, working)
-        try:
-            working.rename(folder)
-        except OSError:
-            # Another process was faster; its folder is as good.
-            if not folder.exists():
-                raise
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
-
-
 def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
     """Write config.json, safetensors weights and the tokenizer of a .gguf file into ``folder``.
 
@@ -114,7 +75,7 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
         _write_json(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
         _write_weights(_tensors(architecture, config, reader, dtype), folder)
         write_tokenizer(fields.get, path, folder)
-    # A broken file shows as any of these, wherever the library or this reader of it first stumbles.
+    # The library raises any of these for a broken file.
     except (
         ValueError,
         LookupError,
@@ -128,7 +89,7 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
 
 
 class _Fields:
-    """The metadata of a file, read on demand: the token lists are long."""
+    """The metadata of a file. Fields are read on demand, because the token lists are long."""
 
     def __init__(self, path: Path, reader: gguf.GGUFReader) -> None:
         self._path = path
@@ -198,7 +159,7 @@ def _eos_ids(fields: _Fields) -> list[int]:
 def _rope(get: Callable[..., Any], reader: gguf.GGUFReader, names: set[str]) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": get("rope.freq_base", 10000.0)}
     if "rope_freqs.weight" in names:
-        # Llama 3's stretch, stored as one divisor for each channel pair: the largest is its factor.
+        # The RoPE scaling of Llama 3, stored as one divisor for each channel pair. The largest is the factor.
         divisors = next(t for t in reader.tensors if t.name == "rope_freqs.weight").data
         return rope | {
             "rope_type": "llama3",
@@ -216,7 +177,7 @@ def _rope(get: Callable[..., Any], reader: gguf.GGUFReader, names: set[str]) -> 
 def _tensors(
     architecture: str, config: dict[str, Any], reader: gguf.GGUFReader, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor by transformers' name, dequantized in fp32 and rounded to ``dtype`` once."""
+    """Every tensor under transformers' name, dequantized in fp32 and rounded to ``dtype`` once."""
     for tensor in reader.tensors:
         name = _hf_name(architecture, tensor.name)
         if name is None:
@@ -231,7 +192,7 @@ def _tensors(
 
 
 def _hf_name(architecture: str, name: str) -> str | None:
-    """transformers' name of a GGUF tensor, None for those that transformers does not store."""
+    """transformers' name of a GGUF tensor; None if transformers does not store the tensor."""
     names = _GPT2_NAMES if architecture == "gpt2" else _LLAMA_NAMES
     layers = "transformer.h" if architecture == "gpt2" else "model.layers"
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
@@ -242,13 +203,13 @@ def _hf_name(architecture: str, name: str) -> str | None:
 
 
 def _half_split(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Llama files keep the channels of q and k interleaved for RoPE, transformers keeps them in two halves."""
+    """Reorder the rows of q or k: GGUF interleaves the channels for RoPE, transformers stores two halves."""
     shape = values.shape
     return values.reshape(heads, shape[0] // heads // 2, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
 def _write_weights(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
-    """Save in shards, so that no more than one is in memory."""
+    """Save in shards. Only one shard is in memory at a time."""
     shard: dict[str, Tensor] = {}
     size, index = 0, 1
     for name, tensor in tensors:

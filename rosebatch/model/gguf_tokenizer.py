@@ -1,4 +1,4 @@
-"""The tokenizer of a .gguf file -> tokenizer.json and tokenizer_config.json, as transformers writes them."""
+"""From the tokenizer of a .gguf file to tokenizer.json and tokenizer_config.json, in transformers' format."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def _split(digits: str) -> Any:
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-# tokenizer.ggml.pre: how text is cut before byte-pair merges, by the names of llama.cpp.
+# Values of tokenizer.ggml.pre, from llama.cpp: how text is split before byte-pair merges.
 _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "default": _gpt2,
     "gpt-2": _gpt2,
@@ -43,15 +43,15 @@ _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
 
 
 def write_tokenizer(get: Callable[..., Any], path: Path, folder: Path) -> None:
-    """Write the two files into ``folder``.
+    """Write both files into ``folder``.
 
     Args:
-        get: metadata of the GGUF file by key, with an optional default.
+        get: returns metadata of the GGUF file by key, with an optional default.
         path: the GGUF file, for errors.
-        folder: where to write.
+        folder: the target.
 
     Raises:
-        UserError: the file's kind of tokenizer is not supported.
+        UserError: the tokenizer is not supported or lacks metadata.
     """
     kind, pre = get("tokenizer.ggml.model"), get("tokenizer.ggml.pre", "default")
     if kind == "llama":
@@ -70,7 +70,7 @@ def write_tokenizer(get: Callable[..., Any], path: Path, folder: Path) -> None:
     merges = [tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges")]
     llama3 = pre == "llama-bpe"
     vocab = {token: i for i, token in enumerate(tokens)}
-    # Llama 3 takes a whole word of its vocabulary before it tries any merge, and opens every prompt with a BOS.
+    # Llama 3 takes whole words of its vocabulary before it tries merges, and starts every prompt with a BOS.
     bpe = models.BPE(vocab=vocab, merges=merges, ignore_merges=llama3)
     tokenizer = Tokenizer(bpe)
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
@@ -98,11 +98,11 @@ def write_tokenizer(get: Callable[..., Any], path: Path, folder: Path) -> None:
 
 
 def _write_sentencepiece(path: Path, folder: Path) -> None:
-    """A sentencepiece vocabulary: transformers knows how to turn it into tokenizer.json."""
+    """Let transformers convert a sentencepiece vocabulary."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     except Exception as error:
-        raise UserError(f"{path}: its tokenizer cannot be converted ({error})") from None
+        raise UserError(f"{path}: the tokenizer cannot be converted ({error})") from None
     tokenizer.save_pretrained(str(folder))

@@ -1,4 +1,4 @@
-"""transformers' config.json -> ModelConfig."""
+"""From transformers' config.json to ModelConfig."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from rosebatch.config import ModelConfig, convert
 from rosebatch.errors import UserError
 from rosebatch.ops import ACTIVATIONS
 
-# What transformers' config classes assume where config.json is silent.
+# The defaults of transformers' config classes, for fields that config.json leaves out.
 _QWEN_DEFAULTS = {
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,
@@ -43,24 +43,24 @@ _BY_MODEL_TYPE = {
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """The shape of the model in a folder, from its config.json and, for the end tokens, generation_config.json.
+    """The shape of the model in a folder, from config.json. The end tokens in generation_config.json win.
 
     Raises:
-        UserError: a file is missing or broken, or the architecture or one of its options is not supported.
+        UserError: a file is missing or broken, or rosebatch does not support the architecture or one of its options.
     """
     path = folder / "config.json"
-    values = _read_json(path)
+    values = read_json(path)
     generation = folder / "generation_config.json"
     if generation.exists():
-        values = {**values, **{k: v for k, v in _read_json(generation).items() if k == "eos_token_id"}}
+        values = {**values, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id"}}
     return parse_model_config(values, str(path))
 
 
 def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
-    """The same from parsed JSON; ``source`` names it in errors."""
+    """Like ``read_model_config``, but from parsed JSON. Errors start with ``source``."""
     architecture = _architecture(values, source)
     if values.get("quantization_config"):
-        raise UserError(f"{source}: quantized checkpoints are not supported, use the model's 16-bit weights")
+        raise UserError(f"{source}: quantized checkpoints are not supported: use the 16-bit weights of the model")
     values = {**_DEFAULTS[architecture], **values}
     try:
         fields = _fields(architecture, values)
@@ -74,7 +74,12 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     return convert({**fields, "eos_token_ids": eos_ids, "dtype": dtype}, ModelConfig, source)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model folder.
+
+    Raises:
+        UserError: the file is missing, unreadable, or not a JSON object.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -188,7 +193,7 @@ def _sliding_windows(architecture: str, values: Mapping[str, Any]) -> list[int]:
 
 
 def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
-    # transformers 5 writes one dict, transformers 4 wrote the base and the scaling apart.
+    # transformers 5 writes one dict; transformers 4 wrote base and scaling separately.
     stored = values.get("rope_parameters") or values.get("rope_scaling") or {}
     kind = stored.get("rope_type") or stored.get("type") or "default"
     rope = {

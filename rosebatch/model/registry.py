@@ -1,4 +1,4 @@
-"""Family name -> the class that builds it."""
+"""The model class of each family."""
 
 from collections.abc import Callable
 
@@ -17,6 +17,6 @@ def build_model(config: ModelConfig, ops: Ops, weights: WeightSource) -> Model:
     """Build the model that ``config`` describes.
 
     Raises:
-        UserError: a weight is missing or has another shape.
+        UserError: a weight is missing or has the wrong shape.
     """
     return FAMILIES[config.family](config, ops, weights)

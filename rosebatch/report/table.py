@@ -55,6 +55,8 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     if engine["max_sequence_len"] < engine["max_model_len"]:
         limits = f"{engine['max_sequence_len']} tokens, by the KV cache; the model allows {engine['max_model_len']}"
         rows.append(("longest sequence", limits))
+    if engine.get("sampling"):
+        rows.append(("sampling", ", ".join(f"{name} {value}" for name, value in engine["sampling"].items())))
     if engine["sampler"] != "rosebatch":
         rows.append(("sampler", engine["sampler"]))
     return [*rows, ("switched off", ", ".join(off))] if off else rows

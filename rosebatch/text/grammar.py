@@ -1,6 +1,6 @@
-"""Structured output: which tokens may come next, so that a completion matches a JSON schema, a regex or a choice.
+"""Structured output: the tokens that may come next, so that a completion matches a JSON schema, regex or choice.
 
-The grammars are llguidance's: it compiles them, follows them, and knows the bytes of every token.
+llguidance compiles and follows the grammars, and knows the bytes of every token.
 """
 
 import functools
@@ -17,36 +17,36 @@ from rosebatch.errors import RowError
 from rosebatch.sampling_params import GrammarSpec
 from rosebatch.text.tokenizer import Tokenizer
 
-# Imported where it is used: it takes 50 ms, and most runs have no grammar.
+# Imported in the functions: it takes 50 ms, and most runs have no grammar.
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 _MOST_GRAMMARS = 128
 _MOST_CHARACTERS = 300
 
-# What llguidance finds out about a grammar on the way; some hundred bytes each.
+# Lexer states that llguidance may discover in one grammar; some hundred bytes each.
 _MOST_STATES = 250_000
 
-# One more matcher is compiled for every so many completions, up to one for each core.
+# Another matcher is compiled for every this many completions, up to one for each core.
 _COMPLETIONS_A_MATCHER = 16
 _MOST_MATCHERS = os.cpu_count() or 1
 
 _NAMES = {"json_schema": "JSON schema", "json_object": "JSON object", "regex": "regex", "choice": "list of choices"}
 
-# One line, with at most one space after a comma or a colon, as json.dumps and most models write it. The library's own
-# default is any white space, in which a weak model goes on until max_tokens; a pretty print would need it everywhere.
+# One line, with at most one space after a comma or colon, as json.dumps and most models write it. The library's default
+# allows any white space, so a weak model may write white space until max_tokens. Pretty-printed JSON would need that.
 _JSON_FORMAT = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 
-# What a schema's own "x-guidance" may ask for: to take less exactly what llguidance would refuse.
+# Options that a schema may set in "x-guidance": they relax keywords that llguidance would refuse.
 _JSON_LENIENCIES = ("coerce_one_of", "lenient")
 
 
 class Grammars:
-    """Compiles what completions have to match, each grammar once.
+    """Compiles grammars, each once.
 
     Args:
-        tokenizer: of the model; the first ``compile`` reads it, which takes a second for 150,000 tokens.
-        vocab_size: width of the model's logits; those beyond the tokenizer's tokens are never allowed.
+        tokenizer: of the model. The first ``compile`` reads it, which takes a second for 150,000 tokens.
+        vocab_size: width of the model's logits. Ids without a token in the tokenizer are never allowed.
         eos_token_ids: the model's end tokens.
     """
 
@@ -57,15 +57,15 @@ class Grammars:
         self._compiled = functools.lru_cache(_MOST_GRAMMARS)(self._compile)
 
     def compile(self, spec: GrammarSpec) -> "Grammar":
-        """The grammar of a specification; another thread may follow compiled ones at the same time.
+        """Compile a specification. Another thread may follow compiled grammars at the same time.
 
         Raises:
-            RowError: ``invalid_grammar``: it is broken, nothing matches it, it has what llguidance does not support,
-                or llguidance cannot work with the model's tokenizer.
+            RowError: ``invalid_grammar``: the grammar is broken, nothing matches it, or llguidance does not support
+                one of its features or the model's tokenizer.
         """
         compiled = self._compiled(spec)
         if isinstance(compiled, str):
-            # Not a cached error: raised for every row, its traceback would grow each time.
+            # A new error each time: the traceback of a cached error would grow with every row.
             raise RowError("invalid_grammar", compiled)
         return compiled
 
@@ -80,10 +80,10 @@ class Grammars:
 
 
 def check_grammar(spec: GrammarSpec) -> None:
-    """Find what is wrong with a grammar before there is a model.
+    """Check a grammar before the model is loaded.
 
     Raises:
-        RowError: ``invalid_grammar``: it is broken, or has what llguidance does not support.
+        RowError: ``invalid_grammar``: the grammar is broken, or llguidance does not support one of its features.
     """
     from llguidance import LLMatcher
 
@@ -101,11 +101,11 @@ class Grammar:
 
     Args:
         tokens: of the tokenizer.
-        vocabulary: the masks' layout.
-        serialized: the grammar as llguidance reads it.
+        vocabulary: the layout of the masks.
+        serialized: the grammar in llguidance's format.
 
     Raises:
-        ValueError: it does not compile, or nothing matches it.
+        ValueError: the grammar does not compile, or nothing matches it.
     """
 
     def __init__(self, tokens: "LLTokenizer", vocabulary: "_Vocabulary", serialized: str) -> None:
@@ -124,10 +124,10 @@ class Grammar:
         self._started = 0
 
     def start(self) -> "TokenConstraint":
-        """Follows the grammar through one completion.
+        """Start to follow the grammar through one completion.
 
-        Copies of a matcher share its states, and wait for each other when they look at them: completions take turns on
-        as many matchers as there are cores, where there are enough completions to be worth their compilation.
+        Copies of a matcher share states behind a lock. So completions are spread over several matchers, up to one for
+        each core, if there are enough completions to be worth compiling more.
         """
         wanted = min(_MOST_MATCHERS, 1 + self._started // _COMPLETIONS_A_MATCHER)
         if len(self._matchers) < wanted:
@@ -137,14 +137,14 @@ class Grammar:
         return TokenConstraint(self, self._vocabulary, matcher.deep_copy())
 
     def replace_matcher(self) -> "LLMatcher":
-        """One that shares nothing with those before; nor will those of later completions."""
+        """A new matcher that shares no states with earlier ones. Later completions start from new matchers too."""
         self._matchers.clear()
         return self._new_matcher()
 
     def _new_matcher(self) -> "LLMatcher":
         from llguidance import LLMatcher, LLParserLimits
 
-        # Verbose errors hold the whole grammar.
+        # Verbose errors contain the whole grammar.
         limits = LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
         return LLMatcher(self._tokens, self._serialized, log_level=0, limits=limits)
 
@@ -153,8 +153,8 @@ class TokenConstraint:
     """Follows a grammar through one completion (see ``rosebatch.request.Constraint``).
 
     Attributes:
-        error: why the completion ended before it matched: the grammar took too much time or memory, or a token came
-            that it does not allow; None where nothing went wrong. What max_tokens or a stop string cuts short has none.
+        error: why the completion ended before it matched: the grammar took too much time or memory, or did not allow
+            a generated token. None if nothing went wrong, also if max_tokens or a stop string ended the completion.
     """
 
     def __init__(self, grammar: Grammar, vocabulary: "_Vocabulary", matcher: "LLMatcher") -> None:
@@ -167,12 +167,12 @@ class TokenConstraint:
         self.error: str | None = None
 
     def fill(self, mask: NDArray[np.int32]) -> None:
-        """Write which tokens may come next; one at least always may.
+        """Write which tokens may come next: at least one.
 
-        The model's end tokens may where the grammar can end, all of them, and alone where nothing else can follow.
+        All end tokens of the model are allowed if the grammar can end here. Only they are if nothing else can follow.
 
         Args:
-            mask: [ceil(vocab_size / 32)] int32, written to: token 0 is the first word's lowest bit.
+            mask: [ceil(vocab_size / 32)] int32, overwritten. Token 0 is the lowest bit of the first word.
         """
         found = None if self._ended else self._allowed()
         if found is None:
@@ -184,11 +184,11 @@ class TokenConstraint:
 
     @classmethod
     def fill_all(cls, constraints: Sequence["TokenConstraint"], masks: NDArray[np.int32]) -> None:
-        """``fill`` for each of some completions of one model, on all cores.
+        """``fill`` for several completions of one model, on all cores.
 
         Args:
-            constraints: R.
-            masks: [R, ceil(vocab_size / 32)] int32, written to.
+            constraints: R of them.
+            masks: [R, ceil(vocab_size / 32)] int32, overwritten.
         """
         from llguidance.numpy import fill_next_token_bitmask_par
 
@@ -203,7 +203,7 @@ class TokenConstraint:
                 constraint.fill(mask)
 
     def feed(self, token_id: int) -> bool:
-        """Take the next generated token; True where nothing may follow it, or where it should not have come."""
+        """Add the next generated token. True if nothing may follow it, or if the grammar does not allow it."""
         if self._ended:
             return True
         if token_id in self._vocabulary.eos_token_ids:
@@ -211,7 +211,7 @@ class TokenConstraint:
             if not self._matcher.is_accepting():
                 self._fail("an end token came too early")
         elif not 0 <= token_id < self._vocabulary.known:
-            self._fail(f"token {token_id} is none of the tokenizer's")
+            self._fail(f"the tokenizer has no token {token_id}")
         else:
             self._token_ids.append(token_id)
             if self._matcher.consume_token(token_id) or self._start_over():
@@ -221,7 +221,7 @@ class TokenConstraint:
         return self._ended
 
     def _allowed(self) -> bytes | None:
-        """One bit for each token; None where the grammar cannot be followed any further."""
+        """One bit for each token; None if the grammar cannot be followed further."""
         words = self._matcher.compute_bitmask()
         if self._matcher.is_error() and self._start_over():
             words = self._matcher.compute_bitmask()
@@ -231,10 +231,10 @@ class TokenConstraint:
         return words
 
     def _start_over(self) -> bool:
-        """Follow the tokens so far once more, apart from all other completions; False where that does not help.
+        """Follow the tokens so far again, with a matcher of its own; False if that fails too.
 
-        Many completions share one matcher's states. Some grammars reach the limit after some hundred rows, and then
-        every row fails, whatever its own tokens are.
+        Completions share the states of a matcher. Some grammars reach the limit of states after some hundred rows, and
+        then every row would fail, whatever its tokens are.
         """
         if self._alone:
             return False
@@ -248,18 +248,18 @@ class TokenConstraint:
 
 
 class _Vocabulary:
-    """How masks are laid out.
+    """The layout of masks.
 
     Args:
-        count: of the tokenizer's tokens.
+        count: number of tokens in the tokenizer.
         vocab_size: width of the model's logits.
         eos_token_ids: the model's end tokens.
 
     Attributes:
-        eos_token_ids: those that the model can generate.
-        known: the tokens below are both the tokenizer's and the model's.
-        num_words: of a mask for these.
-        num_tokenizer_words: of one for all of the tokenizer's.
+        eos_token_ids: the end tokens that the model can generate.
+        known: ids below this are tokens of both the tokenizer and the model.
+        num_words: words of a mask for the known tokens.
+        num_tokenizer_words: words of a mask for all tokens of the tokenizer.
     """
 
     def __init__(self, count: int, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
@@ -278,8 +278,8 @@ class _Vocabulary:
 
         Args:
             masks: [R, ceil(vocab_size / 32)] int32.
-            words: [R, num_tokenizer_words] int32, one bit for each of the tokenizer's tokens.
-            ends: R, whether end tokens are allowed; ``words`` has no say in that. They are too where nothing else is.
+            words: [R, num_tokenizer_words] int32, a bit for each token of the tokenizer; end tokens are ignored.
+            ends: R, whether end tokens are allowed. They are also allowed if nothing else is.
         """
         masks[:, : self.num_words] = words[:, : self.num_words]
         masks[:, self.num_words :] = 0
@@ -298,7 +298,7 @@ def _executor() -> "LLExecutor":
 
 
 def _load_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> "LLTokenizer | str":
-    """What llguidance knows of a tokenizer, or why it cannot work with it."""
+    """The tokenizer in llguidance's form, or the reason why llguidance does not support it."""
     from llguidance import LLTokenizer
 
     ends = sorted(i for i in vocabulary.eos_token_ids if i < vocabulary.known)
@@ -307,18 +307,18 @@ def _load_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> "LLTokenizer 
     try:
         return LLTokenizer(tokenizer.backend.to_str(), eos_token=ends)
     except BaseException as error:
-        # An exception of Rust, for what nobody thought of, is no Exception.
+        # A panic of the Rust code is not a subclass of Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         return _one_line(f"grammars cannot be used with this model's tokenizer: {error}")
 
 
 def _serialized(spec: GrammarSpec) -> str:
-    """A grammar as llguidance reads it.
+    """A grammar in llguidance's format.
 
     Raises:
-        ValueError: it is broken; not every broken one is found.
-        RecursionError: JSON of too many levels.
+        ValueError: the grammar is broken. Not every broken grammar is found here.
+        RecursionError: the JSON has too many levels.
     """
     from llguidance import LLMatcher, grammar_from
 
@@ -328,7 +328,7 @@ def _serialized(spec: GrammarSpec) -> str:
         case "json_object":
             return LLMatcher.grammar_from_json_schema(_formatted({"type": "object"}))
         case "regex":
-            # llguidance would leave it out.
+            # llguidance would ignore the last backslash.
             if (len(spec.source) - len(spec.source.rstrip("\\"))) % 2:
                 raise ValueError("nothing follows its last backslash")
             return LLMatcher.grammar_from_regex(spec.source)
@@ -340,10 +340,10 @@ def _serialized(spec: GrammarSpec) -> str:
 
 
 def _formatted(schema: object) -> str:
-    """A JSON schema with our format instead of its own.
+    """A JSON schema with our white space rules instead of its own.
 
     Raises:
-        ValueError: it is no schema.
+        ValueError: not a schema.
     """
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}
@@ -355,12 +355,12 @@ def _formatted(schema: object) -> str:
 
 
 def _without_excerpts(error: str) -> str:
-    """An error of llguidance less what points into a grammar that the user did not write."""
+    """An error of llguidance without positions and excerpts of a grammar that the user did not write."""
     return re.sub(r"^(at )?\d+\(\d+\): |\n\s*(\^+|\d+ \|.*|<non-verbose/>)(?=\n|$)", "", error).strip()
 
 
 def _one_line(message: str) -> str:
-    """A message for people, shortened in the middle: what is wrong often comes last."""
+    """A message on one line, shortened in the middle: the cause is often at the end."""
     message = " ".join(message.split())
     if len(message) <= _MOST_CHARACTERS:
         return message

@@ -1,4 +1,4 @@
-"""Text to token ids and back: batched encoding, chat templates, incremental detokenizing, stop strings."""
+"""From text to token ids and back: batched encoding, chat templates, incremental detokenization, stop strings."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from tokenizers.decoders import DecodeStream
 
 from rosebatch.errors import RowError, UserError
 
-# Before what precedes the middle, before what follows it, and in front of it: of Qwen Coder, StarCoder, DeepSeek Coder,
+# The tokens before the prefix, before the suffix, and before the middle: of Qwen Coder, StarCoder, DeepSeek Coder and
 # Code Llama.
 _MIDDLE_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -22,7 +22,7 @@ _MIDDLE_TOKENS = (
 )
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-# Byte-level vocabularies write each byte as a character: itself where it is printable, others from 256 on.
+# Byte-level vocabularies write each byte as a character: a printable byte as itself, the others from 256 on.
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + number): byte for number, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
 }
@@ -34,8 +34,8 @@ class Tokenizer:
 
     Args:
         backend: encodes and decodes.
-        chat_template: a Jinja template, None where the model has none.
-        special_tokens: the named tokens that the template may use.
+        chat_template: a Jinja template; None if the model has no template.
+        special_tokens: named tokens for the template, such as ``eos_token``.
     """
 
     def __init__(
@@ -52,12 +52,27 @@ class Tokenizer:
         self._token_bytes: dict[int, bytes] = {}
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizer | None":
-        """The tokenizer of a folder; None where there is none, and only token ids can be worked on.
+    def load(cls, folder: Path, chat_template: Path | None = None) -> "Tokenizer | None":
+        """Load the tokenizer of a model folder.
+
+        Args:
+            folder: of the model.
+            chat_template: a Jinja file that replaces the template of the model.
+
+        Returns:
+            None if the folder has no tokenizer: such a model takes only token ids.
 
         Raises:
-            UserError: its files are broken.
+            UserError: a file of the tokenizer or the given template is unreadable or broken.
         """
+        template = None if chat_template is None else _read_template(chat_template)
+        found = cls._load(folder)
+        if found is not None and template is not None:
+            found.chat_template = template
+        return found
+
+    @classmethod
+    def _load(cls, folder: Path) -> "Tokenizer | None":
         file, config_file = folder / "tokenizer.json", folder / "tokenizer_config.json"
         if not file.exists():
             has_other = any((folder / name).exists() for name in ("tokenizer.model", "vocab.json"))
@@ -66,13 +81,13 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(file))
             config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
             return cls(backend, _chat_template(folder, config), _special_tokens(config))
-        # tokenizers raises plain Exception for a file it cannot read.
+        # The tokenizers library raises a plain Exception for an unreadable file.
         except Exception as error:
             raise UserError(f"{folder}: unreadable tokenizer ({error!r})") from None
 
     @classmethod
     def _convert(cls, folder: Path) -> "Tokenizer":
-        """An older tokenizer format, by way of transformers: slower to start."""
+        """Load an older tokenizer format through transformers, which takes longer."""
         from transformers import AutoTokenizer
 
         try:
@@ -83,48 +98,48 @@ class Tokenizer:
             raise UserError(f"{folder}: unreadable tokenizer ({error})") from None
 
     def encode(self, texts: Sequence[str]) -> list[list[int] | RowError]:
-        """Token ids of each text, with the tokens that the model puts around a prompt (such as a BOS).
+        """Token ids of each text, with the tokens that the model adds to a prompt (such as a BOS).
 
-        A text that is not valid Unicode yields a RowError.
+        The result of a text that is not valid Unicode is a RowError.
         """
         return self._encode(texts, add_special_tokens=True)
 
     def encode_chats(
         self, chats: Sequence[list[dict[str, Any]]], options: Sequence[Mapping[str, Any]] = ()
     ) -> list[list[int] | RowError]:
-        """Token ids of each conversation through the chat template, up to where the assistant's answer begins.
+        """Token ids of each conversation, rendered by the chat template up to the start of the assistant's answer.
 
         Args:
-            chats: messages of each.
-            options: for each, what the template is given beside them.
+            chats: the messages of each conversation.
+            options: for each conversation, further variables of the template.
 
         Returns:
-            for each, token ids, or a RowError where the template refuses it.
+            for each conversation, token ids, or a RowError if the template refuses it.
         """
         return self.encode_rendered(self.render(chats, options or [{}] * len(chats)))
 
     def render(
         self, chats: Sequence[list[dict[str, Any]]], options: Sequence[Mapping[str, Any]]
     ) -> list[str | RowError]:
-        """The text of each conversation, see ``encode_chats``: Python, where encoding is not."""
+        """The text of each conversation; arguments as for ``encode_chats``. This holds the GIL, encoding does not."""
         return [self._render(messages, given) for messages, given in zip(chats, options, strict=True)]
 
     def encode_rendered(self, rendered: Sequence[str | RowError]) -> list[list[int] | RowError]:
-        """Token ids of each; the template has put special tokens where they belong."""
+        """Token ids of rendered conversations. No special tokens are added: the template writes them."""
         encoded = iter(self._encode([text for text in rendered if isinstance(text, str)], add_special_tokens=False))
         return [next(encoded) if isinstance(text, str) else text for text in rendered]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of generated tokens, special tokens left out."""
+        """The text of generated tokens, without special tokens."""
         return self.backend.decode(list(token_ids), skip_special_tokens=True)
 
     def decode_batch(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
-        """``decode`` for each, on all cores."""
+        """``decode`` for each sequence, on all cores."""
         texts: list[str] = self.backend.decode_batch([list(ids) for ids in token_ids], skip_special_tokens=True)
         return texts
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a single token stands for, which need not be whole characters; of a special token, its name."""
+        """The bytes of one token, which may end within a character. A special token gives its name."""
         found = self._token_bytes.get(token_id)
         if found is None:
             found = self._token_bytes[token_id] = self._find_bytes(token_id)
@@ -141,14 +156,14 @@ class Tokenizer:
         return piece.replace("\u2581", " ").encode()
 
     def fill_in_middle(self, prompt: str, suffix: str) -> str | RowError:
-        """The prompt with which a model that was trained for it writes what stands between two texts."""
+        """The prompt that makes a fill-in-the-middle model write the text between ``prompt`` and ``suffix``."""
         for before, after, middle in _MIDDLE_TOKENS:
             if all(self.backend.token_to_id(token) is not None for token in (before, after, middle)):
                 return f"{before}{prompt}{after}{suffix}{middle}"
         return RowError("unsupported_field", "suffix: the model's tokenizer has no tokens for filling in the middle")
 
     def is_special(self, token_id: int) -> bool:
-        """Whether ``decode`` leaves the token out."""
+        """Whether ``decode`` omits the token."""
         added = self._added.get(token_id)
         return added is not None and added.special
 
@@ -173,13 +188,13 @@ class Tokenizer:
     def _render(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str | RowError:
         if self.chat_template is None:
             return RowError("no_chat_template", "the model has no chat template: give prompt instead of messages")
-        # Not at the top of the file: it takes 0.4 s, and a file of plain prompts does not need it.
+        # Here and not above: the import takes 0.4 s, and plain prompts do not need it.
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
             rendered, _ = render_jinja_template(
-                # To find the end of a message that is to be continued, it writes a mark into it.
+                # Copies: to find the end of a message to continue, the library writes a mark into the message.
                 conversations=[[dict(message) for message in messages]],
                 chat_template=self.chat_template,
                 **{"add_generation_prompt": True, **self.special_tokens, **options},
@@ -191,12 +206,12 @@ class Tokenizer:
 
 
 class StopStrings:
-    """Watches generated tokens for stop strings, across token borders (see ``rosebatch.request.StopMatcher``).
+    """Finds stop strings in generated tokens, also across token boundaries (see ``rosebatch.request.StopMatcher``).
 
     Args:
         tokenizer: of the model.
         stop: the strings.
-        min_tokens: what ends within the text of so many first tokens does not count.
+        min_tokens: a string that ends within the text of this many first tokens does not count.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int = 0) -> None:
@@ -204,14 +219,14 @@ class StopStrings:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = tuple(stop)
         self._keep = max(map(len, stop)) - 1
-        # The end of the text so far, and where in the whole text it begins.
+        # The end of the text so far, and its position in the text.
         self._tail, self._begin = "", 0
         self._missing = min_tokens
         self._first: list[int] = []
         self._protected = 0
 
     def feed(self, token_id: int) -> bool:
-        """Take the next generated token; True once a stop string has appeared."""
+        """Add the next generated token; True once a stop string has appeared."""
         text = self._tail + (self._stream.step(self._tokenizer.backend, token_id) or "")
         begin = self._begin
         self._tail = text[-self._keep :] if self._keep else ""
@@ -219,16 +234,34 @@ class StopStrings:
         if self._missing:
             self._missing -= 1
             self._first.append(token_id)
-            # Whole, as whoever cuts the text will see it: half a character at its end is one.
+            # Decoded at once, as for the final text: half a character at the end counts as one.
             self._protected = 0 if self._missing else len(self._tokenizer.decode(self._first))
             return False
         return cut_at_stop(text, self._stop, max(0, self._protected - begin)) != text
 
 
 def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0) -> str:
-    """The text up to the first stop string in it that ends behind the first ``protected`` characters."""
+    """The text up to its first stop string. Strings that end within the first ``protected`` characters do not count."""
     found = [at for s in stop if (at := text.find(s, max(0, protected - len(s) + 1) if protected else 0)) >= 0]
     return text[: min(found)] if found else text
+
+
+def _read_template(path: Path) -> str:
+    """A chat template file of the user, checked now: otherwise its mistakes would be an error of every row."""
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        template = path.read_text(encoding="utf-8")
+        # Without a conversation, this compiles the template and renders nothing.
+        render_jinja_template(conversations=[], chat_template=template)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"{path}: unreadable chat template ({error})") from None
+    except TemplateError as error:
+        line = getattr(error, "lineno", None)
+        where = "" if line is None else f", line {line}"
+        raise UserError(f"{path}{where}: not a valid Jinja chat template ({error})") from None
+    return template
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
@@ -243,6 +276,6 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Named tokens; a value is a string or, in older files, an object with its ``content``."""
+    """Named tokens. A value is a string or, in older files, an object with ``content``."""
     tokens = {name: config.get(name) for name in _SPECIAL_TOKENS}
     return {name: t["content"] if isinstance(t, dict) else t for name, t in tokens.items() if t}

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 import tokenizers
@@ -135,6 +137,52 @@ def test_a_broken_tokenizer(make_backend, tmp_path, broken, content):
     (tmp_path / broken).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(str(tmp_path))):
         Tokenizer.load(tmp_path)
+
+
+def test_a_template_of_ones_own(make_backend, tmp_path):
+    """It wins over the model's two places for one, with the model's special tokens and the library's own tags."""
+    folder = write_folder(tmp_path, make_backend(), chat_template="old", eos_token="!")
+    (folder / "chat_template.jinja").write_text("old")
+    template = tmp_path / "mine.txt"
+    template.write_text("{% generation %}new{% endgeneration %}{{ eos_token }}{{ messages[0].content }}")
+    assert Tokenizer.load(folder, template).encode_chats([CHAT]) == [list(b"new!hi")]
+    assert Tokenizer.load(folder).encode_chats([CHAT]) == [list(b"old")]
+
+
+def test_a_template_for_a_model_without_tokenizer(tmp_path):
+    """There is nothing to render for."""
+    (tmp_path / "template.jinja").write_text("fine")
+    assert Tokenizer.load(tmp_path, tmp_path / "template.jinja") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "unreadable chat template"),
+        (b"\xff", "unreadable chat template"),
+        (b"line\n{% for", "mine.jinja, line 2: not a valid Jinja chat template"),
+        (b"{{ x | nofilter }}", "line 1: not a valid Jinja chat template .*nofilter"),
+    ],
+    ids=["missing", "not-text", "syntax", "unknown-filter"],
+)
+def test_a_broken_template_of_ones_own(make_backend, tmp_path, content, message):
+    """One error that names the file and the line, before the model is loaded; not one error a row."""
+    write_folder(tmp_path, make_backend())
+    if content is not None:
+        (tmp_path / "mine.jinja").write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        Tokenizer.load(tmp_path, tmp_path / "mine.jinja")
+    assert str(tmp_path / "mine.jinja") in str(caught.value)
+
+
+def test_loading_is_quick(make_backend, tmp_path):
+    """The template engine takes 0.4 s to import, which plain prompts need not wait for."""
+    write_folder(tmp_path, make_backend(), chat_template="x")
+    program = (
+        "import sys, pathlib; from rosebatch.text.tokenizer import Tokenizer;"
+        f"Tokenizer.load(pathlib.Path({str(tmp_path)!r})); assert not {{'jinja2', 'transformers'}} & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
 def test_a_broken_tokenizer_of_an_older_format(tmp_path):

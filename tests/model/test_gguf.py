@@ -1,7 +1,6 @@
-"""GGUF files, written here from random transformers models, against those models: weights, cache and broken files."""
+"""GGUF files, written here from random transformers models, against those models: weights and broken files."""
 
 import json
-import os
 
 import gguf
 import numpy as np
@@ -13,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from rosebatch.config import EngineConfig
 from rosebatch.errors import UserError
 from rosebatch.launch import LaunchOptions, launch
-from rosebatch.model.gguf import convert, converted_folder
+from rosebatch.model.gguf import convert
+from rosebatch.model.gguf_cache import converted_folder
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from tests.model.gguf_files import END, MODELS, random_model
@@ -108,50 +108,6 @@ def test_both_end_tokens_end(write_gguf, toy):
     assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [END, 302]}
     engine = launch(LaunchOptions(model=str(folder), device="cpu")).engine
     assert engine.eos_token_ids == {END, 302}
-
-
-# The cache
-
-
-def test_the_second_call_converts_nothing(write_gguf, toy, cache):
-    """Conversion takes seconds at every start otherwise."""
-    path = write_gguf("llama", toy)
-    folder = converted_folder(path, torch.float32)
-    assert folder.parent == cache
-    before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(before)
-    assert converted_folder(path, torch.float32) == folder
-    assert {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} == before
-    assert list(cache.iterdir()) == [folder]
-
-
-def test_what_gets_a_folder_of_its_own(write_gguf, toy, cache):
-    """Another dtype, another file of the same name, the same file changed: stale weights would be taken silently."""
-    path = write_gguf("llama", toy)
-    folders = {converted_folder(path, torch.float32), converted_folder(path, torch.bfloat16)}
-    status = path.stat()
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    folders.add(converted_folder(path, torch.float32))
-    (path.parent / "elsewhere").mkdir()
-    folders.add(converted_folder(path.rename(path.parent / "elsewhere" / path.name), torch.float32))
-    assert len(folders) == 4
-    assert set(cache.iterdir()) == folders
-
-
-def test_a_failed_conversion_leaves_nothing(write_gguf, toy, cache):
-    """Half a folder would be taken for a whole one at the next start."""
-    path = write_gguf("llama", toy, pre="unknown-to-us")
-    for _ in range(2):
-        with pytest.raises(UserError):
-            converted_folder(path, torch.float32)
-    assert list(cache.iterdir()) == []
-
-
-def test_a_cache_that_cannot_be_written(write_gguf, toy, tmp_path):
-    """A file where the folder should be: one line for the user."""
-    (tmp_path / "cache").write_text("in the way")
-    with pytest.raises(UserError, match="cannot convert the model"):
-        converted_folder(write_gguf("llama", toy), torch.float32)
 
 
 # Files that cannot be used

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from rosebatch.errors import UserError
-from rosebatch.model.gguf import converted_folder
+from rosebatch.model.gguf_cache import converted_folder
 from rosebatch.text.tokenizer import Tokenizer
 from tests.model import gguf_files
 from tests.model.gguf_files import BOS, END

@@ -98,6 +98,28 @@ def test_missing_shard(tmp_path):
         source(tmp_path)
 
 
+@pytest.mark.parametrize("missing", [1, 2])
+def test_missing_shard_without_an_index(tmp_path, missing):
+    """The names say how many there are: a download that stopped before the index came."""
+    write_shards(tmp_path)
+    (tmp_path / f"model-0000{missing}-of-00002.safetensors").unlink()
+    with pytest.raises(UserError, match="1 of 2 weight files are missing"):
+        source(tmp_path)
+
+
+def test_more_positions_than_the_run_has(tmp_path):
+    """A lower --max-model-len takes the first rows of a table of learned positions, and of no other tensor."""
+    table = torch.randn(7, 3)
+    save_file(
+        {"transformer.wpe.weight": table, "transformer.wte.weight": table.clone()}, tmp_path / "model.safetensors"
+    )
+    weights = source(tmp_path)
+    assert torch.equal(weights.get("transformer.wpe.weight", (5, 3)), table[:5])
+    for name, shape in (("wpe", (8, 3)), ("wpe", (5, 2)), ("wpe", (5,)), ("wte", (5, 3))):
+        with pytest.raises(UserError, match="has shape"):
+            weights.get(f"transformer.{name}.weight", shape)
+
+
 def test_wrong_shape(tmp_path):
     save_file(FIRST, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"'model\.norm\.weight' has shape \(3,\), config says \(4,\)"):

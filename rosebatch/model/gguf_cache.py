@@ -1,0 +1,158 @@
+"""The cache of converted .gguf files, in ``$XDG_CACHE_HOME/rosebatch/gguf`` (default ``~/.cache/rosebatch/gguf``).
+
+Each model is a folder ``NAME-KEY``. The key is a hash of the content of the file, the dtype and the version of the
+converter, so copies of a file share one conversion and a changed file never gets the weights of its old content.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rosebatch.errors import UserError
+
+# Listing the cache does not need it.
+if TYPE_CHECKING:
+    import torch
+
+_LOCK = ".lock"
+_DIGESTS = ".digests"
+# Folders that are being written or deleted.
+_TEMPORARY = ".tmp-"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A converted model: the name of its folder, and its size in bytes."""
+
+    name: str
+    num_bytes: int
+
+
+def cache_dir() -> Path:
+    """The folder of all converted models; it may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rosebatch" / "gguf"
+
+
+def converted_folder(path: Path, dtype: "torch.dtype") -> Path:
+    """The transformers folder of a .gguf file in ``dtype``. The first call converts the file.
+
+    Raises:
+        UserError: the file is broken or its model is not supported, or the cache cannot be written.
+    """
+    from rosebatch.model.gguf import CONVERTER_VERSION
+
+    try:
+        cache = cache_dir()
+        cache.mkdir(parents=True, exist_ok=True)
+        parts = [_content_digest(path, cache / _DIGESTS), str(dtype), CONVERTER_VERSION]
+        key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
+        found = next(cache.glob(f"*-{key}"), None)
+        return found or _convert(path, dtype, cache / f"{path.stem}-{key}")
+    except OSError as error:
+        raise UserError(f"{path}: cannot convert the model ({error})") from None
+
+
+def cached_models() -> list[CachedModel]:
+    """All converted models, by name."""
+    cache = cache_dir()
+    folders = sorted(f for f in cache.iterdir() if not f.name.startswith(".")) if cache.is_dir() else []
+    return [CachedModel(folder.name, _num_bytes(folder)) for folder in folders]
+
+
+def clear_cache() -> int:
+    """Delete all converted models and what failed conversions left behind, but not a running conversion.
+
+    Returns:
+        the bytes freed.
+
+    Raises:
+        UserError: something cannot be deleted.
+    """
+    cache = cache_dir()
+    if not cache.is_dir():
+        return 0
+    try:
+        with _locked(cache, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+            entries = [e for e in cache.iterdir() if e.name != _LOCK and (alone or not e.name.startswith(_TEMPORARY))]
+            return sum(_delete(entry) for entry in entries)
+    except OSError as error:
+        raise UserError(f"{cache}: cannot clear the cache ({error})") from None
+
+
+def _content_digest(path: Path, memos: Path) -> str:
+    """SHA-256 of the whole file: any changed byte, of weights or metadata, has to change the key.
+
+    Hashing takes about a second per gigabyte. So the digest is stored under path, size, mtime and inode of the file.
+    """
+    status = path.stat()
+    identity = json.dumps([str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino])
+    memo = memos / hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+    with suppress(OSError):
+        return memo.read_text(encoding="ascii")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    # A cache that others filled may be read-only: then each start hashes the file.
+    with suppress(OSError):
+        memos.mkdir(exist_ok=True)
+        unfinished = memo.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(digest, encoding="ascii")
+        unfinished.rename(memo)
+    return digest
+
+
+def _convert(path: Path, dtype: "torch.dtype", folder: Path) -> Path:
+    """Convert a file into a new folder, which appears complete or not at all."""
+    from rosebatch.model.gguf import convert
+
+    with _locked(folder.parent, fcntl.LOCK_SH):
+        working = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=folder.parent))
+        try:
+            convert(path, dtype, working)
+            try:
+                working.rename(folder)
+            except OSError:
+                # Another process was faster; its folder is as good.
+                if not folder.exists():
+                    raise
+        finally:
+            shutil.rmtree(working, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _locked(cache: Path, kind: int) -> Iterator[bool]:
+    """Hold the lock of the cache: conversions share it, clearing takes it alone. Yields False without the lock."""
+    with (cache / _LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, kind)
+            held = True
+        except OSError:
+            # Another process has it, or the file system has no locks.
+            held = False
+        yield held
+
+
+def _delete(entry: Path) -> int:
+    """Delete a file or folder; returns its size in bytes.
+
+    It is renamed first: a run that starts meanwhile finds a complete folder or none.
+    """
+    trash = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=entry.parent))
+    # Another process may have deleted it already.
+    with suppress(FileNotFoundError):
+        entry.rename(trash / entry.name)
+    freed = _num_bytes(trash)
+    shutil.rmtree(trash)
+    return freed
+
+
+def _num_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

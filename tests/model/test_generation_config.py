@@ -1,0 +1,95 @@
+"""Sampling defaults out of generation_config.json: which fields, what they mean, and broken files."""
+
+import json
+
+import pytest
+
+from rosebatch.errors import UserError
+from rosebatch.model.generation_config import sampling_defaults
+
+
+@pytest.fixture
+def read(tmp_path):
+    """The defaults of a folder with this generation_config.json."""
+
+    def call(content):
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / "generation_config.json").write_text(text)
+        return sampling_defaults(tmp_path)
+
+    return call
+
+
+def test_a_folder_without_the_file(tmp_path):
+    """Many have none."""
+    assert sampling_defaults(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        # Qwen3's, of which only sampling is ours.
+        (
+            {
+                "bos_token_id": 151643,
+                "do_sample": True,
+                "eos_token_id": [151645, 151643],
+                "pad_token_id": 151643,
+                "temperature": 0.6,
+                "top_k": 20,
+                "top_p": 0.95,
+                "transformers_version": "4.51.0",
+            },
+            {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+        ),
+        ({"eos_token_id": 2, "max_length": 4096, "typical_p": 0.9}, {}),
+        ({"do_sample": True, "min_p": 0.1}, {"min_p": 0.1, "temperature": 1.0}),
+        ({"do_sample": True}, {"temperature": 1.0}),
+        ({"do_sample": False}, {"temperature": 0.0}),
+        ({"do_sample": False, "temperature": 0.9, "top_p": 0.6}, {"temperature": 0.0, "top_p": 0.6}),
+        ({"temperature": 0.9, "top_p": 0.6}, {"temperature": 0.9, "top_p": 0.6}),
+        ({"top_p": 0.8}, {"top_p": 0.8, "temperature": 1.0}),
+        ({"repetition_penalty": 1.05, "max_new_tokens": 2048}, {"repetition_penalty": 1.05, "max_tokens": 2048}),
+        ({"do_sample": None, "temperature": None, "top_k": None, "max_new_tokens": None}, {}),
+    ],
+    ids=[
+        "qwen3",
+        "nothing-known",
+        "no-temperature",
+        "sample-alone",
+        "greedy",
+        "greedy-and-fields",
+        "sample-left-out",
+        "filter-alone",
+        "other-fields",
+        "nulls",
+    ],
+)
+def test_what_the_fields_mean(read, stored, expected):
+    """Wrong here, every row of a run is sampled in another way than its model's authors recommend."""
+    assert read(stored) == expected
+
+
+def test_numbers_have_the_type_of_the_field(read):
+    """Files say 1 for 1.0, and a manifest compares what they say with what another run was given."""
+    found = read({"do_sample": True, "temperature": 1, "top_p": 1})
+    assert [type(value) for value in found.values()] == [float, float]
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ('{"temperature": ', "generation_config.json: "),
+        ("[]", "not a JSON object"),
+        ({"top_p": 1.5}, r"generation_config.json: top_p must be in \(0, 1\], got 1.5"),
+        ({"temperature": "warm"}, "generation_config.json: .*temperature"),
+        ({"top_k": 2.5}, "generation_config.json: .*top_k"),
+        ({"do_sample": "no"}, "generation_config.json: do_sample"),
+        ({"max_new_tokens": 0}, "max_tokens must be >= 1"),
+        ('{"temperature": NaN}', "temperature must be >= 0"),
+    ],
+)
+def test_broken_files(read, stored, message):
+    """One line that names the file, before any row is read."""
+    with pytest.raises(UserError, match=message):
+        read(stored)

@@ -1,0 +1,180 @@
+"""What --model may name: folders, files, hub ids; the name it gets, and its length."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+
+from rosebatch.errors import FlagError, UserError
+from rosebatch.model.registry import build_model
+from rosebatch.model.source import find_model
+from rosebatch.ops import select
+from rosebatch.toggles import Toggles
+from tests.model.gguf_files import SHAPE, random_model
+
+CPU = torch.device("cpu")
+TOML = Path(__file__).resolve().parents[2] / "configs" / "models" / "tiny-llama.toml"
+LENGTH = SHAPE["max_position_embeddings"]
+
+pytestmark = pytest.mark.usefixtures("one_thread", "cache", "hub")
+
+
+def find(model, load_format="auto", **options):
+    return find_model(str(model), load_format, "float32", CPU, **options)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A model folder."""
+    folder = tmp_path_factory.mktemp("models") / "small-llama"
+    random_model("llama").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """A model folder with learned positions."""
+    folder = tmp_path_factory.mktemp("models") / "small-gpt2"
+    random_model("gpt2").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def cached(llama, add):
+    """The model folder's content in the Hugging Face cache, beside a tokenizer: the snapshot."""
+    snapshot = add({"tokenizer.json": "{}"}, name="org/llama")
+    shutil.copytree(llama, snapshot, dirs_exist_ok=True)
+    return snapshot
+
+
+# What is found, and its name
+
+
+def test_a_hub_id(cached, llama):
+    """From the cache, under its id, with the weights of its snapshot."""
+    source = find("org/llama")
+    assert (source.name, source.folder) == ("org/llama", cached)
+    name, shape = "model.norm.weight", (SHAPE["hidden_size"],)
+    assert torch.equal(source.weights(CPU).get(name, shape), find(llama).weights(CPU).get(name, shape))
+
+
+@pytest.mark.parametrize("model", ["org/llama", "org/llama@v1"])
+def test_a_revision(cached, add, llama, model):
+    """By the flag or behind the id; it is no part of the name, by which reports are compared."""
+    other = add({"tokenizer.json": "{}"}, name="org/llama", commit="d" * 40, ref="v1")
+    shutil.copytree(llama, other, dirs_exist_ok=True)
+    source = find(model, revision="v1")
+    assert (source.name, source.folder) == ("org/llama", other)
+
+
+def test_two_revisions(cached):
+    """Neither is silently ignored."""
+    with pytest.raises(FlagError, match="--revision v2 contradicts --model org/llama@v1"):
+        find("org/llama@v1", revision="v2")
+
+
+def test_a_revision_of_a_path(llama):
+    """A folder has one state only."""
+    with pytest.raises(FlagError, match="--revision v1 needs a Hugging Face id"):
+        find(llama, revision="v1")
+    with pytest.raises(FlagError, match="--revision v1 needs a Hugging Face id"):
+        find(TOML, "dummy", revision="v1")
+
+
+def test_random_weights_of_a_hub_id(add, llama):
+    """The config is enough."""
+    add({"config.json": (llama / "config.json").read_text(), "tokenizer.json": "{}"}, name="org/empty")
+    source = find("org/empty", "dummy")
+    assert (source.name, source.config.vocab_size) == ("org/empty", SHAPE["vocab_size"])
+
+
+def test_names(llama, cached, write_gguf, monkeypatch):
+    """Folders and files by their own name, snapshots by their id."""
+    gguf = write_gguf("llama", random_model("llama"), file="small.Q8_0.gguf")
+    assert find(llama).name == "small-llama"
+    assert find(f"{llama}/").name == "small-llama"
+    assert find(cached).name == "org/llama"
+    assert find(gguf).name == "small.Q8_0"
+    assert find(TOML, "dummy").name == "tiny-llama"
+    monkeypatch.chdir(llama)
+    assert find(".").name == "small-llama"
+
+
+def test_a_name_of_ones_own(llama, cached):
+    """What results and reports say, whatever the model is called."""
+    assert find(llama, served_model_name="mine").name == "mine"
+    assert find("org/llama", served_model_name="mine").name == "mine"
+    assert find(TOML, "dummy", served_model_name="mine").name == "mine"
+
+
+def test_the_home_folder(llama, monkeypatch):
+    """A shell does not expand it behind --model=."""
+    monkeypatch.setenv("HOME", str(llama.parent))
+    assert find("~/small-llama").folder == llama
+    with pytest.raises(UserError, match=f"{llama.parent}/none: no such model"):
+        find("~/none")
+
+
+def test_a_folder_wins_over_an_id(cached, llama, tmp_path, monkeypatch):
+    """A user's own model in ./org/llama."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(llama, "org/llama")
+    source = find("org/llama")
+    assert (source.name, source.folder) == ("llama", Path("org/llama"))
+
+
+# What is not found
+
+
+@pytest.mark.parametrize("model", ["/none/of/these", "./none", "none.gguf", "models/none.toml", "gpt2"])
+def test_a_path_that_does_not_exist(model):
+    """All that may be given, without a word of networks."""
+    with pytest.raises(UserError, match="no such model; give a model folder") as caught:
+        find(model)
+    assert all(part in str(caught.value) for part in (".gguf", ".toml", "ORG/NAME"))
+    assert "hf download" not in str(caught.value)
+
+
+def test_an_id_that_is_not_cached(monkeypatch):
+    """Said of both: it might have been meant as a folder."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"there is no such folder, .* hf download org/none"):
+        find("org/none")
+
+
+def test_a_file_that_is_no_model(tmp_path):
+    """A single shard, say."""
+    (tmp_path / "model.safetensors").write_text("")
+    with pytest.raises(UserError, match=r"model\.safetensors: not a model; give a model folder"):
+        find(tmp_path / "model.safetensors")
+
+
+# Its length
+
+
+def test_a_lower_length(llama):
+    """Nothing else changes."""
+    config = find(llama).config
+    lowered = find(llama, max_model_len=64).config
+    assert (config.max_model_len, lowered.max_model_len) == (LENGTH, 64)
+    assert find(llama, max_model_len=LENGTH).config == config
+    assert find(TOML, "dummy", max_model_len=64).config.max_model_len == 64
+
+
+@pytest.mark.parametrize("length", [LENGTH + 1, 1, 0, -1])
+def test_an_impossible_length(llama, length):
+    """Above it the positions are not trained, or are not there; below 2 nothing can be generated."""
+    with pytest.raises(FlagError, match=f"--max-model-len {length} must be between 2 and {LENGTH}"):
+        find(llama, max_model_len=length)
+
+
+def test_a_lower_length_of_learned_positions(gpt2):
+    """The table of the checkpoint is longer than the run: its first rows are used."""
+    ops = select(Toggles.resolve({}, "cpu"), "cpu", "rosebatch")
+    whole, lowered = (
+        build_model(source.config, ops, source.weights(CPU)) for source in (find(gpt2), find(gpt2, max_model_len=32))
+    )
+    assert whole.positions.shape[0] == LENGTH
+    assert torch.equal(lowered.positions, whole.positions[:32])
