@@ -1,6 +1,6 @@
 """Parquet in, a folder of Parquet files out, and the folder read back as one table; all in the current folder.
 
-Arguments are flags for rosebatch, such as --model path/to/model.
+Arguments go to rosebatch, such as --model path/to/model.
 """
 
 import subprocess
@@ -28,7 +28,7 @@ prompts = pa.table(
     {
         "messages": [[{"role": "user", "content": question}] for question in questions],
         "max_tokens": [24] * len(questions),
-        # Of no meaning to rosebatch: carried through to the answer.
+        # Not a field of rosebatch: carried through to the answer.
         "capital": list(CAPITALS.values()),
     }
 )

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A step of a CI pipeline: prompts with expected answers in, a failing exit code if any row fails or answers otherwise.
-# Run it again after a time-out: it goes on where it was. FLAGS are for rosebatch, such as --model path/to/model.
+# A step of a CI pipeline: prompts with expected answers in, a failing exit code if any row fails or has another answer.
+# Run it again after a time-out to continue it. FLAGS go to rosebatch, such as --model path/to/model.
 set -euo pipefail
 here=$(dirname "$0")
 out=${OUT:-answers}
