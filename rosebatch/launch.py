@@ -4,6 +4,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
