@@ -9,7 +9,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from rosebatch import __version__
 from rosebatch.cli import cuda_context
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.cache import cache
@@ -17,6 +16,7 @@ from rosebatch.cli.options import SamplingFlags, takes
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, UserError
 from rosebatch.job.config import JobConfig
+from rosebatch.version import __version__
 
 EXIT_ROWS_FAILED = 3
 EXIT_USAGE = 2

@@ -10,8 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rosebatch import __version__
 from rosebatch.launch import LaunchPlan
+from rosebatch.version import __version__
 
 FORMAT = 1
 _MISSING = "nothing"

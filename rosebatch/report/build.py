@@ -11,11 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rosebatch import __version__
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import UserError
 from rosebatch.report.table import table, throughput_line
 from rosebatch.report.tally import Tally
+from rosebatch.version import __version__
 
 _PERCENTILES = (50, 90, 99)
 
