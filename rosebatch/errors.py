@@ -1,21 +1,21 @@
-"""The mistakes a user can make: those that end the job, and those that cost a single line."""
+"""The mistakes of a user: those that end the job, and those that fail a single row."""
 
 
 class UserError(Exception):
     """A mistake that ends the job: a missing file, an unreadable model, an impossible flag.
 
-    Shown as one line on stderr. The message says what is wrong and what would mend it.
+    The command line prints the message as one line on stderr. It says what is wrong and what mends it.
     """
 
 
 class FlagError(UserError):
-    """A flag that is impossible, alone or with the others."""
+    """A flag that is impossible, alone or together with others. The exit code is then 2."""
 
 
 class RowError(Exception):
-    """A mistake in one line of the input: that line becomes an error row, the job goes on.
+    """A mistake in one row of the input. That row becomes an error row and the job continues.
 
-    ``code`` is a stable snake_case word for programs, the message is for people.
+    ``code`` is a stable snake_case word for programs, ``message`` is for people.
     """
 
     def __init__(self, code: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a run at the next step, not in the middle of one."""
+"""SIGINT and SIGTERM end a run between two steps, never inside one."""
 
 import signal
 from collections.abc import Iterator
@@ -9,7 +9,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class InterruptionError(Exception):
-    """A signal ended the run; ``exit_code`` is what shells give for it."""
+    """A signal ended the run.
+
+    Args:
+        number: of the signal.
+        kept: where the results so far are; appended to the message.
+
+    Attributes:
+        exit_code: the code that shells report for the signal, 128 + its number.
+    """
 
     def __init__(self, number: int, kept: str = "") -> None:
         name = signal.Signals(number).name
@@ -19,13 +27,13 @@ class InterruptionError(Exception):
 
 
 class Interrupts:
-    """Remembers the first signal; a second one acts at once, as if nobody listened."""
+    """Remembers the first signal. A second one takes effect at once, as if nothing handled it."""
 
     def __init__(self) -> None:
         self._number: int | None = None
 
     def check(self) -> None:
-        """Where the run may end.
+        """Call this wherever the run may end.
 
         Raises:
             InterruptionError: a signal has come.
@@ -35,7 +43,7 @@ class Interrupts:
 
     @contextmanager
     def listen(self) -> Iterator[None]:
-        """Take signals, in the main thread."""
+        """Handle signals inside the ``with`` block. Works in the main thread only."""
         before = {number: signal.signal(number, self._take) for number in _SIGNALS}
         try:
             yield

@@ -80,7 +80,7 @@ def test_a_folder_with_something_else_in_it(generate, tmp_path):
         (folder / "thesis.tex").write_text("mine")
         result = generate(LINES, "-o", f"{tmp_path}/answers/")
         assert result.code == USAGE
-        assert f"{name}: holds thesis.tex, and a folder of results holds part-NUMBER.parquet alone" in result.err
+        assert f"{name}: holds thesis.tex, but a results folder may only hold part-NUMBER.parquet files" in result.err
         assert names(tmp_path) == [name, "in.jsonl"]
         assert names(folder) == ["part-00000.parquet", "thesis.tex"]
         (folder / "thesis.tex").unlink()
@@ -104,7 +104,7 @@ def test_a_file_of_the_name_of_the_folder(generate, tmp_path):
     (tmp_path / "answers").write_text("mine")
     result = generate(LINES, "-o", f"{tmp_path}/answers/")
     assert result.code == USAGE
-    assert "answers: is a file, name another folder" in result.err
+    assert "answers: is a file; choose another folder" in result.err
     assert (tmp_path / "answers").read_text() == "mine"
 
 
@@ -163,7 +163,7 @@ def test_resume(generate, tmp_path, monkeypatch):
         patch.setattr("rosebatch.job.destination.replace_folder", fail)
         result = generate(LINES, *flags)
     assert result.code == 1
-    assert f"5 rows are in {tmp_path}/answers.part, --resume goes on with them" in result.err
+    assert f"5 rows are saved in {tmp_path}/answers.part; rerun with --resume to continue" in result.err
     assert names(tmp_path) == ["answers", "answers.part", "in.jsonl"]
     result = generate(LINES, *flags)
     assert (result.code, names(tmp_path / "answers")) == (USAGE, before)

@@ -59,7 +59,7 @@ def test_a_signal_and_then_resume(cli, source, end_early, model_folder, tmp_path
     exit_code, message, rows = end_early(source, target, number)
     assert exit_code == code
     name = signal.Signals(number).name
-    expected = f"ended by {name}: {rows} rows are in {target}.part, --resume goes on with them"
+    expected = f"ended by {name}: {rows} rows are saved in {target}.part; rerun with --resume to continue"
     assert message == f"rosebatch: error: {expected}\n"
     assert not target.exists()
     command = ["generate", source, "--model", model_folder, *FLAGS]
@@ -104,7 +104,7 @@ def test_refusals(cli, source, end_early, model_folder, tmp_path):
     before = part.read_bytes()
     command = ["generate", source, "-o", target, "--model", model_folder, *FLAGS]
     for more, message in (
-        ([], "holds results of an earlier run: go on with --resume, or remove it"),
+        ([], "holds results of an earlier run: rerun with --resume, or delete the file"),
         (["--resume", "--top-k", 5], "is of another run: sampling.top_k was nothing, is 5."),
         (["--resume", "--seed", 1, "--dtype", "float16"], "; seed was None, is 1"),
     ):

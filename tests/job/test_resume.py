@@ -101,7 +101,7 @@ def test_a_disk_that_fills_up(source, tmp_path):
         )
         _, message = job.communicate()
         assert job.returncode == 1
-        assert "File too large; what it holds is safe, --resume goes on with it" in message
+        assert "File too large; earlier rows are saved; rerun with --resume to continue" in message
         assert not target.exists()
         assert kept < part.stat().st_size <= limit
         kept = part.stat().st_size
