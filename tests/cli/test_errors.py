@@ -89,7 +89,7 @@ def test_impossible_flags_of_bench(cli, toy_toml, flag):
 
 @pytest.mark.parametrize(
     ("name", "part"),
-    [("nope", "--suite nope: no such suite; give a .toml file or one of hp1, "), ("balanced_b32", "no suite, ")],
+    [("nope", "--suite nope: no such suite; give a .toml file or one of hp1, "), ("balanced_b32", "not a suite but ")],
 )
 def test_what_is_no_suite(cli, name, part):
     """Found before the first model is loaded."""

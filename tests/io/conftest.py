@@ -28,6 +28,14 @@ def parse() -> Callable[..., Row]:
     return check
 
 
+def rows_of(path: Path, **defaults: Any) -> list[Row]:
+    """All rows of a file."""
+    reader = PromptReader(str(path), defaults)
+    rows = list(reader)
+    assert reader.count() == len(rows), "count() and the rows themselves must agree"
+    return rows
+
+
 @pytest.fixture
 def read_bytes(tmp_path: Path) -> Callable[..., list[Row]]:
     """Writes bytes to a JSONL file and reads its rows."""
@@ -35,10 +43,7 @@ def read_bytes(tmp_path: Path) -> Callable[..., list[Row]]:
     def read(content: bytes, **defaults: Any) -> list[Row]:
         path = tmp_path / "in.jsonl"
         path.write_bytes(content)
-        reader = PromptReader(str(path), defaults)
-        rows = list(reader)
-        assert reader.count() == len(rows), "count() and the rows themselves must agree"
-        return rows
+        return rows_of(path, **defaults)
 
     return read
 
@@ -50,10 +55,7 @@ def read_table(tmp_path: Path) -> Callable[[pa.Table], list[Row]]:
     def read(table: pa.Table) -> list[Row]:
         path = tmp_path / "in.parquet"
         pq.write_table(table, path)
-        reader = PromptReader(str(path), {})
-        rows = list(reader)
-        assert reader.count() == len(rows), "count() and the rows themselves must agree"
-        return rows
+        return rows_of(path)
 
     return read
 

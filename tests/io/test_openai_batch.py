@@ -353,7 +353,7 @@ SOLVE = [{"role": "system", "content": "Solve it step by step."}, {"role": "user
 LLAMA, GPT = "meta-llama/Meta-Llama-3-8B-Instruct", "gpt-4o-mini"
 
 
-# Requests as they are documented, field by field; what is said in them is ours.
+# Requests with the fields of the documentation named; the texts in them are ours.
 DOCUMENTED = {
     "the API's guide of batches": numbered(
         CHAT,

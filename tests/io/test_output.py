@@ -207,7 +207,7 @@ def test_a_run_that_dies_while_it_replaces_a_folder(tmp_path, open_parts, monkey
     add(output, 0, 1, 2)
     output.flush()
     with monkeypatch.context() as patch:
-        # A process that dies removes nothing.
+        # A killed process removes nothing.
         patch.setattr("rosebatch.io.output._remove", lambda path: None)
         if last != "answers.old":
             rename = Path.rename

@@ -31,7 +31,7 @@ def test_it_stays_a_bounded_way_ahead_and_ends_with_its_user():
     read = itertools.count()
     items = read_ahead(read, lambda: None)
     assert [next(items) for _ in range(10)] == list(range(10))
-    # The group in use, two that wait, and the one that finds no place.
+    # One group in use, two that wait, and one for which there is no room.
     time.sleep(0.2)
     assert next(read) <= 4 * 64
     assert readers()

@@ -216,7 +216,7 @@ def test_table():
     assert shown["finished by"] == "1 length"
     assert shown["prompt tokens"] == "8 (25.0% from the prefix cache)"
     assert shown["TTFT p50/p90/p99"] == "250.0 / 250.0 / 250.0 ms"
-    assert shown["longest sequence"] == "64 tokens, by the KV cache; the model allows 100"
+    assert shown["longest sequence"] == "64 tokens fit the KV cache; the model allows 100"
     assert shown["switched off"] == "prefix-cache"
     assert shown["sampler"] == "flashinfer"
     assert not {"longest sequence", "sampler", "switched off"} & set(dict(table(report_of(tally))))
