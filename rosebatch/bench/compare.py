@@ -32,7 +32,7 @@ def chosen_switches(names: list[str], device: str) -> list[str]:
     """Fields of ``Toggles`` from names on the command line; ``all`` means every switch that the device supports.
 
     Raises:
-        FlagError: there is no such switch.
+        FlagError: there is no such switch, or it does nothing on the device.
     """
     served = [switch.name for switch in fields(Toggles) if device in switch.metadata["devices"]]
     known = [switch.name for switch in fields(Toggles)]
@@ -42,6 +42,8 @@ def chosen_switches(names: list[str], device: str) -> list[str]:
         if name != ALL and field not in known:
             flags = ", ".join(switch.replace("_", "-") for switch in [*known, ALL])
             raise FlagError(f"--compare {name}: no such switch; choose from {flags}")
+        if name != ALL and field not in served:
+            raise FlagError(f"--compare {name}: this switch does nothing on {device}; leave it out or change --device")
         chosen += served if name == ALL else [field]
     return list(dict.fromkeys(chosen))
 

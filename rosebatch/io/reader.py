@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rosebatch.errors import RowError, UserError
+from rosebatch.errors import FlagError, RowError, UserError
 from rosebatch.io.files import digest, find_files, is_parquet, is_url, open_file
 from rosebatch.io.openai_batch import is_request, parse_request
 from rosebatch.io.read_ahead import read_ahead
@@ -23,7 +23,7 @@ _Record = tuple[int, str, bytes | dict[str, Any]]
 
 InputFormat = Literal["auto", "jsonl", "openai", "parquet"]
 
-# Lines that may be looked at to recognize an OpenAI batch.
+# Lines of a file that may be looked at to recognize an OpenAI batch.
 _MOST_PEEKED = 100
 # Rows of a Parquet file that are read at once.
 _BATCH = 1024
@@ -39,6 +39,7 @@ class PromptReader:
         input_format: ``auto`` recognizes an OpenAI batch by the first line that is JSON.
 
     Raises:
+        FlagError: Parquet from stdin.
         UserError: a file is missing or unreadable, or Parquet files differ in their columns.
     """
 
@@ -50,6 +51,8 @@ class PromptReader:
         self.columns: pa.Schema | None = None
         self._num_rows = 0
         if self.is_parquet:
+            if source == "-":
+                raise FlagError("--input-format parquet needs an input file: Parquet cannot be read from stdin")
             for path in self.paths:
                 with _parquet(path) as file:
                     self._num_rows += file.metadata.num_rows
@@ -119,20 +122,21 @@ class PromptReader:
         return digest(self.paths)
 
     def _looks_like_a_batch(self) -> bool:
-        """Decide by the first line that is JSON, among the first few. Lines of stdin are kept for reading."""
-        file = self._open(self.paths[0])
-        try:
-            for line in islice(_lines(file, self.paths[0]), _MOST_PEEKED):
-                if self.source == "-":
-                    self._peeked.append(line)
-                try:
-                    return is_request(msgspec.json.decode(_stripped(line)))
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    continue
-            return False
-        finally:
-            if self.source != "-":
-                file.close()
+        """Decide by the first line that is JSON, among the first few of each file. Lines of stdin are kept."""
+        for path in self.paths:
+            file = self._open(path)
+            try:
+                for line in islice(_lines(file, path), _MOST_PEEKED):
+                    if self.source == "-":
+                        self._peeked.append(line)
+                    try:
+                        return is_request(msgspec.json.decode(_stripped(line)))
+                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                        continue
+            finally:
+                if self.source != "-":
+                    file.close()
+        return False
 
     def _open(self, path: str) -> IO[bytes]:
         return sys.stdin.buffer if self.source == "-" else open_file(path)

@@ -84,6 +84,12 @@ def test_chosen_switches():
         chosen_switches(["all", "warp-drive"], "cpu")
 
 
+def test_a_switch_without_effect_is_refused_before_anything_runs():
+    """It was found only when its turn came, after the minutes of the comparisons before it."""
+    with pytest.raises(FlagError, match=r"^--compare batch-invariant: this switch does nothing on cuda; leave it out"):
+        chosen_switches(["prefix-cache", "batch-invariant"], "cuda")
+
+
 def test_a_switch_that_the_device_cannot_serve(make_case):
     """Ignoring it would compare an engine with itself."""
     unserved = [f.name for f in fields(Toggles) if "cpu" not in f.metadata["devices"]]

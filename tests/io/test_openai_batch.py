@@ -298,6 +298,15 @@ def test_a_batch_is_told_by_its_first_line(tmp_path, content, expected):
     assert not PromptReader(str(path), {}, "jsonl").is_batch
 
 
+def test_a_batch_is_told_although_its_first_file_is_empty(tmp_path):
+    """Only the first file was looked at: every request of the others then failed for want of a prompt."""
+    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "b.jsonl").write_text(json.dumps(chat()))
+    reader = PromptReader(str(tmp_path), {})
+    assert reader.is_batch
+    assert [row.id for row in reader] == ["request-1"]
+
+
 def test_ids_are_unique(tmp_path):
     """Two requests with one custom_id would have answers that nobody can tell apart."""
     path = tmp_path / "in.jsonl"

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.errors import UserError
+from rosebatch.errors import FlagError, UserError
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, PromptRow
 
@@ -186,6 +186,12 @@ def test_stdin(monkeypatch):
     assert reader.count() is None
     assert reader.columns is None
     assert summary(reader) == [(0, "line 1", "a"), (1, "line 3", "a")]
+
+
+def test_parquet_from_stdin():
+    """The message was "-: No such file or directory"."""
+    with pytest.raises(FlagError, match="--input-format parquet needs an input file"):
+        PromptReader("-", {}, "parquet")
 
 
 @pytest.mark.parametrize("name", ["none.jsonl", "none.parquet"])
