@@ -11,7 +11,7 @@ T = TypeVar("T")
 # Items in a group, and groups that may wait. Threads hand over whole groups.
 _GROUP = 64
 _GROUPS_AHEAD = 2
-# How long a thread waits before it looks whether to go on.
+# Longest wait of either thread before it checks whether to continue.
 _PATIENCE_SECONDS = 0.1
 
 

@@ -1,4 +1,4 @@
-"""What a run counts while it goes on.
+"""The counts of a run, kept while it is under way.
 
 TTFT is the time from entering the engine to the first token. TPOT is the mean time between a request's further
 tokens. E2E is the time from entering to the last token.
