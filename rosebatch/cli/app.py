@@ -73,7 +73,7 @@ def check(
 
 
 @app.command(add_help_option=False)
-@takes(work=BenchFlags, run=RunConfig, unset=["run"])
+@takes(work=BenchFlags, run=RunConfig, unset=["run"], without=["generation_config", "tokenizer", "chat_template"])
 def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     """Time the engine on random token ids, every completion at full length.
 
@@ -86,11 +86,12 @@ def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     bench(BenchFlags(**work), run, started)
 
 
-app.command()(cache)
+app.command(add_help_option=False)(takes()(cache))
 
 
-@app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+@app.callback(invoke_without_command=True, add_help_option=False)
+@takes()
+def root(version: Annotated[bool, typer.Option("--version", metavar=" ", help="Print the version.")] = False) -> None:
     """Print the version where that is asked for."""
     if version:
         typer.echo(f"rosebatch {__version__}")
