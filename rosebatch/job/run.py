@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +13,7 @@ from rosebatch.errors import FlagError, InterruptionError, RowError
 from rosebatch.io.fields import sampling_params, with_defaults
 from rosebatch.io.openai_batch import BatchShape
 from rosebatch.io.output import Output
-from rosebatch.io.reader import PromptReader
+from rosebatch.io.reader import PromptReader, Row
 from rosebatch.io.results import PlainShape, Shape
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.answers import answer
@@ -161,21 +161,17 @@ def run_job(
             begun = time.perf_counter()
             total = None if job.quiet else reader.count()
             with listen() as check, Progress(total, resumed=resumed, enabled=not job.quiet) as progress:
-                batches = serve(
-                    launched.engine,
-                    launched.tokenizer,
-                    launched.grammars,
+                run_rows(
                     (row for row in reader.rows(check) if row.index not in results),
+                    launched,
+                    results,
+                    BatchShape(plan.source.name, results.created) if reader.is_batch else PlainShape(),
+                    tally,
+                    progress,
                     seed=job.seed,
-                    seconds=tally.host_seconds,
-                    paused=lambda: results.full,
+                    return_token_ids=job.return_token_ids,
                     check=check,
                 )
-                shape = BatchShape(plan.source.name, results.created) if reader.is_batch else PlainShape()
-                writer = _Writer(launched, results, shape, tally, progress, return_token_ids=job.return_token_ids)
-                for batch in batches:
-                    writer.write(batch)
-                writer.finish()
         except InterruptionError as interrupted:
             results.flush()
             raise InterruptionError(interrupted.number, results.kept) from None
@@ -192,6 +188,50 @@ def run_job(
     if not job.quiet:
         print_report(report, sys.stderr)
     return JobResult(results.num_failed, report)
+
+
+def run_rows(
+    rows: Iterable[Row],
+    launched: Launched,
+    output: Output,
+    shape: Shape,
+    tally: Tally,
+    progress: Progress,
+    *,
+    seed: int | None = None,
+    return_token_ids: bool = False,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve rows and write each result as soon as it is ready.
+
+    However it ends, the engine is ready for other work then.
+
+    Args:
+        rows: those that have no result yet.
+        launched: the model.
+        output: takes the results; it is finished, and closed by the caller.
+        shape: how results are written.
+        tally: counts them.
+        progress: is told of them.
+        seed: of the job.
+        return_token_ids: add ``token_ids`` to the results.
+        check: called before every step; what it raises ends the job there.
+    """
+    writer = _Writer(launched, output, shape, tally, progress, return_token_ids)
+    batches = serve(
+        launched.engine,
+        launched.tokenizer,
+        launched.grammars,
+        rows,
+        seed=seed,
+        seconds=tally.host_seconds,
+        paused=lambda: output.full,
+        check=check,
+    )
+    with closing(batches):
+        for batch in batches:
+            writer.write(batch)
+    writer.finish()
 
 
 def check_sampling(given: Mapping[str, Any], seed: int | None) -> None:
