@@ -9,7 +9,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from rosebatch import __version__
 from rosebatch.cli import cuda_context
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.cache import cache
@@ -17,6 +16,7 @@ from rosebatch.cli.options import SamplingFlags, takes
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, UserError
 from rosebatch.job.config import JobConfig
+from rosebatch.version import __version__
 
 EXIT_ROWS_FAILED = 3
 EXIT_USAGE = 2
@@ -73,7 +73,7 @@ def check(
 
 
 @app.command(add_help_option=False)
-@takes(work=BenchFlags, run=RunConfig, unset=["run"])
+@takes(work=BenchFlags, run=RunConfig, unset=["run"], without=["generation_config", "tokenizer", "chat_template"])
 def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     """Time the engine on random token ids, every completion at full length.
 
@@ -86,11 +86,12 @@ def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     bench(BenchFlags(**work), run, started)
 
 
-app.command()(cache)
+app.command(add_help_option=False)(takes()(cache))
 
 
-@app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+@app.callback(invoke_without_command=True, add_help_option=False)
+@takes()
+def root(version: Annotated[bool, typer.Option("--version", metavar=" ", help="Print the version.")] = False) -> None:
     """Print the version where that is asked for."""
     if version:
         typer.echo(f"rosebatch {__version__}")

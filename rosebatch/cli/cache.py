@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 
-def cache(*, clear: Annotated[bool, typer.Option("--clear", help="Delete all of them.")] = False) -> None:
+def cache(*, clear: Annotated[bool, typer.Option("--clear", metavar=" ", help="Delete all of them.")] = False) -> None:
     """List the models that rosebatch converted from .gguf files, with their sizes.
 
     Models from the Hugging Face Hub are in its own cache: see 'hf cache'.

@@ -1,4 +1,4 @@
-"""Every switch changes how the work is done, none what comes out."""
+"""Every switch changes how the work is done, and none changes the result."""
 
 import dataclasses
 
@@ -12,11 +12,11 @@ NAMES = [field.name for field in dataclasses.fields(Toggles) if "cpu" in field.m
 @pytest.mark.parametrize("model", ["gpt2", "qwen3"])
 @pytest.mark.parametrize("name", NAMES)
 def test_on_equals_off(name, model, goldens, make_engine, greedy_tokens):
-    """In fp32 greedy tokens, with chunks, copies and preemptions on either side."""
+    """Greedy tokens in fp32 are equal, with chunks, copied blocks and preemptions on both sides."""
     golden = goldens(model)
     for value in (True, False):
         engine = make_engine(golden.folder, chunk=32, block_size=4, blocks=40, **{name: value})
         assert greedy_tokens(engine, golden.prompts[:40]) == golden.expected[:40]
         assert engine.stats.preemptions > 0
-        # The switch arrived where it is read.
+        # The switch has reached the code that reads it.
         assert getattr(engine.scheduler, name, value) is value

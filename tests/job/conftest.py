@@ -1,4 +1,4 @@
-"""Short ways to run the job over the fake model, and to see what came out."""
+"""Fixtures that run the job over the fake model and show its results."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend, launch_fake,
 
 
 class ListOutput(StreamOutput):
-    """Keeps the rows as they would be read back."""
+    """Keeps the rows as a reader of the output would see them."""
 
     def __init__(self) -> None:
         super().__init__(self)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def require_clean(engine: Engine) -> None:
 
 
 class Job:
-    """A job's loop over rows on a fresh engine, which must be clean after it, however it ends."""
+    """Runs the job's loop on a fresh engine, which must be clean afterwards, also after an error."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -114,7 +114,7 @@ class Job:
             require_clean(engine)
 
     def answer(self, *bodies: dict[str, Any], **run: Any) -> list[dict[str, Any]]:
-        """The lines that answer requests of a batch, greedy where they do not say themselves."""
+        """The lines that answer requests of a batch. Greedy, unless a request says otherwise."""
         rows = [
             parse_request(
                 {"custom_id": f"{index}", "body": body},

@@ -1,6 +1,6 @@
-"""A job over the fake model in a process of its own: ``INPUT OUTPUT SECONDS``, seconds of every step.
+"""Runs a job over the fake model as a process: ``INPUT OUTPUT SECONDS``, where SECONDS is the time of every step.
 
-It continues an earlier one that was killed.
+It resumes if there is a part file.
 """
 
 import sys
@@ -13,7 +13,7 @@ from tests.job.fake_model import FakeModel, byte_backend, launch_fake, make_engi
 
 
 def main(source: str, target: str, seconds: float) -> None:
-    """Run it to its end."""
+    """Run the job to its end."""
     model = FakeModel(before_step=lambda plan: time.sleep(seconds))
     launched = launch_fake(make_engine(model, seqs=8, blocks=200), Tokenizer(byte_backend()))
     run_file(source, target, model=LLM.of(launched), resume=True)
