@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, RowError
-from rosebatch.io.fields import sampling_params, with_defaults
+from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
 from rosebatch.io.openai_batch import BatchShape
 from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader, Row
@@ -108,7 +108,7 @@ def run_file(
         UserError: the job is impossible; nothing was written to ``output``.
         ValueError: a parameter is impossible, alone or with the others.
     """
-    given = sampling.given() if isinstance(sampling, SamplingParams) else sampling
+    given = fields_of(sampling) if isinstance(sampling, SamplingParams) else sampling
     job = JobConfig(
         input=str(input),
         input_format=input_format,
@@ -240,6 +240,9 @@ def check_sampling(given: Mapping[str, Any], seed: int | None) -> None:
     Raises:
         FlagError: a value is impossible.
     """
+    unknown = given.keys() - SAMPLING_FIELDS
+    if unknown:
+        raise FlagError(f"{min(unknown)} is no sampling field of a row")
     try:
         params = sampling_params(given if seed is None else {**given, "seed": seed})
         if params.grammar is not None:
