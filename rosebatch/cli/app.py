@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args
 
 import typer
 
@@ -13,7 +13,7 @@ from rosebatch import __version__
 from rosebatch.cli import cuda_context
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.cache import cache
-from rosebatch.cli.options import SamplingFlags, takes
+from rosebatch.cli.options import NO_VALUE, Help, SamplingFlags, takes
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, UserError
 from rosebatch.job.config import JobConfig
@@ -57,7 +57,9 @@ def generate(source: _Source, *, job: dict[str, Any], run: dict[str, Any], sampl
 @takes(run=RunConfig, sampling=SamplingFlags)
 def check(
     source: _Source,
-    input_format: Annotated[InputFormat, typer.Option(help="As for generate.")] = "auto",
+    input_format: Annotated[
+        InputFormat, typer.Option(metavar="|".join(get_args(InputFormat)), help="As for generate.", show_default=False)
+    ] = "auto",
     *,
     run: dict[str, Any],
     sampling: dict[str, Any],
@@ -86,11 +88,14 @@ def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     bench(BenchFlags(**work), run, started)
 
 
-app.command()(cache)
+app.command(add_help_option=False)(cache)
 
 
-@app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+@app.callback(invoke_without_command=True, add_help_option=False)
+def root(
+    version: Annotated[bool, typer.Option("--version", metavar=NO_VALUE, help="Print the version.")] = False,
+    help: Help = False,
+) -> None:
     """Print the version where that is asked for."""
     if version:
         typer.echo(f"rosebatch {__version__}")

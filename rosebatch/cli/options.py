@@ -77,8 +77,9 @@ def takes(*, unset: Iterable[str] = (), **groups: type) -> Callable[[Callable[..
     return decorate
 
 
-# A switch takes no value, so it shows none.
-_METAVARS = {bool: " ", int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
+# Of a flag that takes no value: Typer would show one.
+NO_VALUE = " "
+_METAVARS = {bool: NO_VALUE, int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
 
 
 def _show_help(context: typer.Context, wanted: bool) -> None:
@@ -95,9 +96,8 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
     _show_help(context, wanted)
 
 
-def _help_flag(name: str, callback: Callable[[typer.Context, bool], None], text: str) -> inspect.Parameter:
-    option = typer.Option(name, is_eager=True, callback=callback, metavar=" ", help=text, rich_help_panel="Help")
-    return _parameter(name.removeprefix("--").replace("-", "_"), Annotated[bool, option], False)
+def _help_option(name: str, callback: Callable[[typer.Context, bool], None], text: str) -> Any:
+    return typer.Option(name, is_eager=True, callback=callback, metavar=NO_VALUE, help=text, rich_help_panel="Help")
 
 
 def _parameters(group: type, *, unset: bool) -> list[inspect.Parameter]:
@@ -138,7 +138,7 @@ def _option(name: str, kind: Any, flag: Flag, *, unset: bool) -> Any:
 def _switch(name: str, text: str) -> Any:
     flag = name.replace("_", "-")
     option = typer.Option(
-        f"--{flag}/--no-{flag}", help=text, rich_help_panel=SWITCHES, show_default=False, hidden=True, metavar=" "
+        f"--{flag}/--no-{flag}", help=text, rich_help_panel=SWITCHES, show_default=False, hidden=True, metavar=NO_VALUE
     )
     return Annotated[bool | None, option]
 
@@ -157,7 +157,6 @@ def _values(group: type, values: dict[str, Any], *, unset: bool) -> dict[str, An
 
 
 # In place of the command's own --help, which looks as if it took a value.
-_HELP = (
-    _help_flag("--help", _show_help, "Show this message."),
-    _help_flag("--help-all", _show_all, "Show rare flags and switches too."),
-)
+Help = Annotated[bool, _help_option("--help", _show_help, "Show this message.")]
+_HelpAll = Annotated[bool, _help_option("--help-all", _show_all, "Show rare flags and switches too.")]
+_HELP = (_parameter("help", Help, False), _parameter("help_all", _HelpAll, False))

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-import rosebatch.commands
+import rosebatch.launch
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def source(tmp_path):
 
 def test_check(cli, source, model_folder, monkeypatch):
     """Every bad line by its number, then what the file holds; nothing is loaded."""
-    monkeypatch.setattr(rosebatch.commands, "carry_out", None)
+    monkeypatch.setattr(rosebatch.launch, "load_engine", None)
     result = cli("check", source, "--model", model_folder, "--dtype", "float32")
     lines = result.out.splitlines()
     assert (result.code, result.err) == (3, "")
@@ -47,7 +47,7 @@ def test_check_of_a_batch(cli, model_folder, tmp_path):
 
 def test_strict(cli, source, model_folder, tmp_path, monkeypatch):
     """A file with a bad line is refused before any work, each of them listed."""
-    monkeypatch.setattr(rosebatch.commands, "carry_out", None)
+    monkeypatch.setattr(rosebatch.launch, "load_engine", None)
     result = cli("generate", source, "--model", model_folder, "--strict", "-q", "-o", tmp_path / "out.jsonl")
     assert (result.code, result.out) == (2, "")
     first, second, last = result.err.splitlines()
