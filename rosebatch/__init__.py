@@ -13,7 +13,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from rosebatch.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from rosebatch.errors import UserError as UserError

@@ -37,10 +37,10 @@ class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The gate of HP1 attention; ``rosebatch_kernels.hp1.reference`` has the formula.
+    """The gate of HP1 attention; the formula is in ``rosebatch_kernels.hp1.reference``.
 
     Attributes:
-        relu_pre: whether only the positive part of a score is subtracted from others.
+        relu_pre: subtract only the positive part of a score from others.
         clip_min, clip_max: bounds of a weight before its head's factor.
     """
 
@@ -63,20 +63,20 @@ class KVShape(NamedTuple):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The shape of a model; everything the engine, the weights and a memory estimate need to know.
+    """The shape of a model: what the engine, the weights and a memory estimate need to know.
 
     Attributes:
-        family: which file of ``rosebatch.model`` builds it.
+        family: the file of ``rosebatch.model`` that builds it.
         max_model_len: most tokens of prompt and completion together.
-        norm_eps: of RMSNorm and LayerNorm; the norms of hp1 have none.
-        activation: of the MLP, by transformers' name.
-        qkv_bias, out_bias, mlp_bias: whether those projections have one (GPT-2 has them all).
+        norm_eps: of RMSNorm and LayerNorm; hp1 has none.
+        activation: of the MLP, in transformers' spelling.
+        qkv_bias, out_bias, mlp_bias: whether these projections have a bias (GPT-2 has them all).
         qk_norm: RMSNorm over each head of q and k before RoPE (Qwen3).
-        sliding_windows: for each layer the number of keys a query sees, 0 for all; empty means all, everywhere.
-        attention_scales: for each layer the factor on q·k; empty means head_dim ** -0.5 everywhere.
-        rope: None where positions are learned embeddings.
-        hp1: the gate of attention, of that family only.
-        dtype: of the checkpoint; ``auto`` on the command line starts from it.
+        sliding_windows: keys that a query sees, for each layer, 0 for all; empty means all in every layer.
+        attention_scales: factor on q·k, for each layer; empty means head_dim ** -0.5 in every layer.
+        rope: None if positions are learned embeddings.
+        hp1: the gate of attention; for that family only.
+        dtype: of the checkpoint; the default of a run.
     """
 
     family: Literal["gpt2", "llama", "hp1"]

@@ -1,4 +1,4 @@
-"""The mistakes a user can make: those that end the job, and those that cost a single line. And signals."""
+"""The mistakes of a user: those that end the job, and those that fail a single row. And signals."""
 
 import signal
 
@@ -6,20 +6,23 @@ import signal
 class UserError(Exception):
     """A mistake that ends the job: a missing file, an unreadable model, an impossible flag.
 
-    Shown as one line on stderr. The message says what is wrong and what would mend it.
+    The command line prints the message as one line on stderr. It says what is wrong and what mends it.
     """
 
 
 class FlagError(UserError, ValueError):
-    """A flag or parameter that is impossible, alone or with the others."""
+    """A flag or parameter that is impossible, alone or together with others. The exit code is then 2."""
 
 
 class InterruptionError(Exception):
-    """A signal ended the run; ``exit_code`` is what shells give for it.
+    """A signal ended the run.
 
     Args:
         number: of the signal.
-        kept: where the results so far are, for people.
+        kept: where the results so far are; appended to the message.
+
+    Attributes:
+        exit_code: the code that shells report for the signal, 128 + its number.
     """
 
     def __init__(self, number: int, kept: str = "") -> None:
@@ -30,9 +33,9 @@ class InterruptionError(Exception):
 
 
 class RowError(Exception):
-    """A mistake in one line of the input: that line becomes an error row, the job goes on.
+    """A mistake in one row of the input. That row becomes an error row and the job continues.
 
-    ``code`` is a stable snake_case word for programs, the message is for people.
+    ``code`` is a stable snake_case word for programs, ``message`` is for people.
     """
 
     def __init__(self, code: str, message: str) -> None:

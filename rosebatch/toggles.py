@@ -1,7 +1,7 @@
-"""Every A/B switch of the engine: one field, one line of help, the devices it means something on.
+"""Every A/B switch of the engine: one field, one line of help, the devices where it has an effect.
 
-The CLI flags, the report and the on-equals-off tests all enumerate these fields, so that a new switch
-is one line here and one reader in the code.
+Flags, the report, on-equals-off tests and ``bench --compare`` enumerate these fields. So a new switch is one line here
+and one reader in the code, at load.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def _switch(text: str, devices: tuple[str, ...] = _ANYWHERE, hidden_by: tuple[st
 
 @dataclass(frozen=True, slots=True)
 class Toggles:
-    """The switches of a run, all on by default where the device can serve them."""
+    """The switches of a run. All are on by default, as far as the device has them."""
 
     prefix_cache: bool = _switch("Reuse the KV blocks of prefixes computed before.")
     chunked_prefill: bool = _switch("Split long prompts over steps.")
@@ -54,7 +54,7 @@ class Toggles:
             device: ``"cpu"`` or ``"cuda"``.
 
         Raises:
-            FlagError: a switch asked for by name that the device cannot serve.
+            FlagError: a switch was asked for that the device does not have.
         """
         values = {}
         for switch in fields(cls):

@@ -1,4 +1,4 @@
-"""A context made early must be the one that PyTorch works in, and no run without a GPU may get one."""
+"""The early context must be the one in which PyTorch works, and runs without a GPU must not get one."""
 
 import ctypes
 import threading
@@ -9,7 +9,7 @@ from rosebatch.cli import cuda_context
 
 
 class Driver:
-    """Notes what it is asked for."""
+    """Notes every call."""
 
     def __init__(self, init=0):
         self.calls, self.init = [], init
@@ -25,6 +25,7 @@ class Driver:
 
 @pytest.mark.parametrize(("init", "retained"), [(0, True), (100, False)], ids=["a GPU", "none"])
 def test_create(monkeypatch, init, retained):
+    """Without a GPU the primary context must not be retained."""
     driver = Driver(init)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     cuda_context.create()
@@ -32,7 +33,7 @@ def test_create(monkeypatch, init, retained):
 
 
 def test_without_a_driver(monkeypatch):
-    """The ordinary machine without a GPU: PyTorch says so later, if it was asked for."""
+    """On a machine without a GPU nothing fails: PyTorch reports it later, if a GPU was requested."""
 
     def missing(name):
         raise OSError(name)
@@ -43,6 +44,7 @@ def test_without_a_driver(monkeypatch):
 
 @pytest.mark.parametrize(("device", "wanted"), [("auto", True), ("cuda", True), ("cpu", False)])
 def test_a_run_on_the_cpu_takes_no_gpu_memory(monkeypatch, device, wanted):
+    """``--device cpu`` must not create a context."""
     created = threading.Event()
     monkeypatch.setattr(cuda_context, "create", created.set)
     cuda_context.create_in_background(device)
@@ -51,7 +53,7 @@ def test_a_run_on_the_cpu_takes_no_gpu_memory(monkeypatch, device, wanted):
 
 @pytest.mark.gpu
 def test_pytorch_works_in_it():
-    """Else there were two contexts, and the second would take its time all the same."""
+    """A second context would take the time all over again."""
     import torch
 
     torch.zeros(1, device="cuda")

@@ -1,4 +1,4 @@
-"""Percentiles out of buckets, beside those of the values themselves."""
+"""Percentiles from buckets, beside those of the values themselves."""
 
 import random
 import sys
@@ -12,7 +12,7 @@ RANKS = (1, 50, 90, 99, 100)
 
 @pytest.mark.parametrize("seed", range(20))
 def test_as_exact_as_it_says(seed):
-    """Whatever their size and number, a quarter of a percent off at most."""
+    """For any size and number of values, the error is at most a quarter of a percent."""
     rng = random.Random(seed)
     values = [10 ** rng.uniform(-6, 4) for _ in range(rng.randint(1, 400))]
     ordered = sorted(values)
@@ -21,14 +21,14 @@ def test_as_exact_as_it_says(seed):
 
 
 def test_none_one_and_zero():
-    """Where there is nothing to round, nothing is."""
+    """No error where there is nothing to round."""
     assert Durations().percentiles(RANKS) == {}
     assert set(Durations([0.123456]).percentiles(RANKS).values()) == {0.123456}
     assert set(Durations([0.0, 0.0]).percentiles(RANKS).values()) == {0.0}
 
 
 def test_memory_does_not_grow():
-    """A million rows take no more than a thousand of the same kind."""
+    """More durations of the same range take no more memory."""
     rng = random.Random(0)
     durations, sizes = Durations(), []
     for _ in range(2):

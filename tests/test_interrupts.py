@@ -1,4 +1,4 @@
-"""Signals end a run where it says it may end, and a second one at once."""
+"""The first signal ends a run only where the run may end; a second one ends it at once."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from rosebatch.cli.interrupts import InterruptionError, Interrupts
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_first_signal_waits(number, code):
-    """In the middle of a write it must not raise."""
+    """It must not raise in the middle of a write."""
     interrupts = Interrupts()
     with interrupts.listen():
         interrupts.check()
@@ -21,7 +21,7 @@ def test_the_first_signal_waits(number, code):
 
 
 def test_the_second_signal_does_not(monkeypatch):
-    """A step that hangs can still be ended by hand."""
+    """A step that hangs can still be interrupted."""
     interrupts = Interrupts()
     with interrupts.listen():
         os.kill(os.getpid(), signal.SIGINT)
@@ -31,7 +31,7 @@ def test_the_second_signal_does_not(monkeypatch):
 
 
 def test_handlers_are_put_back():
-    """pytest's own Ctrl-C, or that of whoever calls the command line as a function."""
+    """pytest's own Ctrl-C must work afterwards, or that of a program that calls the command line."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with Interrupts().listen():
         os.kill(os.getpid(), signal.SIGTERM)

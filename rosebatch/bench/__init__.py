@@ -1,1 +1,1 @@
-"""Timing the engine: workloads of token ids, and other engines on the same ones."""
+"""Timing the engine on workloads of token ids, and other engines on the same workloads."""

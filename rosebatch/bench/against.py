@@ -1,4 +1,4 @@
-"""Other engines beside ours: the same token ids, output lengths and sampling, in a process for each of them."""
+"""Other engines beside ours, each in a process of its own: same token ids, output lengths and sampling."""
 
 import json
 import os
@@ -25,10 +25,10 @@ class Peer:
 
     Attributes:
         name: on the command line.
-        module: run with ``python -m``; speaks ``rosebatch.bench.peers.protocol``.
-        package: what has to be installed.
-        python: the interpreter that has it.
-        path: goes in front of that process's PYTHONPATH.
+        module: run with ``python -m``; it follows ``rosebatch.bench.peers.protocol``.
+        package: the package that must be installed.
+        python: the interpreter of the environment that has it.
+        path: folders to put first in that process's PYTHONPATH.
         args: for the engine's constructor.
     """
 
@@ -47,21 +47,21 @@ PEERS = {
 
 
 def choose_peers(names: Sequence[str], args: Sequence[str], python: Sequence[str], path: Sequence[str]) -> list[Peer]:
-    """The peers that the command line asks for.
+    """The peers that the command line names.
 
     Args:
-        names: of ``PEERS``.
-        args, python, path: values for all peers, or ``NAME=VALUE`` for one of them; paths as the shell writes them.
+        names: keys of ``PEERS``.
+        args, python, path: values for all peers, or ``NAME=VALUE`` for one. ``path`` holds folders as in PYTHONPATH.
 
     Raises:
-        FlagError: an unknown peer, or arguments that are no JSON object.
+        FlagError: an unknown peer, or arguments that are not a JSON object.
     """
     peers = []
     for name in dict.fromkeys(names):
         if name not in PEERS:
-            raise FlagError(f"--against {name}: no such engine; known are {', '.join(PEERS)}")
+            raise FlagError(f"--against {name}: no such engine; choose from {', '.join(PEERS)}")
         interpreter = _for_peer(python, name) or sys.executable
-        # Made absolute, not resolved: the interpreter of a virtual environment is a link that knows where it stands.
+        # Absolute, but not resolved: the interpreter of a virtual environment is a link, and its place matters.
         interpreter = str(Path(interpreter).absolute()) if os.sep in interpreter else interpreter
         folders = [str(Path(folder).absolute()) for folder in _for_peer(path, name).split(os.pathsep) if folder]
         peer = replace(PEERS[name], python=interpreter, path=os.pathsep.join(folders))
@@ -70,7 +70,7 @@ def choose_peers(names: Sequence[str], args: Sequence[str], python: Sequence[str
 
 
 def require_installed(peer: Peer) -> None:
-    """Ask the peer's interpreter for its package, before minutes are spent on anything else.
+    """Ask the peer's interpreter for the package, before anything takes minutes.
 
     Raises:
         FlagError: the interpreter or the package is missing.
@@ -78,7 +78,7 @@ def require_installed(peer: Peer) -> None:
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = subprocess.run(
+            checked = subprocess.run(
                 [peer.python, "-c", code, peer.package],
                 env=_environment(peer, Path(folder)),
                 cwd=folder,
@@ -87,22 +87,22 @@ def require_installed(peer: Peer) -> None:
             )
         except OSError as error:
             raise FlagError(f"--peer-python {peer.python}: {error.strerror}") from None
-    if found.returncode:
+    if checked.returncode:
         raise FlagError(
-            f"--against {peer.name}: {peer.python} has no {peer.package}; pip install {peer.package}, best into an "
-            f"environment of its own, and name that one's interpreter: --peer-python {peer.name}=PATH"
+            f"--against {peer.name}: {peer.python} has no {peer.package}; run pip install {peer.package}, best in an "
+            f"environment of its own, and give that environment's Python: --peer-python {peer.name}=PATH"
         )
 
 
 def run_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, dict[str, Any]]:
-    """Run cases on a peer, one process for all those that need the same engine.
+    """Run cases on a peer. All cases that need the same engine share one process.
 
     Returns:
-        for each case by name ``version``, ``startup_s`` (its parts: ``load``, then ``warm-up``) and the ``seconds`` of
-        all timed runs.
+        for each case, by name: ``version``, ``startup_s`` (its parts ``load`` and ``warm-up``), and the ``seconds`` of
+        every timed run.
 
     Raises:
-        UserError: a case does not fit the model, or the process fails: its log is kept, the message says where.
+        UserError: a case does not fit the model, or the process fails. Its log is kept, and the message names it.
     """
     groups: dict[tuple[Any, ...], list[Case]] = {}
     for case in cases:
@@ -125,7 +125,7 @@ def _ask(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, Any]:
         spec, answer = folder / "spec.json", folder / "answer.json"
         spec.write_text(json.dumps(_specification(peer, cases, repeats, folder)), encoding="utf-8")
         log_file, log = tempfile.mkstemp(prefix=f"rosebatch-{peer.name}-", suffix=".log")
-        # Files, not pipes: a process that the peer leaves behind would hold a pipe open, and us with it.
+        # Files, not pipes: a process that the peer leaves running would keep a pipe open, and we would wait for it.
         with answer.open("wb") as out, os.fdopen(log_file, "wb") as errors:
             code = subprocess.run(
                 [peer.python, "-m", peer.module, str(spec)],
@@ -174,14 +174,17 @@ def _specification(peer: Peer, cases: Sequence[Case], repeats: int, folder: Path
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    """The temperature, and what differs from its default: engines disagree on how to write 'keep all'."""
+    """The temperature, and all other fields that differ from their default: engines spell 'keep all' differently."""
     default = Sampling()
     names = [name for name in Sampling.__struct_fields__ if getattr(sampling, name) != getattr(default, name)]
     return {"temperature": sampling.temperature} | {name: getattr(sampling, name) for name in names}
 
 
 def _environment(peer: Peer, folder: Path) -> dict[str, str]:
-    """Our own package by a link alone: the packages around it may be those of another environment."""
+    """Environment variables of the peer. PYTHONPATH has a link to our package alone.
+
+    The packages installed around ours may not fit the peer's environment.
+    """
     imports = folder / "import"
     imports.mkdir()
     (imports / _PACKAGE.name).symlink_to(_PACKAGE)
@@ -190,10 +193,15 @@ def _environment(peer: Peer, folder: Path) -> dict[str, str]:
 
 
 def _for_peer(values: Iterable[str], name: str) -> str:
-    """The last value that is for this peer, empty without one."""
-    parts = [value.partition("=") for value in values]
-    named = [(target, rest) if target in PEERS else (name, target + sign + rest) for target, sign, rest in parts]
-    return next((value for target, value in reversed(named) if target == name), "")
+    """The last value given for this peer; empty if there is none."""
+    chosen = ""
+    for value in values:
+        target, _, rest = value.partition("=")
+        if target == name:
+            chosen = rest
+        elif target not in PEERS:
+            chosen = value
+    return chosen
 
 
 def _parse_args(text: str) -> dict[str, Any]:
@@ -202,7 +210,7 @@ def _parse_args(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise FlagError(f"--peer-args: {error}") from None
+        raise FlagError(f"--peer-args is not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise FlagError(f"--peer-args must be a JSON object, got {text}")
     return values

@@ -1,7 +1,7 @@
-"""Where an engine's time goes, on a GPU: its kernels in a trace of PyTorch's profiler, and what kind of work each is.
+"""Where an engine's time on a GPU goes: the kernels in a trace of PyTorch's profiler, and the kind of work of each.
 
-Kernels of a graph overlap: a kernel's share is how far it moves the end of all that ran so far, so that the shares add
-up to the whole.
+Kernels of one graph may overlap. So a kernel's share is the time by which it extends the end of all kernels so far.
+These shares add up to the whole.
 """
 
 import json
@@ -20,21 +20,21 @@ from torch.profiler import ProfilerActivity, profile
 from rosebatch.engine.engine import Engine
 from rosebatch.request import Request
 
-_LAST = "feedback"
-# The first that matches a kernel's name; what matches none is work of PyTorch's own.
+_FEEDBACK = "feedback"
+# The first pattern that matches a kernel's name decides. Kernels that match none are PyTorch's own.
 _PARTS = {
     "attention": r"^_(gated_)?(decode|prefill)",
     "norms": r"^_(norm|uclip)",
     "KV and rotary": r"^_(prepare|append|copy_blocks)",
     "sampling": r"^_(summarise|choose)",
-    _LAST: r"^_advance",
+    _FEEDBACK: r"^_advance",
     "activations": r"^_(activation|bias_residual)",
     "matrix products": r"^_product|gemm|nvjet|cutlass|cublas|splitK",
 }
 _OTHER = "the rest"
 _DECODES = re.compile(r"^_(gated_)?decode")
-# Results that a profiled run waits for. While the first plan's come in, the second is under way: of all plans a trace
-# would have hundreds of megabytes.
+# Decode steps whose results a profiled run waits for. When those of the first plan arrive, the second plan runs
+# already. The trace of a whole run would have hundreds of megabytes.
 _DECODE_STEPS = 2
 
 
@@ -46,7 +46,7 @@ class KernelTime:
         name: without namespaces and arguments.
         part: the kind of work.
         duration: from its start to its end.
-        advances: from the end of all before it to its own; 0 where it ended earlier.
+        advances: from the end of all earlier kernels to its own end; 0 if it ended earlier.
     """
 
     name: str
@@ -56,18 +56,18 @@ class KernelTime:
 
 
 class Steps(NamedTuple):
-    """The kernels of each step, those of prompts and those of decodes."""
+    """The kernels of each step: steps with prompts, and decode steps."""
 
     prompts: list[list[KernelTime]]
     decodes: list[list[KernelTime]]
 
 
 def attribute(engine: Engine, requests: Iterable[Request]) -> dict[str, Any]:
-    """Run requests to their end, on an engine with our attention kernels, and look at how the run begins.
+    """Run requests to their end, and look at the beginning of the run. The engine must use our attention kernels.
 
     Returns:
-        ``prefill_us``: for each part the microseconds of all prompt steps before the first decodes. ``decode_step_us``:
-        the same of one decode step, one of the first. ``decode_kernels``: how many that step has.
+        ``prefill_us``: microseconds of each part, over all prompt steps before the first decode step.
+        ``decode_step_us``: the same for one early decode step. ``decode_kernels``: the number of its kernels.
     """
     engine.restart_stats()
     for request in requests:
@@ -89,7 +89,7 @@ def attribute(engine: Engine, requests: Iterable[Request]) -> dict[str, Any]:
 
 
 def trace(work: Callable[[], None]) -> list[KernelTime]:
-    """The kernels of all that ``work`` launches on the GPU."""
+    """The kernels that ``work`` launches on the GPU."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         work()
@@ -113,16 +113,17 @@ def kernel_times(events: Iterable[dict[str, Any]]) -> list[KernelTime]:
 
 
 def split_steps(times: Iterable[KernelTime]) -> Steps:
-    """Tell steps apart: each ends with the kernel that feeds its tokens back.
+    """Split kernels into steps. Each step ends with the kernel that feeds its tokens back.
 
-    A chunk of a prompt that has no token to feed back counts with the step behind it, and what follows the last step
-    is none. The time in which the GPU waited for a step is not that step's, nor that in front of any kernel of a prompt
-    step, which the host launches one by one, and slowly under a profiler: only a decode step is one graph.
+    A chunk of a prompt that feeds no token back counts with the next step. Kernels after the last step are dropped.
+
+    The time for which the GPU waited before a step is left out. In prompt steps so is the wait before every kernel: the
+    host launches those one by one, slowly under a profiler. Only a decode step is one graph.
     """
     steps, step = Steps([], []), list[KernelTime]()
     for time in times:
         step.append(time if step else _without_waiting(time))
-        if time.part == _LAST:
+        if time.part == _FEEDBACK:
             if any(_DECODES.search(kernel.name) for kernel in step):
                 steps.decodes.append(step)
             else:
@@ -132,11 +133,15 @@ def split_steps(times: Iterable[KernelTime]) -> Steps:
 
 
 def _without_waiting(time: KernelTime) -> KernelTime:
+    """The kernel without the time in which the GPU waited for it."""
     return replace(time, advances=min(time.advances, time.duration))
 
 
 def usual_step(steps: Sequence[list[KernelTime]]) -> list[KernelTime]:
-    """The step of median length, of those with as many kernels as most: in front of some the host changes something."""
+    """The step of median length, among those with the usual number of kernels.
+
+    Before some steps the host changes something, which takes further kernels.
+    """
     counts = Counter(map(len, steps))
     usual = max(counts, key=lambda length: (counts[length], -length))
     timed = sorted((step for step in steps if len(step) == usual), key=total)
@@ -144,12 +149,12 @@ def usual_step(steps: Sequence[list[KernelTime]]) -> list[KernelTime]:
 
 
 def total(times: Iterable[KernelTime]) -> float:
-    """Microseconds of all together."""
+    """Microseconds of all kernels together."""
     return sum(time.advances for time in times)
 
 
 def by_key(times: Iterable[KernelTime], key: str) -> dict[str, tuple[int, float, float]]:
-    """Count, advance and duration in all for each ``name`` or each ``part``, the longest first."""
+    """For each ``name`` or ``part``: count, summed advances and summed durations. The largest advance comes first."""
     sums: dict[str, tuple[int, float, float]] = {}
     for time in times:
         count, advances, duration = sums.get(getattr(time, key), (0, 0.0, 0.0))
@@ -166,5 +171,5 @@ def _part(name: str) -> str:
 
 
 def _short(name: str) -> str:
-    """Without return type, namespaces and arguments: what is left of ``void ns::kernel<int>(float*)`` is ``kernel``."""
+    """The name without return type, namespaces and arguments: ``void ns::kernel<int>(float*)`` gives ``kernel``."""
     return re.split(r"[<(]", name.removeprefix("void "))[0].rpartition("::")[2]

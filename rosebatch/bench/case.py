@@ -1,4 +1,4 @@
-"""A scenario together with the model and the engine options that it is run with."""
+"""A scenario together with the model and the engine options that it runs with."""
 
 import gc
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from rosebatch.engine.kv_cache import bytes_for_longest
 from rosebatch.engine.roofline import Floor, Rates, find_floor
 from rosebatch.model.source import ModelSource
 
-# KV blocks are counted in no smaller size, whatever the engine's: an estimate that is too large does no harm.
+# The estimate counts KV blocks of at least this size, whatever the engine's: too large an estimate does no harm.
 _BLOCK = 64
 
 
@@ -23,9 +23,9 @@ class Case:
 
     Attributes:
         name: of the scenario.
-        scenario: with the flags of the command line applied.
-        config: for the engine, in agreement with the scenario.
-        source: the model, resolved, for its shape and for other engines.
+        scenario: with the command line's flags applied.
+        config: for the engine, consistent with the scenario.
+        source: the model, resolved. It gives the shape, also for other engines.
         device: ``cpu`` or ``cuda``.
         attribution: whether to find out where the time goes.
     """
@@ -39,7 +39,7 @@ class Case:
 
     @property
     def dtype(self) -> str:
-        """Name of the dtype that the model runs in."""
+        """Name of the dtype in which the model runs."""
         return str(self.source.dtype).removeprefix("torch.")
 
     def workload(self, run: int = 0) -> Workload:
@@ -47,7 +47,7 @@ class Case:
         return make_workload(self.scenario, self.source.config.vocab_size, run)
 
     def floor(self, rates: Rates) -> Floor:
-        """The floor of each run: their lengths are the same."""
+        """The floor of any run: lengths are the same in all of them."""
         workload, scenario = self.workload(), self.scenario
         return find_floor(
             self.source.config,
@@ -61,14 +61,14 @@ class Case:
 
 
 def needed_kv_memory(case: Case) -> int:
-    """Bytes of a KV cache in which the longest ``max_num_seqs`` sequences fit whole, with a block to spare for each."""
+    """Bytes of a KV cache for the ``max_num_seqs`` longest sequences, with a spare block for each."""
     workload, block = case.workload(), max(case.config.block_size or 0, _BLOCK)
     totals = map(sum, zip(workload.prompt_lens, workload.output_lens, strict=True))
     return bytes_for_longest(case.source.config.kv_shapes, block, case.source.dtype, totals, case.scenario.max_num_seqs)
 
 
 def release_memory() -> None:
-    """Give the GPU memory of engines that are no longer referenced back, and start its peak anew."""
+    """Return the GPU memory of engines that nobody references any more, and reset the peak."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -76,6 +76,6 @@ def release_memory() -> None:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and greatest; of an even number of values the lower of the two in the middle."""
+    """Median, minimum and maximum. For an even number of values the median is the lower of the middle two."""
     ordered = sorted(values)
     return {"median": ordered[(len(ordered) - 1) // 2], "min": ordered[0], "max": ordered[-1]}

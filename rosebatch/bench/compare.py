@@ -1,4 +1,4 @@
-"""A/B runs: two engines that differ in one switch, in turn on the same work."""
+"""A/B runs: two engines that differ in one switch take turns on the same work."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,7 +17,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Seconds of each turn with the switch on and off."""
+    """Seconds of each turn, with the switch on and off."""
 
     on: list[float]
     off: list[float]
@@ -29,10 +29,10 @@ class Turns:
 
 
 def chosen_switches(names: Sequence[str], device: str) -> list[str]:
-    """Fields of ``Toggles`` by the names on the command line; ``all`` is every one that the device can serve.
+    """Fields of ``Toggles`` from names on the command line; ``all`` means every switch that the device supports.
 
     Raises:
-        FlagError: there is no such switch.
+        FlagError: there is no such switch, or it does nothing on the device.
     """
     served = [switch.name for switch in fields(Toggles) if device in switch.metadata["devices"]]
     known = [switch.name for switch in fields(Toggles)]
@@ -41,16 +41,18 @@ def chosen_switches(names: Sequence[str], device: str) -> list[str]:
         field = name.replace("-", "_")
         if name != ALL and field not in known:
             flags = ", ".join(switch.replace("_", "-") for switch in [*known, ALL])
-            raise FlagError(f"--compare {name}: no such switch; known are {flags}")
+            raise FlagError(f"--compare {name}: no such switch; choose from {flags}")
+        if name != ALL and field not in served:
+            raise FlagError(f"--compare {name}: this switch does nothing on {device}; leave it out or change --device")
         chosen += served if name == ALL else [field]
     return list(dict.fromkeys(chosen))
 
 
 def take_turns(on: Callable[[int], Run], off: Callable[[int], Run], repeats: int) -> Turns:
-    """Warm both sides up, then time them in turn: what slows the machine down for a while, slows both.
+    """Warm both sides up, then time them in turn: whatever slows the machine down slows both.
 
     Args:
-        on, off: carry out the run of this number; 0 is the warm-up.
+        on, off: execute the run with this number; 0 is the warm-up.
     """
     for side in (on, off):
         side(0)
@@ -64,12 +66,12 @@ def take_turns(on: Callable[[int], Run], off: Callable[[int], Run], repeats: int
 
 
 def compare_switch(case: Case, switch: str, repeats: int) -> dict[str, Any]:
-    """Time a case with a switch on and off; both engines are loaded at once, with no more KV cache than they need.
+    """Time a case with a switch on and off. Both engines are loaded at once, with no more KV cache than they need.
 
     Switches beside which this one would have no effect are off on both sides.
 
     Raises:
-        FlagError: the device cannot serve the switch.
+        FlagError: the device does not support the switch.
     """
     config = replace(case.config, kv_cache_memory=case.config.kv_cache_memory or needed_kv_memory(case))
 

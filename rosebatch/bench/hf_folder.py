@@ -9,13 +9,13 @@ from rosebatch.errors import UserError
 
 
 def write_config(config: ModelConfig, folder: Path) -> None:
-    """Write ``folder/config.json``; ``rosebatch.model.hf_config`` reads the same shape back from it.
+    """Write ``folder/config.json``. ``rosebatch.model.hf_config`` reads the same shape back from it.
 
     Raises:
         UserError: transformers has no architecture with these options.
     """
     if config.family == "hp1":
-        raise UserError("--against: no other engine has HP1 models")
+        raise UserError("--against: other engines cannot run HP1 models")
     values = _gpt2(config) if config.family == "gpt2" else _llama(config)
     eos = list(config.eos_token_ids)
     values |= {
@@ -43,7 +43,10 @@ def _gpt2(config: ModelConfig) -> dict[str, Any]:
 
 def _llama(config: ModelConfig) -> dict[str, Any]:
     if config.qkv_bias or config.out_bias or config.mlp_bias or config.sliding_windows or config.attention_scales:
-        raise UserError("--against: a model with biases or windows needs its transformers folder, shapes do not do")
+        raise UserError(
+            "--against: no config.json can be written for a shape with biases, windows or attention scales; "
+            "give the model's transformers folder with --model"
+        )
     rope = config.rope
     assert rope is not None, "the Llama family has rotary positions"
     scaling: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Scenarios: what a bench run asks of an engine, and the TOML files in ``configs/bench`` that say it."""
+"""Scenarios: the work of a bench run, and the TOML files in ``configs/bench`` that describe it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     high: int
 
 
-# One length for all, lengths taken in turn, or lengths drawn at random.
+# One length for all prompts, lengths taken in turn, or lengths drawn at random.
 Length = int | tuple[int, ...] | Range
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How tokens are chosen; fields and defaults as in ``rosebatch.sampling_params.SamplingParams``."""
+    """How tokens are chosen. Fields and defaults are those of ``rosebatch.sampling_params.SamplingParams``."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -37,14 +37,14 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     Attributes:
         about: one line for people.
-        model: a name in ``configs/models``, run with random weights; None takes what ``--model`` says.
+        model: a name in ``configs/models``, run with random weights; None takes ``--model``.
         dtype: of weights and KV cache; ``auto`` takes the model's.
-        input_len: prompt tokens, the shared prefix left out.
+        input_len: prompt tokens, without the shared prefix.
         output_len: tokens generated, never fewer: end tokens are ignored.
-        shared_prefix_len: tokens with which all prompts begin.
+        shared_prefix_len: tokens at the beginning of all prompts.
         max_num_seqs: most sequences in a step.
         prefix_cache: whether blocks are reused.
-        kv_cache_memory: such as ``2GiB``, to make sequences give way; None takes what fits.
+        kv_cache_memory: such as ``2GiB``, to force preemptions; None takes what fits.
         seed: of lengths and token ids.
     """
 
@@ -80,8 +80,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     Attributes:
         about: one line for people.
-        models: names in ``configs/models``: each scenario is run with one after the other, in place of its own.
-        attribution: whether to find out where the time of each run goes, on a GPU.
+        models: names in ``configs/models``. Each scenario runs with all of them in turn, instead of its own.
+        attribution: whether to find out where the time of each run on a GPU goes.
     """
 
     about: str = ""
@@ -91,12 +91,12 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def __post_init__(self) -> None:
         if not self.scenarios:
-            raise ValueError("scenarios names none")
+            raise ValueError("scenarios is empty: name at least one")
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A scenario to run, by its name, with what its suite says of it."""
+    """A scenario to run, its name, and what its suite says about it."""
 
     name: str
     scenario: Scenario
@@ -104,14 +104,14 @@ class Chosen:
 
 
 def configs_dir() -> Path:
-    """The folder ``configs``: inside the package where it was installed as a wheel, beside it in a checkout."""
+    """The folder ``configs``: inside the package if installed from a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "configs"
     return installed if installed.is_dir() else package.parent / "configs"
 
 
 def load_scenarios(names: Sequence[str]) -> list[Chosen]:
-    """Scenarios by name, suites opened up.
+    """Scenarios by name. A suite stands for its scenarios.
 
     Args:
         names: of files in ``configs/bench``, or paths of TOML files.
@@ -120,15 +120,15 @@ def load_scenarios(names: Sequence[str]) -> list[Chosen]:
         FlagError: there is no such scenario.
         UserError: a file is broken.
     """
-    found: list[Chosen] = []
+    chosen: list[Chosen] = []
     for name in names:
         path = _find("scenario", name)
         values = load_toml(path, dict[str, Any])
         if _is_suite(values):
-            found += _members(convert(values, Suite, str(path)))
+            chosen += _members(convert(values, Suite, str(path)))
         else:
-            found.append(Chosen(path.stem, convert(values, Scenario, str(path))))
-    return found
+            chosen.append(Chosen(path.stem, convert(values, Scenario, str(path))))
+    return chosen
 
 
 def load_suite(name: str) -> list[Chosen]:
@@ -141,7 +141,7 @@ def load_suite(name: str) -> list[Chosen]:
     path = _find("suite", name)
     values = load_toml(path, dict[str, Any])
     if not _is_suite(values):
-        raise FlagError(f"--suite {name}: no suite, for it names no scenarios; known are {_known('suite')}")
+        raise FlagError(f"--suite {name}: not a suite but one scenario; use --scenario, or one of {_known('suite')}")
     return list(_members(convert(values, Suite, str(path))))
 
 
@@ -188,7 +188,7 @@ def _check_length(name: str, length: Length) -> None:
         return
     lengths = (length,) if isinstance(length, int) else length
     if not lengths:
-        raise ValueError(f"{name} has no lengths")
+        raise ValueError(f"{name} is empty: give at least one length")
     for each in lengths:
         _at_least(name, each, 1)
 

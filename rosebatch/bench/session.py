@@ -1,4 +1,4 @@
-"""A whole bench run: comparisons, our engine and its peers on one scenario after the other."""
+"""A whole bench run: comparisons, our engine and its peers, one scenario after the other."""
 
 from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
@@ -19,20 +19,23 @@ Entry = dict[str, Any]
 def run_session(
     cases: Sequence[Case], *, repeats: int, switches: Sequence[str], peers: Sequence[Peer], import_seconds: float
 ) -> Iterator[Entry]:
-    """Run everything that was asked for.
+    """Run all cases, with the comparisons and peers that were requested.
 
-    The peers come first, while this process holds no GPU memory. Where switches are compared, our engine is timed by
-    itself only beside peers.
+    Peers come first, while this process holds no GPU memory. With ``switches`` and no peers, our engine is timed in
+    comparisons only.
 
     Yields:
-        each result as soon as it is known, with its ``scenario`` and ``model``. Its ``kind`` is ``run`` (our engine,
-        see ``time_case``; with a scenario's further models, ``time_over_first``: how many times as long as with the
-        first it takes), ``peer`` (another engine on the scenario of the run before, with ``beside``: the model of that
-        run, and ``ratio``: how many times faster ours is), ``comparison`` (see ``compare_switch``) or ``attribution``
-        (see ``attribute_case``). A peer that failed is a result with an ``error``.
+        each result as soon as it is known. Every result has a ``scenario``, a ``model`` and a ``kind``:
+
+        - ``run``: our engine, see ``time_case``. For a scenario's further models ``time_over_first`` is the time over
+          that of the first model.
+        - ``peer``: another engine on the scenario of the last run. ``beside`` is the model of that run, ``ratio`` how
+          many times faster ours is. If the peer failed, the result has an ``error`` instead.
+        - ``comparison``: see ``compare_switch``.
+        - ``attribution``: see ``attribute_case``.
 
     Raises:
-        UserError: a run of ours is impossible, out of memory included.
+        UserError: a run of ours is impossible or out of memory.
     """
     for peer in peers:
         require_installed(peer)
@@ -54,17 +57,17 @@ def run_session(
             yield ours
             for peer, timed in others:
                 yield _beside(ours, theirs[case.name], peer, timed[case.name], rates)
-        # Behind all that is timed: what a profiler has begun may go on in the same process.
+        # Last, after everything that is timed: a profiler may go on working in the same process.
         for case in cases:
-            if case.attribution and (found := attribute_case(case)) is not None:
-                yield found
+            if case.attribution and (attribution := attribute_case(case)) is not None:
+                yield attribution
     except torch.OutOfMemoryError as error:
         what = str(error).partition(". ")[0]
-        raise UserError(f"{what}: take a smaller scenario, fewer prompts or less --kv-cache-memory") from None
+        raise UserError(f"{what}: choose a smaller scenario, fewer prompts or less --kv-cache-memory") from None
 
 
 def summarize(entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
-    """For each model geometric means over the scenarios: of what our engine reached, and of its ratio to each peer."""
+    """Geometric means over the scenarios, for each model: what our engine reached, and its ratio to each peer."""
     runs = [entry for entry in entries if entry["kind"] == "run"]
     peers = [entry for entry in entries if entry["kind"] == "peer" and "error" not in entry]
     return {
@@ -87,7 +90,10 @@ def _means(runs: Sequence[Entry], peers: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _cases_of_peers(cases: Sequence[Case]) -> dict[str, Case]:
-    """Of each scenario the first case with a model that other engines can have; any, and they say so, without one."""
+    """For each scenario the first case whose model other engines can run.
+
+    If there is none, any case: the peer then reports the error.
+    """
     chosen: dict[str, Case] = {}
     for case in sorted(cases, key=lambda case: case.source.config.family == "hp1"):
         chosen.setdefault(case.name, case)
@@ -95,7 +101,7 @@ def _cases_of_peers(cases: Sequence[Case]) -> dict[str, Case]:
 
 
 def _try_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, Entry]:
-    """What is learned of one peer must not be lost to another's crash, which may come minutes later."""
+    """The peer's times, or its error for every case: one peer's crash must not lose another's results."""
     try:
         return run_peer(peer, cases, repeats)
     except UserError as error:

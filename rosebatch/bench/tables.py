@@ -1,4 +1,4 @@
-"""Results of a bench run for people: one line for each, and the whole report where there is one scenario."""
+"""Results of a bench run for people: a line for each, or the whole report if there is only one scenario."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,8 +8,8 @@ from rosebatch.bench.case import Case, spread
 from rosebatch.bench.session import Entry, summarize
 from rosebatch.report.table import print_table, table, throughput_line
 
-# Columns and their widths. Start-up is importing and loading; the first run, the warm-up, is what compiling and
-# capturing make of it.
+# Columns and their widths. Start-up is importing and loading. The first run is the warm-up, which compiles kernels and
+# captures graphs.
 _TEXTS = {"scenario": 24, "model": 16, "engine": 20}
 _NUMBERS = {
     "seconds (min-max)": 24,
@@ -24,7 +24,7 @@ _OF_SEVERAL_MODELS = ("model", "time/first")
 
 
 def print_results(results: Iterable[Entry], cases: Sequence[Case], stream: TextIO) -> list[Entry]:
-    """Print each result as soon as it comes; where there are several models, with their names.
+    """Print each result as soon as it comes, with model names if there are several models.
 
     Returns:
         the results.
@@ -106,7 +106,7 @@ def _report(entry: Entry, about: str) -> list[tuple[str, str]]:
         floor = entry["floor"]
         parts = f"prefill {floor['prefill_s']:.4f}, decode {floor['decode_s']:.4f}"
         copy, matmul = floor["copy_bytes_per_s"] / 1e12, floor["matmul_flops_per_s"] / 1e12
-        rows.append(("floor", f"{floor['seconds']:.4f} s ({parts}), {entry['share_of_floor']:.1%} of it reached"))
+        rows.append(("floor", f"{floor['seconds']:.4f} s ({parts}), {entry['share_of_floor']:.1%} of the elapsed time"))
         rows.append((entry["gpu"], f"copies {copy:.2f} TB/s and multiplies {matmul:.0f} TFLOP/s in bf16, measured now"))
     return [*rows, ("versions", ", ".join(f"{name} {version}" for name, version in entry["versions"].items()))]
 

@@ -1,4 +1,4 @@
-"""Timing one engine: a warm-up with the full shape, then timed runs, of which the median is reported."""
+"""Timing one engine: a warm-up of the full shape, then timed runs. The report is that of the median run."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -22,7 +22,7 @@ from rosebatch.request import Completion
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a workload: wall seconds, and what was counted meanwhile."""
+    """One run of a workload: wall seconds, and the counts of that run."""
 
     seconds: float
     tally: Tally
@@ -39,7 +39,7 @@ def run_once(engine: Engine, workload: Workload, sampling: Sampling) -> Run:
     requests = workload.requests(sampling)
     stats = engine.restart_stats()
     if torch.cuda.is_initialized():
-        # Steps past the end of the run before, launched ahead, are not this one's.
+        # The run before may have launched steps past its end. They must not count here.
         torch.cuda.synchronize()
     started = time.perf_counter()
     completions: list[Completion] = list(engine.run(requests))
@@ -54,11 +54,11 @@ def run_once(engine: Engine, workload: Workload, sampling: Sampling) -> Run:
 
 
 def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: float) -> dict[str, Any]:
-    """Launch an engine, time a case on it, let go of it.
+    """Launch an engine, time a case on it, and release it.
 
     Returns:
-        the report of the run with the median time (see ``rosebatch.report.build``), start-up apart, with the seconds of
-        all runs, and with the floor where ``rates`` are known.
+        the report of the run with the median time (see ``rosebatch.report.build``), with the seconds of all runs.
+        ``startup_s`` holds import, load and warm-up. If ``rates`` are known, the floor is included.
     """
     launched = launch(case.config)
     warm_up = run_once(launched.engine, case.workload(0), case.scenario.sampling)
@@ -77,24 +77,24 @@ def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: flo
 
 
 def attribute_case(case: Case) -> dict[str, Any] | None:
-    """Where the time of a case goes (see ``attribute``), on an engine of its own that is warm by then.
+    """Where the time of a case goes (see ``attribute``), on a warm engine launched for it.
 
-    None where there are no kernels of ours to tell apart.
+    None if the engine runs none of our kernels.
     """
     launched = launch(case.config)
-    found = None
+    attribution = None
     if launched.description["toggles"]["paged_attention"]:
         run_once(launched.engine, case.workload(0), case.scenario.sampling)
-        found = attribute(launched.engine, case.workload(1).requests(case.scenario.sampling))
+        attribution = attribute(launched.engine, case.workload(1).requests(case.scenario.sampling))
     del launched
     release_memory()
-    if found is None:
+    if attribution is None:
         return None
-    return {"kind": "attribution", "scenario": case.name, "model": case.source.name, **found}
+    return {"kind": "attribution", "scenario": case.name, "model": case.source.name, **attribution}
 
 
 def against_floor(case: Case, seconds: float, rates: Rates | None) -> dict[str, Any]:
-    """The floor of a case and the share of it that was reached; nothing where there is no floor."""
+    """The floor of a case and the share of it that was reached; empty without rates."""
     if rates is None:
         return {}
     floor = case.floor(rates)
@@ -103,12 +103,12 @@ def against_floor(case: Case, seconds: float, rates: Rates | None) -> dict[str, 
 
 
 def gpu_name() -> str | None:
-    """What the GPU calls itself; None without one."""
+    """The GPU's own name; None without a GPU."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def machine_versions() -> dict[str, str]:
-    """Versions that decide about speed on a GPU, beside those of every report."""
+    """Versions that affect the speed on a GPU, beyond those in every report."""
     if not torch.cuda.is_available():
         return {}
     import triton

@@ -11,7 +11,7 @@ from rosebatch.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What any engine gets to do in one run: ``output_lens[i]`` tokens after ``prompts[i]``."""
+    """The work of one run, for any engine: ``output_lens[i]`` tokens after ``prompts[i]``."""
 
     prompts: list[list[int]]
     output_lens: list[int]
@@ -27,7 +27,7 @@ class Workload:
         return max(n + o for n, o in zip(self.prompt_lens, self.output_lens, strict=True))
 
     def requests(self, sampling: Sampling) -> list[Request]:
-        """The same as the engine takes it; each row has random numbers of its own."""
+        """The requests for our engine. Each row has its own random numbers."""
         return [
             Request(
                 index,
@@ -47,13 +47,13 @@ class Workload:
 
 
 def make_workload(scenario: Scenario, vocab_size: int, run: int = 0) -> Workload:
-    """The workload of one run: lengths are the same in every run, token ids are not.
+    """The workload of one run. Lengths are the same in every run, token ids are not.
 
-    With the same ids again, a prefix cache would make the second run look better than any first one.
+    With the same ids a prefix cache would make the second run faster than any first one.
 
     Args:
-        vocab_size: ids are uniform in [100, vocab_size - 300), away from the special tokens at both ends; in a
-            vocabulary too small for that, uniform in all of it.
+        vocab_size: ids are uniform in [100, vocab_size - 300), away from the special tokens at both ends. A smaller
+            vocabulary is used whole.
         run: 0 is the warm-up.
     """
     numbers = random.Random(scenario.seed)
@@ -74,7 +74,10 @@ def require_fits(workload: Workload, most: int) -> None:
         UserError: one is.
     """
     if workload.longest > most:
-        raise UserError(f"input and output are {workload.longest} tokens, the engine holds at most {most}")
+        raise UserError(
+            f"prompt and output have {workload.longest} tokens, but the engine holds at most {most}: "
+            "lower the input or the output length"
+        )
 
 
 def _draw(length: Length, count: int, numbers: random.Random) -> list[int]:

@@ -5,18 +5,18 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from typing import Annotated, Any, NoReturn, get_args
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from rosebatch import __version__
 from rosebatch.cli import cuda_context
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.cache import cache
-from rosebatch.cli.options import NO_VALUE, Help, SamplingFlags, takes
+from rosebatch.cli.options import SamplingFlags, takes
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, UserError
 from rosebatch.job.config import JobConfig
+from rosebatch.version import __version__
 
 EXIT_ROWS_FAILED = 3
 EXIT_USAGE = 2
@@ -57,9 +57,7 @@ def generate(source: _Source, *, job: dict[str, Any], run: dict[str, Any], sampl
 @takes(run=RunConfig, sampling=SamplingFlags)
 def check(
     source: _Source,
-    input_format: Annotated[
-        InputFormat, typer.Option(metavar="|".join(get_args(InputFormat)), help="As for generate.", show_default=False)
-    ] = "auto",
+    input_format: Annotated[InputFormat, typer.Option(help="As for generate.")] = "auto",
     *,
     run: dict[str, Any],
     sampling: dict[str, Any],
@@ -75,7 +73,7 @@ def check(
 
 
 @app.command(add_help_option=False)
-@takes(work=BenchFlags, run=RunConfig, unset=["run"])
+@takes(work=BenchFlags, run=RunConfig, unset=["run"], without=["generation_config", "tokenizer", "chat_template"])
 def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     """Time the engine on random token ids, every completion at full length.
 
@@ -88,14 +86,12 @@ def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     bench(BenchFlags(**work), run, started)
 
 
-app.command(add_help_option=False)(cache)
+app.command(add_help_option=False)(takes()(cache))
 
 
 @app.callback(invoke_without_command=True, add_help_option=False)
-def root(
-    version: Annotated[bool, typer.Option("--version", metavar=NO_VALUE, help="Print the version.")] = False,
-    help: Help = False,
-) -> None:
+@takes()
+def root(version: Annotated[bool, typer.Option("--version", metavar=" ", help="Print the version.")] = False) -> None:
     """Print the version where that is asked for."""
     if version:
         typer.echo(f"rosebatch {__version__}")

@@ -4,14 +4,8 @@ from typing import Annotated
 
 import typer
 
-from rosebatch.cli.options import NO_VALUE, Help
 
-
-def cache(
-    *,
-    clear: Annotated[bool, typer.Option("--clear", metavar=NO_VALUE, help="Delete all of them.")] = False,
-    help: Help = False,
-) -> None:
+def cache(*, clear: Annotated[bool, typer.Option("--clear", metavar=" ", help="Delete all of them.")] = False) -> None:
     """List the models that rosebatch converted from .gguf files, with their sizes.
 
     Models from the Hugging Face Hub are in its own cache: see 'hf cache'.

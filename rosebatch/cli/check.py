@@ -7,10 +7,11 @@ from rosebatch.cli.common import run_config, sampling_defaults
 from rosebatch.config import InputFormat
 from rosebatch.engine.load import choose_block_size
 from rosebatch.engine.roofline import measure_host_rates, measure_rates
+from rosebatch.io.fields import with_defaults
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.check import check_file, summary
 from rosebatch.job.run import check_sampling
-from rosebatch.launch import plan_launch
+from rosebatch.launch import default_sampling, plan_launch
 from rosebatch.report.table import print_table
 
 
@@ -19,6 +20,7 @@ def check(source: str, input_format: InputFormat, run: dict[str, Any], sampling:
     plan = plan_launch(run_config(run))
     defaults = sampling_defaults(sampling)
     check_sampling(defaults, None)
+    defaults = with_defaults(defaults, default_sampling(plan))
     checked = check_file(PromptReader(source, defaults, input_format), plan, sys.stdout)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
     rows = summary(checked, plan, choose_block_size(plan.config, plan.device), rates)

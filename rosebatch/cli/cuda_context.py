@@ -1,7 +1,7 @@
-"""The GPU's context, created while PyTorch is still being imported: a third of a second that nobody waits for then.
+"""Creates the GPU's context while PyTorch is still being imported. That hides a third of a second.
 
-PyTorch works in each device's primary context, which is shared by all that ask the driver for it. The driver is called
-without Python's lock, so importing goes on meanwhile.
+PyTorch works in each device's primary context, and everybody who asks the driver for that context gets the same one.
+ctypes releases Python's lock during the driver's calls, so the import continues meanwhile.
 """
 
 import ctypes
@@ -9,16 +9,16 @@ from threading import Thread
 
 
 def create_in_background(device: str) -> None:
-    """Have the first GPU ready for ``--device auto`` or ``cuda``.
+    """Prepare the first GPU for ``--device auto`` or ``cuda``, on a thread.
 
-    Where there is none nothing happens: PyTorch will say so.
+    Without a GPU nothing happens: PyTorch reports that later.
     """
     if device != "cpu":
         Thread(target=create, daemon=True).start()
 
 
 def create() -> None:
-    """Create the first GPU's primary context, and keep it until the process ends."""
+    """Create the first GPU's primary context and keep it until the process ends."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a run at the next step, not in the middle of one."""
+"""SIGINT and SIGTERM end a run between two steps, never inside one."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -11,13 +11,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Remembers the first signal; a second one acts at once, as if nobody listened."""
+    """Remembers the first signal. A second one takes effect at once, as if nothing handled it."""
 
     def __init__(self) -> None:
         self._number: int | None = None
 
     def check(self) -> None:
-        """Where the run may end.
+        """Call this wherever the run may end.
 
         Raises:
             InterruptionError: a signal has come.
@@ -27,7 +27,7 @@ class Interrupts:
 
     @contextmanager
     def listen(self) -> Iterator[Callable[[], None]]:
-        """Take signals, in the main thread; yields ``check``."""
+        """Handle signals inside the ``with`` block; yields ``check``. Works in the main thread only."""
         before = {number: signal.signal(number, self._take) for number in _SIGNALS}
         try:
             yield self.check

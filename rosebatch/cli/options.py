@@ -48,7 +48,9 @@ class SamplingFlags:
     regex: Annotated[str | None, Flag("Answers match this pattern.", SAMPLING)] = None
 
 
-def takes(*, unset: Iterable[str] = (), **groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(
+    *, unset: Iterable[str] = (), without: Iterable[str] = (), **groups: type
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command so that the fields of each group are flags of it.
 
     The command gets each group's values as one dictionary by field name. The switches of a field ``toggles`` are in a
@@ -56,19 +58,21 @@ def takes(*, unset: Iterable[str] = (), **groups: type) -> Callable[[Callable[..
 
     Args:
         unset: groups whose dictionaries hold only what was given, without defaults.
+        without: fields that mean nothing to the command.
         groups: dataclasses by the name of the command's parameter.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
-        flags = {name: _parameters(group, unset=name in unset) for name, group in groups.items()}
+        flags = {name: _parameters(group, without, unset=name in unset) for name, group in groups.items()}
 
         @wraps(command)
         def with_flags(**values: Any) -> None:
             built = {name: _values(group, values, unset=name in unset) for name, group in groups.items()}
             command(**{p.name: values[p.name] for p in own}, **built)
 
-        parameters = [*own, *(p for group in flags.values() for p in group), *_HELP]
+        # Without groups, --help has nothing to leave out.
+        parameters = [*own, *(p for group in flags.values() for p in group), *_HELP[: 2 if groups else 1]]
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
         with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -77,9 +81,8 @@ def takes(*, unset: Iterable[str] = (), **groups: type) -> Callable[[Callable[..
     return decorate
 
 
-# Of a flag that takes no value: Typer would show one.
-NO_VALUE = " "
-_METAVARS = {bool: NO_VALUE, int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
+# A switch takes no value, so it shows none.
+_METAVARS = {bool: " ", int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
 
 
 def _show_help(context: typer.Context, wanted: bool) -> None:
@@ -96,16 +99,17 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
     _show_help(context, wanted)
 
 
-def _help_option(name: str, callback: Callable[[typer.Context, bool], None], text: str) -> Any:
-    return typer.Option(name, is_eager=True, callback=callback, metavar=NO_VALUE, help=text, rich_help_panel="Help")
+def _help_flag(name: str, callback: Callable[[typer.Context, bool], None], text: str) -> inspect.Parameter:
+    option = typer.Option(name, is_eager=True, callback=callback, metavar=" ", help=text, rich_help_panel="Help")
+    return _parameter(name.removeprefix("--").replace("-", "_"), Annotated[bool, option], False)
 
 
-def _parameters(group: type, *, unset: bool) -> list[inspect.Parameter]:
+def _parameters(group: type, without: Iterable[str], *, unset: bool) -> list[inspect.Parameter]:
     parameters = []
     for f in fields(group):
         if f.name == "toggles":
             parameters += [_parameter(s.name, _switch(s.name, s.metadata["help"]), None) for s in fields(Toggles)]
-        elif get_origin(f.type) is Annotated:
+        elif get_origin(f.type) is Annotated and f.name not in without:
             kind, flag = get_args(f.type)
             default = None if unset or f.default == () else f.default
             parameters.append(_parameter(f.name, _option(f.name, kind, flag, unset=unset), default))
@@ -138,7 +142,7 @@ def _option(name: str, kind: Any, flag: Flag, *, unset: bool) -> Any:
 def _switch(name: str, text: str) -> Any:
     flag = name.replace("_", "-")
     option = typer.Option(
-        f"--{flag}/--no-{flag}", help=text, rich_help_panel=SWITCHES, show_default=False, hidden=True, metavar=NO_VALUE
+        f"--{flag}/--no-{flag}", help=text, rich_help_panel=SWITCHES, show_default=False, hidden=True, metavar=" "
     )
     return Annotated[bool | None, option]
 
@@ -148,15 +152,17 @@ def _values(group: type, values: dict[str, Any], *, unset: bool) -> dict[str, An
     for f in fields(group):
         if f.name == "toggles":
             own["toggles"] = {s.name: values[s.name] for s in fields(Toggles)}
-        elif get_origin(f.type) is Annotated and not (unset and values[f.name] is None):
-            value = values[f.name]
+        elif get_origin(f.type) is not Annotated:
+            continue
+        elif (value := values.get(f.name)) is not None:
             own[f.name] = tuple(value) if isinstance(value, list) else value
-            if value is None:
-                own[f.name] = f.default
+        elif not unset:
+            own[f.name] = f.default
     return own
 
 
 # In place of the command's own --help, which looks as if it took a value.
-Help = Annotated[bool, _help_option("--help", _show_help, "Show this message.")]
-_HelpAll = Annotated[bool, _help_option("--help-all", _show_all, "Show rare flags and switches too.")]
-_HELP = (_parameter("help", Help, False), _parameter("help_all", _HelpAll, False))
+_HELP = (
+    _help_flag("--help", _show_help, "Show this message."),
+    _help_flag("--help-all", _show_all, "Show rare flags and switches too."),
+)

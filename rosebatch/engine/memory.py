@@ -1,4 +1,4 @@
-"""How a device's memory is divided, once the weights are in it: the KV cache, and what a step needs beside it."""
+"""Divides a device's memory, once the weights are in it, between the KV cache and what a step needs."""
 
 import os
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from rosebatch.config import KVShape, ModelConfig, RunConfig
 from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.errors import FlagError
 
-# Tokens of a step where the user does not say. On a CPU, a step's activations should not outgrow its caches: 1024
-# tokens at a time prefill a quarter faster than 4096 (docs/performance.md).
+# Default tokens of a step. On a CPU, a step's activations should fit its caches: 1024 tokens at a time prefill a
+# quarter faster than 4096 (docs/performance.md).
 _BATCHED_TOKENS = {"cuda": 16384, "cpu": 1024}
-# On a small GPU fewer, until a step takes no more than this share of what is free.
+# On a small GPU, steps get smaller until one takes no more than this share of the free memory.
 _FEWEST_TOKENS = 2048
 _STEP_SHARE = 0.25
 # Share of a CPU's free memory that the KV cache takes.
@@ -68,7 +68,7 @@ def plan_memory(
         memory = min(int(_CPU_SHARE * free), _CPU_MOST)
     memory = limits.kv_cache_bytes or max(memory, 0)
     block = bytes_per_block(kv_shapes, block_size, kv_dtype)
-    # More than every sequence at full length is of no use.
+    # More blocks than all sequences at full length can use would be wasted.
     most = limits.max_num_seqs * -(-config.max_model_len // block_size)
     blocks = min(memory // block, most)
     if blocks < 1 or blocks * block_size < 2:
@@ -77,7 +77,7 @@ def plan_memory(
 
 
 def step_bytes(config: ModelConfig, tokens: int, seqs: int, dtype: torch.dtype) -> int:
-    """What a GPU step of so many tokens allocates at most, and its logits; twice, because graphs keep memory apart."""
+    """Most bytes that a GPU step of so many tokens allocates, logits included; twice, because graphs keep their own."""
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     # The MLP's input and both of its inner tensors, beside residuals and norms old and new.
     wide = 3 * config.intermediate_size + 4 * config.hidden_size + qkv

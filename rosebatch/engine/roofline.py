@@ -1,8 +1,8 @@
-"""The least time that a workload can take on a device, from two rates measured on it.
+"""The least time that a workload can take on a device: its floor, from two rates measured on the device.
 
-Decode is bound by memory: every step reads each weight once and the K/V of each live sequence once. Prefill is bound
-by arithmetic: its matrix and attention products at the rate of a large bf16 product. Nothing else is counted, so a
-share of 100 % cannot be reached.
+Memory bounds decode: every step reads each weight once and the K and V of each live sequence once. Arithmetic bounds
+prefill: its matrix and attention products run at the rate of a large bf16 product. Nothing else counts, so no engine
+reaches 100 %.
 """
 
 import heapq
@@ -21,7 +21,7 @@ _HOST_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a GPU does at best: bytes copied and bf16 matrix operations, per second."""
+    """What a device does at best: bytes copied and bf16 matrix operations, per second."""
 
     copy: float
     matmul: float
@@ -36,12 +36,12 @@ class Floor:
 
     @property
     def seconds(self) -> float:
-        """Both together: they use the GPU one after the other."""
+        """Both together: one follows the other."""
         return self.prefill_s + self.decode_s
 
 
 def measure_rates(device: str) -> Rates | None:
-    """Measure this GPU, once in a process; None on a ``cpu``, for which there is no floor."""
+    """Measure this GPU, once in a process; None on ``cpu``."""
     if device != "cuda":
         return None
     from rosebatch_kernels.timing import copy_bandwidth, matmul_rate
@@ -50,7 +50,7 @@ def measure_rates(device: str) -> Rates | None:
 
 
 def measure_host_rates(dtype: torch.dtype) -> Rates:
-    """The same of this CPU, in the dtype of a run; takes a fraction of a second."""
+    """Measure this CPU in the dtype of a run; takes a fraction of a second."""
     source = torch.empty(_HOST_COPY, dtype=torch.uint8)
     target = torch.empty_like(source)
     matrix = torch.randn(_HOST_MATRIX, _HOST_MATRIX).to(dtype)
@@ -77,17 +77,17 @@ def find_floor(
 ) -> Floor:
     """The floor of a workload.
 
-    Every query is taken to see all keys before it: for a model with sliding windows the floor is too high where
-    sequences are longer than those. So it is for an HP1 model whose values without weight are not read.
+    It assumes that every query sees all keys before it. So it is too high for sequences longer than a sliding window,
+    and for an HP1 model, which skips values without weight.
 
     Args:
         config: of the model.
         itemsize: bytes of a weight and of a K/V element.
         prompt_lens: tokens of each prompt, the shared prefix included.
-        output_lens: tokens generated for each; the first of them comes out of prefill.
-        max_num_seqs: the first that many are admitted at once, the others in order as places become free.
+        output_lens: tokens generated for each; prefill yields the first.
+        max_num_seqs: so many run at a time; the others follow in order.
         rates: of the GPU.
-        cached_prefix: first tokens of all prompts that are computed once, and read once a step.
+        cached_prefix: shared first tokens of all prompts, computed once and read once a step.
     """
     own_lens = [length - cached_prefix for length in prompt_lens]
     layers, head = _matmul_parameters(config), config.vocab_size * config.hidden_size
@@ -98,7 +98,7 @@ def find_floor(
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
 
     steps = _decode_steps(output_lens, max_num_seqs)
-    # The step after k generated tokens reads the K/V of those and of the prompt.
+    # The step after k generated tokens reads their K and V and the prompt's.
     keys = cached_prefix * steps
     keys += sum((o - 1) * n + _triangle(o - 1) for n, o in zip(own_lens, output_lens, strict=True))
     key_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
@@ -107,7 +107,7 @@ def find_floor(
 
 
 def _matmul_parameters(config: ModelConfig) -> int:
-    """Weights that every token is multiplied with: those of the layers. Norms and biases are too few to count."""
+    """Weights of the layers' matrices. Norms and biases are too few to count."""
     attention = 2 * config.hidden_size * (config.num_heads + config.num_kv_heads) * config.head_dim
     projections = 2 if config.family == "gpt2" else 3
     return config.num_layers * (attention + projections * config.hidden_size * config.intermediate_size)

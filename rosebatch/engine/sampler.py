@@ -1,4 +1,4 @@
-"""Logits of the sampled rows -> token ids: one call for each group of like rows, so that a step needs one sync."""
+"""Samples rows of logits: one call for each group of like rows, so that a step needs one sync."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from rosebatch.ops import Ops
 from rosebatch.sampling_params import SamplingParams
 from rosebatch_kernels.sampling.philox import uniform
 
-# None: greedy; otherwise (top_k, whether any filter is on): what decides which operator serves the row.
+# What decides which operator serves a row. None: greedy; otherwise (top_k, whether any filter is on).
 _Group = tuple[int, bool] | None
 
 
@@ -19,12 +19,12 @@ def sample(
     Args:
         logits: ``[S, V]``.
         params: of each row.
-        positions: that each sampled token will have; with the seed it decides the row's random number.
+        positions: of the tokens to be sampled. Seed and position decide a row's random number.
         ops: the operators of this run.
-        batched: False samples row after row, each fetched alone: what batching is measured against.
+        batched: False samples and fetches row after row. Batching is measured against that.
 
     Returns:
-        ``[S]`` int64 on the device of the logits; nothing was fetched from there, unless ``batched`` is False.
+        ``[S]`` int64 on the device of the logits. Nothing is fetched from there, unless ``batched`` is False.
     """
     if not batched:
         alone = zip(logits.split(1), params, positions, strict=True)

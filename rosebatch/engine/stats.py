@@ -1,4 +1,4 @@
-"""What the engine counts while it runs, for the report."""
+"""Counts of a run, for the report."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from rosebatch.engine.timeline import Timeline
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters over all steps of a run; seconds that the device was busy."""
+    """Counters over all steps; seconds are those in which the device was busy."""
 
     steps: int = 0
     decode_steps: int = 0

@@ -1,4 +1,4 @@
-"""A run over time, in memory that does not grow with it: where there are too many samples, pairs become one."""
+"""A run over time in bounded memory: when there are too many samples, each pair becomes one."""
 
 from array import array
 from typing import Any
@@ -8,7 +8,7 @@ _FIRST_WIDTH = 0.02
 
 
 class Timeline:
-    """Tokens and occupancy by spans of time, all of one width that doubles as the run goes on."""
+    """Tokens and occupancy by spans of time of one width, which doubles as the run gets longer."""
 
     def __init__(self) -> None:
         self._width = _FIRST_WIDTH
@@ -19,13 +19,13 @@ class Timeline:
         self._blocks = array("d")
 
     def add(self, seconds: float, *, prompt_tokens: int, output_tokens: int, live: int, blocks: int) -> None:
-        """Count a step, spread over the time since the step before it.
+        """Count a step, spread over the time since the last one.
 
         Args:
             seconds: since the run began, at the end of the step.
             prompt_tokens, output_tokens: computed and generated in it.
             live: sequences that were running.
-            blocks: of the KV cache that were in use.
+            blocks: of the KV cache in use.
         """
         while seconds >= _MOST * self._width:
             self._widen()

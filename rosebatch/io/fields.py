@@ -1,6 +1,6 @@
-"""The fields of a line that have a meaning: their types, and what they come to.
+"""The known fields of an input line: their types, and the sampling parameters and prompt options they stand for.
 
-``rows`` and ``openai_batch`` put lines of their kinds together from these.
+``rows`` and ``openai_batch`` build their kinds of lines from these.
 """
 
 from collections.abc import Mapping
@@ -18,15 +18,15 @@ FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
-    """What is done with a row's prompt, by the names that other servers use.
+    """What happens to a row's prompt. The names are those of other servers.
 
     Attributes:
-        add_generation_prompt: of a chat, whether the template opens the assistant's answer.
-        continue_final_message: of a chat, whether the answer goes on where its last message ends.
-        chat_template_kwargs: of a chat, further variables of the template.
-        truncate_prompt_tokens: only the last tokens are kept, so many; 0 for all.
-        echo: of a text or token ids, whether the result's text begins with the prompt.
-        suffix: of a text, what is to follow the completion: for models that fill in the middle.
+        add_generation_prompt: for chats. Whether the template opens the assistant's answer.
+        continue_final_message: for chats. Whether the answer continues the last message.
+        chat_template_kwargs: for chats. Further variables of the template.
+        truncate_prompt_tokens: keep only this many tokens, the last ones; 0 keeps all.
+        echo: for texts and token ids. Whether the result's text begins with the prompt.
+        suffix: for texts. The text after the completion, for models that fill in the middle.
     """
 
     add_generation_prompt: bool = True
@@ -38,33 +38,33 @@ class PromptOptions:
 
     @property
     def template(self) -> dict[str, Any]:
-        """Keyword arguments of a chat template."""
+        """Keyword arguments of the chat template."""
         own = {name: getattr(self, name) for name in ("add_generation_prompt", "continue_final_message")}
         return {**self.chat_template_kwargs, **own}
 
 
 class Message(msgspec.Struct):
-    """A message of a chat; any other field is for the chat template."""
+    """A message of a chat. All its other fields go to the chat template."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
 
 
 class JsonSchema(msgspec.Struct):
-    """A schema as the API wraps it; its name changes nothing, and it is kept to strictly whether asked or not."""
+    """A schema as the API wraps it. Its name has no effect, and it is always enforced strictly."""
 
     schema: dict[str, Any] | bool | None = None
 
 
 class ResponseFormat(msgspec.Struct):
-    """What the API asks of an answer."""
+    """The format of an answer, as the API spells it."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """The same and more, by the names of other servers; exactly one of them."""
+    """The format of an answer, as other servers spell it, with more kinds. At most one field may be set."""
 
     json: dict[str, Any] | str | bool | None = None
     regex: str | None = None
@@ -73,7 +73,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(msgspec.Struct):
-    """How a completion is sampled, as users write it; None where nothing is said."""
+    """How to sample a completion, as users write it; None means not given."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -98,7 +98,7 @@ class SamplingFields(msgspec.Struct):
 
 
 class RequestFields(SamplingFields):
-    """The fields with a meaning that all kinds of lines share, and their types."""
+    """The known fields that all kinds of lines share."""
 
     messages: list[Message] | None = None
     add_generation_prompt: bool | None = None
@@ -119,12 +119,21 @@ _MOST_CACHED = 1024
 
 
 def given_sampling(line: SamplingFields, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling fields that a line has: checked, and as it was decoded."""
+    """The sampling fields that a line gives.
+
+    Args:
+        line: the checked line.
+        values: the line as decoded from JSON.
+    """
     return {name: value for name in values if name in SAMPLING_FIELDS and (value := getattr(line, name)) is not None}
 
 
 def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A line's sampling fields over those that hold where it is silent; fields about one thing go together."""
+    """A line's sampling fields, and the defaults for those that it does not give.
+
+    The fields about grammars are one group, those about log-probabilities another. A line that gives one field of a
+    group gets no default for the rest of that group.
+    """
     if not own:
         return dict(defaults)
     for together in (_GRAMMAR_FIELDS, _LOGPROB_FIELDS):
@@ -134,9 +143,10 @@ def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[s
 
 
 def split_prompt_only(sampling: dict[str, Any], *, echo: bool) -> tuple[dict[str, Any], bool]:
-    """The fields with which the engine can serve a row, and whether its completion is then of no interest.
+    """Sampling fields that the engine can serve, and whether the completion is to be dropped.
 
-    That is ``max_tokens`` 0 where the prompt is to be echoed or scored: the engine generates one token at least.
+    A row may ask for 0 ``max_tokens`` where the prompt is echoed or scored. The engine generates at least one token, so
+    such a row asks for one and drops it.
     """
     wanted = echo or sampling.get("prompt_logprobs") is not None
     if sampling.get("max_tokens") != 0 or not wanted:
@@ -150,12 +160,12 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     Raises:
         RowError: a value is impossible.
     """
-    # Most lines of a file say the same. Types count: True and 1 are not the same request for log-probabilities.
+    # Most lines of a file give the same fields. The key has types: logprobs true and 1 are equal but mean two things.
     key = tuple((name, type(value), value) for name, value in given.items())
     try:
         return _cached_params(key)
     except TypeError:
-        # A value without a hash.
+        # A value that cannot be hashed.
         return _params(given)
 
 
@@ -175,7 +185,7 @@ def _params(given: Mapping[str, Any]) -> SamplingParams:
     values["logprobs"] = _logprobs(values.get("logprobs"), values.pop("top_logprobs", None))
     structured = values.pop("structured_outputs", None)
     if isinstance(structured, dict):
-        structured = convert(structured, StructuredOutputs)
+        structured = to_struct(structured, StructuredOutputs)
     values["grammar"] = _grammar(values.pop("response_format", None), structured)
     try:
         return SamplingParams(**values)
@@ -191,10 +201,13 @@ def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
 
 
 def _logprobs(logprobs: bool | int | None, top_logprobs: int | None) -> int | None:
-    """Likeliest tokens to report: a number, or, as in chats, whether to and how many."""
+    """The number of likeliest tokens to report, or None for no report.
+
+    Completions give the number itself; chats say whether to report, and give the number apart.
+    """
     if type(logprobs) is int:
         if top_logprobs is not None:
-            raise RowError("invalid_sampling", "top_logprobs goes with logprobs: true, not with a number of them")
+            raise RowError("invalid_sampling", "top_logprobs needs logprobs: true, but logprobs is a number")
         return logprobs
     if top_logprobs and not logprobs:
         raise RowError("invalid_sampling", "top_logprobs needs logprobs: true")
@@ -207,7 +220,7 @@ def _grammar(response_format: ResponseFormat | None, structured: StructuredOutpu
         specs.append(GrammarSpec("json_object"))
     if response_format is not None and response_format.type == "json_schema":
         if response_format.json_schema is None or response_format.json_schema.schema is None:
-            raise RowError("invalid_field", "response_format of type json_schema has no json_schema.schema")
+            raise RowError("invalid_field", "response_format of type json_schema needs json_schema.schema")
         specs.append(GrammarSpec("json_schema", _json(response_format.json_schema.schema)))
     if structured is not None:
         if structured.json is not None:
@@ -220,7 +233,7 @@ def _grammar(response_format: ResponseFormat | None, structured: StructuredOutpu
         if structured.json_object:
             specs.append(GrammarSpec("json_object"))
     if len(specs) > 1:
-        raise RowError("invalid_field", f"one grammar is possible for an answer, {len(specs)} are given")
+        raise RowError("invalid_field", f"an answer can have one grammar, but {len(specs)} are given: keep one")
     return specs[0] if specs else None
 
 
@@ -229,38 +242,39 @@ def _json(value: Any) -> str:
 
 
 def prompt_options(line: RequestFields, values: Mapping[str, Any], *, chat: bool) -> PromptOptions:
-    """The options among a line's fields.
+    """The options that a line gives for its prompt.
 
     Args:
-        line: checked.
-        values: the line as it was decoded.
-        chat: whether the prompt is one.
+        line: the checked line.
+        values: the line as decoded from JSON.
+        chat: whether the prompt is a chat.
 
     Raises:
-        RowError: they do not go together, or not with the prompt.
+        RowError: options contradict each other or do not fit the prompt.
     """
     given = {name: value for name in values if name in OPTION_FIELDS and (value := getattr(line, name)) is not None}
     if not given:
         return NO_OPTIONS
     for name in ("echo", "suffix") if chat else _CHAT_OPTIONS:
         if given.get(name):
-            raise RowError("invalid_field", f"{name} {'has no meaning for' if chat else 'needs'} messages")
+            raise RowError("invalid_field", f"{name} {'cannot be used with' if chat else 'needs'} messages")
     if given.get("continue_final_message"):
         if given.get("add_generation_prompt"):
-            raise RowError("invalid_field", "add_generation_prompt and continue_final_message exclude each other")
+            message = "add_generation_prompt and continue_final_message cannot be used together"
+            raise RowError("invalid_field", message)
         given["add_generation_prompt"] = False
     if given.get("echo") and given.get("suffix"):
-        raise RowError("invalid_field", "echo and suffix exclude each other")
+        raise RowError("invalid_field", "echo and suffix cannot be used together")
     if given.get("truncate_prompt_tokens", 1) < 1:
         raise RowError("invalid_field", "truncate_prompt_tokens must be >= 1")
     return PromptOptions(**given)
 
 
-def convert(values: object, kind: type[FieldsT]) -> FieldsT:
-    """Values as the fields of a line.
+def to_struct(values: object, kind: type[FieldsT]) -> FieldsT:
+    """Plain values as a struct of typed fields.
 
     Raises:
-        RowError: one has another type.
+        RowError: a field has the wrong type.
     """
     try:
         return msgspec.convert(values, kind)
@@ -269,11 +283,15 @@ def convert(values: object, kind: type[FieldsT]) -> FieldsT:
 
 
 def plain_message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose content is one string: text parts are joined by line breaks."""
+    """A message with its content as one string: text parts are joined by line breaks.
+
+    Raises:
+        RowError: a part is not text.
+    """
     content = message.get("content")
     if not isinstance(content, list):
         return message
     texts = [part["text"] for part in content if part.get("type") == "text" and isinstance(part.get("text"), str)]
     if len(texts) != len(content):
-        raise RowError("invalid_messages", "message content may hold text parts only")
+        raise RowError("invalid_messages", "only text parts are supported in message content")
     return {**message, "content": "\n".join(texts)}

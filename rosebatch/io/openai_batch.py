@@ -1,8 +1,8 @@
 """The batch files of OpenAI's API: one request a line, and the lines that answer them.
 
-Shapes as in the public API reference of batches, chat completions and completions; fields beyond it (``top_k``,
-``min_p``, ``stop_token_ids``, ``structured_outputs`` and the like) are those that other servers take. Nothing is
-ignored silently: a field that would change the answer and is not served is the line's error.
+Lines follow the public API reference of batches, chat completions and completions. Other servers' further fields
+(``top_k``, ``min_p``, ``stop_token_ids``, ``structured_outputs`` and the like) are served too. No field is ignored
+silently: a line fails if it has an unsupported field that would change the answer.
 """
 
 from codecs import getincrementaldecoder
@@ -16,12 +16,12 @@ import msgspec
 from rosebatch.errors import RowError
 from rosebatch.io.fields import (
     RequestFields,
-    convert,
     given_sampling,
     plain_message,
     prompt_options,
     sampling_params,
     split_prompt_only,
+    to_struct,
     with_defaults,
 )
 from rosebatch.io.results import Answer, Choice, ScoredToken, scored_tokens
@@ -29,9 +29,9 @@ from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.sampling_params import MOST_TOKENS
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-# As the API: not greedy, and as long as the model can go on.
+# The API's defaults: sampled, and as long as the model allows.
 _DEFAULTS = {"temperature": 1.0, "max_tokens": MOST_TOKENS}
-# Fields without a meaning for a local run.
+# Fields that change nothing in a local run.
 _WITHOUT_EFFECT = {
     "metadata",
     "parallel_tool_calls",
@@ -43,6 +43,7 @@ _WITHOUT_EFFECT = {
     "stream_options",
     "user",
 }
+# Unsupported fields, with the values at which they change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "function_call": ("none",),
@@ -68,7 +69,7 @@ class _Body(RequestFields):
 
 
 def is_request(values: object) -> bool:
-    """Whether a decoded line is of such a file."""
+    """Whether a decoded line is a request of a batch file."""
     return isinstance(values, dict) and "custom_id" in values and "body" in values
 
 
@@ -78,40 +79,40 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
     Args:
         values: the decoded line.
         index: of the row.
-        where: for error messages.
-        defaults: sampling fields for where the body is silent; they win over the API's own.
+        where: the line's place, for error messages.
+        defaults: sampling fields for what the body does not say. They replace the API's own defaults.
     """
     metadata = {"custom_id": values.get("custom_id") if isinstance(values, dict) else None}
     try:
-        line = convert(values, _Line)
-        body = convert(line.body, _Body)
+        line = to_struct(values, _Line)
+        body = to_struct(line.body, _Body)
         url = line.url or (_COMPLETIONS if body.messages is None else _CHAT)
         if not url.startswith("/v1"):
-            # As some services have it.
+            # Some services leave out the /v1.
             url = f"/v1{url}"
         if url not in (_CHAT, _COMPLETIONS):
-            raise RowError("unsupported_url", f"url is {url}; served are {_CHAT} and {_COMPLETIONS}")
+            raise RowError("unsupported_url", f"url {url} is not supported; use {_CHAT} or {_COMPLETIONS}")
         unknown = set(line.body) - set(_Body.__struct_fields__) - set(_NEUTRAL) - _WITHOUT_EFFECT
         if unknown:
-            raise RowError("unknown_field", f"unknown in the body: {', '.join(sorted(unknown))}")
+            raise RowError("unknown_field", f"unknown fields in the body: {', '.join(sorted(unknown))}")
         other = "prompt" if url == _CHAT else "messages"
         if getattr(body, other) is not None:
-            raise RowError("invalid_field", f"{other} has no meaning for {url}")
+            raise RowError("invalid_field", f"{other} cannot be used with {url}")
         _require_neutral(line.body)
         own = given_sampling(body, line.body)
         if url == _CHAT and type(body.logprobs) is int:
-            raise RowError("invalid_field", "logprobs of a chat is true or false; top_logprobs says how many")
+            raise RowError("invalid_field", "logprobs of a chat must be true or false; top_logprobs says how many")
         if url == _COMPLETIONS and type(body.logprobs) is bool:
-            raise RowError("invalid_field", f"logprobs of {url} is the number of likeliest tokens")
+            raise RowError("invalid_field", f"logprobs of {url} must be the number of likeliest tokens")
         if body.max_completion_tokens is not None:
             own["max_tokens"] = body.max_completion_tokens
         if body.seed is not None:
-            # The API's may be negative.
+            # The API allows negative seeds.
             own["seed"] = body.seed % 2**64
         prompts = () if url == _CHAT else _prompts(body.prompt)
         one = prompts[0] if len(prompts) == 1 else None
         if url == _COMPLETIONS and body.suffix and not isinstance(one, str):
-            raise RowError("invalid_field", "suffix needs a prompt that is one text")
+            raise RowError("invalid_field", "suffix needs one prompt, given as text")
         sampling = with_defaults(own, {**_DEFAULTS, **defaults})
         if body.echo and sampling.get("logprobs") is not None:
             sampling.setdefault("prompt_logprobs", sampling["logprobs"])
@@ -135,11 +136,11 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """The lines of output and error file.
+    """The lines of the output file and the error file.
 
     Attributes:
-        model: its name, in every answer.
-        created: seconds since 1970, in every answer.
+        model: the name in every answer.
+        created: the time in every answer, in seconds since 1970.
     """
 
     model: str
@@ -167,7 +168,7 @@ class BatchShape:
         return _line(answer.index, answer.metadata["custom_id"], response, None)
 
     def failure(self, row: FailedRow) -> dict[str, Any]:
-        """The line of one that was not."""
+        """The line of a request that failed."""
         error = {"code": row.error.code, "message": f"{row.where}: {row.error.message}"}
         return _line(row.index, row.metadata.get("custom_id"), None, error)
 
@@ -183,7 +184,7 @@ def _messages(values: Mapping[str, Any], body: _Body) -> list[dict[str, Any]]:
 
 
 def _prompts(prompt: str | list[Any] | None) -> tuple[str | tuple[int, ...], ...]:
-    """One or several, each a text or token ids."""
+    """One prompt or several, each as text or token ids."""
     if not prompt:
         raise RowError("missing_prompt", "prompt is missing or empty")
     if isinstance(prompt, str):
@@ -198,10 +199,10 @@ def _prompts(prompt: str | list[Any] | None) -> tuple[str | tuple[int, ...], ...
 
 
 def _require_neutral(body: Mapping[str, Any]) -> None:
-    """Refuse fields that would be ignored: those that are not served, with a value that would change the answer."""
+    """Refuse unsupported fields unless their value changes nothing."""
     for name, without_effect in _NEUTRAL.items():
         if body.get(name) is not None and body[name] not in without_effect:
-            raise RowError("unsupported_field", f"{name} is not supported")
+            raise RowError("unsupported_field", f"{name} is not supported: remove it")
 
 
 def _chat_choice(choice: Choice) -> dict[str, Any]:
@@ -217,7 +218,7 @@ def _chat_choice(choice: Choice) -> dict[str, Any]:
 
 
 def _text_choice(choice: Choice) -> dict[str, Any]:
-    """Where the prompt is echoed, its log-probabilities come first, in the same lists."""
+    """A completion. If the prompt is echoed, its log-probabilities come first, in the same lists."""
     logprobs = None
     if choice.logprobs is not None:
         tokens = [*(choice.prompt_logprobs or [] if choice.echo else []), *choice.logprobs]
@@ -227,32 +228,35 @@ def _text_choice(choice: Choice) -> dict[str, Any]:
             "top_logprobs": [_likeliest(token) for token in tokens],
             "text_offset": _offsets(tokens, choice.text or ""),
         }
-    found = {"text": choice.text or "", "logprobs": logprobs, "finish_reason": choice.finish_reason}
-    return {**found, **_additions(choice)}
+    fields = {"text": choice.text or "", "logprobs": logprobs, "finish_reason": choice.finish_reason}
+    return {**fields, **_additions(choice)}
 
 
 def _likeliest(token: ScoredToken) -> dict[str, float] | None:
-    """By their texts, the token itself always among them; of two that look the same, the likelier."""
+    """Log-probabilities by the tokens' texts, the token itself always included.
+
+    If two tokens have the same text, the likelier one counts.
+    """
     if token.logprob is None:
         return None
-    found: dict[str, float] = {}
+    logprobs: dict[str, float] = {}
     for each in (*token.top, token):
         if each.logprob is not None:
-            found.setdefault(each.text, each.logprob)
-    return found
+            logprobs.setdefault(each.text, each.logprob)
+    return logprobs
 
 
 def _offsets(tokens: Sequence[ScoredToken], text: str) -> list[int]:
-    """Where in the text each token begins."""
+    """The place in the text where each token begins."""
     decoder = getincrementaldecoder("utf-8")(errors="replace")
     pieces = ["" if token.special else decoder.decode(token.raw) for token in tokens]
-    # Some tokenizers leave out the space in front of a text's first word.
+    # Some tokenizers drop the space before a text's first word.
     shift = int("".join(pieces).startswith(" ") and not text.startswith(" "))
     return [max(0, offset - shift) for offset in accumulate(map(len, pieces[:-1]), initial=0)]
 
 
 def _additions(choice: Choice) -> dict[str, Any]:
-    """What is not the API's: other servers' fields of these names."""
+    """Fields that the API does not have, under the names that other servers use."""
     additions: dict[str, Any] = {} if choice.token_ids is None else {"token_ids": choice.token_ids}
     if choice.prompt_logprobs is not None and not (choice.echo and choice.logprobs is not None):
         additions["prompt_logprobs"] = scored_tokens(choice.prompt_logprobs)

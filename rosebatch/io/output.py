@@ -1,4 +1,4 @@
-"""Where results go: to a file or folder that appears whole under its name, or row by row to a stream."""
+"""Where results go: to a file or folder that appears only when it is whole, or row by row to a stream."""
 
 import os
 from collections.abc import Callable, Container
@@ -13,40 +13,40 @@ from rosebatch.errors import FlagError, UserError
 from rosebatch.io.parquet import PART_NAME, Rows
 from rosebatch.io.part_file import PartFile
 
-# Results that a stream holds back until the row before them is there.
+# Results that a stream holds back while it waits for an earlier row.
 _MOST_HELD = 4096
 
 
 class Output(Protocol):
-    """Takes each row's result once, in any order."""
+    """Takes one result for each row, in any order."""
 
     def __contains__(self, index: int) -> bool:
-        """Whether the row has its result, of an earlier run perhaps."""
+        """Whether the row already has its result, perhaps from an earlier run."""
         ...
 
     @property
     def created(self) -> int:
-        """When the run began, or the one that it resumes: seconds since 1970."""
+        """When the run began, in seconds since 1970. A resumed run keeps the time of the first one."""
         ...
 
     @property
     def num_rows(self) -> int:
-        """Results so far, those of the run that is resumed included."""
+        """Results so far, including those of the resumed run."""
         ...
 
     @property
     def num_failed(self) -> int:
-        """Of these, error rows."""
+        """Error rows among them."""
         ...
 
     @property
     def kept(self) -> str:
-        """Where a run that ends early leaves its results, for people; empty where it leaves none."""
+        """For people: where a run that ends early leaves its results. Empty if it leaves none."""
         ...
 
     @property
     def full(self) -> bool:
-        """Whether rows should be finished before more are begun."""
+        """Whether rows must finish before more may start."""
         ...
 
     def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
@@ -54,20 +54,20 @@ class Output(Protocol):
         ...
 
     def flush(self) -> None:
-        """Let nothing that was added depend on this process any longer."""
+        """Pass everything on: the end of this process then loses nothing."""
         ...
 
     def finish(self) -> None:
-        """Make the output visible, in input order, when every row has its result."""
+        """Make the output visible, in input order. Every row must have its result."""
         ...
 
     def close(self) -> None:
-        """Give up, or be done: nothing more appears; what is there stays for a run that resumes."""
+        """Release the output. Nothing more appears; unfinished results stay for a run that resumes."""
         ...
 
 
 class StreamOutput:
-    """JSONL to a stream, in input order: a row waits for those before it."""
+    """JSONL on a stream, in input order: a row waits for all rows before it."""
 
     def __init__(self, stream: IO[bytes], created: int = 0) -> None:
         self.created = created
@@ -87,7 +87,7 @@ class StreamOutput:
         return len(self._held) >= _MOST_HELD
 
     def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
-        """Write the row, and those that waited for it, or keep it until its turn."""
+        """Write the row and those that waited for it, or hold it until its turn."""
         self.num_rows += 1
         self.num_failed += failed
         self._held[index] = row
@@ -97,28 +97,28 @@ class StreamOutput:
             self._next += 1
 
     def flush(self) -> None:
-        """For whoever reads along."""
+        """Show the rows so far to whoever reads the stream."""
         self._stream.flush()
 
     def finish(self) -> None:
-        """The last row was written when it came."""
+        """Flush; ``add`` has already written every row."""
         assert not self._held, "every row has its result"
         self._stream.flush()
 
     def close(self) -> None:
-        """The stream is not ours to close."""
+        """Does nothing: the stream belongs to the caller."""
 
 
 class FileOutput:
-    """Results in a part file, and once they are all there in a file, or a folder of Parquet parts, of their own.
+    """Results in a part file. Once complete, they become a file, or a folder of Parquet files.
 
     Args:
-        part: this run's, or that of the run it resumes.
-        path: of the finished file or folder, beside the part file.
-        write: makes it of all rows, each as JSON, in input order.
-        fields: of a row, those that the part file keeps; None for all.
-        errors: where error rows go, if there are any, in place of the finished file.
-        place: brings a whole file or folder, which is its first argument, to its path.
+        part: the part file of this run, or of the run that it resumes.
+        path: the finished file or folder, beside the part file.
+        write: writes the finished file or folder from all rows, each as JSON, in input order.
+        fields: the fields of a row that the part file keeps; None keeps all.
+        errors: a file of its own for error rows, written if there are any; None puts them into the output.
+        place: moves a whole file or folder, its first argument, to its path, the second.
     """
 
     def __init__(
@@ -142,27 +142,29 @@ class FileOutput:
 
     @property
     def created(self) -> int:
-        """From the manifest."""
+        """The time in the manifest."""
         return int(self._part.manifest["created"])
 
     @property
     def num_rows(self) -> int:
-        """In the part file."""
+        """Rows in the part file."""
         return self._part.num_rows
 
     @property
     def num_failed(self) -> int:
-        """In the part file."""
+        """Error rows in the part file."""
         return self._part.num_failed
 
     @property
     def kept(self) -> str:
-        """How many rows a run that resumes will find."""
-        return f": {self.num_rows} rows are in {self._part.path}, --resume goes on with them" if self.num_rows else ""
+        """How many rows the part file holds, and how to continue."""
+        if not self.num_rows:
+            return ""
+        return f": {self.num_rows} rows are saved in {self._part.path}; rerun with --resume to continue"
 
     @property
     def full(self) -> bool:
-        """Never: the part file takes rows in any order."""
+        """Always False: the part file takes rows in any order."""
         return False
 
     def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
@@ -172,11 +174,15 @@ class FileOutput:
         self._part.append(index, row, failed=failed)
 
     def flush(self) -> None:
-        """To the system: the disk gets it a second or two later."""
+        """Hand the rows to the system. They reach the disk a second or two later."""
         self._part.flush()
 
     def finish(self) -> None:
-        """Write the file beside its place and rename it: whoever looks sees the old one or the new one, whole."""
+        """Write the output under a temporary name, then rename it: readers see the old or the new one, whole.
+
+        Raises:
+            UserError: the output cannot be written. The part file stays.
+        """
         self._part.sync()
         try:
             if self._errors is None:
@@ -193,7 +199,7 @@ class FileOutput:
     def _finish(self, path: Path, write: Callable[[Path, Rows], None], rows: Rows) -> None:
         whole = beside(path)
         try:
-            # What a run that died has left.
+            # A run that died may have left one.
             _remove(whole)
             write(whole, rows)
             for each in [*whole.iterdir(), whole] if whole.is_dir() else [whole]:
@@ -204,7 +210,7 @@ class FileOutput:
         _sync(path.parent)
 
     def close(self) -> None:
-        """Leave the part file, if it holds any result."""
+        """Release the part file. Delete it if it holds no result."""
         if self._part.num_rows:
             self._part.close()
         else:
@@ -212,30 +218,30 @@ class FileOutput:
 
 
 def write_jsonl(path: Path, rows: Rows) -> None:
-    """A line for each row."""
+    """Write one line for each row."""
     with path.open("wb") as file:
         for row in rows():
             file.write(row + b"\n")
 
 
 def beside(path: Path) -> Path:
-    """Where a file or folder is made, until it is whole."""
+    """The temporary path of a file or folder, until it is whole."""
     return path.with_name(path.name + ".tmp")
 
 
 def aside(path: Path) -> Path:
-    """Where a folder is, while another takes its place."""
+    """The path of an old folder while a new one takes its place."""
     return path.with_name(path.name + ".old")
 
 
 def replace_folder(whole: Path, path: Path) -> None:
-    """Bring a folder of parts to its path. One that is there is deleted after that, and until then lies aside.
+    """Move a folder of parts to its path. An existing folder is renamed first and deleted last.
 
     Raises:
-        OSError: one of them cannot be renamed.
+        OSError: a folder cannot be renamed.
     """
     if path.exists():
-        # Left by a run that died before it had deleted it.
+        # A run that died may have left an older one.
         _remove(aside(path))
         path.rename(aside(path))
     whole.rename(path)
@@ -244,19 +250,19 @@ def replace_folder(whole: Path, path: Path) -> None:
 
 
 def require_parts(folder: Path) -> None:
-    """Check that nothing is lost when a folder is replaced.
+    """Check that replacing a folder loses nothing.
 
     Raises:
-        FlagError: it is none, or holds more than parts.
+        FlagError: the path is a file, or the folder holds more than parts.
     """
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise FlagError(f"{folder}: is a file, name another folder for the results")
+        raise FlagError(f"{folder}: is a file; choose another folder for the results")
     foreign = min((each.name for each in folder.iterdir() if not _is_part(each)), default=None)
     if foreign is not None:
         raise FlagError(
-            f"{folder}: holds {foreign}, and a folder of results holds part-NUMBER.parquet alone; name another"
+            f"{folder}: holds {foreign}, but a results folder may only hold part-NUMBER.parquet files; choose another"
         )
 
 
@@ -265,7 +271,7 @@ def _is_part(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete a file, or a folder of parts; what else came to be in it stays, and so does the folder then."""
+    """Delete a file or a folder of parts. Anything else in the folder stays, and so does the folder then."""
     if path.is_dir():
         for part in filter(_is_part, list(path.iterdir())):
             part.unlink()

@@ -1,4 +1,7 @@
-"""Result rows as Parquet, in one file or many of one schema; carried columns get the one type that fits all rows."""
+"""Result rows as Parquet, in one file or in many of one schema. Each carried column gets one type for all rows.
+
+Carried fields are those that a result takes over from its input row.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,18 +13,19 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-# All rows as JSON, from the first, at each call.
+# Each call gives all rows again, as JSON.
 Rows = Callable[[], Iterator[bytes]]
-# A row, and what is carried through to it from elsewhere.
+# A result as JSON, and the fields that it takes over from an input with types.
 _Pair = tuple[bytes, Mapping[str, Any]]
 
-# The files of a folder that is one table. Other tools' parts have more in their names, and are not ours to replace.
+# Names of the files in a folder of results. Other tools' names are longer, and their files are not ours to replace.
 PART_NAME = re.compile(r"part-\d+\.parquet")
 _DIGITS = 5
 
-# What is decoded at a time: so many rows, or fewer long ones, such as those with log-probabilities.
+# Most rows and bytes of JSON that are decoded at once. Rows with log-probabilities are long.
 _CHUNK_ROWS = 1024
 _CHUNK_BYTES = 8 * 2**20
+# Parquet readers refuse types that are nested much deeper.
 _DEEPEST = 16
 _EXACT_IN_FLOAT = 2**53
 
@@ -36,7 +40,7 @@ _CHOICE = [
     ("logprobs", _LOGPROBS),
 ]
 
-# Fixed, not inferred: a file without a failed row must have the same types as one with.
+# Fixed, not inferred: files with and without failed rows must have the same types.
 _RESULT_TYPES: dict[str, pa.DataType] = {
     "index": pa.int64(),
     "text": pa.string(),
@@ -48,75 +52,77 @@ _RESULT_TYPES: dict[str, pa.DataType] = {
     "choices": pa.list_(pa.struct(_CHOICE)),
     "error": pa.struct([("code", pa.string()), ("message", pa.string())]),
 }
-# Columns only where a row has them.
+# Columns that a file has only if some row has them.
 _OPTIONAL = {"token_ids", "logprobs", "prompt_logprobs", "choices"}
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Carried(NamedTuple):
-    """What the rows of an input with types bring to their results, since JSON knows neither dates nor decimals.
+    """Columns that results take over from an input with types. JSON would lose them: it has no dates or decimals.
 
     Attributes:
         columns: names and types.
-        rows: the values of all rows, from the first, at each call.
+        rows: each call gives the values of all rows again, from the first.
     """
 
     columns: pa.Schema
     rows: Callable[[], Iterator[Mapping[str, Any]]]
 
 
-class _Layout(NamedTuple):
-    """What one pass over all rows has found: their schema, the columns of it that are JSON text, and their number."""
+class _TableInfo(NamedTuple):
+    """What a first pass over the rows found: their schema, its columns of JSON text, and the number of rows."""
 
     schema: pa.Schema
-    as_json: list[str]
+    json_columns: list[str]
     num_rows: int
 
 
 def write_parquet(path: Path, rows: Rows, carried: Carried | None = None) -> None:
-    """Settle the types in one pass over the rows, write them in another: memory holds a chunk of them.
+    """Write one file. A first pass over the rows finds the types, a second one writes.
+
+    Memory holds one chunk of rows.
 
     Args:
-        path: of the file.
-        rows: results, and without ``carried`` the carried fields too. Their values, where they are nested too deep for
-            a Parquet reader or of types that do not go together, become JSON text.
+        path: the file.
+        rows: the results. Without ``carried`` they include the carried fields. Carried values become JSON text where
+            their types conflict, or where they are nested too deeply for Parquet readers.
         carried: columns of the input.
 
     Raises:
         OSError: the file cannot be written.
     """
-    _write(path, _pairs(rows, carried), _settle(rows, carried))
+    _write(path, _pairs(rows, carried), _inspect(rows, carried))
 
 
 def write_parquet_parts(folder: Path, rows: Rows, rows_per_file: int, carried: Carried | None = None) -> None:
-    """As ``write_parquet``, into files of one schema whose names have the order of the rows; at least one file.
+    """Like ``write_parquet``, into files of one schema. Their names sort in the order of the rows.
 
     Args:
-        folder: to make.
+        folder: created here. It gets at least one file, even without rows.
         rows: see ``write_parquet``.
-        rows_per_file: all files but the last have so many.
+        rows_per_file: rows in every file but the last.
         carried: see ``write_parquet``.
 
     Raises:
-        OSError: the folder is there already, or cannot be written to.
+        OSError: the folder exists, or cannot be written.
     """
     folder.mkdir()
-    layout = _settle(rows, carried)
-    last = max(layout.num_rows - 1, 0) // rows_per_file
+    info = _inspect(rows, carried)
+    last = max(info.num_rows - 1, 0) // rows_per_file
     digits = max(_DIGITS, len(str(last)))
     pairs = _pairs(rows, carried)
     for number in range(last + 1):
-        _write(folder / f"part-{number:0{digits}}.parquet", islice(pairs, rows_per_file), layout)
+        _write(folder / f"part-{number:0{digits}}.parquet", islice(pairs, rows_per_file), info)
 
 
-def _write(path: Path, pairs: Iterable[_Pair], layout: _Layout) -> None:
-    with pq.ParquetWriter(path, layout.schema) as writer:
+def _write(path: Path, pairs: Iterable[_Pair], info: _TableInfo) -> None:
+    with pq.ParquetWriter(path, info.schema) as writer:
         for chunk in _chunks(pairs):
             rows = [{**carried, **msgspec.json.decode(row)} for row, carried in chunk]
             for row in rows:
-                row.update({name: _json(row[name]) for name in layout.as_json if row.get(name) is not None})
-            writer.write_table(pa.Table.from_pylist(rows, layout.schema))
+                row.update({name: _json(row[name]) for name in info.json_columns if row.get(name) is not None})
+            writer.write_table(pa.Table.from_pylist(rows, info.schema))
 
 
 def _pairs(rows: Rows, carried: Carried | None) -> Iterator[_Pair]:
@@ -138,8 +144,8 @@ def _chunks(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
         yield chunk
 
 
-def _settle(rows: Rows, carried: Carried | None) -> _Layout:
-    """Look at all rows, of results at their names alone."""
+def _inspect(rows: Rows, carried: Carried | None) -> _TableInfo:
+    """Look at all rows. Of result fields only the names matter: their types are fixed."""
     types: dict[str, pa.DataType | None] = {}
     if carried is not None:
         types = {field.name: field.type for field in carried.columns if field.name not in _RESULT_TYPES}
@@ -152,19 +158,19 @@ def _settle(rows: Rows, carried: Carried | None) -> _Layout:
         names.update(*fields)
         if carried is None:
             _widen(types, exact, fields)
-    # A column without a single value would get Arrow's null type, which other files' rows do not fit.
+    # A column without any value would get Arrow's null type. The values of other files would not fit it.
     columns = [(n, pa.string() if t is None or pa.types.is_null(t) else t) for n, t in types.items()]
     results = [(n, t) for n, t in _RESULT_TYPES.items() if n in names or n not in _OPTIONAL]
-    return _Layout(pa.schema([*columns, *results]), [n for n, t in types.items() if t is None], num_rows)
+    return _TableInfo(pa.schema([*columns, *results]), [n for n, t in types.items() if t is None], num_rows)
 
 
 def _widen(types: dict[str, pa.DataType | None], exact: set[str], rows: list[dict[str, msgspec.Raw]]) -> None:
-    """Make the types of carried columns fit more rows.
+    """Widen the types of carried columns until they fit more rows.
 
     Args:
-        types: so far; None for mixed types, which are written as JSON text.
-        exact: columns that hold an integer which a float cannot.
-        rows: fields yet to be decoded.
+        types: the types so far; None for mixed types, which become JSON text.
+        exact: columns with an integer that a float cannot hold.
+        rows: their fields, still encoded.
     """
     for name in dict.fromkeys(n for row in rows for n in row if n not in _RESULT_TYPES):
         values = [msgspec.json.decode(row[name]) if name in row else None for row in rows]
@@ -180,18 +186,17 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _deeper(value: Any, levels: int) -> bool:
+def _is_deeper(value: Any, levels: int) -> bool:
     """Whether lists and objects are nested more than ``levels`` deep."""
     if not isinstance(value, (list, dict)):
         return False
     inner = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_deeper(item, levels - 1) for item in inner)
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)
 
 
 def _infer(values: list[Any]) -> pa.DataType | None:
-    """The Arrow type of these values, None where they have none in common or it cannot be written."""
-    # A Parquet reader would refuse it.
-    if any(_deeper(value, _DEEPEST) for value in values):
+    """The Arrow type of these values; None if they share none or Parquet cannot hold it."""
+    if any(_is_deeper(value, _DEEPEST) for value in values):
         return None
     try:
         inferred = pa.array(values).type
@@ -201,13 +206,14 @@ def _infer(values: list[Any]) -> pa.DataType | None:
 
 
 def _writable(kind: pa.DataType) -> bool:
-    """Parquet has no struct without fields."""
+    """Whether Parquet can hold the type: it has no struct without fields."""
     if pa.types.is_struct(kind):
         return kind.num_fields > 0 and all(_writable(field.type) for field in kind)
     return _writable(kind.value_type) if pa.types.is_list(kind) else True
 
 
 def _unify(one: pa.DataType | None, other: pa.DataType | None) -> pa.DataType | None:
+    """A type for the values of both; None if there is none, or it would lose digits."""
     if one is None or other is None:
         return None
     try:
@@ -215,13 +221,13 @@ def _unify(one: pa.DataType | None, other: pa.DataType | None) -> pa.DataType | 
         unified = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except pa.ArrowException:
         return None
-    # Whether integers inside lists and objects survive as floats is not known here.
+    # Integers inside lists and objects were not checked: as floats they might lose digits.
     nested = pa.types.is_nested(unified)
     return None if nested and any(_made_floating(kind, unified) for kind in (one, other)) else unified
 
 
 def _made_floating(kind: pa.DataType, unified: pa.DataType) -> bool:
-    """Whether an integer somewhere in ``kind`` has become a float in ``unified``."""
+    """Whether an integer somewhere in ``kind`` is a float in ``unified``."""
     if pa.types.is_struct(kind) and pa.types.is_struct(unified):
         return any(_made_floating(field.type, unified.field(field.name).type) for field in kind)
     if pa.types.is_list(kind) and pa.types.is_list(unified):

@@ -1,8 +1,8 @@
-"""Results in the order in which they come, in a file that outlives the process.
+"""Results in the order in which they are finished, in a file that outlives the process.
 
-The first line is the run's manifest (``rosebatch.job.manifest``), every other one ``[index,failed,row]`` in JSON: what
-the file holds can be told, and a row copied, without decoding any. Lines are only ever appended, so a crash can tear
-none but the last, which is dropped when the file is opened again.
+The first line is the run's manifest (``rosebatch.job.manifest``). Every other line is ``[index,failed,row]`` in JSON,
+so that rows can be counted and copied without decoding them. Lines are only ever appended: a crash can tear only the
+last one, and reopening the file drops it.
 """
 
 import fcntl
@@ -18,22 +18,22 @@ import msgspec
 
 from rosebatch.errors import FlagError, UserError
 
-# What a power cut can cost at most, in rows and in seconds. Rows that were handed to the system survive the process.
+# The most that a power cut can lose. The end of the process loses no row that the system already has.
 _SYNC_ROWS = 1024
 _SYNC_SECONDS = 2.0
-# Rows whose places are known at a time.
+# Rows whose places in the file are in memory at once.
 _WINDOW = 2**16
 _HEAD = re.compile(rb"\[(\d+),([01]),")
 
 
 class PartFile:
-    """The results so far; held by one process at a time.
+    """The results so far. Only one process at a time may hold the file.
 
     Attributes:
         path: of the file.
-        manifest: of the run that began it.
+        manifest: of the run that began the file.
         num_rows: results in it.
-        num_failed: of these, error rows.
+        num_failed: error rows among them.
     """
 
     def __init__(self, path: Path, descriptor: int, manifest: dict[str, Any]) -> None:
@@ -53,14 +53,14 @@ class PartFile:
         """Begin a file.
 
         Raises:
-            FlagError: there is one with results already.
+            FlagError: the file already holds results.
             UserError: it cannot be created, or another process holds it.
         """
         part = cls(path, _open(path), manifest)
         try:
             first = _first_line(path)
             if first is not None and path.stat().st_size > len(first):
-                raise FlagError(f"{path} holds results of an earlier run: go on with --resume, or remove it")
+                raise FlagError(f"{path} holds results of an earlier run: rerun with --resume, or delete the file")
             part._cut(0)
             part._write(msgspec.json.encode(manifest) + b"\n")
         except BaseException:
@@ -70,7 +70,10 @@ class PartFile:
 
     @classmethod
     def reopen(cls, path: Path) -> "PartFile | None":
-        """Go on with a file, without a line that was torn; None where there is nothing to go on with.
+        """Open an earlier run's file and drop a torn last line.
+
+        Returns:
+            None if there is no file, or not even a whole manifest in it.
 
         Raises:
             UserError: it cannot be read, or another process holds it.
@@ -83,7 +86,7 @@ class PartFile:
             if first is None:
                 part.close()
                 return None
-            part.manifest = _decode(first, path)
+            part.manifest = _decode_manifest(first, path)
             part._recover(len(first))
         except BaseException:
             part.close()
@@ -95,10 +98,10 @@ class PartFile:
         return byte < len(self._present) and bool(self._present[byte] >> bit & 1)
 
     def append(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
-        """Add a result, on its way to the disk within a second or two.
+        """Add a result. It reaches the disk within a second or two.
 
         Raises:
-            UserError: the disk is full, or failed; what was added before stays.
+            UserError: the disk is full or fails. Earlier results stay.
         """
         assert index not in self, "a row has one result"
         self._lines.append(b"[%d,%d,%s]\n" % (index, failed, msgspec.json.encode(row, enc_hook=str)))
@@ -108,7 +111,7 @@ class PartFile:
             self.sync()
 
     def flush(self) -> None:
-        """Hand all rows to the system: from here on the end of this process costs none of them."""
+        """Hand all rows to the system: the end of this process then loses none."""
         if self._lines:
             lines, self._lines = self._lines, []
             self._write(b"".join(lines))
@@ -123,10 +126,13 @@ class PartFile:
         self._synced, self._unsynced = time.monotonic(), 0
 
     def rows(self, *, failed: bool | None = None) -> Iterator[bytes]:
-        """All rows as JSON, or the error rows alone, or all others, in the order of their indices.
+        """The rows as JSON, in the order of their indices.
 
-        A window of indices at a time. Rows are finished nearly in order, so a window's lines stand close together, and
-        the file is read little more than once.
+        One window of indices is read at a time. Rows finish nearly in order, so a window's lines are close together,
+        and the file is read little more than once.
+
+        Args:
+            failed: True for the error rows alone, False for all others, None for both.
         """
         self.flush()
         with self.path.open("rb") as file:
@@ -141,7 +147,7 @@ class PartFile:
                         yield line[head.end() : -2]
 
     def _places(self, file: BinaryIO, place: int, first: int) -> tuple["array[int]", int]:
-        """Where the lines of a window stand, 0 for rows that are not there; and where to look for later windows'."""
+        """Where the lines of a window begin (0 for missing rows), and where to begin searching for later windows."""
         places = array("Q", bytes(8 * _WINDOW))
         missing = int.from_bytes(self._present[first // 8 : (first + _WINDOW) // 8]).bit_count()
         later = 0
@@ -158,19 +164,19 @@ class PartFile:
         return places, later or place
 
     def close(self) -> None:
-        """Let go of the file; its rows are for a later run."""
+        """Release the file. Its rows stay for a later run."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def remove(self) -> None:
-        """Delete the file, if it was not let go of."""
+        """Delete the file, unless it was released before."""
         if self._descriptor >= 0:
             self.path.unlink(missing_ok=True)
             self.close()
 
     def _recover(self, start: int) -> None:
-        """Count the rows from byte ``start`` on, and cut a torn line off."""
+        """Count the rows from byte ``start`` on, and cut off a torn last line."""
         place = start
         with self.path.open("rb") as file:
             file.seek(start)
@@ -182,7 +188,7 @@ class PartFile:
                 place += len(line)
             rest = file.readline()
         if rest:
-            raise UserError(f"{self.path}: damaged at byte {place}, and not at its end; remove it to start anew")
+            raise UserError(f"{self.path}: damaged at byte {place}, before its end; delete the file to start again")
         self._cut(place)
 
     def _count(self, index: int, failed: bool) -> None:
@@ -209,11 +215,11 @@ class PartFile:
         self._size = size
 
     def _failure(self, error: OSError) -> UserError:
-        return UserError(f"{self.path}: {error.strerror}; what it holds is safe, --resume goes on with it")
+        return UserError(f"{self.path}: {error.strerror}; earlier rows are saved; rerun with --resume to continue")
 
 
 def _open(path: Path) -> int:
-    """A descriptor that no other process has."""
+    """A descriptor with a lock, so that no other process holds the file."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
@@ -222,28 +228,28 @@ def _open(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise UserError(f"{path}: another run is writing to it") from None
+        raise UserError(f"{path}: another run is writing to it; wait for it or choose another output") from None
     except OSError:
-        # A file system that knows no locks.
+        # The file system has no locks.
         pass
     return descriptor
 
 
-def _decode(first: bytes, path: Path) -> dict[str, Any]:
+def _decode_manifest(first: bytes, path: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode(first, type=dict[str, Any])
     except msgspec.DecodeError:
-        raise UserError(f"{path}: is no file of results; remove it or choose another output") from None
+        raise UserError(f"{path}: is not a part file of rosebatch; delete it or choose another output") from None
 
 
 def _head(line: bytes) -> re.Match[bytes]:
     match = _HEAD.match(line)
-    assert match, "written or checked by this class"
+    assert match, "every line was written or checked by this class"
     return match
 
 
 def _first_line(path: Path) -> bytes | None:
-    """None where it is torn or missing."""
+    """The first line; None if it is torn or missing."""
     with path.open("rb") as file:
         line = file.readline()
     return line if line.endswith(b"\n") else None

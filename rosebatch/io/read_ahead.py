@@ -1,4 +1,4 @@
-"""Reading on a thread of its own, so that neither a slow disk nor a slow pipe keeps the rest waiting."""
+"""Reading on a thread of its own, so that nothing waits for a slow disk or a slow pipe."""
 
 import queue
 import threading
@@ -8,21 +8,21 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Items that are handed over at a time, and such groups waiting.
+# Items in a group, and groups that may wait. Threads hand over whole groups.
 _GROUP = 64
 _GROUPS_AHEAD = 2
-# Between two looks at whether to go on.
+# Longest wait of either thread before it checks whether to continue.
 _PATIENCE_SECONDS = 0.1
 
 
 def read_ahead(items: Iterator[T], check: Callable[[], None]) -> Iterator[T]:
     """Run an iterator on a thread, some groups of items ahead.
 
-    It should do no more than read: what it computes in Python, it keeps others from computing.
+    The iterator should only read: Python code in it holds up the other threads.
 
     Args:
-        items: what it raises is raised here.
-        check: called while there is nothing to do but wait; what it raises is raised here.
+        items: its exceptions are raised here.
+        check: called again and again while no item has come; its exceptions are raised here.
     """
     ahead: queue.Queue[list[T] | BaseException] = queue.Queue(maxsize=_GROUPS_AHEAD)
     stopped = threading.Event()

@@ -1,4 +1,4 @@
-"""Files of prompts -> rows: Parquet by their extension, else JSONL of our own fields or of an OpenAI batch."""
+"""Files of prompts -> rows. Parquet by extension, else JSONL: rosebatch's own fields or an OpenAI batch."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.config import InputFormat
-from rosebatch.errors import RowError, UserError
+from rosebatch.errors import FlagError, RowError, UserError
 from rosebatch.io.files import digest, find_files, is_parquet, is_url, open_file
 from rosebatch.io.openai_batch import is_request, parse_request
 from rosebatch.io.read_ahead import read_ahead
@@ -22,21 +22,23 @@ from rosebatch.io.seen_ids import SeenIds
 Row = PromptRow | FailedRow
 _Record = tuple[int, str, bytes | dict[str, Any]]
 
+# Lines of a file that may be looked at to recognize an OpenAI batch.
 _MOST_PEEKED = 100
-# Rows of a Parquet file at a time.
+# Rows of a Parquet file that are read at once.
 _BATCH = 1024
 _BOM = b"\xef\xbb\xbf"
 
 
 class PromptReader:
-    """The rows of an input, with duplicate ids refused.
+    """The rows of an input. Rows that repeat an id fail.
 
     Args:
         source: a path or URL of a file, a folder or a glob of files of one kind, or ``-`` for stdin.
-        defaults: sampling fields for where a line is silent.
-        input_format: ``auto`` tells an OpenAI batch by the first line that is JSON.
+        defaults: sampling fields for what a line does not say.
+        input_format: ``auto`` recognizes an OpenAI batch by the first line that is JSON.
 
     Raises:
+        FlagError: Parquet from stdin.
         UserError: a file is missing or unreadable, or Parquet files differ in their columns.
     """
 
@@ -48,26 +50,28 @@ class PromptReader:
         self.columns: pa.Schema | None = None
         self._num_rows = 0
         if self.is_parquet:
+            if source == "-":
+                raise FlagError("--input-format parquet needs an input file: Parquet cannot be read from stdin")
             for path in self.paths:
                 with _parquet(path) as file:
                     self._num_rows += file.metadata.num_rows
                     if self.columns is None:
                         self.columns = file.schema_arrow
                     elif not self.columns.equals(file.schema_arrow):
-                        raise UserError(f"{path}: its columns are not those of {self.paths[0]}")
+                        raise UserError(f"{path}: its columns differ from those of {self.paths[0]}")
         self._input_format = input_format
-        # Lines of stdin that were looked at, and are yet to be read.
+        # Lines of stdin that were looked at before reading began.
         self._peeked: list[bytes] = []
 
     @cached_property
     def is_batch(self) -> bool:
-        """Whether the lines are requests of an OpenAI batch; of stdin this waits for the first line."""
+        """Whether the lines are requests of an OpenAI batch. On stdin this waits for the first line."""
         if self._input_format == "auto" and not self.is_parquet:
             return self._looks_like_a_batch()
         return self._input_format == "openai"
 
     def count(self) -> int | None:
-        """Rows in the input, None where that cannot be known beforehand, or only by fetching it all once more."""
+        """The number of rows; None for stdin, and for JSONL at a URL, which would be fetched twice."""
         if self.is_parquet:
             return self._num_rows
         if self.source == "-" or is_url(self.source):
@@ -75,19 +79,19 @@ class PromptReader:
         count = 0
         for path in self.paths:
             with self._open(path) as file:
-                count += sum(1 for line in file if _text(line))
+                count += sum(1 for line in _lines(file, path) if _stripped(line))
         return count
 
     def __iter__(self) -> Iterator[Row]:
-        """Rows in input order; raises UserError where the input cannot be read on."""
+        """Rows in input order. Raises UserError if the input cannot be read."""
         return self._rows(self._records())
 
     def rows(self, check: Callable[[], None]) -> Iterator[Row]:
-        """The same, read ahead on a thread; ``check`` is called while there is nothing to do but wait for input."""
+        """The same, read ahead on a thread. ``check`` is called while waiting for input."""
         return self._rows(read_ahead(self._records(), check))
 
     def carried(self) -> Iterator[Mapping[str, Any]]:
-        """Of each row what is carried through to its result, once more; not from stdin."""
+        """The fields of each row that its result takes over. Reads the input again, so not from stdin."""
         for record in self._records():
             yield self._parse(*record).metadata
 
@@ -113,24 +117,25 @@ class PromptReader:
         return parse(values, index=index, where=where, defaults=self.defaults)
 
     def digest(self) -> str:
-        """SHA-256 of what the files hold."""
+        """SHA-256 of the files' contents."""
         return digest(self.paths)
 
     def _looks_like_a_batch(self) -> bool:
-        """By the first line that is JSON, of the first few; of stdin they are kept."""
-        file = self._open(self.paths[0])
-        try:
-            for line in islice(_lines(file, self.source), _MOST_PEEKED):
-                if self.source == "-":
-                    self._peeked.append(line)
-                try:
-                    return is_request(msgspec.json.decode(_text(line)))
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    continue
-            return False
-        finally:
-            if self.source != "-":
-                file.close()
+        """Decide by the first line that is JSON, among the first few of each file. Lines of stdin are kept."""
+        for path in self.paths:
+            file = self._open(path)
+            try:
+                for line in islice(_lines(file, path), _MOST_PEEKED):
+                    if self.source == "-":
+                        self._peeked.append(line)
+                    try:
+                        return is_request(msgspec.json.decode(_stripped(line)))
+                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                        continue
+            finally:
+                if self.source != "-":
+                    file.close()
+        return False
 
     def _open(self, path: str) -> IO[bytes]:
         return sys.stdin.buffer if self.source == "-" else open_file(path)
@@ -139,18 +144,18 @@ class PromptReader:
         return f"{what} {number}" if len(self.paths) == 1 else f"{path} {what} {number}"
 
     def _records(self) -> Iterator[_Record]:
-        """Index, place, and content of each row, as it was read: a line of JSON, or the values of a table's row."""
+        """Index, place and content of each row: a line of JSON as bytes, or the values of a table's row."""
         numbered: Iterator[tuple[str, Any]] = self._table_rows() if self.is_parquet else self._json_lines()
         for index, (where, content) in enumerate(numbered):
             yield index, where, content
 
     def _json_lines(self) -> Iterator[tuple[str, bytes]]:
-        # Known before a line of stdin is read: it may have to look at some.
+        # Decide this first: on stdin it takes the first lines.
         _ = self.is_batch
         for path in self.paths:
             with self._open(path) as file:
                 for number, line in enumerate(chain(self._peeked, _lines(file, path)), start=1):
-                    if text := _text(line):
+                    if text := _stripped(line):
                         yield self._where(path, "line", number), text
 
     def _table_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -167,7 +172,7 @@ def _parquet(path: str) -> Iterator[pq.ParquetFile]:
         try:
             with pq.ParquetFile(raw) as file:
                 yield file
-        # Arrow raises ValueError for what Python cannot hold: years past 9999, strings that are not UTF-8.
+        # Arrow raises ValueError for values that Python cannot hold: years past 9999, strings that are not UTF-8.
         except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
             raise UserError(f"{path}: unreadable Parquet file ({error})") from None
 
@@ -188,15 +193,15 @@ def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _lines(file: IO[bytes], source: str) -> Iterator[bytes]:
+def _lines(file: IO[bytes], path: str) -> Iterator[bytes]:
     try:
-        # Not ``yield from``, which closes the file when this generator is given up.
+        # Not ``yield from``: that would close the file together with this generator.
         for line in file:  # noqa: UP028
             yield line
     except OSError as error:
-        raise UserError(f"{source}: {error.strerror}") from None
+        raise UserError(f"{path}: {error.strerror or error}") from None
 
 
-def _text(line: bytes) -> bytes:
+def _stripped(line: bytes) -> bytes:
     """A line without byte order mark and surrounding white space; empty for a blank line."""
     return line.removeprefix(_BOM).strip()

@@ -1,4 +1,4 @@
-"""What comes of a row, and the line that it becomes."""
+"""The result of a row, and the output line that it becomes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,12 @@ from rosebatch.io.rows import FailedRow
 
 
 class ScoredToken(NamedTuple):
-    """A token with its log-probability, None for a prompt's first.
+    """A token with its log-probability. The first token of a prompt has None.
 
-    Its bytes need be no whole text; a special token's are its name, which stands in no text.
+    Attributes:
+        raw: its bytes, perhaps only a part of a character. For a special token, its name, which no text contains.
+        top: the likeliest tokens in its place.
+        special: whether it is a special token.
     """
 
     token_id: int
@@ -31,9 +34,9 @@ class Choice:
 
     Attributes:
         text: None for a model without a tokenizer.
-        token_ids: None where they are not asked for.
-        logprobs: of each token; None where they are not asked for.
-        prompt_logprobs: of each token of the prompt.
+        token_ids: None if not requested.
+        logprobs: of each token; None if not requested.
+        prompt_logprobs: of each token of the prompt; None if not requested.
         echo: whether the text begins with the prompt.
     """
 
@@ -47,7 +50,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of a row; ``index`` and ``metadata`` are the row's, tokens are counted over all choices."""
+    """The completions of a row. ``index`` and ``metadata`` are the row's; tokens are counted over all choices."""
 
     index: int
     metadata: Mapping[str, Any]
@@ -65,23 +68,23 @@ class Shape(Protocol):
         ...
 
     def failure(self, row: FailedRow) -> dict[str, Any]:
-        """The line of one that was not."""
+        """The output line of a row that failed."""
         ...
 
 
 class PlainShape:
-    """Fields of the input line beside those of ``RESULT_FIELDS``; of several completions, a list of ``choices``."""
+    """The carried fields of the input line and those of ``RESULT_FIELDS``. Several completions become ``choices``."""
 
     def result(self, answer: Answer) -> dict[str, Any]:
-        """See ``Shape``. How much of the prompt was cached is left out: it may differ when a run is resumed."""
+        """See ``Shape``. ``cached_tokens`` is left out: it may differ when a run is resumed."""
         usage = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
         first, *others = answer.choices
         row: dict[str, Any] = {**answer.metadata, "index": answer.index}
         if others:
-            choices = [{"index": i, **_text(choice), **_details(choice)} for i, choice in enumerate(answer.choices)]
+            choices = [{"index": i, **_completion(each), **_details(each)} for i, each in enumerate(answer.choices)]
             row |= {"choices": choices, "usage": usage}
         else:
-            row |= {**_text(first), "usage": usage, **_details(first)}
+            row |= {**_completion(first), "usage": usage, **_details(first)}
         if first.prompt_logprobs is not None:
             row["prompt_logprobs"] = scored_tokens(first.prompt_logprobs)
         return row
@@ -92,7 +95,7 @@ class PlainShape:
         return {**row.metadata, "index": row.index, "error": {"code": row.error.code, "message": message}}
 
 
-def _text(choice: Choice) -> dict[str, Any]:
+def _completion(choice: Choice) -> dict[str, Any]:
     return {"text": choice.text, "finish_reason": choice.finish_reason}
 
 
@@ -106,7 +109,7 @@ def _details(choice: Choice) -> dict[str, Any]:
 
 
 def scored_tokens(tokens: Sequence[ScoredToken]) -> list[dict[str, Any]]:
-    """Log-probabilities as they stand in a row."""
+    """Log-probabilities as a result row has them."""
 
     def one(token: ScoredToken) -> dict[str, Any]:
         return {"token": token.text, "token_id": token.token_id, "logprob": token.logprob}

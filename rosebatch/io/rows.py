@@ -1,4 +1,4 @@
-"""One line of the input -> a checked row, or an error that costs this line only."""
+"""One line of the input -> a checked row, or an error that fails this row only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from rosebatch.io.fields import (
     SAMPLING_FIELDS,
     PromptOptions,
     RequestFields,
-    convert,
     given_sampling,
     plain_message,
     prompt_options,
     sampling_params,
     split_prompt_only,
+    to_struct,
     with_defaults,
 )
 from rosebatch.sampling_params import SamplingParams
@@ -24,17 +24,17 @@ from rosebatch.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRow:
-    """A line whose shape is right: one of ``prompt``, ``messages``, ``prompt_token_ids``, ``prompts`` is set.
+    """A valid line. Exactly one of ``prompt``, ``messages``, ``prompt_token_ids``, ``prompts`` is set.
 
     Attributes:
-        index: counted from 0 over the lines that are not blank.
-        where: for messages to people: ``line 7``.
-        metadata: the fields that are carried through to the result.
-        sampling: the run's defaults overlaid with the line's own fields.
-        id: unique in the file where it is given.
-        options: what is done with the prompt.
+        index: counted from 0, blank lines left out.
+        where: the line's place, for messages to people: ``line 7``.
+        metadata: the fields that the result takes over.
+        sampling: the line's own fields over the run's defaults; its seed is None if the line gives none.
+        id: unique in the input, if given.
+        options: what happens to the prompt.
         prompts: several texts or token ids, each to be completed.
-        prompt_only: whether nothing is to be generated: only the prompt's log-probabilities, or its echo, are wanted.
+        prompt_only: whether only the prompt's log-probabilities or its echo are wanted, and no completion.
     """
 
     index: int
@@ -52,7 +52,7 @@ class PromptRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedRow:
-    """A line that becomes an error row; ``metadata`` is what could be read of it."""
+    """A line that becomes an error row; ``metadata`` holds the fields that could be read."""
 
     index: int
     where: str
@@ -61,14 +61,14 @@ class FailedRow:
 
 
 class _Fields(RequestFields):
-    """Those of our own lines; any other is carried through."""
+    """The known fields of rosebatch's own lines. All others are carried through to the result."""
 
     id: str | int | None = None
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
 
 
-# The fields of a result: an input field of such a name is not carried through.
+# The fields of a result. Input fields of these names are not carried through.
 RESULT_FIELDS = (
     "index", "text", "finish_reason", "choices", "usage", "token_ids", "logprobs", "prompt_logprobs", "error",
 )  # fmt: skip
@@ -76,7 +76,7 @@ RESULT_FIELDS = (
 _RESULT_FIELDS = frozenset(RESULT_FIELDS)
 _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
 _NOT_CARRIED = _RESULT_FIELDS | OPTION_FIELDS | SAMPLING_FIELDS | {*_PROMPT_FIELDS, "best_of"}
-# Of a request and of a result.
+# Fields that a request and a result have under the same name. In a result they are lists.
 _BOTH = {"logprobs", "prompt_logprobs"}
 
 
@@ -88,9 +88,9 @@ def parse_row(
     Args:
         values: the decoded line.
         index: of the row.
-        where: for error messages.
-        defaults: sampling fields for where the line is silent.
-        keep_prompt: carry all fields through, not only those without a meaning (a table keeps its columns).
+        where: the line's place, for error messages.
+        defaults: sampling fields for what the line does not say.
+        keep_prompt: carry the known fields through too, because a table keeps its columns.
     """
     if not isinstance(values, dict):
         error = RowError("invalid_line", f"expected a JSON object, got {type(values).__name__}")
@@ -118,19 +118,19 @@ def parse_row(
 
 
 def _check(values: dict[str, Any]) -> _Fields:
-    asked = values
+    requested = values
     if not _BOTH.isdisjoint(values):
-        # Results of an earlier run have fields of these names too.
-        asked = {n: v for n, v in values.items() if n not in _BOTH or not isinstance(v, list)}
-    line = convert(asked, _Fields)
+        # The line may be the result of an earlier run.
+        requested = {n: v for n, v in values.items() if n not in _BOTH or not isinstance(v, list)}
+    line = to_struct(requested, _Fields)
     given = [name for name in _PROMPT_FIELDS if getattr(line, name) is not None]
     if len(given) != 1:
         what = "none" if not given else " and ".join(given)
         raise RowError("missing_prompt", f"expected one of prompt, messages, prompt_token_ids; got {what}")
     if line.suffix and line.prompt_token_ids is not None:
-        raise RowError("invalid_field", "suffix needs prompt, a text")
+        raise RowError("invalid_field", "suffix needs a prompt given as text")
     if values.get("best_of") not in (None, 1):
-        raise RowError("unsupported_field", "best_of is not supported")
+        raise RowError("unsupported_field", "best_of is not supported: remove it")
     if not getattr(line, given[0]):
         raise RowError("empty_prompt", f"{given[0]} is empty")
     return line

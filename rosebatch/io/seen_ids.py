@@ -1,15 +1,15 @@
-"""The ids of the rows so far, in a temporary database on the disk: memory does not grow with the file."""
+"""The ids of all rows so far, in a temporary database on the disk, so that memory does not grow with the file."""
 
 import hashlib
 import sqlite3
 
 _CACHE_KIB = 2048
-# Longer ids are known by a digest.
+# Of longer ids only a digest is stored.
 _LONGEST = 64
 
 
 class SeenIds:
-    """A set that can be added to, for the thread that made it."""
+    """A set of ids. Only the thread that made it may use it."""
 
     def __init__(self) -> None:
         self._database = sqlite3.connect("", isolation_level=None)
@@ -19,8 +19,8 @@ class SeenIds:
         self._database.execute("BEGIN")
 
     def add(self, identity: str | int) -> bool:
-        """Whether it was not there before."""
-        # As written in Python: the text "1" is another id than the number 1.
+        """Add an id. Returns whether it is new."""
+        # repr tells the text "1" from the number 1.
         key = repr(identity).encode("utf-8", "surrogatepass")
         if len(key) > _LONGEST:
             key = hashlib.blake2b(key, digest_size=_LONGEST).digest()

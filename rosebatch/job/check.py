@@ -1,4 +1,4 @@
-"""What a file holds and what it would take to run it, without running it."""
+"""What a file holds, and what running it would take."""
 
 from array import array
 from collections import Counter
@@ -24,7 +24,7 @@ _BAR = 40
 
 @dataclass(slots=True)
 class Checked:
-    """The rows of a file: how many can be served, and of their prompts the tokens, and most tokens of the output."""
+    """The rows of a file: how many can be served, the tokens of their prompts, and most tokens of their outputs."""
 
     num_good: int = 0
     prompt_lens: "array[int]" = field(default_factory=lambda: array("L"))
@@ -121,7 +121,7 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
 
 
 def _histogram(lens: Iterable[int]) -> list[tuple[str, str]]:
-    """Ranges between powers of two, with a bar each."""
+    """Ranges between powers of two, each with a bar."""
     counts = Counter(length.bit_length() for length in lens)
     most = max(counts.values())
     rows = []

@@ -1,4 +1,4 @@
-"""Where a run's results go: to stdout, or to a file or folder by way of a part file, its own or one it resumes."""
+"""Where a run's results go: to stdout, or through a part file to a file or folder."""
 
 import sys
 from collections.abc import Callable
@@ -40,17 +40,17 @@ def open_output(
     """The output of ``-o``.
 
     Args:
-        target: a path or URL, Parquet if it ends in ``.parquet`` or ``.pq``; None or ``-`` for stdout. A folder of
-            Parquet files if it ends in ``/`` or is there as one.
-        reader: of the input, whose columns a Parquet file takes over.
-        manifest: of the run, from the digest of its input, None for stdin.
-        resume: go on with the part file, where there is one.
-        force: though it is of another run.
-        errors: a path or URL for error rows; of an OpenAI batch they always have a file of their own.
-        rows_per_file: at most so many in each file of a folder.
+        target: path or URL, Parquet if it ends in ``.parquet`` or ``.pq``; None or ``-`` for stdout. A folder of
+            Parquet files if it ends in ``/`` or is an existing folder.
+        reader: of the input. A Parquet file keeps its columns.
+        manifest: makes the run's manifest from the digest of its input, None for stdin.
+        resume: continue the part file, if there is one.
+        force: even if it belongs to another run.
+        errors: path or URL for error rows. Those of an OpenAI batch always have their own file.
+        rows_per_file: most rows in each file of a folder.
 
     Raises:
-        UserError: it cannot be written to, is of another run, or another process writes to it.
+        UserError: it cannot be written to, belongs to another run, or another process writes to it.
     """
     to_folder = target is not None and _is_folder(target)
     if rows_per_file is not None and not to_folder:
@@ -67,7 +67,7 @@ def open_output(
     if path.name in ("", ".."):
         raise FlagError(f"{target}: has no name of its own, name a file or a folder for the results")
     if to_folder:
-        # The folder is replaced, not a link to it.
+        # Replace the folder, not a link to it.
         path = path.resolve() if path.is_symlink() else path
         _require_replaceable(target, path)
     to_parquet = to_folder or is_parquet(target)
@@ -100,19 +100,19 @@ def open_output(
 
 
 def _is_folder(target: str) -> bool:
-    """Of those elsewhere, only the slash says so."""
+    """Whether the target is a folder; a URL has to say so by its slash."""
     return not file_name(target) or (not is_url(target) and Path(target).is_dir())
 
 
 def _local(target: str) -> Path:
-    """Where a file or folder is made: for one elsewhere, in the working directory."""
+    """Where a file or folder is made: for a URL, in the working directory."""
     return Path(file_name(target) or Path(target.partition("://")[2]).name) if is_url(target) else Path(target)
 
 
 def _require_replaceable(target: str, path: Path) -> None:
-    """Check that a folder can be written at the end of the run, and that nothing but parts is lost then.
+    """Check that a folder can be written at the end of the run, and that only parts are lost then.
 
-    What a folder elsewhere holds is not looked at: nothing but parts is written or deleted there.
+    What a URL holds is not looked at: only parts are written or deleted there.
 
     Args:
         target: path or URL.
@@ -133,17 +133,17 @@ def _require_replaceable(target: str, path: Path) -> None:
 
 
 def _upload_folder(folder: Path, url: str) -> None:
-    """Move the files of a folder to a URL one by one: until the last is there, it holds some of them and some older.
+    """Move the files of a folder to a URL one by one. Until the last one arrives, it holds new and old files.
 
     Raises:
-        OSError: one cannot be written there, or an older one not be deleted.
+        OSError: a file cannot be written there, or an old one cannot be deleted.
     """
     from fsspec.core import url_to_fs
 
     names = {path.name for path in folder.iterdir()}
     for name in sorted(names):
         upload(folder / name, url + name)
-    # Of a longer output, which a reader would take for the end of this one.
+    # Parts of a longer, older output: a reader would take them for the end of this one.
     file_system, inside = url_to_fs(url)
     for path in file_system.ls(inside, detail=False):
         if PART_NAME.fullmatch(file_name(path)) and file_name(path) not in names:
@@ -151,7 +151,7 @@ def _upload_folder(folder: Path, url: str) -> None:
 
 
 def _beside(target: str, name: str) -> str:
-    """A file in the same folder; a query signs one file alone, so beside such a URL there is only here."""
+    """A file in the same folder. A URL with a query is signed for one file, so its neighbour is made here."""
     if is_url(target) and "?" not in target:
         return f"{target.rpartition('/')[0]}/{name}"
     return name if is_url(target) else str(Path(target).with_name(name))

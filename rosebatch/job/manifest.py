@@ -1,4 +1,4 @@
-"""What decides the results of a run: written at its beginning, compared when another run wants to go on with it."""
+"""What decides the results of a run. Written at its start; compared when another run wants to continue it."""
 
 import hashlib
 import os
@@ -10,12 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rosebatch import __version__
 from rosebatch.launch import LaunchPlan
+from rosebatch.version import __version__
 
 FORMAT = 1
 _MISSING = "nothing"
-# What two runs of the same kind do not share.
+# Differs between two runs of the same kind.
 _OF_ONE_RUN = {"created"}
 
 
@@ -28,13 +28,13 @@ def build_manifest(
     seed: int | None,
     return_token_ids: bool,
 ) -> dict[str, Any]:
-    """The manifest of a run. Limits of memory and batch are not in it: a run may resume with others.
+    """The manifest of a run. It has no limits of memory or batch: a run may resume with other ones.
 
     Args:
         plan: model, device, dtype, switches.
-        input_digest: SHA-256 of the input, None for a stream.
+        input_digest: SHA-256 of the input; None for a stream.
         input_format: how it is read.
-        sampling: the run's defaults, those that were given.
+        sampling: the run's defaults, as far as they were given.
         seed: of the job.
         return_token_ids: whether rows have ``token_ids``.
     """
@@ -69,12 +69,12 @@ def _digest(path: str | None) -> str | None:
 
 
 def now() -> int:
-    """Seconds since 1970, or what SOURCE_DATE_EPOCH says, by which others make builds that can be repeated."""
+    """Seconds since 1970, or SOURCE_DATE_EPOCH, the usual variable for reproducible builds."""
     return int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Where two manifests differ, for people: ``sampling.temperature was 0.7, is 1.0``."""
+    """How two manifests differ, for people: ``sampling.temperature was 0.7, is 1.0``."""
     old, new = dict(_flat(before)), dict(_flat(now))
     names = dict.fromkeys([*old, *new])
     return [

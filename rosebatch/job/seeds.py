@@ -1,4 +1,4 @@
-"""The seed of a row that does not bring its own."""
+"""The seed of a row that has none of its own."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 def row_seed(
     job_seed: int | None, index: int, row_id: str | int | None, token_ids: Sequence[int], number: int = 0
 ) -> int:
-    """A 64-bit seed that the row's own contents decide, so that rows are independent of each other.
+    """A 64-bit seed that follows from the row's own contents, so that rows are independent of each other.
 
-    With a job seed, it follows from that, the row's id and its prompt: reordering the file or running a row alone
-    changes nothing, and rows alike in both draw alike. Without one, it follows from the row's place too: a prompt
-    that is repeated in the file is sampled anew each time, and a second run of the same file gives the same. Of a row
-    with several prompts, ``number`` tells them apart.
+    With a job seed, it follows from that seed, the row's id and its prompt. Reordering the file or running a row alone
+    changes nothing; rows with the same id and prompt get the same seed. Without a job seed, it follows from the row's
+    place instead: a prompt that is repeated in the file is sampled anew, and a second run gives the same results.
+    ``number`` tells the prompts of one row apart.
     """
     place = f"{index}" if job_seed is None else f"seed {job_seed}"
     key = f"{place}|{row_id!r}|{tuple(token_ids)}{f'|{number}' if number else ''}".encode()

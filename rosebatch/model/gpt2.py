@@ -29,7 +29,7 @@ class _Layer:
 
 
 class GPT2:
-    """Pre-norm transformer of 2019.
+    """The pre-norm transformer of 2019.
 
     Args:
         config: with ``rope`` unset.

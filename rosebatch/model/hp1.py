@@ -1,7 +1,7 @@
-"""HP1: attention gated by a filter instead of a softmax, clips in the place of norms (source: article S4).
+"""HP1: attention gated by a filter instead of a softmax, clips instead of norms (source: article S4).
 
-The article leaves open how tensors are named and, among others, what the final norm is (here: a clip too). Names are
-transformers' where it has one for the part::
+The article leaves some things open, among them the names of tensors and the final norm (here: a clip too). Names are
+transformers' for the parts that it knows::
 
     model.embed_tokens.weight           [V, H]
     model.layers.I.
@@ -30,15 +30,14 @@ from rosebatch.model.layers import Attention, AttentionSpec, rope_tables
 from rosebatch.model.weights import DEVIATION, WeightSource
 from rosebatch.ops import Gate, HeadUClip, Linear, Ops, Weight, mean_taps
 
-# Random weights. With 1.4 some 70 % of the weights of attention are zero, as the article has it of the trained model.
+# For random weights. With 1.4, some 70 % of attention's weights are zero, as in the article's trained model.
 _SIGMA = 1.4
-# What is left of a deviation of 1 behind a clip to -1 .. 1, which cuts off a third of the channels.
+# What a clip to -1 .. 1 leaves of a deviation of 1; it cuts off a third of the channels.
 _CLIPPED = 0.72
-# Deviation of a sum of values by weights of this gate, where the values have one of 1 and there are some 50 of them:
-# nothing divides the sum by their number.
+# Deviation of the gate's weighted sum of some 50 values with deviation 1: nothing divides the sum by their number.
 _ATTENDED = 1.0
-# Factor on what a sub-layer adds. With 1 it would drown the embedding, and a sequence's first tokens, which attend to
-# next to nothing, would stay close to zero in every layer; with 0.1 many completions repeat their last token.
+# Factor on what a sub-layer adds. With 1 it would drown the embedding; the first tokens, which attend to almost
+# nothing, would stay close to zero in every layer. With 0.1 many completions repeat their last token.
 _POST_GAMMA = 0.2
 
 
@@ -63,7 +62,7 @@ class _Layer:
 
 
 class HP1:
-    """Transformer with clips before and behind each sub-layer, rotary positions, grouped K/V heads and a ReGLU.
+    """Transformer with clips before and after each sub-layer, rotary positions, grouped K/V heads and a ReGLU.
 
     Args:
         config: with ``rope`` and ``hp1`` set.
@@ -102,7 +101,7 @@ class HP1:
 
         attention = {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
         gate_up = {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size}
-        # With random weights, of what a clipped input is projected to, and of ReLU(gate) * up of two such projections.
+        # Deviations with random weights: of a projection of a clipped input, and of ReLU(gate) * up of two of them.
         projected = _of_product(c.hidden_size, _CLIPPED)
         gated = projected**2 * math.sqrt(0.5)
         q_norm, k_norm = (_load_clip(f"{prefix}self_attn.{n}_norm", c.head_dim, weights, projected) for n in "qk")
@@ -153,7 +152,7 @@ class HP1:
 
 
 def _load_clip(name: str, size: int, weights: WeightSource, deviation: float, gamma: float = 1.0) -> _Clip:
-    """A clip; where weights are random, one with this gamma that brings an input of this deviation to 1."""
+    """A clip. With random weights it has this gamma and brings an input of this deviation to 1."""
     alpha = weights.get(f"{name}.alpha", (size,), fill=1 / deviation)
     return _Clip(alpha, float(weights.get(f"{name}.gamma", (1,), dtype=torch.float32, fill=gamma)))
 
@@ -164,5 +163,5 @@ def _of_product(in_size: int, deviation: float) -> float:
 
 
 def _of_residual(added: int) -> float:
-    """Deviation of a random embedding and the clipped results of so many sub-layers, added up."""
+    """Deviation of the sum of a random embedding and the clipped results of so many sub-layers."""
     return math.hypot(DEVIATION, _POST_GAMMA * _CLIPPED * math.sqrt(added))

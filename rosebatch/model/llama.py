@@ -1,4 +1,4 @@
-"""The Llama family: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3. What sets them apart is in the config."""
+"""The Llama family: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3. Their differences are in the config."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """The report of a run as plain values, and the files that hold it.
 
-Names follow ``vllm bench throughput`` and its kin where they mean the same.
+Fields have the names of ``vllm bench throughput`` and similar tools where they mean the same.
 """
 
 import json
@@ -11,11 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rosebatch import __version__
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import UserError
 from rosebatch.report.table import table, throughput_line
 from rosebatch.report.tally import Tally
+from rosebatch.version import __version__
 
 _PERCENTILES = (50, 90, 99)
 
@@ -31,12 +31,12 @@ def build_report(
     """The report as plain values.
 
     Args:
-        tally: of the rows.
-        stats: of the engine.
-        description: model, device, sampler, limits, toggles.
-        startup: seconds of each part of the start-up, apart from generation.
-        seconds: wall time of the job after start-up.
-        resumed: rows that an earlier run finished, which count nowhere else.
+        tally: counts over the rows.
+        stats: counts of the engine.
+        description: model, device, sampler, limits and switches.
+        startup: seconds of each part of the start-up, generation left out.
+        seconds: wall time of the job, start-up left out.
+        resumed: rows that an earlier run finished. No other field counts them.
     """
     total = tally.prompt_tokens + tally.output_tokens
     rows = tally.completed + tally.failed
@@ -79,7 +79,7 @@ def build_report(
 
 
 def write_report(report: dict[str, Any], path: Path) -> None:
-    """Write the report, as a page if the name ends in ``.html``, else as JSON.
+    """Write the report: a page if the name ends in ``.html``, else JSON.
 
     Raises:
         UserError: the file cannot be written.
@@ -97,7 +97,7 @@ def write_report(report: dict[str, Any], path: Path) -> None:
 
 
 def peak_memory() -> dict[str, int]:
-    """Most bytes held by this process so far: of the host, and of the GPU where there is one."""
+    """The most bytes that this process has held so far, on the host and on the GPU if there is one."""
     import torch
 
     unit = 1 if sys.platform == "darwin" else 1024

@@ -1,16 +1,16 @@
-"""Percentiles of however many durations, in memory that does not grow with them."""
+"""Percentiles of any number of durations, in memory that does not grow with the number."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable
 
-# Relative width of a bucket; a percentile is off by half of it at most.
+# Relative width of a bucket. A percentile is off by at most half of it.
 _WIDTH = 0.005
 _SHORTEST = 1e-9
 
 
 class Durations:
-    """Seconds, counted in buckets on a logarithmic scale (the idea of HdrHistogram and DDSketch, arXiv 1908.10693)."""
+    """Seconds, counted in buckets of a logarithmic scale (the idea of HdrHistogram and DDSketch, arXiv 1908.10693)."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:
         self._buckets: Counter[int] = Counter()
@@ -22,12 +22,12 @@ class Durations:
         return self._buckets.total()
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration."""
         self._buckets[round(math.log(max(seconds, _SHORTEST)) / _WIDTH)] += 1
         self._least, self._most = min(self._least, seconds), max(self._most, seconds)
 
     def percentiles(self, ranks: Iterable[int]) -> dict[str, float]:
-        """Nearest-rank percentiles as ``{"p50": ...}``, to a quarter of a percent; empty where there are no values."""
+        """Nearest-rank percentiles as ``{"p50": ...}``, accurate to a quarter of a percent; empty without values."""
         if not self._buckets:
             return {}
         ordered = sorted(self._buckets.items())

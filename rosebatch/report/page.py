@@ -1,4 +1,4 @@
-"""The report as one page that needs nothing else: no script, no file beside it, plots as inline SVG."""
+"""The report as one page that needs nothing else: no script, no second file, plots as inline SVG."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -42,7 +42,7 @@ def page(report: Mapping[str, Any], headline: str, rows: Sequence[tuple[str, str
     """A whole HTML document.
 
     Args:
-        report: as ``rosebatch.report.build.build_report`` makes it.
+        report: from ``rosebatch.report.build.build_report``.
         headline: the throughput line.
         rows: labels and values of the table.
     """
@@ -99,7 +99,7 @@ def _plots(report: Mapping[str, Any]) -> str:
 
 
 def _plot(values: Sequence[float], seconds: float, color: str, unit: str) -> str:
-    """An area over time, with the value of each sample where the pointer rests."""
+    """An area over time as SVG. Resting the pointer on a sample shows its value."""
     if not values:
         return "<p>nothing was run</p>"
     top = _round_up(max(values)) or 1
@@ -138,7 +138,7 @@ def _latencies(report: Mapping[str, Any]) -> str:
 
 
 def _time_spent(report: Mapping[str, Any]) -> str:
-    """Start-up, and where the time of the run went: a bar and its parts."""
+    """A bar of the start-up and the parts of the run, with a key."""
     startup = {f"start-up: {name}": seconds for name, seconds in report["startup_s"].items() if name != "first token"}
     rest = max(report["elapsed_s"] - report["prefill_s"] - report["decode_s"], 0.0)
     parts = {**startup, "prefill": report["prefill_s"], "decode": report["decode_s"], "the rest": rest}
@@ -166,7 +166,7 @@ def _panel(title: str, inner: str) -> str:
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 4, 5, 8, 10 times a power of ten."""
+    """The next larger of 1, 2, 4, 5, 8, 10 times a power of ten."""
     if value <= 0:
         return 0.0
     power = 1.0

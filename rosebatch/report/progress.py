@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a plain line every few seconds otherwise."""
+"""Progress on stderr: a bar on a terminal, otherwise a plain line every few seconds."""
 
 import sys
 import time
@@ -9,10 +9,10 @@ _PLAIN_SECONDS = 10.0
 
 
 class Progress:
-    """Counts finished rows and output tokens, with rate and remaining time.
+    """Counts finished rows and output tokens, and shows rate and remaining time.
 
     Args:
-        total: rows of the input, None where unknown.
+        total: rows of the input; None if unknown.
         resumed: rows that an earlier run finished.
         enabled: False prints nothing.
     """
@@ -66,7 +66,7 @@ class Progress:
             sys.stderr.write(self.line() + "\n")
 
     def line(self) -> str:
-        """The state in one line."""
+        """The progress so far, in one line."""
         of_total = f"/{self._total}" if self._total is not None else ""
         elapsed = time.perf_counter() - self._started
         parts = [f"{self._rows}{of_total} rows", self._rate()]

@@ -1,11 +1,11 @@
-"""Where the host's time goes, by name."""
+"""The host's time, by kind of work."""
 
 import time
 from collections import defaultdict
 
 
 class Stopwatch:
-    """Adds the seconds of a ``with`` block under a name."""
+    """Adds the seconds of a ``with`` block to a total, by name."""
 
     __slots__ = ("_name", "_seconds", "_started")
 

@@ -1,4 +1,4 @@
-"""The report for people: one line that this field knows, and a table."""
+"""The report for people: the throughput line and a table."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -8,7 +8,7 @@ from rosebatch.toggles import Toggles
 
 
 def throughput_line(report: dict[str, Any]) -> str:
-    """The one line that people of this field know."""
+    """The line that other engines' benchmarks print too."""
     return (
         f"Throughput: {report['requests_per_s']:.2f} requests/s, {report['total_tokens_per_s']:.2f} total tokens/s, "
         f"{report['output_tokens_per_s']:.2f} output tokens/s"
@@ -16,12 +16,13 @@ def throughput_line(report: dict[str, Any]) -> str:
 
 
 def table(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Label and value, for people."""
+    """Labels and values for people."""
     engine, startup = report["engine"], report["startup_s"]
     errors = ", ".join(f"{count} {code}" for code, count in report["errors"].items())
     finished = ", ".join(f"{count} {reason}" for reason, count in sorted(report["finish_reasons"].items()))
     served = {switch.name for switch in fields(Toggles) if engine["device"] in switch.metadata["devices"]}
     off = [name.replace("_", "-") for name, on in engine["toggles"].items() if not on and name in served]
+    host_work = ", ".join(f"{name} {us:.0f} µs" for name, us in report["host_us_per_row"].items())
     rows = [
         ("model", f"{engine['model']}, {engine['dtype']} on {engine['device']}"),
         (
@@ -43,7 +44,7 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("TPOT p50/p90/p99", _milliseconds(report["tpot_s"])),
         ("E2E p50/p90/p99", _milliseconds(report["e2e_s"])),
         ("steps", f"{report['steps']}, {report['syncs']} syncs, {report['preemptions']} preemptions"),
-        ("host work a row", ", ".join(f"{name} {us:.0f} µs" for name, us in report["host_us_per_row"].items()) or "-"),
+        ("host work per row", host_work or "-"),
         ("KV cache", f"{report['max_blocks_used']} of {engine['kv_cache_blocks']} blocks used at most"),
         (
             "peak memory",
@@ -53,7 +54,7 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     if report["resumed"]:
         rows.append(("resumed", f"{report['resumed']} rows of an earlier run"))
     if engine["max_sequence_len"] < engine["max_model_len"]:
-        limits = f"{engine['max_sequence_len']} tokens, by the KV cache; the model allows {engine['max_model_len']}"
+        limits = f"{engine['max_sequence_len']} tokens fit the KV cache; the model allows {engine['max_model_len']}"
         rows.append(("longest sequence", limits))
     if engine.get("sampling"):
         rows.append(("sampling", ", ".join(f"{name} {value}" for name, value in engine["sampling"].items())))
@@ -63,12 +64,12 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def print_report(report: dict[str, Any], stream: TextIO) -> None:
-    """Throughput line and table: with colour on a terminal, plain lines otherwise."""
+    """Print throughput line and table: in colour on a terminal, else as plain lines."""
     print_table(throughput_line(report), table(report), stream)
 
 
 def print_table(title: str, rows: Sequence[tuple[str, str]], stream: TextIO) -> None:
-    """A title over labels and values: laid out on a terminal, plain lines otherwise."""
+    """Print a title over labels and values: aligned on a terminal, else as plain lines."""
     if stream.isatty():
         from rich.console import Console
         from rich.table import Table

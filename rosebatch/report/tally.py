@@ -1,7 +1,7 @@
-"""What is counted while a run goes on.
+"""The counts of a run, kept while it is under way.
 
-TTFT is the time from entering the engine to the first token, TPOT the mean time between a request's further tokens, E2E
-from entering to the last token.
+TTFT is the time from entering the engine to the first token. TPOT is the mean time between a request's further
+tokens. E2E is the time from entering to the last token.
 """
 
 from collections import Counter, defaultdict
@@ -18,7 +18,7 @@ class Tally:
     """Counts over the completions of a run; times in seconds.
 
     Attributes:
-        host_seconds: of each kind of work that is done for a row beside the engine's.
+        host_seconds: the host's time for each kind of work outside the engine.
     """
 
     completed: int = 0
@@ -33,15 +33,15 @@ class Tally:
     e2e: Durations = field(default_factory=Durations)
 
     def add(self, completion: Completion) -> None:
-        """Count a row that has one completion."""
+        """Count a row with one completion."""
         self.add_row([completion], [completion.finish_reason])
 
     def add_row(self, completions: Sequence[Completion], finish_reasons: Iterable[str]) -> None:
         """Count a row.
 
         Args:
-            completions: of each of its prompts ``n``, one behind the other.
-            finish_reasons: of each, as the result has it.
+            completions: all ``n`` of its first prompt, then those of the next.
+            finish_reasons: of each completion, as in the result.
         """
         self.completed += 1
         self.finish_reasons.update(finish_reasons)
@@ -57,10 +57,10 @@ class Tally:
                 self.tpot.add((completion.finish_time - completion.first_token_time) / (tokens - 1))
 
     def add_error(self, error: RowError) -> None:
-        """Count a row that failed."""
+        """Count a failed row."""
         self.errors[error.code] += 1
 
     @property
     def failed(self) -> int:
-        """Rows that failed."""
+        """Failed rows."""
         return self.errors.total()

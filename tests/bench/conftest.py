@@ -1,4 +1,4 @@
-"""Cases of the toy model with random weights, and engines that only pretend."""
+"""Cases of the toy model with random weights, and engines that generate nothing."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ from rosebatch.request import Completion
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Threads cost such a small model more than they bring, above all beside other work."""
+    """More threads slow such a small model down, above all beside other work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -28,13 +28,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def toy() -> Path:
-    """Shapes of a model of 2 layers, 512 tokens at most."""
+    """The shape of a model with 2 layers and at most 512 tokens."""
     return configs_dir() / "models" / "tiny-llama.toml"
 
 
 @pytest.fixture
 def make_case(toy: Path) -> Callable[..., Case]:
-    """A case of the toy model, or of another toy, on the CPU; arguments are the scenario's, all of them small."""
+    """Makes a small case of the toy model, or of another toy, on the CPU. Arguments are the scenario's fields."""
 
     def make(name: str = "small", **fields: Any) -> Case:
         scenario = Scenario(**{"num_prompts": 3, "input_len": 6, "output_len": 4, **fields})
@@ -77,7 +77,7 @@ class FakeEngine:
 
 @pytest.fixture
 def fake_launch() -> SimpleNamespace:
-    """In place of ``launch``: ``options`` of every engine, and what they ran, in order."""
+    """Replaces ``launch``. ``options`` has the options of every engine, ``ran`` what the engines ran, in order."""
     fake = SimpleNamespace(options=[], ran=[])
 
     def launch(options: LaunchOptions) -> Launched:

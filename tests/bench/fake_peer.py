@@ -1,4 +1,4 @@
-"""A peer that generates nothing. ``args`` say how; to ``args["log"]`` each process adds one line of JSON."""
+"""A peer that generates nothing. ``args`` control it; each process adds one line of JSON to ``args["log"]``."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from rosebatch.bench.peers.protocol import Loaded, serve
 
 
 def load(spec):
-    """Behave as told."""
+    """Behaves as ``args`` say."""
     args = spec["args"]
     with Path(args["log"]).open("a") as log:
         config = json.loads((Path(spec["model"]) / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Other engines: what a peer process is told and what becomes of its answer, with a peer that only pretends."""
+"""Other engines: what a peer process gets, and what its answer becomes. The peer here generates nothing."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def fake(tmp_path):
-    """A peer for run_peer, and what its processes wrote down."""
+    """Makes a peer for run_peer. ``processes`` gives what its processes wrote down."""
     log = tmp_path / "processes"
 
     def make(**args):
@@ -29,7 +29,7 @@ def fake(tmp_path):
 
 
 def take_log(error):
-    """The text of the log that an error points to; the file is removed."""
+    """The text of the log that an error names; the file is removed."""
     path = Path(str(error).split("its log is ")[1].split(": ")[0])
     text = path.read_text()
     path.unlink()
@@ -37,7 +37,7 @@ def take_log(error):
 
 
 def test_what_a_peer_is_told(fake, make_case):
-    """The same ids as our engine gets, of every run; its own noise on stdout does not reach the answer."""
+    """A peer must get the same ids as our engine in every run, and its own output must not spoil the answer."""
     case = make_case(sampling=Sampling(temperature=1.0, top_p=0.9), output_len=Range(low=1, high=9), max_num_seqs=2)
     timed = run_peer(fake(), [case], repeats=2)
     assert timed.keys() == {"small"}
@@ -66,7 +66,7 @@ def test_what_a_peer_is_told(fake, make_case):
 
 
 def test_one_process_for_all_cases_of_an_engine(fake, make_case):
-    """Start-up takes a minute; a case that needs another engine gets another process."""
+    """Start-up takes a minute, so cases share a process unless they need another engine."""
     cases = [make_case("a"), make_case("b", max_num_seqs=7), make_case("c", input_len=9)]
     timed = run_peer(fake(), cases, repeats=1)
     assert timed.keys() == {"a", "b", "c"}
@@ -75,7 +75,7 @@ def test_one_process_for_all_cases_of_an_engine(fake, make_case):
 
 
 def test_only_our_package_is_lent(fake, make_case, monkeypatch):
-    """A peer in another environment must not find our torch beside us."""
+    """A peer in another environment must not find our torch beside our package."""
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     run_peer(fake(), [make_case()], repeats=1)
     first, *others = fake.processes()[0]["path"].split(":")
@@ -84,7 +84,7 @@ def test_only_our_package_is_lent(fake, make_case, monkeypatch):
 
 
 def test_a_peer_that_crashes(fake, make_case):
-    """The last line of its log, and where the rest is."""
+    """The error shows the last line of the log, and where the log is."""
     with pytest.raises(UserError, match=r"^fake ended with exit code 1; its log is .*: RuntimeError: no GPU$") as e:
         run_peer(fake(crash=True), [make_case()], repeats=1)
     text = take_log(e.value)
@@ -95,19 +95,19 @@ def test_a_peer_that_crashes(fake, make_case):
 
 def test_a_peer_that_stops_early(fake, make_case):
     """Fewer tokens would look like more speed."""
-    with pytest.raises(UserError, match="a completion has another length than was asked for") as e:
+    with pytest.raises(UserError, match="a completion does not have the requested length") as e:
         run_peer(fake(short_by=1), [make_case()], repeats=1)
     assert "AssertionError" in take_log(e.value)
 
 
 def test_a_workload_that_does_not_fit_the_model(fake, make_case):
     """Found before a process is started."""
-    with pytest.raises(UserError, match="516 tokens, the engine holds at most 512"):
+    with pytest.raises(UserError, match="516 tokens, but the engine holds at most 512"):
         run_peer(fake(), [make_case(input_len=500, output_len=16)], repeats=1)
 
 
 def test_a_missing_peer(fake):
-    """How to install it, and how to say where it is; asked of the peer's own interpreter."""
+    """The peer's own interpreter is asked; the error says how to install the peer or name another Python."""
     peer = Peer("vllm", module="none", package="no_such_package_here")
     with pytest.raises(FlagError, match=r"^--against vllm: .* pip install no_such_package_here, .*--peer-python vllm="):
         require_installed(peer)
@@ -116,13 +116,13 @@ def test_a_missing_peer(fake):
 
 
 def test_a_missing_interpreter(tmp_path):
-    """One line, too."""
+    """One line, not a traceback."""
     with pytest.raises(FlagError, match=r"^--peer-python .*none: No such file"):
         require_installed(replace(PEERS["vllm"], python=str(tmp_path / "none")))
 
 
 def test_choose_peers(monkeypatch, tmp_path):
-    """Values for all, or for one by name, the later wins; paths relative to where the command runs."""
+    """A value is for all peers or for one, the last one counts, and paths are relative to the working directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(sys.executable)
     vllm, sglang = choose_peers(
@@ -142,13 +142,13 @@ def test_choose_peers(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "args", "part"),
     [
-        ("llama.cpp", "", "--against llama.cpp: no such engine; known are vllm, sglang, transformers"),
-        ("vllm", "{cut", "--peer-args: "),
+        ("llama.cpp", "", "--against llama.cpp: no such engine; choose from vllm, sglang, transformers"),
+        ("vllm", "{cut", "--peer-args is not valid JSON: "),
         ("vllm", "[1]", "--peer-args must be a JSON object, got [1]"),
     ],
 )
 def test_impossible_peers(name, args, part):
-    """Before anything runs."""
+    """Found before anything runs."""
     with pytest.raises(FlagError) as error:
         choose_peers([name], [args], [], [])
     assert part in str(error.value)
@@ -156,7 +156,7 @@ def test_impossible_peers(name, args, part):
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.7, "top_k": 5}])
 def test_transformers(make_case, tmp_path, sampling):
-    """The one peer that runs without a GPU: batches of two, prompts and outputs of several lengths, none too short."""
+    """Batches of prompts and outputs with different lengths: every output has its requested length."""
     write_config(make_case().source.config, tmp_path)
     spec = {"model": str(tmp_path), "load_format": "dummy", "device": "cpu", "dtype": "float32", "max_num_seqs": 2}
     loaded = transformers.load({**spec, "args": {}})

@@ -1,4 +1,4 @@
-"""A trace of kernels -> where the time went. What is traced needs a GPU; how it is split and added up does not."""
+"""A trace of kernels -> where the time went. Tracing needs a GPU, but splitting and adding up does not."""
 
 import pytest
 
@@ -13,7 +13,7 @@ DECODE = ("_uclip", PRODUCT, "_gated_decode", "_choose", "_advance")
 
 
 def trace(*steps):
-    """Kernels one behind the other, one µs apart, and the host's copies, which are none.
+    """Kernels one after the other, with 1 µs between them, and a copy by the host that is not a kernel.
 
     Each step is names and their durations.
     """
@@ -30,7 +30,7 @@ def durations(step):
 
 
 def test_prompts_and_decodes():
-    """Both end with the feedback: attention tells them apart, of softmax and of HP1."""
+    """Both kinds of steps end with the feedback kernel: only the attention kernel tells them apart."""
     softmax = ("_norm", "_decode", "_advance")
     steps = split_steps(
         kernel_times(
@@ -47,7 +47,7 @@ def test_prompts_and_decodes():
 
 
 def test_a_chunk_of_a_prompt_that_feeds_nothing_back():
-    """Its time is prefill all the same; kernels behind the last step are of a step that was cut off."""
+    """Its time is prefill too; kernels after the last feedback belong to a step that was cut off."""
     chunk = (PROMPT[:4], (9, 9, 9, 9))
     steps = split_steps(kernel_times(trace(chunk, (PROMPT, (1, 1, 1, 1, 1, 1)), (DECODE[:3], (5, 5, 5)))))
     assert [durations(step) for step in steps.prompts] == [[9, 9, 9, 9, 1, 1, 1, 1, 1, 1]]
@@ -55,7 +55,7 @@ def test_a_chunk_of_a_prompt_that_feeds_nothing_back():
 
 
 def test_waiting_for_a_step_is_no_time_of_it():
-    """Between two steps the GPU may have waited for the host, or for the profiler."""
+    """Between two steps the GPU may wait for the host or the profiler."""
     events = trace((DECODE, (1, 1, 1, 1, 1)))
     events += [{**event, "ts": event["ts"] + 5000} for event in trace((DECODE, (2, 2, 2, 2, 2)))]
     _, (first, second) = split_steps(kernel_times(events))
@@ -64,7 +64,7 @@ def test_waiting_for_a_step_is_no_time_of_it():
 
 
 def test_waiting_within_a_prompt_step_is_nobodys():
-    """Its kernels are launched one by one: the host's 20 ms in front of a copy counted as the copy's."""
+    """The host launches these kernels one by one: its 20 ms before a copy counted as the copy's."""
     events = trace((("_norm", COPY, "_prefill", "_advance"), (1, 2, 3, 4)))
     for event in events[2:]:
         event["ts"] += 20000
@@ -73,7 +73,7 @@ def test_waiting_within_a_prompt_step_is_nobodys():
 
 
 def test_the_usual_step():
-    """Neither one that the profiler slowed down, nor one in front of which the host changed something."""
+    """A step that the profiler slowed down must not be taken, nor one with further kernels of the host."""
     steps = split_steps(
         kernel_times(
             reversed(
@@ -87,12 +87,12 @@ def test_the_usual_step():
         )
     )
     assert durations(usual_step(steps.decodes)) == [2, 5, 3, 1, 1]
-    # As many of the one kind as of the other: what the host adds is no part of a step.
+    # One step of each kind: the host's further kernels are not part of the usual step.
     assert len(usual_step(steps.decodes[:2])) == len(DECODE)
 
 
 def test_overlapping_kernels_add_up_to_the_step():
-    """Of a kernel that begins before the one in front has ended, only what it adds counts."""
+    """If a kernel begins before the last one has ended, only the time that it adds counts."""
     names = ("_norm", "_decode", PRODUCT, "_advance")
     starts = [(100, 10), (105, 10), (107, 2), (120, 1)]
     events = [
@@ -123,18 +123,18 @@ def test_overlapping_kernels_add_up_to_the_step():
     ],
 )
 def test_parts(part, names):
-    """A kernel of ours whose name no pattern has would be counted as PyTorch's."""
+    """A kernel of ours that no pattern matches would count as PyTorch's."""
     assert [time.part for time in kernel_times(trace((names, [1] * len(names))))] == [part] * len(names)
 
 
 @pytest.fixture
 def engine(make_case):
-    """Of the toy model, on the CPU, with room for all."""
+    """An engine of the toy model on the CPU, with room for all requests."""
     return launch(make_case().options).engine
 
 
 def test_only_the_beginning_of_a_run_is_traced(engine, make_case, monkeypatch):
-    """A whole run's trace would not fit the memory; nor may the rest of the run be lost to who uses the engine next."""
+    """A whole run's trace would not fit into memory, and a run left unfinished would spoil the engine's next one."""
     seen = []
 
     def fake_trace(work):
@@ -150,7 +150,7 @@ def test_only_the_beginning_of_a_run_is_traced(engine, make_case, monkeypatch):
     assert seen == [(2, True)]
     assert not engine.has_unfinished
     assert engine.stats.decode_steps == 7
-    # Of a decode step with the microsecond in front of each kernel but the first.
+    # In a decode step the microsecond before each kernel counts, except before the first.
     assert found == {
         "prefill_us": {
             "feedback": 12.0,
@@ -172,7 +172,7 @@ def test_only_the_beginning_of_a_run_is_traced(engine, make_case, monkeypatch):
 
 
 def test_a_run_without_decode_steps(engine, make_case, monkeypatch):
-    """One token each comes out of prefill: there is no step to show, and none to wait for."""
+    """One token each comes from prefill: there is no decode step to show or to wait for."""
 
     def fake_trace(work):
         work()

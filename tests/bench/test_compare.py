@@ -1,4 +1,4 @@
-"""A/B runs: both sides in turn, one switch apart, doing the same work."""
+"""A/B runs: both sides take turns, differ in one switch and do the same work."""
 
 from dataclasses import fields, replace
 
@@ -24,7 +24,7 @@ def side(name, seconds, calls, tokens=12):
 
 
 def test_turns():
-    """Warm-ups are not counted; a machine that slows down half-way slows both sides down."""
+    """Warm-ups do not count; a machine that slows down half-way slows both sides."""
     calls = []
     turns = take_turns(side("a", [99, 2, 4, 8], calls), side("b", [99, 3, 8, 8], calls), 3)
     assert calls == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3), ("b", 3)]
@@ -39,7 +39,7 @@ def test_sides_that_do_not_do_the_same():
 
 
 def test_two_engines_one_switch_apart(make_case, monkeypatch, fake_launch):
-    """The same prompts in the same turn; both fit beside each other, with what the workload needs."""
+    """Both engines get the same prompts in the same turn, and only as much KV cache as the workload needs."""
     monkeypatch.setattr(compare, "launch", fake_launch.launch)
     case = make_case()
     case = replace(case, options=replace(case.options, limits=EngineConfig()))
@@ -63,7 +63,7 @@ def test_two_engines_one_switch_apart(make_case, monkeypatch, fake_launch):
 
 
 def test_on_real_engines(make_case):
-    """With the memory that was asked for."""
+    """A given --kv-cache-memory is kept."""
     result = compare_switch(make_case(), "prefix_cache", 1)
     assert result["engine"]["toggles"]["prefix_cache"] is True
     assert result["engine"]["kv_cache_bytes"] == 2**20
@@ -71,7 +71,7 @@ def test_on_real_engines(make_case):
 
 
 def test_chosen_switches():
-    """Names as on the command line; 'all' leaves out what the device cannot serve."""
+    """Names are those of the command line; 'all' leaves out switches that the device does not support."""
     served = [f.name for f in fields(Toggles) if "cpu" in f.metadata["devices"]]
     assert chosen_switches([], "cpu") == []
     assert chosen_switches(["chunked-prefill", "prefix-cache", "chunked-prefill"], "cpu") == [
@@ -80,12 +80,18 @@ def test_chosen_switches():
     ]
     assert chosen_switches(["all"], "cpu") == served
     assert "batch_invariant" not in chosen_switches(["all"], "cuda")
-    with pytest.raises(FlagError, match=r"^--compare warp-drive: no such switch; known are prefix-cache, .*, all$"):
+    with pytest.raises(FlagError, match=r"^--compare warp-drive: no such switch; choose from prefix-cache, .*, all$"):
         chosen_switches(["all", "warp-drive"], "cpu")
 
 
+def test_a_switch_without_effect_is_refused_before_anything_runs():
+    """It was found only when its turn came, after the minutes of the comparisons before it."""
+    with pytest.raises(FlagError, match=r"^--compare batch-invariant: this switch does nothing on cuda; leave it out"):
+        chosen_switches(["prefix-cache", "batch-invariant"], "cuda")
+
+
 def test_a_switch_that_the_device_cannot_serve(make_case):
-    """Else both sides would be the same."""
+    """Ignoring it would compare an engine with itself."""
     unserved = [f.name for f in fields(Toggles) if "cpu" not in f.metadata["devices"]]
     for name in unserved[:1]:
         with pytest.raises(FlagError, match="has no meaning on cpu"):

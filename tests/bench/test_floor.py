@@ -1,4 +1,4 @@
-"""The floor: against the table of the design, and by hand where numbers are small."""
+"""The floor of a workload: against figures from the design, and by hand for small numbers."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def floor_of(prompt_lens, output_lens, seqs=10, itemsize=2, cached_prefix=0, **f
     ],
 )
 def test_known_floors(name, tokens_per_s):
-    """Output tokens/s on an H100, worked out before this code was written."""
+    """Output tokens/s on an H100, calculated before this code was written."""
     (chosen,) = load_scenarios([name])
     scenario = chosen.scenario
     config = load_toml(configs_dir() / "models" / f"{scenario.model}.toml", ModelConfig)
@@ -59,7 +59,7 @@ def test_known_floors(name, tokens_per_s):
 
 
 def test_one_token_each_is_prefill_alone():
-    """The first token comes out of prefill: no step reads anything."""
+    """The first token comes from prefill: no decode step reads anything."""
     pairs = 3 * 4 // 2 + 1
     floor = floor_of([3, 1], [1, 1])
     assert floor == Floor(prefill_s=2 * LAYERS * 4 + 2 * HEAD * 2 + 4 * 3 * 4 * 5 * pairs, decode_s=0)
@@ -67,19 +67,19 @@ def test_one_token_each_is_prefill_alone():
 
 
 def test_decode_by_hand():
-    """Two sequences of 3 and 1 prompt tokens; the second is done one step earlier."""
+    """Two sequences of 3 and 1 prompt tokens; the second ends one step earlier."""
     keys = (4 + 5) + 2
     assert floor_of([3, 1], [3, 2]).decode_s == 2 * (LAYERS + HEAD) * 2 + keys * TOKEN
     assert floor_of([3, 1], [3, 2], itemsize=4).decode_s == 2 * floor_of([3, 1], [3, 2]).decode_s
 
 
 def test_the_embedding_is_read_only_as_output_projection():
-    """Once, tied or not."""
+    """Decode reads it once, tied or not."""
     assert floor_of([3], [4], tie_word_embeddings=True) == floor_of([3], [4])
 
 
 def test_the_mlp_of_gpt2_has_two_matrices():
-    """A gate would be a third."""
+    """Counting a gate would be one matrix too many."""
     less = 3 * 56 * 2
     assert floor_of([3], [2], family="gpt2").decode_s == floor_of([3], [2]).decode_s - less
 
@@ -89,7 +89,7 @@ def test_the_mlp_of_gpt2_has_two_matrices():
     [([5, 5], 1, 8), ([5, 5], 2, 4), ([5, 3, 3, 5], 2, 8), ([2, 5, 3], 2, 4), ([1, 1, 1], 1, 0), ([9], 4, 8)],
 )
 def test_steps(output_lens, seqs, steps):
-    """A place that becomes free is taken by the next in the queue; K/V costs the same in any order."""
+    """The next request takes a free place at once; the K/V that is read does not depend on the order."""
     least = floor_of([1] * len(output_lens), output_lens, seqs=100).decode_s
     most = max(output_lens) - 1
     assert floor_of([1] * len(output_lens), output_lens, seqs=seqs).decode_s - least == (steps - most) * 2 * (
@@ -98,12 +98,12 @@ def test_steps(output_lens, seqs, steps):
 
 
 def test_a_cached_prefix_counts_once():
-    """Computed for the first prompt only, and read by one read for all, in every step."""
+    """It is computed for the first prompt only, and read once in every step for all sequences."""
     apart, shared = floor_of([7, 8], [3, 3]), floor_of([7, 8], [3, 3], cached_prefix=5)
     assert apart.prefill_s - shared.prefill_s == 2 * LAYERS * 5 + 4 * 3 * 4 * 5 * (5 * 6 // 2)
     assert apart.decode_s - shared.decode_s == 2 * 5 * TOKEN
 
 
 def test_no_floor_on_a_cpu():
-    """Its rates depend on threads and caches too much to be called a floor."""
+    """A CPU's rates depend too much on threads and caches."""
     assert measure_rates("cpu") is None

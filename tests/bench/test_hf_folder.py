@@ -1,4 +1,4 @@
-"""Configs for other engines: what is written is what is read."""
+"""Configs for other engines: the written shape is the shape that is read back."""
 
 import json
 
@@ -17,10 +17,10 @@ QWEN = load_toml(configs_dir() / "models" / "qwen3-0.6b.toml", ModelConfig)
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_round_trip(tmp_path, path):
-    """A peer that built another shape would be compared all the same."""
+    """A peer with another shape would be compared without anybody noticing."""
     config = load_toml(path, ModelConfig)
     write_config(config, tmp_path)
-    # Read back, the scales that are the rule stand there one by one.
+    # The reader writes the default scale out for every layer.
     scales = tuple(config.attention_scale(layer) for layer in range(config.num_layers))
     read = read_model_config(tmp_path)
     assert tuple(read.attention_scale(layer) for layer in range(config.num_layers)) == scales
@@ -29,13 +29,13 @@ def test_round_trip(tmp_path, path):
 
 @pytest.mark.parametrize("eos", [(), (3,), (3, 4)])
 def test_end_tokens(tmp_path, eos):
-    """None, one, several."""
+    """No end token, one, or several."""
     write_config(msgspec.structs.replace(QWEN, eos_token_ids=eos), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == {0: None, 1: 3, 2: [3, 4]}[len(eos)]
 
 
 def test_linear_scaling(tmp_path):
-    """The other kind of stretched positions."""
+    """The other kind of RoPE scaling must survive too."""
     config = msgspec.structs.replace(QWEN, rope=RopeConfig(theta=5.0, scaling="linear", factor=2.0))
     write_config(config, tmp_path)
     assert read_model_config(tmp_path) == config
@@ -47,12 +47,12 @@ def test_linear_scaling(tmp_path):
     ids=lambda change: next(iter(change)),
 )
 def test_shapes_without_an_architecture(tmp_path, change):
-    """Refused, not approximated."""
-    with pytest.raises(UserError, match="transformers folder"):
+    """Refused: leaving out a bias or a window would compare another model."""
+    with pytest.raises(UserError, match="give the model's transformers folder with --model"):
         write_config(msgspec.structs.replace(QWEN, **change), tmp_path)
 
 
 def test_hp1_is_refused(tmp_path):
     """No other engine has such a model."""
-    with pytest.raises(UserError, match="no other engine has HP1"):
+    with pytest.raises(UserError, match="other engines cannot run HP1"):
         write_config(load_toml(configs_dir() / "models" / "tiny-hp1.toml", ModelConfig), tmp_path)

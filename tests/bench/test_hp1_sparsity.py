@@ -1,4 +1,4 @@
-"""Counting the weights that are zero, beside an engine on the same model."""
+"""Counting zero weights, beside an engine on the same model."""
 
 import sys
 
@@ -35,7 +35,7 @@ def prompts():
 
 
 def test_it_is_the_models_attention(model, prompts):
-    """What is counted would otherwise be another model's zeros: the next token is the engine's."""
+    """Other attention would count another model's zeros: the next tokens must be the engine's."""
     attention = CountingAttention(CONFIG, 40)
     with torch.inference_mode():
         hidden = model.forward(prompts.flatten(), torch.arange(40).repeat(3), attention)
@@ -49,7 +49,7 @@ def test_it_is_the_models_attention(model, prompts):
 
 
 def test_shares(model, prompts):
-    """Without a filter the negative half is zero; the more is subtracted, the more is, and never more for all heads."""
+    """Without a filter the negative half is zero, and a larger sigma gives more; fewer keys are zero for all heads."""
     shares = [count_zeros(model, CONFIG, prompts, sigma) for sigma in (0.0, 1.0, 2.0)]
     assert [len(layers) for layers in shares] == [CONFIG.num_layers] * 3
     for low, middle, high in zip(*shares, strict=True):
@@ -59,7 +59,7 @@ def test_shares(model, prompts):
 
 
 def test_the_table(monkeypatch, capsys):
-    """A line for each layer, and their mean."""
+    """A line for each layer, and one for their mean."""
     monkeypatch.setattr(sys, "argv", ["hp1_sparsity", "--model", PATH, "--tokens", "20"])
     hp1_sparsity.main()
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -69,5 +69,5 @@ def test_the_table(monkeypatch, capsys):
 def test_other_models_are_refused(monkeypatch):
     """Softmax has no zeros."""
     monkeypatch.setattr(sys, "argv", ["hp1_sparsity", "--model", str(configs_dir() / "models" / "tiny-llama.toml")])
-    with pytest.raises(UserError, match="no HP1 model"):
+    with pytest.raises(UserError, match=r"--model tiny-llama\.toml is not an HP1 model"):
         hp1_sparsity.main()

@@ -1,4 +1,4 @@
-"""Scenarios and their files: every one that ships is read, every mistake in one is named."""
+"""Scenarios and their files: every shipped file is readable, and every mistake in a file is named."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def config_of(scenario):
 
 @pytest.mark.parametrize(("name", "model"), SHIPPED)
 def test_shipped_scenarios_fit_their_model(name, model):
-    """A shape that the model cannot hold would only be found on the GPU, after loading."""
+    """A shape too long for its model would fail only on the GPU, after loading."""
     scenario = SHIPPED[name, model]
     config = config_of(scenario)
     workload = make_workload(scenario, config.vocab_size)
@@ -40,7 +40,7 @@ def test_shipped_scenarios_fit_their_model(name, model):
 
 
 def test_the_suite():
-    """The seven shapes that others have figures for, greedy."""
+    """The seven shapes, greedy, for which others have figures."""
     suite = load_scenarios(["suite"])
     assert load_suite("suite") == suite
     shapes = {c.name: (c.scenario.num_prompts, c.scenario.input_len, c.scenario.output_len) for c in suite}
@@ -52,7 +52,7 @@ def test_the_suite():
 
 
 def test_the_suite_of_hp1():
-    """The same shapes, HP1 first and softmax attention right behind it: whatever changes on the machine meets both."""
+    """HP1 and softmax attention run each shape one right after the other, so that changes of the machine meet both."""
     suite = load_suite("hp1")
     models = ["hp1-0.6b", "qwen3-0.6b"]
     assert [(c.name, c.scenario.model) for c in suite] == [(name, model) for name in SUITE for model in models]
@@ -64,7 +64,7 @@ def test_the_suite_of_hp1():
 
 
 def test_the_preempting_scenario_preempts():
-    """The prompts that are admitted fit the cache, what they grow to does not; any one alone does."""
+    """The admitted prompts fit the cache, their outputs do not; any one sequence alone does."""
     (chosen,) = load_scenarios(["preempting"])
     scenario = chosen.scenario
     config = config_of(scenario)
@@ -76,7 +76,7 @@ def test_the_preempting_scenario_preempts():
 
 
 def test_files_by_path_and_in_any_order(tmp_path):
-    """Suites are opened where they stand; a scenario of one's own needs no model."""
+    """A suite's scenarios appear in its place; a user's own scenario needs no model."""
     path = tmp_path / "mine.toml"
     path.write_text(GOOD + "[sampling]\ntop_k = 5\n")
     found = load_scenarios([str(path), "long_prefill_b4", "suite"])
@@ -97,14 +97,14 @@ def test_files_by_path_and_in_any_order(tmp_path):
         (GOOD + "shared_prefix_len = -1\n", "shared_prefix_len must be >= 0, got -1"),
         (GOOD + "kv_cache_memory = 'lots'\n", "kv_cache_memory: 'lots' is no size"),
         ("num_prompts = 0\ninput_len = 1\noutput_len = 1", "num_prompts must be >= 1, got 0"),
-        ("num_prompts = 1\ninput_len = []\noutput_len = 1", "input_len has no lengths"),
+        ("num_prompts = 1\ninput_len = []\noutput_len = 1", "input_len is empty: give at least one length"),
         ("num_prompts = 1\ninput_len = [3, 0]\noutput_len = 1", "input_len must be >= 1, got 0"),
         ("num_prompts = 1\ninput_len = 1\noutput_len = { low = 0, high = 2 }", "output_len.low must be >= 1, got 0"),
         ("num_prompts = 1\ninput_len = 1\noutput_len = { low = 3, high = 2 }", "output_len.high must be >= 3, got 2"),
         ("num_prompts = 1\ninput_len = 1\noutput_len = { low = 3 }", "missing required field `high`"),
         ("scenarios = ['suite']", "suite.toml: "),
         ("scenarios = 3", "Expected `array`, got `int`"),
-        ("scenarios = []", "scenarios names none"),
+        ("scenarios = []", "scenarios is empty: name at least one"),
         ("scenarios = ['suite']\nmodels = 'gpt2'", "Expected `array`, got `str` - at `$.models`"),
         ("cut =", "Invalid value"),
     ],
@@ -121,26 +121,26 @@ def test_broken_files(tmp_path, text, part):
 
 @pytest.mark.parametrize("name", ["gpt3", "none/mine.toml", ""])
 def test_an_unknown_scenario(name):
-    """The known ones are listed."""
+    """The error lists the known scenarios."""
     with pytest.raises(FlagError, match=f"^--scenario {name}: no such scenario; .* balanced_b32, .* suite$"):
         load_scenarios([name])
 
 
 @pytest.mark.parametrize("name", ["gpt3", "none/mine.toml", ""])
 def test_an_unknown_suite(name):
-    """Of the known files only those are listed that --suite takes."""
+    """The error lists only the files that --suite accepts."""
     with pytest.raises(FlagError, match=f"^--suite {name}: no such suite; give a .toml file or one of hp1, suite$"):
         load_suite(name)
 
 
 def test_a_scenario_is_no_suite():
-    """Taken for one, it would be run with one model, and nothing beside it."""
-    with pytest.raises(FlagError, match=r"^--suite balanced_b32: no suite, .*; known are hp1, suite$"):
+    """Taken for a suite, it would run with one model and nothing beside it."""
+    with pytest.raises(FlagError, match=r"^--suite balanced_b32: not a suite but one scenario; .* one of hp1, suite$"):
         load_suite("balanced_b32")
 
 
 def test_adapt():
-    """Flags reach the sampling, too; a value that is impossible is found without a file around it."""
+    """Flags also reach the sampling; the error for an impossible value names no file."""
     scenario = Scenario(num_prompts=2, input_len=Range(low=1, high=2), output_len=4, sampling=Sampling(top_p=0.5))
     changed = adapt(scenario, {"input_len": 9, "temperature": 0.5, "seed": 3})
     assert changed == Scenario(
@@ -154,7 +154,7 @@ def test_adapt():
 
 
 def test_configs_of_a_wheel_stand_inside_the_package(tmp_path, monkeypatch):
-    """Beside the package are other people's packages there."""
+    """Beside an installed package are other people's packages."""
     package = tmp_path / "rosebatch"
     (tmp_path / "configs").mkdir()
     monkeypatch.setattr(module, "__file__", str(package / "bench" / "scenario.py"))

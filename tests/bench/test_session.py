@@ -1,4 +1,4 @@
-"""A whole run: the order of things, what is lost when something fails, and what is printed."""
+"""A whole run: the order of its stages, what a failure costs, and what is printed."""
 
 import io
 from dataclasses import replace
@@ -27,7 +27,7 @@ THEIRS = {"version": "9.9", "startup_s": {"load": 40.0, "warm-up": 5.0}, "second
 
 @pytest.fixture
 def stages(monkeypatch):
-    """Every stage replaced by one that writes down that it ran."""
+    """Replaces every stage by one that notes that it ran."""
     ran = SimpleNamespace(order=[], models=[], failing=set(), slower={})
 
     def run_peer(peer, cases, repeats):
@@ -63,7 +63,7 @@ def run(cases, switches=(), peers=()):
 
 
 def test_peers_come_first(stages, make_case):
-    """While we hold no GPU memory, and not before every one of them is known to be there."""
+    """Peers need the GPU's memory while we hold none, and only after all of them are known to be installed."""
     cases = [make_case("a"), make_case("b")]
     results = list(run(cases, ["prefix_cache"], ["vllm", "sglang"]))
     assert stages.order == [
@@ -81,7 +81,7 @@ def test_peers_come_first(stages, make_case):
 
 
 def test_the_ratio(stages, make_case):
-    """Ours to theirs: their median took twice as long for the same tokens."""
+    """The ratio is theirs over ours: their median took twice as long for the same tokens."""
     _, peer = run([make_case()], peers=["vllm"])
     expected = {"peer": "vllm", "version": "9.9", "elapsed_s": 4.0, "output_tokens_per_s": 30.0, "ratio": 2.0}
     assert {name: peer[name] for name in expected} == expected
@@ -89,7 +89,7 @@ def test_the_ratio(stages, make_case):
 
 
 def test_peers_are_held_against_the_floor(stages, make_case, monkeypatch):
-    """The same floor as ours."""
+    """The floor is the same as ours."""
     monkeypatch.setattr(session, "measure_rates", lambda device: Rates(copy=1e6, matmul=1e6))
     case = make_case()
     _, peer = run([case], peers=["vllm"])
@@ -97,13 +97,13 @@ def test_peers_are_held_against_the_floor(stages, make_case, monkeypatch):
 
 
 def test_comparisons_alone(stages, make_case):
-    """Nobody asked for our engine by itself."""
+    """Our engine by itself was not requested, so it does not run."""
     assert [r["kind"] for r in run([make_case()], ["prefix_cache", "chunked_prefill"])] == ["comparison"] * 2
     assert stages.order == [("prefix_cache", "small"), ("chunked_prefill", "small")]
 
 
 def test_a_peer_that_fails_costs_itself_only(stages, make_case):
-    """Its message is kept; the others' minutes are not lost."""
+    """Its error is kept, and the minutes of the others are not lost."""
     stages.failing = {"vllm"}
     ours, vllm, sglang = run([make_case()], peers=["vllm", "sglang"])
     assert (ours["kind"], sglang["ratio"]) == ("run", 2.0)
@@ -112,18 +112,18 @@ def test_a_peer_that_fails_costs_itself_only(stages, make_case):
 
 
 def test_out_of_gpu_memory(stages, make_case, monkeypatch):
-    """One line that says what to do."""
+    """One line that says what to do, not a traceback."""
 
     def no_room(*args):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has")
 
     monkeypatch.setattr(session, "time_case", no_room)
-    with pytest.raises(UserError, match=r"^CUDA out of memory: take a smaller scenario"):
+    with pytest.raises(UserError, match=r"^CUDA out of memory: choose a smaller scenario"):
         list(run([make_case()]))
 
 
 def test_summary():
-    """Geometric means; the floor only where every run has one."""
+    """Geometric means; the share of the floor only if every run has one."""
     runs = [
         {**OURS, "share_of_floor": 0.5},
         {**OURS, "elapsed_s": 8.0, "output_tokens_per_s": 240.0, "share_of_floor": 0.125},
@@ -145,12 +145,12 @@ def test_summary():
 
 @pytest.fixture
 def two_models(make_case):
-    """Two scenarios, HP1 and softmax attention in turn."""
+    """Two scenarios, each with HP1 and softmax attention."""
     return [make_case(name, model=model) for name in "ab" for model in ("tiny-hp1", "tiny-llama")]
 
 
 def test_models_side_by_side(stages, two_models):
-    """A further model is held against the first on its own scenario, not against whatever ran before."""
+    """A further model is compared with the first one on the same scenario, not with the last run."""
     stages.slower = {"tiny-llama": 1.5}
     results = list(run(two_models))
     assert [(r["scenario"], r["model"], r.get("time_over_first")) for r in results] == [
@@ -169,7 +169,7 @@ def test_models_side_by_side(stages, two_models):
 
 
 def test_peers_run_what_they_have(stages, two_models, monkeypatch):
-    """Each scenario once, with softmax attention: asked for HP1, they would fail; and HP1 is held against that."""
+    """Peers run each scenario once, with softmax attention, because HP1 would fail; our HP1 is compared with that."""
     stages.slower = {"tiny-llama": 1.25}
     monkeypatch.setattr(session, "measure_rates", lambda device: Rates(copy=1e6, matmul=1e6))
     results = list(run(two_models, peers=["vllm"]))
@@ -178,7 +178,7 @@ def test_peers_run_what_they_have(stages, two_models, monkeypatch):
     assert [(r["scenario"], r["model"], r["beside"], r["ratio"]) for r in peers] == [
         (name, "tiny-llama", *beside) for name in "ab" for beside in (("tiny-hp1", 2.0), ("tiny-llama", 1.6))
     ]
-    # Of the model that they ran.
+    # The floor of the model that the peers ran.
     floor = two_models[1].floor(Rates(copy=1e6, matmul=1e6)).seconds
     assert {r["share_of_floor"] for r in peers} == {floor / 4.0}
     means = summarize(results)
@@ -189,15 +189,15 @@ def test_peers_run_what_they_have(stages, two_models, monkeypatch):
 
 
 def test_peers_of_hp1_alone(stages, make_case, monkeypatch):
-    """There is nothing that they could run: the error says so, and our own figures are not lost."""
+    """Peers can run nothing here: the error says so, and our own figures are not lost."""
     monkeypatch.setattr(session, "run_peer", run_peer)
     ours, vllm = run([make_case(model="tiny-hp1")], peers=["vllm"])
     assert (ours["kind"], ours["model"]) == ("run", "tiny-hp1")
-    assert vllm["error"] == "--against: no other engine has HP1 models"
+    assert vllm["error"] == "--against: other engines cannot run HP1 models"
 
 
 def test_lines_of_several_models(stages, two_models):
-    """Whose figures a line has must be seen, of a mean too."""
+    """Every line names its model, also the mean."""
     stages.slower = {"tiny-llama": 1.5}
     stream = io.StringIO()
     print_results(run(two_models, ["prefix_cache"], ["vllm"]), two_models, stream)
@@ -215,14 +215,14 @@ def test_lines_of_several_models(stages, two_models):
 
 
 def test_lines_of_one_scenario_have_no_means(stages, two_models):
-    """The mean of one figure for each model would be the same lines again."""
+    """The mean of a single figure would repeat the line."""
     stream = io.StringIO()
     print_results(run(two_models[:2]), two_models[:2], stream)
     assert "geometric" not in stream.getvalue()
 
 
 def test_attributions_come_last(stages, make_case, monkeypatch):
-    """A profiler that goes on in the process would slow down what is timed behind it; some cases have none."""
+    """A profiler that goes on working would slow down later timed runs; some cases have no attribution."""
     cases = [replace(make_case(name), attribution=name != "b") for name in "abc"]
     found = {"kind": "attribution", "scenario": "c"}
     monkeypatch.setattr(session, "attribute_case", lambda case: found if case.name == "c" else None)
@@ -234,7 +234,7 @@ def test_attributions_come_last(stages, make_case, monkeypatch):
 
 
 def test_lines_of_an_attribution(make_case):
-    """Below all runs, in the order of the shares."""
+    """Below all runs, largest shares first."""
     attribution = {
         "kind": "attribution",
         "scenario": "a",
@@ -256,7 +256,7 @@ def test_lines_of_an_attribution(make_case):
 
 
 def test_lines(stages, make_case):
-    """One for each result of several scenarios, under one header; means at the end."""
+    """Results of several scenarios are lines under one header, with means at the end."""
     stages.failing = {"sglang"}
     cases = [make_case("a"), make_case("b")]
     stream = io.StringIO()
@@ -275,7 +275,7 @@ def test_lines(stages, make_case):
 
 
 def test_results_are_printed_as_they_come(stages, make_case):
-    """A run that is cut off after an hour has shown what it knew."""
+    """A run that is cut off after an hour must have shown its results so far."""
     stream = io.StringIO()
 
     def results():

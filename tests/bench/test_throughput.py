@@ -1,4 +1,4 @@
-"""Timed runs of one engine: what is counted, and what must not flatter it. No test looks at how long anything took."""
+"""Timed runs of one engine: what counts, and what must not flatter it. No test measures time."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ from rosebatch.errors import UserError
 
 
 def test_the_report_is_of_the_run_in_the_middle(make_case, monkeypatch, fake_launch):
-    """Its counters are of that run alone, the warm-up is start-up, every run has ids of its own."""
+    """Counters are those of the median run alone, the warm-up is start-up, and every run has its own ids."""
     clock = iter([0, 100, 0, 3, 0, 1, 0, 2])
     monkeypatch.setattr(throughput, "launch", fake_launch.launch)
     monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(clock))
@@ -46,7 +46,7 @@ def test_the_report_is_of_the_run_in_the_middle(make_case, monkeypatch, fake_lau
 
 
 def test_an_attribution_is_of_a_warm_engine(make_case, monkeypatch, fake_launch):
-    """Steps that compile and capture are not what a run's time goes to; its ids are ones that no cache knows."""
+    """Compiling and capturing must not count; the ids must be unknown to any cache."""
 
     def attribute(engine, requests):
         fake_launch.ran.append(("attributed", [request.prompt_token_ids for request in requests]))
@@ -65,12 +65,12 @@ def test_an_attribution_is_of_a_warm_engine(make_case, monkeypatch, fake_launch)
 
 
 def test_no_attribution_without_kernels(make_case):
-    """A suite that asks for one is run on a CPU all the same."""
+    """A suite that requests attributions must also run on a CPU."""
     assert attribute_case(make_case()) is None
 
 
 def test_the_share_of_the_floor(make_case, monkeypatch, fake_launch):
-    """Of the seconds that are reported."""
+    """It refers to the reported seconds."""
     monkeypatch.setattr(throughput, "launch", fake_launch.launch)
     case = make_case()
     report = time_case(case, 1, Rates(copy=1e6, matmul=1e6), 0.0)
@@ -80,7 +80,7 @@ def test_the_share_of_the_floor(make_case, monkeypatch, fake_launch):
 
 
 def test_a_real_engine_gets_no_help_from_its_cache(make_case):
-    """Three blocks of prompt in each run: with the ids of the run before, two of them would be there already."""
+    """With the ids of the run before, two of the prompt's three blocks would be cached."""
     report = time_case(make_case(input_len=48, prefix_cache=True), 2, None, 0.0)
     assert (report["completed"], report["prompt_tokens"], report["cached_tokens"]) == (3, 144, 0)
     assert report["output_tokens"] == 12
@@ -88,13 +88,13 @@ def test_a_real_engine_gets_no_help_from_its_cache(make_case):
 
 
 def test_a_shared_prefix_is_computed_once_in_each_run(make_case):
-    """Two blocks that the second and third prompt take over, also in runs after the first."""
+    """The second and third prompt reuse two blocks, in later runs too."""
     report = time_case(make_case(shared_prefix_len=32, prefix_cache=True), 2, None, 0.0)
     assert (report["prompt_tokens"], report["cached_tokens"]) == (3 * 38, 2 * 32)
 
 
 def test_sequences_that_give_way(make_case):
-    """A KV cache too small for what the prompts grow to: full length all the same."""
+    """With a KV cache too small for the outputs, sequences still reach their full length."""
     case = make_case(input_len=30, output_len=40)
     limits = EngineConfig(kv_cache_memory=needed_kv_memory(case) // 6)
     report = time_case(replace(case, options=replace(case.options, limits=limits)), 1, None, 0.0)
@@ -111,7 +111,7 @@ def test_a_short_completion_is_no_result(fake_launch, make_case):
 
 
 def test_a_lost_completion_is_no_result(fake_launch, make_case):
-    """Nor is a request that never came back."""
+    """A request that never finishes would look like more speed."""
     engine = fake_launch.launch(make_case().options).engine
     run, engine.run = engine.run, lambda requests: list(run(requests))[1:]
     with pytest.raises(AssertionError, match="every request"):
@@ -121,13 +121,13 @@ def test_a_lost_completion_is_no_result(fake_launch, make_case):
 def test_a_workload_longer_than_the_engine_holds(fake_launch, make_case):
     """Found before anything runs."""
     engine = fake_launch.launch(make_case().options).engine
-    with pytest.raises(UserError, match="514 tokens, the engine holds at most 512"):
+    with pytest.raises(UserError, match="514 tokens, but the engine holds at most 512"):
         run_once(engine, Workload([[1] * 510], [4]), Sampling())
     assert fake_launch.ran == []
 
 
 def test_needed_kv_memory(make_case):
-    """Blocks of 64 tokens, one to spare for each sequence, of the longest that run at a time."""
+    """Blocks of 64 tokens for the longest sequences that run together, with a spare one for each."""
     token = 2 * 2 * 2 * 16 * 4
     assert needed_kv_memory(make_case()) == 3 * 2 * 64 * token
     assert needed_kv_memory(make_case(input_len=(60, 100, 1), max_num_seqs=2)) == (3 + 2) * 64 * token
@@ -135,5 +135,5 @@ def test_needed_kv_memory(make_case):
 
 @pytest.mark.parametrize(("values", "median"), [([1.0], 1.0), ([3.0, 1.0, 2.0], 2.0), ([4.0, 3.0, 1.0, 2.0], 2.0)])
 def test_spread(values, median):
-    """The median is a value that was measured, so that the report can be of that run."""
+    """The median is a measured value, because the report is that run's."""
     assert spread(values) == {"median": median, "min": min(values), "max": max(values)}

@@ -1,4 +1,4 @@
-"""The whole job beside the engine: both do the same work, or their ratio would mean nothing. No test looks at times."""
+"""The whole job beside the engine: their ratio means something only if both do the same work. No test measures time."""
 
 from rosebatch.bench.scripts.whole_job import make_texts, run_ids, run_text
 from rosebatch.launch import Launched
@@ -7,7 +7,7 @@ from tests.job.fake_model import FakeModel, byte_backend, make_engine
 
 
 def test_both_sides_compute_the_same():
-    """As many tokens in and out, on engines of their own; and the file was really written and read."""
+    """Both sides have as many tokens in and out, and the job really reads and writes a file."""
     tokenizer = Tokenizer(byte_backend())
     texts = make_texts(30, 0)
     assert len(set(texts)) == 30

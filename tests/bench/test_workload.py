@@ -13,27 +13,27 @@ def scenario(**fields):
 
 
 def test_exact_ids():
-    """Figures in the docs are of these ids: they must not change with Python or with us."""
+    """Figures in the docs belong to these ids: neither Python nor we may change them."""
     assert make_workload(scenario(), 1000) == Workload([[494, 530, 141], [365, 623, 597]], [4, 4])
     assert make_workload(scenario(seed=1), 1000).prompts == [[237, 682, 164], [361, 220, 607]]
     assert make_workload(scenario(), 1000, run=2).prompts == [[284, 556, 389], [316, 239, 301]]
 
 
 def test_ids_keep_away_from_special_tokens():
-    """All of the range is used, nothing outside it."""
+    """The whole range is used and nothing outside it."""
     ids = [i for p in make_workload(scenario(input_len=2000), 500).prompts for i in p]
     assert set(ids) == set(range(100, 200))
 
 
 @pytest.mark.parametrize("vocab", [1, 300, 400])
 def test_vocabularies_too_small_to_keep_away(vocab):
-    """No empty range."""
+    """The range of ids must not be empty."""
     ids = [i for p in make_workload(scenario(input_len=4000), vocab).prompts for i in p]
     assert set(ids) == set(range(vocab))
 
 
 def test_lengths():
-    """One for all, taken in turn, or drawn with both ends."""
+    """One length for all, lengths in turn, or lengths drawn with both ends included."""
     assert make_workload(scenario(num_prompts=5, input_len=(2, 7)), 1000).prompt_lens == [2, 7, 2, 7, 2]
     drawn = make_workload(scenario(num_prompts=200, output_len=Range(low=3, high=5)), 1000)
     assert set(drawn.output_lens) == {3, 4, 5}
@@ -41,7 +41,7 @@ def test_lengths():
 
 
 def test_runs_differ_in_ids_alone():
-    """With the ids of the warm-up again, a prefix cache would skip all of prefill."""
+    """With the ids of the warm-up a prefix cache would skip all of prefill."""
     mixed = scenario(num_prompts=20, input_len=Range(low=1, high=9), output_len=Range(low=1, high=9))
     first, *others = [make_workload(mixed, 10**6, run) for run in range(4)]
     for other in others:
@@ -51,7 +51,7 @@ def test_runs_differ_in_ids_alone():
 
 
 def test_a_shared_prefix():
-    """The same tokens in front of all prompts of a run; the length asked for is of what comes after."""
+    """All prompts of a run begin with the same tokens; input_len counts only the tokens after them."""
     for run in range(2):
         prompts = make_workload(scenario(shared_prefix_len=5), 10**6, run).prompts
         assert [len(prompt) for prompt in prompts] == [8, 8]
@@ -60,7 +60,7 @@ def test_a_shared_prefix():
 
 
 def test_requests():
-    """Full length, past the end tokens; rows do not share their random numbers."""
+    """Outputs have full length despite end tokens, and rows do not share random numbers."""
     sampling = Sampling(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1)
     requests = Workload([[1, 2], [3]], [4, 5]).requests(sampling)
     common = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "ignore_eos": True}
@@ -71,8 +71,8 @@ def test_requests():
 
 
 def test_require_fits():
-    """The sum counts, of one and the same row."""
+    """Prompt and output of the same row are added up."""
     workload = Workload([[1] * 7, [1] * 2], [2, 6])
     require_fits(workload, 9)
-    with pytest.raises(UserError, match="input and output are 9 tokens, the engine holds at most 8"):
+    with pytest.raises(UserError, match="prompt and output have 9 tokens, but the engine holds at most 8: lower"):
         require_fits(workload, 8)

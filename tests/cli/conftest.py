@@ -27,7 +27,7 @@ TEMPLATE = (
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Threads cost such a small model more than they bring, above all beside other work."""
+    """More threads slow such a small model down, above all beside other work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -35,7 +35,7 @@ def one_thread() -> Iterator[None]:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Every byte is a token, then come the marks of the chat template and tokens that are never used."""
+    """Saves a tokenizer of all bytes, the chat template's marks, and tokens that are never used."""
     vocab = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     marks = ["<|end|>", "<|user|>", "<|assistant|>"]
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -49,7 +49,7 @@ def save_tokenizer(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights, large enough for answers that vary."""
+    """A model with random weights, large enough for answers that vary."""
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -71,7 +71,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
-    """Call the command line: exit code, stdout and stderr."""
+    """Calls the command line and gives its exit code, stdout and stderr."""
 
     def call(*args: Any) -> SimpleNamespace:
         capsys.readouterr()
@@ -85,7 +85,7 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
 
 @pytest.fixture
 def generate(cli: Callable[..., Any], model_folder: Path, tmp_path: Path) -> Callable[..., Any]:
-    """``generate --quiet`` over some lines with the small model; ``rows`` of the answer are its stdout."""
+    """Runs ``generate --quiet`` on some lines with the small model. ``rows`` of the result are its stdout."""
 
     def call(lines: list[dict[str, Any]], *flags: Any) -> SimpleNamespace:
         source = tmp_path / "in.jsonl"
@@ -99,7 +99,7 @@ def generate(cli: Callable[..., Any], model_folder: Path, tmp_path: Path) -> Cal
 
 @pytest.fixture(scope="session")
 def process() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a shell command in which ``$PY`` is this Python, from the root, with the import path of the tests."""
+    """Runs a shell command in the repository's root. ``$PY`` is this Python, with the tests' import path."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
     env = os.environ | {"PYTHONPATH": path, "PY": sys.executable, "OMP_NUM_THREADS": "1"}
 
@@ -119,5 +119,5 @@ def process() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def toy_toml() -> Path:
-    """Shapes of a model of 2 layers."""
+    """The shape of a model with 2 layers."""
     return ROOT / "configs" / "models" / "tiny-llama.toml"

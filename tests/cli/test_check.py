@@ -1,4 +1,4 @@
-"""``rosebatch check`` and ``--strict``: mistakes are found before a model is loaded."""
+"""``rosebatch check`` and ``--strict`` find mistakes before a model is loaded."""
 
 import io
 import json
@@ -17,7 +17,7 @@ def source(tmp_path):
 
 
 def test_check(cli, source, model_folder, monkeypatch):
-    """Every bad line by its number, then what the file holds; nothing is loaded."""
+    """Every bad line is listed by its number, then the file's contents; no model is loaded."""
     monkeypatch.setattr(rosebatch.launch, "load_engine", None)
     result = cli("check", source, "--model", model_folder, "--dtype", "float32")
     lines = result.out.splitlines()
@@ -32,13 +32,13 @@ def test_check(cli, source, model_folder, monkeypatch):
 
 
 def test_check_of_a_good_file(cli, source, model_folder):
-    """Exit code 0, so that a pipeline can go on."""
+    """Exit code 0, so that a pipeline continues."""
     source.write_text(source.read_text().splitlines()[0])
     assert cli("check", source, "--model", model_folder).code == 0
 
 
 def test_check_of_a_batch(cli, model_folder, tmp_path):
-    """With the limits of the API's defaults: as long as the model can go on."""
+    """Outputs are limited as in the API: as long as the model allows."""
     body = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
     (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "body": body}))
     result = cli("check", tmp_path / "in.jsonl", "--model", model_folder)
@@ -46,7 +46,7 @@ def test_check_of_a_batch(cli, model_folder, tmp_path):
 
 
 def test_strict(cli, source, model_folder, tmp_path, monkeypatch):
-    """A file with a bad line is refused before any work, each of them listed."""
+    """A file with bad lines is refused before any work, and each of them is listed."""
     monkeypatch.setattr(rosebatch.launch, "load_engine", None)
     result = cli("generate", source, "--model", model_folder, "--strict", "-q", "-o", tmp_path / "out.jsonl")
     assert (result.code, result.out) == (2, "")
@@ -58,14 +58,14 @@ def test_strict(cli, source, model_folder, tmp_path, monkeypatch):
 
 
 def test_strict_with_a_good_file(cli, source, model_folder):
-    """It is read a second time and runs."""
+    """The file is read a second time, and the run happens."""
     source.write_text(source.read_text().splitlines()[0])
     result = cli("generate", source, "--model", model_folder, "--strict", "-q")
     assert (result.code, json.loads(result.out)["usage"]["completion_tokens"]) == (0, 3)
 
 
 def test_strict_from_stdin(cli, model_folder, monkeypatch):
-    """It cannot be read a second time."""
+    """stdin cannot be read twice, so it is refused."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt":"a"}')))
     result = cli("generate", "-", "--model", model_folder, "--strict")
     assert result.code == 2

@@ -1,4 +1,4 @@
-"""Every mistake of a user is one line on stderr, nothing on stdout, no traceback, and an exit code of its own."""
+"""Every mistake of a user is one line on stderr with its own exit code: no stdout, no traceback."""
 
 import errno
 import json
@@ -15,14 +15,14 @@ ABORTED, USAGE = 1, 2
 
 @pytest.fixture
 def source(tmp_path):
-    """A good input: what is wrong is the rest."""
+    """A good input: the mistake is elsewhere."""
     path = tmp_path / "in.jsonl"
     path.write_text('{"prompt":"a","max_tokens":1}\n')
     return path
 
 
 def check(result, code, *parts):
-    """Exactly one line, which says what is wrong."""
+    """Requires exactly one line that says what is wrong."""
     assert result.out == ""
     assert len(result.err.splitlines()) == 1, result.err
     assert result.err.startswith("rosebatch: error: ")
@@ -47,7 +47,7 @@ def check(result, code, *parts):
     ],
 )
 def test_flags_that_cannot_be_parsed(cli, source, model_folder, flags, part):
-    """Exit code 2, as the shell's own tools do."""
+    """Exit code 2, as for the shell's own tools."""
     check(cli("generate", source, "--model", model_folder, *flags), USAGE, part)
 
 
@@ -77,7 +77,7 @@ def test_flags_that_cannot_be_parsed(cli, source, model_folder, flags, part):
     ],
 )
 def test_impossible_flags(cli, source, model_folder, flags, part):
-    """Exit code 2 too, as ``generate --help`` promises: found before anything is loaded, once and not once a row."""
+    """Exit code 2, as ``generate --help`` promises: found once and before loading, not in every row."""
     check(cli("generate", source, "--model", model_folder, *flags), USAGE, part)
 
 
@@ -91,7 +91,10 @@ def test_impossible_flags_of_bench(cli, toy_toml, flag):
 
 @pytest.mark.parametrize(
     ("name", "part"),
-    [("nope", "--suite nope: no such suite; give a .toml file or one of hp1, "), ("balanced_b32", "no suite, ")],
+    [
+        ("nope", "--suite nope: no such suite; give a .toml file or one of hp1, "),
+        ("balanced_b32", "not a suite but one scenario"),
+    ],
 )
 def test_what_is_no_suite(cli, name, part):
     """Found before the first model is loaded."""
@@ -100,41 +103,41 @@ def test_what_is_no_suite(cli, name, part):
 
 @pytest.mark.parametrize("args", [["generate"], ["nonsense"], ["--nonsense"]])
 def test_incomplete_commands(cli, args):
-    """A missing argument and an unknown command."""
+    """A missing argument and an unknown command get one line too."""
     check(cli(*args), USAGE)
 
 
 def test_without_arguments(cli):
-    """Help, not an error message without a message."""
+    """The user gets the help, not an empty error message."""
     result = cli()
     assert "Usage" in result.out + result.err
     assert "rosebatch: error:" not in result.err
 
 
 def test_a_missing_input(cli, model_folder, tmp_path):
-    """The name is in the message."""
+    """The message has the file's name."""
     check(cli("generate", tmp_path / "none.jsonl", "--model", model_folder), ABORTED, "none.jsonl: no such file")
 
 
 def test_an_unreadable_parquet_input(cli, model_folder, tmp_path):
-    """Arrow's messages have several lines."""
+    """Arrow's messages have several lines, ours must have one."""
     (tmp_path / "in.parquet").write_bytes(b"no parquet")
     check(cli("generate", tmp_path / "in.parquet", "--model", model_folder), ABORTED, "in.parquet: unreadable Parquet")
 
 
 def test_a_missing_model(cli, source, tmp_path):
-    """What may be given is in the message."""
+    """The message says what --model accepts."""
     check(cli("generate", source, "--model", tmp_path / "none"), ABORTED, "none: no such model", ".gguf", ".toml")
 
 
 def test_a_model_folder_without_config(cli, source, tmp_path):
-    """An empty folder, or one of the wrong level."""
+    """An empty folder, or the folder above or below the right one."""
     (tmp_path / "model").mkdir()
     check(cli("generate", source, "--model", tmp_path / "model"), ABORTED, "config.json: no such file")
 
 
 def test_a_model_folder_without_weights(cli, source, model_folder, tmp_path):
-    """A download that stopped after the small files."""
+    """A download may stop after the small files."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text((model_folder / "config.json").read_text())
     check(cli("generate", source, "--model", tmp_path / "model"), ABORTED, "no .safetensors weights")
@@ -151,20 +154,20 @@ def test_a_model_folder_without_weights(cli, source, model_folder, tmp_path):
     ids=["unsupported", "incomplete", "cut", "list"],
 )
 def test_a_config_that_cannot_be_used(cli, source, tmp_path, content, part):
-    """What is supported, or what is missing, is in the message."""
+    """The message says what is supported or what is missing."""
     (tmp_path / "config.json").write_text(content)
     check(cli("generate", source, "--model", tmp_path), ABORTED, part)
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "model.bin", "model.toml"])
 def test_a_file_that_is_no_model(cli, source, tmp_path, name):
-    """Garbage under each kind of name."""
+    """Garbage under each kind of name gives one line."""
     (tmp_path / name).write_bytes(b"\xff\x00garbage")
     check(cli("generate", source, "--model", tmp_path / name), ABORTED, name)
 
 
 def test_shapes_without_load_format_dummy(cli, source, toy_toml):
-    """Random weights are never taken silently, and the message says how to ask for them."""
+    """Random weights must be requested; the message says how."""
     check(cli("generate", source, "--model", toy_toml), ABORTED, "--load-format dummy")
 
 
@@ -176,26 +179,26 @@ def test_shapes_with_an_unknown_key(cli, source, toy_toml, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device(cli, source, model_folder):
-    """Not silently the CPU."""
+    """A run must not fall back to the CPU silently."""
     result = cli("generate", source, "--model", model_folder, "--device", "cuda")
     check(result, USAGE, "--device cuda: PyTorch sees no CUDA device here")
 
 
 def test_a_switch_that_the_device_cannot_serve(cli, source, model_folder, monkeypatch):
-    """Asked for by name, it must not be ignored."""
+    """A switch given by name must not be ignored."""
     monkeypatch.setattr(rosebatch.launch, "pick_device", lambda name: torch.device("cuda"))
     result = cli("generate", source, "--model", model_folder, "--batch-invariant")
     check(result, USAGE, "--batch-invariant has no meaning on cuda")
 
 
 def test_a_sampler_that_the_device_cannot_serve(cli, source, model_folder):
-    """Not silently another one."""
+    """A run must not fall back to another sampler silently."""
     result = cli("generate", source, "--model", model_folder, "--device", "cpu", "--sampler", "flashinfer")
     check(result, USAGE, "--sampler flashinfer has no meaning on cpu")
 
 
 def test_a_sampler_that_is_not_installed(cli, source, model_folder, monkeypatch):
-    """With what to type; without the package, not a ModuleNotFoundError after the weights were loaded."""
+    """The message has the command to install it, instead of a ModuleNotFoundError after loading."""
     monkeypatch.setattr(rosebatch.launch, "pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(rosebatch.launch, "find_spec", lambda name: None)
     result = cli("generate", source, "--model", model_folder, "--sampler", "flashinfer")
@@ -203,7 +206,7 @@ def test_a_sampler_that_is_not_installed(cli, source, model_folder, monkeypatch)
 
 
 def test_two_samplers(cli, source, model_folder, monkeypatch):
-    """The fused one is ours: a comparison of it with itself must not pass for one of two samplers."""
+    """The fused sampler is ours: comparing it with itself must not pass for comparing two samplers."""
     monkeypatch.setattr(rosebatch.launch, "pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(rosebatch.launch, "find_spec", lambda name: object())
     result = cli("generate", source, "--model", model_folder, "--sampler", "flashinfer", "--fused-sampler")
@@ -211,13 +214,13 @@ def test_two_samplers(cli, source, model_folder, monkeypatch):
 
 
 def test_a_kv_cache_without_room(cli, source, model_folder):
-    """Not a division by zero later."""
+    """Found here, not as a division by zero later."""
     result = cli("generate", source, "--model", model_folder, "--kv-cache-memory", "10")
     check(result, USAGE, "--kv-cache-memory 10")
 
 
 def test_bench_longer_than_the_model(cli, toy_toml):
-    """The sum counts."""
+    """Input and output lengths are added up."""
     result = cli("bench", "--model", toy_toml, "--load-format", "dummy", "--input-len", 500, "--output-len", 20)
     check(result, ABORTED, "520 tokens", "512")
 
@@ -227,13 +230,13 @@ def test_bench_longer_than_the_model(cli, toy_toml):
     [("none/out.jsonl", ABORTED), ("none/out.parquet", ABORTED), ("none/out/", ABORTED), (".", USAGE)],
 )
 def test_an_output_that_cannot_be_written(cli, source, model_folder, tmp_path, monkeypatch, target, code):
-    """A missing folder, or one that cannot be replaced."""
+    """A missing folder, or a folder that cannot be replaced."""
     monkeypatch.chdir(tmp_path)
     check(cli("generate", source, "--model", model_folder, "-o", target), code)
 
 
 def test_a_report_that_cannot_be_written(cli, source, model_folder, tmp_path):
-    """The results are complete all the same."""
+    """The results must be complete all the same."""
     flags = ["-q", "-o", tmp_path / "out.jsonl", "--report", tmp_path / "none" / "report.json"]
     check(cli("generate", source, "--model", model_folder, *flags), ABORTED, "report.json")
     assert json.loads((tmp_path / "out.jsonl").read_text())["index"] == 0
@@ -241,7 +244,7 @@ def test_a_report_that_cannot_be_written(cli, source, model_folder, tmp_path):
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
 def test_a_run_that_is_aborted_leaves_no_result(cli, source, tmp_path, name):
-    """Under the final name there is a whole result or none, and no empty .part either."""
+    """The final name has a whole result or none, and no empty .part stays either."""
     check(cli("generate", source, "--model", tmp_path / "none", "-o", tmp_path / name), ABORTED)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
@@ -256,7 +259,7 @@ def test_a_run_that_is_aborted_leaves_no_result(cli, source, tmp_path, name):
     ids=["message-of-two-lines", "full-disk", "ctrl-c"],
 )
 def test_whatever_ends_a_run(cli, monkeypatch, error, code, line):
-    """One line for each of them; 130 is what shells know for Ctrl-C."""
+    """Each end is one line; shells use 130 for Ctrl-C."""
 
     def fail(*args):
         raise error
@@ -268,7 +271,7 @@ def test_whatever_ends_a_run(cli, monkeypatch, error, code, line):
 
 
 def test_an_unexpected_exception(cli, monkeypatch):
-    """One line too, with what a report of the bug needs: kind, message and place."""
+    """One line with what a bug report needs: kind, message and place."""
 
     def fail(*args):
         raise ZeroDivisionError("of what")

@@ -1,4 +1,4 @@
-"""The flags themselves: all there, both ways, and in the help."""
+"""The flags: all of them exist, work both ways, and are in the help."""
 
 import json
 from dataclasses import asdict, fields
@@ -17,13 +17,13 @@ SMALL = ["--input-len", "6", "--output-len", "3", "--num-prompts", "2", "--repea
 
 @pytest.fixture
 def bench(cli, toy_toml):
-    """``bench`` on the toy model."""
+    """Runs ``bench`` on the toy model."""
     return lambda *flags: cli("bench", "--model", toy_toml, "--load-format", "dummy", *SMALL, *flags)
 
 
 @pytest.fixture
 def report(bench):
-    """The only result of ``bench --json``."""
+    """Runs ``bench --json`` and gives its only result."""
 
     def call(*flags):
         (result,) = json.loads(bench("--json", *flags).out)["results"]
@@ -39,13 +39,13 @@ def flag(name):
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 @pytest.mark.parametrize("name", [name for name in SWITCHES if DEFAULTS[name]])
 def test_each_switch_both_ways(report, name, on):
-    """Enumerated from the dataclass: a switch without its flag, or one that is not obeyed, is found here."""
+    """A switch without a flag, or one that has no effect, must not go unnoticed."""
     toggles = report("--device", "cpu", flag(name) if on else flag("no_" + name))["engine"]["toggles"]
     assert toggles == {**DEFAULTS, "prefix_cache": False, name: on}
 
 
 def test_switches_are_on_by_default(report):
-    """Those that the CPU serves; a bench leaves the prefix cache out, like the engines beside it."""
+    """All that the CPU supports; bench switches the prefix cache off, as for the peers."""
     assert report("--device", "cpu")["engine"]["toggles"] == {**DEFAULTS, "prefix_cache": False}
 
 
@@ -57,7 +57,7 @@ def test_switches_are_on_by_default(report):
     ],
 )
 def test_help_lists_every_flag(cli, monkeypatch, command, groups, own):
-    """Fields of the shared groups become flags of each command that takes them, with a line of help."""
+    """Every field of a shared group must be a flag with help in each command that uses the group."""
     monkeypatch.setenv("COLUMNS", "200")
     result = cli(command, "--help")
     assert (result.code, result.err) == (0, "")
@@ -67,7 +67,7 @@ def test_help_lists_every_flag(cli, monkeypatch, command, groups, own):
 
 
 def test_help_lists_the_commands(cli):
-    """Both of them, from the top."""
+    """``--help`` alone lists them."""
     result = cli("--help")
     assert (result.code, result.err) == (0, "")
     assert "generate" in result.out
@@ -75,13 +75,13 @@ def test_help_lists_the_commands(cli):
 
 
 def test_version(cli):
-    """One line."""
+    """One line with the version."""
     result = cli("--version")
     assert (result.code, result.out, result.err) == (0, f"rosebatch {__version__}\n", "")
 
 
 def test_bench_prints_the_throughput_line(bench):
-    """The report of a bench is its result: on stdout, the known line first."""
+    """The report is the result of bench: on stdout, throughput line first."""
     result = bench()
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith("Throughput: ")
@@ -105,12 +105,12 @@ def test_bench_as_json(bench):
 
 
 def test_bench_is_not_flattered_by_a_warm_cache(report):
-    """Prompts of one run are not asked again in the next, and random ones share no block."""
+    """Later runs must not repeat a run's prompts, and random prompts share no block."""
     assert report("--prefix-cache", "--input-len", 64, "--repeats", 3)["cached_tokens"] == 0
 
 
 def test_a_scenario_with_flags_in_its_place(report):
-    """Each flag that was given wins, everything else is the scenario's."""
+    """A given flag replaces the scenario's value, all other values stay."""
     flags = ["--top-k", 3, "--max-num-seqs", 1, "--kv-cache-memory", "10MiB"]
     result = report("--scenario", "gpt2-sampled", *flags)
     engine, workload = result["engine"], result["workload"]
@@ -121,7 +121,7 @@ def test_a_scenario_with_flags_in_its_place(report):
 
 
 def test_several_scenarios(bench):
-    """A line for each and their mean; a suite may be among them."""
+    """A line for each scenario, those of a suite too, and one for their mean."""
     result = bench("--scenario", "gpt2-greedy", "--scenario", "suite", "--kv-cache-memory", "10MiB")
     assert (result.code, result.err) == (0, "")
     first = [line.split()[0] for line in result.out.splitlines()]
@@ -130,7 +130,7 @@ def test_several_scenarios(bench):
 
 
 def test_a_scenario_brings_its_model(cli, toy_toml, tmp_path):
-    """With random weights, and without --load-format; by name or by path."""
+    """Its model has random weights without --load-format."""
     path = tmp_path / "mine.toml"
     path.write_text('model = "tiny-llama"\nnum_prompts = 2\ninput_len = 3\noutput_len = [1, 4]\n')
     result = cli("bench", "--scenario", path, "--repeats", 1, "--json")
@@ -153,7 +153,7 @@ def two_models(tmp_path):
 
 @pytest.mark.parametrize("flag", ["--suite", "--scenario"])
 def test_a_suite_of_two_models(cli, two_models, flag):
-    """Each scenario with each model, side by side; on a CPU there is nothing to attribute."""
+    """Each scenario runs with each model, one after the other; on a CPU there is no attribution."""
     result = cli("bench", flag, two_models, "--repeats", 1, "--json")
     assert (result.code, result.err) == (0, "")
     report = json.loads(result.out)
@@ -167,7 +167,7 @@ def test_a_suite_of_two_models(cli, two_models, flag):
 
 
 def test_a_model_of_ones_own_in_a_suite(cli, two_models, toy_toml):
-    """The flag wins: without that, each scenario would be run with the same model as often as the suite has models."""
+    """Without care, --model would run each scenario twice, once for each model of the suite."""
     model = ["--model", toy_toml, "--load-format", "dummy"]
     result = cli("bench", "--suite", two_models, *model, "--repeats", 1, "--json")
     assert (result.code, result.err) == (0, "")
@@ -176,7 +176,7 @@ def test_a_model_of_ones_own_in_a_suite(cli, two_models, toy_toml):
 
 
 def test_bench_compares(bench):
-    """Every switch that the CPU serves, one line each."""
+    """Every switch that the CPU supports has one line."""
     result = bench("--compare", "all", "--device", "cpu")
     assert (result.code, result.err) == (0, "")
     names = [line.split()[1] for line in result.out.splitlines()]
@@ -184,7 +184,7 @@ def test_bench_compares(bench):
 
 
 def test_bench_beside_a_peer_that_fails(bench, monkeypatch):
-    """Our own figures are printed all the same; the exit code and the last line tell."""
+    """Our own figures are printed; exit code and last line report the failure."""
     monkeypatch.setattr("rosebatch.bench.session.require_installed", lambda peer: None)
     result = bench("--against", "vllm", "--peer-python", "vllm=false")
     assert result.out.startswith("Throughput: ")
@@ -195,11 +195,11 @@ def test_bench_beside_a_peer_that_fails(bench, monkeypatch):
 
 
 def test_limits_reach_the_engine(report):
-    """Each limit under its own name."""
+    """Each limit arrives under its own name."""
     limits = {"max_num_seqs": 1, "max_num_batched_tokens": 5, "block_size": 2}
     result = report(*(text for n, v in limits.items() for text in (flag(n), str(v))))
     assert {name: result["engine"][name] for name in limits} == limits
-    # Prompts of 6 tokens in chunks of 5, one after the other: 2 steps to the first token, 2 more to the third.
+    # Two prompts of 6 tokens in chunks of 5, one at a time: 2 steps to the first token, 2 more to the third.
     assert (result["max_running"], result["steps"]) == (1, 8)
 
 
@@ -208,7 +208,7 @@ def test_limits_reach_the_engine(report):
     [("20000", 20000), ("20kb", 20000), ("20 KiB", 20480), ("0.5MiB", 524288), ("1mb", 1000000), ("20K", 20000)],
 )
 def test_sizes_of_the_kv_cache(report, size, expected):
-    """Powers of 1000 and of 1024 as written; whole blocks fit in."""
+    """Units of 1000 and of 1024 differ; the cache holds as many whole blocks as fit."""
     engine = report("--kv-cache-memory", size)["engine"]
     block = engine["kv_cache_bytes"] // engine["kv_cache_blocks"]
     assert engine["kv_cache_blocks"] == expected // block

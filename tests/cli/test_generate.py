@@ -12,7 +12,7 @@ CHAT = [{"role": "user", "content": "hi"}]
 
 
 def test_results_on_stdout(generate):
-    """One line a row, nothing else on stdout; all rows completed is exit code 0."""
+    """stdout has one line for each row and nothing else; exit code 0 means that all rows completed."""
     result = generate([{"prompt": "hello", "id": 5}, {"messages": CHAT, "id": "c"}], "--max-tokens", 4)
     assert (result.code, result.err) == (0, "")
     assert [list(row) for row in result.rows] == [["id", "index", "text", "finish_reason", "usage"]] * 2
@@ -22,7 +22,7 @@ def test_results_on_stdout(generate):
 
 
 def test_greedy_tokens_are_transformers_own(generate, model_folder):
-    """End to end: tokenizer, template, engine and stop tokens together give what transformers gives."""
+    """From end to end, tokenizer, template, engine and stop tokens give what transformers gives."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -48,7 +48,7 @@ def test_greedy_tokens_are_transformers_own(generate, model_folder):
 
 
 def test_failed_rows(generate):
-    """Exit code 3 says so; the message names the line in the file, and the rows around it are there."""
+    """The exit code is 3, the message names the line in the file, and the rows around it are served."""
     result = generate(
         [{"prompt": "a", "max_tokens": 1}, {"id": 1, "prompt": "x" * 400}, {"prompt": "b", "max_tokens": 1}]
     )
@@ -59,7 +59,7 @@ def test_failed_rows(generate):
 
 
 def test_to_jsonl(generate, tmp_path):
-    """The file holds what stdout would have held; nothing else is left beside it."""
+    """The file has what stdout would have; no other file is left beside it."""
     lines = [{"prompt": "hello", "max_tokens": 3}, {"prompt": ""}]
     shown = generate(lines)
     result = generate(lines, "-o", tmp_path / "out.jsonl")
@@ -69,7 +69,7 @@ def test_to_jsonl(generate, tmp_path):
 
 
 def test_parquet_to_parquet(cli, model_folder, tmp_path):
-    """All columns carried with their types, typed results behind them."""
+    """All columns are carried with their types, followed by typed results."""
     table = pa.table({"prompt": ["a", None], "score": pa.array([1, None], pa.int8()), "max_tokens": [2, 2]})
     pq.write_table(table, tmp_path / "in.parquet")
     result = cli("generate", tmp_path / "in.parquet", "-o", tmp_path / "out.parquet", "-q", "--model", model_folder)
@@ -88,7 +88,7 @@ def test_parquet_to_parquet(cli, model_folder, tmp_path):
 
 
 def test_jsonl_to_parquet_and_back(generate, cli, model_folder, tmp_path):
-    """The results of one run are the input of the next: old results are replaced, none of them trips it up."""
+    """One run's results are the next one's input: old results are replaced and cause no error."""
     generate([{"prompt": "a", "id": 1, "max_tokens": 2, "kept": "a"}, {"prompt": "", "id": 2}], "-o", tmp_path / "1.pq")
     first = pq.read_table(tmp_path / "1.pq")
     assert first.column_names == ["id", "kept", "index", "text", "finish_reason", "usage", "error"]
@@ -112,13 +112,13 @@ def test_stdin(cli, model_folder, monkeypatch):
 
 
 def test_an_empty_file(generate):
-    """No rows is no failure."""
+    """A file without rows is not a failure."""
     result = generate([])
     assert (result.code, result.out, result.err) == (0, "", "")
 
 
 def test_the_report_on_stderr(cli, model_folder, tmp_path):
-    """Never on stdout, where it would end up among the results."""
+    """On stdout it would be among the results."""
     (tmp_path / "in.jsonl").write_text('{"prompt":"a"}\n{}\n')
     result = cli("generate", tmp_path / "in.jsonl", "--model", model_folder, "--max-tokens", 2, "--no-prefix-cache")
     assert result.code == 3
@@ -135,7 +135,7 @@ def test_the_report_on_stderr(cli, model_folder, tmp_path):
 
 
 def test_the_report_as_json(generate, model_folder, tmp_path):
-    """What was run, how it was decided, and what came of it."""
+    """It holds the input's counts, the decisions and the results."""
     lines = [{"prompt": "hello there", "max_tokens": 3}] * 2 + [{}]
     flags = ["--max-num-seqs", 1, "--block-size", 4, "--kv-cache-memory", "64KiB", "--dtype", "float32"]
     reports = ["--report", tmp_path / "report.json", "--report", tmp_path / "report.html"]
@@ -177,14 +177,14 @@ def test_the_report_as_json(generate, model_folder, tmp_path):
 
 
 def test_a_lines_own_sampling_wins_over_flags(generate):
-    """Flags are for the lines that do not say."""
+    """Flags apply only to lines without the field."""
     lines = [{"prompt": "a"}, {"prompt": "a", "max_tokens": 2}, {"prompt": "a", "ignore_eos": False}]
     result = generate(lines, "--max-tokens", 5, "--ignore-eos")
     assert [row["usage"]["completion_tokens"] for row in result.rows][:2] == [5, 2]
 
 
 def test_sampling_flags_reach_the_rows(generate):
-    """Each flag changes what it should: top_k 1 is greedy, min_p 1 nearly so, temperature alone is not."""
+    """Each flag has its effect: top_k 1, top_p near 0 and min_p 1 are greedy, temperature alone is not."""
     lines = [{"prompt": "hello", "seed": 5, "ignore_eos": True}]
 
     def text(*flags):
@@ -199,7 +199,7 @@ def test_sampling_flags_reach_the_rows(generate):
 
 
 def test_stop_flags(generate):
-    """The flag may be given several times; the first in the text counts."""
+    """The flag may be repeated; the match that comes first in the text counts."""
     whole = generate([{"prompt": "hello"}], "--max-tokens", 20, "--ignore-eos").rows[0]["text"]
     second, third = whole[5:7], whole[9:11]
     assert whole.find(second) > 0
@@ -209,7 +209,7 @@ def test_stop_flags(generate):
 
 
 def test_rows_do_not_depend_on_each_other(generate):
-    """With --seed a sampled row alone, in a file, and in the file reversed, with any limits, has the same tokens."""
+    """With --seed a sampled row has the same tokens alone, in the file and in the file reversed, with any limits."""
     lines = [{"prompt": f"row {i % 5}", "id": i, "max_tokens": 5 + i} for i in range(12)]
     flags = ["--temperature", 1, "--seed", 3, "--return-token-ids"]
 
@@ -228,14 +228,14 @@ def test_rows_do_not_depend_on_each_other(generate):
 
 @pytest.mark.parametrize("sampling", [["--seed", 4], []], ids=["seed", "no-seed"])
 def test_repeated_prompts(generate, sampling):
-    """Without --seed they are sampled anew; with it, lines that are alike draw alike."""
+    """Without --seed equal lines give different answers, with it the same one."""
     rows = generate([{"prompt": "a"}] * 6, "--temperature", 1.5, "--max-tokens", 8, *sampling).rows
     assert len({row["text"] for row in rows}) == (1 if sampling else 6)
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-hp1"])
 def test_a_model_of_shapes_alone(model, cli, toy_toml, tmp_path):
-    """No tokenizer: token ids in and out, text prompts refused by row."""
+    """Without a tokenizer token ids go in and out, and rows with text fail."""
     (tmp_path / "in.jsonl").write_text('{"prompt_token_ids":[1,2],"max_tokens":3}\n{"prompt":"a"}\n')
     flags = ["--model", toy_toml.with_name(f"{model}.toml"), "--load-format", "dummy", "--return-token-ids", "--quiet"]
     result = cli("generate", tmp_path / "in.jsonl", *flags)
@@ -244,14 +244,14 @@ def test_a_model_of_shapes_alone(model, cli, toy_toml, tmp_path):
 
 
 def test_random_weights_for_a_folder(generate):
-    """Its tokenizer is still there."""
+    """The folder's tokenizer is still used."""
     result = generate([{"prompt": "a"}], "--load-format", "dummy", "--max-tokens", 3)
     assert result.code == 0
     assert isinstance(result.rows[0]["text"], str)
 
 
 def test_the_input_may_be_the_output(generate, tmp_path):
-    """The result appears under its name only after the last row was read."""
+    """The result must not replace the input before the last row is read."""
     result = generate([{"prompt": "a", "max_tokens": 1}] * 3, "-o", tmp_path / "in.jsonl")
     assert result.code == 0
     rows = [json.loads(line) for line in (tmp_path / "in.jsonl").read_text().split("\n")[:-1]]
@@ -259,7 +259,7 @@ def test_the_input_may_be_the_output(generate, tmp_path):
 
 
 def test_from_url_to_url(cli, model_folder, tmp_path, monkeypatch):
-    """Results are kept here until they are whole, then they are there and not here."""
+    """Results are complete at the URL, and nothing stays in the working directory."""
     import fsspec
 
     monkeypatch.chdir(tmp_path)
@@ -276,7 +276,7 @@ def test_from_url_to_url(cli, model_folder, tmp_path, monkeypatch):
 
 
 def test_a_folder_of_parquet_files(cli, model_folder, tmp_path):
-    """Into one file, whatever the parts."""
+    """All files of the folder become one output file."""
     for part in range(3):
         pq.write_table(pa.table({"prompt": ["a", "b"], "part": [part, part]}), tmp_path / f"{part}.parquet")
     out = tmp_path / "results" / "out.parquet"

@@ -1,4 +1,4 @@
-"""An OpenAI batch from file to files."""
+"""An OpenAI batch from a file to files."""
 
 import json
 
@@ -37,7 +37,7 @@ def read(path):
 
 
 def test_output_and_error_file(cli, batch, model_folder, tmp_path):
-    """Answers in one, failures in the other, each in the order of the requests; exit code 3 says that some failed."""
+    """Answers and failures are in separate files, in the order of the requests; exit code 3 reports failures."""
     result = cli("generate", batch, "-o", tmp_path / "out.jsonl", "--model", model_folder, "--quiet")
     assert (result.code, result.out, result.err) == (3, "", "")
     answers = read(tmp_path / "out.jsonl")
@@ -53,7 +53,7 @@ def test_output_and_error_file(cli, batch, model_folder, tmp_path):
 
 
 def test_without_failures_there_is_no_error_file(cli, batch, model_folder, tmp_path):
-    """One of an earlier run would be taken for this one's."""
+    """An earlier run's error file would be taken for this run's."""
     batch.write_text(batch.read_text().splitlines()[0] + "\n")
     (tmp_path / "out.errors.jsonl").write_text("of an earlier run\n")
     result = cli("generate", batch, "-o", tmp_path / "out.jsonl", "--model", model_folder, "--quiet")
@@ -62,7 +62,7 @@ def test_without_failures_there_is_no_error_file(cli, batch, model_folder, tmp_p
 
 
 def test_documented_requests(cli, model_folder, tmp_path):
-    """Those of the API's and vLLM's documentation are served, each, and the answers are what the client parses."""
+    """Every request from the API's and vLLM's documentation is served, and the client parses the answers."""
     lines = [
         {**line, "custom_id": f"{source}, {line['custom_id']}"}
         for source, requests in DOCUMENTED.items()
@@ -90,7 +90,7 @@ def test_documented_requests(cli, model_folder, tmp_path):
 
 
 def test_to_stdout(cli, batch, model_folder):
-    """All lines in one stream, in order."""
+    """All lines are in one stream, in order."""
     result = cli("generate", batch, "--model", model_folder, "--quiet")
     assert result.code == 3
     lines = [json.loads(line) for line in result.out.splitlines()]
@@ -98,7 +98,7 @@ def test_to_stdout(cli, batch, model_folder):
 
 
 def test_the_same_bytes_each_time(cli, batch, model_folder, tmp_path, monkeypatch):
-    """Seeds follow from custom_id and prompt; the time is the only thing that differs, and it can be set."""
+    """Only the time may differ between runs, and it can be set."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     for name in ("one", "two"):
         cli("generate", batch, "-o", tmp_path / f"{name}.jsonl", "--model", model_folder, "--quiet", "--seed", 7)
@@ -107,7 +107,7 @@ def test_the_same_bytes_each_time(cli, batch, model_folder, tmp_path, monkeypatc
 
 
 def test_errors_of_plain_rows(cli, model_folder, tmp_path):
-    """A file of their own where that is asked for."""
+    """--errors gives error rows of plain JSONL a file of their own."""
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt":"a","max_tokens":1}\n{"id":"no prompt"}\n')
     flags = ["-o", tmp_path / "out.jsonl", "--errors", tmp_path / "bad.jsonl", "--model", model_folder, "--quiet"]
@@ -131,7 +131,7 @@ def test_to_another_file_system(cli, batch, model_folder, tmp_path, monkeypatch)
     "flags", [["-o", "out.parquet"], ["--errors", "bad.jsonl"], ["-o", "out.jsonl", "--errors", "out.jsonl"]]
 )
 def test_impossible_outputs(cli, batch, model_folder, tmp_path, monkeypatch, flags):
-    """Answers have no columns; errors beside stdout have no file to stand beside, nor are they that file."""
+    """Answers fit no table; errors beside stdout have no folder; one file cannot be both outputs."""
     monkeypatch.chdir(tmp_path)
     result = cli("generate", batch, "--model", model_folder, "--quiet", *flags)
     assert result.code == 2

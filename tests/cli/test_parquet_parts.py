@@ -20,7 +20,7 @@ def fail(whole, path):
 
 
 def test_a_folder_of_parts(generate, tmp_path):
-    """The rows of one file, in its order, under one schema though a column is null in the first parts."""
+    """Together the parts equal the single file, with one schema even if a column is null in the first parts."""
     assert generate(LINES, "-o", tmp_path / "one.parquet").code == 3
     result = generate(LINES, "-o", f"{tmp_path}/answers/", "--rows-per-file", 2)
     assert (result.code, result.out, result.err) == (3, "", "")
@@ -34,7 +34,7 @@ def test_a_folder_of_parts(generate, tmp_path):
 
 @pytest.mark.parametrize("name", ["answers/", "answers"])
 def test_a_folder_that_is_there(generate, tmp_path, name):
-    """With and without the slash it is replaced as a file is; one part takes a million rows."""
+    """Like a file it is replaced, with and without the slash; by default one part takes a million rows."""
     folder = tmp_path / "answers"
     folder.mkdir()
     for lines, rows in ((LINES, 1), (LINES[:2], None)):
@@ -46,14 +46,14 @@ def test_a_folder_that_is_there(generate, tmp_path, name):
 
 
 def test_no_rows(generate, tmp_path):
-    """A folder without a file has no schema, and cannot be read."""
+    """A folder without a file would have no schema and could not be read."""
     assert generate([], "-o", f"{tmp_path}/answers/").code == 0
     table = pq.read_table(tmp_path / "answers" / "part-00000.parquet")
     assert (table.num_rows, table.column_names) == (0, ["index", "text", "finish_reason", "usage", "error"])
 
 
 def test_parts_as_the_input_of_another_run(generate, cli, model_folder, tmp_path):
-    """All parts have the columns that the first has, and the folder may be the output too."""
+    """All parts must have the first one's columns, and the folder may also be the output."""
     lines = [{**line, "question": line["prompt"]} for line in LINES]
     generate(lines, "-o", f"{tmp_path}/answers/", "--rows-per-file", 2, "--return-token-ids")
     flags = ["--model", model_folder, "--quiet", "--max-tokens", 1]
@@ -72,7 +72,7 @@ def test_parts_as_the_input_of_another_run(generate, cli, model_folder, tmp_path
 
 
 def test_a_folder_with_something_else_in_it(generate, tmp_path):
-    """Found before any work, and nothing is touched: a folder of the user's own would be gone."""
+    """Replacing it would delete the user's own files: refused before any work, nothing is touched."""
     for name in ("answers", "answers.tmp", "answers.old"):
         folder = tmp_path / name
         folder.mkdir()
@@ -80,7 +80,7 @@ def test_a_folder_with_something_else_in_it(generate, tmp_path):
         (folder / "thesis.tex").write_text("mine")
         result = generate(LINES, "-o", f"{tmp_path}/answers/")
         assert result.code == USAGE
-        assert f"{name}: holds thesis.tex, and a folder of results holds part-NUMBER.parquet alone" in result.err
+        assert f"{name}: holds thesis.tex, but a results folder may only hold part-NUMBER.parquet files" in result.err
         assert names(tmp_path) == [name, "in.jsonl"]
         assert names(folder) == ["part-00000.parquet", "thesis.tex"]
         (folder / "thesis.tex").unlink()
@@ -89,7 +89,7 @@ def test_a_folder_with_something_else_in_it(generate, tmp_path):
 
 
 def test_parts_of_another_tool(generate, tmp_path):
-    """A table that Spark has written has such names too: it must not be taken for results of ours and replaced."""
+    """Spark's tables have similar names: they must not be taken for our results and replaced."""
     folder = tmp_path / "answers"
     folder.mkdir()
     (folder / "part-00000-1c9e0f7a.snappy.parquet").write_text("theirs")
@@ -100,16 +100,16 @@ def test_parts_of_another_tool(generate, tmp_path):
 
 
 def test_a_file_of_the_name_of_the_folder(generate, tmp_path):
-    """The slash asks for a folder: the file is not overwritten."""
+    """The slash asks for a folder: the file must not be overwritten."""
     (tmp_path / "answers").write_text("mine")
     result = generate(LINES, "-o", f"{tmp_path}/answers/")
     assert result.code == USAGE
-    assert "answers: is a file, name another folder" in result.err
+    assert "answers: is a file; choose another folder" in result.err
     assert (tmp_path / "answers").read_text() == "mine"
 
 
 def test_a_link_to_a_folder(generate, tmp_path):
-    """The folder is replaced where it is, beside it there is room; the link stays."""
+    """The folder is replaced at its own place, where there is room; the link stays."""
     (tmp_path / "disk" / "answers").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "answers")
     assert generate(LINES[:1], "-o", f"{tmp_path}/link/").code == 0
@@ -120,7 +120,7 @@ def test_a_link_to_a_folder(generate, tmp_path):
 
 @pytest.mark.parametrize("target", ["-", None, "out.jsonl", "out.parquet", "answers"])
 def test_rows_per_file_without_a_folder(generate, tmp_path, target):
-    """One file of all rows is not what was asked for."""
+    """The flag must not be ignored: the user would get one file of all rows."""
     output = [] if target is None else ["-o", target if target == "-" else tmp_path / target]
     result = generate(LINES, *output, "--rows-per-file", 5)
     assert (result.code, result.out) == (USAGE, "")
@@ -130,14 +130,14 @@ def test_rows_per_file_without_a_folder(generate, tmp_path, target):
 
 @pytest.mark.parametrize("flags", [["--rows-per-file", 0], ["--errors", "errors.jsonl"]])
 def test_what_a_folder_cannot_have(generate, tmp_path, flags):
-    """No rows in a file; error rows elsewhere, as with one Parquet file."""
+    """Files of no rows, and error rows in another file, are refused."""
     result = generate(LINES, "-o", f"{tmp_path}/answers/", *flags)
     assert result.code == USAGE
     assert names(tmp_path) == ["in.jsonl"]
 
 
 def test_a_batch_is_written_as_jsonl(generate, tmp_path):
-    """Its answers are lines of the API, not a table."""
+    """Answers of the API are not a table."""
     body = {"model": "m", "prompt": "a"}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
     result = generate([line], "-o", f"{tmp_path}/answers/")
@@ -154,7 +154,7 @@ def test_folders_that_cannot_be_written(generate, tmp_path, monkeypatch, target)
 
 
 def test_resume(generate, tmp_path, monkeypatch):
-    """The part file lies beside the folder; rows that it holds are not run again, and the result is the same."""
+    """The part file is beside the folder; its rows are not run again, and the result is the same."""
     flags = ["-o", f"{tmp_path}/answers/", "--rows-per-file", 2]
     generate(LINES, *flags)
     expected = dataset.dataset(tmp_path / "answers").to_table()
@@ -163,7 +163,7 @@ def test_resume(generate, tmp_path, monkeypatch):
         patch.setattr("rosebatch.job.destination.replace_folder", fail)
         result = generate(LINES, *flags)
     assert result.code == 1
-    assert f"5 rows are in {tmp_path}/answers.part, --resume goes on with them" in result.err
+    assert f"5 rows are saved in {tmp_path}/answers.part; rerun with --resume to continue" in result.err
     assert names(tmp_path) == ["answers", "answers.part", "in.jsonl"]
     result = generate(LINES, *flags)
     assert (result.code, names(tmp_path / "answers")) == (USAGE, before)
@@ -175,7 +175,7 @@ def test_resume(generate, tmp_path, monkeypatch):
 
 
 def test_a_folder_elsewhere(generate, tmp_path, monkeypatch):
-    """Each part under its name; of a longer output before, none stays that a reader would take for one of this."""
+    """Parts of a longer earlier output must not stay: a reader would take them for this one's."""
     import fsspec
 
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What only a process of its own can show: what is imported, pipes, and the streams of the operating system."""
+"""What only a separate process can show: imports, pipes, and the streams of the operating system."""
 
 import json
 
@@ -9,7 +9,7 @@ BENCH = (
 
 
 def test_parsing_flags_imports_nothing_heavy(process):
-    """``--help`` and a misspelt flag answer at once; torch alone takes seconds."""
+    """``--help`` and a misspelt flag answer at once; importing torch takes seconds."""
     heavy = ("torch", "transformers", "pyarrow", "numpy", "tokenizers", "triton")
     code = f"import sys, rosebatch.cli.app; print([name for name in {heavy} if name in sys.modules])"
     result = process('$PY -c "$CODE"', CODE=code)
@@ -17,7 +17,7 @@ def test_parsing_flags_imports_nothing_heavy(process):
 
 
 def test_help_and_mistakes_import_nothing_heavy(process):
-    """Neither does what typer does on the way to them."""
+    """What typer does to print help or an error must import nothing heavy either."""
     code = (
         "import sys, rosebatch.cli.app\n"
         "for args in (['generate', '--help'], ['generate', 'x', '--max-tokens', 'abc']):\n"
@@ -31,7 +31,7 @@ def test_help_and_mistakes_import_nothing_heavy(process):
 
 
 def test_a_pipe_from_end_to_end(process, toy_toml):
-    """Results on stdout alone, in order; report on stderr; the exit code is the process's."""
+    """stdout has the results alone, in order, stderr the report, and the exit code is right."""
     lines = ['{"prompt_token_ids":[1,2,3],"max_tokens":2}', "{", '{"prompt_token_ids":[4],"max_tokens":2}']
     command = 'printf "$LINES_IN" | $PY -m rosebatch generate - --model $MODEL --load-format dummy'
     result = process(command, LINES_IN="\n".join(lines), MODEL=toy_toml)
@@ -45,7 +45,7 @@ def test_a_pipe_from_end_to_end(process, toy_toml):
 
 
 def test_a_reader_that_goes_away(process, toy_toml):
-    """``| head -1``: no traceback, no "Exception ignored", and not the exit code of success."""
+    """``| head -1`` must give no traceback and no "Exception ignored", but an exit code of failure."""
     command = (
         "set -o pipefail; yes '{}' | head -100000"
         " | $PY -m rosebatch generate - --model $MODEL --load-format dummy -q | head -1 | cut -c1-10"
@@ -57,20 +57,20 @@ def test_a_reader_that_goes_away(process, toy_toml):
 
 
 def test_a_reader_that_goes_away_before_the_report_of_bench(process, toy_toml):
-    """Buffered output is written when Python ends, too late for anyone to catch the error."""
+    """Python writes buffered output at its end, when nobody can catch the error."""
     result = process(f"set -o pipefail; {BENCH} | true", MODEL=toy_toml)
     assert result.stderr == ""
 
 
 def test_a_report_that_cannot_be_written(process, toy_toml):
-    """The process leaves without Python's own end, which would have been the first to write it."""
+    """The process must not leave the writing to Python's end, which would hide the error."""
     result = process(f"{BENCH} > /dev/full", MODEL=toy_toml)
     assert result.stderr == "rosebatch: error: [Errno 28] No space left on device\n"
     assert result.returncode == 1
 
 
 def test_the_order_of_columns_does_not_follow_the_hash_seed(process, tmp_path):
-    """Two processes write the same bytes: sets of strings are ordered anew in each."""
+    """Each process orders sets of strings anew: the bytes must not depend on that."""
     code = (
         "import json, sys\n"
         "from pathlib import Path\n"

@@ -1,4 +1,4 @@
-"""``--resume`` and its refusals, and how a run ends by a signal."""
+"""``--resume``, what it refuses, and how a signal ends a run."""
 
 import datetime
 import json
@@ -19,7 +19,7 @@ FLAGS = ["--device", "cpu", "--quiet", "--temperature", 1, "--max-num-seqs", 4]
 
 @pytest.fixture
 def source(tmp_path):
-    """Rows whose lengths differ, so that they do not all end at once."""
+    """Rows with different lengths, so that they do not all end at once."""
     path = tmp_path / "in.jsonl"
     lines = [{"prompt": f"row {i}", "max_tokens": 5 + i * 7 % 50, "id": f"id {i}"} for i in range(80)]
     lines[5] = {"prompt": ""}
@@ -29,7 +29,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def end_early(model_folder, tmp_path):
-    """Run the command in a process of its own, and send it a signal once it has some results."""
+    """Runs the command in its own process and sends it a signal once it has some results."""
 
     def run(source, target, number):
         path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
@@ -54,12 +54,12 @@ def end_early(model_folder, tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_and_then_resume(cli, source, end_early, model_folder, tmp_path, number, code):
-    """All that is done is kept, the message says how to go on, and the output is that of a run without a break."""
+    """Finished rows are kept, the message says how to continue, and the output equals that of an unbroken run."""
     target, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     exit_code, message, rows = end_early(source, target, number)
     assert exit_code == code
     name = signal.Signals(number).name
-    expected = f"ended by {name}: {rows} rows are in {target}.part, --resume goes on with them"
+    expected = f"ended by {name}: {rows} rows are saved in {target}.part; rerun with --resume to continue"
     assert message == f"rosebatch: error: {expected}\n"
     assert not target.exists()
     command = ["generate", source, "--model", model_folder, *FLAGS]
@@ -75,7 +75,7 @@ def test_a_signal_and_then_resume(cli, source, end_early, model_folder, tmp_path
 
 
 def test_a_parquet_input_resumes_with_its_own_types(cli, end_early, model_folder, tmp_path):
-    """Carried columns come from the input: what the part file knows of them is JSON."""
+    """Carried columns come from the input, because the part file would turn them into JSON."""
     table = pa.table(
         {
             "prompt": [f"row {i}" for i in range(80)],
@@ -97,14 +97,14 @@ def test_a_parquet_input_resumes_with_its_own_types(cli, end_early, model_folder
 
 
 def test_refusals(cli, source, end_early, model_folder, tmp_path):
-    """Results of two kinds in one file, or results lost, are worse than an error; each can be overruled."""
+    """An output that mixes two kinds of results, or loses some, is worse than an error; --force-resume overrules."""
     target = tmp_path / "out.jsonl"
     end_early(source, target, signal.SIGTERM)
     part = tmp_path / "out.jsonl.part"
     before = part.read_bytes()
     command = ["generate", source, "-o", target, "--model", model_folder, *FLAGS]
     for more, message in (
-        ([], "holds results of an earlier run: go on with --resume, or remove it"),
+        ([], "holds results of an earlier run: rerun with --resume, or delete the file"),
         (["--resume", "--top-k", 5], "is of another run: sampling.top_k was nothing, is 5."),
         (["--resume", "--seed", 1, "--dtype", "float16"], "; seed was None, is 1"),
     ):
@@ -120,7 +120,7 @@ def test_refusals(cli, source, end_early, model_folder, tmp_path):
 
 @pytest.mark.parametrize(("source_name", "flags", "message"), [("-", ["-o", "x"], "input file"), ("", [], "-o FILE")])
 def test_resume_needs_files(cli, source, model_folder, tmp_path, monkeypatch, source_name, flags, message):
-    """Streams are gone when the process is."""
+    """A stream cannot be read again by a later process."""
     monkeypatch.chdir(tmp_path)
     result = cli("generate", source_name or source, "--model", model_folder, "--resume", *flags)
     assert result.code == 2

@@ -1,4 +1,4 @@
-"""Small random models, what transformers generates with them, and short ways to run the engine on them."""
+"""Small random models, transformers' tokens for them, and fixtures that run the engine on them."""
 
 import functools
 import random
@@ -23,7 +23,7 @@ from tests.golden.plain_hp1 import PlainHP1
 
 CPU = torch.device("cpu")
 NEW_TOKENS = 12
-# A greedy token chosen by less than this may turn out differently by rounding alone: such prompts are left out.
+# A greedy token with a smaller margin may differ by rounding alone: such prompts are left out.
 MARGIN = 1e-3
 
 _SIZES = {
@@ -45,7 +45,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# Name -> transformers' config class and its values; HP1 is not transformers' but the tests' own.
+# Name -> transformers' config class and its values; HP1 is the tests' own.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", _GPT2_SIZES),
     "gpt2-options": (
@@ -100,7 +100,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Golden:
-    """A model's folder, prompts, and the greedy continuation of each in fp32, by transformers or ``PlainHP1``."""
+    """A model's folder, prompts, and the greedy fp32 continuation of each by transformers or ``PlainHP1``."""
 
     folder: Path
     prompts: list[list[int]]
@@ -109,7 +109,7 @@ class Golden:
 
 @pytest.fixture(scope="session")
 def transformers() -> Iterator[Any]:
-    """The library, silent: progress bars and advice would end up among the tests' output."""
+    """The library without its messages: progress bars and advice would spoil the tests' output."""
     import transformers
 
     verbosity = transformers.logging.get_verbosity()
@@ -122,7 +122,7 @@ def transformers() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def goldens(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Golden]:
-    """Make a model and its references on first use; name -> Golden."""
+    """Name -> Golden; model and references are made on first use."""
     made: dict[str, Golden] = {}
 
     def golden(name: str) -> Golden:
@@ -152,7 +152,7 @@ def _random_model(transformers: Any, kind: str, values: dict[str, Any]) -> Any:
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            # Norms and biases that do something: left at one and zero they could be ignored unnoticed.
+            # At one and zero a model could ignore norms and biases without failing a test.
             norm_scale = parameter_name.endswith("weight")
             torch.nn.init.normal_(parameter, 1.0 if norm_scale else 0.0, 0.2)
     return model
@@ -161,12 +161,12 @@ def _random_model(transformers: Any, kind: str, values: dict[str, Any]) -> Any:
 def _greedy(
     model: Any, prompts: Sequence[Sequence[int]], options: Callable[[int], dict[str, Any]] = lambda length: {}
 ) -> dict[int, list[int]]:
-    """A model's own greedy tokens of all prompts but those that are decided by rounding.
+    """A model's own greedy tokens, except for prompts whose tokens depend on rounding.
 
     Args:
         model: of transformers, or ``PlainHP1``.
         prompts: of any lengths.
-        options: length of a prompt -> what else ``generate`` is told.
+        options: length of a prompt -> further options of ``generate``.
     """
     tokens: dict[int, list[int]] = {}
     for length in sorted({len(p) for p in prompts}):
@@ -177,7 +177,7 @@ def _greedy(
 
 
 def _reference(model: Any, prompts: Tensor, options: dict[str, Any]) -> tuple[list[list[int]], list[float]]:
-    """Greedy tokens of prompts of one length, and by how much the closest of them was decided."""
+    """Greedy tokens of prompts of one length, and for each the smallest margin of any choice."""
     with torch.inference_mode():
         out = model.generate(
             prompts,
@@ -207,12 +207,12 @@ def reference_model(transformers: Any, goldens: Callable[[str], Golden]) -> Call
 
 @pytest.fixture(scope="session")
 def reference_tokens(reference_model: Callable[[str], Any]) -> Callable[..., dict[int, list[int]]]:
-    """Greedy tokens by transformers with options of its own; see ``_greedy``."""
+    """transformers' greedy tokens with further options; see ``_greedy``."""
     return lambda name, *args: _greedy(reference_model(name), *args)
 
 
 def _prompts(vocab: int) -> list[list[int]]:
-    """72 prompts of 1 to 100 tokens, most with a beginning in common, some equal and a whole number of blocks long."""
+    """72 prompts of 1 to 100 tokens. Most share a beginning; some are equal or fill a whole number of blocks."""
     numbers = random.Random(0)
     shared = [numbers.randrange(vocab) for _ in range(100)]
     prompts = []
@@ -225,7 +225,7 @@ def _prompts(vocab: int) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def make_engine() -> Callable[..., Engine]:
-    """An engine on a model's folder; ``blocks`` of KV cache, 0 for plenty."""
+    """Makes an engine on a model's folder, with ``blocks`` of KV cache; 0 gives plenty."""
 
     def make(
         folder: Path,
@@ -249,7 +249,7 @@ def make_engine() -> Callable[..., Engine]:
 
 @pytest.fixture(scope="session")
 def run_choices() -> Callable[..., dict[tuple[int, int], Completion]]:
-    """Run requests to their end, integrity checked after every step; request id and sample -> completion."""
+    """Runs requests and checks integrity after every step. Request id and sample -> completion."""
 
     def run(engine: Engine, requests: Sequence[Request]) -> dict[tuple[int, int], Completion]:
         for request in requests:
@@ -268,7 +268,7 @@ def run_choices() -> Callable[..., dict[tuple[int, int], Completion]]:
 def run_engine(
     run_choices: Callable[..., dict[tuple[int, int], Completion]],
 ) -> Callable[..., dict[int, Completion]]:
-    """The same of requests for one completion each; request id -> completion."""
+    """The same for requests of one completion each. Request id -> completion."""
     return lambda engine, requests: {id: done for (id, _), done in run_choices(engine, requests).items()}
 
 

@@ -1,4 +1,4 @@
-"""HP1 once more, straight from its formulas: whole sequences at once, head by head, nothing kept between tokens."""
+"""HP1 once more, straight from its formulas: whole sequences, head by head, nothing kept between tokens."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class PlainHP1:
-    """Speaks as much of transformers' language as the tests need.
+    """Has as much of transformers' interface as the tests need.
 
     Args:
         config: of config.json.
@@ -26,7 +26,7 @@ class PlainHP1:
 
     @classmethod
     def random(cls, config: dict[str, Any], seed: int = 0) -> "PlainHP1":
-        """Weights that make every part count: clips cut off much and not all, no two channels or heads alike."""
+        """Random weights that use every part: clips cut much but not all, and no two channels or heads are alike."""
         generator = torch.Generator().manual_seed(seed)
         size, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
         kv_size = config["num_key_value_heads"] * head_dim
@@ -74,7 +74,7 @@ class PlainHP1:
     def from_pretrained(
         cls, folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> "PlainHP1":
-        """Read it back."""
+        """Read that folder."""
         weights = load_file(folder / "model.safetensors", device=str(device))
         return cls(json.loads((folder / "config.json").read_text()), weights, dtype)
 
@@ -89,7 +89,7 @@ class PlainHP1:
         return SimpleNamespace(logits=self._clip("model.norm", x) @ head.T)
 
     def generate(self, input_ids: Tensor, max_new_tokens: int, **_: Any) -> SimpleNamespace:
-        """Greedy continuations of prompts of one length: ``sequences``, and ``[B, V]`` logits of each token."""
+        """Greedy continuations of prompts of one length: ``sequences``, and ``[B, V]`` logits for each token."""
         steps = []
         for _step in range(max_new_tokens):
             steps.append(self(input_ids).logits[:, -1])
@@ -119,7 +119,7 @@ class PlainHP1:
         return self._project(f"{layer}self_attn.o_proj", torch.cat(outputs, -1))
 
     def _gate(self, layer: str, head: int, s: Tensor) -> Tensor:
-        """Scores ``[B, T, T]`` to weights, nothing for keys behind the query."""
+        """Scores ``[B, T, T]`` to weights; keys after the query get none."""
         sigma, gamma = (self.weights[f"{layer}self_attn.{name}"][head] for name in ("sigma", "gamma"))
         r = s.relu() if self.config.get("relu_pre", True) else s
         one_before, two_before = torch.zeros_like(r), torch.zeros_like(r)
@@ -129,7 +129,7 @@ class PlainHP1:
         return (gamma * torch.clamp(z, least, most)).tril()
 
     def _rotate(self, x: Tensor) -> Tensor:
-        """Each pair of channels ``i`` and ``i + D/2`` of ``[B, T, D]`` as a complex number, turned by its angle."""
+        """Rotates channels ``i`` and ``i + D/2`` of ``[B, T, D]`` as one complex number, by its angle."""
         half = x.shape[-1] // 2
         theta = self.config.get("rope_theta", 10000.0)
         speed = theta ** -(torch.arange(half, device=x.device) / half)

@@ -1,4 +1,4 @@
-"""A sampled completion is a function of its own request: the same bits alone, in company, in chunks, and resumed."""
+"""A sampled completion depends on its own request alone: the same bits alone, in a batch, in chunks, and resumed."""
 
 import dataclasses
 
@@ -12,13 +12,13 @@ from rosebatch.sampling_params import SamplingParams
 DTYPES = ["float32", *(["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
 CASES = [(model, dtype) for model in ("llama", "gpt2") for dtype in DTYPES]
 NEW_TOKENS = 12
-# A few units in the last place (2^-23) of the largest logit, carried through three layers.
+# A few units in the last place (2^-23) of the largest logit, after three layers.
 FP32_ROUNDING = 2e-6
 
 
 @pytest.fixture
 def recorded_logits(monkeypatch):
-    """Every row of logits that is sampled from, by the request's seed and the token's position.
+    """Every row of logits that a token is sampled from, by the request's seed and the token's position.
 
     Tokens alone would hide most differences: a changed bit rarely changes the choice.
     """
@@ -35,7 +35,7 @@ def recorded_logits(monkeypatch):
 
 @pytest.fixture
 def results(recorded_logits, run_engine):
-    """Run requests; request id -> tokens, and (seed, position) -> logits."""
+    """Runs requests. Request id -> tokens, and (seed, position) -> logits."""
 
     def run(engine, requests):
         recorded_logits.clear()
@@ -46,7 +46,7 @@ def results(recorded_logits, run_engine):
 
 
 def requests_of(prompts):
-    """One seed each, and all kinds of sampling side by side."""
+    """Requests with a seed each, and with all kinds of sampling."""
     kinds = [{"top_p": 0.95}, {"top_p": 0.95}, {}, {"top_k": 20}, {"min_p": 0.05, "top_p": 0.9}]
     return [
         Request(
@@ -61,7 +61,7 @@ def requests_of(prompts):
 
 
 def assert_same(actual, expected):
-    """Tokens, and the logits that they were drawn from: bit for bit in bf16.
+    """Compares tokens and the logits behind them, bit for bit in bf16.
 
     In fp32 some of the CPU library's operators round an element's last bit by its place in the batch.
     """
@@ -86,7 +86,7 @@ def alone_cache():
 
 @pytest.fixture
 def alone(alone_cache, goldens, make_engine, results):
-    """Each request in a run of its own, whole prompts, nothing shared: what all other runs are compared with."""
+    """Each request in a run of its own, with whole prompts and nothing shared: the reference for all other runs."""
 
     def run(model, dtype):
         if (model, dtype) not in alone_cache:
@@ -98,9 +98,10 @@ def alone(alone_cache, goldens, make_engine, results):
     return run
 
 
-# HP1 differs from Llama in attention alone, and that most in 16 bits.
+# HP1 differs from Llama in attention alone, and most of all in 16 bits.
 @pytest.mark.parametrize(("model", "dtype"), [*CASES, ("hp1", DTYPES[-1])])
 def test_alone_equals_a_batch_of_64(model, dtype, goldens, make_engine, results, alone):
+    """Neighbours in the batch must not change a bit."""
     expected = alone(model, dtype)
     engine = make_engine(goldens(model).folder, dtype)
     assert_same(results(engine, requests_of(goldens(model).prompts)), expected)
@@ -109,6 +110,7 @@ def test_alone_equals_a_batch_of_64(model, dtype, goldens, make_engine, results,
 
 @pytest.mark.parametrize(("model", "dtype"), CASES)
 def test_the_order_of_the_requests_does_not_matter(model, dtype, goldens, make_engine, results, alone):
+    """A request's place in the batch must not change a bit."""
     expected = alone(model, dtype)
     engine = make_engine(goldens(model).folder, dtype, seqs=20)
     assert_same(results(engine, requests_of(goldens(model).prompts)[::-1]), expected)
@@ -117,7 +119,7 @@ def test_the_order_of_the_requests_does_not_matter(model, dtype, goldens, make_e
 @pytest.mark.parametrize("chunk", [1, 7, 100])
 @pytest.mark.parametrize(("model", "dtype"), CASES)
 def test_the_chunk_size_does_not_matter(model, dtype, chunk, goldens, make_engine, results, alone):
-    """A chunk of one prompt token has the shape of a decode step, and must still be computed as a prompt is."""
+    """How prompts are cut into chunks must not change a bit, although a chunk of one token looks like a decode."""
     tokens, logits = alone(model, dtype)
     requests = requests_of(goldens(model).prompts)[: 8 if chunk == 1 else 64]
     engine = make_engine(goldens(model).folder, dtype, chunk=chunk, block_size=5)
@@ -132,6 +134,7 @@ def test_the_chunk_size_does_not_matter(model, dtype, chunk, goldens, make_engin
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize(("model", "dtype"), CASES)
 def test_preemption_does_not_matter(model, dtype, prefix_cache, goldens, make_engine, results, alone):
+    """Computing a preempted sequence again must not change a bit."""
     expected = alone(model, dtype)
     folder = goldens(model).folder
     engine = make_engine(folder, dtype, chunk=50, block_size=4, blocks=40, prefix_cache=prefix_cache)
@@ -141,7 +144,7 @@ def test_preemption_does_not_matter(model, dtype, prefix_cache, goldens, make_en
 
 @pytest.mark.parametrize(("model", "dtype"), CASES)
 def test_repeating_a_prompt_does_not_matter(model, dtype, goldens, make_engine, results, alone):
-    """The second time everything is cached, and one token of each prompt is computed in a copied block."""
+    """With everything cached, one token of each prompt is computed in a copied block."""
     expected = alone(model, dtype)
     engine = make_engine(goldens(model).folder, dtype, block_size=1)
     requests = requests_of(goldens(model).prompts)
@@ -171,7 +174,7 @@ def test_going_on_from_anothers_completion_does_not_matter(model, dtype, goldens
 
 @pytest.mark.skipif("bfloat16" not in DTYPES, reason="this CPU has no bf16 products")
 def test_recorded_logits_see_a_single_bit(goldens, make_engine, results, recorded_logits):
-    """The comparison above would fail if one weight changed in its last place."""
+    """The comparison above must fail if one weight changes in its last bit."""
     engine = make_engine(goldens("llama").folder, "bfloat16", batch_invariant=False)
     requests = requests_of(goldens("llama").prompts[:4])
     expected = results(engine, requests)

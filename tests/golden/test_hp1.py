@@ -1,4 +1,4 @@
-"""HP1 against ``PlainHP1``: what the tests of all architectures do not look at."""
+"""HP1 against ``PlainHP1``: what the tests of all architectures leave out."""
 
 from pathlib import Path
 
@@ -25,6 +25,7 @@ TINY = Path(__file__).parents[2] / "configs" / "models" / "tiny-hp1.toml"
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("model", MODELS)
 def test_batch_of_seven(model, prefix_cache, limits, goldens, make_engine, greedy_tokens):
+    """A batch that fills no tile, with and without preemptions, must not change a token."""
     golden = goldens(model)
     engine = make_engine(golden.folder, seqs=7, prefix_cache=prefix_cache, **limits)
     assert greedy_tokens(engine, golden.prompts[:32]) == golden.expected[:32]
@@ -35,7 +36,7 @@ def test_batch_of_seven(model, prefix_cache, limits, goldens, make_engine, greed
 @pytest.mark.parametrize("limits", [{}, {"chunk": 16, "block_size": 4, "blocks": 40}], ids=["plenty", "cramped"])
 @pytest.mark.parametrize("model", MODELS)
 def test_log_probabilities(model, limits, goldens, make_engine, run_engine):
-    """Of prompts and completions, as one plain pass over all tokens has them."""
+    """Those of prompts and completions equal one plain pass over all tokens."""
     golden = goldens(model)
     sampling = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=1, prompt_logprobs=1)
     requests = [Request(i, tuple(p), sampling) for i, p in enumerate(golden.prompts[:16])]
@@ -48,7 +49,7 @@ def test_log_probabilities(model, limits, goldens, make_engine, run_engine):
 
 
 def test_sigma_and_gamma_are_felt(goldens, make_engine, greedy_tokens, tmp_path):
-    """Or one that was left out would go unnoticed above."""
+    """If the model ignored one of them, the tests above would not notice."""
     golden = goldens("hp1")
     for name, value in (("sigma", 0.0), ("gamma", 0.7)):
         weights = load_file(golden.folder / "model.safetensors")
@@ -62,6 +63,7 @@ def test_sigma_and_gamma_are_felt(goldens, make_engine, greedy_tokens, tmp_path)
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gates_keep_the_checkpoints_precision(dtype, goldens, make_engine):
+    """Rounding gates to the run's dtype would change every weight of attention."""
     weights = load_file(goldens("hp1").folder / "model.safetensors")
     layer = make_engine(goldens("hp1").folder, dtype).runner.model.layers[1]
     prefix = "model.layers.1."
@@ -84,6 +86,7 @@ def test_gates_keep_the_checkpoints_precision(dtype, goldens, make_engine):
     ],
 )
 def test_weights_that_are_missing_or_misshapen(name, goldens, make_engine, tmp_path):
+    """Each kind of tensor is checked, with its name in the message."""
     folder = goldens("hp1").folder
     weights = load_file(folder / "model.safetensors")
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
@@ -97,10 +100,10 @@ def test_weights_that_are_missing_or_misshapen(name, goldens, make_engine, tmp_p
 
 
 def test_random_weights_are_alive(monkeypatch, greedy_tokens):
-    """Some 70 % of the weights of attention are zero, as in the trained model, and what comes out follows the prompt.
+    """About 70 % of attention's weights are zero, as in the trained model, and outputs depend on the prompt.
 
-    A clip that is idle or cuts off everything, or a sum that grows without bounds, would still run, and would make
-    nothing of a benchmark.
+    A clip that does nothing or cuts off everything, or a sum that grows without bounds, would still run and make a
+    benchmark meaningless.
     """
     zeros, original = [], reference.probabilities
 

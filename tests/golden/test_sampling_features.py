@@ -1,7 +1,7 @@
-"""Penalties, biases, least lengths, log-probabilities and several completions: as transformers has them, in fp32.
+"""Penalties, biases, least lengths, log-probabilities and several completions equal transformers' own in fp32.
 
-Each in the plainest way to schedule it, and in a cache that is too small, where prompts come in chunks and sequences
-are preempted.
+Each is tested with the plainest schedule, and with a cache that is too small, so that prompts come in chunks and
+sequences are preempted.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ NEW_TOKENS = 12
 PLENTY = {"prefix_cache": False, "chunked_prefill": False}
 CRAMPED = {"chunk": 16, "block_size": 4, "blocks": 40}
 SCHEDULES = pytest.mark.parametrize("limits", [PLENTY, CRAMPED], ids=["plenty", "cramped"])
-# Two implementations of an fp32 model add the same products in another order. Logits are below 16, where the last place
-# is worth 1e-6; 8 of these were seen after three layers.
+# Two implementations of an fp32 model add the same products in another order. Logits are below 16, where a unit in the
+# last place is 1e-6. Differences of 8 such units were seen after three layers.
 FP32_ROUNDING = 2e-5
-# Of the tests of ``min_tokens``.
+# Values of ``min_tokens``.
 LEAST = (0, 1, 7, NEW_TOKENS)
-# What each kind of row asks for, by our names.
+# The sampling fields of each kind of row, under our names.
 CHANGES = {
     "none": {},
     "repetition": {"repetition_penalty": 1.7},
@@ -47,10 +47,10 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def options_of(transformers):
-    """Kind of row -> what ``generate`` is told for prompts of a length, in the order in which servers apply it."""
+    """Kind of row -> the options of ``generate`` for prompts of a length, in the order in which servers apply them."""
 
     class Penalties(transformers.LogitsProcessor):
-        """As OpenAI's API reference has it: logit - count * frequency - (count > 0) * presence, of generated tokens."""
+        """OpenAI's definition, for generated tokens: logit - count * frequency - (count > 0) * presence."""
 
         def __init__(self, frequency, presence, prompt_length):
             self.frequency, self.presence, self.prompt_length = frequency, presence, prompt_length
@@ -89,7 +89,7 @@ def changed(goldens, reference_tokens, options_of):
 
 
 def requests_of(prompts, kinds):
-    """Requests for 12 tokens each, of these kinds in turn."""
+    """Requests for 12 tokens each; the kinds take turns."""
     return [
         Request(
             i, tuple(prompt), SamplingParams(**{"max_tokens": NEW_TOKENS, "ignore_eos": True} | kinds[i % len(kinds)])
@@ -101,12 +101,11 @@ def requests_of(prompts, kinds):
 @SCHEDULES
 @pytest.mark.parametrize("model", MODELS)
 def test_changed_logits(model, limits, goldens, changed, make_engine, run_engine):
-    """Rows of all kinds side by side: a penalty counted over the wrong tokens, twice after a preemption, in the wrong
-    order, or given to a neighbour."""
+    """A penalty must not count the wrong tokens, apply twice after a preemption, or reach a neighbour."""
     kinds, prompts = list(CHANGES), goldens(model).prompts[:32]
     engine = make_engine(goldens(model).folder, **limits)
     for shift in (0, 4):
-        # The lengths of the prompts recur after 8: the kinds move on, to meet them all.
+        # Prompt lengths repeat every 8 rows: shift the kinds, so that each meets all lengths.
         change_of = [kinds[(i + i // 8 + shift) % len(kinds)] for i in range(len(prompts))]
         done = run_engine(engine, requests_of(prompts, [CHANGES[change] for change in change_of]))
         actual = {i: list(c.token_ids) for i, c in done.items() if i in changed(model, change_of[i])}
@@ -117,14 +116,14 @@ def test_changed_logits(model, limits, goldens, changed, make_engine, run_engine
 @pytest.mark.parametrize("change", [change for change in CHANGES if change != "none"])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_changes_are_felt(model, change, goldens, changed):
-    """A penalty that never changed a token would prove nothing above."""
+    """A penalty that never changes a token would prove nothing above."""
     expected = goldens(model).expected
     assert sum(tokens != expected[i] for i, tokens in changed(model, change).items()) >= 3
 
 
 @pytest.fixture(scope="module")
 def with_ends(goldens, tmp_path_factory):
-    """Model -> its folder with end tokens in the config, six that greedy decoding produces early, and these."""
+    """Model -> its folder with six end tokens in the config that greedy decoding produces early, and these tokens."""
 
     @functools.cache
     def make(model):
@@ -141,7 +140,7 @@ def with_ends(goldens, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended(goldens, with_ends, reference_tokens):
-    """Model -> index of a prompt -> transformers' tokens, the least number of them ``LEAST`` in turn."""
+    """Model -> index of a prompt -> transformers' tokens. The minimum lengths of ``LEAST`` take turns."""
 
     @functools.cache
     def tokens(model):
@@ -160,7 +159,7 @@ def ended(goldens, with_ends, reference_tokens):
 @SCHEDULES
 @pytest.mark.parametrize("model", MODELS)
 def test_min_tokens(model, limits, goldens, with_ends, ended, make_engine, run_engine):
-    """No end token before, whether it is the model's or the row's own; the first that is likeliest after ends it."""
+    """No end token, the model's or the row's, comes before the minimum; the first likely one after it ends the row."""
     folder, ends = with_ends(model)
     engine = make_engine(folder, **limits)
     whose = [{"ignore_eos": False}, {"stop_token_ids": tuple(ends)}]
@@ -173,13 +172,13 @@ def test_min_tokens(model, limits, goldens, with_ends, ended, make_engine, run_e
 
 
 def cut_behind(tokens, ends):
-    """Tokens up to the first end token, itself included."""
+    """Tokens up to and including the first end token."""
     return tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), None)]
 
 
 @pytest.fixture(scope="module")
 def check_logprobs(reference_model):
-    """Compare what a completion reports with one plain forward pass of transformers over all its tokens."""
+    """Compares a completion's report with one plain forward pass of transformers over all its tokens."""
 
     def check(model, done):
         sampling, prompt = done.request.sampling, list(done.request.prompt_token_ids)
@@ -198,7 +197,7 @@ def check_logprobs(reference_model):
             ids = torch.tensor([[token_id for token_id, _ in each.top] for each in scored])
             values = [[value for _, value in each.top] for each in scored]
             assert all(len(set(row)) == most for row in ids.tolist())
-            # The likeliest in order; where two are as close as rounding, either of them.
+            # The likeliest come in order; two that differ only by rounding may swap.
             assert_close(values, reference.topk(most).values)
             assert_close(values, reference.gather(1, ids))
         else:
@@ -213,7 +212,7 @@ def check_logprobs(reference_model):
 @SCHEDULES
 @pytest.mark.parametrize("model", MODELS)
 def test_logprobs(model, limits, goldens, make_engine, run_engine, check_logprobs):
-    """Of the model's own logits, whatever penalties, temperature and filters make of them, for the rows that ask."""
+    """They come from the model's own logits, before penalties, temperature and filters, and only for rows that ask."""
     kinds = [
         {"logprobs": 5},
         {"logprobs": 0, **CHANGES["all"]},
@@ -244,8 +243,7 @@ def test_logprobs(model, limits, goldens, make_engine, run_engine, check_logprob
 )
 @pytest.mark.parametrize("model", MODELS)
 def test_prompt_logprobs(model, limits, goldens, make_engine, run_engine, check_logprobs):
-    """The first token behind a chunk's end, a prefix that is cached and so not computed, and a prompt computed twice:
-    each position must be there once, and the rows beside must still share what they share."""
+    """Chunk ends, cached prefixes and prompts computed twice must not lose or double a position."""
     kinds = [{"prompt_logprobs": 4}, {}, {"prompt_logprobs": 0, "logprobs": 2}, {"temperature": 0.9, "seed": 5}]
     prompts = goldens(model).prompts[: 6 if limits.get("chunk", 16) < 16 else 24]
     engine = make_engine(goldens(model).folder, **limits)
@@ -267,7 +265,7 @@ def test_prompt_logprobs(model, limits, goldens, make_engine, run_engine, check_
 )
 @pytest.mark.parametrize("model", MODELS)
 def test_three_greedy_completions(model, limits, goldens, make_engine, run_choices, check_logprobs):
-    """All equal transformers' own: a fork that wrote into a block of another, or went on from the wrong token."""
+    """A fork must not write into another's block or continue from a wrong token."""
     golden, count = goldens(model), 10 if "seqs" in limits else 24
     engine = make_engine(golden.folder, **limits)
     rows = requests_of(golden.prompts[:count], [{"n": 3, "logprobs": 1}, {"n": 3}, {"n": 3}])
@@ -283,7 +281,7 @@ def test_three_greedy_completions(model, limits, goldens, make_engine, run_choic
 @SCHEDULES
 @pytest.mark.parametrize("model", MODELS)
 def test_three_sampled_completions(model, limits, goldens, make_engine, run_choices, run_engine):
-    """Each is what a request of its own with that seed gives, the first that of n = 1; and they differ."""
+    """Each equals a request of its own with that seed, the first the request with n = 1; they differ."""
     folder, prompts = goldens(model).folder, goldens(model).prompts[:24]
     kinds = [{"top_p": 0.9}, CHANGES["all"], {"min_tokens": 5, "top_k": 30}]
     rows = requests_of(
@@ -301,7 +299,7 @@ def test_three_sampled_completions(model, limits, goldens, make_engine, run_choi
         ]
         expected = run_engine(make_engine(folder, **PLENTY), alone)
         assert {i: done[i, sample] for i in expected} == {i: c.token_ids for i, c in expected.items()}
-    # A prompt of one token may leave little to choose from.
+    # A prompt of one token may leave few likely tokens.
     assert sum(len({done[i, sample] for sample in range(3)}) == 3 for i in range(24)) >= 20
 
 
@@ -310,12 +308,12 @@ def test_three_sampled_completions(model, limits, goldens, make_engine, run_choi
 )
 @pytest.mark.parametrize("model", MODELS)
 def test_the_prompt_of_three_completions_is_computed_once(model, limits, goldens, make_engine, run_choices):
-    """One more token for each further completion, the prompt's last: its logits are what that one begins with."""
+    """Each further completion computes only the prompt's last token again, for its logits."""
     prompts = goldens(model).prompts[:10]
     engine = make_engine(goldens(model).folder, **limits)
     done = run_choices(engine, requests_of(prompts, [{"n": 3, "temperature": 1.0}]))
     generated = sum(len(completion.token_ids) for completion in done.values())
-    # The last token generated is never computed.
+    # The last generated token is never fed back.
     computed = engine.stats.computed_tokens - (generated - len(done))
     cached = sum(completion.cached_tokens for (_, sample), completion in done.items() if sample == 0)
     assert computed == sum(map(len, prompts)) - cached + 2 * len(prompts)
@@ -324,7 +322,7 @@ def test_the_prompt_of_three_completions_is_computed_once(model, limits, goldens
 
 @pytest.mark.parametrize("limits", [PLENTY, {}, {"chunk": 7, "block_size": 5, "blocks": 900}, CRAMPED])
 def test_prompt_logprobs_of_several_completions(limits, goldens, make_engine, run_choices, check_logprobs):
-    """Those of the prompt are there for the row, however its completions came by their blocks."""
+    """The row reports the prompt's, however its completions got their blocks."""
     engine = make_engine(goldens("llama").folder, **limits)
     rows = requests_of(goldens("llama").prompts[:16], [{"n": 3, "prompt_logprobs": 2, "temperature": 1.0}])
     done = run_choices(engine, rows)

@@ -1,4 +1,4 @@
-"""Small random models as transformers and ``PlainHP1`` save them, and engines that run them on the GPU."""
+"""Small random models, saved by transformers or ``PlainHP1``, and engines that run them on the GPU."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,7 +44,7 @@ def device() -> torch.device:
 
 @pytest.fixture(scope="session")
 def transformers() -> Any:
-    """The library, silent."""
+    """The library without its messages."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -54,7 +54,7 @@ def transformers() -> Any:
 
 @pytest.fixture(scope="session")
 def saved_model(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Family -> the folder of a random model of it in fp32, made on first use."""
+    """Family -> the folder of a random fp32 model, made on first use."""
     folders: dict[str, Path] = {}
 
     def save(family: str) -> Path:
@@ -76,7 +76,7 @@ def saved_model(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 def reference(
     transformers: Any, saved_model: Callable[[str], Path], device: torch.device
 ) -> Callable[..., tuple[list[list[int]], torch.Tensor]]:
-    """What transformers or ``PlainHP1`` generates greedily, and logits ``[prompts, tokens, V]``, fp32 on the CPU."""
+    """The greedy tokens of transformers or ``PlainHP1``, and their logits ``[prompts, tokens, V]``, fp32 on the CPU."""
 
     def generate(
         family: str, dtype: torch.dtype, prompts: Sequence[Sequence[int]], new_tokens: int
@@ -120,7 +120,7 @@ def model_config(saved_model: Callable[[str], Path], device: torch.device) -> Ca
 
 @pytest.fixture(scope="session")
 def make_engine(saved_model: Callable[[str], Path], device: torch.device) -> Callable[..., Engine]:
-    """An engine on a family's model, with these limits and the named switches on or off."""
+    """Makes an engine on a family's model, with limits and with switches by name."""
 
     def make(
         family: str, dtype: torch.dtype, switches: dict[str, bool] | None = None, *, seqs: int, **limits: int

@@ -1,9 +1,9 @@
-"""The rule of the first divergence: where two implementations' greedy tokens part, it was a close call for both.
+"""The rule of the first divergence: if two implementations' greedy tokens differ, the choice must have been close.
 
-Rounding differs between any two implementations, so tokens may part, and after that the sequences have nothing in
-common. Up to the first difference they are the same computation. There each side's token must be among the likeliest
-few of both, and below the likeliest by no more than rounding explains. And no more sequences may part than rounding
-explains.
+Two implementations round differently, so their tokens may differ at some position. After that the sequences have
+nothing in common; before it they are the same computation. At that position each side's token must be among the few
+likeliest of both sides, and below the likeliest by no more than rounding explains. The number of sequences that
+diverge must not exceed what rounding explains either.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +18,14 @@ from rosebatch.sampling_params import SamplingParams
 
 # Tokens that count as the likeliest few.
 FEW = 5
-# Most that a logit may lie below the largest, in units of the dtype's eps times the largest magnitude: the size of one
-# rounding of a logit. Three layers of rounding and the last one on either side made up to 5 where this was measured.
+# How far a logit may be below the largest, in roundings of a logit: the dtype's eps times the largest magnitude. Three
+# layers of rounding and the last one, on both sides, made up to 5 when this was measured.
 ROUNDINGS = 16
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a sequence's tokens first differ: ``position`` counts generated tokens from 0."""
+    """Where a sequence's tokens first differ; ``position`` counts generated tokens from 0."""
 
     sequence: int
     position: int
@@ -34,7 +34,7 @@ class Divergence:
 
 
 def first_divergences(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> list[Divergence]:
-    """At most one for each sequence, of those with different tokens."""
+    """The first divergence of each sequence whose tokens differ."""
     found = []
     for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         assert len(mine) == len(other), f"sequence {index} has {len(mine)} tokens instead of {len(other)}"
@@ -45,13 +45,13 @@ def first_divergences(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[i
 
 
 def objection(divergence: Divergence, our_logits: Tensor, their_logits: Tensor, dtype: torch.dtype) -> str:
-    """Why a divergence is no close call; empty if it is one. Logits ``[V]`` fp32, of the common prefix."""
+    """Why a divergence is not a close call; empty if it is one. Logits ``[V]`` in fp32 follow the common prefix."""
     for side, logits in (("rosebatch", our_logits), ("transformers", their_logits)):
         if not logits.isfinite().all():
             return f"{side} has logits that are not finite"
         allowed = ROUNDINGS * torch.finfo(dtype).eps * logits.abs().max().item()
         for owner, token in (("rosebatch", divergence.ours), ("transformers", divergence.theirs)):
-            # Equal logits share a place: rounding makes many of them.
+            # Equal logits share a place, because rounding makes many logits equal.
             place = 1 + int((logits > logits[token]).sum())
             if place > FEW:
                 return f"the token of {owner} is number {place} for {side}"
@@ -70,7 +70,7 @@ def assert_close_calls(
     most: int,
     total: int,
 ) -> None:
-    """Every divergence is a close call, and of ``total`` sequences at most ``most`` diverge."""
+    """Requires that every divergence is a close call, and that at most ``most`` of ``total`` sequences diverge."""
     why = {d: objection(d, our_logits(d), their_logits(d), dtype) for d in divergences}
     rejected = [f"{divergence}: {reason}" for divergence, reason in why.items() if reason]
     summary = f"{len(divergences)} of {total} sequences diverged, {most} may; {len(rejected)} were no close call"
@@ -78,16 +78,16 @@ def assert_close_calls(
 
 
 def most_divergences(exact: Sequence[Sequence[int]], rounded: Sequence[Sequence[int]]) -> int:
-    """How many sequences may diverge, of the same implementation's tokens in fp32 and in 16 bits.
+    """How many sequences may diverge, from one implementation's tokens in fp32 and in 16 bits.
 
-    Two roundings that have nothing in common differ from each other by 1.4 times as much as either does from the exact
-    result. Twice as many, and two more for the luck of small numbers.
+    Two independent roundings differ from each other 1.4 times as much as each differs from the exact result. Twice as
+    many divergences are allowed, and two more because small numbers vary.
     """
     return 2 * len(first_divergences(exact, rounded)) + 2
 
 
 def logits_after(engine: Engine, prefix: Sequence[int]) -> Tensor:
-    """``[V]`` fp32 on the CPU: the engine's logits for the token after a prefix, with what it has cached of it."""
+    """The engine's logits for the token after a prefix, ``[V]`` fp32 on the CPU. It reads the cached K and V."""
     seen: list[Tensor] = []
     model = engine.runner.model
     compute = model.logits

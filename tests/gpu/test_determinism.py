@@ -1,7 +1,7 @@
-"""On a GPU: the same requests give the same tokens, in another engine, in the same one again, and without graphs.
+"""On a GPU equal requests give equal tokens: in another engine, in the same engine again, and without graphs.
 
-Equality is exact in 16 bits too: the same launches add up the same numbers in the same order. Only where the batch is
-another one, so that products are cut into other tiles, fp32 is needed for rounding not to show.
+Equality is exact in 16 bits too, because equal launches add numbers in the same order. Only for another batch, whose
+products are cut into other tiles, do the tests use fp32, where rounding does not show.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ KINDS = [
 
 @pytest.fixture(scope="module")
 def requests() -> list[Request]:
-    """64 of different lengths and limits, some beginning alike, greedy and all kinds of sampling side by side."""
+    """64 with different lengths and limits, some with a common beginning, greedy and all kinds of sampling."""
     numbers = random.Random(0)
     shared = [numbers.randrange(199) for _ in range(90)]
     made = []
@@ -54,7 +54,7 @@ def run(engine: Engine, requests: list[Request]) -> dict[int, tuple[int, ...]]:
 def test_another_engine_gives_the_same(
     family: str, dtype: torch.dtype, requests: list[Request], make_engine: Callable
 ) -> None:
-    """Guards memory that is read before it is written, and races: both differ from one engine to the next."""
+    """Uninitialized memory and races give different tokens in another engine."""
     first = run(make_engine(family, dtype, seqs=64), requests)
     assert [len(first[r.id]) for r in requests] == [r.sampling.max_tokens for r in requests]
     for _ in range(2):
@@ -67,9 +67,9 @@ def test_another_engine_gives_the_same(
 def test_the_same_engine_gives_the_same_again(
     family: str, dtype: torch.dtype, seqs: int, requests: list[Request], make_engine: Callable
 ) -> None:
-    """Guards what a run leaves behind in slots, blocks and graphs.
+    """Nothing that a run leaves in slots, blocks or graphs may change the next run.
 
-    Without the prefix cache, which would compute the second time less, in other products.
+    Without the prefix cache: with it the second run would compute less, in other products.
     """
     engine = make_engine(family, dtype, {"prefix_cache": False}, seqs=seqs)
     first = run(engine, requests)
@@ -83,9 +83,9 @@ def test_the_same_engine_gives_the_same_again(
 def test_graphs_on_equal_graphs_off(
     family: str, dtype: torch.dtype, batch: int, requests: list[Request], make_engine: Callable
 ) -> None:
-    """A captured step is the same launches on the same memory: a value frozen into a graph would show.
+    """A value frozen into a graph at capture would change the tokens.
 
-    The second time, graphs are replayed from the first step on, in other slots and blocks.
+    The second run replays graphs from its first step on, in other slots and blocks.
     """
     chosen = requests[: max(10, batch)]
     with_graphs, without = (make_engine(family, dtype, {"cuda_graph": on}, seqs=batch) for on in (True, False))
@@ -100,13 +100,13 @@ def test_graphs_on_equal_graphs_off(
 def test_the_place_in_the_batch_does_not_matter(
     family: str, seqs: int, requests: list[Request], make_engine: Callable
 ) -> None:
-    """In fp32: a sampled completion follows from its own request, whatever stands beside it."""
+    """In fp32 a sampled completion depends on its own request alone."""
     forwards = run(make_engine(family, torch.float32, seqs=seqs), requests)
     assert run(make_engine(family, torch.float32, seqs=seqs), requests[::-1]) == forwards
 
 
 def test_another_seed_gives_another_completion(requests: list[Request], make_engine: Callable) -> None:
-    """Or the tests above would compare greedy tokens; greedy ones stay the same."""
+    """If seeds had no effect, the tests above would compare greedy tokens."""
     engine = make_engine("Qwen3", torch.float32, seqs=64)
     first = run(engine, requests)
     seeds = [dataclasses.replace(r.sampling, seed=r.sampling.seed ^ 1) for r in requests]

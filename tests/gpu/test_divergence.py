@@ -1,7 +1,7 @@
-"""On a GPU in 16 bits: greedy tokens part from transformers' own in close calls only, see ``tests.gpu.divergence``.
+"""On a GPU in 16 bits greedy tokens differ from transformers' only in close calls, see ``tests.gpu.divergence``.
 
-The judges are the logits of transformers' own run, and those that the engine computes for the common prefix from the K
-and V in its cache. How many sequences may part is measured by transformers in fp32.
+Two sets of logits decide: those of transformers' own run, and those that the engine computes for the common prefix
+from the K and V in its cache. How many sequences may differ is measured with transformers in fp32.
 """
 
 import random
@@ -31,7 +31,7 @@ NEW_TOKENS = 32
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    """256 of few lengths, which transformers runs in as many batches: around blocks and tiles of 64, and short ones."""
+    """256 prompts around blocks and tiles of 64, and short ones; of few lengths, so transformers needs few batches."""
     numbers = random.Random(0)
     lengths = (1, 3, 17, 32, 47, 64, 65, 90)
     shared = [numbers.randrange(199) for _ in range(64)]
@@ -58,7 +58,7 @@ def theirs(reference: Callable, prompts: list[list[int]]) -> Callable[[str, torc
 
 @pytest.fixture
 def assert_agrees(prompts: list, theirs: Callable, make_engine: Callable, greedy: Callable) -> Callable[..., Engine]:
-    """Run the first ``count`` prompts and hold them against transformers; the engine, for its counters."""
+    """Compares the first ``count`` prompts with transformers; returns the engine, for its counters."""
 
     def check(
         family: str, dtype: torch.dtype, count: int, seqs: int, switches: dict[str, bool] | None = None
@@ -90,7 +90,7 @@ def assert_agrees(prompts: list, theirs: Callable, make_engine: Callable, greedy
 def test_divergences_from_transformers_are_close_calls(
     family: str, dtype: torch.dtype, batch: int, assert_agrees: Callable
 ) -> None:
-    """Guards what fp32 tests cannot see: 16-bit layouts, matrix products in tiles, overflow, lost precision."""
+    """fp32 tests cannot see errors of 16-bit layouts, tiles, overflow or lost precision."""
     engine = assert_agrees(family, dtype, count=max(batch, 16), seqs=batch)
     assert engine.stats.max_running == batch
 

@@ -1,4 +1,4 @@
-"""The rule of the first divergence, on logits that are made up. Needs no GPU."""
+"""The rule of the first divergence, on made-up logits. Needs no GPU."""
 
 from collections.abc import Callable, Sequence
 
@@ -27,13 +27,14 @@ TOKEN = Divergence(sequence=0, position=0, ours=7, theirs=3)
 
 
 def ranked(*order: int, step: float = 1e-3) -> Tensor:
-    """Logits of 50 tokens, these on top in this order, ``step`` apart, the largest 8."""
+    """Logits of 50 tokens. These are on top in this order, ``step`` apart, the largest is 8."""
     logits = torch.linspace(-8, 0, 50)
     logits[list(order)] = 8 - step * torch.arange(len(order))
     return logits
 
 
 def test_only_the_first_difference_of_a_sequence_counts() -> None:
+    """After a first difference the sequences have nothing in common."""
     ours = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     theirs = [[1, 2, 3], [4, 0, 0], [0, 0, 9]]
     assert first_divergences(ours, ours) == []
@@ -41,6 +42,7 @@ def test_only_the_first_difference_of_a_sequence_counts() -> None:
 
 
 def test_a_missing_token_is_no_divergence_but_an_error() -> None:
+    """An engine that stops early must not pass for one that agrees."""
     with pytest.raises(AssertionError, match="sequence 1 has 2 tokens instead of 3"):
         first_divergences([[1, 2, 3], [1, 2]], [[1, 2, 3], [1, 2, 3]])
     with pytest.raises(ValueError, match="zip"):
@@ -49,17 +51,20 @@ def test_a_missing_token_is_no_divergence_but_an_error() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_two_close_tokens_in_either_order_are_a_close_call(dtype: torch.dtype) -> None:
+    """Rounding decides between them."""
     assert objection(TOKEN, ranked(7, 3), ranked(3, 7), dtype) == ""
     assert objection(TOKEN, ranked(9, 1, 2, 7, 3), ranked(3, 7), dtype) == ""
 
 
 def test_equal_logits_share_a_place() -> None:
+    """Rounding makes many logits equal: their order must not count against a token."""
     everything_equal = torch.ones(50)
     assert objection(TOKEN, everything_equal, everything_equal, torch.bfloat16) == ""
 
 
 @pytest.mark.parametrize("far", [ranked(7, 1, 2, 4, 5, 3), ranked(3, 1, 2, 4, 5, 7)])
 def test_a_token_outside_of_the_first_few_of_either_side_is_rejected(far: Tensor) -> None:
+    """Both sides must rank both tokens among the first few."""
     close = ranked(7, 3)
     assert "number 6 for rosebatch" in objection(TOKEN, far, close, torch.bfloat16)
     assert "number 6 for transformers" in objection(TOKEN, close, far, torch.bfloat16)
@@ -67,6 +72,7 @@ def test_a_token_outside_of_the_first_few_of_either_side_is_rejected(far: Tensor
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_second_choice_by_a_wide_margin_is_rejected(dtype: torch.dtype) -> None:
+    """Rounding does not explain a wide margin."""
     allowed = ROUNDINGS * torch.finfo(dtype).eps * 8
     near, wide = ranked(7, 3, step=0.9 * allowed), ranked(7, 3, step=1.1 * allowed)
     assert objection(TOKEN, near, near, dtype) == ""
@@ -76,7 +82,7 @@ def test_a_second_choice_by_a_wide_margin_is_rejected(dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_logits_that_are_not_finite_are_rejected(value: float) -> None:
-    """No number is larger than NaN, so that every token would be the likeliest."""
+    """No number is larger than NaN, so every token would pass for the likeliest."""
     broken = ranked(7, 3)
     broken[40] = value
     assert "rosebatch has logits" in objection(TOKEN, broken, ranked(7, 3), torch.float16)
@@ -84,7 +90,7 @@ def test_logits_that_are_not_finite_are_rejected(value: float) -> None:
 
 
 class MadeUp:
-    """A model whose logits are random numbers that follow from the prefix, with some rounding of its own."""
+    """A model whose logits are random numbers made from the prefix, with rounding of its own."""
 
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         self.dtype, self.seed = dtype, seed
@@ -103,7 +109,7 @@ class MadeUp:
 
 @pytest.fixture(scope="module", params=DTYPES, ids=str)
 def made_up(request: pytest.FixtureRequest) -> tuple[Callable[[list[list[int]]], None], list[list[int]]]:
-    """A check of tokens against those of a made-up model, and the tokens of another that rounds differently."""
+    """A check of tokens against a made-up model's, and the tokens of another one that rounds differently."""
     dtype = request.param
     engine, judge, exact = MadeUp(dtype, 1), MadeUp(dtype, 2), MadeUp(torch.float32, 0)
     theirs = [judge.generate(i) for i in range(64)]
@@ -123,13 +129,14 @@ def made_up(request: pytest.FixtureRequest) -> tuple[Callable[[list[list[int]]],
 
 
 def test_other_rounding_passes(made_up: tuple) -> None:
+    """The rule must not reject a correct engine."""
     check, tokens = made_up
     check(tokens)
 
 
 @pytest.mark.parametrize("sequence", range(0, 64, 9))
 def test_one_shifted_token_is_rejected(made_up: tuple, sequence: int) -> None:
-    """The negative control: an engine that once gives the id beside the right one."""
+    """The negative control: an engine that gives a wrong id once must fail."""
     check, tokens = made_up
     shifted = [list(row) for row in tokens]
     shifted[sequence][0] = (shifted[sequence][0] + 1) % 211
@@ -138,7 +145,7 @@ def test_one_shifted_token_is_rejected(made_up: tuple, sequence: int) -> None:
 
 
 def test_too_many_close_calls_are_rejected() -> None:
-    """An error that is small everywhere tips many close calls, none of which gives it away alone."""
+    """A small error everywhere causes many close calls, none of them suspicious alone."""
     divergences = [Divergence(index, 0, 7, 3) for index in range(9)]
     close = {"our_logits": lambda _: ranked(7, 3), "their_logits": lambda _: ranked(3, 7), "dtype": torch.float16}
     assert_close_calls(divergences, most=9, total=64, **close)
@@ -147,7 +154,7 @@ def test_too_many_close_calls_are_rejected() -> None:
 
 
 def test_logits_of_an_engine_after_a_prefix() -> None:
-    """The likeliest token is the one that the engine generates, and the engine is as it was before."""
+    """Its likeliest token must be the generated one, and the engine must be unchanged afterwards."""
     config = ModelConfig(
         family="gpt2",
         vocab_size=50,

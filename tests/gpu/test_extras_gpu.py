@@ -1,4 +1,4 @@
-"""On a GPU: what changes logits, and what is reported of them, as plain PyTorch has it, in fp32: tokens are equal."""
+"""On a GPU, changes of logits and reports about them equal those of plain PyTorch; in fp32 the tokens are equal."""
 
 import random
 from collections.abc import Callable
@@ -33,7 +33,7 @@ KINDS = [
 
 @pytest.fixture(scope="module")
 def requests() -> list[Request]:
-    """80 of different lengths and limits, some beginning alike."""
+    """80 with different lengths and limits, some with a common beginning."""
     numbers = random.Random(0)
     shared = [numbers.randrange(VOCAB) for _ in range(90)]
     made = []
@@ -60,7 +60,7 @@ def run(engine: Engine, requests: list[Request]) -> dict[tuple[int, int], Comple
 
 
 def assert_same(actual: dict, expected: dict) -> None:
-    """Tokens and reasons exactly, log-probabilities as fp32 sums of another order round."""
+    """Compares tokens and reasons exactly, log-probabilities up to the rounding of fp32 sums in another order."""
     assert actual.keys() == expected.keys()
     for key, completion in actual.items():
         other = expected[key]
@@ -80,7 +80,7 @@ def assert_same(actual: dict, expected: dict) -> None:
 def test_equal_to_plain_pytorch(
     family: str, seqs: int, blocks: int, requests: list[Request], make_engine: Callable, model_config: Callable
 ) -> None:
-    """With graphs of every kind of step, rows that move, and a cache that is too small."""
+    """Graphs of every kind of step, rows that move, and a cache that is too small must not change a token."""
     expected = run(make_engine(family, torch.float32, {"paged_attention": False}, seqs=64), requests)
     memory = blocks * bytes_per_block(model_config(family).kv_shapes, 16, torch.float32) or 1 << 28
     engine = make_engine(family, torch.float32, seqs=seqs, block_size=16, kv_cache_memory=memory)
@@ -95,7 +95,7 @@ def test_equal_to_plain_pytorch(
     ["fused_sampler", "batched_sampling", "late_results", "cuda_graph", "batched_rollover", "prefix_cache"],
 )
 def test_switches(switch: str, requests: list[Request], make_engine: Callable) -> None:
-    """Each decides where tokens are sampled, when results come, or who writes what a step reads."""
+    """Each switch changes where tokens are sampled, when results arrive, or who writes a step's inputs."""
     expected = run(make_engine("Qwen3", torch.float32, seqs=64), requests)
     off = dict.fromkeys([switch, *hidden_by(switch, "cuda")], False)
     assert_same(run(make_engine("Qwen3", torch.float32, off, seqs=64), requests), expected)

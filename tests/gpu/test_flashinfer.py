@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 @pytest.fixture
 def generate(saved_model: Callable[[str], Path]) -> Callable[..., list[list[int]]]:
-    """The tokens of 40 prompts of several lengths, all sampled in the same way."""
+    """The tokens of 40 prompts of several lengths, all sampled with these parameters."""
     pytest.importorskip("flashinfer")
 
     def run(sampler: str, **sampling: float) -> list[list[int]]:
@@ -40,13 +40,13 @@ def generate(saved_model: Callable[[str], Path]) -> Callable[..., list[list[int]
 
 @pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"top_k": 3, "min_p": 1.0}])
 def test_filters_that_leave_one_token(generate: Callable[..., list[list[int]]], filters: dict[str, float]) -> None:
-    """Greedy by way of each of their kernels: guards rows, parameters and tokens that go to the wrong sequence."""
+    """With one token left each kernel is greedy: rows, parameters or tokens of a neighbour would show."""
     assert generate("flashinfer", temperature=1.0, **filters) == generate("rosebatch")
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 50, "top_p": 0.9}])
 def test_sampled_answers_vary(generate: Callable[..., list[list[int]]], filters: dict[str, float]) -> None:
-    """Each step has random numbers of its own, and the same file gives the same answers."""
+    """Each step has its own random numbers, and the same file gives the same answers."""
     answers = generate("flashinfer", temperature=5.0, **filters)
     assert [len(answer) for answer in answers] == [12] * 40
     assert all(len(set(answer)) > 2 for answer in answers)

@@ -1,4 +1,4 @@
-"""On a GPU: greedy tokens equal transformers' own in fp32, whatever the batch, the chunks and the cache's size."""
+"""On a GPU, greedy tokens in fp32 equal transformers' own for any batch, chunk size and cache size."""
 
 import random
 from collections.abc import Callable
@@ -17,7 +17,7 @@ NEW_TOKENS = 16
 
 @pytest.fixture(scope="module", params=["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "HP1"])
 def golden(request: pytest.FixtureRequest, model_config: Callable, reference: Callable) -> tuple[str, list, list]:
-    """A family, prompts, and what transformers generates for each of them."""
+    """A family, prompts, and transformers' tokens for each of them."""
     vocab, numbers = model_config(request.param).vocab_size, random.Random(0)
     shared = [numbers.randrange(vocab) for _ in range(40)]
     prompts = [
@@ -33,7 +33,7 @@ def golden(request: pytest.FixtureRequest, model_config: Callable, reference: Ca
 def test_greedy_equals_transformers(
     golden: tuple, batch: int, chunk: int, blocks: int, model_config: Callable, make_engine: Callable, greedy: Callable
 ) -> None:
-    """Guards device placement, dtype and indexing bugs that the CPU's tests cannot see."""
+    """The CPU's tests cannot see errors of device placement, dtypes and kernel indexing."""
     family, prompts, expected = golden
     memory = blocks * bytes_per_block(model_config(family).kv_shapes, 16, torch.float32) or 1 << 28
     limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
@@ -45,7 +45,7 @@ def test_greedy_equals_transformers(
 
 @pytest.mark.parametrize("name", [f.name for f in fields(Toggles) if "cuda" in f.metadata["devices"]])
 def test_every_switch_on_equals_off(golden: tuple, name: str, make_engine: Callable, greedy: Callable) -> None:
-    """A switch may change the speed and nothing else. Switches that would hide it are off as well."""
+    """A switch may change only the speed. Switches that would hide it are off as well."""
     family, prompts, expected = golden
     off = dict.fromkeys([name, *hidden_by(name, "cuda")], False)
     engine = make_engine(family, torch.float32, off, seqs=64)

@@ -1,4 +1,4 @@
-"""Capturing graphs beside whatever else happens in the process."""
+"""Capturing graphs while other things happen in the process."""
 
 import gc
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_garbage_is_not_collected_during_a_capture(device: torch.device) -> None:
-    """Another engine's graphs, freed by Python's collector in the middle of a capture, made that capture fail."""
+    """Python's collector freed another engine's graphs during a capture, which then failed."""
     values = torch.zeros(4, device=device)
     old = StepGraphs(lambda kind: values.add_(1), enabled=True)
     old.run(0, steps=2)

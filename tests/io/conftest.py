@@ -1,4 +1,4 @@
-"""Short ways to check one line, to read a file of lines, and to write rows and read them back."""
+"""Fixtures that check one line, read a file of lines, or write rows and read them back."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from rosebatch.io.rows import parse_row
 
 @pytest.fixture
 def parse() -> Callable[..., Row]:
-    """Check one decoded line, with the run's sampling defaults as keywords."""
+    """Checks one decoded line. Keywords are the run's sampling defaults."""
 
     def check(values: Any, **defaults: Any) -> Row:
         return parse_row(values, index=0, where="line 1", defaults=defaults)
@@ -28,57 +28,61 @@ def parse() -> Callable[..., Row]:
     return check
 
 
+def rows_of(path: Path, **defaults: Any) -> list[Row]:
+    """All rows of a file."""
+    reader = PromptReader(str(path), defaults)
+    rows = list(reader)
+    assert reader.count() == len(rows), "count() and the rows themselves must agree"
+    return rows
+
+
 @pytest.fixture
 def read_bytes(tmp_path: Path) -> Callable[..., list[Row]]:
-    """Write bytes to a JSONL file and read its rows."""
+    """Writes bytes to a JSONL file and reads its rows."""
 
     def read(content: bytes, **defaults: Any) -> list[Row]:
         path = tmp_path / "in.jsonl"
         path.write_bytes(content)
-        reader = PromptReader(str(path), defaults)
-        rows = list(reader)
-        assert reader.count() == len(rows), "count() and the rows themselves must agree"
-        return rows
+        return rows_of(path, **defaults)
 
     return read
 
 
 @pytest.fixture
 def read_table(tmp_path: Path) -> Callable[[pa.Table], list[Row]]:
-    """Write a table to a Parquet file and read its rows."""
+    """Writes a table to a Parquet file and reads its rows."""
 
     def read(table: pa.Table) -> list[Row]:
         path = tmp_path / "in.parquet"
         pq.write_table(table, path)
-        reader = PromptReader(str(path), {})
-        rows = list(reader)
-        assert reader.count() == len(rows), "count() and the rows themselves must agree"
-        return rows
+        return rows_of(path)
 
     return read
 
 
+def open_part_file(path: Path, *, resume: bool) -> PartFile:
+    """A part file, new or resumed."""
+    part = PartFile.reopen(path) if resume else PartFile.create(path, {"made by": "a test"})
+    assert part is not None
+    return part
+
+
 @pytest.fixture
 def open_jsonl(tmp_path: Path) -> Callable[..., FileOutput]:
-    """An output file of JSONL, new or resumed."""
+    """Opens a JSONL output file, new or resumed."""
 
     def open_output(name: str = "out.jsonl", *, resume: bool = False) -> FileOutput:
-        path = tmp_path / f"{name}.part"
-        part = PartFile.reopen(path) if resume else PartFile.create(path, {"made by": "a test"})
-        assert part is not None
-        return FileOutput(part, tmp_path / name, write_jsonl)
+        return FileOutput(open_part_file(tmp_path / f"{name}.part", resume=resume), tmp_path / name, write_jsonl)
 
     return open_output
 
 
 @pytest.fixture
 def open_parts(tmp_path: Path) -> Callable[..., FileOutput]:
-    """An output folder of Parquet files with two rows each, new or resumed."""
+    """Opens an output folder of Parquet files with two rows each, new or resumed."""
 
     def open_output(*, resume: bool = False) -> FileOutput:
-        path = tmp_path / "answers.part"
-        part = PartFile.reopen(path) if resume else PartFile.create(path, {"made by": "a test"})
-        assert part is not None
+        part = open_part_file(tmp_path / "answers.part", resume=resume)
         write = partial(write_parquet_parts, rows_per_file=2)
         return FileOutput(part, tmp_path / "answers", write, place=replace_folder)
 
@@ -87,7 +91,7 @@ def open_parts(tmp_path: Path) -> Callable[..., FileOutput]:
 
 @pytest.fixture
 def write_jsonl_rows(tmp_path: Path, open_jsonl: Callable[..., FileOutput]) -> Callable[..., list[dict[str, Any]]]:
-    """Write rows to a JSONL file and read them back with Python's own JSON."""
+    """Writes rows to a JSONL file and reads them back with Python's own JSON."""
 
     def write(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         output = open_jsonl()
@@ -101,7 +105,7 @@ def write_jsonl_rows(tmp_path: Path, open_jsonl: Callable[..., FileOutput]) -> C
 
 @pytest.fixture
 def encode() -> Callable[..., Callable[[], Iterator[bytes]]]:
-    """Rows as a part file gives them, again and again."""
+    """Makes a function that gives the rows as a part file does, as often as it is called."""
 
     def rows(values: list[dict[str, Any]]) -> Callable[[], Iterator[bytes]]:
         lines = [msgspec.json.encode(value) for value in values]
@@ -112,9 +116,9 @@ def encode() -> Callable[..., Callable[[], Iterator[bytes]]]:
 
 @pytest.fixture
 def write_table(tmp_path: Path, encode: Callable[..., Any]) -> Callable[..., pa.Table]:
-    """Write carried fields, each a completed row's, to a Parquet file and read that.
+    """Writes results with these carried fields to a Parquet file and reads it.
 
-    With ``columns`` they are a Parquet input's. ``extra`` is what some rows' results have besides.
+    With ``columns`` the carried fields are those of a Parquet input. ``extra`` adds fields to the results of some rows.
     """
 
     def write(

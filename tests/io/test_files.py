@@ -1,5 +1,8 @@
-"""Inputs of many files, and of file systems that are not the local one."""
+"""Inputs of many files, and of file systems other than the local one."""
 
+import io
+import os
+import re
 import uuid
 
 import fsspec
@@ -14,13 +17,13 @@ from rosebatch.io.reader import PromptReader
 
 @pytest.fixture
 def remote():
-    """The root of a file system in memory that other tests do not use."""
+    """The root of a file system in memory that no other test uses."""
     return f"memory://{uuid.uuid4().hex}"
 
 
 @pytest.fixture(params=["local", "remote"])
 def folder(request, tmp_path, remote):
-    """A folder with some files, and files that are none of ours."""
+    """A folder with two input files and three files that must not be read."""
     root = str(tmp_path / "data") if request.param == "local" else remote
     with fsspec.open_files([f"{root}/{name}" for name in ("b.jsonl", "a.jsonl")], "wb", auto_mkdir=True) as files:
         for name, file in zip("ba", files, strict=True):
@@ -37,7 +40,7 @@ def prompts(source):
 
 @pytest.mark.parametrize("pattern", ["", "/", "/*.jsonl", "/[ab].jsonl"])
 def test_files_of_a_folder_in_the_order_of_their_names(folder, pattern):
-    """One input, its rows numbered through, its lines by file; what is hidden is not read."""
+    """All files are one input: rows count through, places name the file, hidden files are not read."""
     if pattern == "/*.jsonl":
         fsspec.filesystem(folder.partition("://")[0] if "://" in folder else "file").rm(f"{folder}/_hidden.jsonl")
     reader = PromptReader(folder + pattern, {})
@@ -50,12 +53,12 @@ def test_files_of_a_folder_in_the_order_of_their_names(folder, pattern):
 
 
 def test_a_single_file(folder):
-    """Its lines are named without it, wherever it is."""
+    """Places do not name the only file, wherever it is."""
     assert prompts(f"{folder}/a.jsonl") == [(0, "line 1", "a1"), (1, "line 3", "a2")]
 
 
 def test_ids_are_unique_over_all_files(tmp_path):
-    """They are one input."""
+    """Two files with the same id must not give two results of that id."""
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_text('{"prompt":"x","id":1}\n')
     rows = list(PromptReader(str(tmp_path), {}))
@@ -63,7 +66,7 @@ def test_ids_are_unique_over_all_files(tmp_path):
 
 
 def test_parquet_files_are_one_table(tmp_path, remote):
-    """With the columns of all, in the order of the names."""
+    """The columns and rows of all files count, in the order of the files' names."""
     for root in (str(tmp_path / "data"), remote):
         for name, numbers in (("2.parquet", [2, 3]), ("1.parquet", [0, 1])):
             with fsspec.open(f"{root}/{name}", "wb", auto_mkdir=True) as file:
@@ -74,33 +77,60 @@ def test_parquet_files_are_one_table(tmp_path, remote):
 
 
 def test_parquet_files_that_differ(tmp_path):
-    """Found before anything is run: the output has one schema."""
+    """Found before anything runs: the output can have only one schema."""
     pq.write_table(pa.table({"prompt": ["a"], "n": [1]}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"prompt": ["a"], "n": ["1"]}), tmp_path / "2.parquet")
-    with pytest.raises(UserError, match=r"2\.parquet: its columns are not those of .*1\.parquet"):
+    with pytest.raises(UserError, match=r"2\.parquet: its columns differ from those of .*1\.parquet"):
         PromptReader(str(tmp_path), {})
 
 
 @pytest.mark.parametrize(
     ("make", "source", "message"),
     [
-        ([], "", "no .parquet or .jsonl file there"),
-        (["a.txt"], "/*.jsonl", "no .parquet or .jsonl file there"),
-        (["a.jsonl", "b.parquet"], "", "Parquet and JSONL files; name one kind"),
-        ([], "/none.jsonl", "no such file"),
+        (["a.txt"], "", "no files found; a folder needs .jsonl or .parquet files"),
+        (["a.txt"], "/*.jsonl", "no files found; .*, a pattern must match some"),
+        (["a.jsonl", "b.parquet"], "", "has both Parquet and JSONL files; choose one kind by a pattern"),
+        ([], "/none.jsonl", "no such file or folder"),
     ],
 )
 def test_sources_that_name_nothing(tmp_path, make, source, message):
-    """Each with a word on what would do."""
+    """The message says what would be accepted."""
     for name in make:
         (tmp_path / name).touch()
-    with pytest.raises(UserError, match=message.replace(".", r"\.")):
+    with pytest.raises(UserError, match=re.escape(str(tmp_path) + source) + f": {message}"):
         find_files(str(tmp_path) + source)
+
+
+def test_a_named_pipe(tmp_path):
+    """The input is opened several times: the first look at a pipe took its rows, and the run found none."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe: is a pipe; send it to stdin and give - as the input"):
+        find_files(str(tmp_path / "pipe"))
+
+
+class Failing(io.RawIOBase):
+    """A file whose file system has failed; such errors of fsspec have no errno."""
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        raise OSError("connection lost")
+
+
+@pytest.mark.parametrize("read", [list, PromptReader.count, PromptReader.digest])
+def test_a_file_that_fails_while_it_is_read(tmp_path, monkeypatch, read):
+    """The message was "None" for the whole folder; count() and digest() raised OSError, which is no UserError."""
+    (tmp_path / "a.jsonl").touch()
+    for module in ("files", "reader"):
+        monkeypatch.setattr(f"rosebatch.io.{module}.open_file", lambda path: Failing())
+    with pytest.raises(UserError, match=r"a\.jsonl: connection lost$"):
+        read(PromptReader(str(tmp_path), {}))
 
 
 @pytest.mark.parametrize("url", ["memory://none/none.jsonl", "nosuchsystem://a/b.jsonl"])
 def test_urls_that_name_nothing(url):
-    """Also of a file system that nobody has installed."""
+    """A missing file and an unknown file system both give a UserError that names the URL."""
     with pytest.raises(UserError, match=url):
         PromptReader(url, {})
 
@@ -116,12 +146,12 @@ def test_urls_that_name_nothing(url):
     ],
 )
 def test_the_name_of_a_file(path, name, parquet):
-    """A presigned URL has a query behind it, a local file may have a question mark in it."""
+    """The query of a presigned URL is not part of the name; a question mark in a local name is."""
     assert (file_name(path), is_parquet(path)) == (name, parquet)
 
 
 def test_a_digest_is_of_contents_and_order(tmp_path, folder):
-    """The same files elsewhere are the same input; a changed byte or another file is not."""
+    """A copy of the files is the same input; other contents or another order are not."""
     a, b = find_files(folder)
     copy = tmp_path / "copy"
     with open_file(a) as file:
@@ -131,7 +161,7 @@ def test_a_digest_is_of_contents_and_order(tmp_path, folder):
 
 
 def test_upload(tmp_path, remote):
-    """The local file is gone afterwards."""
+    """The contents arrive, and the local file is gone afterwards."""
     (tmp_path / "out").write_bytes(b"results")
     upload(tmp_path / "out", f"{remote}/out.jsonl")
     with open_file(f"{remote}/out.jsonl") as file:

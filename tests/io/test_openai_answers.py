@@ -1,4 +1,4 @@
-"""Answers of an OpenAI batch: the lines that the official client's own types accept, strictly."""
+"""Answers of an OpenAI batch, parsed strictly by the types of the official client."""
 
 import json
 
@@ -20,14 +20,14 @@ def answer(url, *choices, **fields):
 
 
 def parsed(url, *choices, **fields):
-    """The body of an answer, as the official client has it, and how it is written; types are checked strictly."""
+    """The body of an answer: parsed by the official client, and as it is written."""
     body = BatchShape("toy", 1700000000).result(answer(url, *choices, **fields))["response"]["body"]
     kind = openai.types.chat.ChatCompletion if url == CHAT else openai.types.Completion
     return kind.model_validate(body, strict=True), body
 
 
 def test_the_line_of_a_chat_is_the_clients_type():
-    """The official client parses it, strictly, and finds everything in its place."""
+    """A field with a wrong name or type would be lost to every client of the API."""
     line = BatchShape("toy", 1700000000).result(answer(CHAT))
     assert (line["id"], line["custom_id"], line["error"]) == ("batch_req_3", "request-1", None)
     assert (line["response"]["status_code"], line["response"]["request_id"]) == (200, "req_3")
@@ -41,7 +41,7 @@ def test_the_line_of_a_chat_is_the_clients_type():
 
 
 def test_the_line_of_a_completion_is_the_clients_type():
-    """As for chats; token ids stand beside the text where they are asked for."""
+    """The same for completions; token ids are beside the text if requested."""
     body, written = parsed(TEXT, Choice(text="Hi!", finish_reason="length", token_ids=[8, 9]))
     assert (body.choices[0].text, body.choices[0].finish_reason) == ("Hi!", "length")
     assert written["choices"][0]["token_ids"] == [8, 9]
@@ -50,7 +50,7 @@ def test_the_line_of_a_completion_is_the_clients_type():
 
 @pytest.mark.parametrize("url", [CHAT, TEXT])
 def test_the_line_of_several_choices_is_the_clients_type(url):
-    """Numbered in order; tokens are counted over all of them."""
+    """Choices are numbered in order, and tokens are counted over all of them."""
     choices = [Choice(text=name, finish_reason=why) for name, why in (("a", "stop"), ("b", "length"), ("", "stop"))]
     body, _ = parsed(url, *choices, completion_tokens=9)
     assert [choice.index for choice in body.choices] == [0, 1, 2]
@@ -61,7 +61,7 @@ def test_the_line_of_several_choices_is_the_clients_type(url):
 
 
 def scored(raw, logprob, *top):
-    """A token with the likeliest in its place; their ids do not appear in any line."""
+    """A token and the likeliest tokens in its place. Ids are 0: no line shows them."""
     return ScoredToken(0, raw, logprob, tuple(ScoredToken(0, other, value) for other, value in top))
 
 
@@ -73,7 +73,7 @@ SCORED = [
 
 
 def test_logprobs_of_a_chat_are_the_clients_type():
-    """A token, its bytes and its log-probability, and the same of the likeliest, likeliest first."""
+    """Each token has its bytes and log-probability, and so do the likeliest ones, likeliest first."""
     body, _ = parsed(CHAT, Choice(text="Hi there!", finish_reason="stop", logprobs=SCORED))
     content = body.choices[0].logprobs.content
     assert [(t.token, t.logprob, bytes(t.bytes)) for t in content] == [
@@ -87,13 +87,13 @@ def test_logprobs_of_a_chat_are_the_clients_type():
 
 
 def test_logprobs_of_a_chat_without_the_likeliest():
-    """An empty list, as the type wants, not null."""
+    """The type requires an empty list, not null."""
     body, _ = parsed(CHAT, Choice(text="Hi", finish_reason="stop", logprobs=[scored(b"Hi", -0.5)]))
     assert body.choices[0].logprobs.content[0].top_logprobs == []
 
 
 def test_a_token_that_is_half_a_character():
-    """Its bytes are exact, so that a client can put the characters together; as text it has no more than a mark."""
+    """Clients rebuild characters from the bytes, so these must be exact; the text is a replacement character."""
     tokens = [scored(b"\xf0\x9f", -1.0, (b"\xf0\x9f", -1.0)), scored(b"\x98\x80", -2.0, (b"\x98\x80", -2.0))]
     body, _ = parsed(CHAT, Choice(text="\U0001f600", finish_reason="stop", logprobs=tokens))
     content = body.choices[0].logprobs.content
@@ -103,7 +103,7 @@ def test_a_token_that_is_half_a_character():
 
 
 def test_logprobs_of_a_completion_are_the_clients_type():
-    """Four lists of one entry a token; each token stands in the text where its offset says."""
+    """The four lists have one entry for each token, and offsets point at the tokens in the text."""
     body, _ = parsed(TEXT, Choice(text="Hi there!", finish_reason="stop", logprobs=SCORED))
     (choice,) = body.choices
     assert choice.logprobs.tokens == ["Hi", " there", "!"]
@@ -115,7 +115,7 @@ def test_logprobs_of_a_completion_are_the_clients_type():
 
 
 def test_logprobs_of_an_echoed_prompt_come_first():
-    """In the same lists; its first token has none, which is null in the API too, though not in the client's type."""
+    """The prompt's tokens come first in the same lists. The first has null, which only the client's type forbids."""
     prompt = [scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))]
     choice = Choice(text="Say it:Hi there!", finish_reason="stop", logprobs=SCORED, prompt_logprobs=prompt, echo=True)
     body = BatchShape("toy", 5).result(answer(TEXT, choice))["response"]["body"]
@@ -130,33 +130,33 @@ def test_logprobs_of_an_echoed_prompt_come_first():
 
 
 def test_logprobs_of_a_completion_without_the_likeliest():
-    """The API has the token itself among the likeliest, always: a client that looks it up there finds it."""
+    """A client looks the token itself up among the likeliest, as in the API."""
     body, _ = parsed(TEXT, Choice(text="Hi", finish_reason="stop", logprobs=[scored(b"Hi", -0.5)]))
     assert body.choices[0].logprobs.top_logprobs == [{"Hi": -0.5}]
 
 
 def test_an_unlikely_token_of_a_completion():
-    """One entry more than was asked for, as the API's reference has it."""
+    """The token itself is one entry more than requested, as the API's reference says."""
     body, _ = parsed(TEXT, Choice(text=" there", finish_reason="stop", logprobs=SCORED[1:2]))
     assert body.choices[0].logprobs.top_logprobs == [{" all": -0.25, " you": -1.0, " there": -2.0}]
 
 
 def test_likeliest_tokens_that_look_the_same():
-    """Halves of characters are one key as text: the likeliest of them counts."""
+    """Two halves of characters have the same text and so one key: the likelier one counts."""
     token = scored(b"a", -0.5, (b"a", -0.5), (b"\xc3", -1.0), (b"\xe2", -7.0))
     body, _ = parsed(TEXT, Choice(text="a", finish_reason="stop", logprobs=[token]))
     assert body.choices[0].logprobs.top_logprobs == [{"a": -0.5, "\ufffd": -1.0}]
 
 
 def test_offsets_behind_halves_of_a_character():
-    """They are one character of the text: every token behind them stood one place too late."""
+    """Two tokens that make one character put every later offset one place too late."""
     tokens = [scored(b"\xc3", -1.0, (b"a", -1.0)), scored(b"\xa9", -1.0, (b"a", -1.0)), SCORED[2]]
     body, _ = parsed(TEXT, Choice(text="é!", finish_reason="stop", logprobs=tokens))
     assert body.choices[0].logprobs.text_offset[2] == 1
 
 
 def test_logprobs_of_a_prompt_that_is_not_echoed():
-    """The lists of a completion's tokens are those of its text."""
+    """The lists hold the tokens of the text, so not those of the prompt."""
     prompt = [scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))]
     choice = Choice(text="Hi there!", finish_reason="stop", logprobs=SCORED, prompt_logprobs=prompt)
     logprobs = BatchShape("toy", 5).result(answer(TEXT, choice))["response"]["body"]["choices"][0]["logprobs"]
@@ -165,14 +165,14 @@ def test_logprobs_of_a_prompt_that_is_not_echoed():
 
 @pytest.mark.parametrize("url", [CHAT, TEXT])
 def test_logprobs_of_a_prompt_alone(url):
-    """What was asked for and computed has to stand somewhere, or be refused."""
+    """Log-probabilities that were requested and computed must not vanish from the line."""
     prompt = [scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))]
     choice = Choice(text="Hi there!", finish_reason="stop", prompt_logprobs=prompt)
     assert " it:" in json.dumps(BatchShape("toy", 5).result(answer(url, choice)))
 
 
 def test_the_line_of_a_failure():
-    """The shape of the error file: no response, and why."""
+    """A line of the error file has no response, but code and message of the error."""
     row = FailedRow(index=3, where="line 4", metadata={"custom_id": "a"}, error=RowError("some_code", "no"))
     assert BatchShape("toy", 5).failure(row) == {
         "id": "batch_req_3",

@@ -1,4 +1,4 @@
-"""Requests of an OpenAI batch: what is understood, what is refused, and that nothing is ignored silently."""
+"""Requests of an OpenAI batch: what is accepted, what is refused, and that no field is ignored silently."""
 
 import json
 
@@ -32,7 +32,7 @@ def parse(values, **defaults):
 
 
 def test_a_chat():
-    """The API's own defaults hold where the body is silent: not greedy, and as long as the model can go on."""
+    """Without fields in the body the API's defaults apply: sampled, and as long as the model allows."""
     row = parse(chat())
     assert row == PromptRow(
         index=3,
@@ -46,7 +46,7 @@ def test_a_chat():
 
 
 def test_every_sampling_field():
-    """The names of the API, and those that other servers add."""
+    """The API's names and those of other servers all reach the sampling parameters."""
     fields = {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -105,7 +105,7 @@ def test_every_sampling_field():
     ],
 )
 def test_logprobs(values, logprobs, prompt_logprobs):
-    """Of chats whether and how many, of completions how many; those of the prompt where it is echoed."""
+    """Chats say whether and how many, completions how many. An echoed prompt gets as many."""
     sampling = parse(values).sampling
     assert (sampling.logprobs, sampling.prompt_logprobs) == (logprobs, prompt_logprobs)
 
@@ -123,13 +123,13 @@ def test_logprobs(values, logprobs, prompt_logprobs):
     ],
 )
 def test_grammars(body, expected):
-    """The API's spelling and that of other servers, for both kinds of requests."""
+    """The API's spelling and that of other servers both work, for chats and completions."""
     assert parse(chat(**body)).sampling.grammar == expected
     assert parse(text(**body)).sampling.grammar == expected
 
 
 def test_flags_are_the_defaults():
-    """They win over the API's, and the body wins over them."""
+    """Flags replace the API's defaults, and the body replaces the flags."""
     assert parse(chat(), temperature=0.0, max_tokens=5).sampling == SamplingParams(max_tokens=5)
     assert parse(chat(temperature=0.5), temperature=0.0).sampling.temperature == 0.5
     assert parse(chat(), logprobs=2, n=3).sampling.logprobs == 2
@@ -137,7 +137,7 @@ def test_flags_are_the_defaults():
 
 
 def test_a_flags_logprobs_of_an_echoed_prompt():
-    """The lists are about the whole text, whoever asked for them."""
+    """The lists cover the whole text, even if a flag requested them."""
     assert parse(text(echo=True), logprobs=2).sampling.prompt_logprobs == 2
 
 
@@ -161,27 +161,27 @@ def test_prompts_of_completions(prompt, expected):
     ],
 )
 def test_several_prompts(prompt, expected):
-    """Texts, token ids, or both; they are no prompt of a single one."""
+    """Each text or list of token ids is a prompt of its own."""
     row = parse(text(prompt))
     assert row.prompts == expected
     assert (row.prompt, row.prompt_token_ids, row.messages) == (None, None, None)
 
 
 def test_a_suffix_of_several_prompts():
-    """Of each of them, or an error: completions that go on at their end are neither."""
+    """The suffix must not be dropped silently."""
     row = parse(text(["a", "b"], suffix="c"))
     assert isinstance(row, FailedRow)
 
 
 def test_without_method_and_url():
-    """Other services' batches leave them out: the body says what it is."""
+    """Other services leave both out: the body then decides."""
     for values, url in ((chat(), "/v1/chat/completions"), (text(), "/v1/completions")):
         short = {"custom_id": "a", "body": values["body"]}
         assert parse(short).metadata == {"custom_id": "a", "url": url}
 
 
 def test_options_of_the_prompt():
-    """Those of a chat's template, and those of a text."""
+    """Options of chats and options of texts both reach the row."""
     options = {"add_generation_prompt": False, "chat_template_kwargs": {"a": 1}, "truncate_prompt_tokens": 5}
     assert parse(chat(**options)).options == PromptOptions(**options)
     assert parse(text(echo=True)).options == PromptOptions(echo=True)
@@ -189,7 +189,7 @@ def test_options_of_the_prompt():
 
 
 def test_fields_without_effect():
-    """Accounting and routing of a hosted service, and features that are explicitly off."""
+    """A hosted service's bookkeeping, and features that are switched off, must not fail a line."""
     body = {
         "user": "me",
         "store": True,
@@ -239,8 +239,8 @@ def test_fields_without_effect():
         (text(best_of=2, n=2), "unsupported_field", "best_of"),
         (chat(n=0), "invalid_sampling", "n must"),
         (chat(n="2"), "invalid_field", "n"),
-        (chat(logprobs=2), "invalid_field", "logprobs of a chat is true or false"),
-        (chat(logprobs=0), "invalid_field", "logprobs of a chat is true or false"),
+        (chat(logprobs=2), "invalid_field", "logprobs of a chat must be true or false"),
+        (chat(logprobs=0), "invalid_field", "logprobs of a chat must be true or false"),
         (chat(top_logprobs=2), "invalid_sampling", "top_logprobs needs logprobs"),
         (chat(logprobs=True, top_logprobs=21), "invalid_sampling", "logprobs must"),
         (text(logprobs=True), "invalid_field", "number of likeliest tokens"),
@@ -252,8 +252,8 @@ def test_fields_without_effect():
         (chat(response_format={"type": "json_object"}, min_tokens=1), "invalid_sampling", "grammar"),
         (chat(guided_json={"type": "object"}), "unknown_field", "guided_json"),
         (chat(temprature=1), "unknown_field", "temprature"),
-        (chat(prompt="hi"), "invalid_field", "prompt has no meaning"),
-        (text(messages=HELLO), "invalid_field", "messages has no meaning"),
+        (chat(prompt="hi"), "invalid_field", "prompt cannot be used with /v1/chat/completions"),
+        (text(messages=HELLO), "invalid_field", "messages cannot be used with /v1/completions"),
         (text(""), "missing_prompt", "prompt"),
         (text(None), "missing_prompt", "prompt"),
         (text([]), "missing_prompt", "prompt"),
@@ -270,7 +270,7 @@ def test_fields_without_effect():
     ],
 )
 def test_refused(values, code, message):
-    """The line's own error, under its id, with a word that names the field."""
+    """The error has the line's own id and place, and its message names the field."""
     row = parse(values)
     assert isinstance(row, FailedRow)
     assert row.error.code == code
@@ -290,7 +290,7 @@ def test_refused(values, code, message):
     ],
 )
 def test_a_batch_is_told_by_its_first_line(tmp_path, content, expected):
-    """Blank and broken lines before it do not decide; where nothing does, it is a file of our own fields."""
+    """Blank and broken lines before it do not count. Without a JSON line the file is not a batch."""
     path = tmp_path / "in.jsonl"
     path.write_text(content)
     assert PromptReader(str(path), {}).is_batch is expected
@@ -298,8 +298,17 @@ def test_a_batch_is_told_by_its_first_line(tmp_path, content, expected):
     assert not PromptReader(str(path), {}, "jsonl").is_batch
 
 
+def test_a_batch_is_told_although_its_first_file_is_empty(tmp_path):
+    """Only the first file was looked at: every request of the others then failed for want of a prompt."""
+    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "b.jsonl").write_text(json.dumps(chat()))
+    reader = PromptReader(str(tmp_path), {})
+    assert reader.is_batch
+    assert [row.id for row in reader] == ["request-1"]
+
+
 def test_ids_are_unique(tmp_path):
-    """By custom_id: the answers of two requests could not be told apart."""
+    """Two requests with one custom_id would have answers that nobody can tell apart."""
     path = tmp_path / "in.jsonl"
     path.write_text("\n".join(json.dumps({**chat(), "custom_id": name}) for name in ("a", "b", "a")))
     rows = list(PromptReader(str(path), {}))
@@ -307,19 +316,19 @@ def test_ids_are_unique(tmp_path):
 
 
 def test_is_request():
-    """Both fields, of an object."""
+    """A request is an object with both fields."""
     assert is_request(chat())
     assert not any(map(is_request, [{"custom_id": "a"}, {"body": {}}, [], None, "custom_id body"]))
 
 
 def hello(model, role, **body):
-    """The request that guides of batch files begin with."""
+    """The request with which guides to batch files begin."""
     messages = [{"role": "system", "content": f"Be {role}."}, {"role": "user", "content": "Hello!"}]
     return {"model": model, "messages": messages, **body}
 
 
 def numbered(url, *bodies):
-    """As those guides name them."""
+    """Requests with the ids that those guides use."""
     return [
         {"custom_id": f"request-{number}", "method": "POST", "url": url, "body": body}
         for number, body in enumerate(bodies, start=1)
@@ -353,7 +362,7 @@ SOLVE = [{"role": "system", "content": "Solve it step by step."}, {"role": "user
 LLAMA, GPT = "meta-llama/Meta-Llama-3-8B-Instruct", "gpt-4o-mini"
 
 
-# Requests as they are documented, field by field; what is said in them is ours.
+# Requests with the fields of the documentation named; the texts in them are ours.
 DOCUMENTED = {
     "the API's guide of batches": numbered(
         CHAT,
@@ -419,7 +428,7 @@ DOCUMENTED = {
 
 @pytest.mark.parametrize("source", DOCUMENTED)
 def test_documented_requests_are_understood(source, tmp_path):
-    """Files that run elsewhere run here unchanged."""
+    """Files that run on other services must run here unchanged."""
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in DOCUMENTED[source]))
     reader = PromptReader(str(path), {})
@@ -430,7 +439,7 @@ def test_documented_requests_are_understood(source, tmp_path):
 
 
 def test_documented_requests_mean_what_they_say():
-    """Lengths, log-probabilities and grammars arrive."""
+    """Lengths, log-probabilities and grammars must not be lost on the way."""
     rows = {source: [parse(line) for line in lines] for source, lines in DOCUMENTED.items()}
     assert {row.sampling.max_tokens for row in rows["the API's guide of batches"]} == {1000}
     assert {row.sampling.max_tokens for row in rows["vLLM's example of a batch"]} == {1000}

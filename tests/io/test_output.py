@@ -1,4 +1,4 @@
-"""Results as files: whole under their name or not there, and none of them lost on the way."""
+"""Results as files: whole under their name or absent, and no result lost on the way."""
 
 import contextlib
 import datetime
@@ -35,7 +35,7 @@ def indices(folder):
 
 
 def test_jsonl_rows(write_jsonl_rows):
-    """Values come out as they went in, in the order they were given."""
+    """Values and the order of fields come out as they went in."""
     rows = [
         {"id": 123456789012345678901234567890, "text": "é\U0001f600\x00\n", "index": 0},
         {"nested": {"a": [1, None, 2.5]}, "text": None, "index": 1},
@@ -46,7 +46,7 @@ def test_jsonl_rows(write_jsonl_rows):
 
 
 def test_jsonl_of_values_that_only_parquet_has(write_jsonl_rows):
-    """A Parquet input with JSONL output: dates, decimals and bytes have no JSON type of their own."""
+    """Dates, decimals and bytes of a Parquet input have no JSON type: writing them must not fail."""
     carried = {
         "day": datetime.date(2024, 2, 29),
         "when": datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC),
@@ -83,7 +83,7 @@ def test_a_file_appears_whole_under_its_name(tmp_path, open_jsonl):
 
 
 def test_a_stream_gets_rows_in_order(monkeypatch):
-    """Each row as soon as those before it are there, flushed for whoever reads along; the stream is not closed."""
+    """Each row is flushed as soon as all rows before it are; the stream stays open."""
     raw = io.BytesIO()
     output = StreamOutput(io.BufferedWriter(raw))
     add(output, 1)
@@ -99,7 +99,7 @@ def test_a_stream_gets_rows_in_order(monkeypatch):
 
 
 def test_given_up_a_file_keeps_its_results(tmp_path, open_jsonl):
-    """Hours of work must not vanish with the error that ended them; an empty file is no use to anyone."""
+    """An error must not destroy hours of results; a part file without rows is deleted."""
     for name, rows in (("some.jsonl", [0, 2]), ("none.jsonl", [])):
         output = open_jsonl(name)
         add(output, *rows)
@@ -108,14 +108,14 @@ def test_given_up_a_file_keeps_its_results(tmp_path, open_jsonl):
     assert names(tmp_path) == ["some.jsonl.part"]
     output = open_jsonl("some.jsonl", resume=True)
     assert [index in output for index in range(4)] == [True, False, True, False]
-    assert output.kept == f": 2 rows are in {tmp_path / 'some.jsonl.part'}, --resume goes on with them"
+    assert output.kept == f": 2 rows are saved in {tmp_path / 'some.jsonl.part'}; rerun with --resume to continue"
     add(output, 1)
     output.finish()
     assert (tmp_path / "some.jsonl").read_text() == '{"index":0}\n{"index":1}\n{"index":2}\n'
 
 
 def test_permissions_are_the_users(tmp_path, open_jsonl):
-    """A temporary file's 0600 must not survive the rename."""
+    """The output must not get a temporary file's mode 0600."""
     open_jsonl().finish()
     (tmp_path / "plain").touch()
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("out.jsonl", "plain")]
@@ -123,7 +123,7 @@ def test_permissions_are_the_users(tmp_path, open_jsonl):
 
 
 def test_a_disk_that_is_full_at_the_end(tmp_path, open_jsonl, monkeypatch):
-    """The finished file needs room beside the part file: without it the results stay, and half a file does not."""
+    """Without room for the finished file, the results stay in the part file and no half file is left."""
     output = open_jsonl()
     add(output, 0, 1)
     real = os.fsync
@@ -134,7 +134,7 @@ def test_a_disk_that_is_full_at_the_end(tmp_path, open_jsonl, monkeypatch):
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match=r"No space left on device: 2 rows are in .*, --resume goes on"):
+    with pytest.raises(UserError, match=r"No space left on device: 2 rows are saved in .*; rerun with --resume"):
         output.finish()
     output.close()
     assert names(tmp_path) == ["out.jsonl.part"]
@@ -145,7 +145,7 @@ def test_a_disk_that_is_full_at_the_end(tmp_path, open_jsonl, monkeypatch):
 
 
 def test_a_folder_appears_whole_in_the_place_of_another(tmp_path, open_parts):
-    """Parts of two runs in one folder read as one table: none of the old ones may stay, nor go before its time."""
+    """Parts of two runs in one folder would read as one table; the old parts must stay until the new ones are whole."""
     for rows in (range(7), range(3)):
         output = open_parts()
         add(output, *rows)
@@ -174,7 +174,7 @@ def test_every_part_is_on_the_disk_before_the_folder_is_there(tmp_path, open_par
 
 
 def test_a_folder_on_a_disk_that_is_full(tmp_path, open_parts, monkeypatch):
-    """The old folder stays until the new one is whole, and half a folder does not."""
+    """The old folder stays, and no half folder is left."""
     output = open_parts()
     add(output, 0)
     output.finish()
@@ -186,7 +186,7 @@ def test_a_folder_on_a_disk_that_is_full(tmp_path, open_parts, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match=r"No space left on device: 3 rows are in .*answers.part, --resume goes on"):
+    with pytest.raises(UserError, match=r"No space left on device: 3 rows are saved in .*answers.part; rerun"):
         output.finish()
     output.close()
     assert names(tmp_path) == ["answers", "answers.part"]
@@ -199,7 +199,7 @@ def test_a_folder_on_a_disk_that_is_full(tmp_path, open_parts, monkeypatch):
 
 @pytest.mark.parametrize("last", ["answers", "answers.tmp", "answers.old"])
 def test_a_run_that_dies_while_it_replaces_a_folder(tmp_path, open_parts, monkeypatch, last):
-    """At each of the renames, and while the old one is deleted: old or new rows are there, and --resume tidies up."""
+    """Killed at any rename or deletion, old or new rows are there, and --resume cleans up."""
     output = open_parts()
     add(output, 0)
     output.finish()
@@ -207,7 +207,7 @@ def test_a_run_that_dies_while_it_replaces_a_folder(tmp_path, open_parts, monkey
     add(output, 0, 1, 2)
     output.flush()
     with monkeypatch.context() as patch:
-        # A process that dies removes nothing.
+        # A killed process removes nothing.
         patch.setattr("rosebatch.io.output._remove", lambda path: None)
         if last != "answers.old":
             rename = Path.rename
@@ -239,7 +239,7 @@ def test_a_run_that_dies_while_it_replaces_a_folder(tmp_path, open_parts, monkey
 
 
 def test_what_is_put_into_a_folder_during_the_run(tmp_path, open_parts):
-    """Hours after it was looked at: it is not ours to delete, and the results are there all the same."""
+    """A file that somebody adds after the first check must not be deleted; the results appear all the same."""
     (tmp_path / "answers").mkdir()
     output = open_parts()
     add(output, 0)
@@ -251,7 +251,7 @@ def test_what_is_put_into_a_folder_during_the_run(tmp_path, open_parts):
 
 
 def test_folders_that_may_be_replaced(tmp_path):
-    """Those that are missing, empty or of parts alone; any other would lose what somebody else has put there."""
+    """Only missing and empty folders, and those with parts alone: any other holds somebody's files."""
     folder = tmp_path / "answers"
     require_parts(folder)
     folder.mkdir()
@@ -260,7 +260,7 @@ def test_folders_that_may_be_replaced(tmp_path):
     require_parts(folder)
     for name in (".hidden", "part-00000.jsonl", "data.parquet"):
         (folder / name).touch()
-        with pytest.raises(FlagError, match=f"answers: holds {name}, and a folder of results holds"):
+        with pytest.raises(FlagError, match=f"answers: holds {name}, but a results folder may only hold"):
             require_parts(folder)
         (folder / name).unlink()
     (folder / "part-1.parquet").mkdir()

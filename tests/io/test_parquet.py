@@ -1,4 +1,4 @@
-"""Results as Parquet, in one file or many: one type a column, nothing of the input changed."""
+"""Results as Parquet, in one file or many: one type for each column, and no value of the input changed."""
 
 import json
 from decimal import Decimal
@@ -50,12 +50,12 @@ OPTIONAL = {
 
 
 def columns(table):
-    """Name and type of each column, list items by their type alone."""
+    """Name and type of each column."""
     return [(field.name, field.type) for field in table.schema]
 
 
 def as_read(name, value):
-    """A value of ``OPTIONAL``: in Parquet all choices have all fields."""
+    """A value of ``OPTIONAL`` as Parquet gives it back: every choice has every field."""
     return [{"token_ids": None, "logprobs": None} | each for each in value] if name == "choices" else value
 
 
@@ -64,7 +64,7 @@ def nested(depth):
 
 
 def test_parquet_result_columns(write_table):
-    """Typed the same with and without failed rows, or two runs' files cannot be read as one table."""
+    """Types must not depend on failed rows, or two runs' files cannot be read as one table."""
     good = write_table([{}, {}])
     mixed = write_table([{}, {}], errors=(1,))
     empty = write_table([])
@@ -90,7 +90,7 @@ def test_parquet_result_columns(write_table):
 @pytest.mark.parametrize("name", ["token_ids", "logprobs", "prompt_logprobs", "choices"])
 @pytest.mark.parametrize("schema", [None, pa.schema([("a", pa.int64())])], ids=["from-json", "from-parquet"])
 def test_optional_columns(write_table, name, schema):
-    """There if a row has them, the last of many too, and not if none has; of the same type whatever the rows hold."""
+    """A column exists if any row has it, even the last of many; its type does not depend on the values."""
     value = OPTIONAL[name]
     carried = [{"a": 1}] * 1025
     without = write_table(carried, columns=schema)
@@ -102,13 +102,13 @@ def test_optional_columns(write_table, name, schema):
 
 
 def test_the_order_of_optional_columns(write_table):
-    """It must not follow from which row came first."""
+    """It must not depend on which row comes first."""
     table = write_table([{}, {}], extra={0: {"choices": []}, 1: {name: [] for name in list(OPTIONAL)[:3]}})
     assert table.column_names == ["index", "text", "finish_reason", "usage", *OPTIONAL, "error"]
 
 
 def test_a_row_of_choices_alone(tmp_path, encode):
-    """Several completions a row: it has no text and finish_reason of its own, and nothing must insist on them."""
+    """A row with several completions has no text or finish_reason of its own."""
     rows = [{"index": 0, "text": "t", "finish_reason": "stop"}, {"index": 1, "choices": OPTIONAL["choices"]}]
     write_parquet(tmp_path / "out.parquet", encode(rows))
     table = pq.read_table(tmp_path / "out.parquet")
@@ -118,14 +118,14 @@ def test_a_row_of_choices_alone(tmp_path, encode):
 
 
 def test_every_result_field_has_a_type(write_table):
-    """One without would be taken for a carried column, its type guessed."""
+    """A result field without a fixed type would be taken for a carried one."""
     table = write_table([{}], extra={0: OPTIONAL})
     assert set(RESULT_FIELDS) <= set(table.column_names)
 
 
 @pytest.mark.parametrize("name", ["token_ids", "choices"])
 def test_a_column_of_the_name_of_an_optional_result(write_table, name):
-    """The result replaces it; its old type must not stay, nor the column where there is no such result."""
+    """The result replaces the column with its type; without such a result the column goes."""
     schema = pa.schema([(name, pa.string()), ("a", pa.int64())])
     assert columns(write_table([{"a": 1}], columns=schema)) == [("a", pa.int64()), *RESULTS]
     table = write_table([{"a": 1}], columns=schema, extra={0: {name: OPTIONAL[name]}})
@@ -133,15 +133,28 @@ def test_a_column_of_the_name_of_an_optional_result(write_table, name):
 
 
 def test_rows_that_are_long(write_table, tmp_path, monkeypatch):
-    """With log-probabilities a thousand rows can be gigabytes once decoded: a group is as small as it must be."""
+    """A thousand rows with log-probabilities are gigabytes once decoded: row groups must be smaller."""
     monkeypatch.setattr("rosebatch.io.parquet._CHUNK_BYTES", 2**16)
     assert write_table([{"a": "x" * 20_000}] * 9).num_rows == 9
     groups = pq.read_metadata(tmp_path / "out.parquet")
     assert [groups.row_group(group).num_rows for group in range(groups.num_row_groups)] == [4, 4, 1]
 
 
-def test_parquet_columns_carried_from_parquet(tmp_path, write_table):
-    """Types of the input are kept, not guessed anew: a column of nulls stays what it was."""
+@pytest.fixture
+def carry_through(tmp_path, write_table):
+    """Writes a table to a Parquet file, reads it as an input, and gives the output with the columns carried through."""
+
+    def carry(table):
+        path = tmp_path / "in.parquet"
+        pq.write_table(table, path)
+        reader = PromptReader(str(path), {})
+        return write_table([dict(row.metadata) for row in reader], columns=reader.columns)
+
+    return carry
+
+
+def test_parquet_columns_carried_from_parquet(tmp_path, carry_through):
+    """Types of the input are kept, not guessed: a column of nulls keeps its type."""
     table = pa.table(
         {
             "prompt": ["a", None],
@@ -155,59 +168,48 @@ def test_parquet_columns_carried_from_parquet(tmp_path, write_table):
             "tags": pa.array([["t"], []], pa.list_(pa.large_string())),
         }
     )
-    path = tmp_path / "in.parquet"
-    pq.write_table(table, path)
-    reader = PromptReader(str(path), {})
-    written = write_table([dict(row.metadata) for row in reader], columns=reader.columns)
+    written = carry_through(table)
     assert written.select(table.column_names).to_pylist() == table.to_pylist()
-    assert columns(written)[: len(table.column_names)] == columns(pq.read_table(path))
+    assert columns(written)[: len(table.column_names)] == columns(pq.read_table(tmp_path / "in.parquet"))
 
 
 def test_parquet_column_of_the_name_of_a_result(write_table):
-    """The result replaces it, as in JSONL; its old type must not stay."""
+    """The result replaces the column, as in JSONL, and its old type goes."""
     schema = pa.schema([("text", pa.int64()), ("error", pa.string()), ("token_ids", pa.string()), ("a", pa.int64())])
     table = write_table([{"a": 1}], columns=schema)
     assert columns(table) == [("a", pa.int64()), *RESULTS]
     assert table.column("text").to_pylist() == ["t"]
 
 
-def test_deep_columns_of_parquet_keep_their_type(tmp_path, write_table):
-    """What was readable before is readable after: turning it into JSON text would not fit the column."""
+def test_deep_columns_of_parquet_keep_their_type(carry_through):
+    """JSON text would not fit the type of a deeply nested input column."""
     kind, value = pa.int64(), 1
     for _ in range(20):
         kind, value = pa.list_(kind), [value]
-    path = tmp_path / "in.parquet"
-    pq.write_table(pa.table({"prompt": ["a"], "deep": pa.array([value], kind)}), path)
-    reader = PromptReader(str(path), {})
-    written = write_table([dict(row.metadata) for row in reader], columns=reader.columns)
+    written = carry_through(pa.table({"prompt": ["a"], "deep": pa.array([value], kind)}))
     assert written.column("deep").to_pylist() == [value]
 
 
-def test_nanoseconds_inside_other_types_are_carried_through(tmp_path, write_table):
+def test_nanoseconds_inside_other_types_are_carried_through(carry_through):
     """The same in a list or a struct."""
     kind = pa.struct([("when", pa.list_(pa.timestamp("ns")))])
     column = pa.array([{"when": [1_700_000_000_123_456_789]}], kind)
-    path = tmp_path / "in.parquet"
-    pq.write_table(pa.table({"prompt": ["a"], "log": column}), path)
-    reader = PromptReader(str(path), {})
-    written = write_table([dict(row.metadata) for row in reader], columns=reader.columns)
+    written = carry_through(pa.table({"prompt": ["a"], "log": column}))
     assert written.schema.field("log").type.field("when").type.value_type == pa.timestamp("ns")
     assert written.column("log").combine_chunks().field("when").values.cast(pa.int64()).to_pylist() == [
         1_700_000_000_123_456_789
     ]
 
 
-def test_nanoseconds_are_carried_through(tmp_path, write_table):
-    """pandas' default unit: without pandas, Arrow refuses to make a Python datetime of such a value."""
-    path = tmp_path / "in.parquet"
-    pq.write_table(pa.table({"prompt": ["a"], "when": pa.array([1_700_000_000_123_456_789], pa.timestamp("ns"))}), path)
-    reader = PromptReader(str(path), {})
-    written = write_table([dict(row.metadata) for row in reader], columns=reader.columns)
+def test_nanoseconds_are_carried_through(carry_through):
+    """Arrow refuses to make Python datetimes of nanoseconds, which are pandas' default."""
+    when = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns"))
+    written = carry_through(pa.table({"prompt": ["a"], "when": when}))
     assert written.column("when").cast(pa.int64()).to_pylist() == [1_700_000_000_123_456_789]
 
 
 def test_parquet_of_carried_json_values(write_table):
-    """Types that fit all rows; absent fields are null; columns in the order in which they first appear."""
+    """Types fit all rows, missing fields are null, columns are in the order of their first appearance."""
     table = write_table(
         [
             {"zeta": 1, "alpha": "x", "mean": 1, "flag": True, "tags": [], "info": {"a": 1}},
@@ -246,7 +248,7 @@ def test_parquet_of_carried_json_values(write_table):
     ],
 )
 def test_carried_values_without_a_common_type_become_json_text(write_table, json_text, values):
-    """Found at the end of a run of hours: failing then would lose it all, casting would change values."""
+    """Failing at the end would lose hours of work, and casting would change values."""
     rows = [{"mixed": value} for value in values]
     expected = [None if value is None else json_text(value) for value in values]
     table = write_table(rows)
@@ -278,7 +280,7 @@ def test_carried_values_without_a_common_type_become_json_text(write_table, json
     ],
 )
 def test_types_that_differ_far_apart_in_the_file(write_table, json_text, first, second):
-    """Types are found a group of rows at a time: the same rule must hold between the groups."""
+    """Types are found chunk by chunk: the same rule must apply between chunks."""
     table = write_table([{"mixed": first}] * 1024 + [{"mixed": second}])
     assert table.schema.field("mixed").type == pa.string()
     values = table.column("mixed").to_pylist()
@@ -286,7 +288,7 @@ def test_types_that_differ_far_apart_in_the_file(write_table, json_text, first, 
 
 
 def test_types_that_widen_far_apart_in_the_file(write_table):
-    """Nulls, lists and structs grow into the first type that comes, and integers into floats."""
+    """Later chunks may widen nulls, lists, structs and integers of the first."""
     first = {"a": None, "b": [], "c": {"x": 1}, "d": 1}
     second = {"a": "s", "b": [1], "c": {"y": 2}, "d": 0.5}
     table = write_table([first] * 1024 + [second])
@@ -296,20 +298,20 @@ def test_types_that_widen_far_apart_in_the_file(write_table):
 
 
 def test_a_column_of_nulls_is_text(write_table):
-    """Arrow's null type does not fit the next file's values."""
+    """Arrow's null type would not fit the values of the next file."""
     assert write_table([{"a": None}, {"a": None}]).schema.field("a").type == pa.string()
 
 
 @pytest.mark.parametrize("value", [{}, [{}], {"a": {}}], ids=["empty", "in-list", "in-object"])
 def test_an_empty_object_is_carried(write_table, value):
-    """``"meta": {}``: Parquet has no struct without a field, and Arrow says so only when writing."""
+    """Parquet has no struct without fields, and Arrow says so only when writing."""
     (written,) = write_table([{"meta": value}]).column("meta").to_pylist()
     assert (json.loads(written) if isinstance(written, str) else written) == value
 
 
 @pytest.mark.parametrize("depth", [10, 60, 900])
 def test_deep_carried_values_can_be_read_again(write_table, depth):
-    """Parquet readers refuse deep schemas, the spool's pickle deeper values: both at the end of the run."""
+    """Parquet readers refuse deep schemas: the file would be unreadable after the run."""
     (written,) = write_table([{"deep": nested(depth)}]).column("deep").to_pylist()
     if isinstance(written, str):
         assert written == "[" * depth + "]" * depth
@@ -318,20 +320,20 @@ def test_deep_carried_values_can_be_read_again(write_table, depth):
 
 
 def test_integers_of_64_bits_are_exact(write_table):
-    """The ends of the range, which floats cannot hold."""
+    """Floats cannot hold the ends of the range."""
     values = [2**63 - 1, -(2**63)]
     table = write_table([{"a": value} for value in values])
     assert table.column("a").to_pylist() == values
 
 
 def test_parquet_over_several_groups_of_rows(write_table):
-    """No row is lost, doubled or out of place where groups meet."""
+    """No row is lost, doubled or misplaced where chunks meet."""
     table = write_table([{"a": i} for i in range(2050)])
     assert table.column("a").to_pylist() == table.column("index").to_pylist() == list(range(2050))
 
 
 def test_parquet_bytes_are_the_same_each_time(tmp_path, encode):
-    """Two runs of the same file are compared with cmp: sets of names would give another order of columns."""
+    """People compare two runs with cmp: columns from a set of names would change order."""
     contents = []
     for _ in range(2):
         rows = [{f"column_{n}": i for n in range(20)} | {"index": i} for i in range(3)]
@@ -343,7 +345,7 @@ def test_parquet_bytes_are_the_same_each_time(tmp_path, encode):
 
 
 def test_all_parts_have_one_schema(tmp_path, encode):
-    """A reader takes the first part's: a column that is null there, or that widens later, needs its type at once."""
+    """Readers take the first part's schema: a column that is null there needs its final type at once."""
     carried = [{"late": None, "mean": 1}, {"mean": 2}, {"late": [{"x": "s"}], "mean": 0.5}, {"more": True}]
     results = [{}, {"text": "t"}, {"error": {"code": "c", "message": "m"}}, {"logprobs": OPTIONAL["logprobs"]}]
     rows = [{**each, "index": i, **result} for i, (each, result) in enumerate(zip(carried, results, strict=True))]
@@ -362,7 +364,7 @@ def test_all_parts_have_one_schema(tmp_path, encode):
     [(0, 3, [0]), (1, 3, [1]), (3, 3, [3]), (4, 3, [3, 1]), (2050, 1025, [1025, 1025]), (2, 10**6, [2])],
 )
 def test_parts_hold_the_rows_in_order(tmp_path, encode, num_rows, rows_per_file, sizes):
-    """None lost, doubled or out of place where parts meet; no empty part, unless there is no row."""
+    """No row is lost, doubled or misplaced where parts meet; only an output without rows has an empty part."""
     rows = [{"index": index} for index in range(num_rows)]
     write_parquet_parts(tmp_path / "out", encode(rows), rows_per_file)
     tables = [pq.read_table(path) for path in sorted((tmp_path / "out").iterdir())]
@@ -372,7 +374,7 @@ def test_parts_hold_the_rows_in_order(tmp_path, encode, num_rows, rows_per_file,
 
 
 def test_names_of_many_parts_have_their_order(tmp_path, encode, monkeypatch):
-    """Past the last number of that many digits, names would sort before those of earlier rows."""
+    """A number with one more digit would sort before those of earlier rows."""
     monkeypatch.setattr("rosebatch.io.parquet._DIGITS", 1)
     write_parquet_parts(tmp_path / "out", encode([{"index": index} for index in range(11)]), 1)
     paths = sorted((tmp_path / "out").iterdir())
@@ -380,7 +382,7 @@ def test_names_of_many_parts_have_their_order(tmp_path, encode, monkeypatch):
 
 
 def test_parts_of_a_parquet_input(tmp_path, encode):
-    """Carried values stay beside their own results across parts, in the types of the input."""
+    """Carried values stay beside their own results in every part, with the input's types."""
     values = [{"price": Decimal(f"{index}.50"), "text": "replaced"} for index in range(5)]
     schema = pa.schema([("price", pa.decimal128(5, 2)), ("text", pa.string())])
     results = encode([{"index": index, "text": str(index)} for index in range(5)])
@@ -392,7 +394,7 @@ def test_parts_of_a_parquet_input(tmp_path, encode):
 
 
 def test_the_first_pass_does_not_read_a_parquet_input(tmp_path, encode):
-    """It may be far away, and its rows take longer to check than results to look at."""
+    """The input may be remote, and checking its rows takes longer than looking at results."""
     read = []
     carried = Carried(pa.schema([("a", pa.int64())]), lambda: read.append(1) or iter([{"a": 1}]))
     write_parquet(tmp_path / "out.parquet", encode([{"index": 0}]), carried)

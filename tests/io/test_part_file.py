@@ -1,4 +1,4 @@
-"""The file that outlives the process: whatever a crash leaves of it, what was written before is there."""
+"""The part file outlives the process: whatever a crash leaves of it, earlier results are there."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ def path(tmp_path):
 
 
 def write(path, rows):
-    """A file with rows of (index, failed)."""
+    """Writes a file with rows of (index, failed)."""
     part = PartFile.create(path, MANIFEST)
     for index, failed in rows:
         part.append(index, {"n": index, "text": "é\n]" * index}, failed=failed)
@@ -37,7 +37,7 @@ def read(part):
 
 
 def test_rows_come_back_in_order(path):
-    """However they came; what the earlier run counted is known without decoding a row."""
+    """Rows may come in any order; reopening counts them without decoding any."""
     write(path, [(3, False), (0, True), (200, False), (1, True)])
     part = PartFile.reopen(path)
     assert part.manifest == MANIFEST
@@ -50,7 +50,7 @@ def test_rows_come_back_in_order(path):
 
 @pytest.mark.parametrize("disorder", [1, 5, 40, 400])
 def test_windows_of_rows(path, monkeypatch, disorder):
-    """However far rows are from their place, and whatever is missing, each comes once and in order."""
+    """However far rows are from their place, and with gaps, each comes once and in order."""
     monkeypatch.setattr("rosebatch.io.part_file._WINDOW", 16)
     rng = random.Random(disorder)
     indices = sorted((i for i in range(400) if i % 7), key=lambda i: i + rng.uniform(0, disorder))
@@ -61,7 +61,7 @@ def test_windows_of_rows(path, monkeypatch, disorder):
 
 
 def test_cut_at_every_byte(path):
-    """A crash can tear the last line anywhere, the manifest's too: what is left of it is dropped, the rest is kept."""
+    """A crash can tear the last line anywhere, even the manifest: only that line may be lost."""
     whole = write(path, [(0, False), (2, False), (1, True)])
     ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
     for size in range(len(whole) + 1):
@@ -83,7 +83,7 @@ def test_cut_at_every_byte(path):
 
 
 def test_a_power_cut_may_leave_zeros(path):
-    """The file has its new size, but not its new contents."""
+    """The file may have its new size without its new contents."""
     whole = write(path, [(0, False)])
     path.write_bytes(whole + bytes(100))
     part = PartFile.reopen(path)
@@ -92,18 +92,18 @@ def test_a_power_cut_may_leave_zeros(path):
 
 
 def test_damage_that_is_not_at_the_end(path):
-    """Not what a crash does: dropping the rows behind it would be a loss that nobody hears of."""
+    """A crash does not do this: dropping all rows after the damage would lose them silently."""
     whole = write(path, [(0, False), (1, False)])
     path.write_bytes(whole.replace(b"[0,0,", b"[x,0,"))
-    with pytest.raises(UserError, match="damaged at byte"):
+    with pytest.raises(UserError, match=r"damaged at byte \d+, before its end"):
         PartFile.reopen(path)
 
 
 @pytest.mark.parametrize("content", [b"a file of somebody else\n", b"[1,2]\n", b"\xff\n"])
 def test_a_file_that_is_none_of_ours(path, content):
-    """Neither gone on with nor overwritten."""
+    """Another program's file is neither continued nor overwritten."""
     path.write_bytes(content + b"more\n")
-    with pytest.raises(UserError, match="is no file of results"):
+    with pytest.raises(UserError, match="is not a part file of rosebatch"):
         PartFile.reopen(path)
     with pytest.raises(FlagError, match="--resume"):
         PartFile.create(path, MANIFEST)
@@ -111,9 +111,9 @@ def test_a_file_that_is_none_of_ours(path, content):
 
 
 def test_results_are_not_overwritten(path):
-    """The second run of a command that was killed after hours; a file without results is no loss."""
+    """Running a killed command again must not delete hours of results; a file without results may go."""
     whole = write(path, [(0, False)])
-    with pytest.raises(FlagError, match="holds results of an earlier run: go on with --resume, or remove it"):
+    with pytest.raises(FlagError, match="holds results of an earlier run: rerun with --resume, or delete the file"):
         PartFile.create(path, MANIFEST)
     assert path.read_bytes() == whole
     path.unlink()
@@ -122,7 +122,7 @@ def test_results_are_not_overwritten(path):
 
 
 def test_one_process_at_a_time(path):
-    """Two runs that append to one file would make rows double."""
+    """Two runs that append to one file would double rows."""
     first = PartFile.create(path, MANIFEST)
     first.append(0, {}, failed=False)
     first.sync()
@@ -134,7 +134,7 @@ def test_one_process_at_a_time(path):
 
 
 def test_a_file_system_without_locks(path, monkeypatch):
-    """As some network ones: a run there is better than none."""
+    """Some network file systems have none: the run goes on without."""
 
     def no_locks(descriptor, operation):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -145,7 +145,7 @@ def test_a_file_system_without_locks(path, monkeypatch):
 
 
 def test_a_full_disk_in_the_middle_of_a_line(path, monkeypatch):
-    """What was written of the line is taken back, what came before stays, and the message says how to go on."""
+    """The torn line is removed, earlier rows stay, and the message says how to continue."""
     part = PartFile.create(path, MANIFEST)
     part.append(0, {"n": 0, "text": ""}, failed=False)
     part.sync()
@@ -156,7 +156,9 @@ def test_a_full_disk_in_the_middle_of_a_line(path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     part.append(1, {"n": 1, "text": ""}, failed=False)
-    with pytest.raises(UserError, match=r"No space left on device; what it holds is safe, --resume goes on with it"):
+    with pytest.raises(
+        UserError, match=r"No space left on device; earlier rows are saved; rerun with --resume to continue"
+    ):
         part.flush()
     part.close()
     monkeypatch.undo()
@@ -164,7 +166,7 @@ def test_a_full_disk_in_the_middle_of_a_line(path, monkeypatch):
 
 
 def test_a_row_is_with_the_system_after_flush(path):
-    """From then on SIGKILL costs nothing."""
+    """SIGKILL after a flush must lose nothing."""
     part = PartFile.create(path, MANIFEST)
     size = path.stat().st_size
     part.append(0, {}, failed=False)
@@ -174,7 +176,7 @@ def test_a_row_is_with_the_system_after_flush(path):
 
 @pytest.mark.parametrize(("rows", "seconds"), [(1024, 0), (1, 3)])
 def test_rows_reach_the_disk_now_and_then(path, monkeypatch, rows, seconds):
-    """A power cut costs a thousand rows or two seconds at most."""
+    """A power cut costs at most a thousand rows or two seconds."""
     now, synced = 1000.0, []
     monkeypatch.setattr("rosebatch.io.part_file.time.monotonic", lambda: now)
     monkeypatch.setattr(os, "fsync", synced.append)
@@ -189,7 +191,7 @@ def test_rows_reach_the_disk_now_and_then(path, monkeypatch, rows, seconds):
 
 @pytest.mark.parametrize("name", ["none/out.part", "folder"])
 def test_a_path_that_cannot_be_written(tmp_path, name):
-    """One line for the user, before the model is loaded."""
+    """The user gets one line, before the model is loaded."""
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match=r"No such file or directory|Is a directory"):
         PartFile.create(tmp_path / name, MANIFEST)

@@ -1,4 +1,4 @@
-"""Reading on a thread: nothing lost, nothing read without bound, nobody left waiting."""
+"""Reading on a thread loses nothing, reads only a bounded amount ahead, and keeps nobody waiting."""
 
 import itertools
 import threading
@@ -22,16 +22,16 @@ def wait_until(holds):
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
 def test_all_items_in_order(count):
-    """Groups that are full, and the last one that is not."""
+    """Full groups and a last one that is not full."""
     assert list(read_ahead(iter(range(count)), lambda: None)) == list(range(count))
 
 
 def test_it_stays_a_bounded_way_ahead_and_ends_with_its_user():
-    """Or the memory would hold the file, and the thread would read on for ever."""
+    """Memory must not hold the whole file, and the thread must not go on reading for ever."""
     read = itertools.count()
     items = read_ahead(read, lambda: None)
     assert [next(items) for _ in range(10)] == list(range(10))
-    # The group in use, two that wait, and the one that finds no place.
+    # One group in use, two that wait, and one for which there is no room.
     time.sleep(0.2)
     assert next(read) <= 4 * 64
     assert readers()
@@ -40,7 +40,7 @@ def test_it_stays_a_bounded_way_ahead_and_ends_with_its_user():
 
 
 def test_an_exception_comes_after_the_items_before_it():
-    """Raised on another thread, it must not be lost; what was read before still counts."""
+    """The thread's exception must not be lost, nor the items read before it."""
 
     def broken():
         yield from range(64)
@@ -53,7 +53,7 @@ def test_an_exception_comes_after_the_items_before_it():
 
 
 def test_a_signal_is_noticed_while_nothing_comes():
-    """A pipe may stand still for an hour; what ends the run must not wait for its next line."""
+    """A pipe may be silent for an hour: a signal must not wait for its next line."""
     opened = threading.Event()
 
     def silent():

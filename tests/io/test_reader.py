@@ -1,4 +1,4 @@
-"""Files of prompts as they come: every kind of odd byte costs its own line only."""
+"""Files of prompts as users have them: odd bytes cost only their own line."""
 
 import io
 import json
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.errors import UserError
+from rosebatch.errors import FlagError, UserError
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, PromptRow
 
@@ -36,7 +36,7 @@ def summary(rows):
     ids=["empty", "bom-only", "blank-only", "no-final-newline", "final-newline", "bom", "crlf", "blank-lines"],
 )
 def test_line_ends_and_blank_lines(read_bytes, content, lines):
-    """Line numbers are the editor's, blank lines counted; indices count rows. Windows files and BOMs are ordinary."""
+    """Windows line ends, a byte order mark or blank lines must not fail a row or shift its line number."""
     assert summary(read_bytes(content)) == [(i, f"line {line}", "a") for i, line in enumerate(lines)]
 
 
@@ -88,25 +88,25 @@ def test_line_ends_and_blank_lines(read_bytes, content, lines):
     ],
 )
 def test_a_line_that_is_no_json_costs_itself_only(read_bytes, line):
-    """The rows around it are unharmed, and the message names the physical line."""
+    """Rows around it are unharmed, and the error names its line number."""
     rows = summary(read_bytes(b"\n" + GOOD + b"\n" + line + b"\n" + GOOD))
     assert rows == [(0, "line 2", "a"), (1, "line 3", "invalid_json"), (2, "line 4", "a")]
 
 
 def test_nesting_that_python_can_hold_is_carried(read_bytes):
-    """A limit lower than the decoder's own would refuse good data."""
+    """A limit below the decoder's own would refuse good data."""
     (row,) = read_bytes(b'{"prompt":"a","extra":' + b"[" * 500 + b"]" * 500 + b"}")
     assert row.metadata == {"extra": json.loads("[" * 500 + "]" * 500)}
 
 
 def test_escapes_and_pairs_of_surrogates(read_bytes):
-    """A proper pair is one character, an escaped NUL is a character like any other."""
+    """A surrogate pair is one character, and an escaped NUL is an ordinary one."""
     (row,) = read_bytes(rb'{"prompt":"\ud83d\ude00\u0000\n"}')
     assert row.prompt == "\U0001f600\x00\n"
 
 
 def test_a_30_digit_integer_is_carried_exactly(read_bytes):
-    """Decoders that go through floats or 64 bits change such ids."""
+    """Decoders that use floats or 64 bits change such ids."""
     (row,) = read_bytes(b'{"prompt":"a","id":123456789012345678901234567890,"n1":-18446744073709551617}')
     assert row.metadata == {"id": 123456789012345678901234567890, "n1": -18446744073709551617}
 
@@ -119,7 +119,7 @@ def test_a_line_of_10_mb(read_bytes):
 
 
 def test_duplicate_ids(read_bytes):
-    """The second one fails, since results could not be told apart; 1 and "1" differ; rows without id never clash."""
+    """The second row fails: results could not be told apart. 1 and "1" differ; rows without id never clash."""
     lines = [
         b'{"prompt":"a","id":"x"}',
         b'{"prompt":"b","id":"x","kept":1}',
@@ -137,19 +137,19 @@ def test_duplicate_ids(read_bytes):
 
 
 def test_the_id_of_a_failed_row_is_not_taken(read_bytes):
-    """A row that never ran leaves its id to the row that mends it."""
+    """A corrected row may use the id of the failed one."""
     rows = read_bytes(b'{"prompt":"","id":5}\n{"prompt":"b","id":5}')
     assert [r[2] for r in summary(rows)] == ["empty_prompt", "b"]
 
 
 def test_defaults_reach_every_row(read_bytes):
-    """The run's flags hold where a line is silent."""
+    """The run's flags apply where a line says nothing."""
     rows = read_bytes(GOOD + b'\n{"prompt":"a","max_tokens":2}', max_tokens=5)
     assert [row.sampling.max_tokens for row in rows] == [5, 2]
 
 
 class Endless:
-    """A pipe whose writer waits for the first results: who reads on before giving a row never gets one."""
+    """A pipe whose writer waits for results before it writes more."""
 
     def __init__(self, lines):
         self._lines = lines
@@ -165,7 +165,7 @@ class Endless:
 
 
 def test_rows_are_read_one_by_one(monkeypatch):
-    """Memory does not grow with the file, and a pipe gives results while it is still being written."""
+    """Reading ahead without bound would fill memory, and block a pipe that waits for results."""
     read = []
 
     def lines():
@@ -180,7 +180,7 @@ def test_rows_are_read_one_by_one(monkeypatch):
 
 
 def test_stdin(monkeypatch):
-    """``-`` reads JSONL from stdin and cannot know how much there will be."""
+    """``-`` reads JSONL from stdin; the number of rows is unknown."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + GOOD + b"\r\n\r\n" + GOOD)))
     reader = PromptReader("-", {})
     assert reader.count() is None
@@ -188,22 +188,28 @@ def test_stdin(monkeypatch):
     assert summary(reader) == [(0, "line 1", "a"), (1, "line 3", "a")]
 
 
+def test_parquet_from_stdin():
+    """The message was "-: No such file or directory"."""
+    with pytest.raises(FlagError, match="--input-format parquet needs an input file"):
+        PromptReader("-", {}, "parquet")
+
+
 @pytest.mark.parametrize("name", ["none.jsonl", "none.parquet"])
 def test_a_missing_file(tmp_path, name):
     """Found before a model is loaded."""
-    with pytest.raises(UserError, match=r"none\.\w+: no such file"):
+    with pytest.raises(UserError, match=r"none\.\w+: no such file or folder"):
         PromptReader(str(tmp_path / name), {})
 
 
 def test_a_folder_as_input(tmp_path):
-    """Told apart from a missing file."""
-    with pytest.raises(UserError, match=r"no \.parquet or \.jsonl file there"):
+    """An empty folder must not be reported as a missing file."""
+    with pytest.raises(UserError, match="no files found; a folder needs"):
         PromptReader(str(tmp_path), {})
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b'{"prompt":"a"}\n', b"PAR1" + bytes(100) + b"PAR1"])
 def test_an_unreadable_parquet_file(tmp_path, content):
-    """Found at once, with the name of the file, not as a traceback out of Arrow."""
+    """Found at once, with the file's name, not as a traceback of Arrow."""
     path = tmp_path / "in.parquet"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"in\.parquet: unreadable Parquet file"):
@@ -211,7 +217,7 @@ def test_an_unreadable_parquet_file(tmp_path, content):
 
 
 def test_a_parquet_file_with_broken_data(tmp_path):
-    """Footer intact, pages overwritten: only reading on finds it."""
+    """With an intact footer the damage is found only while reading: still no traceback."""
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"prompt": [f"{i}" * 50 for i in range(1000)]}), path)
     content = bytearray(path.read_bytes())
@@ -222,7 +228,7 @@ def test_a_parquet_file_with_broken_data(tmp_path):
 
 
 def test_parquet_columns(read_table):
-    """Every column is carried, those with a meaning included, and nulls are absent fields."""
+    """Every column is carried, known fields included; a null is an absent field."""
     table = pa.table(
         {
             "prompt": ["a", None, "c"],
@@ -243,14 +249,14 @@ def test_parquet_columns(read_table):
 
 
 def test_parquet_token_ids(read_table):
-    """A list column of any integer width."""
+    """Lists of any integer width work."""
     rows = read_table(pa.table({"prompt_token_ids": pa.array([[1, 2], [], None], pa.list_(pa.int32()))}))
     assert rows[0].prompt_token_ids == (1, 2)
     assert [row.error.code for row in rows[1:]] == ["empty_prompt", "missing_prompt"]
 
 
 def test_parquet_message_parts(read_table):
-    """Parts of a list column come with every key, null where absent; the carried column stays as it was."""
+    """Parts have every key, null where absent: they must not count as non-text; the column stays unchanged."""
     messages = [{"role": "user", "content": [{"type": "text", "text": "one"}]}]
     (row,) = read_table(pa.table({"messages": [messages]}))
     assert row.messages == [{"role": "user", "content": "one"}]
@@ -258,18 +264,18 @@ def test_parquet_message_parts(read_table):
 
 
 def test_parquet_over_several_batches(read_table):
-    """Indices and row numbers go on from one batch of 1024 rows to the next."""
+    """Indices and row numbers continue from one batch of 1024 rows to the next."""
     rows = read_table(pa.table({"prompt": [f"{i}" for i in range(2500)]}))
     assert summary(rows) == [(i, f"row {i + 1}", f"{i}") for i in range(2500)]
 
 
 def test_an_empty_parquet_file(read_table):
-    """No rows, but columns."""
+    """A file with columns and no rows is an empty input."""
     assert read_table(pa.table({"prompt": pa.array([], pa.string())})) == []
 
 
 def test_parquet_endings(tmp_path):
-    """The ending decides, in upper case too."""
+    """The extension decides, in upper case too."""
     for name in ("in.PARQUET", "in.pq"):
         pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / name)
         (row,) = PromptReader(str(tmp_path / name), {})
@@ -290,7 +296,7 @@ def test_parquet_endings(tmp_path):
     ids=["nanosecond-timestamp", "nanosecond-duration", "nanosecond-time", "year-36812", "string-not-utf8"],
 )
 def test_a_parquet_value_that_python_has_no_type_for(tmp_path, column):
-    """It may be carried, cost its row or end the job with a UserError, but not kill it with a traceback."""
+    """It may be carried, fail its row or end the job with a UserError, but not raise a traceback."""
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"prompt": ["a"], "when": column}), path)
     try:

@@ -1,4 +1,4 @@
-"""One line of the output, and what becomes of it as a later run's input."""
+"""One line of the output, and the same line as a later run's input."""
 
 import pyarrow as pa
 import pytest
@@ -28,7 +28,7 @@ def result(*choices, **metadata):
 
 
 def test_the_line_of_one_completion():
-    """Log-probabilities beside the text, of the prompt too; bytes that are no whole character do not break the line."""
+    """Log-probabilities are beside the text, the prompt's too. Bytes of half a character do not break the line."""
     half = ScoredToken(0xC3, b"\xc3", -0.75)
     assert result(CHOICE, id="a") == {
         "id": "a",
@@ -72,7 +72,7 @@ def test_the_line_of_one_completion():
 
 
 def test_the_line_of_several_completions():
-    """A list of choices in place of a text; what concerns the prompt stands there once."""
+    """``choices`` replaces the text. What concerns the prompt is there only once."""
     plain = Choice(text="cd", finish_reason="length")
     line = result(CHOICE, plain)
     assert list(line) == ["index", "choices", "usage", "prompt_logprobs"]
@@ -85,7 +85,7 @@ def test_the_line_of_several_completions():
 
 @pytest.mark.parametrize("choices", [[CHOICE], [CHOICE, CHOICE]])
 def test_the_results_of_an_earlier_run_as_input(parse, choices):
-    """Their log-probabilities are lists under names that ask for some: neither an error, nor a wish, nor carried."""
+    """Old log-probabilities are lists: not an error, not a request for new ones, not carried through."""
     row = parse({**result(*choices, id="a", topic="t"), "prompt": "x", "max_tokens": 3})
     assert isinstance(row, PromptRow)
     assert row.sampling == SamplingParams(max_tokens=3)
@@ -93,7 +93,7 @@ def test_the_results_of_an_earlier_run_as_input(parse, choices):
 
 
 def test_a_table_of_an_earlier_runs_results_as_input(read_table):
-    """The same of Parquet, which keeps its own columns."""
+    """The same for Parquet, whose own columns are carried through."""
     (row,) = read_table(pa.Table.from_pylist([{**result(CHOICE), "prompt": "x", "n": 2}]))
     assert isinstance(row, PromptRow)
     assert row.sampling == SamplingParams(n=2)

@@ -18,7 +18,7 @@ def failure(row):
     ("values", "kind"), [([1], "list"), ("text", "str"), (3, "int"), (None, "NoneType"), (True, "bool")]
 )
 def test_a_line_that_is_no_object(parse, values, kind):
-    """Valid JSON of another shape must cost one row, not raise AttributeError."""
+    """Valid JSON of another shape must fail one row, not raise AttributeError."""
     assert failure(parse(values)) == ("invalid_line", f"expected a JSON object, got {kind}")
 
 
@@ -54,7 +54,7 @@ def test_a_line_that_is_no_object(parse, values, kind):
     ],
 )
 def test_a_wrong_type_is_refused_and_named(parse, field, values):
-    """No silent coercion, '5' to 5 or true to 1: the mistake is the user's to see, with the name of the field."""
+    """'5' must not become 5, nor true 1: the error names the field."""
     for value in values:
         code, message = failure(parse({"prompt": "x", field: value}))
         assert code == "invalid_field"
@@ -70,7 +70,7 @@ def test_a_wrong_type_is_refused_and_named(parse, field, values):
     ],
 )
 def test_null_means_absent(parse, field):
-    """Exporters write null for fields that are not set; the run's default must hold then."""
+    """Exporters write null for unset fields: the run's default must apply."""
     row = parse({"prompt": "x", "messages": None, "prompt_token_ids": None, field: None}, max_tokens=9, top_k=3)
     assert row.sampling == SamplingParams(max_tokens=9, top_k=3)
     assert (row.prompt, row.messages, row.prompt_token_ids, row.has_seed) == ("x", None, None, False)
@@ -87,14 +87,14 @@ def test_null_means_absent(parse, field):
     ],
 )
 def test_exactly_one_prompt(parse, values, got):
-    """One of several prompts must not win silently."""
+    """Of two kinds of prompts, one must not win silently."""
     message = f"expected one of prompt, messages, prompt_token_ids; got {got}"
     assert failure(parse(values)) == ("missing_prompt", message)
 
 
 @pytest.mark.parametrize("values", [{"prompt": ""}, {"messages": []}, {"prompt_token_ids": []}])
 def test_empty_prompt(parse, values):
-    """Nothing to compute the first token from."""
+    """There is nothing to compute the first token from."""
     assert failure(parse(values)) == ("empty_prompt", f"{next(iter(values))} is empty")
 
 
@@ -144,7 +144,7 @@ def test_empty_prompt(parse, values):
     ],
 )
 def test_an_impossible_sampling_value(parse, field, value):
-    """Such a value would crash a kernel or loop for ever in the middle of a run; NaN passes most comparisons."""
+    """It would crash a kernel or loop for ever in mid-run; NaN passes most comparisons."""
     code, message = failure(parse({"prompt": "x", field: value}, max_tokens=9))
     assert code == "invalid_sampling"
     assert message.startswith(f"{field} must be ")
@@ -165,7 +165,7 @@ def test_an_impossible_sampling_value(parse, field, value):
     ],
 )
 def test_values_that_are_impossible_together(parse, values, message):
-    """Each for itself may be possible: which of them would win is not for the user to find out."""
+    """Each is possible alone: one must not win silently."""
     code, text = failure(parse({"prompt": "x", **values}))
     assert code == "invalid_sampling"
     assert message in text
@@ -177,12 +177,12 @@ def test_an_impossible_default_is_refused_too():
 
 
 def test_the_largest_seed_is_allowed(parse):
-    """The off-by-one at 2^64."""
+    """Guards against an off-by-one at 2^64."""
     assert parse({"prompt": "x", "seed": 2**64 - 1}).sampling.seed == 2**64 - 1
 
 
 def test_sampling_fields_reach_the_parameters(parse):
-    """A field left out of the table of sampling fields would be ignored without a word."""
+    """A field missing from the table of sampling fields would be ignored silently."""
     fields = {
         "temperature": 1,
         "top_k": 5,
@@ -199,18 +199,18 @@ def test_sampling_fields_reach_the_parameters(parse):
 
 
 def test_top_k_minus_one_keeps_all(parse):
-    """vLLM's and SGLang's way to say so."""
+    """vLLM and SGLang write it this way."""
     assert parse({"prompt": "x", "top_k": -1}, top_k=7).sampling.top_k == 0
 
 
 def test_stop_as_string_or_list(parse):
-    """A string must not be taken apart into its characters."""
+    """A string must not be split into its characters."""
     assert parse({"prompt": "x", "stop": "END"}).sampling.stop == ("END",)
     assert parse({"prompt": "x", "stop": ["END", "\n"]}).sampling.stop == ("END", "\n")
 
 
 def test_a_lines_own_fields_win_over_defaults(parse):
-    """Falsy values included: temperature 0, an empty stop list and ignore_eos false are choices too."""
+    """Falsy values count too: temperature 0, an empty stop list, ignore_eos false."""
     own = {"temperature": 0, "stop": [], "ignore_eos": False, "top_k": 0}
     row = parse({"prompt": "x", **own}, temperature=0.5, stop=["a"], ignore_eos=True, top_k=5, max_tokens=3)
     assert row.sampling == SamplingParams(max_tokens=3)
@@ -236,7 +236,7 @@ def test_a_lines_own_fields_win_over_defaults(parse):
     ],
 )
 def test_fields_of_choices_penalties_and_logprobs(parse, values, expected):
-    """At the ends of their ranges too; a count of 0 is a wish, not nothing; none is carried through to the result."""
+    """The ends of the ranges are allowed, a count of 0 is a request, and no such field is carried through."""
     row = parse({"prompt": "x", **values})
     assert row.sampling == SamplingParams(**expected)
     assert row.metadata == {}
@@ -272,7 +272,7 @@ SCHEMA = {"type": "object", "properties": {"é": {"type": "number"}}}
     ],
 )
 def test_grammars(parse, values, kind, source):
-    """Of either spelling; an empty regex, an empty schema and the schema false are grammars too."""
+    """Both spellings work; an empty regex, an empty schema and the schema false are grammars too."""
     row = parse({"prompt": "x", **values})
     grammar = row.sampling.grammar
     assert grammar.kind == kind
@@ -293,30 +293,33 @@ def test_grammars(parse, values, kind, source):
     ],
 )
 def test_no_grammar(parse, values):
-    """Exporters write what was not asked for too."""
+    """Exporters also write fields that request nothing."""
     assert parse({"prompt": "x", **values}).sampling.grammar is None
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"response_format": {"type": "json_schema"}}, "no json_schema.schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "no json_schema.schema"),
-        ({"response_format": {"type": "json_schema", "schema": {}}}, "no json_schema.schema"),
-        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "one grammar is possible"),
-        ({"structured_outputs": {"json": {}, "json_object": True}}, "one grammar is possible"),
-        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "one grammar is possible"),
+        ({"response_format": {"type": "json_schema"}}, "needs json_schema.schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "needs json_schema.schema"),
+        ({"response_format": {"type": "json_schema", "schema": {}}}, "needs json_schema.schema"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "one grammar, but 2 are given"),
+        ({"structured_outputs": {"json": {}, "json_object": True}}, "one grammar, but 2 are given"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "one grammar, but 2 are given",
+        ),
     ],
 )
 def test_grammars_that_are_none_or_several(parse, values, message):
-    """Of two, one would win without a word; a schema in the wrong place would let everything through."""
+    """Of two grammars one would win silently; a schema in the wrong place would be ignored."""
     code, text = failure(parse({"prompt": "x", **values}))
     assert code == "invalid_field"
     assert message in text
 
 
 def test_a_lines_own_grammar_replaces_the_runs(parse):
-    """Not as a second one, which would be an error; and it can ask for none."""
+    """It must not count as a second one, which is an error; a line may also ask for none."""
     flags = {"structured_outputs": {"regex": "a+"}}
     own = {"response_format": {"type": "json_object"}}
     assert parse({"prompt": "x"}, **flags).sampling.grammar == GrammarSpec("regex", "a+")
@@ -327,7 +330,7 @@ def test_a_lines_own_grammar_replaces_the_runs(parse):
 
 
 def test_fields_with_values_that_change_nothing(parse):
-    """Exporters write every field of the API, most at their neutral value; they are not carried into results."""
+    """Exporters write every field of the API at its neutral value: no error, and none carried through."""
     neutral = {
         "n": 1,
         "logprobs": False,
@@ -355,14 +358,14 @@ def test_best_of_is_refused(parse):
 
 
 def test_carried_fields_are_untouched(parse):
-    """Everything without a meaning comes through as it was, numbers of any size and all nesting included."""
+    """Unknown fields come through unchanged, with numbers of any size and all nesting."""
     extra = {"id": "a", "big": 123456789012345678901234567890, "nested": {"a": [1, None, {"b": "é"}]}, "": 0}
     row = parse({**extra, "prompt": "x", "temperature": 1.0, "stop": "s", "logprobs": False})
     assert row.metadata == extra
 
 
 def test_fields_of_an_earlier_result_are_not_carried(parse):
-    """Feeding a run's output into the next: a stale text or error would stand beside the new result."""
+    """An old text or error would be beside the new result."""
     row = parse({"prompt": "x", "kept": 1, **dict.fromkeys(RESULT_FIELDS, "old")})
     assert row.metadata == {"kept": 1}
 
@@ -375,7 +378,7 @@ def test_a_failed_row_keeps_its_carried_fields(parse):
 
 
 def test_message_content_as_text_parts(parse):
-    """OpenAI's list form: the parts joined by line breaks; other keys of a message are for the template."""
+    """OpenAI's list form: parts are joined by line breaks; other keys go to the template."""
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     messages = [{"role": "user", "content": parts, "name": "n"}, {"role": "assistant", "content": None}]
     assert parse({"messages": messages}).messages == [
@@ -388,13 +391,13 @@ def test_message_content_as_text_parts(parse):
     "part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, {"type": "text", "text": 5}, {}]
 )
 def test_message_parts_that_are_not_text(parse, part):
-    """An image must not be dropped silently from the question about it."""
+    """An image must not be dropped silently from a question about it."""
     row = parse({"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, part]}]})
-    assert failure(row) == ("invalid_messages", "message content may hold text parts only")
+    assert failure(row) == ("invalid_messages", "only text parts are supported in message content")
 
 
 def test_token_ids_are_a_tuple(parse):
-    """Requests are hashable values; ids out of range are the engine's to refuse."""
+    """Requests are hashable values; the engine refuses ids out of range."""
     assert parse({"prompt_token_ids": [0, 5, -1]}).prompt_token_ids == (0, 5, -1)
 
 
@@ -416,7 +419,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
     ],
 )
 def test_options_of_the_prompt(parse, values, expected):
-    """Understood, and not carried through to the result."""
+    """Options are applied, and not carried through to the result."""
     row = parse(values)
     assert row.options == PromptOptions(**expected)
     assert row.metadata == {}
@@ -425,28 +428,28 @@ def test_options_of_the_prompt(parse, values, expected):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({**CHAT, "echo": True}, "echo has no meaning for messages"),
+        ({**CHAT, "echo": True}, "echo cannot be used with messages"),
         ({"prompt": "a", "continue_final_message": True}, "continue_final_message needs messages"),
         ({"prompt": "a", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs needs messages"),
-        ({**CHAT, "continue_final_message": True, "add_generation_prompt": True}, "exclude each other"),
+        ({**CHAT, "continue_final_message": True, "add_generation_prompt": True}, "cannot be used together"),
         ({"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens must be >= 1"),
         ({**CHAT, "chat_template_kwargs": []}, "chat_template_kwargs"),
-        ({**CHAT, "suffix": "b"}, "suffix has no meaning for messages"),
-        ({"prompt": "a", "suffix": "b", "echo": True}, "echo and suffix exclude each other"),
+        ({**CHAT, "suffix": "b"}, "suffix cannot be used with messages"),
+        ({"prompt": "a", "suffix": "b", "echo": True}, "echo and suffix cannot be used together"),
     ],
 )
 def test_options_that_do_not_go_together(parse, values, message):
-    """Truncation and the like are never ignored silently."""
+    """No option is ignored silently."""
     row = parse(values)
     assert row.error.code == "invalid_field"
     assert message in row.error.message
 
 
 def test_a_suffix_of_token_ids(parse):
-    """There is no text to put it behind."""
+    """Token ids have no text that a suffix could follow."""
     assert failure(parse({"prompt_token_ids": [1], "suffix": "b"}))[0] == "invalid_field"
 
 
 def test_two_numbers_of_logprobs(parse):
-    """Of two wishes that differ, one must not win silently."""
+    """Of two different numbers, one must not win silently."""
     assert failure(parse({"prompt": "x", "logprobs": 1, "top_logprobs": 3}))[0] == "invalid_sampling"

@@ -1,4 +1,4 @@
-"""Ids that are known again, however many and however long, without being kept in memory."""
+"""Ids are recognized again, however many and however long, without being kept in memory."""
 
 import resource
 
@@ -11,7 +11,7 @@ from rosebatch.io.seen_ids import SeenIds
     "one", [0, 1, -5, 10**40, "", "1", "a\x00b", "é\U0001f600", "\ud800", "x" * 63, "x" * 64, "x" * 10**6]
 )
 def test_an_id_is_known_again(one):
-    """Numbers past 64 bits, lone surrogates and long texts included; texts and numbers are different ids."""
+    """Numbers past 64 bits, lone surrogates and long texts work; a text and a number are never the same id."""
     others = [2, "2", "x" * 65, "x" * 10**6 + "y", "a\x00c", 10**40 + 1, "True"]
     seen = SeenIds()
     for other in others:
@@ -22,7 +22,7 @@ def test_an_id_is_known_again(one):
 
 
 def test_memory_does_not_grow_with_the_ids():
-    """A Python set takes 90 bytes for such an id: 26 MB here."""
+    """A Python set would take 90 bytes for each id: 26 MB here."""
     seen = SeenIds()
     for i in range(20_000):
         seen.add(f"warm-up {i}")

@@ -1,4 +1,4 @@
-"""Short ways to run the job over the fake model, and to see what came out."""
+"""Fixtures that run the job over the fake model and show its results."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend, make_engine
 
 
 class ListOutput(StreamOutput):
-    """Keeps the rows as they would be read back."""
+    """Keeps the rows as a reader of the output would see them."""
 
     def __init__(self) -> None:
         super().__init__(self)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ class ListOutput(StreamOutput):
 
 
 class Job:
-    """One run of ``run_job`` on a fresh engine, with integrity checked after it."""
+    """Runs ``run_job`` on a fresh engine and checks the engine's integrity afterwards."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -94,7 +94,7 @@ class Job:
         return [], tally, engine
 
     def answer(self, *bodies: dict[str, Any], **run: Any) -> list[dict[str, Any]]:
-        """The lines that answer requests of a batch, greedy where they do not say themselves."""
+        """The lines that answer requests of a batch. Greedy, unless a request says otherwise."""
         rows = [
             parse_request(
                 {"custom_id": f"{index}", "body": body},
@@ -135,7 +135,7 @@ def list_output() -> type[ListOutput]:
 
 @pytest.fixture
 def open_results() -> Callable[[Path], FileOutput]:
-    """A JSONL file of results, resumed where there is something to resume."""
+    """Opens a JSONL file of results; resumes if there is a part file."""
 
     def open_output(path: Path) -> FileOutput:
         part = path.with_name(path.name + ".part")

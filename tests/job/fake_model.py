@@ -1,4 +1,4 @@
-"""A fake model and a tokenizer of bytes: the whole job without a tensor, every answer known beforehand."""
+"""A fake model and a tokenizer of bytes: the whole job runs without a tensor, and every answer is known."""
 
 import zlib
 from array import array
@@ -18,18 +18,18 @@ from rosebatch.request import Sequence as Sampled
 from rosebatch.sampling_params import MOST_LOGPROBS
 
 BYTES, EOS = 256, 256
-# Tokens after which a constrained answer comes to an end as soon as it may.
+# After this many tokens an answer with a grammar ends as soon as the grammar allows.
 _LONG = 30
 
 
 class FakeModel:
-    """Continues every prompt by a function of its tokens, and of the seed where it samples.
+    """Continues every prompt by a function of its tokens, and of the seed if it samples.
 
-    A token that a grammar does not allow becomes one that it does, chosen by the same function; one that would end the
-    completion before ``min_tokens`` becomes a plus sign. Penalties and biases change nothing.
+    If a grammar forbids the chosen token, the same function picks an allowed one. If the token would end the completion
+    before ``min_tokens``, a plus sign replaces it. Penalties and biases have no effect.
 
     Args:
-        answers: prompt text -> the bytes that follow it, then the end token; other prompts get pseudo-random letters.
+        answers: prompt text -> the bytes that follow it, then the end token. Other prompts get pseudo-random letters.
         before_step: called with the plan of every step.
         vocab_size: bits of a grammar's mask.
     """
@@ -70,7 +70,7 @@ class FakeModel:
         return lambda: result
 
     def _allowed(self, sequences: Sequence[Sampled]) -> dict[int, list[int]]:
-        """Of those that have a grammar, the tokens that may come next."""
+        """The tokens that may come next, for each sequence with a grammar."""
         guided = {row: s.constraint for row, s in enumerate(sequences) if s.constraint is not None}
         if not guided:
             return {}
@@ -90,13 +90,13 @@ class FakeModel:
         if allowed is None:
             return token
         if length >= _LONG:
-            # Inside a string, anything may come.
+            # Inside a string every character is allowed: close the string.
             closing = b'"' if ord("z") in allowed else b"}]"
             allowed = [token for token in (EOS, *closing) if token in allowed][:1] or allowed
         return token if token in allowed else allowed[_number(sequence.token_ids, seed) % len(allowed)]
 
     def complete(self, prompt: str, max_tokens: int, seed: int | None = None) -> str:
-        """What comes out for a prompt, without any engine."""
+        """The completion of a prompt, computed without an engine."""
         ids = list(prompt.encode())
         tokens = list(ids)
         for _ in range(max_tokens):
@@ -105,7 +105,7 @@ class FakeModel:
 
 
 def scored(token_id: int, position: int, most: int) -> Logprobs:
-    """What the model reports of a token at a place of its sequence: a function of these alone, exact in JSON."""
+    """The log-probabilities of a token. They depend only on the token and its position, and are exact in JSON."""
     return Logprobs(token_id, _logprob(token_id, position), _likeliest(position)[:most])
 
 
@@ -132,7 +132,7 @@ def _number(token_ids: Sequence[int], seed: int | None) -> int:
 def make_engine(
     model: FakeModel, *, seqs=4, budget=64, blocks=64, block_size=4, max_model_len=1000, vocab_size=BYTES + 1
 ) -> Engine:
-    """An engine of the fake model."""
+    """An engine that runs the fake model."""
     pool = BlockPool(blocks, block_size)
     scheduler = Scheduler(pool, max_num_seqs=seqs, max_num_batched_tokens=budget)
     return Engine(scheduler, model, vocab_size=vocab_size, max_model_len=max_model_len, eos_token_ids=[EOS])
@@ -146,7 +146,7 @@ def byte_characters() -> dict[int, str]:
 
 
 def byte_backend(*extra: bytes) -> tokenizers.Tokenizer:
-    """Token i is byte i; then come the end token and tokens of several bytes, which text is never encoded to."""
+    """Token i is byte i. Then come the end token and tokens of several bytes, which encoding never produces."""
     characters = byte_characters()
     vocab = {characters[byte]: byte for byte in range(BYTES)} | {"<eos>": EOS}
     for i, token in enumerate(extra):

@@ -1,6 +1,6 @@
-"""A job over the fake model in a process of its own: ``INPUT OUTPUT SECONDS``, seconds of every step.
+"""Runs a job over the fake model as a process: ``INPUT OUTPUT SECONDS``, where SECONDS is the time of every step.
 
-It goes on with the part file of an earlier one, where there is one.
+It resumes if there is a part file.
 """
 
 import sys
@@ -18,7 +18,7 @@ from tests.job.fake_model import FakeModel, byte_backend, make_engine
 
 
 def main(source: str, target: str, seconds: float) -> None:
-    """Run it to its end."""
+    """Run the job to its end."""
     path = Path(target)
     part_path = path.with_name(path.name + ".part")
     part = PartFile.reopen(part_path) or PartFile.create(part_path, {})

@@ -1,4 +1,4 @@
-"""What stands in lines of results: several completions under ``choices``, one on the line itself."""
+"""Access to result lines: a single completion is on the line itself, several are under ``choices``."""
 
 
 def usage(prompt, completion):
@@ -6,7 +6,7 @@ def usage(prompt, completion):
 
 
 def texts(row):
-    """Of all its completions."""
+    """The texts of all completions of a line."""
     return [choice["text"] for choice in row["choices"]] if "choices" in row else [row["text"]]
 
 

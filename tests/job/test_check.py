@@ -1,4 +1,4 @@
-"""What a file would take, told without running it."""
+"""``check`` says what a file would take, without running it."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ RATES = Rates(copy=1e6, matmul=1e8)
 
 @pytest.fixture
 def check(job, tokenizer):
-    """Check lines; what was found, and the rows that cannot be served."""
+    """Checks lines. Returns the counts, and the rows that cannot be served."""
 
     def run(lines=(), rows=None, **defaults):
         failed = []
@@ -30,7 +30,7 @@ def check(job, tokenizer):
 
 @pytest.fixture
 def plan():
-    """Of a tiny model in fp32 with two places."""
+    """A plan for a tiny model in fp32 with two sequences at a time."""
     limits = EngineConfig(max_num_seqs=2)
     return plan_launch(
         LaunchOptions(model=str(TOML), load_format="dummy", device="cpu", dtype="float32", limits=limits)
@@ -38,7 +38,7 @@ def plan():
 
 
 def test_rows_fail_as_they_would_in_a_run(check, job):
-    """Broken lines, prompts too long or outside the vocabulary: the same codes, and the same words."""
+    """``check`` and a run must give the same codes and messages for the same bad rows."""
     lines = [
         {"prompt": "good", "max_tokens": 5},
         {"prompt": "x" * 100},
@@ -61,13 +61,13 @@ def test_rows_fail_as_they_would_in_a_run(check, job):
 
 
 def test_the_flags_defaults_count(check):
-    """--max-tokens decides how long the outputs can be where a row is silent."""
+    """--max-tokens limits the output of rows that give no limit."""
     checked, _ = check([{"prompt": "a"}, {"prompt": "a", "max_tokens": 3}], max_tokens=7)
     assert list(checked.output_lens) == [7, 3]
 
 
 def test_several_completions_of_a_prompt(check):
-    """Its tokens are read once, and generated as often as they are asked for."""
+    """The prompt's tokens count once, the output's once for each completion."""
     checked, _ = check([{"prompt": "good", "max_tokens": 5, "n": 3}, {"prompt": "good", "max_tokens": 200, "n": 2}])
     assert list(checked.prompt_lens) == [4, 4]
     assert list(checked.output_lens) == [15, 192]
@@ -81,7 +81,7 @@ def requests(*prompts):
 
 
 def test_rows_of_several_prompts(check):
-    """Each of them counts; a row of which one cannot be served is a failure, once, and counts for nothing else."""
+    """Every prompt counts; if one cannot be served, the row is a single failure and none of it counts."""
     checked, failed = check(rows=requests(["a", "bcd"], ["a", "x" * 100, "x" * 100], [[1], [VOCAB]], "good"))
     assert [(row.index, row.error.code) for row in failed] == [(1, "prompt_too_long"), (2, "invalid_token_id")]
     assert list(checked.prompt_lens) == [1, 3, 4]
@@ -89,14 +89,14 @@ def test_rows_of_several_prompts(check):
 
 
 def test_the_summary_counts_rows(check, plan):
-    """Good and bad ones are to be as many as the file has lines."""
+    """Good and bad rows must add up to the lines of the file."""
     checked, _ = check(rows=requests(["a", "bcd"], ["a", "x" * 100], "good"))
     rows = dict(summary(checked, plan, 16, RATES))
     assert rows["rows"] == "2 can be served, 1 cannot (1 prompt_too_long)"
 
 
 def test_the_summary(check, plan):
-    """Numbers by hand: blocks of 16 tokens and one to spare for each of the two longest rows."""
+    """Figures worked out by hand: blocks of 16 tokens, with a spare one for each of the two longest rows."""
     lines = [{"prompt": "x" * n, "max_tokens": m} for n, m in ((1, 4), (20, 12), (40, 8), (3, 2))]
     checked, _ = check([*lines, {}])
     config = plan.source.config
@@ -122,7 +122,7 @@ def test_the_summary(check, plan):
 
 
 def test_a_file_without_a_good_row(check, plan):
-    """No median of nothing."""
+    """The median of no rows must not raise."""
     checked, failed = check([{}, {}])
     assert summary(checked, plan, 16, RATES) == [("rows", "0 can be served, 2 cannot (2 missing_prompt)")]
     assert len(failed) == 2

@@ -12,32 +12,32 @@ from tests.job.lines import choices_of, codes, texts, usage
 
 
 def sample_seeds(seed, n):
-    """Of a row's completions."""
+    """The seeds of a row's completions."""
     request = Request(index=0, prompt_token_ids=(1,), sampling=SamplingParams(seed=seed))
     return [request.sample(number).sampling.seed for number in range(n)]
 
 
 def test_choices_of_one_prompt(job, fake_model):
-    """In order, each with random numbers of its own; the prompt is computed once and counted once."""
+    """Completions are in order with their own random numbers; the prompt is computed and counted once."""
     prompt = "0123456789"
     rows, tally, engine = job.run([{"prompt": prompt, "n": 3, "temperature": 1, "seed": 5, "max_tokens": 6}])
     expected = [fake_model().complete(prompt, 6, seed=seed) for seed in sample_seeds(5, 3)]
     assert len(set(expected)) == 3
     choices = [{"index": i, "text": text, "finish_reason": "length"} for i, text in enumerate(expected)]
     assert rows == [{"index": 0, "choices": choices, "usage": usage(10, 18)}]
-    # Of the prompt again no more than its last token, once for each further choice; then 5 tokens of each are read.
+    # Each further choice computes only the prompt's last token again; then 5 tokens of each choice are computed.
     assert engine.stats.computed_tokens == 10 + 2 + 3 * 5
     assert (tally.prompt_tokens, tally.output_tokens, tally.cached_tokens) == (10, 18, 0)
 
 
 def test_greedy_choices_are_alike(job, fake_model):
-    """Nothing but random numbers tells them apart."""
+    """Only random numbers may make completions of one prompt differ."""
     rows, _, _ = job.run([{"prompt": "x", "n": 4, "max_tokens": 5}])
     assert texts(rows[0]) == [fake_model().complete("x", 5)] * 4
 
 
 def test_choices_end_each_for_itself(job, fake_model):
-    """Finished at different times, with reasons of their own; all wait for the last."""
+    """Completions end at different times for different reasons; the row waits for the last."""
     line = {"prompt": "x", "n": 20, "temperature": 1, "seed": 1, "max_tokens": 12, "stop": "e"}
     rows, tally, _ = job.run([line, {"prompt": "y", "max_tokens": 1}])
     wholes = [fake_model().complete("x", 12, seed=seed) for seed in sample_seeds(1, 20)]
@@ -50,7 +50,7 @@ def test_choices_end_each_for_itself(job, fake_model):
 
 @pytest.mark.parametrize("blocks", [64, 8], ids=["roomy", "preempted"])
 def test_rows_with_different_numbers_of_choices(job, fake_model, blocks):
-    """Results in input order, each row with its own completions, also where memory for all at once is lacking."""
+    """Every row gets its own completions, in input order, even if memory cannot hold them all at once."""
     counts = [1 + i * 7 % 5 for i in range(30)]
     lines = [
         {"prompt": f"row {i}", "n": n, "temperature": 1, "seed": i, "max_tokens": 1 + i * 5 % 13}
@@ -68,14 +68,14 @@ def test_rows_with_different_numbers_of_choices(job, fake_model, blocks):
 
 
 def test_more_choices_than_seats(job, fake_model):
-    """A row may be wider than the batch, and than everything that waits at a time."""
+    """A row may have more completions than the batch and the queue have room for."""
     rows, _, engine = job.run([{"prompt": "x", "n": 50, "temperature": 1, "seed": 3, "max_tokens": 3}], seqs=4)
     assert texts(rows[0]) == [fake_model().complete("x", 3, seed=seed) for seed in sample_seeds(3, 50)]
     assert engine.stats.max_running == 4
 
 
 def test_choices_do_not_depend_on_the_rest_of_the_file(job):
-    """With --seed, a row alone gives what it gives beside others; two runs give the same."""
+    """With --seed, a row gives the same alone and among others, in every run."""
     lines = [{"prompt": f"row {i % 3}", "id": i, "n": 1 + i % 3, "temperature": 1, "max_tokens": 8} for i in range(9)]
     rows, _, _ = job.run(lines, seed=1)
     found = [texts(row) for row in rows]
@@ -85,7 +85,7 @@ def test_choices_do_not_depend_on_the_rest_of_the_file(job):
 
 
 def test_token_ids_and_echo_of_each_choice(job):
-    """Beside each text its own tokens; the prompt before each of them."""
+    """Each choice has its own token ids, and the prompt before its text."""
     line = {"prompt": "abc", "n": 2, "temperature": 1, "max_tokens": 2, "echo": True}
     rows, _, _ = job.run([line], return_token_ids=True)
     for choice in rows[0]["choices"]:
@@ -94,10 +94,10 @@ def test_token_ids_and_echo_of_each_choice(job):
 
 
 def test_rows_and_tokens_are_counted_apart(job):
-    """Progress and rates are about rows, tokens are those of all their completions, failures included in neither."""
+    """A row counts once in progress and rates, its tokens over all completions; failed rows have no tokens."""
 
     class Counted(Progress):
-        """Remembers what it was told."""
+        """Remembers every call."""
 
         def __init__(self):
             super().__init__(None, enabled=False)
@@ -117,7 +117,7 @@ def test_rows_and_tokens_are_counted_apart(job):
 
 
 def test_several_prompts(job, fake_model):
-    """Each gets its completions, one prompt's behind the other's; tokens are counted over all prompts."""
+    """All completions of the first prompt come before those of the next; tokens are counted over all prompts."""
     (line,) = job.answer({"prompt": ["one", "two words", list(b"ids")], "n": 2, "max_tokens": 3})
     prompts = ["one", "one", "two words", "two words", "ids", "ids"]
     assert [choice["text"] for choice in choices_of(line)] == [fake_model().complete(p, 3) for p in prompts]
@@ -127,7 +127,7 @@ def test_several_prompts(job, fake_model):
 
 
 def test_several_prompts_in_input_order(job, fake_model):
-    """They share nothing with the requests around them but the batch."""
+    """A request's prompts must not be mixed with those of its neighbours in the batch."""
     bodies = [{"prompt": [f"{i} {j}" for j in range(1 + i % 4)], "max_tokens": 1 + i % 5} for i in range(20)]
     answers = job.answer(*bodies)
     for body, line in zip(bodies, answers, strict=True):
@@ -136,7 +136,7 @@ def test_several_prompts_in_input_order(job, fake_model):
 
 
 def test_the_same_prompt_twice_in_a_request(job):
-    """It asks for two answers, as it does where it stands on two lines of the file."""
+    """It gets two different answers, like a prompt on two lines of the file."""
     (line,) = job.answer({"prompt": ["x"] * 5, "temperature": 1, "max_tokens": 12})
     assert len({choice["text"] for choice in choices_of(line)}) == 5
 
@@ -151,7 +151,7 @@ def test_the_same_prompt_twice_in_a_request(job):
     ],
 )
 def test_one_prompt_that_cannot_be_served(job, fake_model, bad, code):
-    """Its request fails as a whole, with none of its other prompts queued; those around it are served."""
+    """The whole request fails and none of its prompts runs; its neighbours are served."""
     begun = set()
     model = fake_model(before_step=lambda plan: begun.update(chunk.sequence.request.index for chunk in plan.chunks))
     good = {"prompt": ["good", "day"], "max_tokens": 2}
@@ -162,7 +162,7 @@ def test_one_prompt_that_cannot_be_served(job, fake_model, bad, code):
 
 
 def test_every_answer_is_the_clients_type(job):
-    """The official client parses choices, log-probabilities and several prompts, strictly."""
+    """The official client must parse choices, log-probabilities and several prompts, strictly."""
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     answers = job.answer(
         {**chat, "n": 3, "temperature": 1, "logprobs": True, "top_logprobs": 3},

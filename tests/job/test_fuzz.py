@@ -1,4 +1,4 @@
-"""Files of broken lines: each yields one result or one error row, whatever is wrong with it, and nothing crashes."""
+"""Files of broken lines: each line gives one result or one error row, whatever is wrong with it."""
 
 import json
 import random
@@ -27,7 +27,7 @@ BATCH = [
     {"body": {"messages": CHAT, "max_tokens": 9, "response_format": {"type": "json_schema", "json_schema": SCHEMA}}},
     {"body": {"messages": CHAT, "n": 2, "logprobs": True, "top_logprobs": 2, "logit_bias": {"5": 1}, "max_tokens": 2}},
 ]
-# What a value can be replaced by: other types, numbers out of every range, text that is none.
+# Replacements for values: other types, numbers out of range, broken text.
 VALUES = [
     *("null", "true", "0", "-1", "1e999", "-0.0", "1e-999", str(2**63), str(2**64), "9" * 400, "NaN", "Infinity"),
     *('""', '"\\u0000"', '"\\ud800"', '"\\udfff\\ud800"', '"\\ufeff"', '"\U0001f600"', '"' + "y" * 3000 + '"'),
@@ -43,14 +43,14 @@ VALUES = [
         '[{"role": "user"}]',
         "[" * 900 + "]" * 900,
     ),
-    # Of the fields of several completions and of grammars.
+    # Values for fields about several completions and grammars.
     *("2", "21", '{"5": "x", "y": 1e999}', '["a", "b", "c"]', '[[1], ["a"], "b"]', '"("', '"[ab]*a[ab]{30}"'),
     *('{"type": "json_object"}', '{"type": "objec"}', '{"$ref": "#"}', '{"json": "{"}', '{"regex": "a", "choice": []}'),
 ]
 
 
 def mutate(line, rng):
-    """No, one, two or three changes of a good line."""
+    """Makes up to three changes to a good line."""
     for _ in range(rng.randint(0, 3)):
         kind = rng.randrange(5)
         place = rng.randrange(len(line) + 1)
@@ -61,7 +61,7 @@ def mutate(line, rng):
         elif kind == 2:
             line = line[:place] + line[rng.randrange(len(line) + 1) :]
         else:
-            # In place of a value: behind a colon, up to the next comma.
+            # Replace a value: from a colon to the next comma.
             colons = [i for i, byte in enumerate(line) if byte == ord(":")] or [0]
             start = rng.choice(colons) + 1
             end = line.find(b",", start)
@@ -71,11 +71,11 @@ def mutate(line, rng):
 
 @pytest.mark.parametrize("kind", ["jsonl", "openai"])
 def test_mutated_lines(job, tmp_path, open_results, kind):
-    """As many rows come out as lines went in, in order; good lines between the bad ones are served."""
+    """As many rows come out as lines went in, in order, and good lines among bad ones are served."""
     rng = random.Random(kind)
     name, good = ("id", PLAIN) if kind == "jsonl" else ("custom_id", BATCH)
     lines = [mutate(json.dumps({**rng.choice(good), name: f"row {i}"}).encode(), rng) for i in range(LINES)]
-    # Lone carriage returns, marks and NULs; and lines of 10 MB, of which one is nothing but brackets.
+    # A NUL, byte order marks, and lines of 10 MB, one of them only brackets.
     lines += [b"\x00", b"\xef\xbb\xbf{}", b"\xff\xfe", b"[" * 10_000_000, b'{"prompt":"' + b"z" * 10_000_000 + b'"}']
     rng.shuffle(lines)
     lines += [json.dumps({**good[0], name: "the last"}).encode()]

@@ -1,4 +1,4 @@
-"""Structured output: masks that only let through what matches, and grammars that cannot be served."""
+"""Structured output: masks allow only tokens that match, and unusable grammars are refused."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from rosebatch.text.grammar import Grammar, Grammars, TokenConstraint
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import EOS, byte_backend
 
-# As wide as a model whose logits are padded: 269 is no multiple of 32, and an end token lies beyond the tokenizer.
+# The width of a model with padded logits. 269 is not a multiple of 32, and one end token is unknown to the tokenizer.
 VOCAB_SIZE, EOS_IDS = 269, (EOS, 266)
 SHORT_WORDS = [b'": ', b'", "', b'{"', b"]}", b"  ", b"\n\n", b"abc", b'"}', b"12", b" ", b" 1", b", "]
 
@@ -43,13 +43,13 @@ def spec(kind, source=""):
 
 @pytest.fixture(scope="module")
 def byte_grammars():
-    """Tokens of one byte."""
+    """Grammars for tokens of one byte."""
     return Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS)
 
 
 @pytest.fixture(scope="module")
 def trained():
-    """A byte-level BPE of 600 tokens, trained on JSON: tokens that cross the borders of its grammar."""
+    """A byte-level BPE of 600 tokens, trained on JSON: its tokens cross the borders of the grammar."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -63,7 +63,7 @@ def trained():
 
 @pytest.fixture(scope="module")
 def spaced():
-    """As of Llama 2: a mark for the space, and tokens for the bytes of what has no token."""
+    """A tokenizer like that of Llama 2: a mark for the space, and byte tokens for text without a token."""
     vocab = {"<unk>": 0, "</s>": 1} | {f"<0x{byte:02X}>": 2 + byte for byte in range(256)}
     for word in ["▁", "a", "b", '"', "{", "}", ":", ",", "▁a", '▁"', '":', "▁▁", "1", "▁1"]:
         vocab[word] = len(vocab)
@@ -88,7 +88,7 @@ def any_grammars(request):
 
 
 def allowed(constraint, vocab_size=VOCAB_SIZE):
-    """Ids of the tokens that may come next, from a mask of which no bit is kept."""
+    """The tokens that may come next. The mask starts with all bits set, so every bit must be written."""
     mask = np.full(-(-vocab_size // 32), -1, dtype=np.int32)
     constraint.fill(mask)
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
@@ -96,14 +96,14 @@ def allowed(constraint, vocab_size=VOCAB_SIZE):
 
 
 def feed_text(constraint, text):
-    """What the last byte's ``feed`` says; the others must say that it goes on."""
+    """Feeds text byte by byte and returns what ``feed`` says of the last byte; it must not end before."""
     *before, last = [constraint.feed(byte) for byte in text.encode()]
     assert not any(before)
     return last
 
 
 def walk(grammar, tokenizer, size, eos, seed, prefer=(), most=400):
-    """Text of tokens chosen by chance among those allowed, and whether it ended; late ones bring it to an end."""
+    """The text of randomly chosen allowed tokens, and whether it ended. After 40 tokens it prefers those that close."""
     rng, constraint, chosen = random.Random(seed), grammar.start(), []
     while len(chosen) < most:
         ids = allowed(constraint, size)
@@ -138,7 +138,7 @@ def check_person(person):
 
 
 def test_any_walk_matches_a_json_schema(any_grammars):
-    """Whatever a model chooses among the allowed tokens is JSON of the schema, with tokens of every kind."""
+    """Whatever allowed tokens a model chooses, the answer is JSON of the schema, with any tokenizer."""
     grammars, *rest = any_grammars
     grammar = grammars.compile(spec("json_schema", PERSON))
     texts = []
@@ -151,7 +151,7 @@ def test_any_walk_matches_a_json_schema(any_grammars):
 
 
 def test_any_walk_of_json_object_is_one(any_grammars):
-    """Not an array or a bare number, which are JSON too."""
+    """Arrays and bare numbers are JSON, but not objects."""
     grammars, *rest = any_grammars
     grammar = grammars.compile(spec("json_object"))
     for seed in range(12):
@@ -174,7 +174,7 @@ REGEXES = [
 
 @pytest.mark.parametrize("regex", REGEXES)
 def test_any_walk_matches_a_regex(any_grammars, regex):
-    """From the first character to the last: anchors that users write for that are no obstacle."""
+    """The whole answer matches, also when users write anchors."""
     grammars, *rest = any_grammars
     grammar = grammars.compile(spec("regex", regex))
     for seed in range(12):
@@ -184,7 +184,7 @@ def test_any_walk_matches_a_regex(any_grammars, regex):
 
 
 def test_any_walk_is_a_choice(any_grammars):
-    """One of them as it stands: quotes, escapes and characters beyond the first plane too, each of them reachable."""
+    """The answer is one choice exactly, with its quotes, escapes and rare characters; every choice is reachable."""
     grammars, *rest = any_grammars
     choices = ["yes", "yes, sir", 'a "no"', "back\\slash\n", "naïve 😀", "/re/", " x"]
     grammar = grammars.compile(spec("choice", choices))
@@ -194,7 +194,7 @@ def test_any_walk_is_a_choice(any_grammars):
 
 @pytest.mark.parametrize("schema", [{"x-guidance": {"whitespace_flexible": True}}, {}])
 def test_white_space_comes_to_an_end(any_grammars, schema):
-    """A model that likes line breaks wrote them until max_tokens; nor can the schema itself ask for that."""
+    """A model that likes line breaks wrote them until max_tokens; a schema cannot ask for that either."""
     grammars, *rest = any_grammars
     schema = schema | {
         "type": "object",
@@ -214,7 +214,7 @@ def test_white_space_comes_to_an_end(any_grammars, schema):
 
 @pytest.mark.parametrize("text", ['{"a":1,"b":[true,true]}', '{"a": 1, "b": [true, true]}'])
 def test_the_usual_forms_of_json(byte_grammars, text):
-    """Compact, and as json.dumps has it: what models write of their own accord must not be in their way."""
+    """Compact JSON and that of json.dumps are what models write: both must be allowed."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array"}}}
     constraint = byte_grammars.compile(spec("json_schema", schema | {"additionalProperties": False})).start()
     assert feed_text(constraint, text)
@@ -222,7 +222,7 @@ def test_the_usual_forms_of_json(byte_grammars, text):
 
 
 def test_end_tokens_only_where_the_grammar_may_end(byte_grammars):
-    """All of the model's end tokens, also one that the tokenizer does not know, and no padding beside them."""
+    """All end tokens of the model are allowed there, also unknown to the tokenizer, but no padding."""
     constraint = byte_grammars.compile(spec("regex", "ab?")).start()
     assert allowed(constraint) == [ord("a")]
     assert constraint.feed(ord("a")) is False
@@ -233,7 +233,7 @@ def test_end_tokens_only_where_the_grammar_may_end(byte_grammars):
 
 
 def test_an_end_token_ends(byte_grammars):
-    """It is no text of the grammar, whichever of them comes, and is no error."""
+    """Any end token ends the grammar without an error and is not part of its text."""
     for eos in EOS_IDS:
         constraint = byte_grammars.compile(spec("regex", "a*")).start()
         assert constraint.feed(ord("a")) is False
@@ -261,7 +261,7 @@ def test_an_end_token_that_is_ordinary_text():
 
 @pytest.mark.parametrize("vocab_size", [257, 258, 287, 288, 289, 320, 1000])
 def test_widths_of_logits(vocab_size):
-    """Padding after the tokenizer's last token is never allowed, whether a word of the mask ends there or not."""
+    """Padding after the last token is never allowed, wherever a word of the mask ends."""
     grammar = Grammars(Tokenizer(byte_backend()), vocab_size, [EOS]).compile(spec("regex", "[^a]*"))
     ids = allowed(grammar.start(), vocab_size)
     assert ord("a") not in ids
@@ -271,7 +271,7 @@ def test_widths_of_logits(vocab_size):
 
 @pytest.mark.parametrize("vocab_size", [260, 256 + 32, 289])
 def test_a_model_with_fewer_tokens_than_the_tokenizer(vocab_size):
-    """Tokens were added, the weights were not: a bit for such a token would be another row's, or beyond the mask."""
+    """A bit for a token without weights would be in another row's mask, or beyond the mask."""
     extra = [bytes([97 + i % 26, 97 + i // 26]) for i in range(40)]
     tokenizer = Tokenizer(byte_backend(*extra))
     grammar = Grammars(tokenizer, vocab_size, [EOS, 290]).compile(spec("regex", "[a-z]+"))
@@ -282,7 +282,7 @@ def test_a_model_with_fewer_tokens_than_the_tokenizer(vocab_size):
 
 
 def test_a_model_without_the_tokens_for_it():
-    """A mask without any bit makes the sampler's probabilities NaN: the row ends instead, and not as if it matched."""
+    """A mask without any bit gives NaN probabilities: the row must end with an error instead."""
     constraint = Grammars(Tokenizer(byte_backend()), 100, [99]).compile(spec("choice", ["az", "xy"])).start()
     assert allowed(constraint, 100) == [ord("a")]
     assert constraint.feed(ord("a")) is False
@@ -293,14 +293,14 @@ def test_a_model_without_the_tokens_for_it():
 
 @pytest.mark.parametrize("vocab_size", [260, 288, VOCAB_SIZE])
 def test_all_masks_at_once(vocab_size):
-    """The same bits as one by one, for live, ended and failed completions of several grammars side by side."""
+    """Filling all masks together gives the same bits as one by one: live, ended and failed completions."""
     tokenizer = Tokenizer(byte_backend(*(bytes([b, b]) for b in range(40))))
     grammars = Grammars(tokenizer, vocab_size, (EOS, 258))
     specs = [spec("json_schema", PERSON), spec("regex", "a+"), spec("choice", ["ab", "xyz"]), spec("json_object")]
     rng = random.Random(vocab_size)
 
     def follow():
-        """Each grammar after no, some and many tokens; then one that ended, and one that was given a wrong token."""
+        """Completions after no, some and many tokens, one that ended, and one that got a wrong token."""
         for which in specs:
             for steps in (0, 1, 5, 60):
                 constraint = grammars.compile(which).start()
@@ -328,7 +328,7 @@ def test_all_masks_at_once(vocab_size):
 
 
 def test_all_masks_where_one_cannot_be_made(monkeypatch):
-    """A completion that reaches the limit there ends with its reason, and the others' masks are not touched by it."""
+    """A completion that exceeds the limit ends with its reason, and the other masks stay right."""
     monkeypatch.setattr("rosebatch.text.grammar._MOST_STATES", 100)
     grammars = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS)
     easy = grammars.compile(spec("choice", ["yes"])).start()
@@ -346,7 +346,7 @@ def test_all_masks_where_one_cannot_be_made(monkeypatch):
 
 
 def test_bits_land_in_the_right_words():
-    """The highest bit of a word is the sign of an int32: end tokens there are set and unset like any other."""
+    """The highest bit of a word is an int32's sign: end tokens there must work like any other."""
     backend = byte_backend(*(bytes([b, b]) for b in range(60)))
     for eos in (EOS, 287, 288, 316):
         grammar = Grammars(Tokenizer(backend), 317, [eos]).compile(spec("choice", ["ab"]))
@@ -358,7 +358,7 @@ def test_bits_land_in_the_right_words():
 
 
 def test_a_row_of_a_larger_array(byte_grammars):
-    """The engine keeps the masks of all rows together: the others' stay as they are."""
+    """The engine keeps all masks in one array: other rows' masks must not change."""
     masks = np.full((3, -(-VOCAB_SIZE // 32)), -1, dtype=np.int32)
     byte_grammars.compile(spec("choice", ["x"])).start().fill(masks[1])
     assert (masks[[0, 2]] == -1).all()
@@ -403,7 +403,7 @@ def test_a_row_of_a_larger_array(byte_grammars):
     ],
 )
 def test_grammars_that_cannot_be_used(byte_grammars, kind, source, message):
-    """A broken one costs its row only, says why in one short line however long it is, and says so again."""
+    """Only its row fails, with one short line, each time the grammar is used."""
     for _ in range(2):
         with pytest.raises(RowError) as caught:
             byte_grammars.compile(spec(kind, source))
@@ -415,20 +415,20 @@ def test_grammars_that_cannot_be_used(byte_grammars, kind, source, message):
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/schema", "https://example.com/a.json", "file:///etc/hostname"])
 def test_references_to_elsewhere_are_not_followed(byte_grammars, url):
-    """A schema from a user must not make this machine open files or connections."""
+    """A user's schema must not make this machine open files or connections."""
     with pytest.raises(RowError, match="does not fetch"):
         byte_grammars.compile(spec("json_schema", {"$ref": url}))
 
 
 def test_a_schema_may_be_a_boolean(byte_grammars):
-    """True is the schema of all JSON, in our format too."""
+    """The schema true stands for all JSON, with the white space that other schemas allow."""
     constraint = byte_grammars.compile(spec("json_schema", "true")).start()
     assert not {ord(" "), ord("\n")} & set(allowed(constraint))
     assert feed_text(constraint, '[1, {"a": null}]') is True
 
 
 def test_a_schema_may_ask_for_leniency(byte_grammars):
-    """The one way to use a schema with a keyword that cannot be enforced; whatever else it asks for is not heard."""
+    """Leniency allows keywords that cannot be enforced; all other options in a schema are ignored."""
     own = {"lenient": True, "whitespace_pattern": r"\n*", "item_separator": "(", "no such": 1}
     schema = {"type": "array", "uniqueItems": True, "items": {"type": "integer"}, "x-guidance": own}
     constraint = byte_grammars.compile(spec("json_schema", schema)).start()
@@ -438,7 +438,7 @@ def test_a_schema_may_ask_for_leniency(byte_grammars):
 
 
 def test_two_completions_do_not_disturb_each_other(byte_grammars):
-    """They share the compiled grammar and none of the state, also where one of them goes wrong."""
+    """They share the compiled grammar but no state, even if one of them fails."""
     grammar = byte_grammars.compile(spec("choice", ["abc", "abd", "xyz"]))
     first, second, third = (grammar.start() for _ in range(3))
     assert first.feed(ord("a")) is False
@@ -455,7 +455,7 @@ def test_two_completions_do_not_disturb_each_other(byte_grammars):
 
 @pytest.mark.parametrize("token", [ord("b"), -1, 257, VOCAB_SIZE, 2**40])
 def test_a_token_that_is_not_allowed(byte_grammars, token):
-    """The row ends and says why; the engine, with all other rows in it, goes on."""
+    """The row ends with an error, and the engine continues with all other rows."""
     constraint = byte_grammars.compile(spec("regex", "a+")).start()
     assert constraint.feed(ord("a")) is False
     assert constraint.feed(token) is True
@@ -465,12 +465,12 @@ def test_a_token_that_is_not_allowed(byte_grammars, token):
 
 
 def test_one_rows_excess_does_not_end_the_others(monkeypatch):
-    """All rows of a grammar share a limit of llguidance's: past it, each of them stopped where it was."""
+    """All rows of a grammar share a limit of llguidance: once it was reached, all of them stopped."""
     replaced, replace_matcher = [], Grammar.replace_matcher
     monkeypatch.setattr(Grammar, "replace_matcher", lambda self: (replaced.append(self), replace_matcher(self))[1])
     monkeypatch.setattr("rosebatch.text.grammar._MOST_STATES", 5000)
     monkeypatch.setattr("rosebatch.text.grammar._MOST_MATCHERS", 1)
-    # As many states as there are strings of a and b.
+    # This regex has as many states as there are strings of a and b.
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "[ab]*a[ab]{30}"))
     bystander = grammar.start()
     assert feed_text(bystander, "ab") is False
@@ -490,7 +490,7 @@ def test_one_rows_excess_does_not_end_the_others(monkeypatch):
 
 
 def test_many_completions_take_turns(monkeypatch):
-    """On matchers of their own, which threads need not wait for; whichever it is, the masks are the same."""
+    """Several matchers let threads work without waiting for each other: all must give the same masks."""
     compiled, new_matcher = [], Grammar._new_matcher
     monkeypatch.setattr(Grammar, "_new_matcher", lambda self: compiled.append(new_matcher(self)) or compiled[-1])
     monkeypatch.setattr("rosebatch.text.grammar._MOST_MATCHERS", 3)
@@ -508,7 +508,7 @@ def test_many_completions_take_turns(monkeypatch):
 
 
 def test_a_row_that_is_too_much_by_itself(monkeypatch):
-    """It ends and says why: its answer is cut short, and must not pass for one that matches."""
+    """It ends with an error: an answer that is cut short must not pass for a match."""
     monkeypatch.setattr("rosebatch.text.grammar._MOST_STATES", 5000)
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "[ab]*a[ab]{30}"))
     rng, constraint, length = random.Random(0), grammar.start(), 0
@@ -523,14 +523,14 @@ def test_a_row_that_is_too_much_by_itself(monkeypatch):
 
 
 def test_each_grammar_is_compiled_once(byte_grammars):
-    """A file has one schema for all its rows: compiling it for each would cost more than the model."""
+    """A file often has one schema for all rows: compiling it for each would cost more than the model."""
     first = byte_grammars.compile(spec("json_schema", PERSON))
     assert byte_grammars.compile(spec("json_schema", PERSON)) is first
     assert byte_grammars.compile(spec("json_object")) is not first
 
 
 def test_a_file_with_a_grammar_for_each_row():
-    """Memory stays bounded, and a grammar that was dropped goes on where a row still follows it."""
+    """Memory stays bounded, and a dropped grammar still works for the row that follows it."""
     grammars = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS)
     grammar = grammars.compile(spec("regex", "ab"))
     constraint = grammar.start()
@@ -541,7 +541,7 @@ def test_a_file_with_a_grammar_for_each_row():
 
 
 def test_compiling_beside_generation(byte_grammars):
-    """Rows are prepared in one thread while another follows grammars."""
+    """One thread compiles grammars while another follows one: neither may fail."""
     failures = []
 
     def prepare():
@@ -570,7 +570,7 @@ def word_piece():
     ("backend", "eos", "message"), [(word_piece(), [0], "decoder"), (byte_backend(), [], "end token")]
 )
 def test_models_that_grammars_cannot_be_used_with(backend, eos, message):
-    """A tokenizer whose tokens have no bytes of their own, a model that cannot end: each row with a grammar says so."""
+    """Without bytes of its tokens or without an end token, each row with a grammar gets an error."""
     grammars = Grammars(Tokenizer(backend), 300, eos)
     for regex in ("a", "b"):
         with pytest.raises(RowError, match=message) as caught:
@@ -580,7 +580,7 @@ def test_models_that_grammars_cannot_be_used_with(backend, eos, message):
 
 
 def test_runs_without_a_grammar_do_not_load_llguidance():
-    """It costs time at every start."""
+    """Importing it would cost time at every start."""
     code = (
         "import sys, tokenizers; from rosebatch.text.grammar import Grammars;"
         "from rosebatch.text.tokenizer import Tokenizer;"

@@ -1,4 +1,4 @@
-"""``min_tokens`` beside everything that ends a completion, over the fake model."""
+"""``min_tokens`` together with everything that ends a completion, over the fake model."""
 
 import random
 
@@ -11,22 +11,22 @@ from tests.job.lines import texts
 @pytest.mark.parametrize(
     ("answer", "min_tokens", "stop", "text", "tokens"),
     [
-        # Inside the protected tokens: it neither ends nor cuts, nor does it when it ends with the last of them.
+        # Inside the protected tokens, or ending with the last of them, it neither ends the completion nor cuts.
         (b"a END b END c", 5, "END", "a END b ", 11),
         (b"a END b END c", 4, "END", "a ", 5),
         (b"a END b", 5, "END", "a END b", 8),
         (b"ENDENDEND", 6, "END", "ENDEND", 9),
-        # Straddling their end.
+        # Across their end.
         (b"abENDcd", 3, "END", "ab", 5),
         (b"abENDcd", 4, "END", "ab", 5),
         (b"abENDcd", 5, "END", "abENDcd", 8),
-        # A character of two tokens at the border.
+        # A character of two tokens is at the border.
         ("éEND".encode(), 1, "END", "é", 5),
         ("éENDéEND".encode(), 5, "END", "éENDé", 10),
     ],
 )
 def test_stop_strings_and_a_least_length(job, fake_model, answer, min_tokens, stop, text, tokens):
-    """The watching of tokens and the cutting of the text agree on which stop string counts."""
+    """Watching tokens and cutting the text must agree on which stop string counts."""
     line = {"prompt": "x", "min_tokens": min_tokens, "stop": stop}
     rows, _, _ = job.run([line], model=fake_model({"x": answer}))
     assert (rows[0]["text"], rows[0]["finish_reason"]) == (text, "stop")
@@ -34,14 +34,14 @@ def test_stop_strings_and_a_least_length(job, fake_model, answer, min_tokens, st
 
 
 def test_a_protected_stop_string_beside_a_longer_one(job, fake_model):
-    """What is kept of the text for the longer one holds the whole shorter one still."""
+    """The text kept for a longer stop string still contains the protected shorter one."""
     line = {"prompt": "x", "min_tokens": 3, "stop": ["a", "abcdef"]}
     rows, _, _ = job.run([line], model=fake_model({"x": b"xxabbbbb"}))
     assert (rows[0]["text"], rows[0]["usage"]["completion_tokens"]) == ("xxabbbbb", 9)
 
 
 def test_watching_agrees_with_cutting_behind_a_least_length(job, fake_model, tokenizer):
-    """Random bytes, halves of characters at the border too: it ends with the first token that has something to cut."""
+    """For random bytes the completion must end with the first token that makes the text need cutting."""
     rng = random.Random(0)
     pieces = [b"a", b"b", b"c", "é".encode(), b"\xc3", b"\xff"]
     for _ in range(300):
@@ -59,7 +59,7 @@ def test_watching_agrees_with_cutting_behind_a_least_length(job, fake_model, tok
 
 
 def test_end_tokens_and_a_least_length(job, fake_model):
-    """Neither the model's own nor the row's end it too early; of each choice."""
+    """No end token, the model's or the row's, may end any choice too early."""
     lines = [
         {"prompt": "x", "min_tokens": 5, "n": 2, "max_tokens": 8},
         {"prompt": "x", "min_tokens": 2, "max_tokens": 8},

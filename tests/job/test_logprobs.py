@@ -19,7 +19,7 @@ def written(tokens):
 
 @pytest.mark.parametrize("blocks", [64, 9], ids=["roomy", "preempted"])
 def test_logprobs_of_each_token(job, blocks):
-    """Of every token one, in order, also where a completion was interrupted and its tokens were computed again."""
+    """Every token has one, in order, even if a preempted completion was computed again."""
     lines = [{"prompt": f"row {i}", "max_tokens": 9, "logprobs": i % 3, "n": 1 + i % 2} for i in range(8)]
     rows, _, engine = job.run(lines, blocks=blocks)
     assert (engine.stats.preemptions > 0) == (blocks == 9)
@@ -31,7 +31,7 @@ def test_logprobs_of_each_token(job, blocks):
 
 
 def test_logprobs_only_where_they_are_asked_for(job):
-    """A row beside one that asks does not get them too, nor does one that asks for the other kind."""
+    """A neighbour's request must not add log-probabilities to a row."""
     lines = [{"prompt": "abc", "max_tokens": 2, **more} for more in ({}, {"logprobs": 0}, {"prompt_logprobs": 0})]
     rows, _, _ = job.run(lines)
     names = [{"logprobs", "prompt_logprobs"} & set(row) for row in rows]
@@ -40,7 +40,7 @@ def test_logprobs_only_where_they_are_asked_for(job):
 
 @pytest.mark.parametrize("budget", [64, 3], ids=["whole", "in-chunks"])
 def test_logprobs_of_the_prompt(job, budget):
-    """Of each of its tokens but the first, however they are computed; what others left in the cache is not enough."""
+    """Every prompt token but the first has one, in chunks or whole; cached tokens must be computed for it."""
     lines = [{"prompt": "0123456789", "max_tokens": 2, **more} for more in ({}, {"prompt_logprobs": 2}, {})]
     lines.append({**lines[1], "n": 2})
     rows, _, _ = job.run(lines, budget=budget, seqs=1)
@@ -51,7 +51,7 @@ def test_logprobs_of_the_prompt(job, budget):
 
 
 def test_an_echoed_prompt_with_its_logprobs(job):
-    """One list over prompt and completion, with offsets into the text."""
+    """One list covers prompt and completion, with offsets into the whole text."""
     (line,) = job.answer({"prompt": "Say it:", "echo": True, "logprobs": 1, "max_tokens": 3})
     (choice,) = choices_of(line)
     assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
@@ -62,14 +62,14 @@ def test_an_echoed_prompt_with_its_logprobs(job):
 
 
 def test_each_choice_echoes_the_prompts_logprobs(job):
-    """The lists are about the choice's text, which begins with the prompt."""
+    """Each choice's text begins with the prompt, so its lists must too."""
     (line,) = job.answer({"prompt": "Say it:", "echo": True, "logprobs": 1, "n": 2, "max_tokens": 3})
     for choice in choices_of(line):
         assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
 
 
 def test_offsets_behind_a_special_token(job, make_backend):
-    """Such as the BOS of an echoed prompt: every token behind it stood some places too late."""
+    """After a BOS in an echoed prompt, every later offset was some places too large."""
     backend = make_backend()
     backend.post_processor = processors.TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 256)])
     body = {"prompt": "Say it:", "echo": True, "logprobs": 1, "max_tokens": 3}
@@ -81,7 +81,7 @@ def test_offsets_behind_a_special_token(job, make_backend):
 
 
 def test_a_prompt_alone(job):
-    """Scoring a text, as evaluations do: the token that the engine cannot do without stands nowhere."""
+    """Scoring a text needs one generated token: it must appear nowhere."""
     (line,) = job.answer({"prompt": "Say it:", "echo": True, "logprobs": 1, "max_tokens": 0, "n": 2})
     body = line["response"]["body"]
     assert [choice["text"] for choice in body["choices"]] == ["Say it:"] * 2

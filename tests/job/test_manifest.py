@@ -1,4 +1,4 @@
-"""What a resumed run is compared by."""
+"""The manifest: what a resumed run is compared by."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 
 @pytest.fixture
 def manifest():
-    """Of a run with some options, as it is read back from a file."""
+    """The manifest of a run with some options, as read back from a file."""
 
     def make(input_digest="abc", input_format="jsonl", sampling=(), seed=None, return_token_ids=False, **options):
         options = {"model": str(TOML), "load_format": "dummy", "device": "cpu", **options}
@@ -31,7 +31,7 @@ def manifest():
 
 
 def test_the_same_run_has_no_differences(manifest):
-    """Nothing in it may depend on time, place or process."""
+    """Time, place and process must not make a run differ from itself."""
     assert differences(manifest(), manifest()) == []
 
 
@@ -48,12 +48,12 @@ def test_the_same_run_has_no_differences(manifest):
     ],
 )
 def test_what_changes_results_is_a_difference(manifest, changes, difference):
-    """Rows of two kinds in one output, without anyone noticing."""
+    """Otherwise one output could mix rows of two kinds unnoticed."""
     assert differences(manifest(dtype="float32"), manifest(**{"dtype": "float32", **changes})) == [difference]
 
 
 def test_limits_may_change(manifest):
-    """A run that was out of memory resumes with less of it."""
+    """A run that was out of memory must be able to resume with less."""
     from rosebatch.config import EngineConfig
 
     assert differences(manifest(), manifest(limits=EngineConfig(max_num_seqs=2, kv_cache_memory=2**20))) == []
@@ -61,7 +61,7 @@ def test_limits_may_change(manifest):
 
 @pytest.mark.parametrize("changed", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_another_model_of_the_same_name(tmp_path, manifest, changed):
-    """A checkpoint that was trained on, in the same folder: the same size, other numbers."""
+    """A checkpoint trained further has the same size in the same folder, but other numbers."""
     folder = tmp_path / "model"
     folder.mkdir()
     config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}

@@ -14,7 +14,7 @@ def row(index, prompt):
 
 
 def test_rows_that_begin_alike_follow_each_other_within_a_window():
-    """Failed rows need no engine and go first."""
+    """Else the cache loses a shared beginning before its next use; failed rows come first."""
     failed = FailedRow(index=3, where="line 4", metadata={}, error=RowError("empty_prompt", "nothing"))
     rows = [row(0, (5, 6)), row(1, (2, 9)), row(2, (5,)), failed, row(4, (2,)), row(5, (1,))]
     order = [getattr(item, "index", None) or item.first.index for item in by_prefix(iter(rows), 4)]
@@ -22,7 +22,7 @@ def test_rows_that_begin_alike_follow_each_other_within_a_window():
 
 
 def test_a_window_is_read_while_the_one_before_it_is_handed_out():
-    """Read at once, its rows kept the device waiting: 512 of them took longer than what was launched ahead."""
+    """Reading 512 rows at once took longer than the launched steps, and the device waited."""
     numbers, read = count(), []
 
     def rows():

@@ -1,4 +1,4 @@
-"""Progress where stderr is no terminal: few plain lines."""
+"""Progress where stderr is not a terminal: few plain lines."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ from rosebatch.report.progress import Progress
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that is moved by hand."""
+    """A clock that tests move by hand."""
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
@@ -21,7 +21,7 @@ def clock(monkeypatch):
 
 
 def test_line(clock):
-    """Rows, rate, failures, and what is left if the total is known."""
+    """Rows, rate, failures and, with a known total, the remaining time."""
     progress = Progress(20)
     for _ in range(3):
         progress.advance(output_tokens=50)
@@ -31,7 +31,7 @@ def test_line(clock):
 
 
 def test_line_without_a_total(clock):
-    """Rows from stdin: no total, no remaining time."""
+    """Rows from stdin have no total and no remaining time."""
     progress = Progress(None)
     progress.advance(output_tokens=30)
     clock(3)
@@ -39,14 +39,14 @@ def test_line_without_a_total(clock):
 
 
 def test_line_before_the_first_row(clock):
-    """No division by zero rows."""
+    """Guards against a division by zero rows."""
     progress = Progress(20)
     clock(1)
     assert progress.line() == "0/20 rows, 0 output tokens/s"
 
 
 def test_a_plain_line_every_ten_seconds(clock, capsys):
-    """Logs must not fill with one line a row."""
+    """Logs must not fill with one line for each row."""
     with Progress(100) as progress:
         for _ in range(25):
             clock(1)
@@ -66,7 +66,7 @@ def test_quiet(clock, capsys):
 
 
 def test_a_bar_on_a_terminal(monkeypatch, capsys):
-    """It must work without a total and leave nothing on stdout."""
+    """It must work without a total and print nothing to stdout."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with Progress(None) as progress:
         progress.advance(output_tokens=4)

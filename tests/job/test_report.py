@@ -1,4 +1,4 @@
-"""What is counted and how it is shown."""
+"""What the report counts and how it is shown."""
 
 import io
 import json
@@ -88,7 +88,7 @@ def report_of(tally, seconds=2.0, stats=None, **engine):
 
 
 def test_tally():
-    """Times follow vLLM's names: TTFT from arrival, TPOT between the further tokens, E2E the whole."""
+    """Times are defined as in vLLM: TTFT from arrival, TPOT between further tokens, E2E for the whole."""
     tally = tally_of(
         completion(prompt=4, tokens=3, cached=2, times=(10.0, 10.5, 12.5)),
         completion(prompt=6, tokens=1, reason="stop", times=(10.0, 11.0, 11.0)),
@@ -112,7 +112,7 @@ def test_tally():
 
 
 def test_tally_of_a_row_with_several_completions():
-    """One row; each prompt counts once, tokens and times of every completion, and reasons as the result has them."""
+    """One row: each prompt counts once; tokens, times and reasons count for every completion."""
     tally = Tally()
     tokens = [(10, 3, 4), (10, 5, 4), (7, 1, 0), (7, 2, 0)]
     tally.add_row(
@@ -130,7 +130,7 @@ def test_tally_of_a_row_with_several_completions():
 
 
 def test_report_fields():
-    """Names that scripts rely on, rates by wall time, all of it JSON."""
+    """Scripts rely on these names, on rates by wall time, and on plain JSON."""
     tally = tally_of(completion(prompt=6, tokens=4, cached=3), completion(prompt=2, tokens=2))
     tally.add_error(RowError("some_code", "no"))
     report = report_of(tally, seconds=4.0)
@@ -160,7 +160,7 @@ def test_report_fields():
 
 
 def test_report_of_a_run(job):
-    """The engine's counters arrive under their names."""
+    """The engine's counters appear under their names."""
     lines = [{"prompt": "0123456", "max_tokens": 3}, {"prompt": "01234567", "max_tokens": 5}, {}]
     _, tally, engine = job.run(lines, seqs=1)
     report = report_of(tally, stats=engine.stats)
@@ -194,19 +194,19 @@ def test_report_of_a_run(job):
     ids=["none", "one", "two", "ten", "hundred", "thousand"],
 )
 def test_percentiles(values, expected):
-    """Nearest rank, off by one neither at the end nor at round numbers."""
+    """Nearest rank, without an off-by-one at the end or at round numbers."""
     report = report_of(Tally(ttft=Durations(values)))
     assert report["ttft_s"] == pytest.approx(expected, rel=0.0025)
 
 
 def test_throughput_line():
-    """The line that other tools' scripts look for."""
+    """Scripts for other tools look for exactly this line."""
     report = report_of(tally_of(completion(prompt=10, tokens=5)), seconds=2.0)
     assert throughput_line(report) == "Throughput: 0.50 requests/s, 7.50 total tokens/s, 2.50 output tokens/s"
 
 
 def test_table():
-    """Failures by code, switches that are off, another sampler, and a KV cache that shortens the sequences."""
+    """It shows failures by code, switches that are off, another sampler, and a KV cache that limits the length."""
     tally = tally_of(completion(prompt=8, cached=2, times=(0.0, 0.25, 0.5)))
     tally.add_error(RowError("some_code", "no"))
     toggles = {"prefix_cache": False, "chunked_prefill": True}
@@ -216,14 +216,14 @@ def test_table():
     assert shown["finished by"] == "1 length"
     assert shown["prompt tokens"] == "8 (25.0% from the prefix cache)"
     assert shown["TTFT p50/p90/p99"] == "250.0 / 250.0 / 250.0 ms"
-    assert shown["longest sequence"] == "64 tokens, by the KV cache; the model allows 100"
+    assert shown["longest sequence"] == "64 tokens fit the KV cache; the model allows 100"
     assert shown["switched off"] == "prefix-cache"
     assert shown["sampler"] == "flashinfer"
     assert not {"longest sequence", "sampler", "switched off"} & set(dict(table(report_of(tally))))
 
 
 def test_a_run_without_completions():
-    """No division by zero, no percentiles of nothing."""
+    """Guards against a division by zero and percentiles of nothing."""
     tally = Tally()
     tally.add_error(RowError("some_code", "no"))
     report = report_of(tally)
@@ -233,7 +233,7 @@ def test_a_run_without_completions():
 
 
 def test_print_report_to_a_file():
-    """Plain lines, no colours or frames."""
+    """Plain lines without colours or frames."""
     stream = io.StringIO()
     report = report_of(tally_of(completion()))
     print_report(report, stream)
@@ -244,7 +244,7 @@ def test_print_report_to_a_file():
 
 
 def test_print_report_to_a_terminal():
-    """The same values, laid out."""
+    """The same values, aligned."""
 
     class Terminal(io.StringIO):
         def isatty(self):
@@ -257,7 +257,7 @@ def test_print_report_to_a_terminal():
 
 
 def test_write_report(tmp_path):
-    """JSON with a final newline; a folder that is missing is one line for the user."""
+    """JSON with a final newline; a missing folder gives the user one line."""
     report = report_of(tally_of(completion()))
     write_report(report, tmp_path / "report.json")
     text = (tmp_path / "report.json").read_text()

@@ -1,4 +1,4 @@
-"""The report as a page: whole, safe, and in need of nothing else."""
+"""The report as a page: complete, safe, and without any other file."""
 
 import re
 from html.parser import HTMLParser
@@ -24,7 +24,7 @@ ENGINE = {
 
 
 class Outline(HTMLParser):
-    """Fails where tags do not nest, and gathers texts and attributes."""
+    """Fails if tags do not nest; collects texts and attributes."""
 
     def __init__(self, text):
         super().__init__()
@@ -52,7 +52,7 @@ class Outline(HTMLParser):
 
 @pytest.fixture
 def report(job):
-    """Of a run with some rows, one of which failed."""
+    """The report of a run with some rows, one of which failed."""
     lines = [{"prompt": f"row {i}", "max_tokens": 5 + i} for i in range(30)]
     _, tally, engine = job.run([*lines, {}])
     startup = {"import": 0.5, "load": 0.25, "first token": 0.1}
@@ -65,7 +65,7 @@ def outline(report):
 
 
 def test_the_page_is_whole_and_says_what_the_table_says(report):
-    """Tags nest, all figures are there, and the four plots."""
+    """Tags nest, and all figures and four plots are there."""
     text, found = outline(report)
     for label, value in table(report):
         assert label in found.texts
@@ -80,7 +80,7 @@ def test_the_page_is_whole_and_says_what_the_table_says(report):
 
 
 def test_it_needs_nothing_else(report):
-    """No script, no font, no picture from elsewhere: it opens in ten years, and on a machine without a network."""
+    """A script, font or picture from elsewhere would break the page without a network."""
     text, found = outline(report)
     assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
     assert not {"src", "href", "onload", "onclick"} & {name for name, _ in found.attributes}
@@ -90,21 +90,21 @@ def test_it_needs_nothing_else(report):
 
 
 def test_names_are_no_markup(report):
-    """A model's folder can be called anything."""
+    """A model's folder may have any name, also one that looks like HTML."""
     text, found = outline(report)
     assert "<b>toy" not in text
     assert any("<b>toy & co</b>" in line for line in found.texts)
 
 
 def test_a_run_without_results():
-    """Every row failed: no division by zero, no maximum of nothing."""
+    """If every row failed, nothing may divide by zero or take a maximum of nothing."""
     report = build_report(Tally(), EngineStats(), ENGINE, {}, 1.0)
     _, found = outline(report)
     assert found.texts.count("nothing was run") == 4
 
 
 def test_colours_for_light_and_dark(report):
-    """Each colour that is used is defined in both."""
+    """Every colour in use is defined for both."""
     text, _ = outline(report)
     used = set(re.findall(r"var\(--([a-z]+)\)", text))
     light, dark = (set(re.findall(r"--([a-z]+):", part)) for part in text.split("prefers-color-scheme: dark", 1))
@@ -113,7 +113,7 @@ def test_colours_for_light_and_dark(report):
 
 
 def test_the_name_decides(report, tmp_path):
-    """A page or JSON, by the extension."""
+    """The extension chooses between page and JSON."""
     write_report(report, tmp_path / "report.HTML")
     write_report(report, tmp_path / "report.json")
     assert (tmp_path / "report.HTML").read_text().startswith("<!doctype html>")

@@ -1,4 +1,4 @@
-"""A run that is killed and resumed ends like one that was not."""
+"""A run that is killed and resumed ends like one that was never killed."""
 
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ KILLS = 50
 
 @pytest.fixture
 def source(tmp_path):
-    """Rows of all kinds and lengths, so that they finish in another order than they began."""
+    """Rows of all kinds and lengths: they finish in another order than they began."""
     rng = random.Random(0)
     lines = [
         {"prompt": f"row {i % 50}", "max_tokens": rng.randint(1, 60), "temperature": i % 2, "id": f"id {i}", "i": [i]}
@@ -36,7 +36,7 @@ def source(tmp_path):
 
 
 def start(source, target, seconds, **options):
-    """The job in a process of its own, ready to be killed."""
+    """Starts the job in its own process, which can be killed."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
     return subprocess.Popen(
         [sys.executable, "-m", "tests.job.killable_job", str(source), str(target), str(seconds)],
@@ -47,15 +47,15 @@ def start(source, target, seconds, **options):
 
 
 def test_killed_fifty_times(source, tmp_path):
-    """At random moments, from before the first row to the rename of the finished file: the same bytes come out."""
+    """Killed at random moments, from before the first row to the final rename, the output has the same bytes."""
     whole, target = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     part = tmp_path / "out.jsonl.part"
-    # Copies of one process that has imported everything: they begin at once.
+    # Forks of one process that has imported everything start at once.
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["tests.job.killable_job", "llguidance.numpy"])
 
     def run(path, seconds=None):
-        """To the end, or until it is killed; whether it came to its end."""
+        """Runs to the end or until killed; returns whether it reached the end."""
         job = processes.Process(target=killable_job.main, args=(str(source), str(path), 0.0005))
         job.start()
         job.join(seconds)
@@ -82,7 +82,7 @@ def test_killed_fifty_times(source, tmp_path):
 
 
 def test_a_disk_that_fills_up(source, tmp_path):
-    """At any byte of the part file: a clear error, and nothing is lost."""
+    """At any byte of the part file the error is clear and no result is lost."""
     whole, target = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     part = tmp_path / "out.jsonl.part"
     assert start(source, whole, 0).wait() == 0
@@ -90,7 +90,7 @@ def test_a_disk_that_fills_up(source, tmp_path):
     kept = 0
     for share in (0.1, 0.3, 0.6, 0.95):
         limit = int(most * share) + rng.randrange(100)
-        # The system refuses to let files grow past it, as it does where there is no room.
+        # The system refuses to write past the limit, as on a full disk.
         job = start(
             source,
             target,
@@ -101,7 +101,7 @@ def test_a_disk_that_fills_up(source, tmp_path):
         )
         _, message = job.communicate()
         assert job.returncode == 1
-        assert "File too large; what it holds is safe, --resume goes on with it" in message
+        assert "File too large; earlier rows are saved; rerun with --resume to continue" in message
         assert not target.exists()
         assert kept < part.stat().st_size <= limit
         kept = part.stat().st_size
@@ -110,7 +110,7 @@ def test_a_disk_that_fills_up(source, tmp_path):
 
 
 def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake_model, open_results):
-    """The rows of the earlier run are neither tokenized nor generated again; its error rows count as done."""
+    """Finished rows, error rows included, must not be tokenized or generated again."""
 
     class StopError(Exception):
         """Ends the first run."""
@@ -148,7 +148,7 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
-    """Twenty times the rows in the same memory: reader, ids, results in the making and report are all bounded."""
+    """With twenty times the rows, reader, ids, waiting results and report must take the same memory."""
     peaks = []
     for rows in (2_000, 40_000):
         source = tmp_path / f"{rows}.jsonl"

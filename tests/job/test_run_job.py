@@ -1,4 +1,4 @@
-"""The main job over a fake model: one result a row, in input order, the same each time."""
+"""The main job over a fake model: one result for each row, in input order, the same in every run."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ def failed_row(index):
 
 @pytest.mark.parametrize("lengths", [range(1, 41), range(40, 0, -1), [40, 1] * 20], ids=["rising", "falling", "mixed"])
 def test_output_order_is_input_order(job, fake_model, lengths):
-    """Whatever finishes first: the n-th result belongs to the n-th row."""
+    """Whichever row finishes first, the n-th result belongs to the n-th row."""
     lines = [{"prompt": f"row {i}", "max_tokens": n, "id": i} for i, n in enumerate(lengths)]
     rows, tally, _ = job.run(lines)
     expected = [
@@ -39,14 +39,14 @@ def test_output_order_is_input_order(job, fake_model, lengths):
 
 
 def test_keys_come_in_a_fixed_order(job):
-    """Carried fields first, then the results: diffs of two outputs stay readable."""
+    """Carried fields come before results, so that diffs of two outputs stay readable."""
     rows, _, _ = job.run([{"zeta": 1, "prompt": "x", "alpha": 2, "max_tokens": 1}, {"b": 1}])
     assert list(rows[0]) == ["zeta", "alpha", "index", "text", "finish_reason", "usage"]
     assert list(rows[1]) == ["b", "index", "error"]
 
 
 def test_error_rows_stand_in_their_place(job, fake_model):
-    """Every way for a row to fail, each beside rows that succeed; the job goes on, and each row has one result."""
+    """Every kind of failure beside rows that succeed: the job continues, and each row has one result."""
     good = {"prompt": "good", "max_tokens": 3}
     bad = [
         ([1], "invalid_line"),
@@ -85,7 +85,7 @@ def test_error_rows_stand_in_their_place(job, fake_model):
 
 @pytest.mark.parametrize("token_id", [2**31, 2**63, 10**29, -(2**63) - 1])
 def test_token_ids_of_any_size_cost_one_row(job, token_id):
-    """64-bit arrays raise OverflowError: on the reading thread, that would end the job."""
+    """64-bit arrays raise OverflowError, which would end the job on the reading thread."""
     rows, _, _ = job.run([{"prompt": "a", "max_tokens": 1}, {"prompt_token_ids": [token_id]}])
     assert rows[1]["error"]["code"] in ("invalid_token_id", "invalid_field")
     assert "text" in rows[0]
@@ -93,14 +93,14 @@ def test_token_ids_of_any_size_cost_one_row(job, token_id):
 
 @pytest.mark.parametrize("token_id", [-1, 2**32])
 def test_token_ids_of_any_size_that_are_echoed(job, token_id):
-    """Nor may they end the job where their text is asked for."""
+    """Echoing such ids must not end the job either."""
     rows, _, _ = job.run([{"prompt": "a", "max_tokens": 1}, {"prompt_token_ids": [token_id], "echo": True}])
     assert rows[1]["error"]["code"] == "invalid_token_id"
     assert "text" in rows[0]
 
 
 def test_prompt_lengths_around_the_limit(job):
-    """One token must fit behind the prompt, and the completion ends where the model does."""
+    """One token must fit after the prompt, and the completion ends at the model's limit."""
     rows, _, _ = job.run([{"prompt": "x" * n} for n in (98, 99, 100)], max_model_len=100)
     assert [row.get("usage") for row in rows] == [usage(98, 2), usage(99, 1), None]
     assert rows[2]["error"] == {
@@ -110,7 +110,7 @@ def test_prompt_lengths_around_the_limit(job):
 
 
 def test_finish_reasons(job, fake_model):
-    """The end token, a stop token, a stop string, the length; ignore_eos goes on past the end token."""
+    """End token, stop token, stop string and length each give their reason; ignore_eos continues past the end token."""
     model = fake_model({"hello": b"good bye"})
     lines = [
         {"prompt": "hello"},
@@ -147,20 +147,20 @@ def test_finish_reasons(job, fake_model):
     ],
 )
 def test_stop_strings(job, fake_model, stop, text):
-    """Every byte is a token of its own, so each stop string crosses token borders; the text ends before the first."""
+    """Every byte is a token, so stop strings cross token borders; the text ends before the first match."""
     answer = "one two three é\U0001f600 end"
     rows, _, _ = job.run([{"prompt": "x", "stop": stop}], model=fake_model({"x": answer.encode()}))
     assert (rows[0]["text"], rows[0]["finish_reason"]) == (text, "stop")
 
 
 def test_a_stop_string_in_the_prompt_does_not_count(job, fake_model):
-    """Only what is generated is searched, the border to the prompt not either."""
+    """Only generated text is searched, not even a match that begins in the prompt."""
     rows, _, _ = job.run([{"prompt": "END E", "stop": ["END", "EN"]}], model=fake_model({"END E": b"ND more"}))
     assert rows[0]["text"] == "ND more"
 
 
 def test_cached_tokens(job):
-    """Whole blocks of a prefix that was computed before, for the second of two equal prompts all but one token."""
+    """Whole blocks of an earlier prefix count; of an equal prompt, all tokens but one."""
     lines = [{"prompt": "0123456789", "max_tokens": 20}, {"prompt": "x", "max_tokens": 1}]
     lines += [{"prompt": prompt, "max_tokens": 1} for prompt in ("0123456789", "01234567", "0123456x", "x123456789")]
     _, tally, _ = job.run(lines, seqs=1)
@@ -168,7 +168,7 @@ def test_cached_tokens(job):
 
 
 def test_a_preempted_row_is_not_counted_as_cached(job, fake_model):
-    """Resuming takes the row's own blocks from the cache again: not a saving, and the text must not change."""
+    """A resumed row reads its own blocks from the cache: that is no saving, and the text must not change."""
     lines = [{"prompt": f"row {i}", "max_tokens": 30} for i in range(6)]
     rows, tally, engine = job.run(lines, blocks=20, seqs=4)
     assert engine.stats.preemptions > 0
@@ -177,7 +177,7 @@ def test_a_preempted_row_is_not_counted_as_cached(job, fake_model):
 
 
 def test_return_token_ids(job, fake_model):
-    """All that was generated, end token and what lies behind a stop string included."""
+    """All generated tokens are returned, with the end token and those after a stop string."""
     model = fake_model({"x": b"ab"})
     rows, _, _ = job.run([{"prompt": "x"}, {"prompt": "x", "stop": "a"}, {}], model=model, return_token_ids=True)
     assert [row.get("token_ids") for row in rows] == [[97, 98, 256], [97], None]
@@ -185,7 +185,7 @@ def test_return_token_ids(job, fake_model):
 
 
 def test_without_a_tokenizer(job):
-    """Token ids work, text is null; text prompts and all that is about text are refused by row."""
+    """Token ids work and the text is null; rows that need text get an error."""
     ids = {"prompt_token_ids": [1, 2], "max_tokens": 2}
     lines = [
         ids,
@@ -206,13 +206,13 @@ def test_without_a_tokenizer(job):
 
 
 def test_prompt_logprobs_without_a_tokenizer(job):
-    """As those of the completion, which are refused: nothing is ignored silently."""
+    """Refused like those of the completion: nothing is ignored silently."""
     rows, _, _ = job.run([{"prompt_token_ids": [1, 2], "prompt_logprobs": 0}], without_tokenizer=True)
     assert rows[0]["error"]["code"] == "no_tokenizer"
 
 
 def test_messages_go_through_the_template(job, fake_model):
-    """Special tokens of the template are one token each, and the answer begins where the template says."""
+    """The template's special tokens are one token each, and the answer begins where the template says."""
     model = fake_model()
     messages = [{"role": "user", "content": "hi"}]
     rows, _, _ = job.run([{"messages": messages, "max_tokens": 1}, {"prompt_token_ids": [*b"u:hi", 256, *b"a:"]}])
@@ -222,7 +222,7 @@ def test_messages_go_through_the_template(job, fake_model):
 
 
 def test_no_chat_template(job, tokenizer):
-    """A base model: the row says what to do instead."""
+    """With a base model the error says what to give instead."""
     plain = Tokenizer(tokenizer.backend)
     rows, _, _ = job.run([{"messages": [{"role": "user", "content": "x"}]}], tokenizer=plain)
     assert rows[0]["error"] == {
@@ -232,7 +232,7 @@ def test_no_chat_template(job, tokenizer):
 
 
 def test_prompts_and_chats_in_one_group(job, fake_model):
-    """Texts, chats and token ids are encoded apart, then put back in the order of the rows."""
+    """They are encoded apart and must return to the order of the rows."""
     kinds = [
         {"prompt": "u:hi<eos>a:"},
         {"messages": [{"role": "user", "content": "hi"}]},
@@ -246,7 +246,7 @@ def test_prompts_and_chats_in_one_group(job, fake_model):
 
 
 def test_no_rows(job):
-    """An empty file is finished at once, with an empty result."""
+    """An empty file ends at once with an empty result."""
     rows, tally, engine = job.run([])
     assert (rows, tally.completed, tally.failed, engine.stats.steps) == ([], 0, 0, 0)
 
@@ -256,7 +256,7 @@ class StopError(Exception):
 
 
 def test_rows_are_read_a_bounded_way_ahead(job, fake_model):
-    """Reading on while the engine is busy fills the memory with the file; once the job ends, so does the reading."""
+    """Reading on during generation would fill memory; reading must end with the job."""
     last_read, finished = 0, []
 
     def lines():
@@ -273,22 +273,22 @@ def test_rows_are_read_a_bounded_way_ahead(job, fake_model):
 
     with pytest.raises(StopError):
         job.run(lines(), model=fake_model(before_step=before_step), seqs=4)
-    # Finished rows, the window, the group that is handed out and those that are being encoded.
+    # Finished rows, the window, the group in use and the groups that are being encoded.
     assert last_read <= sum(finished) + 2 * 4 + 64 + 4 * 64
     assert not [t for t in threading.enumerate() if t.name.startswith("rosebatch")]
 
 
 def test_results_are_written_while_the_job_runs(job, fake_model, list_output):
-    """Whoever kills a run after an hour keeps an hour of results."""
+    """A run killed after an hour must leave an hour of results."""
     output, seen = list_output(), []
     model = fake_model(before_step=lambda plan: seen.append(len(output.rows)))
     job.run([{"prompt": f"{i}", "max_tokens": 2} for i in range(20)], model=model, output=output, seqs=2)
-    # A step after the one that finished them, their texts having been decoded meanwhile.
+    # Rows are written one step after they finish: their texts are decoded in between.
     assert seen[:8] == [0, 0, 0, 2, 2, 4, 4, 6]
 
 
 def test_bad_rows_behind_an_unfinished_one_are_bounded(job, fake_model):
-    """Error rows wait in memory for the row before them: a file of bad rows must not be read to its end at once."""
+    """Error rows wait in memory for an earlier row: a file of bad rows must not be read at once."""
     read, read_at_step = 0, []
 
     def rows():
@@ -306,7 +306,7 @@ def test_bad_rows_behind_an_unfinished_one_are_bounded(job, fake_model):
 
 @pytest.mark.parametrize("error", [UserError("in.parquet: unreadable"), OSError("gone"), ValueError("a bug")])
 def test_an_exception_of_the_reader_ends_the_job(job, list_output, error):
-    """It must neither be lost nor hang the job, nor make a short output look finished."""
+    """It must not be lost, hang the job, or make a short output look finished."""
     output = list_output()
 
     def rows():
@@ -319,7 +319,7 @@ def test_an_exception_of_the_reader_ends_the_job(job, list_output, error):
 
 
 def test_an_exception_of_the_writer_ends_the_job(job, list_output, monkeypatch):
-    """A full disk: no thread must be left behind."""
+    """A full disk must not leave a thread running."""
 
     def full(self, index, row, *, failed):
         raise OSError("No space left on device")
@@ -331,7 +331,7 @@ def test_an_exception_of_the_writer_ends_the_job(job, list_output, monkeypatch):
 
 
 def test_two_runs_give_the_same_bytes(job, tmp_path, open_results):
-    """Sampled and greedy, cached and preempted, ids and errors: nothing may depend on threads, time or hash seeds."""
+    """Neither threads, time nor hash seeds may change a byte, with sampling, caching and preemption."""
     lines = [
         {"prompt": f"row {i % 7}", "max_tokens": 1 + i * 37 % 40, "temperature": i % 2, "id": f"id {i}", "extra": [i]}
         for i in range(150)
@@ -352,13 +352,13 @@ def test_two_runs_give_the_same_bytes(job, tmp_path, open_results):
 
 
 def sampled(job, lines, **run):
-    """The texts of rows that all sample."""
+    """The texts of rows that are all sampled."""
     rows, _, _ = job.run([{"temperature": 1, "max_tokens": 12, **line} for line in lines], **run)
     return [row["text"] for row in rows]
 
 
 def test_a_rows_own_seed_is_used_as_it_is(job, fake_model):
-    """The same seed and prompt draw the same, anywhere, whatever --seed says; two seeds differ."""
+    """The same seed and prompt give the same text anywhere, whatever --seed says; two seeds differ."""
     line = {"prompt": "x", "seed": 5}
     texts = sampled(job, [line, {"prompt": "y"}, {**line, "id": "other"}, {**line, "seed": 6}])
     assert texts[0] == texts[2] == fake_model().complete("x", 12, seed=5)
@@ -368,7 +368,7 @@ def test_a_rows_own_seed_is_used_as_it_is(job, fake_model):
 
 
 def test_repeated_prompts_are_sampled_anew(job):
-    """Without --seed, ten times the same prompt asks for ten answers, and a second run gives the same ten."""
+    """Without --seed, ten equal prompts give ten answers, and a second run the same ten."""
     lines = [{"prompt": "x"}] * 10
     texts = sampled(job, lines)
     assert len(set(texts)) == 10
@@ -376,7 +376,7 @@ def test_repeated_prompts_are_sampled_anew(job):
 
 
 def test_with_a_seed_the_order_does_not_matter(job):
-    """A row alone, or in a shuffled file, gives the same; the id tells equal prompts apart; the seed matters."""
+    """A row gives the same alone and in a shuffled file; id and seed make a difference."""
     lines = [{"prompt": f"row {i % 5}", "id": i} for i in range(10)]
     texts = sampled(job, lines, seed=1)
     assert len(set(texts)) == 10
@@ -388,19 +388,19 @@ def test_with_a_seed_the_order_does_not_matter(job):
 
 
 def test_chats_and_token_ids_of_the_same_prompt_draw_the_same(job):
-    """The seed follows from the token ids, not from the way in which they were written."""
+    """The seed follows from token ids, not from the form of the prompt."""
     lines = [{"messages": [{"role": "user", "content": "hi"}]}, {"prompt_token_ids": [*b"u:hi", 256, *b"a:"]}]
     assert len(set(sampled(job, lines, seed=1))) == 1
 
 
 def test_defaults_of_the_run_reach_the_engine(job):
-    """Flags hold where a line is silent, and only there."""
+    """Flags apply where a line says nothing, and only there."""
     rows, _, _ = job.run([{"prompt": "x"}, {"prompt": "x", "max_tokens": 2}], defaults={"max_tokens": 5})
     assert [row["usage"]["completion_tokens"] for row in rows] == [5, 2]
 
 
 def test_shared_prefixes_are_computed_once(job, fake_model):
-    """Four long beginnings in turn, and a KV cache for hardly more than one: by the next row it would be gone."""
+    """Four long prefixes in turn and a cache for one: without reordering, each would be evicted before its reuse."""
     beginnings = [chr(ord("a") + i) * 40 for i in range(4)]
     lines = [{"prompt": f"{beginnings[i % 4]}{i:02}", "max_tokens": 2} for i in range(32)]
     rows, tally, _ = job.run(lines, seqs=16, blocks=30, block_size=4, budget=44)
@@ -409,7 +409,7 @@ def test_shared_prefixes_are_computed_once(job, fake_model):
 
 
 def test_truncated_prompts(job, fake_model):
-    """The end of the prompt decides what follows; a prompt that is short enough is left alone."""
+    """The last tokens of the prompt are kept; a short prompt stays whole."""
     rows, _, _ = job.run(
         [{"prompt": "x" * 200 + "the end", "truncate_prompt_tokens": n, "max_tokens": 4} for n in (7, 3)]
         + [{"prompt": "short", "truncate_prompt_tokens": 100, "max_tokens": 4}],
@@ -421,7 +421,7 @@ def test_truncated_prompts(job, fake_model):
 
 
 def test_echo(job, fake_model):
-    """The prompt as it was given, or what is left of it, before the completion; stop strings do not look at it."""
+    """The given prompt, or what truncation left of it, comes before the completion; stop strings do not search it."""
     lines = [
         {"prompt": "stop here", "echo": True, "stop": "stop"},
         {"prompt_token_ids": list(b"ids"), "echo": True},
@@ -445,7 +445,7 @@ def test_a_chat_that_goes_on(job, fake_model):
 
 
 def test_a_suffix(job, make_backend, fake_model):
-    """The prompt as a model reads it that was trained to fill in the middle; one that was not refuses the row."""
+    """The prompt has the model's own form for filling in; a model without one refuses the row."""
     backend = make_backend()
     marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
     backend.add_special_tokens(marks)

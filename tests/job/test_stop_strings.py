@@ -1,4 +1,4 @@
-"""Stop strings are watched token by token, but belong to the text: the two must never disagree."""
+"""Stop strings are watched token by token but belong to the text: the two must agree."""
 
 import random
 
@@ -10,7 +10,7 @@ EOS = 256
 
 
 def feed(tokenizer, stop, token_ids):
-    """What each token answers."""
+    """The answer to each token."""
     watcher = StopStrings(tokenizer, stop)
     return [watcher.feed(token_id) for token_id in token_ids]
 
@@ -28,7 +28,7 @@ def feed(tokenizer, stop, token_ids):
     ],
 )
 def test_cut_at_stop(text, stop, cut):
-    """At the first of all, not at the first in the list."""
+    """The text is cut at the first match, not at the first stop string in the list."""
     assert cut_at_stop(text, stop) == cut
 
 
@@ -51,46 +51,46 @@ def test_cut_at_stop(text, stop, cut):
     ],
 )
 def test_cut_at_stop_behind_protected_characters(text, stop, protected, cut):
-    """What ends inside them is text; what ends behind them cuts where it begins, among them too."""
+    """A match inside the protected characters is text; one that ends after them cuts at its beginning."""
     assert cut_at_stop(text, stop, protected) == cut
 
 
 @pytest.mark.parametrize("stop", [["cd"], ["d"], ["abcd"], ["x", "bcd", "e"]])
 def test_across_token_borders(tokenizer, stop):
-    """True with the token that completes the string, however many tokens it began before that."""
+    """The match is found with its last token, however many tokens it spans."""
     assert feed(tokenizer, stop, b"abcd") == [False, False, False, True]
 
 
 def test_a_string_that_begins_twice(tokenizer):
-    """Only as much text is kept as a beginning may need; less would lose this one."""
+    """Keeping too little text would lose a match after a false beginning."""
     assert feed(tokenizer, ["aab"], b"aaab") == [False, False, False, True]
     assert feed(tokenizer, ["abab", "c"], b"ababab")[:4] == [False, False, False, True]
 
 
 def test_inside_one_token(make_backend):
-    """A token may hold the whole string and text around it."""
+    """A token may contain the whole string and text around it."""
     tokenizer = Tokenizer(make_backend(b"the END of", b" it"))
     assert feed(tokenizer, ["END"], [258, 257]) == [False, True]
 
 
 def test_characters_of_several_bytes(tokenizer):
-    """A half character is no text yet, and must not show up as U+FFFD in the middle of a stop string."""
+    """Half a character is not text yet: U+FFFD must not appear inside a stop string."""
     assert feed(tokenizer, ["é\U0001f600"], "é\U0001f600".encode()) == [False] * 5 + [True]
 
 
 def test_special_tokens_are_no_text(tokenizer):
-    """They are left out of the text, so they do not stand between the halves of a stop string either."""
+    """They are not in the text, so they do not separate the halves of a stop string."""
     assert feed(tokenizer, ["ab"], [97, EOS, 98]) == [False, False, True]
 
 
 def test_a_token_that_also_begins_the_next_character(make_backend):
-    """Its text is held back until the character is whole: found then, not lost."""
+    """Its text waits until the character is complete; the match must be found then."""
     tokenizer = Tokenizer(make_backend(b"END\xc3"))
     assert feed(tokenizer, ["END"], [257, 0xA9]) == [False, True]
 
 
 def test_a_stop_string_in_text_that_is_held_back_at_the_end(job, make_backend, fake_model):
-    """The last token ends in half a character: if the text is cut there, the length is not why it ends."""
+    """If the text is cut in the part held back, the finish reason is not the length."""
     model = fake_model()
     model.next_token = lambda token_ids, prompt, seed: 257
     tokenizer = Tokenizer(make_backend(b"END\xc3"))
@@ -101,7 +101,7 @@ def test_a_stop_string_in_text_that_is_held_back_at_the_end(job, make_backend, f
 
 
 def test_watching_tokens_agrees_with_searching_the_text(tokenizer):
-    """Random bytes, valid UTF-8 or not: True exactly when the text that the row will get holds a stop string."""
+    """For random bytes, watching ends exactly when the row's text contains a stop string."""
     numbers = random.Random(0)
     pieces = [b"a", b"b", b"c", "é".encode(), "\U0001f600".encode(), b"\xff", b"\xc3", b"\xf0\x9f"]
     stop, found = ["ab", "cé", "bca"], 0

@@ -1,4 +1,4 @@
-"""Rows with grammars, beside rows without, over the fake model."""
+"""Rows with grammars beside rows without, over the fake model."""
 
 import json
 import random
@@ -22,7 +22,7 @@ SCHEMA = {
 
 
 def require_match(text):
-    """It is JSON of the schema."""
+    """Checks that a text is JSON of the schema."""
     value = json.loads(text)
     assert set(value) == set(SCHEMA["properties"])
     assert isinstance(value["name"], str)
@@ -40,7 +40,7 @@ def wrapped(schema):
 
 @pytest.mark.parametrize("blocks", [100, 32], ids=["roomy", "preempted"])
 def test_every_answer_matches_its_grammar(job, blocks):
-    """Rows of four grammars and of none side by side, several completions of each, greedy and sampled."""
+    """Rows of four grammars and of none run side by side, with several completions, greedy and sampled."""
     kinds = [
         {"response_format": wrapped(SCHEMA)},
         {"response_format": {"type": "json_object"}},
@@ -71,7 +71,7 @@ def test_every_answer_matches_its_grammar(job, blocks):
 
 
 def test_a_grammar_of_all_rows(job):
-    """Given for the run, as by a flag: rows without one of their own keep to it."""
+    """A grammar given by a flag applies to rows without one of their own."""
     flags = {"structured_outputs": {"json": SCHEMA}, "max_tokens": 150}
     lines = [{"prompt": "a"}, {"prompt": "b", "structured_outputs": {"choice": ["c"]}}, {"prompt": "d", "n": 2}]
     rows, _, _ = job.run(lines, defaults=flags)
@@ -82,14 +82,14 @@ def test_a_grammar_of_all_rows(job):
 
 
 def test_answers_that_are_cut_short_by_their_length(job):
-    """No error: the finish reason says that they may not match, as it does elsewhere."""
+    """This is not an error: the finish reason already says that the answer may not match."""
     rows, _, _ = job.run([{"prompt": "x", "max_tokens": 3, "response_format": wrapped(SCHEMA)}])
     assert (rows[0]["finish_reason"], rows[0]["usage"]) == ("length", usage(1, 3))
     assert rows[0]["text"].startswith("{")
 
 
 def test_a_grammar_that_does_not_compile(job, fake_model):
-    """The row's error before anything is generated for it, and before the rows around it are served."""
+    """Only its row fails, before anything is generated for it."""
     begun = set()
     model = fake_model(before_step=lambda plan: begun.update(chunk.sequence.request.index for chunk in plan.chunks))
     good = {"prompt": "x", "structured_outputs": {"choice": ["yes"]}}
@@ -111,7 +111,7 @@ def test_a_grammar_that_does_not_compile(job, fake_model):
 
 
 def test_a_grammar_that_fails_on_the_way(job, fake_model, monkeypatch):
-    """An answer that is cut short there must not pass for one that matches; its neighbours are served all the same."""
+    """An answer cut short there must not pass for a match; its neighbours are served."""
     monkeypatch.setattr("rosebatch.text.grammar._MOST_STATES", 100)
     hard = {"structured_outputs": {"regex": "[ab]*a[ab]{30}!"}, "max_tokens": 400}
     model = fake_model({"all": bytes(random.Random(0).choices(b"ab", k=400))})

@@ -1,4 +1,4 @@
-"""Tokenizer files of a model folder, encoding in groups, chat templates."""
+"""Tokenizer files of a model folder, encoding in groups, and chat templates."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def code(result):
 
 
 def test_encode_and_decode(tokenizer):
-    """Ids of each text apart, in order, without padding; special tokens do not come out as text."""
+    """Each text gets its own ids, in order and without padding; special tokens do not decode to text."""
     assert tokenizer.encode(["ab", "", "é"]) == [[97, 98], [], [0xC3, 0xA9]]
     assert tokenizer.decode([104, 105, 256, 33]) == "hi!"
     assert tokenizer.decode([]) == ""
@@ -36,7 +36,7 @@ def test_encode_and_decode(tokenizer):
 
 
 def test_padding_and_truncation_of_the_file_are_off(make_backend, tmp_path):
-    """Some tokenizer.json cut to 512 tokens or pad to the longest: a prompt would lose its end or gain noise."""
+    """Some tokenizer.json files cut to 512 tokens or pad: prompts would lose their end or gain noise."""
     backend = make_backend()
     backend.enable_truncation(3)
     backend.enable_padding(pad_id=256, pad_token="<eos>")
@@ -45,13 +45,13 @@ def test_padding_and_truncation_of_the_file_are_off(make_backend, tmp_path):
 
 
 def test_text_that_is_not_unicode(tokenizer):
-    """A lone surrogate costs its own text; the others of the group are encoded all the same."""
+    """A lone surrogate fails only its own text of the group."""
     first, second, third = tokenizer.encode(["a", "\ud800", "b"])
     assert (first, code(second), third) == ([97], "invalid_prompt", [98])
 
 
 def test_a_prompt_gets_the_models_bos_and_a_chat_only_the_templates(make_backend, tmp_path):
-    """Twice the BOS makes answers worse without any error to see."""
+    """A double BOS makes answers worse without any visible error."""
     from tokenizers import processors
 
     backend = make_backend()
@@ -82,25 +82,25 @@ def test_a_prompt_gets_the_models_bos_and_a_chat_only_the_templates(make_backend
     ids=["plain", "token-object", "named-templates"],
 )
 def test_chat_template_of_the_config(make_backend, tmp_path, config):
-    """All forms in which transformers has written it over the years."""
+    """All forms that transformers has written over the years are read."""
     tokenizer = Tokenizer.load(write_folder(tmp_path, make_backend(), **config))
     assert tokenizer.encode_chats([CHAT]) == [[256, *b"!hi"]]
 
 
 def test_chat_template_of_its_own_file(make_backend, tmp_path):
-    """The newer form; it wins."""
+    """The newer form replaces that of the config."""
     folder = write_folder(tmp_path, make_backend(), chat_template="old")
     (folder / "chat_template.jinja").write_text("new {{ messages[0].content }}")
     assert Tokenizer.load(folder).encode_chats([CHAT]) == [list(b"new hi")]
 
 
 def test_the_answer_begins_where_the_template_ends(tokenizer):
-    """The generation prompt is asked for: without it a model writes the user's next line."""
+    """Without the generation prompt a model writes the user's next line."""
     assert tokenizer.encode_chats([CHAT]) == [[*b"u:hi", 256, *b"a:"]]
 
 
 def test_a_chat_that_the_template_refuses(tokenizer):
-    """It costs its own row, wherever it stands in the group."""
+    """Only its own row fails, wherever it is in the group."""
     bad = [{"role": "tool", "content": "x"}]
     first, second, third = tokenizer.encode_chats([bad, CHAT, bad])
     assert (code(first), code(third)) == ("invalid_messages", "invalid_messages")
@@ -110,13 +110,13 @@ def test_a_chat_that_the_template_refuses(tokenizer):
 
 @pytest.mark.parametrize("template", ["{{ messages[0].content + 5 }}", "{% for", "{{ messages[0].x.y }}", "{{ f() }}"])
 def test_a_template_with_mistakes(tokenizer, template):
-    """Whatever goes wrong inside a template is an error of the row, not a traceback."""
+    """Any exception inside a template is an error of the row, not a traceback."""
     (result,) = Tokenizer(tokenizer.backend, template).encode_chats([CHAT])
     assert code(result) == "invalid_messages"
 
 
 def test_a_folder_without_tokenizer(tmp_path):
-    """Token ids can still be worked on."""
+    """The model still works on token ids."""
     assert Tokenizer.load(tmp_path) is None
 
 
@@ -132,7 +132,7 @@ def test_a_folder_without_tokenizer(tmp_path):
     ],
 )
 def test_a_broken_tokenizer(make_backend, tmp_path, broken, content):
-    """A download that was cut, or not what its name says: the folder is named, without a traceback."""
+    """A truncated or wrong file gives an error that names the folder, without a traceback."""
     write_folder(tmp_path, make_backend())
     (tmp_path / broken).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(str(tmp_path))):
@@ -186,14 +186,14 @@ def test_loading_is_quick(make_backend, tmp_path):
 
 
 def test_a_broken_tokenizer_of_an_older_format(tmp_path):
-    """Converted by transformers, whose errors are of many kinds."""
+    """transformers converts it and may raise any kind of exception."""
     (tmp_path / "tokenizer.model").write_bytes(b"garbage")
     with pytest.raises(UserError, match="unreadable tokenizer"):
         Tokenizer.load(tmp_path)
 
 
 def test_variables_of_the_template(make_backend):
-    """Such as enable_thinking of Qwen3; beside the special tokens, and over the default of the generation prompt."""
+    """A row's variables, such as enable_thinking, join the special tokens and override the generation prompt."""
     template = "{{ eos_token }}{{ style }}{% for m in messages %}{{ m.content }}{% endfor %}{{ add_generation_prompt }}"
     tokenizer = Tokenizer(make_backend(), template, {"eos_token": "!"})
     chat = [{"role": "user", "content": "hi"}]
@@ -203,7 +203,7 @@ def test_variables_of_the_template(make_backend):
 
 
 def test_going_on_with_the_last_message(tokenizer):
-    """Nothing stands behind it, and the row's own messages are not changed on the way."""
+    """Nothing follows the message, and the row's own messages are not changed."""
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
     before = [dict(message) for message in chat]
     options = {"continue_final_message": True, "add_generation_prompt": False}
@@ -214,14 +214,14 @@ def test_going_on_with_the_last_message(tokenizer):
 
 @pytest.mark.parametrize("options", [{"messages": []}, {"chat_template": "x"}, {"conversations": []}])
 def test_variables_that_cannot_be_given(tokenizer, options):
-    """Names that the renderer itself uses: the row's error, not a crash, and not another template."""
+    """Names that the renderer uses itself fail the row, without a crash or another template."""
     (found,) = tokenizer.encode_chats([[{"role": "user", "content": "hi"}]], [options])
     assert isinstance(found, RowError)
     assert found.code == "invalid_messages"
 
 
 def metaspace_backend():
-    """As of Llama 2: a mark for the space, and tokens for the bytes of what has no token."""
+    """A tokenizer like that of Llama 2: a mark for the space, and byte tokens for text without a token."""
     pieces = [
         "<unk>",
         "</s>",
@@ -254,7 +254,7 @@ def metaspace_backend():
         ("\u2581the", b" the"),
         ("a\u2581b", b"a b"),
         ("é", "é".encode()),
-        # Only like a byte.
+        # It only looks like a byte token.
         ("<0xE2>x", b"<0xE2>x"),
         ("<0xG0>", b"<0xG0>"),
         ("</s>", b"</s>"),
@@ -262,13 +262,13 @@ def metaspace_backend():
     ],
 )
 def test_bytes_of_tokens_with_a_mark_for_the_space(piece, expected):
-    """A byte token is its byte, not its name; the space stands before a word even where decoding would strip it."""
+    """A byte token is its byte, not its name; a word keeps its space even where decoding strips it."""
     tokenizer = metaspace_backend()
     assert tokenizer.token_bytes(tokenizer.backend.token_to_id(piece)) == expected
 
 
 def test_bytes_of_byte_level_tokens(make_backend):
-    """Of every byte, of tokens of several, of half a character, and of special tokens, which are their names."""
+    """Single bytes, several bytes, half characters, and special tokens, whose bytes are their names."""
     extra = [b"the END", b" it", "é\U0001f600".encode(), b"\xf0\x9f", b"\n\n\0"]
     tokenizer = Tokenizer(make_backend(*extra))
     assert [tokenizer.token_bytes(i) for i in range(256)] == [bytes([i]) for i in range(256)]
@@ -277,19 +277,19 @@ def test_bytes_of_byte_level_tokens(make_backend):
 
 
 def test_bytes_of_an_added_token_with_characters_beyond_ascii(make_backend):
-    """Added tokens are written as they are, not with a character for each byte."""
+    """Added tokens are written as text, not with one character for each byte."""
     backend, name = make_backend(), "<\uff5cend\u2581of\u2581sentence\uff5c>"
     backend.add_special_tokens([name])
     assert Tokenizer(backend).token_bytes(257) == name.encode()
 
 
 def test_bytes_of_a_token_that_is_none(make_backend):
-    """Logits may be wider than the vocabulary: one of those among the likeliest has no text, and is no crash."""
+    """Logits may be wider than the vocabulary: a likely id without a token has no text and must not crash."""
     assert Tokenizer(make_backend()).token_bytes(300) == b""
 
 
 def test_the_bytes_of_tokens_make_up_the_text(tokenizer):
-    """Joined, they are the bytes of the text that the tokens decode to."""
+    """Joined, the tokens' bytes must be the bytes of the decoded text."""
     text = "naïve 😀\tcafé"
     (ids,) = tokenizer.encode([text])
     assert b"".join(map(tokenizer.token_bytes, ids)).decode() == tokenizer.decode(ids) == text
@@ -304,7 +304,7 @@ def test_the_bytes_of_tokens_make_up_the_text(tokenizer):
     ],
 )
 def test_filling_in_the_middle(make_backend, marks):
-    """Of each family of models; the marks are single tokens of the prompt that comes out."""
+    """For each family of models the marks are single tokens of the prompt."""
     backend = make_backend()
     backend.add_special_tokens(list(marks))
     tokenizer = Tokenizer(backend)
@@ -315,7 +315,7 @@ def test_filling_in_the_middle(make_backend, marks):
 
 @pytest.mark.parametrize("marks", [[], ["<|fim_prefix|>", "<|fim_suffix|>"], ["<fim_prefix>", "<|fim_middle|>"]])
 def test_a_model_that_cannot_fill_in_the_middle(make_backend, marks):
-    """Without all the tokens for it, the marks would be text that the model goes on with."""
+    """Without all of its tokens, the marks would be ordinary text that the model continues."""
     backend = make_backend()
     backend.add_special_tokens(marks)
     assert code(Tokenizer(backend).fill_in_middle("ab", "cd")) == "unsupported_field"

@@ -12,7 +12,7 @@ from tests.model.gguf_files import random_model, write
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Threads cost such small models more than they bring, above all beside other work."""
+    """More threads slow such small models down, above all beside other work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -21,14 +21,14 @@ def one_thread():
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache of our own: nothing of the user's is read or written."""
+    """A cache of the tests' own: nothing of the user's is read or written."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "rosebatch" / "gguf"
 
 
 @pytest.fixture
 def write_gguf(tmp_path):
-    """``write`` into a folder of the test, and the file's path."""
+    """Runs ``write`` in the test's folder and gives the file's path."""
 
     def write_file(*args, file="model.gguf", **kwargs):
         write(tmp_path / file, *args, **kwargs)
@@ -39,7 +39,7 @@ def write_gguf(tmp_path):
 
 @pytest.fixture
 def toy():
-    """The smallest file that can be converted: for all that is not about the weights."""
+    """The smallest file that can be converted, for tests that are not about weights."""
     return random_model("llama")
 
 

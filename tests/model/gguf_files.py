@@ -1,4 +1,4 @@
-"""GGUF files as llama.cpp's converter writes them, from random transformers models."""
+"""GGUF files from random transformers models, as llama.cpp's converter writes them."""
 
 import gguf
 import numpy as np
@@ -69,7 +69,7 @@ MODELS = {
 
 
 def random_model(name):
-    """A model whose every parameter is random, norms and biases too: those left at 1 and 0 would hide mistakes."""
+    """A model with every parameter random, also norms and biases: at 1 and 0 they would hide mistakes."""
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     with torch.no_grad():
@@ -80,13 +80,13 @@ def random_model(name):
 
 
 def permute(values, heads):
-    """What llama.cpp's converter does to q and k of Llama."""
+    """Reorders the rows of q and k as llama.cpp's converter does for Llama."""
     rows = values.shape[0] // heads // 2
     return values.reshape(heads, 2, rows, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
 def llama3_divisors(rope, head_dim):
-    """The tensor in which llama.cpp's converter keeps Llama 3's stretch: one divisor for each pair of channels."""
+    """The tensor in which llama.cpp's converter stores Llama 3's RoPE scaling: a divisor for each pair of channels."""
     frequencies = rope["rope_theta"] ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
@@ -95,7 +95,7 @@ def llama3_divisors(rope, head_dim):
 
 
 def add_tokenizer(writer, *, pre="gpt-2", merges=("a b",), words=(), **more):
-    """Bytes, what the merges make, whole words, two special tokens, one of the user, the rest unused."""
+    """Adds bytes, the merges' results, whole words, two special tokens, a user-defined one, and unused ones."""
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens += dict.fromkeys([*("".join(merge.split(" ")) for merge in merges), *words])
     types = [gguf.TokenType.NORMAL] * len(tokens)
@@ -123,7 +123,7 @@ def add_tokenizer(writer, *, pre="gpt-2", merges=("a b",), words=(), **more):
 
 
 def add_model(writer, name, model, quantized):
-    """Metadata and tensors, named by the gguf package's own table."""
+    """Adds metadata and tensors, named by the gguf package's own table."""
     architecture, config = name.partition("-")[0], model.config
     if architecture == "gpt2":
         writer.add_context_length(config.n_positions)
@@ -174,7 +174,7 @@ def add_model(writer, name, model, quantized):
 
 
 def write(path, name="llama", model=None, *, quantized=None, architecture=None, **tokenizer):
-    """A file from a model, or of a tokenizer alone."""
+    """Writes a file of a model, or of a tokenizer alone."""
     writer = gguf.GGUFWriter(path, architecture or name.partition("-")[0])
     if model is not None:
         add_model(writer, name, model, quantized or {})

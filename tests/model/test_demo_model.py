@@ -1,4 +1,4 @@
-"""The demo model, a real one of 135M parameters: against transformers, and its answers whatever runs beside them."""
+"""The demo model with its 135M parameters: against transformers, and with other rows beside its own."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ TEXTS = ["The days of the week are Monday, Tuesday,", "def fibonacci(n):\n", "1,
 
 @pytest.fixture(autouse=True, scope="module")
 def cache(tmp_path_factory):
-    """A cache of our own, removed at once: the converted model takes hundreds of megabytes."""
+    """A cache that is removed at once: the converted model takes hundreds of megabytes."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
@@ -37,13 +37,13 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def demo():
-    """What no ``--model`` stands for on this CPU."""
+    """The model that is used without ``--model`` on this CPU."""
     return find_model(None, "auto", "auto", torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
 def start(demo):
-    """An engine and a tokenizer of the demo model."""
+    """Makes an engine and a tokenizer of the demo model."""
 
     def launched(dtype="auto", blocks=64, block_size=16, **limits):
         stored = demo.dtype if dtype == "auto" else getattr(torch, dtype)
@@ -67,7 +67,7 @@ def run(engine, prompts, sampling):
 
 
 def test_greedy_equals_transformers(start, demo):
-    """16 tokens of 6 prompts in fp32: each is transformers' likeliest, alone and beside the others."""
+    """In fp32 each of 16 tokens of 6 prompts is transformers' likeliest, alone and in a batch."""
     from transformers import AutoModelForCausalLM
 
     launched = start("float32")
@@ -79,7 +79,7 @@ def test_greedy_equals_transformers(start, demo):
     reference = AutoModelForCausalLM.from_pretrained(demo.folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         for index, prompt in prompts.items():
-            # What generate would choose, from one forward pass over all of it.
+            # What generate would choose, from one forward pass over all tokens.
             logits = reference(input_ids=torch.tensor([prompt + together[index]])).logits[0]
             assert together[index] == logits.argmax(-1)[len(prompt) - 1 : -1].tolist()
         ids = torch.tensor([prompts[3]])
@@ -95,7 +95,7 @@ def test_greedy_equals_transformers(start, demo):
 
 
 def test_sampled_rows_do_not_depend_on_each_other(start):
-    """In the dtype that users get: alone, together, reversed, in small chunks, and preempted for want of memory."""
+    """In the default dtype a row is the same alone, in a batch, reversed, in small chunks, and preempted."""
     launched = start()
     prompts = dict(enumerate(token_ids(launched.tokenizer)))
     sampling = [

@@ -40,7 +40,7 @@ PROMPTS = [[5], [7, 200, 9, 31, 18], list(range(30, 49))]
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_converted_model_is_the_original(write_gguf, name):
-    """Names, transposes, the order of q and k for RoPE, biases and every number of the config: to the last bit."""
+    """Names, transposes, the order of q and k for RoPE, biases and config numbers are exact to the last bit."""
     original = random_model(name)
     folder = converted_folder(write_gguf(name, original), torch.float32)
     converted = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -64,7 +64,7 @@ QUANTIZED = {
 
 
 def test_quantized_tensors(write_gguf):
-    """Dequantized as the gguf package does it, before and not after the rows of q are put in order."""
+    """They are dequantized as the gguf package does it, before the rows of q are reordered."""
     original = random_model("llama")
     path = write_gguf("llama", original, quantized=QUANTIZED)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_quantized_tensors(write_gguf):
 
 
 def test_weights_are_rounded_once(write_gguf, toy):
-    """bf16 comes straight from the dequantized fp32 values."""
+    """bf16 must come straight from the dequantized fp32 values."""
     folder = converted_folder(write_gguf("llama", toy), torch.bfloat16)
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     converted = AutoModelForCausalLM.from_pretrained(folder)
@@ -90,7 +90,7 @@ def test_weights_are_rounded_once(write_gguf, toy):
 
 
 def test_large_models_are_written_in_shards(write_gguf, toy, monkeypatch, tmp_path):
-    """No shard is lost, and both readers find them all."""
+    """No tensor is lost between shards: they give the same tokens as one file."""
     path = write_gguf("llama", toy)
     whole, shards = tmp_path / "whole", tmp_path / "shards"
     whole.mkdir()
@@ -103,7 +103,7 @@ def test_large_models_are_written_in_shards(write_gguf, toy, monkeypatch, tmp_pa
 
 
 def test_both_end_tokens_end(write_gguf, toy):
-    """Chat models have an end of turn beside the end of text; generation stops at either."""
+    """Chat models have an end of turn and an end of text: generation stops at either."""
     folder = converted_folder(write_gguf("llama", toy, eot=302), torch.float32)
     assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [END, 302]}
     engine = launch(LaunchOptions(model=str(folder), device="cpu")).engine
@@ -119,14 +119,14 @@ def test_both_end_tokens_end(write_gguf, toy):
     ids=["empty", "magic-only", "zeros", "text", "endless-counts"],
 )
 def test_a_file_that_is_no_gguf(tmp_path, content):
-    """Garbage of every kind is one line for the user, whatever the gguf package raises."""
+    """Whatever the gguf package raises on garbage, the user gets one line."""
     (tmp_path / "model.gguf").write_bytes(content)
     with pytest.raises(UserError, match=r"model\.gguf: not a readable GGUF file"):
         converted_folder(tmp_path / "model.gguf", torch.float32)
 
 
 def test_a_truncated_file(write_gguf, toy, tmp_path):
-    """A download that stopped: in the header, the metadata, the list of tensors, the tensors."""
+    """A download may stop in the header, the metadata, the list of tensors or the tensors."""
     whole = write_gguf("llama", toy).read_bytes()
     cut = tmp_path / "cut.gguf"
     for length in [*range(0, 600, 23), *range(600, len(whole), len(whole) // 40), len(whole) - 40]:
@@ -136,25 +136,25 @@ def test_a_truncated_file(write_gguf, toy, tmp_path):
 
 
 def test_an_unknown_architecture(write_gguf):
-    """The message says which one it is, and what is supported."""
+    """The message names it and lists those that are supported."""
     with pytest.raises(UserError, match=r"'mamba' is not supported; supported are llama, qwen2, qwen3, gpt2"):
         converted_folder(write_gguf(architecture="mamba"), torch.float32)
 
 
 def test_missing_metadata(write_gguf, toy, monkeypatch):
-    """Named, as it is called in the file."""
+    """The message names the key as the file would have it."""
     monkeypatch.setattr(gguf.GGUFWriter, "add_block_count", lambda self, count: None)
     with pytest.raises(UserError, match=r"'llama\.block_count' is missing"):
         converted_folder(write_gguf("llama", toy), torch.float32)
 
 
 def test_a_kind_of_tensor_that_cannot_be_dequantized(write_gguf, toy):
-    """New kinds appear every few months: the gguf package says NotImplementedError."""
+    """New kinds appear every few months, and the gguf package raises NotImplementedError."""
     with pytest.raises(UserError, match=r"model\.gguf"):
         converted_folder(write_gguf("llama", toy, quantized={"up_proj": gguf.GGMLQuantizationType.I8}), torch.float32)
 
 
 def test_a_file_without_tensors(write_gguf):
-    """llama.cpp keeps files of a vocabulary alone."""
+    """llama.cpp also has files with a vocabulary alone."""
     with pytest.raises(UserError):
         converted_folder(write_gguf("llama"), torch.float32)

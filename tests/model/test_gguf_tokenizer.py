@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file: where it cuts text, what it merges, and what it refuses."""
+"""The tokenizer of a GGUF file: how it splits text, what it merges, and what it refuses."""
 
 import gguf
 import pytest
@@ -39,7 +39,7 @@ def load_tokenizer(path):
 
 @pytest.mark.parametrize("pre", SPLITS)
 def test_splits(write_gguf, toy, pre):
-    """Where text is cut before the merges: smollm and qwen2 digit by digit, llama-bpe by threes, gpt-2 not at all."""
+    """Before merging, smollm and qwen2 split numbers by digit, llama-bpe by threes, gpt-2 not at all."""
     _, folder = load_tokenizer(write_gguf("llama", toy, pre=pre, merges=DIGITS))
     backend = Backend.from_file(str(folder / "tokenizer.json"))
     assert [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(TEXTS[0])] == SPLITS[pre]
@@ -56,7 +56,7 @@ def test_splits(write_gguf, toy, pre):
     ],
 )
 def test_merges_stay_inside_the_splits(write_gguf, toy, pre, tokens):
-    """And happen in the order of their ranks: the blank finds nothing left to merge with."""
+    """Merges go by rank and never cross a split."""
     tokenizer, _ = load_tokenizer(
         write_gguf("llama", toy, pre=pre, merges=("1 2", "12 3", "Ġ 12", "123 4"), add_bos=False)
     )
@@ -66,7 +66,7 @@ def test_merges_stay_inside_the_splits(write_gguf, toy, pre, tokens):
 
 @pytest.mark.parametrize("pre", SPLITS)
 def test_round_trip(write_gguf, toy, pre):
-    """Any text comes back as it was, byte by byte if need be; transformers reads the same ids from the folder."""
+    """Any text survives, byte by byte if necessary; transformers reads the same ids from the folder."""
     tokenizer, folder = load_tokenizer(write_gguf("llama", toy, pre=pre, merges=DIGITS, add_bos=False))
     encoded = tokenizer.encode(TEXTS)
     assert [tokenizer.decode(ids) for ids in encoded] == TEXTS
@@ -77,7 +77,7 @@ def test_round_trip(write_gguf, toy, pre):
 
 @pytest.mark.parametrize("pre", SPLITS)
 def test_special_tokens_are_not_split(write_gguf, toy, pre):
-    """Each is one id wherever it stands; a control token is no text, one that the user defined is."""
+    """Each is one id anywhere; control tokens are not part of the text, user-defined ones are."""
     tokenizer, _ = load_tokenizer(write_gguf("llama", toy, pre=pre, add_bos=False))
     (ids,) = tokenizer.encode(["<|begin|>ab<tool> <|end|><|end|>"])
     token = tokenizer.backend.token_to_id
@@ -87,7 +87,7 @@ def test_special_tokens_are_not_split(write_gguf, toy, pre):
 
 @pytest.mark.parametrize("add_bos", [True, False])
 def test_bos(write_gguf, toy, add_bos):
-    """As the file says: a prompt gets it, a chat only from its template."""
+    """The file decides: a prompt gets a BOS, a chat gets only its template's."""
     template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
     tokenizer, _ = load_tokenizer(write_gguf("llama", toy, add_bos=add_bos, template=template))
     ab = tokenizer.backend.token_to_id("ab")
@@ -96,7 +96,7 @@ def test_bos(write_gguf, toy, add_bos):
 
 
 def test_bos_of_llama_3(write_gguf, toy):
-    """llama.cpp adds it for this pre-tokenizer unless the file says no; most files say nothing."""
+    """Most files say nothing, and llama.cpp then adds a BOS for this pre-tokenizer."""
     tokenizer, _ = load_tokenizer(write_gguf("llama", toy, pre="llama-bpe"))
     assert tokenizer.encode(["a"]) == [[BOS, tokenizer.backend.token_to_id("a")]]
 
@@ -111,13 +111,13 @@ def test_words_that_merges_do_not_reach(write_gguf, toy, pre, whole):
 
 @pytest.mark.parametrize(("more", "named"), [({"pre": "deepseek-llm"}, "'deepseek-llm'"), ({"kind": "bert"}, "'bert'")])
 def test_an_unknown_tokenizer(write_gguf, toy, more, named):
-    """Wrong splits give worse answers without an error to see, so an unknown kind is refused."""
+    """Wrong splits make answers worse without a visible error, so an unknown kind is refused."""
     with pytest.raises(UserError, match=named):
         converted_folder(write_gguf("llama", toy, **more), torch.float32)
 
 
 def test_a_file_without_a_tokenizer(write_gguf, toy, monkeypatch):
-    """Some have none; that too is one line."""
+    """Some files have none: the user gets one line."""
     monkeypatch.setattr(gguf_files, "add_tokenizer", lambda writer, **more: None)
     with pytest.raises(UserError):
         converted_folder(write_gguf("llama", toy), torch.float32)
@@ -133,7 +133,7 @@ def test_half_a_tokenizer(write_gguf, toy, monkeypatch, missing):
 
 @pytest.mark.parametrize("broken", ["text", "id"])
 def test_broken_metadata(write_gguf, toy, monkeypatch, broken):
-    """A file with a few wrong bytes: a token that is not UTF-8, an end token behind the vocabulary."""
+    """A few wrong bytes give a token that is not UTF-8, or an end token beyond the vocabulary: one line each."""
     if broken == "id":
         add_eos = gguf.GGUFWriter.add_eos_token_id
         monkeypatch.setattr(gguf.GGUFWriter, "add_eos_token_id", lambda self, token_id: add_eos(self, 10**6))
@@ -147,7 +147,7 @@ def test_broken_metadata(write_gguf, toy, monkeypatch, broken):
 
 
 def test_a_sentencepiece_tokenizer(write_gguf, toy, monkeypatch):
-    """Llama 2's kind, converted by transformers: words begin with a blank, unknown characters become bytes."""
+    """Llama 2's kind, converted by transformers: words begin with a space, unknown characters become bytes."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ab", "▁ab"]
     types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
     types += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * 5

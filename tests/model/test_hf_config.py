@@ -1,4 +1,4 @@
-"""config.json of all architectures, as transformers 4 and 5 write it, and everything that may be wrong with it."""
+"""config.json of all architectures, as transformers 4 and 5 write it, and every mistake in it."""
 
 import json
 
@@ -53,7 +53,7 @@ LLAMA3_ROPE = {
 
 
 def of(architecture, **changes):
-    """A Llama config renamed, with changes; None drops a key."""
+    """A Llama config under another architecture's name, with changes; None removes a key."""
     values = {**LLAMA, "architectures": [architecture], "model_type": None, **changes}
     return {key: value for key, value in values.items() if value is not None}
 
@@ -63,6 +63,7 @@ def parse(values):
 
 
 def test_gpt2():
+    """Every field of a GPT-2 config arrives."""
     assert parse(GPT2) == ModelConfig(
         family="gpt2",
         vocab_size=50257,
@@ -86,12 +87,14 @@ def test_gpt2():
 
 
 def test_gpt2_is_complete_without_what_has_a_default():
+    """Old configs leave out what has a default: it must be transformers'."""
     config = parse({k: GPT2[k] for k in ("architectures", "vocab_size", "n_embd", "n_layer", "n_head")})
     assert (config.max_model_len, config.norm_eps, config.activation) == (1024, 1e-5, "gelu_new")
     assert (config.tie_word_embeddings, config.eos_token_ids, config.dtype) == (True, (50256,), "float32")
 
 
 def test_gpt2_options():
+    """Rarely used options must not be ignored."""
     config = parse(
         {**GPT2, "n_inner": 100, "activation_function": "relu", "tie_word_embeddings": False, "n_positions": 77}
     )
@@ -105,15 +108,17 @@ def test_gpt2_options():
         ({"scale_attn_weights": False}, (1.0, 1.0)),
         ({"scale_attn_by_inverse_layer_idx": True}, (0.125, 0.0625)),
         ({"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True}, (1.0, 0.5)),
-        # A matter of the order of rounding in transformers, not of the result.
+        # In transformers it changes the order of rounding, not the result.
         ({"reorder_and_upcast_attn": True}, (0.125, 0.125)),
     ],
 )
 def test_gpt2_attention_scales(options, scales):
+    """Ignoring one of these options would change every score."""
     assert parse({**GPT2, **options}).attention_scales == scales
 
 
 def test_llama():
+    """Every field of a Llama config arrives."""
     assert parse(LLAMA) == ModelConfig(
         family="llama",
         vocab_size=49152,
@@ -134,6 +139,7 @@ def test_llama():
 
 
 def test_llama_is_complete_without_what_has_a_default():
+    """Old configs leave out what has a default: it must be transformers'."""
     needed = ("architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
     config = parse({k: LLAMA[k] for k in (*needed, "num_attention_heads")})
     assert (config.num_kv_heads, config.head_dim, config.max_model_len) == (9, 64, 2048)
@@ -142,6 +148,7 @@ def test_llama_is_complete_without_what_has_a_default():
 
 
 def test_llama_biases_and_head_dim():
+    """Ignoring a bias or another head size would compute another model."""
     config = parse({**LLAMA, "attention_bias": True, "mlp_bias": True, "head_dim": 32})
     assert (config.qkv_bias, config.out_bias, config.mlp_bias, config.head_dim) == (True, True, True, 32)
     config = parse({**LLAMA, "mlp_bias": True, "head_dim": None})
@@ -149,6 +156,7 @@ def test_llama_biases_and_head_dim():
 
 
 def test_hp1():
+    """Every field of an HP1 config arrives."""
     config = parse({**HP1, "rope_theta": 500.0, "relu_pre": False, "clip_min": -1, "clip_max": 2.5})
     assert config == ModelConfig(
         family="hp1",
@@ -170,6 +178,7 @@ def test_hp1():
 
 
 def test_hp1_is_complete_without_what_has_a_default():
+    """Fields with a default may be left out."""
     needed = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
     config = parse({k: HP1[k] for k in (*needed, "num_attention_heads", "max_position_embeddings")})
     assert (config.hp1, config.activation) == (HP1Config(), "relu")
@@ -178,6 +187,7 @@ def test_hp1_is_complete_without_what_has_a_default():
 
 
 def test_mistral():
+    """It is a Llama with a sliding window in every layer."""
     config = parse(of("MistralForCausalLM", sliding_window=7))
     assert config.family == "llama"
     assert config.sliding_windows == (7, 7, 7)
@@ -185,12 +195,13 @@ def test_mistral():
 
 
 def test_mistral_window():
-    """Null turns it off, a missing one is transformers' 4096."""
+    """null switches the window off; a missing one is transformers' 4096."""
     assert parse({**of("MistralForCausalLM"), "sliding_window": None}).sliding_windows == ()
     assert parse(of("MistralForCausalLM")).sliding_windows == (4096,) * 3
 
 
 def test_mistral_defaults():
+    """A missing number of KV heads is 8, and null means one for each head, as in transformers."""
     config = parse(of("MistralForCausalLM", num_key_value_heads=None, num_attention_heads=16, head_dim=36))
     assert config.num_kv_heads == 8
     config = parse({**of("MistralForCausalLM"), "num_key_value_heads": None})
@@ -198,13 +209,14 @@ def test_mistral_defaults():
 
 
 def test_qwen2():
-    """Biases at q, k and v only, whatever the config says, and no window unless it is switched on."""
+    """It has biases at q, k and v only, and a window only if that is switched on."""
     config = parse(of("Qwen2ForCausalLM", sliding_window=9, use_sliding_window=False, eos_token_id=None))
     assert (config.qkv_bias, config.out_bias, config.mlp_bias, config.qk_norm) == (True, False, False, False)
     assert (config.sliding_windows, config.eos_token_ids) == ((), ())
 
 
 def test_qwen3():
+    """It has norms on q and k, and its head size is 128 unless the config says otherwise."""
     config = parse(of("Qwen3ForCausalLM", head_dim=24))
     assert (config.qk_norm, config.qkv_bias, config.out_bias, config.head_dim) == (True, False, False, 24)
     assert parse(of("Qwen3ForCausalLM")).head_dim == 128
@@ -225,20 +237,21 @@ def test_qwen3():
     ],
 )
 def test_qwen_sliding_window(architecture, options, windows):
+    """The window applies only to the layers that transformers gives one."""
     values = {**of(architecture), "use_sliding_window": True, "sliding_window": 9, **options}
     assert parse(values).sliding_windows == windows
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 def test_qwen_sliding_window_without_a_size_is_transformers_4096(architecture):
-    """Switched on but not sized: transformers' default, not a window of all keys."""
+    """The missing size must not become a window of all keys."""
     values = {**of(architecture), "use_sliding_window": True, "max_window_layers": 1}
     assert parse(values).sliding_windows == (0, 4096, 4096)
 
 
 @pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a not in ("GPT2LMHeadModel", "HP1ForCausalLM")])
 def test_defaults_are_transformers_own(architecture):
-    """With only the sizes given, the same as transformers' config class says."""
+    """With only the sizes given, all other values equal those of transformers' config class."""
     import transformers
 
     sizes = {k: LLAMA[k] for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
@@ -265,6 +278,7 @@ def test_defaults_are_transformers_own(architecture):
     ],
 )
 def test_rope_theta_of_transformers_4_and_5(options):
+    """The two versions write it in different places."""
     assert parse({**LLAMA, **options}).rope == RopeConfig(theta=500000.0)
 
 
@@ -277,6 +291,7 @@ def test_rope_theta_of_transformers_4_and_5(options):
     ],
 )
 def test_llama3_rope_of_transformers_4_and_5(options):
+    """The two versions write it in different places, under two names."""
     expected = RopeConfig(theta=500000.0, scaling="llama3", **LLAMA3_ROPE)
     assert parse({**LLAMA, **options}).rope == expected
 
@@ -290,10 +305,12 @@ def test_llama3_rope_of_transformers_4_and_5(options):
     ],
 )
 def test_linear_rope_of_transformers_4_and_5(options):
+    """The two versions write it in different places, under two names."""
     assert parse({**LLAMA, **options}).rope == RopeConfig(scaling="linear", factor=4.0)
 
 
 def test_llama3_rope_without_its_trained_length_takes_the_models():
+    """The model's own length is transformers' default."""
     scaling = {k: v for k, v in LLAMA3_ROPE.items() if k != "original_max_position_embeddings"}
     rope = parse({**LLAMA, "rope_scaling": {"rope_type": "llama3", **scaling}}).rope
     assert rope.original_max_position_embeddings == 8192
@@ -301,6 +318,7 @@ def test_llama3_rope_without_its_trained_length_takes_the_models():
 
 @pytest.mark.parametrize(("stored", "ids"), [(5, (5,)), ([5, 7], (5, 7)), (None, ()), ([], ()), (0, (0,))])
 def test_eos_is_a_number_a_list_or_nothing(stored, ids):
+    """All three forms occur; 0 is a token, not nothing."""
     assert parse({**LLAMA, "eos_token_id": stored}).eos_token_ids == ids
 
 
@@ -314,11 +332,13 @@ def test_eos_is_a_number_a_list_or_nothing(stored, ids):
     ],
 )
 def test_dtype_by_its_new_and_old_name(options, dtype):
+    """``dtype`` replaced ``torch_dtype`` in transformers 5."""
     assert parse({**LLAMA, **options}).dtype == dtype
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3", "hp1"])
 def test_model_type_serves_where_no_architecture_is_named(model_type):
+    """Some configs name only the model type."""
     values = {**GPT2, **(HP1 if model_type == "hp1" else LLAMA), "model_type": model_type, "architectures": None}
     assert parse(values).family == (model_type if model_type in ("gpt2", "hp1") else "llama")
 
@@ -333,6 +353,7 @@ def test_model_type_serves_where_no_architecture_is_named(model_type):
     ],
 )
 def test_other_architectures_are_refused_with_a_list(values):
+    """The message names the architecture and those that are supported."""
     with pytest.raises(UserError, match=r"^config\.json: .* is not supported; supported are ") as caught:
         parse(values)
     assert all(name in str(caught.value) for name in ARCHITECTURES)
@@ -340,6 +361,7 @@ def test_other_architectures_are_refused_with_a_list(values):
 
 
 def test_an_empty_config_is_refused():
+    """It must give a UserError, not a KeyError."""
     with pytest.raises(UserError, match="not supported; supported are GPT2LMHeadModel"):
         parse({})
 
@@ -374,6 +396,7 @@ def test_an_empty_config_is_refused():
     ],
 )
 def test_what_is_wrong_is_a_user_error_that_says_so(values, message):
+    """Each mistake gives one line that begins with the file's name."""
     with pytest.raises(UserError) as caught:
         parse(values)
     assert message in str(caught.value)
@@ -382,6 +405,7 @@ def test_what_is_wrong_is_a_user_error_that_says_so(values, message):
 
 
 def test_folder(tmp_path):
+    """The config is read from the folder."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     assert read_model_config(tmp_path) == parse(LLAMA)
 
@@ -391,17 +415,19 @@ def test_folder(tmp_path):
     [
         ({"eos_token_id": [128001, 128009], "temperature": 0.6}, (128001, 128009)),
         ({"eos_token_id": 7}, (7,)),
-        # Silence is not a contradiction.
+        # Without the field config.json still counts.
         ({"temperature": 0.6}, (2,)),
     ],
 )
 def test_generation_config_wins_for_the_end_tokens(tmp_path, generation, ids):
+    """Chat models list further end tokens there: without them answers never end."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     assert read_model_config(tmp_path).eos_token_ids == ids
 
 
 def test_generation_config_changes_nothing_else(tmp_path):
+    """Its other fields must not change the shape."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "generation_config.json").write_text(json.dumps({"vocab_size": 3, "dtype": "float16"}))
     assert read_model_config(tmp_path) == parse(LLAMA)
@@ -419,6 +445,7 @@ def test_generation_config_changes_nothing_else(tmp_path):
     ],
 )
 def test_broken_files(tmp_path, name, content, message):
+    """The message has the path of the missing or broken file."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     path = tmp_path / name
     path.unlink() if content is None else path.write_bytes(content)

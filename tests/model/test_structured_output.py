@@ -1,4 +1,4 @@
-"""Structured output of the demo model: 135M parameters, which without a grammar seldom answer in JSON that parses."""
+"""Structured output of the demo model: without a grammar its 135M parameters seldom produce valid JSON."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def record(**properties):
-    """An object of exactly these."""
+    """A schema of an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -33,7 +33,7 @@ def integer(least, most):
     return {"type": "integer", "minimum": least, "maximum": most}
 
 
-# Each says how long it can get: of an unbounded string or list, no model is sure to find the end.
+# Every schema limits the length: no model is sure to end an unbounded string or list.
 PERSON = record(name=text(20), age=integer(0, 130), married={"type": "boolean"})
 REVIEW = record(
     mood={"enum": ["positive", "neutral", "negative"]},
@@ -68,7 +68,7 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """Answer rows by ``rosebatch generate``, with a cache of our own: the converted model takes hundreds of MB."""
+    """Runs ``rosebatch generate`` with a cache of its own: the converted model takes hundreds of megabytes."""
     folder = tmp_path_factory.mktemp("structured")
 
     def run(rows, *flags):
@@ -93,7 +93,7 @@ def response_format(schema):
 
 
 def test_every_document_is_valid(answers):
-    """Likeliest tokens and wild ones (temperature 1.3), by both names of a schema, two completions of one prompt."""
+    """Greedy and wild (temperature 1.3), with both spellings of a schema and two completions of a prompt."""
     rows = [chat(question, response_format=response_format(schema)) for schema, question in QUESTIONS]
     rows += [
         chat(question, structured_outputs={"json": schema}, temperature=1.3, seed=seed, n=2)
@@ -107,12 +107,12 @@ def test_every_document_is_valid(answers):
     for (document, finish_reason), schema in zip(documents, schemas, strict=True):
         assert finish_reason == "stop", document
         require_valid(json.loads(document), schema)
-    # The grammar leaves to the model what it can know.
+    # What the grammar leaves open, the model knows.
     assert '"age": 71' in documents[2][0]
 
 
 def test_regex_and_choice(answers):
-    """The whole text matches, and neither a space before nor an explanation behind is left over."""
+    """The whole text matches: no space before it, no explanation after it."""
     date, kinds = r"(19|20)[0-9]{2}-(0[1-9]|1[0-2])-[0-3][0-9]", ["yes", "yes, but", "no", "  maybe"]
     rows = [
         chat("When did the second world war end?", structured_outputs={"regex": date}),
@@ -131,7 +131,7 @@ def test_regex_and_choice(answers):
 
 
 def require_valid(value, schema):
-    """Check a value by the keywords that are used here."""
+    """Checks a value against the schema keywords that are used here."""
     if "enum" in schema:
         assert any(value == allowed and type(value) is type(allowed) for allowed in schema["enum"])
         return
@@ -174,6 +174,6 @@ def require_valid(value, schema):
     ],
 )
 def test_the_check_refuses(value, schema):
-    """A check that takes anything would prove nothing above."""
+    """A check that accepts anything would prove nothing above."""
     with pytest.raises(AssertionError):
         require_valid(value, schema)

@@ -1,4 +1,4 @@
-"""Weights out of folders that are whole, sharded, bare or broken, and out of nothing."""
+"""Weights from folders that are complete, sharded, bare or broken, and random weights."""
 
 import json
 
@@ -35,24 +35,27 @@ def assert_all_there(weights):
 
 
 def test_one_file(tmp_path):
+    """A single file gives every tensor."""
     save_file({**FIRST, **SECOND}, tmp_path / "model.safetensors")
     assert_all_there(source(tmp_path))
 
 
 def test_shards_with_an_index(tmp_path):
+    """Every tensor is found in its shard."""
     write_shards(tmp_path)
     write_index(tmp_path)
     assert_all_there(source(tmp_path))
 
 
 def test_shards_without_an_index(tmp_path):
+    """Shards are found without the index file too."""
     write_shards(tmp_path)
     assert_all_there(source(tmp_path))
 
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_other_files_beside_the_model_are_left_alone(tmp_path, sharded):
-    """Mistral's folders hold everything twice, the second time under other names; adapters lie about, too."""
+    """Mistral's folders hold all weights twice under other names, and adapters may be there."""
     if sharded:
         write_shards(tmp_path)
         write_index(tmp_path)
@@ -65,13 +68,14 @@ def test_other_files_beside_the_model_are_left_alone(tmp_path, sharded):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_weights_come_in_the_dtype_of_the_run(tmp_path, dtype):
+    """The checkpoint's dtype must not leak into the run."""
     save_file({k: v.to(torch.bfloat16) for k, v in FIRST.items()}, tmp_path / "model.safetensors")
     tensor = source(tmp_path, dtype).get("model.norm.weight", (3,))
     assert torch.equal(tensor, FIRST["model.norm.weight"].to(torch.bfloat16).to(dtype))
 
 
 def test_a_bare_transformer_has_no_first_part(tmp_path):
-    """GPT2Model's own checkpoints say wte.weight; a full name still comes before a short one."""
+    """GPT2Model's own checkpoints say wte.weight; a full name still comes first."""
     bare = {
         "wte.weight": torch.randn(5, 3),
         "transformer.wpe.weight": torch.randn(7, 3),
@@ -84,13 +88,14 @@ def test_a_bare_transformer_has_no_first_part(tmp_path):
 
 
 def test_missing_tensor(tmp_path):
+    """The message names the tensor."""
     save_file(FIRST, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"weights have no tensor 'lm_head\.weight'"):
         source(tmp_path).get("lm_head.weight", (5, 3))
 
 
 def test_missing_shard(tmp_path):
-    """Said at once, not when the first tensor of it is asked for."""
+    """Reported at once, not when its first tensor is read."""
     write_shards(tmp_path)
     write_index(tmp_path)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
@@ -121,6 +126,7 @@ def test_more_positions_than_the_run_has(tmp_path):
 
 
 def test_wrong_shape(tmp_path):
+    """The message has both shapes."""
     save_file(FIRST, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"'model\.norm\.weight' has shape \(3,\), config says \(4,\)"):
         source(tmp_path).get("model.norm.weight", (4,))
@@ -128,12 +134,14 @@ def test_wrong_shape(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"not weights", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
 def test_broken_file(tmp_path, content):
+    """A UserError, not an exception of safetensors."""
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(UserError):
         source(tmp_path).get("model.norm.weight", (3,))
 
 
 def test_truncated_file(tmp_path):
+    """A download that stopped must not give zeros or garbage."""
     path = tmp_path / "model.safetensors"
     save_file(FIRST, path)
     path.write_bytes(path.read_bytes()[:-4])
@@ -143,6 +151,7 @@ def test_truncated_file(tmp_path):
 
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"weight_map": 3}', "null"])
 def test_broken_index(tmp_path, content):
+    """A UserError that names the index, whatever is in it."""
     write_shards(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(content)
     with pytest.raises(UserError, match=r"index\.json: unreadable index"):
@@ -150,13 +159,14 @@ def test_broken_index(tmp_path, content):
 
 
 def test_no_weights(tmp_path):
+    """The message says which kind of file is missing."""
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(UserError, match=r"no \.safetensors weights in this folder"):
         source(tmp_path)
 
 
 def test_random_weights_are_the_same_each_time_whatever_came_before():
-    """They depend on name and seed only: neither on the order of the calls nor on the global generator."""
+    """Neither the order of calls nor the global generator may change them."""
     first, second = RandomWeights(torch.float32, CPU), RandomWeights(torch.float32, CPU)
     expected = first.get("model.layers.0.mlp.up_proj.weight", (7, 5))
     torch.manual_seed(5)
@@ -165,6 +175,7 @@ def test_random_weights_are_the_same_each_time_whatever_came_before():
 
 
 def test_random_weights_differ_by_name_and_seed():
+    """Two tensors with the same numbers would hide a mix-up."""
     weights = RandomWeights(torch.float32, CPU)
     tensor = weights.get("a.weight", (4, 4))
     assert not torch.equal(weights.get("b.weight", (4, 4)), tensor)
@@ -172,13 +183,14 @@ def test_random_weights_differ_by_name_and_seed():
 
 
 def test_random_weights_are_those_of_fp32_rounded():
+    """Runs in two dtypes must be the same model."""
     wide = RandomWeights(torch.float32, CPU).get("a.weight", (63, 64))
     narrow = RandomWeights(torch.bfloat16, CPU).get("a.weight", (63, 64))
     assert torch.equal(narrow, wide.to(torch.bfloat16))
 
 
 def test_random_weights_have_a_models_scale():
-    """Small: 30 layers must not overflow fp16."""
+    """30 layers of larger numbers would overflow fp16."""
     weights = RandomWeights(torch.float32, CPU)
     for name, shape in (("a.weight", (200, 200)), ("a.bias", (40000,))):
         tensor = weights.get(name, shape)
@@ -188,7 +200,7 @@ def test_random_weights_have_a_models_scale():
 
 
 def test_random_weights_that_are_filled():
-    """Norms and the like, of the run's dtype or of their own."""
+    """Norms and the like are filled, in the run's dtype or one of their own."""
     weights = RandomWeights(torch.bfloat16, CPU)
     filled = weights.get("model.norm.weight", (9,), fill=1.5)
     assert torch.equal(filled, torch.full((9,), 1.5, dtype=torch.bfloat16))
@@ -197,7 +209,7 @@ def test_random_weights_that_are_filled():
 
 
 def test_a_dtype_of_its_own(tmp_path):
-    """What is read in fp32 was never rounded to the run's dtype, and ``fill`` is nothing to a checkpoint."""
+    """fp32 values must not be rounded to the run's dtype first; checkpoints ignore ``fill``."""
     save_file(FIRST, tmp_path / "model.safetensors")
     tensor = source(tmp_path, torch.bfloat16).get("model.norm.weight", (3,), dtype=torch.float32, fill=9.0)
     assert torch.equal(tensor, FIRST["model.norm.weight"])

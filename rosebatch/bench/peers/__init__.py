@@ -1,3 +1,4 @@
-"""Other engines on the same token ids. Each module runs in a process of its own, in the environment of its engine:
-nothing here imports more of rosebatch than this package.
+"""Other engines on the same token ids. Each module runs in its own process, in its engine's environment.
+
+Nothing here imports rosebatch outside this package.
 """

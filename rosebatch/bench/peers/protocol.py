@@ -1,10 +1,15 @@
-"""What a peer process is asked and what it answers: a JSON file in, one line of JSON on stdout.
+"""The task and the answer of a peer process: a JSON file in, one line of JSON on stdout.
 
-The specification holds ``model`` (a transformers folder), ``load_format`` (``auto`` or ``dummy``), ``device``,
-``dtype``, ``max_num_seqs``, ``prefix_cache``, ``repeats``, ``args`` (for the engine's constructor) and ``workloads``:
-for each ``prompts`` (token ids, one list of prompts for every run, the first for the warm-up), ``output_lens`` and
-``sampling`` (the temperature, and what differs from its default). The answer holds ``version``, ``load_s`` (imports
-included) and ``workloads``: for each ``warm_up_s`` and the ``seconds`` of every timed run.
+The specification has these fields:
+
+- ``model``: a transformers folder; ``load_format``: ``auto`` or ``dummy``; ``device``; ``dtype``
+- ``max_num_seqs``, ``prefix_cache``, ``repeats``
+- ``args``: for the engine's constructor
+- ``workloads``: a list. Each has ``prompts`` (for every run a list of prompts as token ids; the first run is the
+  warm-up), ``output_lens``, and ``sampling`` (the temperature, and all fields that differ from their default).
+
+The answer has ``version``, ``load_s`` (imports included) and ``workloads``. Each of these has ``warm_up_s``, and the
+``seconds`` of every timed run.
 """
 
 import json
@@ -29,14 +34,14 @@ class Loaded(NamedTuple):
 
 
 def serve(load: Callable[[dict[str, Any]], Loaded]) -> None:
-    """Answer the specification whose path is the only argument of this process.
+    """Answer the specification whose path is this process's only argument.
 
     Args:
         load: imports the engine and builds it.
     """
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    # Engines write to stdout as they please, from Python, from C and from processes they start: the answer keeps a
-    # way of its own, and whatever is written to stdout goes to stderr.
+    # Engines write to stdout from Python, from C and from processes that they start. So the answer gets a descriptor
+    # of its own, and everything that is written to stdout goes to stderr.
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     started = time.perf_counter()
@@ -58,5 +63,5 @@ def _time(prepare: Prepare, workload: dict[str, Any], repeats: int) -> dict[str,
         generated = call()
         seconds.append(time.perf_counter() - started)
         if generated != wanted:
-            raise AssertionError("a completion has another length than was asked for")
+            raise AssertionError("a completion does not have the requested length")
     return {"warm_up_s": seconds[0], "seconds": seconds[1:]}

@@ -10,7 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def load(spec: dict[str, Any]) -> Loaded:
-    """Build the engine at its defaults, but with graphs for all batch sizes: by default the largest go without."""
+    """Build the engine with its defaults, but with graphs for all batch sizes: by default the largest have none."""
     import sglang
     from sglang.srt.entrypoints.engine import Engine
     from sglang.srt.server_args import ServerArgs
@@ -33,7 +33,7 @@ def load(spec: dict[str, Any]) -> Loaded:
     engine = Engine(**arguments | spec["args"])
 
     def prepare(prompts: Prompts, output_lens: list[int], sampling: dict[str, Any]) -> Callable[[], list[int]]:
-        # A least number of tokens would need a tokenizer; without end tokens the most is the number.
+        # SGLang needs a tokenizer for a minimum. Without end tokens every output has the maximum length.
         params = [{"max_new_tokens": n, "ignore_eos": True, **sampling} for n in output_lens]
         return lambda: [len(out["output_ids"]) for out in engine.generate(input_ids=prompts, sampling_params=params)]
 

@@ -1,7 +1,7 @@
 """transformers' ``generate`` on left-padded batches. ``python -m rosebatch.bench.peers.transformers SPEC.json``.
 
-A batch holds ``max_num_seqs`` prompts and runs to the longest output in it; of the others, the tokens that were asked
-for are counted.
+A batch holds ``max_num_seqs`` prompts and runs until its longest output is done. For every prompt only the requested
+tokens count.
 """
 
 import os
@@ -31,19 +31,17 @@ def load(spec: dict[str, Any]) -> Loaded:
     model.generation_config.eos_token_id = None
 
     def batch(prompts: Prompts, output_lens: list[int], sampling: dict[str, Any]) -> list[int]:
-        width, longest = max(map(len, prompts)), max(output_lens)
-        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=spec["device"])
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=spec["device"])
+        ids, mask = (torch.tensor(rows, device=spec["device"]) for rows in pad_left(prompts))
         with torch.inference_mode():
             out = model.generate(
                 input_ids=ids,
                 attention_mask=mask,
-                max_new_tokens=longest,
+                max_new_tokens=max(output_lens),
                 pad_token_id=0,
                 **_generation(sampling),
             )
-        got = out[:, width:].tolist()
-        return [min(len(row), n) for row, n in zip(got, output_lens, strict=True)]
+        generated = out[:, ids.shape[1] :].tolist()
+        return [min(len(row), n) for row, n in zip(generated, output_lens, strict=True)]
 
     def prepare(prompts: Prompts, output_lens: list[int], sampling: dict[str, Any]) -> Callable[[], list[int]]:
         size = spec["max_num_seqs"]
@@ -53,10 +51,17 @@ def load(spec: dict[str, Any]) -> Loaded:
     return Loaded(transformers.__version__, prepare)
 
 
+def pad_left(prompts: Prompts) -> tuple[Prompts, Prompts]:
+    """The prompts at one length, with zeros on their left, and their attention mask: 0 for padding, 1 for tokens."""
+    width = max(map(len, prompts))
+    ids = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
+    return ids, [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+
+
 def _generation(sampling: dict[str, Any]) -> dict[str, Any]:
     if not sampling.get("temperature"):
         return {"do_sample": False}
-    # Where nothing is said, transformers keeps the 50 likeliest tokens.
+    # By default transformers keeps only the 50 likeliest tokens.
     return {"do_sample": True, "top_k": 0, **sampling}
 
 

@@ -12,7 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def load(spec: dict[str, Any]) -> Loaded:
-    """Build the engine at its defaults; tokens go in and come out, so it needs no tokenizer."""
+    """Build the engine with its defaults. Token ids go in and come out, so it needs no tokenizer."""
     import vllm
 
     arguments = {

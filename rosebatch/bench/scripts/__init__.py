@@ -1,1 +1,1 @@
-"""Benches started with ``python -m``, outside of ``rosebatch bench``."""
+"""Benchmarks that run with ``python -m``, apart from ``rosebatch bench``."""

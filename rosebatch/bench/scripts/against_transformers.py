@@ -1,8 +1,9 @@
-"""Throughput beside transformers' padded ``generate``: the same chats, the same model, turn by turn in one process.
+"""Throughput beside transformers' padded ``generate``: same chats, same model, in turn in one process.
 
 ``python -m rosebatch.bench.scripts.against_transformers [--repeats N]`` runs the demo model in bf16 on 32 chat prompts
-with 16 to 128 output tokens each. transformers pads the prompts to one length and the batch to the longest completion;
-it is timed on the calls of ``generate`` alone. Counted are the tokens that were asked for. The last line is JSON.
+with 16 to 128 output tokens each. transformers pads the prompts to one length and runs the batch until its longest
+completion is done. Only its calls of ``generate`` are timed, and only the requested tokens count. The last line is
+JSON.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from rosebatch.bench.peers.transformers import pad_left
 from rosebatch.config import RunConfig
 from rosebatch.engine.load import load_engine, pick_device
 from rosebatch.model.source import find_model
@@ -31,7 +33,7 @@ _TOPICS = ("France", "bread", "rivers", "Python", "cats", "Rome", "music", "trai
 
 
 def make_workload(tokenizer: Tokenizer, seed: int = 0) -> tuple[list[list[int]], list[int]]:
-    """Token ids of the chat prompts and the output length of each."""
+    """Token ids of the chat prompts, and the output length of each."""
     numbers = random.Random(seed)
     chats = []
     for _ in range(_CHATS):
@@ -43,7 +45,7 @@ def make_workload(tokenizer: Tokenizer, seed: int = 0) -> tuple[list[list[int]],
 
 
 def rosebatch_runner(prompts: list[list[int]], lengths: list[int]) -> Callable[[], float]:
-    """A function that runs the workload on a fresh engine and returns the seconds, loading left out."""
+    """A function that runs the workload on a fresh engine and returns the seconds, without loading."""
     device = pick_device("cpu")
     source = find_model(None, "auto", "bfloat16", device)
 
@@ -56,7 +58,7 @@ def rosebatch_runner(prompts: list[list[int]], lengths: list[int]) -> Callable[[
         started = time.perf_counter()
         generated = sum(len(completion.token_ids) for completion in engine.run(requests))
         seconds = time.perf_counter() - started
-        assert generated == sum(lengths), "every completion has the length that was asked for"
+        assert generated == sum(lengths), "every completion has the requested length"
         return seconds
 
     return run
@@ -67,9 +69,7 @@ def transformers_runner(folder: Path, prompts: list[list[int]], lengths: list[in
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    ids, mask = map(torch.tensor, pad_left(prompts))
     longest = max(lengths)
 
     def run() -> float:
@@ -84,14 +84,14 @@ def transformers_runner(folder: Path, prompts: list[list[int]], lengths: list[in
                 pad_token_id=0,
             )
         seconds = time.perf_counter() - started
-        assert out.shape == (len(prompts), width + longest), "no row ended early"
+        assert out.shape == (len(prompts), ids.shape[1] + longest), "no row ended early"
         return seconds
 
     return run
 
 
 def main() -> None:
-    """Run both in turn and print medians, spread and the ratio of each turn."""
+    """Run both in turn, and print medians, spread and the ratio of the turns."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
@@ -100,19 +100,21 @@ def main() -> None:
     tokenizer = Tokenizer.load(source.folder)
     assert tokenizer is not None, "the demo model has a tokenizer"
     prompts, lengths = make_workload(tokenizer)
-    ours = rosebatch_runner(prompts, lengths)
-    theirs = transformers_runner(source.folder, prompts, lengths)
-    ours(), theirs()
-    turns = [(ours(), theirs()) for _ in range(repeats)]
-    ratios = [there / here for here, there in turns]
+    run_ours = rosebatch_runner(prompts, lengths)
+    run_theirs = transformers_runner(source.folder, prompts, lengths)
+    # The first runs warm both up.
+    run_ours(), run_theirs()
+    turns = [(run_ours(), run_theirs()) for _ in range(repeats)]
+    our_seconds, their_seconds = zip(*turns, strict=True)
+    ratios = [theirs / ours for ours, theirs in turns]
     tokens = sum(lengths)
     result = {
         "prompt_tokens": sum(map(len, prompts)),
         "output_tokens": tokens,
-        "rosebatch_s": [round(here, 2) for here, _ in turns],
-        "transformers_s": [round(there, 2) for _, there in turns],
-        "rosebatch_output_tokens_per_s": round(tokens / statistics.median(here for here, _ in turns), 1),
-        "transformers_output_tokens_per_s": round(tokens / statistics.median(there for _, there in turns), 1),
+        "rosebatch_s": [round(seconds, 2) for seconds in our_seconds],
+        "transformers_s": [round(seconds, 2) for seconds in their_seconds],
+        "rosebatch_output_tokens_per_s": round(tokens / statistics.median(our_seconds), 1),
+        "transformers_output_tokens_per_s": round(tokens / statistics.median(their_seconds), 1),
         "ratio_median": round(statistics.median(ratios), 2),
         "ratio_min": round(min(ratios), 2),
         "ratio_max": round(max(ratios), 2),

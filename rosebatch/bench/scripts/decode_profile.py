@@ -1,10 +1,11 @@
-"""Where the time of a decode step goes, on a GPU: each kernel of its graph, and what kind of work it is.
+"""Where the time of a decode step on a GPU goes: the kernels of its graph, and the kind of work of each.
 
 ``python -m rosebatch.bench.scripts.decode_profile qwen3-0.6b:bfloat16:32:192 gpt2:float16:256:550:sampled`` takes
 models of ``configs/models`` with random weights, the number of sequences, and the tokens of each.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,11 +25,12 @@ from rosebatch.toggles import Toggles
 _OUTPUT_TOKENS = 96
 _WARM_UP_STEPS = 16
 _PROFILED_PLANS = 4
+_FORM = "MODEL:DTYPE:SEQUENCES:TOKENS[:sampled]"
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What to profile: ``model:dtype:sequences:tokens``, then ``:sampled`` for top-k 50 and top-p 0.9."""
+    """What to profile: ``model:dtype:sequences:tokens``. A further ``:sampled`` means top-k 50 and top-p 0.9."""
 
     model: str
     dtype: str
@@ -38,19 +40,19 @@ class Subject:
 
     @classmethod
     def parse(cls, text: str) -> "Subject":
-        """From the command line.
+        """Read it from the command line.
 
         Raises:
-            ValueError: it is not of that form.
+            ArgumentTypeError: the text has another form.
         """
-        model, dtype, sequences, tokens, *rest = text.split(":")
-        if rest not in ([], ["sampled"]):
-            raise ValueError(f"{text}: what follows the tokens can only be 'sampled'")
-        return cls(model, dtype, int(sequences), int(tokens), bool(rest))
+        match = re.fullmatch(r"([^:]+):([^:]+):(\d+):(\d+)(:sampled)?", text)
+        if match is None:
+            raise argparse.ArgumentTypeError(f"{text!r} does not have the form {_FORM}")
+        return cls(match[1], match[2], int(match[3]), int(match[4]), match[5] is not None)
 
 
 def profile_step(subject: Subject) -> tuple[float, list[KernelTime], float]:
-    """Microseconds of a step without the profiler, its kernels, and the microseconds of its floor."""
+    """Microseconds of a step without the profiler, the step's kernels, and the microseconds of its floor."""
     device = pick_device("cuda")
     path = str(configs_dir() / "models" / f"{subject.model}.toml")
     source = find_model(path, "dummy", subject.dtype, device)
@@ -101,9 +103,9 @@ def _write(subject: Subject, microseconds: float, times: Sequence[KernelTime], f
 
 
 def main() -> None:
-    """Write two tables for each subject: by the kind of work, and by kernel."""
+    """Print two tables for each subject: by kind of work, and by kernel."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("subjects", nargs="+", type=Subject.parse, metavar="MODEL:DTYPE:SEQUENCES:TOKENS[:sampled]")
+    parser.add_argument("subjects", nargs="+", type=Subject.parse, metavar=_FORM)
     for subject in parser.parse_args().subjects:
         _write(subject, *profile_step(subject))
         release_memory()

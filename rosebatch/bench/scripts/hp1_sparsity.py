@@ -1,9 +1,10 @@
 """How many weights of HP1 attention are exactly zero, layer by layer.
 
 ``python -m rosebatch.bench.scripts.hp1_sparsity [--model MODEL] [--load-format dummy] [--tokens 256]`` runs prompts of
-random token ids through the model, in PyTorch, once with its own filters and once for each sigma. Of all pairs of a
-token and a key up to it, a column says how many have no weight, and behind the bar how many have none for any of the
-heads that share the key: the values that decode does not read.
+random token ids through the model, in PyTorch. One run uses the model's own filters, further runs one sigma each.
+
+A column has two shares of all pairs of a token and a key up to it. Left of the bar are the pairs without weight. Right
+of it are those without weight for every head that shares the key: decode does not read their values.
 """
 
 import argparse
@@ -31,7 +32,7 @@ _SEQUENCES = 4
 
 @dataclass(frozen=True, slots=True)
 class Zeros:
-    """Shares of a layer: of weights that are zero, and of keys that no head of a group gives any."""
+    """Shares of one layer: weights that are zero, and keys without weight for all heads of a group."""
 
     weights: float
     values: float
@@ -39,12 +40,12 @@ class Zeros:
 
 @dataclass(slots=True)
 class CountingAttention:
-    """Attention of whole prompts, all of one length, without a cache (see ``rosebatch.model.layers.Attention``).
+    """Attention of whole prompts of one length, without a cache (see ``rosebatch.model.layers.Attention``).
 
     Attributes:
         length: tokens of each prompt.
-        sigma: in place of every layer's own; None leaves the filters as they are.
-        zeros: of the layers so far.
+        sigma: replaces every layer's own; None keeps the filters as they are.
+        zeros: the counts of the layers so far.
     """
 
     length: int
@@ -73,7 +74,7 @@ class CountingAttention:
 
 @torch.inference_mode()
 def count_zeros(model: Model, prompts: Tensor, sigma: float | None = None) -> list[Zeros]:
-    """Of each layer, for prompts ``[S, T]`` of token ids."""
+    """The counts of each layer, for prompts ``[S, T]`` of token ids."""
     sequences, length = prompts.shape
     attention = CountingAttention(length, sigma)
     positions = torch.arange(length, device=prompts.device).repeat(sequences)
@@ -82,7 +83,7 @@ def count_zeros(model: Model, prompts: Tensor, sigma: float | None = None) -> li
 
 
 def main() -> None:
-    """Write one line for each layer, and one for all."""
+    """Print one line for each layer, and one for their mean."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", default=str(configs_dir() / "models" / "hp1-0.6b.toml"))
     parser.add_argument("--load-format", choices=["auto", "dummy"], default="dummy")
@@ -91,12 +92,12 @@ def main() -> None:
     device = pick_device("auto")
     source = find_model(given.model, given.load_format, "auto", device)
     if source.config.family != "hp1":
-        raise UserError(f"{Path(given.model).name} is no HP1 model")
+        raise UserError(f"--model {Path(given.model).name} is not an HP1 model")
     with torch.inference_mode():
         model = build_model(source.config, select(Toggles.resolve({}, "cpu")), source.weights(device))
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(source.config.vocab_size, (_SEQUENCES, given.tokens), generator=generator).to(device)
-    columns = {"its own": None, **{f"sigma {sigma}": sigma for sigma in _SIGMAS}}
+    columns = {"own filters": None, **{f"sigma {sigma}": sigma for sigma in _SIGMAS}}
     counts = [count_zeros(model, prompts, sigma) for sigma in columns.values()]
     sys.stdout.write(f"{'layer':<8}" + "".join(f"{name:>15}" for name in columns) + "\n")
     for number, layer in enumerate(zip(*counts, strict=True)):

@@ -1,8 +1,8 @@
-"""What reading, tokenizing and writing cost: the whole job on a file of texts beside the engine on token ids.
+"""What reading, tokenizing and writing cost: the whole job on a file of texts, beside the engine on token ids.
 
 ``python -m rosebatch.bench.scripts.whole_job --model FOLDER [--load-format dummy] [--num-prompts 20000]`` makes short
-prompts, runs the job on a JSONL file of them, with its part file and its sorted output, and in turn the engine alone on
-the same token ids. The last line is JSON.
+prompts. It runs the job on a JSONL file of them, with part file and sorted output, and in turn the engine alone on the
+same token ids. The last line is JSON.
 """
 
 import argparse
@@ -29,13 +29,13 @@ _NUM_WORDS = (8, 48)
 
 
 def make_texts(count: int, seed: int) -> list[str]:
-    """Short prompts, no two with a beginning in common that would fill a block."""
+    """Short prompts. No two share a beginning that would fill a block."""
     numbers = random.Random(seed)
     return [" ".join(numbers.choices(_WORDS, k=numbers.randint(*_NUM_WORDS))) for _ in range(count)]
 
 
 def run_text(llm: LLM, texts: Sequence[str], output_len: int) -> Mapping[str, Any]:
-    """The report of the whole job: a file in, a file out."""
+    """The report of the whole job, from a file to a file."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "prompts.jsonl", Path(folder) / "answers.jsonl"
         source.write_text("".join(json.dumps({"id": i, "prompt": text}) + "\n" for i, text in enumerate(texts)))
@@ -56,7 +56,7 @@ def run_ids(llm: LLM, prompts: Sequence[Sequence[int]], output_len: int) -> Mapp
 
 
 def main() -> None:
-    """Run both in turn and print the ratio of their output tokens per second, turn by turn."""
+    """Run both in turn, and print the ratios of their output tokens per second."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model")
     parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
@@ -70,7 +70,7 @@ def main() -> None:
         tokenizer, model = launched.tokenizer, launched.description["model"]
     assert tokenizer is not None, "the model has a tokenizer"
     turns = []
-    # The first turn warms up: graphs of every size are captured in it.
+    # The first turn is the warm-up: it captures graphs of every size.
     for turn in range(given.repeats + 1):
         texts = make_texts(given.num_prompts, turn)
         prompts = [ids for ids in tokenizer.encode(texts) if isinstance(ids, list)]

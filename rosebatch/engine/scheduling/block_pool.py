@@ -1,7 +1,7 @@
 """Blocks of the paged KV cache: who holds them, which are free, which hold a known prefix. No torch.
 
-A block with no holder keeps its contents, and its hash if it has one, until it is handed out again:
-the free list is the prefix cache's eviction order.
+A block without a holder keeps its contents and its hash until it is handed out again. So the free list is the prefix
+cache's eviction order.
 """
 
 import hashlib
@@ -13,15 +13,15 @@ ROOT_HASH = b""
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Identity of a full block: 16 bytes over its tokens and, through ``parent``, all tokens before it."""
+    """Identity of a full block: 16 bytes over its tokens and, through ``parent``, over all tokens before it."""
     return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
 class BlockPool:
     """Reference-counted blocks with a hash -> block index over the full ones.
 
-    Block ids are ``0 .. num_blocks - 1``. A block may be written only while it has exactly one holder and no
-    hash: a hashed block can gain a second holder at any time.
+    Block ids are ``0 .. num_blocks - 1``. A block may be written only while it has one holder and no hash: a hashed
+    block can gain a second holder at any time.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -30,12 +30,12 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
-        # Next to be handed out first. Blocks without a hash stand before those worth keeping.
+        # In the order in which blocks are handed out. Those without a hash come first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property
     def num_free(self) -> int:
-        """Blocks without a holder, cached prefixes included."""
+        """Blocks without a holder. Cached prefixes count."""
         return len(self._free)
 
     def allocate(self, count: int) -> list[int]:
@@ -62,8 +62,7 @@ class BlockPool:
     def free(self, blocks: Sequence[int]) -> None:
         """Drop one holder of each block of a sequence, given in sequence order.
 
-        The tail becomes free first, so that the beginning of a prefix outlives its end: a hit needs an
-        unbroken chain from the start.
+        The tail is evicted first: a hit needs an unbroken chain from the start.
         """
         for block in reversed(blocks):
             self._ref_counts[block] -= 1
@@ -74,15 +73,15 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def writable(self, block: int) -> bool:
-        """Whether a holder may write into the block without a copy."""
+        """Whether its holder may write into the block without a copy."""
         return self._ref_counts[block] == 1 and self._hashes[block] is None
 
     def lookup(self, block_hash: bytes) -> int | None:
-        """The block that holds this full-block prefix, if any still does."""
+        """The block that holds this full-block prefix; None if none does any more."""
         return self._by_hash.get(block_hash)
 
     def register(self, block: int, block_hash: bytes) -> bool:
-        """Make a full block findable by its hash; False if another block already is, which then stays the one."""
+        """Make a full block findable by its hash; False if another block has that hash already."""
         if block_hash in self._by_hash:
             return False
         assert self._hashes[block] is None, f"block {block} registered twice"

@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: one for each kind that comes a second time, captured then."""
+"""Steps as CUDA graphs: a kind of step is captured when it comes a second time."""
 
 import gc
 from collections.abc import Callable, Hashable, Iterator
@@ -8,12 +8,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-# What tells the kinds of step apart: a size, and whatever else decides which kernels it launches.
+# Tells kinds of step apart: a size, and whatever else decides which kernels are launched.
 KindT = TypeVar("KindT", bound=Hashable)
 
 
 class Ran(NamedTuple):
-    """What the body of the last step returned, and how many steps were replayed and graphs captured."""
+    """What the last step returned; how many steps were replayed, and graphs captured."""
 
     out: Tensor
     replays: int = 0
@@ -24,9 +24,9 @@ class StepGraphs(Generic[KindT]):
     """Runs steps of a given kind, from a graph once there is one.
 
     Args:
-        body: launches the step of a kind, without waiting and without reading anything from the host: what it
-            reads and changes lies in tensors that stay where they are. Returns a tensor.
-        enabled: False runs the body itself every time.
+        body: launches a step of a kind and returns a tensor. It neither waits nor reads from the host: all it
+            reads and changes lies in tensors that stay in place.
+        enabled: False runs the body every time.
     """
 
     def __init__(self, body: Callable[[KindT], Tensor], *, enabled: bool) -> None:
@@ -39,7 +39,7 @@ class StepGraphs(Generic[KindT]):
     def run(self, kind: KindT, steps: int = 1) -> Ran:
         """Run steps back to back.
 
-        The first step of a kind runs the body itself: it compiles and loads what a capture may not.
+        The first step of a kind runs the body: a capture must not compile or load anything.
         """
         eager = steps if not self.enabled else int(kind not in self._seen)
         for _ in range(eager):
@@ -57,7 +57,7 @@ class StepGraphs(Generic[KindT]):
 
     def _capture(self, kind: KindT) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
-        # All graphs share their memory: no two run at a time.
+        # Graphs share their memory, because no two run at a time.
         with _no_collection(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             out = self.body(kind)
         self._pool = graph.pool()
@@ -66,7 +66,7 @@ class StepGraphs(Generic[KindT]):
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep Python's garbage collector out: freeing another engine's graphs during a capture breaks the capture."""
+    """Keep Python's garbage collector out: freeing another engine's graphs breaks a capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:

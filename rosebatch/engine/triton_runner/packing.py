@@ -1,4 +1,4 @@
-"""The inputs of a step over packed chunks as one array, so that one copy brings them to the device."""
+"""The inputs of a packed step as one array, so that one copy brings them to the device."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from torch import Tensor
 from rosebatch.engine.plan import PackedStep
 from rosebatch.engine.triton_runner.slots import Slots
 
-# Steps of more tokens keep a GPU busy for longer than Python needs to launch them; they are not padded.
+# Larger steps are not padded: they keep a GPU busy for longer than Python needs to launch them.
 MOST_PADDED_TOKENS = 16384
 
 
 def padded_size(num_tokens: int) -> int:
-    """What a step of at most ``MOST_PADDED_TOKENS`` is padded to: few sizes, so that graphs recur.
+    """The size that a step of at most ``MOST_PADDED_TOKENS`` is padded to. There are few sizes, so that graphs recur.
 
-    At most an eighth more than it has, or 15 tokens.
+    Padding adds an eighth at most, or 15 tokens.
     """
     assert num_tokens <= MOST_PADDED_TOKENS, "such steps are not padded"
     unit = max(16, (1 << num_tokens.bit_length()) // 16)
@@ -27,9 +27,9 @@ class PackedInputs(NamedTuple):
     """What the forward pass of a packed step reads.
 
     Attributes:
-        input_ids, rows, positions: ``[T]`` int32; a token that is padding has row -1.
+        input_ids, rows, positions: ``[T]`` int32; padding has row -1.
         tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``; padding has no rows.
-        last_rows: ``[S]`` int32, the last token's row of each chunk that samples, in the plan's order, then zeros.
+        last_rows: ``[S]`` int32, the row of the last token of each chunk that samples, in the plan's order, then zeros.
     """
 
     input_ids: Tensor
@@ -41,7 +41,7 @@ class PackedInputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many tokens, tiles and last rows an array of packed inputs has room for."""
+    """Room for tokens, tiles and last rows in an array of packed inputs."""
 
     size: int
     num_tiles: int
@@ -55,7 +55,7 @@ class Layout:
 
     @classmethod
     def padded(cls, size: int, tile_rows: int, num_slots: int) -> "Layout":
-        """Whatever sequences ``size`` tokens belong to."""
+        """Room for ``size`` tokens, whatever sequences they belong to."""
         most = min(size, num_slots)
         return cls(size, size // tile_rows + most, most)
 
@@ -73,7 +73,7 @@ class Layout:
 
 
 def pack(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.ndarray:
-    """The plan's tokens, tiles and last rows as int32, laid out and padded as ``layout`` says."""
+    """The plan's tokens, tiles and last rows as int32, padded to ``layout``."""
     input_ids = np.zeros(layout.size, np.int32)
     rows = np.full(layout.size, -1, np.int32)
     positions = np.zeros(layout.size, np.int32)
@@ -91,7 +91,7 @@ def pack(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.n
         if chunk.samples:
             last_rows.append(end - 1)
         first = end
-    # The longest first: the last programs to start should be the shortest.
+    # The longest first, so that the shortest programs start last.
     tiles.sort(key=lambda tile: -tile[2])
     tiles += [(0, 0, 0, 0)] * (layout.num_tiles - len(tiles))
     last_rows += [0] * (layout.num_last - len(last_rows))

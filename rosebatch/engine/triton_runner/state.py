@@ -1,4 +1,4 @@
-"""The state of all running sequences on the device: a decode step reads it and advances it, the host changes little."""
+"""The state of all running sequences on the device: a decode step reads and advances it, the host changes little."""
 
 from collections.abc import Sequence as Seq
 
@@ -27,8 +27,8 @@ class DeviceState:
     Attributes:
         marks, bias: ``[num_slots, V]`` int32 and fp32, see ``rosebatch_kernels.logits``; empty until a sequence needs
             them.
-        logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.logprobs``, of decode steps as in
-            ``history``, of a packed step's rows in the last; empty likewise.
+        logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.logprobs``: of decode steps as in
+            ``history``, of a packed step in the last place; empty until needed.
     """
 
     def __init__(self, num_slots: int, width: int, window: int, device: torch.device, vocab_size: int = 0) -> None:
@@ -44,7 +44,7 @@ class DeviceState:
         self.logprobs = torch.empty(0, dtype=torch.int32, device=device)
 
     def make_room(self, extras: Extras) -> None:
-        """Allocate what these read and write: most runs need nothing of it."""
+        """Allocate what these extras read and write; most runs need none of it."""
         slots, device = self.fields.shape[1], self.fields.device
         if extras.adjusts and not len(self.marks):
             self.marks = torch.zeros(slots, self.vocab_size, dtype=torch.int32, device=device)
@@ -90,7 +90,7 @@ class DeviceState:
             self._set(self.bias, [(slot, *bias_cells(row.spec)) for slot, row in told], staging)
 
     def _set(self, table: Tensor, cells: Seq[tuple[int, np.ndarray, np.ndarray]], staging: Staging) -> None:
-        """Rows of a table: for each slot, what stands at which token ids, and 0 elsewhere."""
+        """Set rows of a table: for each slot, values at token ids, and 0 elsewhere."""
         owners = np.concatenate([np.full(len(ids), slot, np.int32) for slot, ids, _ in cells])
         ids, values = (np.concatenate([cell[part] for cell in cells]) for part in (1, 2))
         slots = np.array([slot for slot, _, _ in cells], np.int32)
@@ -100,7 +100,7 @@ class DeviceState:
         table.view(-1).scatter_add_(0, flat, bits.view(table.dtype))
 
     def keep_logprobs(self, rows: Tensor, columns: Tensor | slice, step: Tensor | None) -> None:
-        """Keep ``[S, ROW]`` of a decode step, in its place of the window, or of a packed step."""
+        """Keep ``[S, ROW]``: of a decode step in its place of the window; of a packed step (no ``step``) last."""
         if step is None:
             self.logprobs[-1, : len(rows)] = rows
             return

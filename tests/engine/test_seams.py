@@ -1,0 +1,145 @@
+"""The seams carry what no family has yet: a model of unlike layers, a sum of experts, a runner in another process."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rosebatch.config import RunConfig
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.kv_cache import KVCache
+from rosebatch.engine.load import build_engine
+from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.triton_runner.runner import TritonRunner
+from rosebatch.ops import Weight, device_ops, select
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
+from rosebatch.toggles import Toggles
+from tests.engine.remote_runner import BLOCK_SIZE, BLOCKS, make_runner
+from tests.engine.toy_model import CONFIG, CPU, VOCAB, ToyModel, dense_attention
+
+ROOT = Path(__file__).resolve().parents[2]
+SEATS = 3
+PROMPTS = [(3, 1, 4, 1, 5, 9, 2, 6, 5), (27, 18), (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9), (31,)]
+SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True)
+# Of those ways to run a decode step that know of heads and windows.
+WAYS = {"fused": (), "apart": ("fused_rotary", "fused_kv_append"), "split": ("fused_norm", "fused_mlp")}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Greedy completions of the model with dense attention, one prompt at a time."""
+    model = ToyModel(select(Toggles.resolve({}, "cpu")))
+    completions = []
+    for prompt in PROMPTS:
+        tokens = list(prompt)
+        for _ in range(SAMPLING.max_tokens):
+            with torch.inference_mode():
+                hidden = model.forward(torch.tensor(tokens), torch.arange(len(tokens)), dense_attention)
+                tokens.append(int(model.logits(hidden[-1:]).argmax()))
+        completions.append(tuple(tokens[len(prompt) :]))
+    assert len({len(set(completion)) for completion in completions}) > 1, "a model that repeats itself shows nothing"
+    return completions
+
+
+def completions(engine):
+    requests = [Request(i, prompt, SAMPLING) for i, prompt in enumerate(PROMPTS)]
+    done = {completion.request.id: completion.token_ids for completion in engine.run(requests)}
+    engine.scheduler.check_integrity()
+    return [done[i] for i in range(len(PROMPTS))]
+
+
+def scheduler(**options):
+    return Scheduler(BlockPool(BLOCKS, BLOCK_SIZE), max_num_seqs=SEATS, max_num_batched_tokens=10, **options)
+
+
+def engine_of(runner, lookahead=0, **options):
+    return Engine(scheduler(**options), runner, vocab_size=VOCAB, max_model_len=40, lookahead=lookahead)
+
+
+def test_layers_may_differ_in_heads_size_and_window(expected):
+    """One head size or window for all layers, taken from the config, would change tokens or fail."""
+    assert completions(engine_of(make_runner())) == expected
+
+
+def test_a_model_of_its_own_gets_an_engine(expected):
+    """The engine is put together from what the model says of its attention."""
+    toggles = Toggles.resolve({}, "cpu")
+    ops = select(toggles)
+    config = RunConfig(device="cpu", max_num_seqs=SEATS, block_size=BLOCK_SIZE, kv_cache_memory=1 << 20)
+    loaded = build_engine(ToyModel(ops), CONFIG, config, toggles, ops, torch.float32, CPU)
+    assert completions(loaded.engine) == expected
+    # K and V of 16 + 64 + 16 numbers a token.
+    assert loaded.kv_cache_bytes == loaded.num_blocks * BLOCK_SIZE * 2 * (16 + 64 + 16) * 4
+
+
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize("off", WAYS.values(), ids=WAYS)
+def test_kernels_serve_layers_that_differ(off, expected):
+    """A workspace, an append or a mask made for one kind of layer would be wrong for the other."""
+    served = {"cuda_graph", *off}
+    toggles = Toggles(**{name: name not in served for name in Toggles.__dataclass_fields__})
+    ops = select(toggles, "cuda")
+    model = ToyModel(ops)
+    cache = KVCache([spec.kv_shape for spec in model.attention], BLOCKS + 1, BLOCK_SIZE, torch.float32, CPU, ops)
+    runner = TritonRunner(
+        model,
+        cache,
+        ops,
+        device_ops(SEATS, [spec.heads for spec in model.attention], toggles, CPU),
+        toggles,
+        vocab_size=VOCAB,
+        eos_token_ids=(),
+        max_num_seqs=SEATS,
+        max_len=40,
+        window=4,
+    )
+    assert completions(engine_of(runner, lookahead=1, policy=SeparateDecodes(4))) == expected
+
+
+class RemoteRunner:
+    """Sends plans to another process, which has no scheduler and no sequences."""
+
+    def __init__(self):
+        path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.engine.remote_runner"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+
+    def launch(self, plan, masks):
+        pickle.dump(plan, self.process.stdin)
+        self.process.stdin.flush()
+        result = pickle.load(self.process.stdout)
+        return lambda: result
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        assert self.process.wait(timeout=30) == 0
+
+
+def test_plans_are_carried_out_in_another_process(expected):
+    """A plan that held a live object, or left out what a runner needs, could not be carried out there."""
+    runner = RemoteRunner()
+    try:
+        assert completions(engine_of(runner)) == expected
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 4), (3, 4)])
+def test_a_scaled_weight_is_multiplied_out(shape):
+    """An operator that knows no scale has to apply it, whatever axis it belongs to."""
+    tensor, scale = torch.arange(12).view(3, 4).to(torch.int8), torch.rand(shape)
+    linear = select(Toggles.resolve({}, "cpu")).linear(Weight(tensor, scale), None)
+    x = torch.rand(2, 4)
+    assert torch.allclose(linear(x), x @ (tensor * scale).T, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,63 @@
+"""A small model in a Hugging Face cache made by hand, without a network."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rosebatch import LLM
+from tests.cli.conftest import END, save_tokenizer
+
+NAME, COMMIT = "Qwen/Qwen3-0.6B", "c0ffee"
+# More than the tokenizer has: token ids in the docs are those of a large model.
+VOCAB = 8000
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds a model of 2 layers with a tokenizer of bytes, under a name that the docs use."""
+    cache = tmp_path_factory.mktemp("hub")
+    model = cache / f"models--{NAME.replace('/', '--')}"
+    snapshot = model / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(COMMIT)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=END,
+    )
+    LlamaForCausalLM(config).save_pretrained(snapshot)
+    save_tokenizer(snapshot)
+    return cache
+
+
+@pytest.fixture(autouse=True)
+def offline(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is the only place to look. The library reads the environment once, so its constants are set."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="module")
+def llm(hub: Path) -> Iterator[LLM]:
+    """The model by its folder, on one thread: more cost such a small model more than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with LLM(os.path.join(hub, "models--Qwen--Qwen3-0.6B", "snapshots", COMMIT), max_num_seqs=8) as llm:
+        yield llm
+    torch.set_num_threads(threads)

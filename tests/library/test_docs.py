@@ -1,0 +1,38 @@
+"""The Python of the docs runs as it is printed."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import rosebatch
+from rosebatch.config import RunConfig
+from rosebatch.sampling_params import SamplingParams
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKS = [
+    (page, number, code)
+    for page in ("README.md", "docs/library.md")
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S))
+]
+
+
+@pytest.mark.parametrize(("page", "number", "code"), BLOCKS, ids=[f"{page}-{number}" for page, number, _ in BLOCKS])
+def test_examples_run(page, number, code, tmp_path, monkeypatch):
+    """A renamed parameter or result would leave the docs behind."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The capital of France is", "max_tokens": 3}\n')
+    exec(code, {"prompts_without_end": lambda: (f"Number {i} is" for i in range(3))})
+    assert len(list(tmp_path.iterdir())) > 1 or "run_file" not in code
+
+
+def test_every_public_name_is_on_the_page():
+    page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
+    assert [name for name in rosebatch.__all__ if name != "__version__" and f"`{name}`" not in page] == []
+
+
+def test_every_setting_is_on_the_page():
+    page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
+    settings = RunConfig.__dataclass_fields__.keys() - {"model", "toggles"}
+    assert [name for name in sorted(settings) if f"`{name}`" not in page] == []
+    assert [name for name in SamplingParams.__dataclass_fields__ if f"{name}=" not in page] == []

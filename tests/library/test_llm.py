@@ -1,0 +1,245 @@
+"""The library as a stranger's script uses it: vLLM's names, prompts of every kind, one model used again and again."""
+
+import gc
+import itertools
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+
+from rosebatch import LLM, GrammarSpec, SamplingParams
+from tests.library.conftest import NAME
+
+SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
+
+
+def texts(outputs):
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_a_plain_vllm_script(llm):
+    """The names that such a script reads all exist and hold what they say."""
+    prompts = ["Hello, my name is", "The capital of France is"]
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.8, top_p=0.95, max_tokens=5, n=2, logprobs=3))
+    assert [output.prompt for output in outputs] == prompts
+    for output in outputs:
+        assert output.finished and output.error is None
+        assert [each.index for each in output.outputs] == [0, 1]
+        for each in output.outputs:
+            assert each.finish_reason in ("stop", "length")
+            assert 1 <= len(each.token_ids) <= 5
+            chosen = [scored[token].logprob for scored, token in zip(each.logprobs, each.token_ids, strict=True)]
+            assert each.cumulative_logprob == pytest.approx(sum(chosen))
+            assert all(3 <= len(scored) <= 4 for scored in each.logprobs)
+            assert all(min(scored.values(), key=lambda one: one.rank or 99).rank == 1 for scored in each.logprobs)
+    assert outputs[0].outputs[0].token_ids != outputs[0].outputs[1].token_ids
+
+
+def test_text_ids_and_mappings_mix(llm):
+    """Each kind of prompt gives the completion of the same tokens."""
+    by_text = llm.generate("red roses", SHORT)[0]
+    ids = by_text.prompt_token_ids
+    others = llm.generate([{"prompt": "red roses"}, {"prompt_token_ids": ids}, ids, "red roses"], SHORT)
+    assert texts(others) == [by_text.outputs[0].text] * 4
+    assert [output.prompt for output in others] == ["red roses", None, None, "red roses"]
+    assert texts(llm.generate(ids, SHORT)) == [by_text.outputs[0].text], "a list of ids is one prompt"
+
+
+def test_parameters_of_each_prompt(llm):
+    """One list, as long as the prompts; another length is an error before anything runs."""
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 4, 2)]
+    outputs = llm.generate(["a", "b", "c"], params)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 4, 2]
+    with pytest.raises(ValueError, match="3 entries for 2 prompts"):
+        llm.generate(["a", "b"], params)
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm):
+    """Inside, prompts with the same beginning are brought together."""
+    prompts = [f"{word} {number}" for number in range(12) for word in ("rose", "thorn")]
+    assert [output.prompt for output in llm.generate(prompts, SHORT)] == prompts
+
+
+def test_chat(llm):
+    """One conversation or several; the prompt is what the template made of it."""
+    chat = [{"role": "user", "content": "Hi"}]
+    (one,) = llm.chat(chat, SHORT)
+    assert one.prompt == "<|user|>Hi<|end|><|assistant|>"
+    assert texts(llm.chat([chat, chat], SHORT)) == texts([one]) * 2
+    (going_on,) = llm.chat([*chat, {"role": "assistant", "content": "Well"}], SHORT, continue_final_message=True)
+    assert going_on.prompt.endswith("<|assistant|>Well")
+    (closed,) = llm.chat(chat, SHORT, add_generation_prompt=False)
+    assert closed.prompt == "<|user|>Hi<|end|>"
+
+
+def test_a_stream_without_end(llm):
+    """Results come while the input goes on; no more is read than bounded memory holds; closing it frees the model."""
+    read = itertools.count()
+    stream = llm.stream((f"rose {next(read)}" for _ in itertools.count()), SHORT)
+    outputs = list(itertools.islice(stream, 40))
+    stream.close()
+    assert len({output.request_id for output in outputs}) == 40
+    assert next(read) < 40 + 2 * 8 + 64 + 4 * 64 + 8, "it reads a bounded number ahead"
+    assert texts(llm.generate("rose", SHORT)) == texts(llm.generate("rose", SHORT))
+
+
+def test_a_stream_gives_results_before_its_input_goes_on(llm):
+    """An input that waits for results, such as an agent's, must get them."""
+    done = threading.Event()
+
+    def prompts():
+        yield "first"
+        assert done.wait(timeout=60), "the result of the first prompt has to come before the second is read"
+        yield "second"
+
+    outputs = []
+    for output in llm.stream(prompts(), SHORT):
+        outputs.append(output)
+        done.set()
+    assert [output.prompt for output in outputs] == ["first", "second"]
+
+
+def test_an_error_of_the_input_ends_the_stream(llm):
+    """And leaves the model as it was."""
+
+    def prompts():
+        yield "a"
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(llm.stream(prompts(), SHORT))
+    assert llm.generate("b", SHORT)
+
+
+def test_streamed_parameters(llm):
+    """One for each prompt, from an iterable of their own."""
+    params = (SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 1))
+    outputs = {output.prompt: output for output in llm.stream(iter(["a", "b"]), params)}
+    assert [len(outputs[prompt].outputs[0].token_ids) for prompt in "ab"] == [3, 1]
+
+
+def test_one_call_at_a_time(llm):
+    """A second call while a stream is open would mix their sequences."""
+    stream = llm.stream(iter(["a", "b"]), SHORT)
+    next(stream)
+    with pytest.raises(RuntimeError, match="busy"):
+        llm.generate("c", SHORT)
+    stream.close()
+    assert llm.generate("c", SHORT)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [
+        ("", "empty_prompt"),
+        ([], "empty_prompt"),
+        ("x" * 5000, "prompt_too_long"),
+        ([10**6], "invalid_token_id"),
+        ({"text": "x"}, "missing_prompt"),
+        (3.5, "invalid_prompt"),
+        (["a"], "invalid_prompt"),
+    ],
+)
+def test_a_bad_prompt_costs_itself(llm, prompt, code):
+    """It is that output's error, or raises: the caller chooses."""
+    good, bad = llm.generate(["good", prompt], SHORT, on_error="return")
+    assert good.error is None and good.outputs
+    assert bad.error_code == code and bad.error and bad.outputs == []
+    with pytest.raises(ValueError, match="prompt"):
+        llm.generate(["good", prompt], SHORT)
+    assert llm.generate("good", SHORT), "the model goes on"
+
+
+def test_bad_chats_cost_themselves(llm):
+    """As prompts do."""
+    chats = [[{"role": "user", "content": "a"}], [{"role": "user", "content": [{"type": "image_url"}]}]]
+    good, bad = llm.chat(chats, SHORT, on_error="return")
+    assert good.outputs and bad.error_code == "invalid_messages"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"fused_mpl": True}, "fused_mpl is no setting; did you mean fused_mlp"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be >= 1, got 0"),
+        ({"prefix_cache": "yes"}, "prefix_cache must be True or False"),
+        ({"dtype": "int8"}, "dtype must be one of"),
+        ({"kv_cache_memory": "lots"}, "no size"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be in"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not served"),
+        ({"device": "cpu", "fused_sampler": True}, "no meaning on cpu"),
+        ({"max_model_len": 10**6}, "max-model-len"),
+        ({"on_error": "explode"}, "on_error is no setting"),
+    ],
+)
+def test_a_bad_setting_is_a_value_error(setting, message):
+    """With the reason, before the model is loaded."""
+    with pytest.raises(ValueError, match=message):
+        LLM(NAME, **setting)
+
+
+def test_a_bad_choice_of_errors(llm):
+    with pytest.raises(ValueError, match="on_error must be raise or return"):
+        llm.generate("a", SHORT, on_error="explode")
+
+
+def test_vllms_names_of_our_switches():
+    """A script that sets them gets what it asks for."""
+    with LLM(NAME, enable_prefix_caching=False, enable_chunked_prefill=False, dtype="float", seed=0) as llm:
+        assert not llm.plan.toggles.prefix_cache and not llm.plan.toggles.chunked_prefill
+        assert llm.plan.source.dtype == torch.float32
+        assert llm.plan.source.name == NAME
+
+
+def test_seeds(llm):
+    """Each call samples anew; with a base seed the result is a function of prompt and seed."""
+    sampled = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+    assert texts(llm.generate(["a"], sampled)) != texts(llm.generate(["a"], sampled))
+    first, second = llm.generate(["a", "a"], sampled)
+    assert texts([first]) != texts([second])
+    alone = texts(llm.generate(["b"], sampled, seed=5))
+    assert texts(llm.generate(["a", "b"], sampled, seed=5))[1:] == alone
+    own = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True, seed=7)
+    assert texts(llm.generate(["a"], own)) == texts(llm.generate(["a"], own))
+
+
+def test_a_grammar(llm):
+    """The answer is one of the choices, whatever the model wants to say."""
+    params = SamplingParams(max_tokens=20, grammar=GrammarSpec("choice", '["red", "blue"]'))
+    assert texts(llm.generate(["a", "b"], params))[0] in ("red", "blue")
+
+
+def test_prompt_logprobs(llm):
+    """None for the first token, which nothing predicts."""
+    (output,) = llm.generate("abc", SamplingParams(max_tokens=1, prompt_logprobs=2))
+    first, *others = output.prompt_logprobs
+    assert first is None and len(others) == len(output.prompt_token_ids) - 1
+    assert all(token in scored for scored, token in zip(others, output.prompt_token_ids[1:], strict=True))
+
+
+def test_no_prompts(llm):
+    assert llm.generate([]) == []
+
+
+def test_closing_gives_the_memory_back():
+    """What holds the weights is gone; the model says so if it is used again."""
+    llm = LLM(NAME)
+    with llm.exclusive() as launched:
+        engine = weakref.ref(launched.engine)
+    del launched
+    llm.close()
+    gc.collect()
+    assert engine() is None
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate("a")
+    llm.close()
+
+
+def test_a_slow_reader_does_not_stop_the_stream(llm):
+    """Reading ahead ends when nobody takes results, and goes on after that."""
+    stream = llm.stream((f"rose {i}" for i in range(30)), SHORT)
+    first = next(stream)
+    time.sleep(0.05)
+    assert len([first, *stream]) == 30

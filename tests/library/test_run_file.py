@@ -1,0 +1,67 @@
+"""``run_file`` is the whole job: what the command line promises, from Python, with a model that stays loaded."""
+
+import json
+
+import pytest
+
+from rosebatch import SamplingParams, run_file
+from rosebatch.errors import UserError
+from tests.library.conftest import NAME
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"id": n, "prompt": f"rose {n}", "max_tokens": 4} for n in range(5)] + [{"id": 5, "prompt": ""}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_job(prompts, tmp_path):
+    """By hub id, without a network; the report names the model as it was asked for, never a cache's hash."""
+    target, report = tmp_path / "answers.jsonl", tmp_path / "report.json"
+    result = run_file(prompts, target, model=NAME, report=report, max_num_seqs=4)
+    rows = rows_of(target)
+    assert [row["id"] for row in rows] == list(range(6))
+    assert rows[5]["error"]["code"] == "empty_prompt" and result.num_failed == 1
+    assert result.report["completed"] == 5 and result.report["engine"]["model"] == NAME
+    assert json.loads(report.read_text())["engine"]["max_num_seqs"] == 4
+
+
+def test_a_model_that_stays_loaded(llm, prompts, tmp_path):
+    """The same bytes as a job of its own; counters start anew with each file."""
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    one, two = (run_file(prompts, target, model=llm) for target in (first, second))
+    assert first.read_bytes() == second.read_bytes()
+    assert one.report["steps"] == two.report["steps"] > 0
+    assert llm.generate("a", SamplingParams(max_tokens=1)), "and serves other calls after it"
+    with pytest.raises(ValueError, match="loaded already"):
+        run_file(prompts, tmp_path / "c.jsonl", model=llm, dtype="float32")
+
+
+def test_sampling_defaults(llm, prompts, tmp_path):
+    """As fields of a row, or of SamplingParams those that are not the default; rows win."""
+    target = tmp_path / "answers.jsonl"
+    run_file(prompts, target, model=llm, sampling={"max_tokens": 2, "ignore_eos": True})
+    assert {row["usage"]["completion_tokens"] for row in rows_of(target)[:5]} == {4}
+    prompts.write_text('{"prompt": "a"}\n')
+    run_file(prompts, target, model=llm, sampling=SamplingParams(max_tokens=3, ignore_eos=True))
+    assert rows_of(target)[0]["usage"]["completion_tokens"] == 3
+    with pytest.raises(ValueError, match="top_p must be in"):
+        run_file(prompts, target, model=llm, sampling={"top_p": 2.0})
+
+
+def test_what_is_impossible_is_said_before_anything_is_written(llm, prompts, tmp_path):
+    """A missing file, a strict run over bad rows, a resume without a file."""
+    with pytest.raises(UserError, match="no such file"):
+        run_file(tmp_path / "none.jsonl", tmp_path / "a.jsonl", model=llm)
+    with pytest.raises(ValueError, match="1 rows cannot be served"):
+        run_file(prompts, tmp_path / "a.jsonl", model=llm, strict=True)
+    with pytest.raises(ValueError, match="--resume needs an output file"):
+        run_file(prompts, model=llm, resume=True)
+    assert not (tmp_path / "a.jsonl").exists()
+    assert llm.generate("a", SamplingParams(max_tokens=1)), "the model is free again"
