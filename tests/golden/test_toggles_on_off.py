@@ -15,7 +15,7 @@ from rosebatch_kernels.linear.packed import PackedLinear, can_pack
 
 NAMES = [field.name for field in dataclasses.fields(Toggles) if "cpu" in field.metadata["devices"]]
 BUDGET = 32
-# Like rows stand beside unlike ones, so that sampling has groups to form. The first kind is compared with transformers.
+# Of several kinds, so that sampling has groups to form. The greedy ones are compared with transformers.
 KINDS = [{}, {"temperature": 0.9}, {"temperature": 1.1, "top_k": 20}, {"temperature": 0.8, "top_p": 0.9}]
 
 
@@ -55,12 +55,12 @@ def samples_together(on: Observed, off: Observed) -> None:
 
 
 def pads_single_rows(on: Observed, off: Observed) -> None:
-    """A product of one row adds in another order than all others: the invariant layout never computes one."""
+    """A product of a single row adds in another order than all others, so the invariant layout never computes one."""
     assert min(on.product_rows) == 2
     assert min(off.product_rows) == 1
 
 
-# How each side shows that it ran code of its own.
+# How the two sides show that they ran different code.
 DIFFERENCES: dict[str, Callable[[Observed, Observed], None]] = {
     "prefix_cache": reuses_prefixes,
     "chunked_prefill": splits_prompts,
@@ -118,14 +118,14 @@ def requests_of(golden):
 
 
 def test_each_switch_has_a_difference():
-    """Or a new switch would be compared with itself."""
+    """A new switch must not be compared with itself."""
     assert list(DIFFERENCES) == NAMES
 
 
 @pytest.mark.parametrize("model", ["gpt2", "qwen3"])
 @pytest.mark.parametrize("name", NAMES)
 def test_on_equals_off(name, model, goldens, observe):
-    """In fp32, with chunks, copies and preemptions on either side; and each side ran code of its own."""
+    """Tokens in fp32 are equal, with chunks, copied blocks and preemptions on both sides, which ran different code."""
     golden = goldens(model)
     on, off = (observe(golden, **{name: value}) for value in (True, False))
     assert on.tokens == off.tokens
