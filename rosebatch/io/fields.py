@@ -184,13 +184,12 @@ def _params(given: Mapping[str, Any]) -> SamplingParams:
     if "logit_bias" in values:
         values["logit_bias"] = _logit_bias(values["logit_bias"])
     values["logprobs"] = _logprobs(values.get("logprobs"), values.pop("top_logprobs", None))
-    response_format, structured = values.pop("response_format", None), values.pop("structured_outputs", None)
-    # Defaults of a run come as plain values.
-    if isinstance(response_format, dict):
-        response_format = to_struct(response_format, ResponseFormat)
-    if isinstance(structured, dict):
-        structured = to_struct(structured, StructuredOutputs)
-    values["grammar"] = _grammar(response_format, structured)
+    # A row's are structs already, the defaults of a run come as plain values.
+    plain = {name: value for name in _GRAMMAR_FIELDS if isinstance(value := values.get(name), dict)}
+    if plain:
+        line = to_struct(plain, SamplingFields)
+        values |= {name: getattr(line, name) for name in plain}
+    values["grammar"] = _grammar(*(values.pop(name, None) for name in _GRAMMAR_FIELDS))
     try:
         return SamplingParams(**values)
     except ValueError as error:

@@ -77,6 +77,8 @@ class FakeModel:
         return lambda: result
 
     def _update(self, plan: PackedStep) -> None:
+        if plan.reset:
+            self._live.clear()
         for sequence_id in plan.released:
             self._live.remove(sequence_id)
             spec, token_ids = self._specs[sequence_id], self._token_ids[sequence_id]

@@ -1,23 +1,33 @@
-"""Runs a job over the fake model as a process: ``INPUT OUTPUT SECONDS``, where SECONDS is the time of every step.
+"""Runs a job over the fake model as a process: ``INPUT OUTPUT``. It resumes if there is a part file."""
 
-It resumes if there is a part file.
-"""
-
+import resource
 import sys
 import time
+from multiprocessing.connection import Connection
 
+from rosebatch.errors import UserError
 from rosebatch.job.run import run_file
 from rosebatch.llm import LLM
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import FakeModel, byte_backend, launch_fake, make_engine
 
 
-def main(source: str, target: str, seconds: float) -> None:
-    """Run the job to its end."""
+def main(source: str, target: str, seconds: float = 0.0) -> None:
+    """Run the job to its end; each step takes at least so many seconds."""
     model = FakeModel(before_step=lambda plan: time.sleep(seconds))
     launched = launch_fake(make_engine(model, seqs=8, blocks=200), Tokenizer(byte_backend()))
     run_file(source, target, model=LLM.of(launched), resume=True)
 
 
+def with_full_disk(source: str, target: str, most_bytes: int, errors: Connection) -> None:
+    """Run the job while no file can be larger than this; send the error message, or None."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+    try:
+        main(source, target)
+        errors.send(None)
+    except UserError as error:
+        errors.send(str(error))
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    main(*sys.argv[1:])

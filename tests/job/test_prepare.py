@@ -2,6 +2,8 @@
 
 from itertools import count, pairwise
 
+import pytest
+
 from rosebatch.errors import RowError
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.prepare import PreparedPrompt, PreparedRow, by_prefix
@@ -37,3 +39,9 @@ def test_a_window_is_read_while_the_one_before_it_is_handed_out():
         behind.append(len(read))
     assert behind[0] == 8
     assert all(later - earlier == 1 for earlier, later in pairwise(behind))
+
+
+def test_a_window_does_not_wait_for_rows_that_may_not_come():
+    """It would spin until they come, and finished rows would wait with it: such callers take rows in order."""
+    with pytest.raises(AssertionError, match="may not come"):
+        next(by_prefix(iter([row(0, (5, 6)), None]), 4))

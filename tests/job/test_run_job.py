@@ -8,6 +8,7 @@ import pytest
 
 from rosebatch.errors import RowError, UserError
 from rosebatch.io.rows import FailedRow
+from rosebatch.sampling_params import GrammarSpec, SamplingParams
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.lines import codes, texts, usage
 
@@ -458,3 +459,44 @@ def test_a_suffix(job, make_backend, fake_model):
     refused, _, _ = job.run(lines)
     assert codes(refused) == ["unsupported_field", None]
     assert "suffix" in refused[0]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ({"response_format": {"type": "json_object"}}, "{"),
+        ({"structured_outputs": {"choice": ["yes"]}}, "yes"),
+        (SamplingParams(grammar=GrammarSpec("choice", '["yes"]')), "yes"),
+        (SamplingParams(grammar=GrammarSpec("json_object"), max_tokens=40), "{"),
+        (SamplingParams(logit_bias={5: 1.0}, max_tokens=3), None),
+        ({"logit_bias": {"5": 1.0}, "max_tokens": 3}, None),
+    ],
+)
+def test_sampling_defaults_of_every_kind(job, tmp_path, fake_model, sampling, expected):
+    """Grammars and biases that were given as parameters, or as plain values, were lost or ended the job."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "a"}\n{"prompt": "b", "structured_outputs": {"choice": ["own"]}}\n')
+    result, _ = job.run_file(source, target, limits={}, sampling=sampling)
+    first, second = map(json.loads, target.read_text().splitlines())
+    assert result.num_failed == 0
+    assert first["text"].startswith(expected or fake_model().complete("a", 3))
+    assert second["text"] == ("own" if expected else "own"[:3])
+    assert json.loads(json.dumps(result.report["engine"]["sampling"])) == result.report["engine"]["sampling"]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"temprature": 1}, "temprature is no sampling field of a row"),
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"response_format": {"type": "yaml"}}, "Invalid enum value 'yaml' - at `response_format.type`"),
+        ({"structured_outputs": {"regex": "("}}, "the regex cannot be used"),
+    ],
+)
+def test_impossible_sampling_defaults(job, tmp_path, sampling, message):
+    """One error before anything runs, not one for each row, nor a traceback."""
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "a"}\n')
+    with pytest.raises(ValueError, match=message):
+        job.run_file(source, tmp_path / "out.jsonl", limits={}, sampling=sampling)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]

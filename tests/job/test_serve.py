@@ -1,0 +1,148 @@
+"""The loop that every way of using rosebatch shares: rows that come late, a caller that stops, bad rows without end."""
+
+import itertools
+
+import pytest
+
+from rosebatch.errors import RowError
+from rosebatch.io.rows import FailedRow, parse_row
+from rosebatch.job.answers import answer
+from rosebatch.job.prepare import _GROUP, _GROUPS_AHEAD
+from rosebatch.job.serve import _MOST_FAILED, serve
+from rosebatch.text.grammar import Grammars
+from tests.job.conftest import require_clean
+from tests.job.fake_model import BYTES, EOS, make_engine
+
+
+@pytest.fixture
+def serve_rows(tokenizer):
+    """Serves lines on an engine; a line of None stands for nothing to read at the moment."""
+    grammars = Grammars(tokenizer, BYTES + 1, (EOS,))
+
+    def run(engine, lines, **options):
+        rows = (
+            None if line is None else parse_row(line, index=i, where=f"line {i + 1}", defaults={})
+            for i, line in enumerate(lines)
+        )
+        return serve(engine, tokenizer, grammars, rows, **options)
+
+    return run
+
+
+@pytest.fixture
+def text_of(tokenizer):
+    """The text of a row that was served."""
+    return lambda served: answer(served, tokenizer, return_token_ids=False).choices[0].text
+
+
+def test_rows_that_come_late_do_not_hold_back_finished_ones(serve_rows, text_of, fake_model):
+    """An agent sends its second prompt when it has the answer to the first: neither may wait for the other."""
+    engine, done = make_engine(fake_model()), []
+
+    def lines():
+        for number in range(3):
+            yield {"prompt": f"row {number}", "max_tokens": 5}
+            for _ in range(1000):
+                if len(done) > number:
+                    break
+                yield None
+            assert len(done) == number + 1, "the row before must be finished while there is nothing to read"
+
+    for batch in serve_rows(engine, lines(), in_order=True):
+        done += map(text_of, batch)
+    assert done == [fake_model().complete(f"row {number}", 5) for number in range(3)]
+    require_clean(engine)
+
+
+def test_rows_that_come_late_join_those_that_run(serve_rows, text_of, fake_model):
+    """The first row runs on while there is nothing to read, and the second runs beside it."""
+    engine = make_engine(fake_model())
+    lines = [{"prompt": "first", "max_tokens": 20}, *[None] * 5, {"prompt": "second", "max_tokens": 3}]
+    served = [text_of(row) for batch in serve_rows(engine, lines, in_order=True) for row in batch]
+    assert served == [fake_model().complete("second", 3), fake_model().complete("first", 20)]
+    assert engine.stats.max_running == 2
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_closing_it_early_drops_what_is_unfinished(serve_rows, text_of, fake_model, steps):
+    """A caller that takes no more rows must not find them in its next call, nor an engine that is full of them."""
+    engine = make_engine(fake_model(), blocks=24)
+    kinds = [{"n": 3}, {"structured_outputs": {"regex": "[0-9]{9}"}}, {"stop": "never"}, {"logprobs": 1}]
+    lines = [{"prompt": f"a long beginning, row {i}", "max_tokens": 9, **kinds[i % 4]} for i in range(40)]
+    batches = serve_rows(engine, lines)
+    for _ in range(steps):
+        next(batches)
+    assert engine.has_unfinished == (steps > 0)
+    batches.close()
+    require_clean(engine)
+    again = [{"prompt": f"a long beginning, row {i}", "max_tokens": 4} for i in range(6)]
+    texts = {row.prepared.row.index: text_of(row) for batch in serve_rows(engine, again) for row in batch}
+    assert texts == {i: fake_model().complete(line["prompt"], 4) for i, line in enumerate(again)}
+    require_clean(engine)
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_a_step_that_fails_leaves_the_engine_usable(serve_rows, text_of, fake_model, step):
+    """Ctrl-C strikes inside a step; what that step was to compute must not be taken for cached after it."""
+    numbers = itertools.count(1)
+
+    def before_step(plan):
+        if next(numbers) == step:
+            raise KeyboardInterrupt
+
+    engine = make_engine(fake_model(before_step=before_step))
+    lines = [{"prompt": f"a long beginning, row {i}", "max_tokens": 9, "n": 2} for i in range(6)]
+    with pytest.raises(KeyboardInterrupt):
+        list(serve_rows(engine, lines))
+    require_clean(engine)
+    (row,) = itertools.chain(*serve_rows(engine, [lines[0]]))
+    assert text_of(row) == fake_model().complete(lines[0]["prompt"], 9)
+    assert (row.completions[0].cached_tokens > 0) == (step > 1)
+    require_clean(engine)
+
+
+def test_a_check_that_raises_ends_it(serve_rows, fake_model):
+    """Signals reach the job this way, between two steps."""
+    engine, checks = make_engine(fake_model()), itertools.count()
+
+    def check():
+        if next(checks) == 20:
+            raise StopError
+
+    with pytest.raises(StopError):
+        list(serve_rows(engine, itertools.repeat({"prompt": "x", "max_tokens": 9}), check=check))
+    require_clean(engine)
+
+
+class StopError(Exception):
+    """Ends the loop."""
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_endless_bad_rows_are_handed_out_in_bounded_batches(tokenizer, fake_model, in_order):
+    """A file of the wrong format has millions of them: they must reach the caller as they come, not fill the memory."""
+    engine, read = make_engine(fake_model()), 0
+
+    def rows():
+        nonlocal read
+        for read in itertools.count(1):
+            yield FailedRow(index=read, where="", metadata={}, error=RowError("invalid_json", "not valid JSON"))
+
+    batches, taken = serve(engine, tokenizer, None, rows(), in_order=in_order), 0
+    for batch in itertools.islice(batches, 20):
+        assert 0 < len(batch) <= _MOST_FAILED
+        taken += len(batch)
+        assert read - taken <= 2 * engine.max_num_seqs + _GROUP * (_GROUPS_AHEAD + 1)
+    batches.close()
+    require_clean(engine)
+
+
+def test_good_rows_are_served_among_endless_bad_ones(serve_rows, text_of, fake_model):
+    """Each batch of failures is followed by a step."""
+    engine = make_engine(fake_model())
+    lines = itertools.chain([{"prompt": "good", "max_tokens": 3}], itertools.repeat({}))
+    batches = serve_rows(engine, lines)
+    found = next(row for batch in itertools.islice(batches, 6) for row in batch if not isinstance(row, FailedRow))
+    assert text_of(found) == fake_model().complete("good", 3)
+    batches.close()
+    require_clean(engine)
