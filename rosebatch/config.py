@@ -201,13 +201,18 @@ class RunConfig:
     toggles: Mapping[str, bool | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be >= {least}, got {value}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name, kind in _KINDS.items():
+            try:
+                msgspec.convert(getattr(self, name), kind)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{name}: {error}") from None
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if isinstance(value, int) and value < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
         if isinstance(self.kv_cache_memory, str):
@@ -230,7 +235,7 @@ class RunConfig:
         for name, value in toggles.items():
             if not isinstance(value, bool | None):
                 raise ValueError(f"{name} must be True or False, got {value!r}")
-        values = {name: value for name, value in settings.items() if name in own}
+        values: dict[str, Any] = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items() if n in own}
         return cls(model=model, toggles=toggles, **values)
 
     @property
@@ -239,7 +244,8 @@ class RunConfig:
         return parse_size(self.kv_cache_memory) if isinstance(self.kv_cache_memory, str) else self.kv_cache_memory
 
 
-_LEAST = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1}
+_KINDS = {f.name: f.type for f in fields(RunConfig)}
+_LEAST = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1, "kv_cache_memory": 0}
 _CHOICES = {
     name: get_args(kind)
     for name, kind in {

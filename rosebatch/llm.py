@@ -299,7 +299,7 @@ class LLM:
                     else:
                         raise FlagError(f"{served.where}: {served.error.message}")
         finally:
-            batches.close()  # type: ignore[attr-defined]
+            batches.close()
 
 
 def _own_names(settings: Mapping[str, Any]) -> dict[str, Any]:

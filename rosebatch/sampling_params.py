@@ -101,8 +101,8 @@ class SamplingParams:
             loose["stop"] = tuple(self.stop or ())
         if not isinstance(self.stop_token_ids, tuple):
             loose["stop_token_ids"] = tuple(self.stop_token_ids or ())
-        if not isinstance(self.logit_bias, tuple):
-            loose["logit_bias"] = tuple((int(token_id), bias) for token_id, bias in (self.logit_bias or {}).items())
+        if self.logit_bias or not isinstance(self.logit_bias, tuple):
+            loose["logit_bias"] = _bias_pairs(self.logit_bias or ())
         if self.top_k == -1:
             loose["top_k"] = 0
         if self.max_tokens is None:
@@ -181,7 +181,20 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "stop_token_ids": (_SEQUENCE, "a list of token ids"),
     "ignore_eos": ((bool,), "True or False"),
     "logit_bias": ((tuple, Mapping, type(None)), "a mapping of token ids to numbers"),
+    "grammar": ((GrammarSpec, type(None)), "a GrammarSpec or None"),
 }
+
+
+def _bias_pairs(given: Any) -> tuple[tuple[int, float], ...]:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        found = tuple((int(token_id), bias) for token_id, bias in pairs)
+        if all(isinstance(bias, _NUMBER) for _, bias in found):
+            return found
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"logit_bias must be {_KINDS['logit_bias'][1]}, got {given!r}")
+
 
 # The defaults.
 GREEDY = SamplingParams()

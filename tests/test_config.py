@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rosebatch.config import EngineConfig, HP1Config, ModelConfig, RopeConfig, convert, load_toml, parse_size
+from rosebatch.config import HP1Config, ModelConfig, RopeConfig, RunConfig, convert, load_toml, parse_size
 from rosebatch.errors import FlagError, UserError
 from rosebatch.ops import ACTIVATIONS
 
@@ -122,25 +122,98 @@ def test_heads_must_share_kv_heads_evenly():
     ("values", "message"),
     [
         ({"max_num_seqs": 0}, "max_num_seqs must be >= 1, got 0"),
-        ({"max_num_batched_tokens": -1}, "max_num_batched_tokens must be >= 0, got -1"),
-        ({"block_size": -1}, "block_size must be >= 0, got -1"),
+        ({"max_model_len": 1}, "max_model_len must be >= 2, got 1"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be >= 1, got 0"),
+        ({"block_size": -1}, "block_size must be >= 1, got -1"),
         ({"kv_cache_memory": -1}, "kv_cache_memory must be >= 0, got -1"),
+        ({"kv_cache_memory": "lots"}, "'lots' is no size in bytes"),
+        ({"gpu_memory_utilization": 0}, r"gpu_memory_utilization must be in \(0, 1\], got 0"),
+        ({"gpu_memory_utilization": 1.01}, r"gpu_memory_utilization must be in \(0, 1\], got 1.01"),
+        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization must be in"),
     ],
 )
 def test_impossible_limits(values, message):
+    """Otherwise a run fails much later, or without a message that names the setting."""
     with pytest.raises(ValueError, match=message):
-        EngineConfig(**values)
+        RunConfig(**values)
 
 
-@pytest.mark.parametrize("config", [EngineConfig(), ModelConfig(**SHAPE), RopeConfig(), HP1Config()])
-def test_frozen(config):
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dtype": "int8"}, "dtype must be one of auto, float32, float16, bfloat16, got 'int8'"),
+        ({"dtype": 16}, "dtype must be one of auto, float32, float16, bfloat16, got 16"),
+        ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
+        ({"load_format": "pt"}, "load_format must be one of auto, dummy, got 'pt'"),
+        ({"generation_config": True}, "generation_config must be one of none, auto, got True"),
+        ({"sampler": "vllm"}, "sampler must be one of rosebatch, flashinfer, got 'vllm'"),
+        ({"max_num_seqs": "many"}, "max_num_seqs: Expected `int`, got `str`"),
+        ({"max_num_seqs": None}, "max_num_seqs: Expected `int`, got `null`"),
+        ({"max_num_seqs": True}, "max_num_seqs: Expected `int`, got `bool`"),
+        ({"max_model_len": 16.5}, "max_model_len: Expected `int | null`, got `float`"),
+        ({"kv_cache_memory": 1.5}, "kv_cache_memory: Expected `int | str | null`, got `float`"),
+        ({"gpu_memory_utilization": "0.9"}, "gpu_memory_utilization: Expected `float`, got `str`"),
+        ({"tokenizer": 3}, "tokenizer: Expected `str | null`, got `int`"),
+        ({"prefix_cache": "yes"}, "prefix_cache must be True or False, got 'yes'"),
+        ({"prefix_cache": 1}, "prefix_cache must be True or False, got 1"),
+    ],
+)
+def test_settings_of_the_wrong_kind(values, message):
+    """From Python nothing has checked them before, and a TypeError would not say which one it was."""
+    with pytest.raises(ValueError) as caught:
+        RunConfig.of("model", **values)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("max_num_sequences", "max_num_sequences is no setting; did you mean max_num_seqs?"),
+        ("prefix_caching", "prefix_caching is no setting; did you mean prefix_cache?"),
+        ("toggle", "toggle is no setting"),
+        ("model_path", "model_path is no setting"),
+    ],
+)
+def test_an_unknown_setting(name, message):
+    """A misspelt setting that is ignored would change nothing, and nobody would notice."""
+    with pytest.raises(ValueError) as caught:
+        RunConfig.of("model", **{name: True})
+    assert str(caught.value).startswith(message)
+    with pytest.raises(ValueError, match=r"^toggles is no setting"):
+        RunConfig.of("model", toggles={"prefix_cache": False})
+
+
+def test_settings_and_switches_by_name():
+    """One flat list of keywords fills both; paths may be given as such."""
+    config = RunConfig.of("model", max_num_seqs=3, prefix_cache=False, cuda_graph=None, tokenizer=Path("a") / "b")
+    switches = {"prefix_cache": False, "cuda_graph": None}
+    assert config == RunConfig(model="model", max_num_seqs=3, tokenizer="a/b", toggles=switches)
+    assert RunConfig.of(None) == RunConfig()
+
+
+def test_the_size_of_the_kv_cache():
+    """In bytes, however it is given."""
+    sizes = [RunConfig(kv_cache_memory=size).kv_cache_bytes for size in (None, 2**20, "1MiB")]
+    assert sizes == [None, 2**20, 2**20]
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (RunConfig(), "model"),
+        (ModelConfig(**SHAPE), "vocab_size"),
+        (RopeConfig(), "theta"),
+        (HP1Config(), "clip_max"),
+    ],
+)
+def test_frozen(config, name):
     with pytest.raises(AttributeError):
-        setattr(config, type(config).__struct_fields__[0], 1)
+        setattr(config, name, 1)
 
 
 @pytest.mark.parametrize(
     "config",
-    [EngineConfig(block_size=7), ModelConfig(**SHAPE, rope=RopeConfig(factor=2.0)), ModelConfig(**HP1_SHAPE)],
+    [HP1Config(clip_max=0.5), ModelConfig(**SHAPE, rope=RopeConfig(factor=2.0)), ModelConfig(**HP1_SHAPE)],
 )
 def test_configs_survive_being_written_out(config):
     """The report writes them; what it wrote must be readable."""
@@ -150,43 +223,43 @@ def test_configs_survive_being_written_out(config):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"blok_size": 16}, "blok_size"),
-        ({"block_size": "16"}, "block_size"),
-        ({"block_size": 1.5}, "block_size"),
-        ({"block_size": -1}, "block_size must be >= 0"),
+        ({"clip_mx": 0.5}, "clip_mx"),
+        ({"clip_max": "0.5"}, "clip_max"),
+        ({"relu_pre": 1.5}, "relu_pre"),
+        ({"clip_max": -1}, "clip_min 0.0 is above clip_max -1"),
         ([], "Expected"),
     ],
 )
 def test_convert_says_where_and_what(values, message):
-    with pytest.raises(UserError, match=r"^limits\.toml: ") as caught:
-        convert(values, EngineConfig, "limits.toml")
+    with pytest.raises(UserError, match=r"^gate\.toml: ") as caught:
+        convert(values, HP1Config, "gate.toml")
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"block_size = ", "Invalid value"),
-        (b"block_size = -1", "block_size must be >= 0"),
-        (b"[engine]\nblock_size = 4", "engine"),
+        (b"clip_max = ", "Invalid value"),
+        (b"clip_max = -1.0", "clip_min 0.0 is above clip_max -1.0"),
+        (b"[gate]\nclip_max = 0.5", "gate"),
         (b"\xff", "utf-8"),
         (None, "No such file"),
     ],
 )
 def test_broken_toml(tmp_path, content, message):
-    path = tmp_path / "engine.toml"
+    path = tmp_path / "gate.toml"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError) as caught:
-        load_toml(path, EngineConfig)
+        load_toml(path, HP1Config)
     assert message in str(caught.value)
     assert str(caught.value).startswith(str(path))
 
 
 def test_toml(tmp_path):
-    path = tmp_path / "engine.toml"
-    path.write_text("block_size = 4\nmax_num_seqs = 3\n")
-    assert load_toml(path, EngineConfig) == EngineConfig(block_size=4, max_num_seqs=3)
+    path = tmp_path / "gate.toml"
+    path.write_text("relu_pre = false\nclip_max = 0.5\n")
+    assert load_toml(path, HP1Config) == HP1Config(relu_pre=False, clip_max=0.5)
 
 
 @pytest.mark.parametrize(

@@ -157,11 +157,18 @@ class Engine:
             yield from self.step()
 
     def abort(self) -> None:
-        """Wait for what is under way and drop every request. What the prefix cache holds stays."""
-        while self._launched:
-            self._commit_oldest()
-        self.scheduler.abort()
-        self._constraints.clear()
+        """Wait for what is under way and drop every request, also after an error in a step.
+
+        The prefix cache keeps what committed plans have computed.
+        """
+        try:
+            while self._launched:
+                _, wait = self._launched.popleft()
+                wait()
+        finally:
+            self._launched.clear()
+            self._constraints.clear()
+            self.scheduler.abort()
 
     def _start(
         self,

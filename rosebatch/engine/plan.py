@@ -81,12 +81,14 @@ class _Plan:
         started: sequences that this plan computes for the first time, or again after a preemption.
         released: ids that the runner may forget: no later plan has them, unless they are started again.
         num_preempted: how many of the released ones lost their blocks and wait again.
+        reset: whether the runner forgets all sequences before anything else, because they were aborted.
     """
 
     copies: tuple[tuple[int, int], ...] = ()
     started: tuple[SequenceSpec, ...] = ()
     released: tuple[int, ...] = ()
     num_preempted: int = 0
+    reset: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 ``rows`` and ``openai_batch`` build their kinds of lines from these.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -183,14 +184,37 @@ def _params(given: Mapping[str, Any]) -> SamplingParams:
     if "logit_bias" in values:
         values["logit_bias"] = _logit_bias(values["logit_bias"])
     values["logprobs"] = _logprobs(values.get("logprobs"), values.pop("top_logprobs", None))
-    structured = values.pop("structured_outputs", None)
+    response_format, structured = values.pop("response_format", None), values.pop("structured_outputs", None)
+    # Defaults of a run come as plain values.
+    if isinstance(response_format, dict):
+        response_format = to_struct(response_format, ResponseFormat)
     if isinstance(structured, dict):
         structured = to_struct(structured, StructuredOutputs)
-    values["grammar"] = _grammar(values.pop("response_format", None), structured)
+    values["grammar"] = _grammar(response_format, structured)
     try:
         return SamplingParams(**values)
     except ValueError as error:
         raise RowError("invalid_sampling", str(error)) from None
+
+
+def fields_of(params: SamplingParams) -> dict[str, Any]:
+    """The fields of a line that stand for sampling parameters, as plain values; defaults are left out.
+
+    Raises:
+        ValueError: the choices of a grammar are not JSON.
+    """
+    given = params.given()
+    if params.logit_bias:
+        given["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
+    spec = given.pop("grammar", None)
+    if spec is not None:
+        value: Any = spec.source
+        if spec.kind == "choice":
+            value = json.loads(spec.source)
+        elif spec.kind == "json_object":
+            value = True
+        given["structured_outputs"] = {"json" if spec.kind == "json_schema" else spec.kind: value}
+    return given
 
 
 def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

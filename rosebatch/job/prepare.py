@@ -164,7 +164,13 @@ def by_prefix(items: Iterator[Prepared | None], window: int) -> Iterator[Prepare
     Its blocks are then computed once and are still there for the next prompt, however small the KV cache is. For each
     row handed out, one row of the next window is read: reading a whole window at once would keep the device waiting.
     """
-    rows = (item for item in items if item is not None)
+
+    def must_come() -> Iterator[Prepared]:
+        for item in items:
+            assert item is not None, "a window cannot wait for rows that may not come"
+            yield item
+
+    rows = must_come()
     group = list(islice(rows, window))
     while group:
         failed = [item for item in group if isinstance(item, FailedRow)]

@@ -2,18 +2,18 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, RowError
-from rosebatch.io.fields import sampling_params, with_defaults
+from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
 from rosebatch.io.openai_batch import BatchShape
 from rosebatch.io.output import Output
-from rosebatch.io.reader import PromptReader
+from rosebatch.io.reader import PromptReader, Row
 from rosebatch.io.results import PlainShape, Shape
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.answers import answer
@@ -108,7 +108,7 @@ def run_file(
         UserError: the job is impossible; nothing was written to ``output``.
         ValueError: a parameter is impossible, alone or with the others.
     """
-    given = sampling.given() if isinstance(sampling, SamplingParams) else sampling
+    given = fields_of(sampling) if isinstance(sampling, SamplingParams) else sampling
     job = JobConfig(
         input=str(input),
         input_format=input_format,
@@ -161,21 +161,17 @@ def run_job(
             begun = time.perf_counter()
             total = None if job.quiet else reader.count()
             with listen() as check, Progress(total, resumed=resumed, enabled=not job.quiet) as progress:
-                batches = serve(
-                    launched.engine,
-                    launched.tokenizer,
-                    launched.grammars,
+                run_rows(
                     (row for row in reader.rows(check) if row.index not in results),
+                    launched,
+                    results,
+                    BatchShape(plan.source.name, results.created) if reader.is_batch else PlainShape(),
+                    tally,
+                    progress,
                     seed=job.seed,
-                    seconds=tally.host_seconds,
-                    paused=lambda: results.full,
+                    return_token_ids=job.return_token_ids,
                     check=check,
                 )
-                shape = BatchShape(plan.source.name, results.created) if reader.is_batch else PlainShape()
-                writer = _Writer(launched, results, shape, tally, progress, return_token_ids=job.return_token_ids)
-                for batch in batches:
-                    writer.write(batch)
-                writer.finish()
         except InterruptionError as interrupted:
             results.flush()
             raise InterruptionError(interrupted.number, results.kept) from None
@@ -194,12 +190,59 @@ def run_job(
     return JobResult(results.num_failed, report)
 
 
+def run_rows(
+    rows: Iterable[Row],
+    launched: Launched,
+    output: Output,
+    shape: Shape,
+    tally: Tally,
+    progress: Progress,
+    *,
+    seed: int | None = None,
+    return_token_ids: bool = False,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve rows and write each result as soon as it is ready.
+
+    However it ends, the engine is ready for other work then.
+
+    Args:
+        rows: those that have no result yet.
+        launched: the model.
+        output: takes the results; it is finished, and closed by the caller.
+        shape: how results are written.
+        tally: counts them.
+        progress: is told of them.
+        seed: of the job.
+        return_token_ids: add ``token_ids`` to the results.
+        check: called before every step; what it raises ends the job there.
+    """
+    writer = _Writer(launched, output, shape, tally, progress, return_token_ids)
+    batches = serve(
+        launched.engine,
+        launched.tokenizer,
+        launched.grammars,
+        rows,
+        seed=seed,
+        seconds=tally.host_seconds,
+        paused=lambda: output.full,
+        check=check,
+    )
+    with closing(batches):
+        for batch in batches:
+            writer.write(batch)
+    writer.finish()
+
+
 def check_sampling(given: Mapping[str, Any], seed: int | None) -> None:
     """Check the defaults for all rows now: a bad one is one error, not one a row.
 
     Raises:
         FlagError: a value is impossible.
     """
+    unknown = given.keys() - SAMPLING_FIELDS
+    if unknown:
+        raise FlagError(f"{min(unknown)} is no sampling field of a row")
     try:
         params = sampling_params(given if seed is None else {**given, "seed": seed})
         if params.grammar is not None:

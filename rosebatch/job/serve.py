@@ -6,7 +6,7 @@ between the engine's steps, while the device computes.
 
 import gc
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -61,7 +61,7 @@ def serve(
     seconds: defaultdict[str, float] | None = None,
     paused: Callable[[], bool] = lambda: False,
     check: Callable[[], None] = lambda: None,
-) -> Iterator[list[Served]]:
+) -> Generator[list[Served], None, None]:
     """Complete every row; a row that cannot be served becomes a failed one.
 
     Closing the iterator early drops what is unfinished, and leaves the engine ready for other work.
@@ -70,7 +70,7 @@ def serve(
         engine: with nothing else to do.
         tokenizer: None for a model that works on token ids.
         grammars: compiles what completions have to match; None for such a model.
-        rows: the input; None says that there is none at the moment.
+        rows: the input; None says that there is none at the moment, which needs ``in_order``.
         seed: of the job (see ``rosebatch.job.seeds``).
         in_order: take rows as they come, instead of those with the same beginning together.
         seconds: host time by kind of work is added there.

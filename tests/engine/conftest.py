@@ -1,31 +1,14 @@
-"""A fake model and short ways to make sequences, for everything that needs no tensors."""
+"""Short ways to make sequences and to run them without tensors."""
 
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
 
-from rosebatch.engine.plan import StepPlan, StepResult
-from rosebatch.request import Request, Sequence
+from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
-
-FAKE_VOCAB = 50
-
-
-def fake_next_token(token_ids: Iterable[int]) -> int:
-    """The fake model: a token that depends on every token before it."""
-    return hash(tuple(token_ids)) % FAKE_VOCAB
-
-
-class FakeRunner:
-    """Carries out plans with the fake model, looking at nothing but each sequence's tokens."""
-
-    def run(self, plan: StepPlan) -> StepResult:
-        return StepResult([[fake_next_token(c.sequence.token_ids)] for c in plan.chunks if c.samples])
-
-    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
-        result = self.run(plan)
-        return lambda: result
+from tests.engine.fake_runner import FakeRunner, next_token
 
 
 @pytest.fixture
@@ -37,10 +20,12 @@ def fake_runner() -> FakeRunner:
 def fake_completion() -> Callable[..., list[int]]:
     """What the fake model generates for a prompt, without any engine."""
 
-    def complete(prompt: Iterable[int], max_tokens: int, stop: frozenset[int] = frozenset()) -> list[int]:
+    def complete(
+        prompt: Iterable[int], max_tokens: int, stop: frozenset[int] = frozenset(), seed: int | None = None
+    ) -> list[int]:
         tokens, out = list(prompt), []
         while len(out) < max_tokens:
-            out.append(fake_next_token(tokens))
+            out.append(next_token(tokens, seed))
             tokens.append(out[-1])
             if out[-1] in stop:
                 break
@@ -50,19 +35,21 @@ def fake_completion() -> Callable[..., list[int]]:
 
 
 @pytest.fixture
-def make_sequence() -> Callable[..., Sequence]:
+def make_sequence() -> Callable[..., SequenceState]:
+    """Sequences whose requests have the same id."""
+
     def make(
         prompt: Iterable[int],
         max_tokens: int = 100,
-        index: int = 0,
+        id: int = 0,
+        *,
         max_model_len: int = 10**6,
         eos: frozenset[int] = frozenset(),
-        choice: int = 0,
+        sample: int = 0,
         **sampling: object,
-    ) -> Sequence:
-        params = SamplingParams(max_tokens=max_tokens, **sampling)
-        request = Request(index=index, prompt_token_ids=tuple(prompt), sampling=params, choice=choice)
-        return Sequence.start(request, max_model_len=max_model_len, eos_token_ids=eos)
+    ) -> SequenceState:
+        request = Request(id, tuple(prompt), SamplingParams(max_tokens=max_tokens, **sampling))
+        return SequenceState.start(request, id=id, sample=sample, max_model_len=max_model_len, eos_token_ids=eos)
 
     return make
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rosebatch.engine.plan import StepResult
+from rosebatch.engine.plan import Chunk, PackedStep, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
-from rosebatch.request import Status
+from rosebatch.engine.scheduling.sequence import Status
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,34 +26,42 @@ def add(scheduler, *sequences):
 
 
 def chunks(plan):
-    """Each chunk as (request index, start, length, samples)."""
-    return [(c.sequence.request.index, c.start, c.length, c.samples) for c in plan.chunks]
+    """Each chunk as (sequence id, start, length, samples)."""
+    return [(c.id, c.start, len(c.token_ids), c.samples) for c in plan.chunks]
 
 
 def step(scheduler, runner):
-    """One step with integrity checked on both sides of the forward pass: the plan and who finished."""
+    """One step: the plan and who finished. Scheduler and runner agree before and after the forward pass."""
     plan = scheduler.schedule()
     scheduler.check_integrity()
-    finished = scheduler.commit(plan, runner.run(plan))
+    result = runner.run(plan)
+    runner.check(scheduler)
+    finished = scheduler.commit(plan, result)
     scheduler.check_integrity()
     return plan, finished
 
 
 def drain(scheduler, runner):
-    """Run to the end; request index -> tokens, and the plans."""
+    """Run to the end; sequence id -> tokens, and the plans."""
     done, plans = {}, []
     while scheduler.has_unfinished:
         plan, finished = step(scheduler, runner)
         assert plan.chunks, "a step without progress"
         plans.append(plan)
-        done |= {s.request.index: s.output_token_ids for s in finished}
+        done |= {s.id: s.output_token_ids for s in finished}
     assert scheduler.pool.num_free == scheduler.pool.num_blocks
     return done, plans
 
 
 @pytest.mark.parametrize(
     "module",
-    ["rosebatch.engine.scheduling.scheduler", "rosebatch.engine.scheduling.block_pool", "rosebatch.engine.plan"],
+    [
+        "rosebatch.engine.engine",
+        "rosebatch.engine.plan",
+        "rosebatch.engine.scheduling.block_pool",
+        "rosebatch.engine.scheduling.scheduler",
+        "rosebatch.engine.scheduling.sequence",
+    ],
 )
 def test_scheduling_does_not_import_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
@@ -67,7 +75,7 @@ def test_one_sequence_from_prompt_to_end(make_sequence, fake_runner, fake_comple
     assert scheduler.has_unfinished
     plan, finished = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 0, 6, True)]
-    assert (plan.copies, plan.preempted, plan.num_tokens, finished) == ((), (), 6, [])
+    assert (plan.copies, plan.num_preempted, plan.num_tokens, finished) == ((), 0, 6, [])
     assert (a.block_ids, a.num_computed_tokens, len(a.token_ids)) == ([0, 1], 6, 7)
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 1, True)]
     plan, finished = step(scheduler, fake_runner)
@@ -79,10 +87,77 @@ def test_one_sequence_from_prompt_to_end(make_sequence, fake_runner, fake_comple
     assert scheduler.pool.num_free == 32
 
 
+def test_plans_tell_a_runner_all_it_needs(make_sequence, fake_runner, fake_completion):
+    """Specs once, tokens by value, block tables as changes: a runner that lives elsewhere has nothing else."""
+    scheduler = make_scheduler()
+    a, b = make_sequence(range(6), max_tokens=3, id=0), make_sequence(range(6), max_tokens=1, id=1)
+    add(scheduler, a)
+    first, second = fake_completion(range(6), 2)
+    assert step(scheduler, fake_runner)[0] == PackedStep(
+        chunks=(Chunk(0, 0, (0, 1, 2, 3, 4, 5), True, ((0, 0), (1, 1))),), started=(a.spec,)
+    )
+    add(scheduler, b)
+    # b's table begins with the block that a filled.
+    assert step(scheduler, fake_runner)[0] == PackedStep(
+        chunks=(Chunk(0, 6, (first,), True), Chunk(1, 4, (4, 5), True, ((0, 0), (1, 2)))), started=(b.spec,)
+    )
+    assert step(scheduler, fake_runner)[0] == PackedStep(chunks=(Chunk(0, 7, (second,), True),), released=(1,))
+    (c,) = add(scheduler, make_sequence(range(8), max_tokens=2, id=2))
+    plan, _ = step(scheduler, fake_runner)
+    assert (plan.started, plan.released) == ((c.spec,), (0,))
+
+
+def test_changes_of_a_block_table(make_sequence, fake_runner):
+    """The copy of a block takes its place, a rollover adds one; a step without either says nothing."""
+    scheduler = make_scheduler()
+    add(scheduler, make_sequence(range(8), id=0))
+    step(scheduler, fake_runner)
+    add(scheduler, make_sequence(range(8), id=1))
+    plan, _ = step(scheduler, fake_runner)
+    assert plan.copies == ((1, 3),)
+    assert [chunk.blocks for chunk in plan.chunks] == [((2, 2),), ((0, 0), (1, 3))]
+    plan, _ = step(scheduler, fake_runner)
+    assert [chunk.blocks for chunk in plan.chunks] == [(), ((2, 4),)]
+    assert [chunk.blocks for chunk in step(scheduler, fake_runner)[0].chunks] == [(), ()]
+
+
+def test_a_running_sequence_tells_of_a_copy(make_sequence, fake_runner):
+    """It shares its prompt's last block with a fork, so both go on in copies: of its table one entry changes."""
+    scheduler = make_scheduler(prefix_cache=False)
+    a, fork = make_sequence(range(6), id=0), make_sequence(range(6), id=1, sample=1)
+    a.forks = [fork]
+    add(scheduler, a)
+    assert [chunk.blocks for chunk in step(scheduler, fake_runner)[0].chunks] == [((0, 0), (1, 1))]
+    plan, _ = step(scheduler, fake_runner)
+    assert chunks(plan) == [(0, 6, 1, True), (1, 5, 1, True)]
+    assert plan.copies == ((1, 2), (1, 3))
+    assert [chunk.blocks for chunk in plan.chunks] == [((1, 2),), ((0, 0), (1, 3))]
+
+
+def test_generated_tokens_travel_only_where_logits_depend_on_them(make_sequence, fake_runner):
+    """Left out, a penalty would forget the answer so far; sent for all, plans would grow with every answer."""
+    scheduler = make_scheduler(budget=4, prefix_cache=False)
+    a, _ = add(
+        scheduler,
+        make_sequence([1], id=0, presence_penalty=1.0),
+        make_sequence([2, 2, 2, 2, 2], id=1, frequency_penalty=1.0),
+    )
+    plan, _ = step(scheduler, fake_runner)
+    assert [(chunk.id, chunk.output_token_ids) for chunk in plan.chunks] == [(0, ()), (1, ())]
+    plan, _ = step(scheduler, fake_runner)
+    assert [(chunk.id, chunk.output_token_ids) for chunk in plan.chunks] == [(0, (a.token_ids[1],)), (1, ())]
+    add(scheduler, make_sequence([3], id=2))
+    plan, _ = step(scheduler, fake_runner)
+    outputs = {chunk.id: len(chunk.output_token_ids) for chunk in plan.chunks}
+    assert outputs == {0: 2, 1: 1, 2: 0}
+    plan, _ = step(scheduler, fake_runner)
+    assert {chunk.id: len(chunk.output_token_ids) for chunk in plan.chunks} == {0: 3, 1: 2, 2: 0}
+
+
 def test_chunked_prefill_beside_a_running_decode(make_sequence, fake_runner, fake_completion):
     """The decode keeps its token in every step, the prompt takes what the budget leaves; it samples at its end."""
     scheduler = make_scheduler(budget=5, prefix_cache=False)
-    a, b = make_sequence([1, 2, 3], 8, index=0), make_sequence(range(10, 21), 2, index=1)
+    a, b = make_sequence([1, 2, 3], 8, id=0), make_sequence(range(10, 21), 2, id=1)
     add(scheduler, a)
     step(scheduler, fake_runner)
     add(scheduler, b)
@@ -114,16 +189,16 @@ def test_blocks_are_reserved_chunk_by_chunk(make_sequence, fake_runner):
 def test_single_tokens_stand_before_chunks(make_sequence, fake_runner):
     """Decodes first, whatever the order of arrival: a one-token end of a prompt counts as a decode."""
     scheduler = make_scheduler(budget=8, prefix_cache=False)
-    add(scheduler, make_sequence(range(7), index=0), make_sequence(range(20, 23), index=1))
+    add(scheduler, make_sequence(range(7), id=0), make_sequence(range(20, 23), id=1))
     assert chunks(step(scheduler, fake_runner)[0]) == [(1, 0, 1, False), (0, 0, 7, True)]
-    add(scheduler, make_sequence(range(30, 35), index=2))
+    add(scheduler, make_sequence(range(30, 35), id=2))
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 7, 1, True), (1, 1, 2, True), (2, 0, 5, True)]
 
 
 def test_budget_ends_admission_in_order_of_arrival(make_sequence, fake_runner):
     scheduler = make_scheduler(budget=10)
     prompts = [range(4), range(10, 14), range(20, 25), range(30, 31)]
-    add(scheduler, *(make_sequence(p, index=i) for i, p in enumerate(prompts)))
+    add(scheduler, *(make_sequence(p, id=i) for i, p in enumerate(prompts)))
     plan, _ = step(scheduler, fake_runner)
     # The third gets the two tokens left; the short fourth does not overtake it.
     assert chunks(plan) == [(0, 0, 4, True), (1, 0, 4, True), (2, 0, 2, False)]
@@ -135,7 +210,7 @@ def test_budget_ends_admission_in_order_of_arrival(make_sequence, fake_runner):
 def test_budget_smaller_than_the_running_decodes(make_sequence, fake_runner, fake_completion):
     """The oldest go on, the youngest wait for their turn, and everyone gets the right tokens."""
     scheduler = make_scheduler(budget=2, prefix_cache=False)
-    add(scheduler, *(make_sequence([i], max_tokens=3, index=i) for i in range(3)))
+    add(scheduler, *(make_sequence([i], max_tokens=3, id=i) for i in range(3)))
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 1, True), (1, 0, 1, True)]
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 1, 1, True), (1, 1, 1, True)]
     done, _ = drain(scheduler, fake_runner)
@@ -144,7 +219,7 @@ def test_budget_smaller_than_the_running_decodes(make_sequence, fake_runner, fak
 
 def test_max_num_seqs(make_sequence, fake_runner, fake_completion):
     scheduler = make_scheduler(seqs=2)
-    add(scheduler, *(make_sequence([i], max_tokens=2 + i, index=i) for i in range(4)))
+    add(scheduler, *(make_sequence([i], max_tokens=2 + i, id=i) for i in range(4)))
     done, plans = drain(scheduler, fake_runner)
     assert [chunks(p) for p in plans] == [
         [(0, 0, 1, True), (1, 0, 1, True)],
@@ -162,9 +237,9 @@ def test_max_num_seqs(make_sequence, fake_runner, fake_completion):
 def test_prefix_hit_takes_whole_blocks(make_sequence, fake_runner):
     """10 tokens in common are two whole blocks of 4: the hit begins at 8, in the finished sequence's blocks."""
     scheduler = make_scheduler()
-    add(scheduler, make_sequence(range(10), max_tokens=1, index=0))
+    add(scheduler, make_sequence(range(10), max_tokens=1, id=0))
     step(scheduler, fake_runner)
-    (b,) = add(scheduler, make_sequence([*range(10), 40, 41, 42], max_tokens=1, index=1))
+    (b,) = add(scheduler, make_sequence([*range(10), 40, 41, 42], max_tokens=1, id=1))
     plan = scheduler.schedule()
     assert chunks(plan) == [(1, 8, 5, True)]
     assert plan.copies == ()
@@ -176,16 +251,16 @@ def test_prefix_hit_takes_whole_blocks(make_sequence, fake_runner):
 def test_prefix_hit_ends_at_the_first_difference(make_sequence, fake_runner):
     """Equal blocks behind a different one are no hit: their K and V depend on everything before."""
     scheduler = make_scheduler()
-    add(scheduler, make_sequence(range(13), max_tokens=1, index=0))
+    add(scheduler, make_sequence(range(13), max_tokens=1, id=0))
     step(scheduler, fake_runner)
     tokens = [0, 1, 2, 3, 4, 5, 6, 99, 8, 9, 10, 11, 12]
-    add(scheduler, make_sequence(tokens, max_tokens=1, index=1))
+    add(scheduler, make_sequence(tokens, max_tokens=1, id=1))
     assert chunks(scheduler.schedule()) == [(1, 4, 9, True)]
 
 
 def test_prefix_cache_off_shares_nothing(make_sequence, fake_runner):
     scheduler = make_scheduler(prefix_cache=False)
-    a, b = add(scheduler, *(make_sequence(range(9), index=i) for i in range(2)))
+    a, b = add(scheduler, *(make_sequence(range(9), id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 0, 9, True), (1, 0, 9, True)]
     assert (a.block_ids, b.block_ids) == ([0, 1, 2], [3, 4, 5])
@@ -194,9 +269,9 @@ def test_prefix_cache_off_shares_nothing(make_sequence, fake_runner):
 
 def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(make_sequence, fake_runner, fake_completion):
     scheduler = make_scheduler(num_blocks=6)
-    add(scheduler, make_sequence(range(8), max_tokens=1, index=0))
+    add(scheduler, make_sequence(range(8), max_tokens=1, id=0))
     step(scheduler, fake_runner)
-    (b,) = add(scheduler, make_sequence(range(8), max_tokens=2, index=1))
+    (b,) = add(scheduler, make_sequence(range(8), max_tokens=2, id=1))
     plan = scheduler.schedule()
     scheduler.check_integrity()
     assert plan.copies == ((1, 2),)
@@ -219,9 +294,9 @@ def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(make_s
 def test_two_prompts_cached_to_their_end_copy_the_same_source(make_sequence, fake_runner):
     """Both in one step, beside the finished one: two copies of one source, no block source and copy at once."""
     scheduler = make_scheduler(num_blocks=6)
-    add(scheduler, make_sequence(range(4), max_tokens=1, index=0))
+    add(scheduler, make_sequence(range(4), max_tokens=1, id=0))
     step(scheduler, fake_runner)
-    b, c = add(scheduler, *(make_sequence(range(4), max_tokens=4, index=i) for i in (1, 2)))
+    b, c = add(scheduler, *(make_sequence(range(4), max_tokens=4, id=i) for i in (1, 2)))
     plan, _ = step(scheduler, fake_runner)
     assert plan.copies == ((0, 1), (0, 2))
     assert chunks(plan) == [(1, 3, 1, True), (2, 3, 1, True)]
@@ -230,9 +305,9 @@ def test_two_prompts_cached_to_their_end_copy_the_same_source(make_sequence, fak
 
 def test_copy_of_a_block_that_a_running_sequence_holds(make_sequence, fake_runner, fake_completion):
     scheduler = make_scheduler()
-    (a,) = add(scheduler, make_sequence(range(8), max_tokens=6, index=0))
+    (a,) = add(scheduler, make_sequence(range(8), max_tokens=6, id=0))
     step(scheduler, fake_runner)
-    (b,) = add(scheduler, make_sequence(range(8), max_tokens=6, index=1))
+    (b,) = add(scheduler, make_sequence(range(8), max_tokens=6, id=1))
     plan, _ = step(scheduler, fake_runner)
     # a rolls over into 2, b copies block 1 into 3.
     assert plan.copies == ((1, 3),)
@@ -246,7 +321,7 @@ def test_copy_of_a_block_that_a_running_sequence_holds(make_sequence, fake_runne
 def test_same_prompts_in_one_step_share_blocks_in_flight(make_sequence, fake_runner, fake_completion):
     """K and V of a layer are written before any is read, so a block may be shared in the step that fills it."""
     scheduler = make_scheduler()
-    a, b = add(scheduler, *(make_sequence(range(10), max_tokens=2, index=i) for i in range(2)))
+    a, b = add(scheduler, *(make_sequence(range(10), max_tokens=2, id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 0, 10, True), (1, 8, 2, True)]
     assert plan.copies == ()
@@ -259,13 +334,13 @@ def test_same_prompts_in_one_step_share_blocks_in_flight(make_sequence, fake_run
 def test_a_block_in_flight_is_never_copied(make_sequence, fake_runner):
     """Copies run before the first layer, so the block would be copied empty: the hit leaves it out."""
     scheduler = make_scheduler()
-    a, b = add(scheduler, *(make_sequence(range(8), index=i) for i in range(2)))
+    a, b = add(scheduler, *(make_sequence(range(8), id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 0, 8, True), (1, 4, 4, True)]
     assert plan.copies == ()
     assert (a.block_ids, b.block_ids) == ([0, 1], [0, 2])
     # One step later it is complete, and is copied.
-    (c,) = add(scheduler, make_sequence(range(8), index=2))
+    (c,) = add(scheduler, make_sequence(range(8), id=2))
     plan, _ = step(scheduler, fake_runner)
     # 3 and 4 are what a and b rolled over into.
     assert plan.copies == ((1, 5),)
@@ -274,7 +349,7 @@ def test_a_block_in_flight_is_never_copied(make_sequence, fake_runner):
 
 def test_one_block_in_flight_is_left_out_entirely(make_sequence, fake_runner):
     scheduler = make_scheduler()
-    a, b = add(scheduler, *(make_sequence(range(4), index=i) for i in range(2)))
+    a, b = add(scheduler, *(make_sequence(range(4), id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 0, 4, True), (1, 0, 4, True)]
     assert (plan.copies, a.block_ids, b.block_ids) == ((), [0], [1])
@@ -283,7 +358,7 @@ def test_one_block_in_flight_is_left_out_entirely(make_sequence, fake_runner):
 def test_decodes_in_one_batch_step_roll_over_into_new_blocks(make_sequence, fake_runner):
     """The step at the block boundary is a step like any other: one batch, one new block each."""
     scheduler = make_scheduler(prefix_cache=False)
-    a, b = add(scheduler, *(make_sequence([i, i, i], index=i) for i in range(2)))
+    a, b = add(scheduler, *(make_sequence([i, i, i], id=i) for i in range(2)))
     held = []
     for _ in range(4):
         plan, _ = step(scheduler, fake_runner)
@@ -296,8 +371,8 @@ def test_shared_full_last_block_gets_a_successor_for_each_and_no_copy(make_seque
     scheduler = make_scheduler(budget=4)
     a, b = add(
         scheduler,
-        make_sequence([1, 2, 3, 4, 5], max_tokens=2, index=0),
-        make_sequence([1, 2, 3, 4, 6], max_tokens=2, index=1),
+        make_sequence([1, 2, 3, 4, 5], max_tokens=2, id=0),
+        make_sequence([1, 2, 3, 4, 6], max_tokens=2, id=1),
     )
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 0, 4, False)]
@@ -311,17 +386,17 @@ def test_shared_full_last_block_gets_a_successor_for_each_and_no_copy(make_seque
 
 def test_preemption_takes_the_youngest_and_resumes_it_first(make_sequence, fake_runner, fake_completion):
     scheduler = make_scheduler(num_blocks=6, block_size=2, prefix_cache=False, seqs=2)
-    a, b, c = add(scheduler, *(make_sequence([i, i], max_tokens=7, index=i) for i in range(3)))
+    a, b, c = add(scheduler, *(make_sequence([i, i], max_tokens=7, id=i) for i in range(3)))
     for _ in range(4):
         plan, _ = step(scheduler, fake_runner)
-        assert plan.preempted == ()
+        assert (plan.num_preempted, plan.released) == (0, ())
     # Both have 6 tokens, 5 computed, in 3 blocks each.
     assert (a.block_ids, b.block_ids) == ([0, 2, 4], [1, 3, 5])
     step(scheduler, fake_runner)
     # 7 tokens: a needs a fourth block.
     plan = scheduler.schedule()
     scheduler.check_integrity()
-    assert plan.preempted == (b,)
+    assert (plan.num_preempted, plan.released) == (1, (b.id,))
     assert chunks(plan) == [(0, 6, 1, True)]
     assert (b.status, b.block_ids, b.num_computed_tokens) == (Status.WAITING, [], 0)
     # Before c, which has waited longer than it.
@@ -344,14 +419,14 @@ def test_preemption_takes_the_youngest_and_resumes_it_first(make_sequence, fake_
 
 def test_a_sequence_preempts_itself_when_it_is_the_youngest(make_sequence, fake_runner, fake_completion):
     scheduler = make_scheduler(num_blocks=4, block_size=2, prefix_cache=False)
-    a, b = add(scheduler, make_sequence([0], max_tokens=6, index=0), make_sequence([1, 1], max_tokens=6, index=1))
+    a, b = add(scheduler, make_sequence([0], max_tokens=6, id=0), make_sequence([1, 1], max_tokens=6, id=1))
     step(scheduler, fake_runner)
     step(scheduler, fake_runner)
     step(scheduler, fake_runner)
     assert (a.block_ids, b.block_ids) == ([0, 3], [1, 2])
     plan, _ = step(scheduler, fake_runner)
     # a still has room for its fourth token, b has none for its fifth.
-    assert plan.preempted == (b,)
+    assert (plan.num_preempted, plan.released) == (1, (b.id,))
     assert chunks(plan) == [(0, 3, 1, True)]
     done, _ = drain(scheduler, fake_runner)
     assert done == {0: fake_completion([0], 6), 1: fake_completion([1, 1], 6)}
@@ -360,24 +435,26 @@ def test_a_sequence_preempts_itself_when_it_is_the_youngest(make_sequence, fake_
 def test_no_admission_in_a_step_that_preempts(make_sequence, fake_runner):
     """What was just taken back must not be handed to someone who waits behind its owner."""
     scheduler = make_scheduler(num_blocks=4, block_size=2, prefix_cache=False)
-    a, b = add(scheduler, make_sequence([0], index=0), make_sequence([1, 1], index=1))
+    a, b = add(scheduler, make_sequence([0], id=0), make_sequence([1, 1], id=1))
     for _ in range(3):
         step(scheduler, fake_runner)
-    add(scheduler, make_sequence([2], index=2))
+    add(scheduler, make_sequence([2], id=2))
     plan, _ = step(scheduler, fake_runner)
-    assert plan.preempted == (b,)
-    assert [c.sequence for c in plan.chunks] == [a]
+    assert (plan.num_preempted, plan.released) == (1, (b.id,))
+    assert [c.id for c in plan.chunks] == [a.id]
 
 
-def test_resuming_finds_its_own_blocks(make_sequence, fake_runner, fake_completion):
+@pytest.mark.parametrize("exact", [False, True])
+def test_resuming_finds_its_own_blocks(exact, make_sequence, fake_runner, fake_completion):
     """With the prefix cache a preempted sequence gets back what nobody has overwritten; the first count stays."""
-    scheduler = make_scheduler(num_blocks=6, block_size=2, seqs=2)
-    a, b = add(scheduler, make_sequence([0, 0], max_tokens=6, index=0), make_sequence([1, 1], max_tokens=7, index=1))
+    scheduler = make_scheduler(num_blocks=6, block_size=2, seqs=2, exact_prefixes=exact)
+    a, b = add(scheduler, make_sequence([0, 0], max_tokens=6, id=0), make_sequence([1, 1], max_tokens=7, id=1))
     for _ in range(5):
         step(scheduler, fake_runner)
     plan, finished = step(scheduler, fake_runner)
-    assert (plan.preempted, finished) == ((b,), [a])
+    assert (plan.num_preempted, plan.released, finished) == (1, (b.id,), [a])
     plan, _ = step(scheduler, fake_runner)
+    assert (plan.started, plan.released) == ((b.spec,), (a.id,))
     # Seven tokens are known; a took b's tail, the two blocks before it are still b's.
     assert chunks(plan) == [(1, 4, 3, True)]
     assert b.num_cached_tokens == 0
@@ -388,7 +465,7 @@ def test_resuming_finds_its_own_blocks(make_sequence, fake_runner, fake_completi
 def test_admission_leaves_a_block_for_everyone_running(make_sequence, fake_runner):
     """Else the newcomer would be preempted in the next step, its prefill wasted."""
     scheduler = make_scheduler(num_blocks=4, block_size=2, prefix_cache=False)
-    add(scheduler, make_sequence([0, 0], max_tokens=2, index=0), make_sequence([1] * 5, max_tokens=2, index=1))
+    add(scheduler, make_sequence([0, 0], max_tokens=2, id=0), make_sequence([1] * 5, max_tokens=2, id=1))
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 2, True)]
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 2, 1, True)]
     assert chunks(step(scheduler, fake_runner)[0]) == [(1, 0, 5, True)]
@@ -396,9 +473,9 @@ def test_admission_leaves_a_block_for_everyone_running(make_sequence, fake_runne
 
 def test_a_failed_admission_gives_its_hits_back(make_sequence, fake_runner):
     scheduler = make_scheduler(num_blocks=4, block_size=2)
-    (a,) = add(scheduler, make_sequence([0, 0, 0], max_tokens=4, index=0))
+    (a,) = add(scheduler, make_sequence([0, 0, 0], max_tokens=4, id=0))
     step(scheduler, fake_runner)
-    (b,) = add(scheduler, make_sequence([0, 0, 1, 1, 1, 1, 1], max_tokens=1, index=1))
+    (b,) = add(scheduler, make_sequence([0, 0, 1, 1, 1, 1, 1], max_tokens=1, id=1))
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 3, 1, True)]
     assert (b.block_ids, b.num_computed_tokens, b.status) == ([], 0, Status.WAITING)
@@ -411,7 +488,7 @@ def test_prompt_that_fills_the_whole_cache(make_sequence, fake_runner, fake_comp
     """The last free block is the copy that a prompt cached to its end needs: the engine must not get stuck."""
     scheduler = make_scheduler(num_blocks=3, block_size=4)
     prompt = list(range(8))
-    add(scheduler, *(make_sequence(prompt, max_tokens=4, index=i) for i in range(3)))
+    add(scheduler, *(make_sequence(prompt, max_tokens=4, id=i) for i in range(3)))
     done, plans = drain(scheduler, fake_runner)
     assert done == dict.fromkeys(range(3), fake_completion(prompt, 4))
     # The second one's third block is the source of its copy, so the third one finds half of the prompt only.
@@ -420,7 +497,7 @@ def test_prompt_that_fills_the_whole_cache(make_sequence, fake_runner, fake_comp
 
 def test_without_chunking_a_prompt_is_computed_whole_above_the_budget(make_sequence, fake_runner):
     scheduler = make_scheduler(budget=8, chunked_prefill=False)
-    (a,) = add(scheduler, make_sequence(range(20), index=0))
+    (a,) = add(scheduler, make_sequence(range(20), id=0))
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 0, 20, True)]
     assert a.block_ids == [0, 1, 2, 3, 4]
@@ -428,27 +505,27 @@ def test_without_chunking_a_prompt_is_computed_whole_above_the_budget(make_seque
 
 def test_without_chunking_only_the_first_of_a_step_may_exceed_the_budget(make_sequence, fake_runner):
     scheduler = make_scheduler(budget=8, chunked_prefill=False)
-    add(scheduler, *(make_sequence(range(20 * i, 20 * i + 20), index=i) for i in range(2)))
+    add(scheduler, *(make_sequence(range(20 * i, 20 * i + 20), id=i) for i in range(2)))
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 20, True)]
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 20, 1, True), (1, 0, 20, True)]
 
 
 def test_without_chunking_a_prompt_waits_until_it_fits_the_rest_of_the_budget(make_sequence, fake_runner):
     scheduler = make_scheduler(budget=8, chunked_prefill=False)
-    add(scheduler, make_sequence(range(5), index=0), make_sequence(range(10, 16), index=1))
+    add(scheduler, make_sequence(range(5), id=0), make_sequence(range(10, 16), id=1))
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 5, True)]
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 5, 1, True), (1, 0, 6, True)]
     # A long one comes second: it may exceed the budget only if it is the first admitted.
-    add(scheduler, make_sequence(range(20, 24), index=2), make_sequence(range(30, 50), index=3))
+    add(scheduler, make_sequence(range(20, 24), id=2), make_sequence(range(30, 50), id=3))
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 1, True), (1, 6, 1, True), (2, 0, 4, True)]
 
 
 def test_without_chunking_a_resumed_sequence_is_computed_whole(make_sequence, fake_runner, fake_completion):
     scheduler = make_scheduler(num_blocks=6, block_size=2, budget=4, chunked_prefill=False, prefix_cache=False)
-    add(scheduler, *(make_sequence([i, i], max_tokens=8, index=i) for i in range(2)))
+    add(scheduler, *(make_sequence([i, i], max_tokens=8, id=i) for i in range(2)))
     done, plans = drain(scheduler, fake_runner)
-    assert sum(len(plan.preempted) for plan in plans) > 0
-    assert max(chunk.length for plan in plans for chunk in plan.chunks) > 4
+    assert sum(plan.num_preempted for plan in plans) > 0
+    assert max(len(chunk.token_ids) for plan in plans for chunk in plan.chunks) > 4
     assert all(chunk.samples for plan in plans for chunk in plan.chunks)
     assert done == {i: fake_completion([i, i], 8) for i in range(2)}
 
@@ -456,28 +533,61 @@ def test_without_chunking_a_resumed_sequence_is_computed_whole(make_sequence, fa
 def test_generated_blocks_are_findable(make_sequence, fake_runner, fake_completion):
     """The next turn of a conversation starts behind the last one's answer."""
     scheduler = make_scheduler()
-    (a,) = add(scheduler, make_sequence([1, 2, 3], max_tokens=6, index=0))
+    (a,) = add(scheduler, make_sequence([1, 2, 3], max_tokens=6, id=0))
     drain(scheduler, fake_runner)
     assert a.token_ids == [1, 2, 3, *fake_completion([1, 2, 3], 6)]
-    (b,) = add(scheduler, make_sequence([*a.token_ids, 7, 7], max_tokens=1, index=1))
+    (b,) = add(scheduler, make_sequence([*a.token_ids, 7, 7], max_tokens=1, id=1))
     assert chunks(scheduler.schedule()) == [(1, 8, 3, True)]
     assert b.num_cached_tokens == 8
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_with_exact_prefixes_a_prompt_finds_no_generated_tokens(length, make_sequence, fake_runner):
+    """Prompt tokens are computed in other shapes than generated ones: their last bits may differ.
+
+    So the next turn of a conversation finds the last turn's prompt only, up to the block in which the answer begins.
+    """
+    scheduler = make_scheduler(exact_prefixes=True)
+    (a,) = add(scheduler, make_sequence(range(length), max_tokens=13 - length, id=0))
+    drain(scheduler, fake_runner)
+    (b,) = add(scheduler, make_sequence([*a.token_ids, 7, 7], max_tokens=1, id=1))
+    assert chunks(step(scheduler, fake_runner)[0]) == [(1, 4, 11, True)]
+    assert (b.num_cached_tokens, len(b.block_hashes)) == (4, 3)
+    # Another prompt finds those of b, 3 and 4. Block 5 was not full, so it is free to be taken first.
+    (c,) = add(scheduler, make_sequence([*a.token_ids, 8], max_tokens=1, id=2))
+    assert chunks(scheduler.schedule()) == [(2, 12, 2, True)]
+    assert c.block_ids == [0, 3, 4, 5]
+
+
+def test_with_exact_prefixes_generated_tokens_are_found_behind_a_prompt_of_the_same_length(make_sequence, fake_runner):
+    """What a resumed sequence computes again has the shapes of the first time; an equal one's blocks do as well."""
+    scheduler = make_scheduler(exact_prefixes=True)
+    (a,) = add(scheduler, make_sequence(range(6), max_tokens=7, id=0))
+    drain(scheduler, fake_runner)
+    same, longer = make_sequence(range(6), id=1), make_sequence(a.token_ids[:7], id=2)
+    for sequence in (same, longer):
+        # As after a preemption: all of a's tokens are known.
+        sequence.token_ids = list(a.token_ids)
+    add(scheduler, same, longer)
+    plan = scheduler.schedule()
+    assert chunks(plan) == [(1, 12, 1, True), (2, 4, 9, True)]
+    assert (same.block_ids, longer.block_ids) == ([0, 1, 2, 3], [0, 4, 5, 6])
 
 
 def test_last_token_of_a_completion_is_not_findable(make_sequence, fake_runner):
     """Its K and V were never computed: a block that it would fill is not full."""
     scheduler = make_scheduler()
-    (a,) = add(scheduler, make_sequence([1, 2, 3], max_tokens=5, index=0))
+    (a,) = add(scheduler, make_sequence([1, 2, 3], max_tokens=5, id=0))
     drain(scheduler, fake_runner)
     assert len(a.token_ids) == 8
-    (b,) = add(scheduler, make_sequence([*a.token_ids, 7], max_tokens=1, index=1))
+    (b,) = add(scheduler, make_sequence([*a.token_ids, 7], max_tokens=1, id=1))
     assert chunks(scheduler.schedule()) == [(1, 4, 5, True)]
     assert b.num_cached_tokens == 4
 
 
 def test_a_partly_computed_prompt_is_findable_up_to_its_last_full_block(make_sequence, fake_runner):
     scheduler = make_scheduler(budget=6)
-    add(scheduler, make_sequence(range(12), index=0), make_sequence(range(12), index=1))
+    add(scheduler, make_sequence(range(12), id=0), make_sequence(range(12), id=1))
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 6, False)]
     # The first fills blocks 1 and 2 in this step; its budget leaves none for the second.
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 6, True)]
@@ -489,7 +599,7 @@ def test_a_partly_computed_prompt_is_findable_up_to_its_last_full_block(make_seq
 def test_commit_hands_tokens_to_the_chunks_that_sample(make_sequence):
     """A chunk that does not reach the end of its prompt takes no token: the next one's must not slip to it."""
     scheduler = make_scheduler(budget=6, prefix_cache=False)
-    a, b = add(scheduler, make_sequence([1, 2], index=0), make_sequence(range(9), index=1))
+    a, b = add(scheduler, make_sequence([1, 2], id=0), make_sequence(range(9), id=1))
     plan = scheduler.schedule()
     assert chunks(plan) == [(0, 0, 2, True), (1, 0, 4, False)]
     scheduler.commit(plan, StepResult([[41]]))
@@ -506,9 +616,9 @@ def test_finished_sequences_leave_at_once(make_sequence):
     scheduler = make_scheduler(prefix_cache=False)
     a, b, c = add(
         scheduler,
-        make_sequence([1], max_tokens=5, index=0, eos=frozenset({9})),
-        make_sequence([2], max_tokens=5, index=1),
-        make_sequence([3], max_tokens=1, index=2),
+        make_sequence([1], max_tokens=5, id=0, eos=frozenset({9})),
+        make_sequence([2], max_tokens=5, id=1),
+        make_sequence([3], max_tokens=1, id=2),
     )
     plan = scheduler.schedule()
     assert scheduler.commit(plan, StepResult([[9], [9], [9]])) == [a, c]

@@ -4,6 +4,7 @@ A slot holds the whole prefix whose K and V it stands for, so that any block sha
 wrongly shows as a prefix that does not belong to the sequence reading it.
 """
 
+import pickle
 import random
 from collections import Counter
 
@@ -12,10 +13,10 @@ import pytest
 from rosebatch.engine.plan import StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
+from tests.engine.fake_runner import VOCAB, Follower, next_token
 
 SEEDS = 560
 GROUPS = 8
-VOCAB = 40
 
 
 class Prefixes:
@@ -33,52 +34,74 @@ class Prefixes:
         return out
 
 
-def next_token(prefix_tokens, sample=0):
-    return hash((*prefix_tokens, sample)) % VOCAB
+class CheckingRunner(Follower):
+    """Does to a dict what a real runner does to tensors, and reads back what attention would read.
 
+    With ``exact``, a slot also says how its K and V were computed: None for a prompt token, else the length of the
+    prompt in front of the generated tokens. Both change the last bits.
+    """
 
-class CheckingRunner:
-    """Does to a dict what the real runner does to tensors, and reads back what attention would read."""
-
-    def __init__(self, block_size):
+    def __init__(self, block_size, exact):
+        super().__init__()
         self.block_size = block_size
+        self.exact = exact
         self.cache = {}
         self.prefixes = Prefixes()
+        self.tokens = {}
 
     def slots(self, chunk):
-        size, blocks = self.block_size, chunk.sequence.block_ids
-        return [blocks[i // size] * size + i % size for i in range(chunk.start + chunk.length)]
+        size, blocks = self.block_size, self.blocks[chunk.id]
+        return [blocks[i // size] * size + i % size for i in range(chunk.end)]
+
+    def contents(self, chunk):
+        """What each slot of a sequence must hold, up to the end of a chunk."""
+        num_prompt_tokens = len(self.specs[chunk.id].prompt_token_ids)
+        prefixes = self.prefixes.of(self.tokens[chunk.id][: chunk.end])
+        made = [num_prompt_tokens if self.exact and i >= num_prompt_tokens else None for i in range(chunk.end)]
+        return list(zip(prefixes, made, strict=True))
 
     def run(self, plan, frozen):
         """``frozen`` are full blocks that were computed before this step and are still held: not to be written."""
         size = self.block_size
+        self.update(plan)
+        for spec in plan.started:
+            self.tokens.setdefault(spec.id, list(spec.prompt_token_ids))
         assert not {s for s, _ in plan.copies} & {d for _, d in plan.copies}
         assert len({d for _, d in plan.copies}) == len(plan.copies)
         copied = {d * size + i: self.cache.get(s * size + i) for s, d in plan.copies for i in range(size)}
         self.cache |= copied
-        written = set()
+        written, read = set(), []
         for chunk in plan.chunks:
-            prefixes = self.prefixes.of(chunk.sequence.token_ids)
-            for position, slot in list(enumerate(self.slots(chunk)))[chunk.start :]:
+            assert list(chunk.token_ids) == self.tokens[chunk.id][chunk.start : chunk.end]
+            slots, contents = self.slots(chunk), self.contents(chunk)
+            read.append((slots, contents))
+            for slot, content in zip(slots[chunk.start :], contents[chunk.start :], strict=True):
                 assert slot not in written, f"slot {slot} written twice in a step"
                 assert slot // size not in frozen, f"slot {slot} of a full block written again"
                 written.add(slot)
-                self.cache[slot] = prefixes[position]
-        for chunk in plan.chunks:
-            expected = self.prefixes.of(chunk.sequence.token_ids)[: chunk.start + chunk.length]
-            assert [self.cache.get(slot) for slot in self.slots(chunk)] == expected
-        sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]
-        return StepResult([[next_token(s.token_ids, s.request.choice)] for s in sequences])
+                self.cache[slot] = content
+        for slots, contents in read:
+            assert [self.cache.get(slot) for slot in slots] == contents
+        return StepResult([[self.sample(sequence_id)] for sequence_id in plan.sampled_ids])
+
+    def sample(self, sequence_id):
+        tokens = self.tokens[sequence_id]
+        tokens.append(next_token(tokens, self.specs[sequence_id].sampling.seed))
+        return tokens[-1]
 
 
 def random_prompts(rng, longest):
-    """Prompts with common beginnings of all lengths, some of them equal, some each other's continuation."""
+    """Prompts with common beginnings of all lengths; some are equal, some the next turn of another's conversation."""
     trunks = [[rng.randrange(VOCAB) for _ in range(longest)] for _ in range(2)]
     prompts = []
     for _ in range(rng.randint(4, 14)):
         kind = rng.random()
         if prompts and kind < 0.25:
             prompts.append(list(rng.choice(prompts)))
+            continue
+        if prompts and kind < 0.4:
+            prompt = rng.choice(prompts)
+            prompts.append((prompt + expected_tokens(prompt, longest))[: rng.randint(1, longest)])
             continue
         prompt = rng.choice(trunks)[: rng.randint(0, longest)]
         if kind < 0.85:
@@ -89,12 +112,12 @@ def random_prompts(rng, longest):
 
 def check_plan(scheduler, plan):
     """What holds for every plan, whatever the limits."""
-    lengths = [chunk.length for chunk in plan.chunks]
+    lengths = [len(chunk.token_ids) for chunk in plan.chunks]
     assert lengths and min(lengths) >= 1
     assert len(plan.chunks) <= scheduler.max_num_seqs
-    assert len({id(chunk.sequence) for chunk in plan.chunks}) == len(lengths)
+    assert len(plan.sampled_ids) == sum(chunk.samples for chunk in plan.chunks)
     assert sorted(lengths, key=lambda n: n != 1) == lengths
-    assert not {id(c.sequence) for c in plan.chunks} & {id(s) for s in plan.preempted}
+    assert not {chunk.id for chunk in plan.chunks} & set(plan.released)
     if scheduler.chunked_prefill:
         assert plan.num_tokens <= scheduler.max_num_batched_tokens
     else:
@@ -103,15 +126,18 @@ def check_plan(scheduler, plan):
         assert len(over) <= 1
         # Beside one that is too long for any step, the rest keep to the budget.
         assert plan.num_tokens - sum(over) <= scheduler.max_num_batched_tokens
+    running = {sequence.id: sequence for sequence in scheduler.running}
     for chunk in plan.chunks:
-        assert chunk.start + chunk.length == chunk.sequence.num_computed_tokens
-        assert chunk.samples == (chunk.start + chunk.length == len(chunk.sequence.token_ids))
+        sequence = running[chunk.id]
+        assert chunk.end == sequence.num_computed_tokens
+        assert chunk.samples == (chunk.end == len(sequence.token_ids))
+    assert pickle.loads(pickle.dumps(plan)) == plan
 
 
-def expected_tokens(prompt, limit, stop, sample):
+def expected_tokens(prompt, limit, stop=frozenset(), seed=None):
     tokens = list(prompt)
     while len(tokens) < limit:
-        tokens.append(next_token(tokens, sample))
+        tokens.append(next_token(tokens, seed))
         if tokens[-1] in stop:
             break
     return tokens[len(prompt) :]
@@ -129,50 +155,57 @@ def run_once(seed, make_sequence):
         max_num_batched_tokens=rng.choice([1, 2, 5, 16, 64]),
         prefix_cache=rng.random() < 0.7,
         chunked_prefill=rng.random() < 0.7,
+        exact_prefixes=rng.random() < 0.5,
     )
-    runner = CheckingRunner(block_size)
+    runner = CheckingRunner(block_size, scheduler.exact_prefixes)
     prompts = random_prompts(rng, longest=min(capacity - 1, 40))
     stop = frozenset({0}) if rng.random() < 0.5 else frozenset()
     most_samples = rng.choice([1, 1, 2, 5])
-    pending, limits = [], {}
-    for index, prompt in enumerate(prompts):
+    pending, sequences = [], {}
+    for prompt in prompts:
         limit, samples = rng.randint(1, 24), rng.randint(1, most_samples)
         first, *forks = (
-            make_sequence(prompt, max_tokens=limit, index=index, choice=choice, max_model_len=capacity, eos=stop)
-            for choice in range(samples)
+            make_sequence(
+                prompt, max_tokens=limit, id=len(sequences) + sample, sample=sample, max_model_len=capacity, eos=stop
+            )
+            for sample in range(samples)
         )
         first.forks = forks
         pending.append(first)
-        limits |= {(index, choice): first.max_len for choice in range(samples)}
+        sequences |= {sequence.id: sequence for sequence in (first, *forks)}
     patience = rng.choice([0.0, 0.5, 0.9])
-    counts, done = Counter(), {}
+    counts, done = Counter(), []
     while pending or scheduler.has_unfinished:
         while pending and (not scheduler.has_unfinished or rng.random() >= patience):
             scheduler.add(pending.pop(0))
-        waiting = {id(s) for s in scheduler.waiting}
-        assert scheduler.num_unfinished == len(limits) - len(done) - sum(1 + len(s.forks) for s in pending)
+        waiting = {s.id for s in scheduler.waiting}
+        assert scheduler.num_unfinished == len(sequences) - len(done) - sum(1 + len(s.forks) for s in pending)
         full = [(s, s.block_ids[: s.num_computed_tokens // block_size]) for s in scheduler.running]
         plan = scheduler.schedule()
         scheduler.check_integrity()
         check_plan(scheduler, plan)
         counts["steps"] += 1
-        counts["preemptions"] += len(plan.preempted)
+        counts["preemptions"] += plan.num_preempted
         counts["copies"] += len(plan.copies)
         for chunk in plan.chunks:
-            if chunk.sequence.request.choice and not chunk.sequence.output_token_ids:
-                counts["forks"] += chunk.start == chunk.sequence.num_prompt_tokens - 1
-            elif id(chunk.sequence) in waiting:
+            sequence = sequences[chunk.id]
+            if sequence.sample and not sequence.output_token_ids:
+                counts["forks"] += chunk.start == sequence.num_prompt_tokens - 1
+            elif chunk.id in waiting:
                 counts["hits"] += chunk.start > 0
-                counts["resumed"] += len(chunk.sequence.output_token_ids) > 0
+                counts["resumed"] += len(sequence.output_token_ids) > 0
             counts["partial"] += not chunk.samples
-        frozen = {block for s, blocks in full if s not in plan.preempted for block in blocks}
-        finished = scheduler.commit(plan, runner.run(plan, frozen))
+        preempted = {s.id for s in scheduler.waiting}
+        frozen = {block for s, blocks in full if s.id not in preempted for block in blocks}
+        result = runner.run(plan, frozen)
+        runner.check(scheduler)
+        done += scheduler.commit(plan, result)
         scheduler.check_integrity()
-        done |= {(s.request.index, s.request.choice): s for s in finished}
     assert scheduler.pool.num_free == num_blocks
-    assert sorted(done) == sorted(limits)
-    for (index, choice), sequence in done.items():
-        assert sequence.output_token_ids == expected_tokens(prompts[index], limits[index, choice], stop, choice)
+    assert sorted(s.id for s in done) == sorted(sequences)
+    for sequence in done:
+        prompt = sequence.request.prompt_token_ids
+        assert sequence.output_token_ids == expected_tokens(prompt, sequence.max_len, stop, sequence.sampling.seed)
         ended = "stop" if sequence.token_ids[-1] in stop else "length"
         assert sequence.finish_reason == ended
         counts[ended] += 1

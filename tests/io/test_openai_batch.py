@@ -39,7 +39,6 @@ def test_a_chat():
         where="line 4",
         metadata={"custom_id": "request-1", "url": "/v1/chat/completions"},
         sampling=SamplingParams(temperature=1.0, max_tokens=2**31 - 1),
-        has_seed=False,
         id="request-1",
         messages=HELLO,
     )
@@ -85,7 +84,6 @@ def test_every_sampling_field():
         logit_bias=((50256, -100.0),),
         logprobs=4,
     )
-    assert row.has_seed
 
 
 @pytest.mark.parametrize(

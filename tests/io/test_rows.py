@@ -73,7 +73,7 @@ def test_null_means_absent(parse, field):
     """Exporters write null for unset fields: the run's default must apply."""
     row = parse({"prompt": "x", "messages": None, "prompt_token_ids": None, field: None}, max_tokens=9, top_k=3)
     assert row.sampling == SamplingParams(max_tokens=9, top_k=3)
-    assert (row.prompt, row.messages, row.prompt_token_ids, row.has_seed) == ("x", None, None, False)
+    assert (row.prompt, row.messages, row.prompt_token_ids, row.sampling.seed) == ("x", None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,6 @@ def test_sampling_fields_reach_the_parameters(parse):
     }
     row = parse({"prompt": "x", **fields, "stop": ["a", "b"]})
     assert row.sampling == SamplingParams(**{**fields, "stop_token_ids": (3, 4), "stop": ("a", "b")})
-    assert row.has_seed
 
 
 def test_top_k_minus_one_keeps_all(parse):

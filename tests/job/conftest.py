@@ -10,15 +10,15 @@ import tokenizers
 
 from rosebatch.engine.engine import Engine
 from rosebatch.io.openai_batch import BatchShape, parse_request
-from rosebatch.io.output import FileOutput, StreamOutput, write_jsonl
-from rosebatch.io.part_file import PartFile
+from rosebatch.io.output import StreamOutput
 from rosebatch.io.results import PlainShape
 from rosebatch.io.rows import parse_row
-from rosebatch.job.run import run_job
+from rosebatch.job.run import JobResult, run_file, run_rows
+from rosebatch.llm import LLM
 from rosebatch.report.progress import Progress
 from rosebatch.report.tally import Tally
 from rosebatch.text.tokenizer import Tokenizer
-from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend, make_engine
+from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend, launch_fake, make_engine
 
 
 class ListOutput(StreamOutput):
@@ -45,8 +45,17 @@ class ListOutput(StreamOutput):
         raise AssertionError("the job itself never gives up an output")
 
 
+def require_clean(engine: Engine) -> None:
+    """Nothing is left of earlier requests: the engine is ready for others."""
+    engine.scheduler.check_integrity()
+    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
+    assert (engine.has_unfinished, engine.num_unfinished) == (False, 0)
+    assert not engine._launched
+    assert not engine._constraints
+
+
 class Job:
-    """Runs ``run_job`` on a fresh engine and checks the engine's integrity afterwards."""
+    """Runs the job's loop on a fresh engine, which must be clean afterwards, also after an error."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -75,23 +84,34 @@ class Job:
         **limits: int,
     ) -> tuple[list[dict[str, Any]], Tally, Engine]:
         engine = self.engine(model or FakeModel(), **limits)
-        output = output or ListOutput()
-        tally = run_job(
-            engine,
-            None if without_tokenizer else tokenizer or self.tokenizer,
-            self.rows(lines, **(defaults or {})) if rows is None else rows,
-            output,
-            progress=progress or Progress(None, enabled=False),
-            shape=shape or PlainShape(),
-            seed=seed,
-            return_token_ids=return_token_ids,
-        )
-        engine.scheduler.check_integrity()
-        assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
+        output, tally = output or ListOutput(), Tally()
+        try:
+            run_rows(
+                self.rows(lines, **(defaults or {})) if rows is None else rows,
+                launch_fake(engine, None if without_tokenizer else tokenizer or self.tokenizer),
+                output,
+                shape or PlainShape(),
+                tally,
+                progress or Progress(None, enabled=False),
+                seed=seed,
+                return_token_ids=return_token_ids,
+            )
+        finally:
+            require_clean(engine)
         if isinstance(output, ListOutput):
             assert output.finished
             return output.rows, tally, engine
         return [], tally, engine
+
+    def run_file(
+        self, source: Path, target: Path, *, model: FakeModel | None = None, limits: dict[str, int], **options: Any
+    ) -> tuple[JobResult, Engine]:
+        """The whole job, from file to file."""
+        engine = self.engine(model or FakeModel(), **limits)
+        try:
+            return run_file(source, target, model=LLM.of(launch_fake(engine, self.tokenizer)), **options), engine
+        finally:
+            require_clean(engine)
 
     def answer(self, *bodies: dict[str, Any], **run: Any) -> list[dict[str, Any]]:
         """The lines that answer requests of a batch. Greedy, unless a request says otherwise."""
@@ -131,14 +151,3 @@ def fake_model() -> type[FakeModel]:
 @pytest.fixture
 def list_output() -> type[ListOutput]:
     return ListOutput
-
-
-@pytest.fixture
-def open_results() -> Callable[[Path], FileOutput]:
-    """Opens a JSONL file of results; resumes if there is a part file."""
-
-    def open_output(path: Path) -> FileOutput:
-        part = path.with_name(path.name + ".part")
-        return FileOutput(PartFile.reopen(part) or PartFile.create(part, {"created": 0}), path, write_jsonl)
-
-    return open_output

@@ -7,15 +7,20 @@ from functools import cache
 
 import numpy as np
 import tokenizers
+import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from rosebatch.engine.engine import Engine
-from rosebatch.engine.plan import Chunk, StepPlan, StepResult
+from rosebatch.config import ModelConfig, RunConfig
+from rosebatch.engine.engine import Engine, Masks
+from rosebatch.engine.plan import Chunk, PackedStep, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.launch import Launched, LaunchPlan, make_grammars
+from rosebatch.model.source import ModelSource
 from rosebatch.request import Logprobs
-from rosebatch.request import Sequence as Sampled
 from rosebatch.sampling_params import MOST_LOGPROBS
+from rosebatch.text.tokenizer import Tokenizer
+from rosebatch.toggles import Toggles
 
 BYTES, EOS = 256, 256
 # After this many tokens an answer with a grammar ends as soon as the grammar allows.
@@ -28,21 +33,23 @@ class FakeModel:
     If a grammar forbids the chosen token, the same function picks an allowed one. If the token would end the completion
     before ``min_tokens``, a plus sign replaces it. Penalties and biases have no effect.
 
+    It also checks what plans tell a runner: sequences are started before they are computed and released once, and
+    their tokens are those that it sampled itself.
+
     Args:
         answers: prompt text -> the bytes that follow it, then the end token. Other prompts get pseudo-random letters.
         before_step: called with the plan of every step.
-        vocab_size: bits of a grammar's mask.
     """
 
     def __init__(
-        self,
-        answers: dict[str, bytes] | None = None,
-        before_step: Callable[[StepPlan], None] | None = None,
-        vocab_size: int = BYTES + 1,
-    ):
+        self, answers: dict[str, bytes] | None = None, before_step: Callable[[StepPlan], None] | None = None
+    ) -> None:
         self._answers = {prompt.encode(): answer for prompt, answer in (answers or {}).items()}
         self._before_step = before_step
-        self._vocab_size = vocab_size
+        self._live: set[int] = set()
+        # A preempted sequence continues from these, so they outlive its release.
+        self._specs: dict[int, SequenceSpec] = {}
+        self._token_ids: dict[int, list[int]] = {}
 
     def next_token(self, token_ids: Sequence[int], prompt: Sequence[int], seed: int | None) -> int:
         answer = self._answers.get(bytes(min(i, 255) for i in prompt))
@@ -51,41 +58,56 @@ class FakeModel:
             return answer[position] if position < len(answer) else EOS
         return ord("a") + _number(token_ids, seed) % 26
 
-    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+    def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
+        assert isinstance(plan, PackedStep)
         if self._before_step is not None:
             self._before_step(plan)
-        sampled = [chunk.sequence for chunk in plan.chunks if chunk.samples]
-        allowed = self._allowed(sampled)
-        token_ids = [self._sample(sequence, allowed.get(row)) for row, sequence in enumerate(sampled)]
-        result = StepResult(
-            [[token_id] for token_id in token_ids],
-            [
-                [] if (most := s.sampling.logprobs) is None else [scored(token_id, len(s.token_ids), most)]
-                for s, token_id in zip(sampled, token_ids, strict=True)
-            ],
-            {number: found for number, chunk in enumerate(plan.chunks) if (found := _prompt_logprobs(chunk))},
-            seconds=1e-3,
-            syncs=1,
-        )
+        self._update(plan)
+        allowed = self._allowed(plan, masks)
+        sampled, logprobs = [], []
+        for sequence_id in plan.sampled_ids:
+            spec, token_ids = self._specs[sequence_id], self._token_ids[sequence_id]
+            token, most = self._sample(spec, token_ids, allowed.get(sequence_id)), spec.sampling.logprobs
+            sampled.append([token])
+            logprobs.append([] if most is None else [scored(token, len(token_ids), most)])
+            token_ids.append(token)
+        reports = {i: _prompt_logprobs(chunk, self._specs[chunk.id]) for i, chunk in enumerate(plan.chunks)}
+        of_prompts = {i: report for i, report in reports.items() if report}
+        result = StepResult(sampled, logprobs, of_prompts, seconds=1e-3, syncs=1)
         return lambda: result
 
-    def _allowed(self, sequences: Sequence[Sampled]) -> dict[int, list[int]]:
+    def _update(self, plan: PackedStep) -> None:
+        for sequence_id in plan.released:
+            self._live.remove(sequence_id)
+            spec, token_ids = self._specs[sequence_id], self._token_ids[sequence_id]
+            if len(token_ids) == spec.max_len or token_ids[-1] in spec.stop_ids:
+                del self._specs[sequence_id], self._token_ids[sequence_id]
+        for spec in plan.started:
+            self._live.add(spec.id)
+            if self._specs.get(spec.id) is not spec:
+                self._specs[spec.id], self._token_ids[spec.id] = spec, list(spec.prompt_token_ids)
+        for chunk in plan.chunks:
+            assert chunk.id in self._live
+            spec, known = self._specs[chunk.id], self._token_ids[chunk.id]
+            assert list(chunk.token_ids) == known[chunk.start : chunk.end]
+            assert chunk.samples == (chunk.end == len(known))
+            output = known[len(spec.prompt_token_ids) :] if chunk.samples and spec.sampling.adjusts else []
+            assert list(chunk.output_token_ids) == output
+
+    def _allowed(self, plan: PackedStep, masks: Masks) -> dict[int, list[int]]:
         """The tokens that may come next, for each sequence with a grammar."""
-        guided = {row: s.constraint for row, s in enumerate(sequences) if s.constraint is not None}
+        guided = [sequence_id for sequence_id in plan.sampled_ids if self._specs[sequence_id].guided]
         if not guided:
             return {}
-        constraints = list(guided.values())
-        masks = np.full((len(constraints), -(-self._vocab_size // 32)), -1, np.int32)
-        type(constraints[0]).fill_all(constraints, masks)
-        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
-        return {row: np.flatnonzero(own).tolist() for row, own in zip(guided, bits, strict=True)}
+        bits = np.unpackbits(masks().view(np.uint8), axis=1, bitorder="little")
+        return {sequence_id: np.flatnonzero(own).tolist() for sequence_id, own in zip(guided, bits, strict=True)}
 
-    def _sample(self, sequence: Sampled, allowed: list[int] | None) -> int:
-        sampling, prompt = sequence.sampling, sequence.request.prompt_token_ids
+    def _sample(self, spec: SequenceSpec, token_ids: list[int], allowed: list[int] | None) -> int:
+        prompt, sampling = spec.prompt_token_ids, spec.sampling
         seed = None if sampling.greedy else sampling.seed
-        token = self.next_token(sequence.token_ids, prompt, seed)
-        length = len(sequence.token_ids) - len(prompt)
-        if length < sampling.min_tokens and token in sequence.stop_ids:
+        token = self.next_token(token_ids, prompt, seed)
+        length = len(token_ids) - len(prompt)
+        if length < sampling.min_tokens and token in spec.stop_ids:
             return ord("+")
         if allowed is None:
             return token
@@ -93,7 +115,7 @@ class FakeModel:
             # Inside a string every character is allowed: close the string.
             closing = b'"' if ord("z") in allowed else b"}]"
             allowed = [token for token in (EOS, *closing) if token in allowed][:1] or allowed
-        return token if token in allowed else allowed[_number(sequence.token_ids, seed) % len(allowed)]
+        return token if token in allowed else allowed[_number(token_ids, seed) % len(allowed)]
 
     def complete(self, prompt: str, max_tokens: int, seed: int | None = None) -> str:
         """The completion of a prompt, computed without an engine."""
@@ -119,9 +141,8 @@ def _likeliest(position: int) -> tuple[tuple[int, float], ...]:
     return tuple((token_id, _logprob(token_id, position)) for token_id in ids[:MOST_LOGPROBS])
 
 
-def _prompt_logprobs(chunk: Chunk) -> list[Logprobs]:
-    most, end = chunk.sequence.sampling.prompt_logprobs, chunk.start + chunk.length
-    behind = chunk.sequence.request.prompt_token_ids[chunk.start + 1 : end + 1]
+def _prompt_logprobs(chunk: Chunk, spec: SequenceSpec) -> list[Logprobs]:
+    most, behind = spec.sampling.prompt_logprobs, spec.prompt_token_ids[chunk.start + 1 : chunk.end + 1]
     return [] if most is None else [scored(token, chunk.start + 1 + i, most) for i, token in enumerate(behind)]
 
 
@@ -136,6 +157,29 @@ def make_engine(
     pool = BlockPool(blocks, block_size)
     scheduler = Scheduler(pool, max_num_seqs=seqs, max_num_batched_tokens=budget)
     return Engine(scheduler, model, vocab_size=vocab_size, max_model_len=max_model_len, eos_token_ids=[EOS])
+
+
+def launch_fake(engine: Engine, tokenizer: Tokenizer | None) -> Launched:
+    """What ``rosebatch.launch.launch`` returns, around an engine of the fake model."""
+    config = ModelConfig(
+        family="llama",
+        vocab_size=engine.vocab_size,
+        hidden_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        intermediate_size=8,
+        max_model_len=engine.max_model_len,
+        norm_eps=1e-5,
+        activation="silu",
+        eos_token_ids=(EOS,),
+    )
+    source = ModelSource("fake", config, None, "dummy", torch.float32)
+    toggles = Toggles.resolve({}, "cpu")
+    plan = LaunchPlan(RunConfig(), torch.device("cpu"), toggles, source, None, 0.0)
+    grammars = None if tokenizer is None else make_grammars(tokenizer, config)
+    return Launched(plan, engine, tokenizer, grammars, {"model": "fake"}, 0.0)
 
 
 def byte_characters() -> dict[int, str]:

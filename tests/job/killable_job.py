@@ -5,31 +5,18 @@ It resumes if there is a part file.
 
 import sys
 import time
-from pathlib import Path
 
-from rosebatch.io.output import FileOutput, write_jsonl
-from rosebatch.io.part_file import PartFile
-from rosebatch.io.reader import PromptReader
-from rosebatch.io.results import PlainShape
-from rosebatch.job.run import run_job
-from rosebatch.report.progress import Progress
+from rosebatch.job.run import run_file
+from rosebatch.llm import LLM
 from rosebatch.text.tokenizer import Tokenizer
-from tests.job.fake_model import FakeModel, byte_backend, make_engine
+from tests.job.fake_model import FakeModel, byte_backend, launch_fake, make_engine
 
 
 def main(source: str, target: str, seconds: float) -> None:
     """Run the job to its end."""
-    path = Path(target)
-    part_path = path.with_name(path.name + ".part")
-    part = PartFile.reopen(part_path) or PartFile.create(part_path, {})
-    run_job(
-        make_engine(FakeModel(before_step=lambda plan: time.sleep(seconds)), seqs=8, blocks=200),
-        Tokenizer(byte_backend()),
-        PromptReader(source, {}).rows(lambda: None),
-        FileOutput(part, path, write_jsonl),
-        progress=Progress(None, enabled=False),
-        shape=PlainShape(),
-    )
+    model = FakeModel(before_step=lambda plan: time.sleep(seconds))
+    launched = launch_fake(make_engine(model, seqs=8, blocks=200), Tokenizer(byte_backend()))
+    run_file(source, target, model=LLM.of(launched), resume=True)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,18 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from rosebatch.config import EngineConfig
+from rosebatch.config import ModelConfig, RunConfig, load_toml
 from rosebatch.engine.roofline import Rates, find_floor
 from rosebatch.io.openai_batch import parse_request
 from rosebatch.job.check import check_rows, summary
-from rosebatch.launch import LaunchOptions, plan_launch
+from rosebatch.launch import plan_launch
 from tests.job.fake_model import EOS
 
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
+# The fake model's.
 VOCAB, MOST = 257, 100
 RATES = Rates(copy=1e6, matmul=1e8)
 
@@ -20,10 +22,14 @@ RATES = Rates(copy=1e6, matmul=1e8)
 def check(job, tokenizer):
     """Checks lines. Returns the counts, and the rows that cannot be served."""
 
+    config = msgspec.structs.replace(
+        load_toml(TOML, ModelConfig), vocab_size=VOCAB, max_model_len=MOST, eos_token_ids=(EOS,)
+    )
+
     def run(lines=(), rows=None, **defaults):
         failed = []
         rows = job.rows(lines, **defaults) if rows is None else rows
-        return check_rows(rows, tokenizer, VOCAB, MOST, [EOS], failed.append), failed
+        return check_rows(rows, tokenizer, config, failed.append), failed
 
     return run
 
@@ -31,10 +37,7 @@ def check(job, tokenizer):
 @pytest.fixture
 def plan():
     """A plan for a tiny model in fp32 with two sequences at a time."""
-    limits = EngineConfig(max_num_seqs=2)
-    return plan_launch(
-        LaunchOptions(model=str(TOML), load_format="dummy", device="cpu", dtype="float32", limits=limits)
-    )
+    return plan_launch(RunConfig(model=str(TOML), load_format="dummy", device="cpu", dtype="float32", max_num_seqs=2))
 
 
 def test_rows_fail_as_they_would_in_a_run(check, job):

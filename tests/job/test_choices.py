@@ -5,6 +5,7 @@ import json
 import openai.types
 import pytest
 
+from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.report.progress import Progress
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
@@ -13,8 +14,9 @@ from tests.job.lines import choices_of, codes, texts, usage
 
 def sample_seeds(seed, n):
     """The seeds of a row's completions."""
-    request = Request(index=0, prompt_token_ids=(1,), sampling=SamplingParams(seed=seed))
-    return [request.sample(number).sampling.seed for number in range(n)]
+    request = Request(0, (1,), SamplingParams(seed=seed))
+    states = [SequenceState.start(request, id=0, max_model_len=9, sample=number) for number in range(n)]
+    return [state.sampling.seed for state in states]
 
 
 def test_choices_of_one_prompt(job, fake_model):
@@ -153,11 +155,12 @@ def test_the_same_prompt_twice_in_a_request(job):
 def test_one_prompt_that_cannot_be_served(job, fake_model, bad, code):
     """The whole request fails and none of its prompts runs; its neighbours are served."""
     begun = set()
-    model = fake_model(before_step=lambda plan: begun.update(chunk.sequence.request.index for chunk in plan.chunks))
+    model = fake_model(before_step=lambda plan: begun.update(bytes(s.prompt_token_ids) for s in plan.started))
     good = {"prompt": ["good", "day"], "max_tokens": 2}
-    answers = job.answer(good, {"prompt": ["fine", bad, "fine too"], "n": 2}, good, model=model)
+    after = {"prompt": ["good", "bye"], "max_tokens": 2}
+    answers = job.answer(good, {"prompt": ["fine", bad, "fine too"], "n": 2}, after, model=model)
     assert codes(answers) == [None, code, None]
-    assert begun == {0, 2}
+    assert begun == {b"good", b"day", b"bye"}
     assert [len(choices_of(line)) for line in (answers[0], answers[2])] == [2, 2]
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rosebatch.config import RunConfig
 from rosebatch.job.manifest import build_manifest, differences
-from rosebatch.launch import LaunchOptions, plan_launch
+from rosebatch.launch import plan_launch
 
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 
@@ -18,7 +19,7 @@ def manifest():
     def make(input_digest="abc", input_format="jsonl", sampling=(), seed=None, return_token_ids=False, **options):
         options = {"model": str(TOML), "load_format": "dummy", "device": "cpu", **options}
         values = build_manifest(
-            plan_launch(LaunchOptions(**options)),
+            plan_launch(RunConfig(**options)),
             input_digest,
             input_format=input_format,
             sampling=dict(sampling),
@@ -54,9 +55,7 @@ def test_what_changes_results_is_a_difference(manifest, changes, difference):
 
 def test_limits_may_change(manifest):
     """A run that was out of memory must be able to resume with less."""
-    from rosebatch.config import EngineConfig
-
-    assert differences(manifest(), manifest(limits=EngineConfig(max_num_seqs=2, kv_cache_memory=2**20))) == []
+    assert differences(manifest(), manifest(max_num_seqs=2, max_num_batched_tokens=64, kv_cache_memory=2**20)) == []
 
 
 @pytest.mark.parametrize("changed", ["config.json", "tokenizer.json", "model.safetensors"])

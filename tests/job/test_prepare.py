@@ -3,21 +3,21 @@
 from itertools import count, pairwise
 
 from rosebatch.errors import RowError
-from rosebatch.io.rows import FailedRow
-from rosebatch.job.prepare import PreparedRow, by_prefix
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.job.prepare import PreparedPrompt, PreparedRow, by_prefix
+from rosebatch.sampling_params import GREEDY
 
 
 def row(index, prompt):
-    return PreparedRow([Request(index=index, prompt_token_ids=prompt, sampling=SamplingParams())])
+    given = PromptRow(index=index, where=f"line {index + 1}", metadata={}, sampling=GREEDY, prompt_token_ids=prompt)
+    return PreparedRow(given, (PreparedPrompt(prompt, GREEDY),))
 
 
 def test_rows_that_begin_alike_follow_each_other_within_a_window():
     """Else the cache loses a shared beginning before its next use; failed rows come first."""
     failed = FailedRow(index=3, where="line 4", metadata={}, error=RowError("empty_prompt", "nothing"))
     rows = [row(0, (5, 6)), row(1, (2, 9)), row(2, (5,)), failed, row(4, (2,)), row(5, (1,))]
-    order = [getattr(item, "index", None) or item.first.index for item in by_prefix(iter(rows), 4)]
+    order = [item.index if item is failed else item.row.index for item in by_prefix(iter(rows), 4)]
     assert order == [3, 1, 2, 0, 5, 4]
 
 

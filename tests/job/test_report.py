@@ -62,11 +62,12 @@ ENGINE = {
 }
 
 
-def completion(prompt=4, tokens=3, cached=0, reason="length", times=(0.0, 1.0, 2.0), choice=0, n=1):
+def completion(prompt=4, tokens=3, cached=0, reason="length", times=(0.0, 1.0, 2.0), sample=0, n=1):
     arrival, first, finish = times
     sampling = SamplingParams(n=n)
     return Completion(
-        request=Request(index=0, prompt_token_ids=(1,) * prompt, choice=choice, sampling=sampling),
+        request=Request(0, (1,) * prompt, sampling),
+        sample=sample,
         token_ids=(5,) * tokens,
         finish_reason=reason,
         cached_tokens=cached,
@@ -117,8 +118,8 @@ def test_tally_of_a_row_with_several_completions():
     tokens = [(10, 3, 4), (10, 5, 4), (7, 1, 0), (7, 2, 0)]
     tally.add_row(
         [
-            completion(prompt=prompt, tokens=count, cached=cached, choice=choice, n=2, times=(0.0, 1.0, 1.0 + choice))
-            for choice, (prompt, count, cached) in enumerate(tokens)
+            completion(prompt=prompt, tokens=count, cached=cached, sample=i % 2, n=2, times=(0.0, 1.0, 1.0 + i))
+            for i, (prompt, count, cached) in enumerate(tokens)
         ],
         ["stop", "length", "length", "stop"],
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rosebatch.io.reader import PromptReader
+from rosebatch.io.part_file import PartFile
 from tests.job import killable_job
 
 ROOT = Path(__file__).parents[2]
@@ -23,13 +23,19 @@ def source(tmp_path):
     """Rows of all kinds and lengths: they finish in another order than they began."""
     rng = random.Random(0)
     lines = [
-        {"prompt": f"row {i % 50}", "max_tokens": rng.randint(1, 60), "temperature": i % 2, "id": f"id {i}", "i": [i]}
+        {
+            "prompt": f"row {i % 50} of line {i}",
+            "max_tokens": rng.randint(1, 60),
+            "temperature": i % 2,
+            "id": f"id {i}",
+            "i": [i],
+        }
         for i in range(400)
     ]
     for i in range(0, 400, 10):
         lines[i + 3] |= {"n": 2 + i % 3, "logprobs": 1, "max_tokens": rng.randint(1, 15)}
         lines[i + 6] |= {"structured_outputs": {"regex": "[0-9]{1,9}(é|!)"}, "n": 1 + i % 2}
-    lines[7], lines[8] = {"prompt": ""}, {"prompt": "x", "id": "id 3"}
+    lines[7], lines[8] = {"prompt": ""}, {"prompt": "x of line 8", "id": "id 3"}
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{broken\n")
     return path
@@ -109,7 +115,7 @@ def test_a_disk_that_fills_up(source, tmp_path):
     assert target.read_bytes() == whole.read_bytes()
 
 
-def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake_model, open_results):
+def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake_model):
     """Finished rows, error rows included, must not be tokenized or generated again."""
 
     class StopError(Exception):
@@ -120,30 +126,26 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake
     def before_step(plan):
         nonlocal steps
         steps += 1
-        begun.update(chunk.sequence.request.index for chunk in plan.chunks)
+        begun.update(int(bytes(spec.prompt_token_ids).split()[-1]) for spec in plan.started)
         if steps == 300:
             raise StopError
 
     def run():
-        output = open_results(tmp_path / "out.jsonl")
-        done = {index for index in range(401) if index in output}
         begun.clear()
-        try:
-            _, tally, _ = job.run(
-                rows=PromptReader(str(source), {}), model=fake_model(before_step=before_step), output=output, seqs=8
-            )
-        finally:
-            output.flush()
-            output.close()
-        return done, tally, output.num_failed
+        model = fake_model(before_step=before_step)
+        return job.run_file(source, tmp_path / "out.jsonl", model=model, limits={"seqs": 8}, resume=True)
 
     with pytest.raises(StopError):
         run()
-    done, tally, failed = run()
+    part = PartFile.reopen(tmp_path / "out.jsonl.part")
+    done = {index for index in range(401) if index in part}
+    part.close()
+    result, _ = run()
     assert 50 < len(done) < 350
     assert begun.isdisjoint(done)
-    assert tally.completed + tally.failed == 401 - len(done)
-    assert failed == 3
+    assert result.report["resumed"] == len(done)
+    assert result.report["completed"] + result.report["failed"] == 401 - len(done)
+    assert result.num_failed == 3
     assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 401
 
 

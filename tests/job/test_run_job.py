@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from rosebatch.errors import RowError, UserError
-from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.lines import codes, texts, usage
@@ -266,7 +265,7 @@ def test_rows_are_read_a_bounded_way_ahead(job, fake_model):
             yield {"prompt": "x", "max_tokens": 2}
 
     def before_step(plan):
-        finished.append(sum(chunk.length == 1 for chunk in plan.chunks))
+        finished.append(sum(len(chunk.token_ids) == 1 for chunk in plan.chunks))
         if len(finished) == 10:
             assert [t for t in threading.enumerate() if t.name.startswith("rosebatch")]
             raise StopError
@@ -330,7 +329,7 @@ def test_an_exception_of_the_writer_ends_the_job(job, list_output, monkeypatch):
     assert not [t for t in threading.enumerate() if t.name.startswith("rosebatch")]
 
 
-def test_two_runs_give_the_same_bytes(job, tmp_path, open_results):
+def test_two_runs_give_the_same_bytes(job, tmp_path):
     """Neither threads, time nor hash seeds may change a byte, with sampling, caching and preemption."""
     lines = [
         {"prompt": f"row {i % 7}", "max_tokens": 1 + i * 37 % 40, "temperature": i % 2, "id": f"id {i}", "extra": [i]}
@@ -341,9 +340,7 @@ def test_two_runs_give_the_same_bytes(job, tmp_path, open_results):
     source.write_text("\n".join(map(json.dumps, lines)))
     outputs, preemptions = [], []
     for name in ("one.jsonl", "two.jsonl"):
-        output = open_results(tmp_path / name)
-        reader = PromptReader(str(source), {})
-        _, _, engine = job.run(rows=reader, output=output, return_token_ids=True, blocks=30, seqs=8)
+        _, engine = job.run_file(source, tmp_path / name, limits={"blocks": 30, "seqs": 8}, return_token_ids=True)
         outputs.append((tmp_path / name).read_bytes())
         preemptions.append(engine.stats.preemptions)
     assert outputs[0] == outputs[1]

@@ -91,22 +91,22 @@ def test_answers_that_are_cut_short_by_their_length(job):
 def test_a_grammar_that_does_not_compile(job, fake_model):
     """Only its row fails, before anything is generated for it."""
     begun = set()
-    model = fake_model(before_step=lambda plan: begun.update(chunk.sequence.request.index for chunk in plan.chunks))
-    good = {"prompt": "x", "structured_outputs": {"choice": ["yes"]}}
+    model = fake_model(before_step=lambda plan: begun.update(bytes(s.prompt_token_ids) for s in plan.started))
+    good = {"structured_outputs": {"choice": ["yes"]}}
     lines = [
-        good,
+        {"prompt": "first", **good},
         {"prompt": "x", "n": 3, "structured_outputs": {"regex": "("}, "id": "the second"},
         {"prompt": "x", "response_format": wrapped({"type": "objec"})},
         {"prompt": "x", "structured_outputs": {"choice": []}},
         {"prompt": "x", "structured_outputs": {"json": "{"}},
-        good,
+        {"prompt": "last", **good},
     ]
     rows, tally, _ = job.run(lines, model=model)
     assert codes(rows) == [None, *["invalid_grammar"] * 4, None]
     assert rows[1]["id"] == "the second"
     assert rows[1]["error"]["message"].startswith("line 2: the regex cannot be used: ")
     assert [rows[0]["text"], rows[5]["text"]] == ["yes", "yes"]
-    assert begun == {0, 5}
+    assert begun == {b"first", b"last"}
     assert tally.errors == {"invalid_grammar": 4}
 
 

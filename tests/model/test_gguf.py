@@ -9,9 +9,9 @@ import torch
 from gguf.quants import dequantize, quantize
 from transformers import AutoModelForCausalLM
 
-from rosebatch.config import EngineConfig
+from rosebatch.config import RunConfig
 from rosebatch.errors import UserError
-from rosebatch.launch import LaunchOptions, launch
+from rosebatch.launch import launch
 from rosebatch.model.gguf import convert
 from rosebatch.model.gguf_cache import converted_folder
 from rosebatch.request import Request
@@ -28,11 +28,11 @@ def logits(model, token_ids):
 
 def greedy(path, prompts, count):
     """What rosebatch generates in fp32."""
-    limits = EngineConfig(block_size=4, max_num_seqs=8)
-    engine = launch(LaunchOptions(model=str(path), device="cpu", dtype="float32", limits=limits)).engine
+    config = RunConfig(model=str(path), device="cpu", dtype="float32", block_size=4, max_num_seqs=8)
+    engine = launch(config).engine
     sampling = SamplingParams(max_tokens=count, ignore_eos=True)
-    requests = [Request(index=i, prompt_token_ids=tuple(p), sampling=sampling) for i, p in enumerate(prompts)]
-    return {c.request.index: list(c.token_ids) for c in engine.run(requests)}
+    requests = [Request(i, tuple(prompt), sampling) for i, prompt in enumerate(prompts)]
+    return {c.request.id: list(c.token_ids) for c in engine.run(requests)}
 
 
 PROMPTS = [[5], [7, 200, 9, 31, 18], list(range(30, 49))]
@@ -106,7 +106,7 @@ def test_both_end_tokens_end(write_gguf, toy):
     """Chat models have an end of turn and an end of text: generation stops at either."""
     folder = converted_folder(write_gguf("llama", toy, eot=302), torch.float32)
     assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [END, 302]}
-    engine = launch(LaunchOptions(model=str(folder), device="cpu")).engine
+    engine = launch(RunConfig(model=str(folder), device="cpu")).engine
     assert engine.eos_token_ids == {END, 302}
 
 

@@ -48,7 +48,7 @@ class BlockPool:
             raise ValueError(f"{count} blocks asked for, {len(self._free)} free")
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
-            self._forget(block)
+            self.forget(block)
             self._ref_counts[block] = 1
         return taken
 
@@ -89,7 +89,8 @@ class BlockPool:
         self._hashes[block] = block_hash
         return True
 
-    def _forget(self, block: int) -> None:
+    def forget(self, block: int) -> None:
+        """Make a block no longer findable."""
         block_hash = self._hashes[block]
         if block_hash is not None:
             del self._by_hash[block_hash]

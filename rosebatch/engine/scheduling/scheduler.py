@@ -90,6 +90,8 @@ class Scheduler:
         # Since the last plan: sequences that were preempted, and ids that no later plan has.
         self._preempted: list[SequenceState] = []
         self._released: list[int] = []
+        # Whether an abort has dropped sequences since the last plan.
+        self._reset = False
         # Blocks whose hash was registered for the step under way. They can be shared, since every layer writes K and V
         # before it reads any. They cannot be copied yet, since copies run before the first layer.
         self._in_flight: set[int] = set()
@@ -128,11 +130,11 @@ class Scheduler:
             self._admitting = budget <= 0
         if not draft.chunks and isinstance(self.policy, SeparateDecodes):
             self._plan_decodes(draft, self.policy.most_steps)
-        plan = draft.plan(self._released)
+        plan = draft.plan(self._released, self._reset)
         if plan is None:
             self._preempted = draft.preempted
         else:
-            self._released = []
+            self._released, self._reset = [], False
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceState]:
@@ -174,15 +176,22 @@ class Scheduler:
         return finished
 
     def abort(self) -> None:
-        """Drop all sequences; all plans must be committed."""
-        for sequence in (*self.running, *self.ending):
-            self._finish(sequence)
-        for sequence in (*self.waiting, *self._forked):
+        """Drop all sequences, also after an error in the middle of a step.
+
+        Plans under way must not be committed any more. Nobody knows whether the last one was computed, so blocks that
+        were registered since the last commit are no longer findable. The next plan resets the runner.
+        """
+        for block in self._in_flight:
+            self.pool.forget(block)
+        for sequence in (*self.running, *self.ending, *self.waiting, *self._forked):
             self._free_blocks(sequence)
-        self.waiting.clear()
-        self.running, self.ending, self._forked = [], [], []
+        self.pool.free(self._copy_sources)
+        self._in_flight.clear()
         self._started.clear()
-        self._preempted, self._num_forks, self._admitting = [], 0, False
+        self.waiting.clear()
+        self.running, self.ending, self._forked, self._num_forks = [], [], [], 0
+        self._copy_sources, self._preempted, self._released = [], [], []
+        self._admitting, self._reset = False, True
 
     def check_integrity(self) -> None:
         """Assert that blocks and sequences agree; see ``BlockPool.check_integrity``."""
@@ -458,13 +467,14 @@ class _Draft:
         self.started: list[SequenceSpec] = []
         self.preempted = preempted
 
-    def plan(self, released: list[int]) -> StepPlan | None:
+    def plan(self, released: list[int], reset: bool) -> StepPlan | None:
         """The plan; None if it computes nothing."""
         changes: dict[str, Any] = {
             "copies": tuple(self.copies),
             "started": tuple(self.started),
             "released": tuple(released),
             "num_preempted": len(self.preempted),
+            "reset": reset,
         }
         if self.chunks:
             chunks = tuple(sorted(self.chunks, key=lambda chunk: len(chunk.token_ids) != 1))

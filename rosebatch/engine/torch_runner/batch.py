@@ -24,6 +24,9 @@ class BlockTables:
 
     def update(self, plan: PackedStep) -> None:
         """Take over what a plan changes."""
+        if plan.reset:
+            self.specs.clear()
+            self.blocks.clear()
         for sequence_id in plan.released:
             del self.specs[sequence_id], self.blocks[sequence_id]
         for spec in plan.started:

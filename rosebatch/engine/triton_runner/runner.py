@@ -91,8 +91,17 @@ class TritonRunner:
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """See ``rosebatch.engine.engine.StepRunner``."""
+        if plan.reset:
+            self._reset()
         self._run_deferred()
         return self._launch(plan, masks)
+
+    def _reset(self) -> None:
+        """Start over, whatever an interrupted launch has left."""
+        self._deferred = None
+        self._steps = 0
+        self.state.step.zero_()
+        self.down = Staging(self.cache.device)
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:

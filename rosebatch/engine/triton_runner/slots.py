@@ -55,6 +55,8 @@ class Slots:
     def update(self, plan: StepPlan) -> StateWrite:
         """Take slots back from released sequences, give some to started ones; returns what changes on the device."""
         write = StateWrite()
+        if plan.reset:
+            self._reset(write)
         for sequence_id in plan.released:
             self._take_back(sequence_id, write)
         for spec in plan.started:
@@ -77,6 +79,12 @@ class Slots:
 
     def _bucket(self, rows: int) -> int:
         return next(size for size in self.buckets if size >= rows)
+
+    def _reset(self, write: StateWrite) -> None:
+        self.specs.clear()
+        self.slot_of.clear()
+        self._free = list(range(self.num_slots))
+        write.cells |= {self._cell(layout.LIMIT, slot): 0 for slot in self._free}
 
     def _take_back(self, sequence_id: int, write: StateWrite) -> None:
         slot = self.slot_of.pop(sequence_id)

@@ -1,0 +1,102 @@
+"""Runners without tensors: what any runner knows if it follows plans and nothing else, and a fake model on top."""
+
+from collections.abc import Callable, Iterable
+
+from rosebatch.engine.plan import Chunk, DecodeRow, DecodeWindow, SequenceSpec, StepPlan, StepResult
+from rosebatch.engine.scheduling.scheduler import Scheduler
+
+VOCAB = 20
+
+
+def next_token(token_ids: Iterable[int], seed: int | None = None) -> int:
+    """The fake model: a token that depends on every token before it, and on the seed."""
+    return hash((*token_ids, seed or 0)) % VOCAB
+
+
+class Follower:
+    """Follows plans: specs and block tables by sequence id. Refuses a plan that does not fit those before it.
+
+    Attributes:
+        specs: of all sequences that were started and not released since.
+        blocks: their block ids.
+    """
+
+    def __init__(self) -> None:
+        self.specs: dict[int, SequenceSpec] = {}
+        self.blocks: dict[int, list[int]] = {}
+
+    def update(self, plan: StepPlan) -> None:
+        """Take over what a plan changes."""
+        if plan.reset:
+            self.specs, self.blocks = {}, {}
+        for sequence_id in plan.released:
+            del self.specs[sequence_id], self.blocks[sequence_id]
+        for spec in plan.started:
+            assert spec.id not in self.specs, f"sequence {spec.id} was started twice"
+            self.specs[spec.id], self.blocks[spec.id] = spec, []
+        work = plan.rows if isinstance(plan, DecodeWindow) else plan.chunks
+        assert len({each.id for each in work}) == len(work), "a sequence twice in a plan"
+        assert {spec.id for spec in plan.started} <= {each.id for each in work}, "started, but not computed"
+        for each in work:
+            table = self.blocks[each.id]
+            for index, block in each.blocks:
+                assert index <= len(table), f"sequence {each.id} has no block {len(table)}"
+                table[index : index + 1] = [block]
+
+    def check(self, scheduler: Scheduler) -> None:
+        """Right after ``schedule``: it knows the running sequences and no others, with all their blocks."""
+        assert self.specs == {sequence.id: sequence.spec for sequence in scheduler.running}
+        assert self.blocks == {sequence.id: sequence.block_ids for sequence in scheduler.running}
+
+
+class FakeRunner(Follower):
+    """Carries out plans with the fake model. Like a device, it feeds back tokens itself and stops at end tokens.
+
+    Attributes:
+        tokens: of every sequence that was ever started, by id: the prompt and what was sampled.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: dict[int, list[int]] = {}
+
+    def launch(self, plan: StepPlan, masks: Callable | None = None) -> Callable[[], StepResult]:
+        self.update(plan)
+        for spec in plan.started:
+            self.tokens.setdefault(spec.id, list(spec.prompt_token_ids))
+        if isinstance(plan, DecodeWindow):
+            assert max(row.length for row in plan.rows) <= plan.steps
+            result = StepResult([self._decode(row) for row in plan.rows])
+        else:
+            result = StepResult([[token] for token in map(self._compute, plan.chunks) if token is not None])
+        return lambda: result
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Launch a plan and wait for its result."""
+        return self.launch(plan)()
+
+    def _compute(self, chunk: Chunk) -> int | None:
+        """The token after a chunk that samples. The chunk's tokens are those of the prompt, or sampled before."""
+        spec, held = self.specs[chunk.id], self.tokens[chunk.id]
+        assert list(chunk.token_ids) == held[chunk.start : chunk.end]
+        assert chunk.samples == (chunk.end == len(held)), "a token was left out"
+        output = held[len(spec.prompt_token_ids) :]
+        assert list(chunk.output_token_ids) == (output if chunk.samples and spec.sampling.adjusts else [])
+        return self._sample(spec) if chunk.samples else None
+
+    def _decode(self, row: DecodeRow) -> list[int]:
+        spec, held = self.specs[row.id], self.tokens[row.id]
+        first = len(held)
+        assert self._ended(spec) or first == row.start + 1, "a token was left out"
+        while len(held) < first + row.length and not self._ended(spec):
+            self._sample(spec)
+        return held[first:]
+
+    def _sample(self, spec: SequenceSpec) -> int:
+        held = self.tokens[spec.id]
+        held.append(next_token(held, spec.sampling.seed))
+        return held[-1]
+
+    def _ended(self, spec: SequenceSpec) -> bool:
+        held = self.tokens[spec.id]
+        return held[-1] in spec.stop_ids and len(held) > len(spec.prompt_token_ids)

@@ -1,0 +1,99 @@
+"""What scripts pass as sampling parameters: loose values mean what they mean elsewhere, wrong types are named."""
+
+import pytest
+
+from rosebatch.io.fields import fields_of, sampling_params
+from rosebatch.sampling_params import GREEDY, MOST_TOKENS, GrammarSpec, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("loose", "strict"),
+    [
+        ({"stop": "end"}, {"stop": ("end",)}),
+        ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
+        ({"stop": None}, {}),
+        ({"stop": []}, {}),
+        ({"stop_token_ids": [5, 6]}, {"stop_token_ids": (5, 6)}),
+        ({"stop_token_ids": None}, {}),
+        ({"logit_bias": {5: 1.5, 6: -2}}, {"logit_bias": ((5, 1.5), (6, -2))}),
+        ({"logit_bias": {"5": 1.5}}, {"logit_bias": ((5, 1.5),)}),
+        ({"logit_bias": None}, {}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"max_tokens": None}, {"max_tokens": MOST_TOKENS}),
+        ({"temperature": 1}, {"temperature": 1.0}),
+    ],
+)
+def test_loose_values(loose, strict):
+    """Scripts written for other libraries pass these, and parameters that mean the same must be equal and hashable."""
+    assert SamplingParams(**loose) == SamplingParams(**strict)
+    assert hash(SamplingParams(**loose)) == hash(SamplingParams(**strict))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("temperature", "0.5", "a number"),
+        ("temperature", None, "a number"),
+        ("temperature", True, "a number"),
+        ("top_k", 1.5, "an integer"),
+        ("top_k", True, "an integer"),
+        ("top_p", "all", "a number"),
+        ("min_p", [0.1], "a number"),
+        ("max_tokens", "16", "an integer or None"),
+        ("max_tokens", 16.0, "an integer or None"),
+        ("seed", "7", "an integer or None"),
+        ("stop", 5, "a string or a list of strings"),
+        ("stop", ["a", 5], "made of non-empty strings"),
+        ("stop", {"a"}, "a string or a list of strings"),
+        ("stop_token_ids", 5, "a list of token ids"),
+        ("stop_token_ids", ["5"], "made of integers >= 0"),
+        ("stop_token_ids", [True], "made of integers >= 0"),
+        ("ignore_eos", "yes", "True or False"),
+        ("ignore_eos", 1, "True or False"),
+        ("n", "2", "an integer"),
+        ("n", None, "an integer"),
+        ("min_tokens", 1.0, "an integer"),
+        ("presence_penalty", "1", "a number"),
+        ("frequency_penalty", None, "a number"),
+        ("repetition_penalty", (1,), "a number"),
+        ("logit_bias", [5], "a mapping of token ids to numbers"),
+        ("logit_bias", 5, "a mapping of token ids to numbers"),
+        ("logit_bias", (5,), "a mapping of token ids to numbers"),
+        ("logit_bias", {"five": 1}, "a mapping of token ids to numbers"),
+        ("logit_bias", {None: 1}, "a mapping of token ids to numbers"),
+        ("logit_bias", {5: "1"}, "a mapping of token ids to numbers"),
+        ("logprobs", True, "an integer or None"),
+        ("prompt_logprobs", "2", "an integer or None"),
+        ("grammar", "[0-9]+", "a GrammarSpec or None"),
+        ("grammar", {"regex": "a"}, "a GrammarSpec or None"),
+    ],
+)
+def test_wrong_types(name, value, rule):
+    """A TypeError from inside the library, or a run that fails at the first row, would not say which field it was."""
+    with pytest.raises(ValueError, match=f"^{name} must be {rule}, got "):
+        SamplingParams(**{name: value})
+
+
+def test_given_are_the_fields_that_differ_from_their_defaults():
+    """As the defaults of a file, all fields would override the model's own."""
+    assert GREEDY.given() == {}
+    assert SamplingParams(top_k=-1, stop=None, max_tokens=512).given() == {}
+    params = SamplingParams(temperature=0.5, stop="a", seed=0)
+    assert params.given() == {"temperature": 0.5, "stop": ("a",), "seed": 0}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        SamplingParams(temperature=0.5, top_k=3, seed=0, stop=["a", "b"], stop_token_ids=[5], n=2, logprobs=0),
+        SamplingParams(logit_bias={5: 1.5, 6: -2.0}, max_tokens=None, prompt_logprobs=2),
+        SamplingParams(grammar=GrammarSpec("json_object")),
+        SamplingParams(grammar=GrammarSpec("json_schema", '{"type":"integer"}')),
+        SamplingParams(grammar=GrammarSpec("regex", "[0-9]+")),
+        SamplingParams(grammar=GrammarSpec("choice", '["yes","no"]')),
+    ],
+)
+def test_parameters_as_fields_of_a_row(params):
+    """Defaults of a file that are given as parameters: grammars and biases were lost, or ended the job."""
+    assert sampling_params(fields_of(params)) == params
