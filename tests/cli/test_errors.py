@@ -42,6 +42,7 @@ def check(result, code, *parts):
         (["--device", "tpu"], "--device"),
         (["--load-format", "magic"], "--load-format"),
         (["--sampler", "magic"], "--sampler"),
+        (["--generation-config", "magic"], "--generation-config"),
         (["--max-tokens"], "--max-tokens"),
         (["another.jsonl"], "another.jsonl"),
     ],
