@@ -13,7 +13,7 @@ from rosebatch.model.layers import Rotary
 from rosebatch.ops import DeviceOps, Gate, Ops
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.feedback import layout
-from rosebatch_kernels.qkv.reference import cache_rows
+from rosebatch_kernels.kv_cache.layout import cache_rows
 
 
 @dataclass(frozen=True, slots=True)
