@@ -14,7 +14,6 @@ from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDeco
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from tests.engine import test_device_runner
-from tests.engine.constraint import EveryThird
 from tests.engine.fake_runner import VOCAB, FakeRunner
 from tests.engine.small_models import device_engine, plain_engine
 
@@ -202,7 +201,8 @@ def test_an_abort_of_an_idle_engine():
     engine.abort()
     (done,) = engine.run([Request(0, (1, 2), SamplingParams(max_tokens=2))])
     engine.abort()
-    assert list(engine.run([done.request]))[0].token_ids == done.token_ids
+    (again,) = engine.run([done.request])
+    assert again.token_ids == done.token_ids
 
 
 def test_an_error_while_results_are_recorded(fake_completion):

@@ -13,7 +13,7 @@ from rosebatch.model.source import find_model
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
-from rosebatch_kernels.hp1 import reference
+from rosebatch_kernels.hp1 import torch_gathered
 from tests.golden.plain_hp1 import PlainHP1
 
 MODELS = ["hp1", "hp1-options"]
@@ -105,7 +105,7 @@ def test_random_weights_are_alive(monkeypatch, greedy_tokens):
     A clip that does nothing or cuts off everything, or a sum that grows without bounds, would still run and make a
     benchmark meaningless.
     """
-    zeros, original = [], reference.probabilities
+    zeros, original = [], torch_gathered.probabilities
 
     def probabilities(scores, gate):
         weights = original(scores, gate)
@@ -114,7 +114,7 @@ def test_random_weights_are_alive(monkeypatch, greedy_tokens):
             zeros.append((weights[..., *torch.tril_indices(rows, keys)] == 0).float().mean())
         return weights
 
-    monkeypatch.setattr(reference, "probabilities", probabilities)
+    monkeypatch.setattr(torch_gathered, "probabilities", probabilities)
     source = find_model(str(TINY), "dummy", "float32", CPU)
     engine = load_engine(source, RunConfig(kv_cache_memory=1 << 24), Toggles.resolve({}, "cpu"), CPU).engine
     prompts = [[(7 * i * i + 3 * k * i + k) % 1000 for i in range(64)] for k in range(10)]
