@@ -43,11 +43,12 @@ _MOST_VARIANTS = 2
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Divide the matrices: every test runs in the fast tier, the whole of each matrix in the thorough one.
 
-    Tests marked ``whole`` keep all of theirs: each variant guards a bug of its own.
+    Slow tests of other folders join them by the mark ``matrix``. Tests marked ``whole`` keep all of their variants.
     """
     variants: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.path.parent.name in _MATRICES and not item.get_closest_marker("whole"):
+        in_folder = item.path.parent.name in _MATRICES
+        if (in_folder or item.get_closest_marker("matrix")) and not item.get_closest_marker("whole"):
             variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for members in variants.values():
         for item in members[1:-1] if len(members) > _MOST_VARIANTS else ():

@@ -261,6 +261,7 @@ def test_a_forward_pass_that_was_interrupted(name, call, monkeypatch):
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
+@pytest.mark.matrix
 class TestOnADevice:
     @pytest.mark.parametrize("call", [1, 2, 7])
     def test_a_launch_that_was_interrupted(self, call, monkeypatch):

@@ -20,6 +20,9 @@ from rosebatch.sampling_params import GREEDY
 from rosebatch.toggles import Toggles
 from tests.engine.small_models import MODELS
 
+# Every way to run on each model: the fast tier takes some.
+pytestmark = pytest.mark.matrix
+
 OPS = select(Toggles())
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, SIZE = 6, 2, 8

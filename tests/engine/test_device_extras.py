@@ -15,6 +15,7 @@ from tests.engine.constraint import EveryThird
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
 
 pytestmark = [
+    pytest.mark.matrix,
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.usefixtures("few_programs"),

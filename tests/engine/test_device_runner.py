@@ -14,6 +14,7 @@ from rosebatch.sampling_params import SamplingParams
 from tests.engine.small_models import MODELS, SEATS, VOCAB, device_engine, plain_engine
 
 pytestmark = [
+    pytest.mark.matrix,
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
     # The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),

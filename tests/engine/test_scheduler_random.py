@@ -217,6 +217,7 @@ def run_once(seed, make_sequence):
     return counts
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_random_schedules(group, make_sequence):
     counts = Counter()
