@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -161,12 +162,13 @@ class Engine:
 
         The prefix cache keeps what committed plans have computed.
         """
+        launched, self._launched = self._launched, deque()
         try:
-            while self._launched:
-                _, wait = self._launched.popleft()
-                wait()
+            for _, wait in launched:
+                # Nobody reads the result, or why there is none.
+                with suppress(Exception):
+                    wait()
         finally:
-            self._launched.clear()
             self._constraints.clear()
             self.scheduler.abort()
 

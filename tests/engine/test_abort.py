@@ -1,9 +1,12 @@
 """Requests dropped in the middle: all blocks are free, nothing uncomputed is findable, and the engine goes on."""
 
+import gc
 import os
 import pickle
 import random
+import weakref
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -11,9 +14,11 @@ from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes
+from rosebatch.engine.torch_runner.batch import BlockTables
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from tests.engine import test_device_runner
+from tests.engine.constraint import EveryThird
 from tests.engine.fake_runner import VOCAB, FakeRunner
 from tests.engine.small_models import device_engine, plain_engine
 
@@ -159,7 +164,7 @@ class InterruptedRunner(FakeRunner):
 def test_an_engine_goes_on_after_an_abort(seed, policy, fake_completion):
     """Asked for, or after an interruption anywhere; with plans under way, forks waiting, chunks and preemptions."""
     rng = random.Random(seed)
-    lookahead = 0 if policy is MIXED else rng.randint(0, 1)
+    lookahead = 0 if policy is MIXED else rng.randint(0, 2)
     size = rng.choice([1, 2, 4])
     scheduler = Scheduler(
         BlockPool(rng.choice([24, 48, 200]) // size, size),
@@ -196,13 +201,75 @@ def test_an_engine_goes_on_after_an_abort(seed, policy, fake_completion):
     assert_idle(scheduler)
 
 
+def test_a_runner_forgets_what_was_aborted(make_sequence):
+    """No plan releases them any more: their tables stayed for ever, and on a device their slots."""
+    tables, scheduler = BlockTables(), make_scheduler()
+    scheduler.add(make_sequence(range(6), id=0))
+    tables.update(scheduler.schedule())
+    assert tables.blocks == {0: [0, 1]}
+    scheduler.abort()
+    other = make_sequence(range(3), id=1)
+    scheduler.add(other)
+    tables.update(scheduler.schedule())
+    assert (tables.blocks, tables.specs) == ({1: other.block_ids}, {1: other.spec})
+
+
+def test_grammars_are_dropped():
+    """Each holds a parser and a mask: those of aborted requests would stay as long as the engine."""
+    engine = Engine(make_scheduler(), FakeRunner(), vocab_size=VOCAB, max_model_len=24)
+    kept = weakref.WeakSet()
+
+    def constraint():
+        made = EveryThird(VOCAB)
+        kept.add(made)
+        return made
+
+    engine.add(Request(0, (1, 2), SamplingParams(n=2)), constraint=constraint)
+    assert len(kept) == 2
+    engine.abort()
+    gc.collect()
+    assert len(kept) == 0
+
+
+def test_an_abort_that_is_interrupted_itself(fake_completion):
+    """It waits for the oldest of two plans. The other one's result would be recorded for sequences that are gone."""
+    scheduler = make_scheduler(policy=SeparateDecodes(4))
+    runner = InterruptedRunner(scheduler, at=1, where="wait")
+    engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, lookahead=2)
+    request = Request(0, (1, 2), SamplingParams(max_tokens=12))
+    engine.add(request)
+    assert engine.step() == engine.step() == []
+    with pytest.raises(Interruption):
+        engine.abort()
+    assert_idle(scheduler)
+    assert [done.token_ids for done in engine.run([request])] == [tuple(fake_completion([1, 2], 12))]
+
+
+def test_a_result_that_cannot_be_had_does_not_matter(fake_completion):
+    """The error that ended the run was hidden by what the abort met while it waited."""
+
+    class Failing(FakeRunner):
+        def launch(self, plan, masks):
+            wait = super().launch(plan, masks)
+            return (lambda: 1 // 0) if plan.started and plan.started[0].id == 0 else wait
+
+    engine = Engine(
+        make_scheduler(policy=SeparateDecodes(4)), Failing(), vocab_size=VOCAB, max_model_len=24, lookahead=1
+    )
+    request = Request(0, (1, 2), SamplingParams(max_tokens=6))
+    engine.add(request)
+    assert engine.step() == []
+    engine.abort()
+    assert_idle(engine.scheduler)
+    assert [done.token_ids for done in engine.run([request])] == [tuple(fake_completion([1, 2], 6))]
+
+
 def test_an_abort_of_an_idle_engine():
     engine = Engine(make_scheduler(), FakeRunner(), vocab_size=VOCAB, max_model_len=24)
     engine.abort()
     (done,) = engine.run([Request(0, (1, 2), SamplingParams(max_tokens=2))])
     engine.abort()
-    (again,) = engine.run([done.request])
-    assert again.token_ids == done.token_ids
+    assert [again.token_ids for again in engine.run([done.request])] == [done.token_ids]
 
 
 def test_an_error_while_results_are_recorded(fake_completion):
@@ -263,7 +330,7 @@ def test_a_forward_pass_that_was_interrupted(name, call, monkeypatch):
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 @pytest.mark.matrix
 class TestOnADevice:
-    @pytest.mark.parametrize("call", [1, 2, 7])
+    @pytest.mark.parametrize("call", [1, 2, 4, 12])
     def test_a_launch_that_was_interrupted(self, call, monkeypatch):
         """In a prompt's chunk or within a window of steps, with a plan under way whose tokens nobody reads."""
         engine = device_engine("llama")
@@ -272,28 +339,32 @@ class TestOnADevice:
 
     @pytest.mark.parametrize("interrupted", [False, True])
     def test_plans_under_way(self, interrupted, monkeypatch):
-        """More of them than there are buffers for their tokens, even if nobody has read any."""
+        """More of them than there are buffers for their tokens, even if nobody comes to read these."""
         engine = device_engine("llama")
-        launch = engine.runner.launch
+        launch, aborting = engine.runner.launch, False
 
-        def interrupt_waiting(plan, masks):
-            def wait():
-                raise Interruption
+        def interruptible(plan, masks):
+            wait = launch(plan, masks)
 
-            launch(plan, masks)
-            return wait
+            def waiting():
+                if interrupted and aborting:
+                    raise Interruption
+                return wait()
 
-        if interrupted:
-            monkeypatch.setattr(engine.runner, "launch", interrupt_waiting)
-        for _ in range(6):
-            for request in test_device_runner.requests("llama"):
+            return waiting
+
+        monkeypatch.setattr(engine.runner, "launch", interruptible)
+        for steps in range(1, 10):
+            # Its tokens are sampled when somebody waits for them.
+            engine.add(Request(9, (1, 2), SamplingParams()), constraint=partial(EveryThird, 50))
+            for request in test_device_runner.requests("llama")[:2]:
                 engine.add(request)
-            with suppress(Interruption):
+            for _ in range(steps):
                 engine.step()
-                engine.step()
+            aborting = True
             with suppress(Interruption):
                 engine.abort()
+            aborting = False
             assert_idle(engine.scheduler)
-        monkeypatch.undo()
         expected = test_device_runner.run("llama", plain_engine("llama"))
         assert test_device_runner.run("llama", engine) == expected

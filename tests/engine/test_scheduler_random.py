@@ -13,6 +13,7 @@ import pytest
 from rosebatch.engine.plan import StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.torch_runner.batch import BlockTables
 from tests.engine.fake_runner import VOCAB, Follower, next_token
 
 SEEDS = 560
@@ -43,6 +44,7 @@ class CheckingRunner(Follower):
 
     def __init__(self, block_size, exact):
         super().__init__()
+        self.tables = BlockTables()
         self.block_size = block_size
         self.exact = exact
         self.cache = {}
@@ -64,6 +66,8 @@ class CheckingRunner(Follower):
         """``frozen`` are full blocks that were computed before this step and are still held: not to be written."""
         size = self.block_size
         self.update(plan)
+        self.tables.update(plan)
+        assert (self.tables.specs, self.tables.blocks) == (self.specs, self.blocks)
         for spec in plan.started:
             self.tokens.setdefault(spec.id, list(spec.prompt_token_ids))
         assert not {s for s, _ in plan.copies} & {d for _, d in plan.copies}
@@ -91,7 +95,7 @@ class CheckingRunner(Follower):
 
 
 def random_prompts(rng, longest):
-    """Prompts with common beginnings of all lengths; some are equal, some the next turn of another's conversation."""
+    """Prompts with common beginnings of all lengths. Some are equal, some the next turn of another's conversation."""
     trunks = [[rng.randrange(VOCAB) for _ in range(longest)] for _ in range(2)]
     prompts = []
     for _ in range(rng.randint(4, 14)):
