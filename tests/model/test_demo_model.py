@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from rosebatch.cli.app import main
-from rosebatch.config import EngineConfig
+from rosebatch.config import RunConfig
 from rosebatch.engine.kv_cache import bytes_per_block
-from rosebatch.launch import LaunchOptions, launch
+from rosebatch.launch import launch
+from rosebatch.llm import LLM
 from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE, find_model
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
@@ -48,8 +49,8 @@ def start(demo):
     def launched(dtype="auto", blocks=64, block_size=16, **limits):
         stored = demo.dtype if dtype == "auto" else getattr(torch, dtype)
         memory = blocks * bytes_per_block(demo.config, block_size, stored)
-        limits = EngineConfig(block_size=block_size, kv_cache_memory=memory, max_num_seqs=8, **limits)
-        return launch(LaunchOptions(model=str(demo.folder), device="cpu", dtype=dtype, limits=limits))
+        limits |= {"block_size": block_size, "kv_cache_memory": memory, "max_num_seqs": 8}
+        return launch(RunConfig(model=str(demo.folder), device="cpu", dtype=dtype, **limits))
 
     return launched
 
@@ -62,8 +63,8 @@ def token_ids(tokenizer):
 
 def run(engine, prompts, sampling):
     """Completions by index; several runs of one engine share its prefix cache."""
-    requests = [Request(index=i, prompt_token_ids=tuple(p), sampling=sampling[i]) for i, p in prompts.items()]
-    return {c.request.index: list(c.token_ids) for c in engine.run(requests)}
+    requests = [Request(i, tuple(prompt), sampling[i]) for i, prompt in prompts.items()]
+    return {c.request.id: list(c.token_ids) for c in engine.run(requests)}
 
 
 def test_greedy_equals_transformers(start, demo):
