@@ -235,7 +235,7 @@ class RunConfig:
         for name, value in toggles.items():
             if not isinstance(value, bool | None):
                 raise ValueError(f"{name} must be True or False, got {value!r}")
-        values = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items() if n in own}
+        values: dict[str, Any] = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items() if n in own}
         return cls(model=model, toggles=toggles, **values)
 
     @property

@@ -13,20 +13,20 @@ from torch import Tensor
 
 from rosebatch.config import Sampler
 from rosebatch.toggles import Toggles
-from rosebatch_kernels.hp1 import reference as hp1
+from rosebatch_kernels.common.head_norms import HeadUClip as HeadUClip
+from rosebatch_kernels.common.head_norms import QKNorm as QKNorm
+from rosebatch_kernels.hp1 import torch_gathered as hp1
 from rosebatch_kernels.hp1.gate import Gate as Gate
 from rosebatch_kernels.hp1.gate import mean_taps as mean_taps
 from rosebatch_kernels.kv_cache import reference as kv_cache
-from rosebatch_kernels.linear import reference as linear
-from rosebatch_kernels.linear.packed import PackedLinear, can_pack
+from rosebatch_kernels.linear import torch_linear as linear
+from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
 from rosebatch_kernels.logits import reference as logits
 from rosebatch_kernels.mlp import reference as mlp
 from rosebatch_kernels.norm import reference as norm
-from rosebatch_kernels.paged_attention import reference as paged_attention
-from rosebatch_kernels.qkv import reference as qkv
-from rosebatch_kernels.qkv.norms import HeadUClip as HeadUClip
-from rosebatch_kernels.qkv.norms import QKNorm as QKNorm
-from rosebatch_kernels.sampling import reference as sampling
+from rosebatch_kernels.paged_attention import torch_gathered as paged_attention
+from rosebatch_kernels.qkv import torch_heads as qkv
+from rosebatch_kernels.sampling import torch_sampling as sampling
 from rosebatch_kernels.uclip import reference as uclip
 
 # transformers' names, as a model's config.json has them -> the kernels' names.
@@ -166,11 +166,12 @@ class DeviceOps:
 
 def device_ops(max_num_seqs: int, heads: Iterable[Heads], toggles: Toggles, device: torch.device) -> DeviceOps:
     """The kernels for a model whose layers have these heads, with the memory that they keep between calls."""
+    from rosebatch_kernels.common import splits
     from rosebatch_kernels.feedback import kernel as feedback
     from rosebatch_kernels.hp1 import decode as hp1_decode
     from rosebatch_kernels.hp1 import prefill as hp1_prefill
     from rosebatch_kernels.logits import kernel as logits_kernel
-    from rosebatch_kernels.paged_attention import decode, prefill, splits
+    from rosebatch_kernels.paged_attention import decode, prefill
     from rosebatch_kernels.qkv import kernel as qkv_kernel
     from rosebatch_kernels.sampling import kernel as sampling_kernel
 

@@ -11,6 +11,10 @@ import gc
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# As a run on a CPU has it, see rosebatch/launch.py. MKL reads it at its first product.
+os.environ.setdefault("MKL_CBWR", "AUTO")
+
+import pytest
 
 # Asking torch takes the second that importing it takes, which nearly every test file takes anyway. A look at the device
 # files would be quicker and wrong: under CUDA_VISIBLE_DEVICES="", or beside a build of PyTorch without CUDA.
@@ -27,6 +31,28 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     speed_up()
     check_addresses()
+
+
+# Folders in which a test runs with many parameters: models, dtypes, shapes, block sizes.
+_MATRICES = {"kernels", "golden"}
+# A test with more variants than these runs with the first and the last of them; all others are thorough.
+_MOST_VARIANTS = 2
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Divide the matrices: every test runs in the fast tier, the whole of each matrix in the thorough one.
+
+    Slow tests of other folders join them by the mark ``matrix``. Tests marked ``whole`` keep all of their variants.
+    """
+    variants: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        in_folder = item.path.parent.name in _MATRICES
+        if (in_folder or item.get_closest_marker("matrix")) and not item.get_closest_marker("whole"):
+            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for members in variants.values():
+        for item in members[1:-1] if len(members) > _MOST_VARIANTS else ():
+            item.add_marker("thorough")
 
 
 def pytest_collection_finish() -> None:

@@ -179,7 +179,7 @@ def test_an_unknown_setting(name, message):
     with pytest.raises(ValueError) as caught:
         RunConfig.of("model", **{name: True})
     assert str(caught.value).startswith(message)
-    with pytest.raises(ValueError, match="^toggles is no setting"):
+    with pytest.raises(ValueError, match=r"^toggles is no setting"):
         RunConfig.of("model", toggles={"prefix_cache": False})
 
 

@@ -5,25 +5,24 @@ import signal
 
 import pytest
 
-from rosebatch.cli.interrupts import InterruptionError, Interrupts
+from rosebatch.cli.interrupts import Interrupts
+from rosebatch.errors import InterruptionError
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_first_signal_waits(number, code):
     """It must not raise in the middle of a write."""
-    interrupts = Interrupts()
-    with interrupts.listen():
-        interrupts.check()
+    with Interrupts().listen() as check:
+        check()
         os.kill(os.getpid(), number)
         with pytest.raises(InterruptionError, match=signal.Signals(number).name) as caught:
-            interrupts.check()
+            check()
         assert caught.value.exit_code == code
 
 
 def test_the_second_signal_does_not(monkeypatch):
     """A step that hangs can still be interrupted."""
-    interrupts = Interrupts()
-    with interrupts.listen():
+    with Interrupts().listen():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from rosebatch.errors import FlagError, UserError
-from rosebatch.toggles import Toggles
+from rosebatch.toggles import Toggles, hidden_by
 
 FIELDS = dataclasses.fields(Toggles)
 NAMES = [field.name for field in FIELDS]
@@ -53,6 +53,23 @@ def test_some_switch_is_not_served_everywhere():
     """Else the error above is never tried."""
     assert any(len(field.metadata["devices"]) == 1 for field in FIELDS)
     assert issubclass(FlagError, UserError)
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=NAMES)
+def test_what_hides_a_switch_is_another_one(field):
+    """A misspelt name would hide nothing, and a comparison would time the same code twice."""
+    for device in ("cpu", "cuda"):
+        hiding = hidden_by(field.name, device)
+        assert field.name not in hiding
+        assert all(getattr(Toggles.resolve({}, device), name) for name in hiding)
+    assert set(field.metadata["hidden_by"]) <= set(NAMES)
+
+
+def test_hidden_switches():
+    """Only by switches that the device has."""
+    assert hidden_by("batched_sampling", "cuda") == ["fused_sampler"]
+    assert hidden_by("batched_sampling", "cpu") == []
+    assert hidden_by("prefix_cache", "cuda") == []
 
 
 def test_frozen():

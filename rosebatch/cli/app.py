@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args
 
 import typer
 
@@ -57,7 +57,9 @@ def generate(source: _Source, *, job: dict[str, Any], run: dict[str, Any], sampl
 @takes(run=RunConfig, sampling=SamplingFlags)
 def check(
     source: _Source,
-    input_format: Annotated[InputFormat, typer.Option(help="As for generate.")] = "auto",
+    input_format: Annotated[
+        InputFormat, typer.Option(metavar="|".join(get_args(InputFormat)), help="As for generate.", show_default=False)
+    ] = "auto",
     *,
     run: dict[str, Any],
     sampling: dict[str, Any],

@@ -44,7 +44,7 @@ def measure_rates(device: str) -> Rates | None:
     """Measure this GPU, once in a process; None on ``cpu``."""
     if device != "cuda":
         return None
-    from rosebatch_kernels.timing import copy_bandwidth, matmul_rate
+    from rosebatch_kernels.common.timing import copy_bandwidth, matmul_rate
 
     return Rates(copy=copy_bandwidth(), matmul=matmul_rate())
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention, AttentionSpec
+from rosebatch.model.layers import Attention, AttentionSpec, load_head
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import Linear, Ops, Weight
 
@@ -45,10 +45,7 @@ class GPT2:
         self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
         self.attention = [layer.attention for layer in self.layers]
         self.norm = self._load_norm("transformer.ln_f", weights)
-        head = self.embedding
-        if not config.tie_word_embeddings:
-            head = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))
-        self.head = ops.head(Weight(head))
+        self.head = load_head(config, ops, weights, self.embedding)
 
     def _load_norm(self, name: str, weights: WeightSource) -> _Norm:
         size = (self.config.hidden_size,)

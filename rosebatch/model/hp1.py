@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention, AttentionSpec, rope_tables
+from rosebatch.model.layers import Attention, AttentionSpec, load_head, rope_tables
 from rosebatch.model.weights import DEVIATION, WeightSource
 from rosebatch.ops import Gate, HeadUClip, Linear, Ops, Weight, mean_taps
 
@@ -81,10 +81,7 @@ class HP1:
         self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
         self.attention = [layer.attention for layer in self.layers]
         self.norm = _load_clip("model.norm", config.hidden_size, weights, _of_residual(2 * config.num_layers))
-        head = self.embedding
-        if not config.tie_word_embeddings:
-            head = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))
-        self.head = ops.head(Weight(head))
+        self.head = load_head(config, ops, weights, self.embedding)
 
     def _load_layer(self, index: int, weights: WeightSource) -> _Layer:
         c = self.config

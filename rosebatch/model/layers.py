@@ -1,15 +1,16 @@
 """What the model families share: how a model describes its attention, the contract of a model, rotary tables."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rosebatch.config import KVShape, RopeConfig
-from rosebatch.ops import Gate, Heads, QKNorm
+from rosebatch.config import KVShape, ModelConfig, RopeConfig
+from rosebatch.model.weights import WeightSource
+from rosebatch.ops import Gate, Heads, Ops, QKNorm, Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +92,13 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """``[S, V]`` logits of the rows ``hidden [S, H]``; called for sampled rows only."""
         ...
+
+
+def load_head(config: ModelConfig, ops: Ops, weights: WeightSource, embedding: Tensor) -> Callable[[Tensor], Tensor]:
+    """The product that makes logits of hidden states: with its own weight, or with the embedding ``[V, H]``."""
+    if config.tie_word_embeddings:
+        return ops.head(Weight(embedding))
+    return ops.head(Weight(weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))))
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, max_len: int, dtype: torch.dtype, device: torch.device) -> Rotary:

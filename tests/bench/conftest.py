@@ -10,9 +10,9 @@ import torch
 
 from rosebatch.bench.case import Case
 from rosebatch.bench.scenario import Scenario, configs_dir
-from rosebatch.config import EngineConfig
+from rosebatch.config import RunConfig
 from rosebatch.engine.stats import EngineStats
-from rosebatch.launch import Launched, LaunchOptions
+from rosebatch.launch import Launched
 from rosebatch.model.source import find_model
 from rosebatch.request import Completion
 
@@ -38,12 +38,17 @@ def make_case(toy: Path) -> Callable[..., Case]:
 
     def make(name: str = "small", **fields: Any) -> Case:
         scenario = Scenario(**{"num_prompts": 3, "input_len": 6, "output_len": 4, **fields})
-        limits = EngineConfig(max_num_seqs=scenario.max_num_seqs, kv_cache_memory=2**20)
-        toggles = {"prefix_cache": scenario.prefix_cache}
         path = toy if scenario.model is None else toy.with_stem(scenario.model)
-        options = LaunchOptions(model=str(path), load_format="dummy", device="cpu", limits=limits, toggles=toggles)
-        source = find_model(options.model, "dummy", "auto", torch.device("cpu"))
-        return Case(name, scenario, options, source, "cpu")
+        config = RunConfig.of(
+            str(path),
+            load_format="dummy",
+            device="cpu",
+            max_num_seqs=scenario.max_num_seqs,
+            kv_cache_memory=2**20,
+            prefix_cache=scenario.prefix_cache,
+        )
+        source = find_model(config.model, "dummy", "auto", torch.device("cpu"))
+        return Case(name, scenario, config, source, "cpu")
 
     return make
 
@@ -59,6 +64,10 @@ class FakeEngine:
         self.short_by = short_by
         self.stats = EngineStats()
 
+    def restart_stats(self) -> EngineStats:
+        self.stats = EngineStats()
+        return self.stats
+
     def run(self, requests: list[Any]) -> Iterator[Completion]:
         """One completion of 7s for each request."""
         self.ran.append((self.name, [request.prompt_token_ids for request in requests]))
@@ -66,6 +75,7 @@ class FakeEngine:
         for request in requests:
             yield Completion(
                 request=request,
+                sample=0,
                 token_ids=(7,) * (request.sampling.max_tokens - self.short_by),
                 finish_reason="length",
                 cached_tokens=0,
@@ -77,12 +87,14 @@ class FakeEngine:
 
 @pytest.fixture
 def fake_launch() -> SimpleNamespace:
-    """Replaces ``launch``. ``options`` has the options of every engine, ``ran`` what the engines ran, in order."""
-    fake = SimpleNamespace(options=[], ran=[])
+    """Replaces ``launch``. ``configs`` has the config of every engine, ``ran`` what the engines ran, in order."""
+    fake = SimpleNamespace(configs=[], ran=[])
 
-    def launch(options: LaunchOptions) -> Launched:
-        fake.options.append(options)
-        return Launched(FakeEngine(len(fake.options) - 1, fake.ran), None, {"toggles": {}}, 0.5)
+    def launch(config: RunConfig) -> Launched:
+        fake.configs.append(config)
+        plan: Any = None
+        engine: Any = FakeEngine(len(fake.configs) - 1, fake.ran)
+        return Launched(plan, engine, None, None, {"toggles": {}}, 0.5)
 
     fake.launch = launch
     return fake

@@ -130,7 +130,7 @@ def test_parts(part, names):
 @pytest.fixture
 def engine(make_case):
     """An engine of the toy model on the CPU, with room for all requests."""
-    return launch(make_case().options).engine
+    return launch(make_case().config).engine
 
 
 def test_only_the_beginning_of_a_run_is_traced(engine, make_case, monkeypatch):

@@ -8,7 +8,6 @@ from rosebatch.bench import compare
 from rosebatch.bench.case import needed_kv_memory
 from rosebatch.bench.compare import Turns, chosen_switches, compare_switch, take_turns
 from rosebatch.bench.throughput import Run
-from rosebatch.config import EngineConfig
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import FlagError
 from rosebatch.report.tally import Tally
@@ -42,17 +41,18 @@ def test_two_engines_one_switch_apart(make_case, monkeypatch, fake_launch):
     """Both engines get the same prompts in the same turn, and only as much KV cache as the workload needs."""
     monkeypatch.setattr(compare, "launch", fake_launch.launch)
     case = make_case()
-    case = replace(case, options=replace(case.options, limits=EngineConfig()))
+    case = replace(case, config=replace(case.config, kv_cache_memory=None))
     result = compare_switch(case, "chunked_prefill", 2)
     assert [engine for engine, _ in fake_launch.ran] == [0, 1, 0, 1, 0, 1]
     prompts = [prompts for _, prompts in fake_launch.ran]
     assert prompts[0::2] == prompts[1::2]
     assert prompts[0] != prompts[2] != prompts[4]
-    on, off = fake_launch.options
+    on, off = fake_launch.configs
     assert on.toggles == {"prefix_cache": False, "chunked_prefill": True}
     assert off.toggles == {"prefix_cache": False, "chunked_prefill": False}
-    assert on.limits == off.limits
-    assert on.limits.kv_cache_memory == needed_kv_memory(case)
+    assert replace(on, toggles={}) == replace(off, toggles={})
+    assert on.kv_cache_memory == needed_kv_memory(case)
+    assert result["switched_off"] == []
     assert (result["kind"], result["scenario"], result["switch"]) == ("comparison", "small", "chunked_prefill")
     assert result["model"] == "tiny-llama"
     assert result["output_tokens"] == 12
@@ -60,6 +60,16 @@ def test_two_engines_one_switch_apart(make_case, monkeypatch, fake_launch):
     assert result["ratios"] == [off / on for on, off in pairs]
     assert result["ratio"]["min"] == min(result["ratios"])
     assert result["on"]["output_tokens_per_s"]["max"] == 12 / min(result["on"]["seconds"])
+
+
+def test_a_switch_that_another_one_hides(make_case, monkeypatch, fake_launch):
+    """With the other one on, both sides would run the same code, and every ratio would be noise about 1."""
+    monkeypatch.setattr(compare, "launch", fake_launch.launch)
+    result = compare_switch(replace(make_case(), device="cuda"), "batched_sampling", 1)
+    on, off = fake_launch.configs
+    assert on.toggles == {"prefix_cache": False, "fused_sampler": False, "batched_sampling": True}
+    assert off.toggles == {"prefix_cache": False, "fused_sampler": False, "batched_sampling": False}
+    assert result["switched_off"] == ["fused_sampler"]
 
 
 def test_on_real_engines(make_case):

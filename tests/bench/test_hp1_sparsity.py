@@ -8,7 +8,7 @@ import torch
 from rosebatch.bench.scenario import configs_dir
 from rosebatch.bench.scripts import hp1_sparsity
 from rosebatch.bench.scripts.hp1_sparsity import CountingAttention, count_zeros
-from rosebatch.config import EngineConfig, ModelConfig, load_toml
+from rosebatch.config import ModelConfig, RunConfig, load_toml
 from rosebatch.engine.load import load_engine
 from rosebatch.errors import UserError
 from rosebatch.model.registry import build_model
@@ -36,21 +36,21 @@ def prompts():
 
 def test_it_is_the_models_attention(model, prompts):
     """Other attention would count another model's zeros: the next tokens must be the engine's."""
-    attention = CountingAttention(CONFIG, 40)
+    attention = CountingAttention(40)
     with torch.inference_mode():
         hidden = model.forward(prompts.flatten(), torch.arange(40).repeat(3), attention)
         following = model.logits(hidden.view(3, 40, -1)[:, -1]).argmax(-1).tolist()
     source = find_model(PATH, "dummy", "float32", CPU)
-    engine = load_engine(source, EngineConfig(), Toggles.resolve({}, "cpu"), CPU).engine
+    engine = load_engine(source, RunConfig(), Toggles.resolve({}, "cpu"), CPU).engine
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
-    requests = [Request(index=i, prompt_token_ids=tuple(p), sampling=sampling) for i, p in enumerate(prompts.tolist())]
-    done = {completion.request.index: completion.token_ids[0] for completion in engine.run(requests)}
+    requests = [Request(i, tuple(p), sampling) for i, p in enumerate(prompts.tolist())]
+    done = {completion.request.id: completion.token_ids[0] for completion in engine.run(requests)}
     assert [done[i] for i in range(3)] == following
 
 
 def test_shares(model, prompts):
     """Without a filter the negative half is zero, and a larger sigma gives more; fewer keys are zero for all heads."""
-    shares = [count_zeros(model, CONFIG, prompts, sigma) for sigma in (0.0, 1.0, 2.0)]
+    shares = [count_zeros(model, prompts, sigma) for sigma in (0.0, 1.0, 2.0)]
     assert [len(layers) for layers in shares] == [CONFIG.num_layers] * 3
     for low, middle, high in zip(*shares, strict=True):
         assert 0.4 < low.weights < 0.6

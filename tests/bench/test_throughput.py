@@ -10,7 +10,6 @@ from rosebatch.bench.case import needed_kv_memory, spread
 from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.throughput import attribute_case, run_once, time_case
 from rosebatch.bench.workload import Workload
-from rosebatch.config import EngineConfig
 from rosebatch.engine.roofline import Rates
 from rosebatch.errors import UserError
 
@@ -25,7 +24,7 @@ def test_the_report_is_of_the_run_in_the_middle(make_case, monkeypatch, fake_lau
     assert [prompts for _, prompts in fake_launch.ran] == [
         [tuple(prompt) for prompt in case.workload(run).prompts] for run in range(4)
     ]
-    assert fake_launch.options == [case.options]
+    assert fake_launch.configs == [case.config]
     expected = {
         "kind": "run",
         "scenario": "small",
@@ -52,8 +51,8 @@ def test_an_attribution_is_of_a_warm_engine(make_case, monkeypatch, fake_launch)
         fake_launch.ran.append(("attributed", [request.prompt_token_ids for request in requests]))
         return {"decode_kernels": 3}
 
-    def launch(options):
-        return replace(fake_launch.launch(options), description={"toggles": {"paged_attention": True}})
+    def launch(config):
+        return replace(fake_launch.launch(config), description={"toggles": {"paged_attention": True}})
 
     monkeypatch.setattr(throughput, "launch", launch)
     monkeypatch.setattr(throughput, "attribute", attribute)
@@ -96,15 +95,15 @@ def test_a_shared_prefix_is_computed_once_in_each_run(make_case):
 def test_sequences_that_give_way(make_case):
     """With a KV cache too small for the outputs, sequences still reach their full length."""
     case = make_case(input_len=30, output_len=40)
-    limits = EngineConfig(kv_cache_memory=needed_kv_memory(case) // 6)
-    report = time_case(replace(case, options=replace(case.options, limits=limits)), 1, None, 0.0)
+    config = replace(case.config, kv_cache_memory=needed_kv_memory(case) // 6)
+    report = time_case(replace(case, config=config), 1, None, 0.0)
     assert report["output_tokens"] == 120
     assert report["preemptions"] > 0
 
 
 def test_a_short_completion_is_no_result(fake_launch, make_case):
     """Fewer tokens would look like more speed."""
-    engine = fake_launch.launch(make_case().options).engine
+    engine = fake_launch.launch(make_case().config).engine
     engine.short_by = 1
     with pytest.raises(AssertionError, match="3 tokens instead of 4"):
         run_once(engine, Workload([[1, 2]], [4]), Sampling())
@@ -112,7 +111,7 @@ def test_a_short_completion_is_no_result(fake_launch, make_case):
 
 def test_a_lost_completion_is_no_result(fake_launch, make_case):
     """A request that never finishes would look like more speed."""
-    engine = fake_launch.launch(make_case().options).engine
+    engine = fake_launch.launch(make_case().config).engine
     run, engine.run = engine.run, lambda requests: list(run(requests))[1:]
     with pytest.raises(AssertionError, match="every request"):
         run_once(engine, Workload([[1, 2], [3]], [4, 4]), Sampling())
@@ -120,7 +119,7 @@ def test_a_lost_completion_is_no_result(fake_launch, make_case):
 
 def test_a_workload_longer_than_the_engine_holds(fake_launch, make_case):
     """Found before anything runs."""
-    engine = fake_launch.launch(make_case().options).engine
+    engine = fake_launch.launch(make_case().config).engine
     with pytest.raises(UserError, match="514 tokens, but the engine holds at most 512"):
         run_once(engine, Workload([[1] * 510], [4]), Sampling())
     assert fake_launch.ran == []

@@ -64,7 +64,7 @@ def test_requests():
     sampling = Sampling(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1)
     requests = Workload([[1, 2], [3]], [4, 5]).requests(sampling)
     common = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "ignore_eos": True}
-    assert [(r.index, r.prompt_token_ids, r.sampling) for r in requests] == [
+    assert [(r.id, r.prompt_token_ids, r.sampling) for r in requests] == [
         (0, (1, 2), SamplingParams(max_tokens=4, seed=0, **common)),
         (1, (3,), SamplingParams(max_tokens=5, seed=1, **common)),
     ]

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-import rosebatch.commands
+import rosebatch.cli.generate
 import rosebatch.launch
 from rosebatch.errors import UserError
 
@@ -42,8 +42,8 @@ def check(result, code, *parts):
         (["--device", "tpu"], "--device"),
         (["--load-format", "magic"], "--load-format"),
         (["--sampler", "magic"], "--sampler"),
+        (["--generation-config", "magic"], "--generation-config"),
         (["--max-tokens"], "--max-tokens"),
-        (["--max-num-batched-tokens", "0"], "--max-num-batched-tokens"),
         (["another.jsonl"], "another.jsonl"),
     ],
 )
@@ -67,7 +67,10 @@ def test_flags_that_cannot_be_parsed(cli, source, model_folder, flags, part):
         (["--min-p", "2"], "min_p must be in [0, 1], got 2"),
         (["--stop", ""], "stop must be made of non-empty strings"),
         (["--seed", "-1"], "seed must be in [0, 2^64), got -1"),
-        (["--block-size", "0"], "'--block-size'"),
+        (["--block-size", "0"], "block_size must be >= 1, got 0"),
+        (["--max-num-batched-tokens", "0"], "max_num_batched_tokens must be >= 1, got 0"),
+        (["--max-model-len", "1"], "max_model_len must be >= 2, got 1"),
+        (["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization must be in (0, 1], got 1.5"),
         (["--max-num-seqs", "-3"], "max_num_seqs must be >= 1, got -3"),
         (["--kv-cache-memory", "lots"], "'lots' is no size in bytes"),
         (["--kv-cache-memory", "-1"], "'-1' is no size in bytes"),
@@ -259,10 +262,10 @@ def test_a_run_that_is_aborted_leaves_no_result(cli, source, tmp_path, name):
 def test_whatever_ends_a_run(cli, monkeypatch, error, code, line):
     """Each end is one line; shells use 130 for Ctrl-C."""
 
-    def fail(**kwargs):
+    def fail(*args):
         raise error
 
-    monkeypatch.setattr(rosebatch.commands, "run_generate", fail)
+    monkeypatch.setattr(rosebatch.cli.generate, "generate", fail)
     result = cli("generate", "in.jsonl")
     assert (result.code, result.out) == (code, "")
     assert result.err.lstrip("\n") == line
@@ -271,9 +274,9 @@ def test_whatever_ends_a_run(cli, monkeypatch, error, code, line):
 def test_an_unexpected_exception(cli, monkeypatch):
     """One line with what a bug report needs: kind, message and place."""
 
-    def fail(**kwargs):
+    def fail(*args):
         raise ZeroDivisionError("of what")
 
-    monkeypatch.setattr(rosebatch.commands, "run_generate", fail)
+    monkeypatch.setattr(rosebatch.cli.generate, "generate", fail)
     result = cli("generate", "in.jsonl")
     check(result, ABORTED, "please report it", "ZeroDivisionError: of what", "test_errors.py:")

@@ -2,12 +2,15 @@
 
 import json
 from dataclasses import asdict, fields
+from typing import get_args
 
 import pytest
 
 from rosebatch import __version__
-from rosebatch.cli.bench_options import BenchEngineOptions, BenchOptions
-from rosebatch.cli.options import EngineOptions, SamplingOptions
+from rosebatch.cli.bench_options import BenchFlags
+from rosebatch.cli.options import SamplingFlags
+from rosebatch.config import Flag, RunConfig
+from rosebatch.job.config import JobConfig
 from rosebatch.toggles import Toggles
 
 SWITCHES = [switch.name for switch in fields(Toggles)]
@@ -49,29 +52,77 @@ def test_switches_are_on_by_default(report):
     assert report("--device", "cpu")["engine"]["toggles"] == {**DEFAULTS, "prefix_cache": False}
 
 
+@pytest.fixture
+def help_of(cli, monkeypatch):
+    """The lines of a command's help, without the blanks at their ends."""
+
+    def call(command, name, columns):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        result = cli(*filter(None, [command]), name)
+        assert (result.code, result.err) == (0, "")
+        return [line.rstrip() for line in result.out.splitlines()]
+
+    return call
+
+
+def described(group):
+    """The fields of a config that are flags: field, what is declared of it, and its names on the command line."""
+    for field in fields(group):
+        for declared in get_args(field.type):
+            if isinstance(declared, Flag):
+                yield field.name, declared, declared.names or (flag(field.name),)
+
+
+@pytest.mark.parametrize("command", ["", "generate", "check", "bench", "cache"])
+def test_help_fits_a_screen(help_of, command):
+    """80 columns, at most 60 lines, and no value where a flag takes none."""
+    lines = help_of(command, "--help", 80)
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if "<bool>" in line]
+    assert [line for line in lines if "--help " in line]
+
+
 @pytest.mark.parametrize(
-    ("command", "groups", "own"),
+    ("command", "groups", "without"),
     [
-        ("generate", (EngineOptions, SamplingOptions), ["output", "seed", "return_token_ids", "report", "quiet"]),
-        ("bench", (BenchEngineOptions, BenchOptions), ["json"]),
+        ("generate", (JobConfig, RunConfig, SamplingFlags), ()),
+        ("check", (RunConfig, SamplingFlags), ()),
+        ("bench", (BenchFlags, RunConfig), ("generation_config", "tokenizer", "chat_template")),
     ],
 )
-def test_help_lists_every_flag(cli, monkeypatch, command, groups, own):
-    """Every field of a shared group must be a flag with help in each command that uses the group."""
-    monkeypatch.setenv("COLUMNS", "200")
-    result = cli(command, "--help")
-    assert (result.code, result.err) == (0, "")
-    names = [f.name for group in groups for f in fields(group) if f.name not in ("toggles", "as_json")] + own
-    names += SWITCHES + ["no_" + name for name in SWITCHES]
-    assert [name for name in names if flag(name) + " " not in result.out] == []
+def test_help_all_lists_every_flag(help_of, command, groups, without):
+    """Every field of a config, and every switch both ways, is a flag with help; ``--help`` shows the common ones."""
+    common, every = ("\n".join(help_of(command, name, 250)) for name in ("--help", "--help-all"))
+    assert "<bool>" not in every
+    for group in groups:
+        for field, declared, names in described(group):
+            if field in without:
+                assert f" {names[0]} " not in every
+                continue
+            assert [name for name in names if f" {name} " not in every] == []
+            assert declared.help in every
+            assert (f" {names[0]} " in common) is not declared.rare, field
+    for switch in fields(Toggles):
+        assert f" {flag(switch.name)} " in every
+        assert f" {flag('no_' + switch.name)} " in every
+        assert switch.metadata["help"] in every
+        assert flag(switch.name) not in common
+
+
+def test_every_field_of_a_config_is_a_flag():
+    """A setting of Python must not be missing on the command line, or the other way around."""
+    others = {JobConfig: {"input", "sampling"}, RunConfig: {"toggles"}, SamplingFlags: set()}
+    for group, own in others.items():
+        assert {f.name for f in fields(group)} - {field for field, _, _ in described(group)} == own
 
 
 def test_help_lists_the_commands(cli):
     """``--help`` alone lists them."""
     result = cli("--help")
     assert (result.code, result.err) == (0, "")
-    assert "generate" in result.out
-    assert "bench" in result.out
+    for command in ("generate", "check", "bench", "cache"):
+        assert f" {command} " in result.out
 
 
 def test_version(cli):

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 BENCH = (
     "$PY -m rosebatch bench --model $MODEL --load-format dummy --json"
     " --input-len 4 --output-len 2 --num-prompts 1 --repeats 1"
@@ -18,16 +20,43 @@ def test_parsing_flags_imports_nothing_heavy(process):
 
 def test_help_and_mistakes_import_nothing_heavy(process):
     """What typer does to print help or an error must import nothing heavy either."""
+    helps = [["--help"], *([command, "--help"] for command in ("generate", "check", "bench", "cache"))]
+    calls = [*helps, ["generate", "--help-all"], ["generate", "x", "--max-tokens", "abc"]]
     code = (
         "import sys, rosebatch.cli.app\n"
-        "for args in (['generate', '--help'], ['generate', 'x', '--max-tokens', 'abc']):\n"
+        f"for args in {calls}:\n"
         "    try: rosebatch.cli.app.main(args)\n"
         "    except SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"
     )
     result = process('$PY -c "$CODE"', CODE=code)
     assert result.returncode == 0
+    assert result.stdout.count("Usage: ") == len(calls) - 1
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["generate", "check"])
+def test_a_job_imports_nothing_of_the_bench(process, toy_toml, tmp_path, command):
+    """The bench is for developers: what it needs must neither slow a job down nor break it."""
+    (tmp_path / "in.jsonl").write_text('{"prompt_token_ids":[1,2,3],"max_tokens":2}\n')
+    code = (
+        "import sys, rosebatch.cli.app\n"
+        "try: rosebatch.cli.app.main(sys.argv[1:])\n"
+        "except SystemExit as end: code = end.code\n"
+        "sys.stderr.write(' '.join(name for name in sys.modules if name.startswith('rosebatch.')))\n"
+        "sys.exit(code)"
+    )
+    quiet = "-q" if command == "generate" else ""
+    result = process(
+        f'$PY -c "$CODE" {command} $IN --model $MODEL --load-format dummy {quiet}',
+        CODE=code,
+        IN=tmp_path / "in.jsonl",
+        MODEL=toy_toml,
+    )
+    assert result.returncode == 0, result.stderr
+    modules = result.stderr.split()
+    assert "rosebatch.job.run" in modules
+    assert [name for name in modules if name.split(".")[1] == "bench"] == []
 
 
 def test_a_pipe_from_end_to_end(process, toy_toml):

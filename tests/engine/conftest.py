@@ -1,6 +1,7 @@
 """Short ways to make sequences and to run them without tensors."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,10 +66,10 @@ def unwritten_is_nan() -> Iterator[None]:
 @pytest.fixture
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """One split for each decoded sequence: what keys are divided into has its own tests, and programs take time."""
+    from rosebatch_kernels.common import splits
     from rosebatch_kernels.hp1 import decode
-    from rosebatch_kernels.paged_attention import splits
 
-    monkeypatch.setattr(splits, "_MANY_PROGRAMS", 1)
-    monkeypatch.setattr(decode, "_PROGRAMS", 1)
-    # Runs, and keys in a group: a long group is computed to its end for a sequence of two keys.
-    monkeypatch.setattr(decode, "_config", lambda *_: (16, 2))
+    monkeypatch.setattr(splits, "TUNED", replace(splits.TUNED, splits=((0, 1),)))
+    monkeypatch.setattr(decode, "TUNED", replace(decode.TUNED, programs=1))
+    # A long group is computed to its end for a sequence of two keys.
+    monkeypatch.setattr(decode, "_runs_and_keys", lambda *_: (16, 2))

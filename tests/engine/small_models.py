@@ -1,16 +1,18 @@
-"""Three tiny models with random weights, and engines that run them: the plain way, and as a GPU would."""
+"""Tiny models with random weights, and engines that run them: the plain way, and as a GPU would."""
 
 from dataclasses import fields
 
 import torch
+from torch.nn import functional
 
 from rosebatch.config import HP1Config, ModelConfig, RopeConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import Scheduler
-from rosebatch.engine.torch_runner.runner import Runner
-from rosebatch.engine.triton_runner.runner import DeviceRunner
+from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.torch_runner.runner import TorchRunner
+from rosebatch.engine.triton_runner.runner import TritonRunner
+from rosebatch.model.layers import AttentionSpec, rope_tables
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights
 from rosebatch.ops import device_ops, select
@@ -62,6 +64,10 @@ MODELS = {
         eos_token_ids=(40,),
         **_SIZES,
     ),
+    # Lengths, vocabulary and end token only; see Uneven.
+    "uneven": ModelConfig(
+        family="gpt2", num_kv_heads=2, norm_eps=1e-5, activation="gelu_new", eos_token_ids=(46,), **_SIZES
+    ),
 }
 
 
@@ -83,6 +89,49 @@ class Weights(RandomWeights):
         return weight + 0.1 * noise if len(shape) == 1 else self.factor * weight
 
 
+class Uneven:
+    """Layers that differ in all that attention can differ in. No family has such layers yet."""
+
+    def __init__(self, ops):
+        generator = torch.Generator().manual_seed(0)
+
+        def weight(*shape):
+            return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+
+        self.ops = ops
+        self.embedding, self.head = weight(VOCAB, 32), weight(VOCAB, 32)
+        self.attention = [
+            AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=16, scale=0.3, rotary=_rotary(16), window=5),
+            AttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2, rotary=_rotary(32, 500.0)),
+            AttentionSpec(
+                layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=(weight(16), weight(16), 1e-5)
+            ),
+        ]
+        self.qkv = [weight((s.num_heads + 2 * s.num_kv_heads) * s.head_dim, 32) for s in self.attention]
+        self.out = [weight(32, s.num_heads * s.head_dim) for s in self.attention]
+
+    def forward(self, input_ids, positions, attention):
+        hidden = self.embedding[input_ids]
+        for spec, qkv, out in zip(self.attention, self.qkv, self.out, strict=True):
+            hidden = hidden + attention(spec, 2 * functional.rms_norm(hidden, (32,)) @ qkv.t()) @ out.t()
+        return functional.rms_norm(hidden, (32,))
+
+    def logits(self, hidden):
+        return hidden @ self.head.t()
+
+
+def _rotary(size, theta=10000.0):
+    return rope_tables(RopeConfig(theta=theta), size, _SIZES["max_model_len"], torch.float32, CPU)
+
+
+def build(name, ops):
+    return Uneven(ops) if name == "uneven" else build_model(MODELS[name], ops, Weights(name))
+
+
+def make_cache(model, blocks, ops):
+    return KVCache([spec.kv_shape for spec in model.attention], blocks, BLOCK_SIZE, torch.float32, CPU, ops)
+
+
 def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
     config = MODELS[name]
     scheduler = Scheduler(BlockPool(blocks, BLOCK_SIZE), max_num_seqs=SEATS, max_num_batched_tokens=10, **scheduling)
@@ -99,8 +148,8 @@ def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
 def plain_engine(name):
     def runner_of(config):
         ops = select(Toggles.resolve({}, "cpu"))
-        model = build_model(config, ops, Weights(name))
-        return Runner(model, config, KVCache(config, 60, BLOCK_SIZE, torch.float32, CPU, ops), ops)
+        model = build(name, ops)
+        return TorchRunner(model, make_cache(model, 60, ops), ops)
 
     return make_engine(name, runner_of)
 
@@ -114,18 +163,29 @@ def device_engine(name, off=(), blocks=60):
 
     def runner_of(config):
         ops = select(toggles, "cuda")
-        kernels = device_ops(SEATS, config.num_heads, config.num_kv_heads, config.head_dim, CPU)
-        model = build_model(config, ops, Weights(name))
-        cache = KVCache(config, blocks + 1, BLOCK_SIZE, torch.float32, CPU, ops)
-        cache.data.fill_(float("nan"))
-        limits = {"max_num_seqs": SEATS, "max_len": config.max_model_len, "window": window}
-        return DeviceRunner(model, config, cache, ops, kernels, toggles, **limits)
+        model = build(name, ops)
+        kernels = device_ops(SEATS, [spec.heads for spec in model.attention], toggles, CPU)
+        cache = make_cache(model, blocks + 1, ops)
+        for data in cache.groups:
+            data.fill_(float("nan"))
+        return TritonRunner(
+            model,
+            cache,
+            ops,
+            kernels,
+            toggles,
+            vocab_size=VOCAB,
+            eos_token_ids=config.eos_token_ids,
+            max_num_seqs=SEATS,
+            max_len=config.max_model_len,
+            window=window,
+        )
 
     return make_engine(
         name,
         runner_of,
         lookahead=int(toggles.late_results),
         blocks=blocks,
-        decode_window=window,
+        policy=SeparateDecodes(window),
         prefix_cache=toggles.prefix_cache,
     )

@@ -1,83 +1,54 @@
 """Plans that run ahead of their results: windows of decode steps, late tokens, preemption in between."""
 
+import pickle
 import random
 
 import pytest
 
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.plan import StepResult
+from rosebatch.engine.plan import DecodeRow, DecodeWindow
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
+from tests.engine.fake_runner import VOCAB, FakeRunner
 
-VOCAB = 20
 END = 3
 
 
-def next_token(token_ids, seed=0):
-    return hash((*token_ids, seed)) % VOCAB
+class AheadRunner(FakeRunner):
+    """Checks each plan right after it was made, when earlier results may still be unknown to the scheduler."""
 
-
-class AheadRunner:
-    """Like a device: it keeps each sequence's last tokens itself, and its results are read later."""
-
-    def __init__(self):
-        self.tokens = {}
+    def __init__(self, scheduler):
+        super().__init__()
+        self.scheduler = scheduler
         self.windows = []
 
-    def launch(self, plan):
-        if plan.decode_steps:
-            self.windows.append(plan.decode_steps)
-            assert max(chunk.length for chunk in plan.chunks) <= plan.decode_steps
-        out = []
-        for chunk in plan.chunks:
-            sequence, end = chunk.sequence, chunk.start + chunk.length
-            if not plan.decode_steps:
-                # A prompt's tokens, or those of a resumed sequence: all of them are known.
-                assert end <= len(sequence.token_ids)
-                self.tokens[sequence] = list(sequence.token_ids[:end])
-            if not chunk.samples:
-                continue
-            held = self.tokens[sequence]
-
-            def ended(sequence=sequence, held=held):
-                return bool(sequence.stop_ids) and held[-1] == END and len(held) > sequence.num_prompt_tokens
-
-            assert ended() or len(held) == (chunk.start + 1 if plan.decode_steps else end), "a token was left out"
-            sampled = []
-            for _ in range(chunk.length if plan.decode_steps else 1):
-                if ended():
-                    break
-                held.append(next_token(held, sequence.request.sampling.seed))
-                sampled.append(held[-1])
-            out.append(sampled)
-        return lambda: StepResult(out)
-
-
-def expected(prompt, limit, ends, seed):
-    tokens = list(prompt)
-    for _ in range(limit):
-        tokens.append(next_token(tokens, seed))
-        if ends and tokens[-1] == END:
-            break
-    return tuple(tokens[len(prompt) :])
+    def launch(self, plan, masks):
+        assert pickle.loads(pickle.dumps(plan)) == plan
+        if isinstance(plan, DecodeWindow):
+            self.windows.append(plan.steps)
+        wait = super().launch(plan, masks)
+        self.check(self.scheduler)
+        return wait
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("seed", range(60))
-def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, lookahead):
+def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, lookahead, fake_completion):
     rng = random.Random(seed)
     size = rng.choice([1, 2, 4, 16])
     pool = BlockPool(max(2, rng.choice([24, 48, 200]) // size), size)
+    most_steps = rng.choice([1, 4, 8])
     scheduler = Scheduler(
         pool,
         max_num_seqs=rng.choice([1, 3, 16]),
         max_num_batched_tokens=rng.choice([4, 16, 64]),
+        policy=SeparateDecodes(most_steps),
         prefix_cache=rng.random() < 0.6,
-        decode_window=rng.choice([1, 4, 8]),
     )
-    runner = AheadRunner()
+    runner = AheadRunner(scheduler)
     engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, eos_token_ids=[END], lookahead=lookahead)
     trunk = [rng.randrange(VOCAB) for _ in range(12)]
     wanted = {}
@@ -85,27 +56,63 @@ def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, lookahead):
         prompt = trunk[: rng.randint(1, 12)]
         limit, ends = rng.randint(1, 24 - len(prompt)), rng.random() < 0.5
         sampling = SamplingParams(max_tokens=limit, ignore_eos=not ends, n=rng.choice([1, 1, 3]))
-        request = Request(index=index, prompt_token_ids=tuple(prompt), sampling=sampling)
+        request = Request(index, tuple(prompt), sampling)
         engine.add(request)
         limit = min(limit, engine.max_model_len - len(prompt))
-        for sample in map(request.sample, range(sampling.n)):
-            wanted[index, sample.choice] = expected(prompt, limit, ends, sample.sampling.seed)
+        for sample in range(sampling.n):
+            own = SequenceState.start(request, id=0, sample=sample, max_model_len=24).sampling.seed
+            tokens = fake_completion(prompt, limit, frozenset({END} if ends else ()), own)
+            wanted[index, sample] = tuple(tokens)
     got = {}
     while engine.has_unfinished:
-        got |= {(done.request.index, done.request.choice): done.token_ids for done in engine.step()}
+        got |= {(done.request.id, done.sample): done.token_ids for done in engine.step()}
         scheduler.check_integrity()
     assert got == wanted
     assert pool.num_free == pool.num_blocks
-    assert max(runner.windows, default=0) <= scheduler.decode_window
+    assert max(runner.windows, default=0) <= most_steps
+
+
+def test_windows_block_by_block(make_sequence, fake_runner):
+    """Rows with the blocks of the whole window; a seat is released with the window that plans the last token."""
+    scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=SeparateDecodes(4))
+    a, b = make_sequence([1, 2, 3], max_tokens=4, id=0), make_sequence([4, 5, 6, 7, 8], max_tokens=9, id=1)
+    scheduler.add(a)
+    scheduler.add(b)
+    launched = []
+
+    def launch():
+        plan = scheduler.schedule()
+        launched.append((plan, fake_runner.launch(plan)))
+        fake_runner.check(scheduler)
+        scheduler.check_integrity()
+        return plan
+
+    def commit():
+        plan, wait = launched.pop(0)
+        return scheduler.commit(plan, wait())
+
+    assert launch().started == (a.spec, b.spec)
+    # The prompts' tokens are not known yet. Three more for a, which is then at its end.
+    rows = (DecodeRow(0, 3, 3, ((1, 3),)), DecodeRow(1, 5, 4, ((2, 4),)))
+    assert launch() == DecodeWindow(rows=rows, steps=4)
+    assert commit() == []
+    assert launch() == DecodeWindow(rows=(DecodeRow(1, 9, 4, ((3, 5),)),), steps=4, released=(0,))
+    assert commit() == [a]
+    assert scheduler.schedule() is None
+    assert commit() == [b]
+    assert not scheduler.has_unfinished
+    assert scheduler.pool.num_free == 8
+    scheduler.add(make_sequence([9], max_tokens=1, id=2))
+    assert launch().released == (1,)
 
 
 def test_the_device_always_has_a_plan_behind_the_one_that_is_waited_for():
     """Sequences that all end at once kept their seats until their last tokens were known, and the device stood idle."""
     launched, waited = [], []
 
-    class Watched(AheadRunner):
-        def launch(self, plan):
-            wait, number = super().launch(plan), len(launched)
+    class Watched(FakeRunner):
+        def launch(self, plan, masks):
+            wait, number = super().launch(plan, masks), len(launched)
             launched.append(plan)
 
             def watched():
@@ -114,10 +121,10 @@ def test_the_device_always_has_a_plan_behind_the_one_that_is_waited_for():
 
             return watched
 
-    scheduler = Scheduler(BlockPool(64, 4), max_num_seqs=4, max_num_batched_tokens=64, decode_window=4)
+    scheduler = Scheduler(BlockPool(64, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=SeparateDecodes(4))
     engine = Engine(scheduler, Watched(), vocab_size=VOCAB, max_model_len=24, lookahead=1)
     sampling = SamplingParams(max_tokens=9, ignore_eos=True)
-    done = list(engine.run(Request(index=i, prompt_token_ids=(i, 1, 2), sampling=sampling) for i in range(12)))
+    done = list(engine.run(Request(i, (i, 1, 2), sampling) for i in range(12)))
     assert [len(completion.token_ids) for completion in done] == [9] * 12
-    assert [bool(plan.decode_steps) for plan in launched] == [False, True, True] * 3
+    assert [isinstance(plan, DecodeWindow) for plan in launched] == [False, True, True] * 3
     assert waited == [1] * 8 + [0]

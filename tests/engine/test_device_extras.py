@@ -15,6 +15,7 @@ from tests.engine.constraint import EveryThird
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
 
 pytestmark = [
+    pytest.mark.matrix,
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.usefixtures("few_programs"),
@@ -55,12 +56,12 @@ ROWS = {
 def run(engine, rows):
     """Of each completion its tokens and why it ended, then what is reported, which no two paths round alike."""
     for index, (prompt, sampling) in enumerate(rows):
-        request = Request(index=index, prompt_token_ids=tuple(prompt), sampling=SamplingParams(**sampling))
+        request = Request(index, tuple(prompt), SamplingParams(**sampling))
         engine.add(request, constraint=partial(EveryThird, VOCAB) if request.sampling.grammar else None)
     exact, reported = {}, []
     while engine.has_unfinished:
         for done in engine.step():
-            key = done.request.index, done.request.choice
+            key = done.request.id, done.sample
             exact[key] = done.token_ids, done.finish_reason
             reported += [(key, *logprob) for logprob in (*done.logprobs, *done.prompt_logprobs)]
         engine.scheduler.check_integrity()

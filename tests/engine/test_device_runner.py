@@ -14,13 +14,14 @@ from rosebatch.sampling_params import SamplingParams
 from tests.engine.small_models import MODELS, SEATS, VOCAB, device_engine, plain_engine
 
 pytestmark = [
+    pytest.mark.matrix,
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
     # The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
 # Tokens that the models do generate.
-STOP_TOKENS = {"llama": 7, "gpt2": 15, "hp1": 10}
+STOP_TOKENS = {"llama": 7, "gpt2": 15, "hp1": 10, "uneven": 40}
 
 
 def requests(name):
@@ -34,19 +35,16 @@ def requests(name):
         ([*trunk[:9], 17], {"max_tokens": 1}),
         ([4, 8], {"max_tokens": 6, "temperature": 0.8, "seed": 2**40 + 3}),
     ]
-    return [
-        Request(index=i, prompt_token_ids=tuple(prompt), sampling=SamplingParams(**sampling))
-        for i, (prompt, sampling) in enumerate(rows)
-    ]
+    return [Request(i, tuple(prompt), SamplingParams(**sampling)) for i, (prompt, sampling) in enumerate(rows)]
 
 
 def run(name, engine):
-    """Request index -> tokens and finish reason."""
+    """Request id -> tokens and finish reason."""
     for request in requests(name):
         engine.add(request)
     done = {}
     while engine.has_unfinished:
-        done |= {c.request.index: (c.token_ids, c.finish_reason) for c in engine.step()}
+        done |= {c.request.id: (c.token_ids, c.finish_reason) for c in engine.step()}
         engine.scheduler.check_integrity()
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
     return done
@@ -81,6 +79,8 @@ def test_the_requests_end_in_every_way(name, expected):
         ("llama", ("fused_sampler", "late_results", "batched_sampling")),
         ("hp1", ()),
         ("hp1", ("fused_rotary", "fused_kv_append", "fused_norm", "fused_mlp", "sparse_values")),
+        ("uneven", ()),
+        ("uneven", ("fused_rotary", "fused_kv_append", "batched_kv_append", "late_results")),
     ],
     ids=lambda value: value if isinstance(value, str) else "no " + ", ".join(value) if value else "all on",
 )

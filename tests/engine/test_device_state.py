@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rosebatch.engine.plan import Chunk, StepPlan
+from rosebatch.engine.plan import Chunk, PackedStep
 from rosebatch.engine.triton_runner.slots import Slots, StateWrite
 from rosebatch.engine.triton_runner.staging import Staging
 from rosebatch.engine.triton_runner.state import DeviceState
@@ -64,37 +64,42 @@ def test_a_new_state_decodes_nothing(device):
     assert {t.dtype for t in (state.fields, state.block_table, state.history, state.step)} == {torch.int32}
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_cells_are_where_slots_count_them(make_state, device, batched):
+# The two ways to write.
+WAYS = [DeviceState.apply, DeviceState.apply_one_by_one]
+
+
+@pytest.mark.parametrize("apply", WAYS)
+def test_cells_are_where_slots_count_them(make_state, device, apply):
     """One field of one slot, one block of one row, the corners of both, and the least and largest numbers."""
     state = make_state()
     last = FIELD_CELLS + SLOTS * WIDTH - 1
     cells = {0: -1, layout.LIMIT * SLOTS + 2: 2**31 - 1, FIELD_CELLS - 1: -(2**31), FIELD_CELLS: 7, last: 8}
-    state.apply(StateWrite(cells=cells | {FIELD_CELLS + 3 * WIDTH + 1: 9}), Staging(device), batched=batched)
+    apply(state, StateWrite(cells=cells | {FIELD_CELLS + 3 * WIDTH + 1: 9}), Staging(device))
     assert state.fields[layout.LIMIT, 2] == 2**31 - 1
     assert state.block_table[3, 1] == 9
     assert contents(state) == apply_to_list(UNTOUCHED, StateWrite(cells=cells | {FIELD_CELLS + 3 * WIDTH + 1: 9}))
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_moves_come_before_cells(make_state, device, batched):
+@pytest.mark.parametrize("apply", WAYS)
+def test_moves_come_before_cells(make_state, device, apply):
     """The row that was left ends, the row that was taken keeps what it brought and is told the rest."""
     state = make_state()
     write = StateWrite(moves=[(4, 0), (3, 1)], cells={layout.LIMIT * SLOTS + 4: 0, FIELD_CELLS: 77})
-    state.apply(write, Staging(device), batched=batched)
+    apply(state, write, Staging(device))
     assert state.fields[:, 1].tolist() == [1000 + field * SLOTS + 3 for field in range(layout.NUM_FIELDS)]
     assert state.block_table[0].tolist() == [77, 1001 + FIELD_CELLS + 4 * WIDTH, 1002 + FIELD_CELLS + 4 * WIDTH]
     assert contents(state) == apply_to_list(UNTOUCHED, write)
 
 
-def test_nothing_to_write_changes_nothing(make_state, device):
+@pytest.mark.parametrize("apply", WAYS)
+def test_nothing_to_write_changes_nothing(make_state, device, apply):
     state = make_state()
-    state.apply(StateWrite(), Staging(device))
+    apply(state, StateWrite(), Staging(device))
     assert contents(state) == UNTOUCHED
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_batched_equals_cell_by_cell(make_state, device, seed):
+def test_one_write_equals_cell_by_cell(make_state, device, seed):
     rng = random.Random(seed)
     states, expected = (make_state(), make_state()), UNTOUCHED
     staging = Staging(device)
@@ -103,8 +108,8 @@ def test_batched_equals_cell_by_cell(make_state, device, seed):
         moves = list(zip(rows[:2], rows[2:], strict=True))[: rng.randrange(3)]
         chosen = rng.sample(range(len(UNTOUCHED)), rng.choice([0, 1, 5, len(UNTOUCHED)]))
         write = StateWrite(moves, {index: rng.randrange(-(2**31), 2**31) for index in chosen})
-        for state, batched in zip(states, (True, False), strict=True):
-            state.apply(write, staging, batched=batched)
+        for state, apply in zip(states, WAYS, strict=True):
+            apply(state, write, staging)
         expected = apply_to_list(expected, write)
         assert contents(states[0]) == expected
         assert contents(states[1]) == expected
@@ -117,13 +122,14 @@ def test_sampling_parameters_of_a_request(make_sequence, make_state, device):
         {},
         {"temperature": 1e-30, "top_k": 2**31 - 1, "seed": 2**32 - 1},
     ]
-    sequences = [make_sequence([1] * (i + 1), index=i, **kind) for i, kind in enumerate(kinds)]
+    specs = [make_sequence([1] * (i + 1), id=i, **kind).spec for i, kind in enumerate(kinds)]
     state = make_state()
-    plan = StepPlan(tuple(Chunk(s, 0, i + 1, samples=True) for i, s in enumerate(sequences)))
+    chunks = tuple(Chunk(spec.id, 0, spec.prompt_token_ids, True) for spec in specs)
+    plan = PackedStep(chunks=chunks, started=tuple(specs))
     state.apply(Slots(SLOTS, WIDTH).update(plan), Staging(device))
     for columns in (slice(3), torch.tensor([2, 0], device=device)):
         chosen = [0, 1, 2] if isinstance(columns, slice) else [2, 0]
-        params = [sequences[i].request.sampling for i in chosen]
+        params = [specs[i].sampling for i in chosen]
         given = {name: values.cpu().numpy() for name, values in state.sampling(columns).items()}
         assert set(given) == {"temperature", "top_k", "top_p", "min_p", "seeds", "positions"}
         for name in ("temperature", "top_p", "min_p"):
@@ -131,4 +137,4 @@ def test_sampling_parameters_of_a_request(make_sequence, make_state, device):
         assert given["top_k"].tolist() == [p.top_k for p in params]
         assert given["positions"].tolist() == [i + 1 for i in chosen]
         words = given["seeds"].astype(np.int64) & 0xFFFFFFFF
-        assert [int(low) + (int(high) << 32) for low, high in words] == [p.seed for p in params]
+        assert [int(low) + (int(high) << 32) for low, high in words] == [p.seed or 0 for p in params]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rosebatch.config import EngineConfig, ModelConfig
+from rosebatch.config import KVShape, ModelConfig, RunConfig
 from rosebatch.engine import memory
 from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.engine.memory import plan_memory, step_bytes
@@ -25,57 +25,105 @@ LARGE = ModelConfig(
 )
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 GIB = 1 << 30
+BF16 = torch.bfloat16
 
 
 @pytest.fixture
-def free(monkeypatch):
-    """Set what is free."""
+def gpu(monkeypatch):
+    """Set what a GPU has: bytes that are free, all of them (those, if not given), and what this process has taken."""
 
-    def set_free(size):
-        monkeypatch.setattr(memory, "_free_memory", lambda device: size)
+    def set_memory(free, total=None, taken=0):
+        found = memory._GPUMemory(free, free if total is None else total, taken)
+        monkeypatch.setattr(memory, "_gpu_memory", lambda device: found)
 
-    return set_free
-
-
-def test_a_large_gpu(free):
-    free(60 * GIB)
-    plan = plan_memory(LARGE, EngineConfig(), 64, torch.bfloat16, CUDA)
-    assert plan.max_num_batched_tokens == 16384
-    taken = plan.num_blocks * bytes_per_block(LARGE, 64, torch.bfloat16)
-    assert 50 * GIB < taken < 60 * GIB - step_bytes(LARGE, 16384, 256, torch.bfloat16)
+    return set_memory
 
 
-def test_a_small_gpu_takes_smaller_steps(free):
-    free(6 * GIB)
-    plan = plan_memory(LARGE, EngineConfig(), 64, torch.bfloat16, CUDA)
-    assert plan.max_num_batched_tokens == 4096
-    taken = plan.num_blocks * bytes_per_block(LARGE, 64, torch.bfloat16)
-    assert 3 * GIB < taken < 6 * GIB - step_bytes(LARGE, 4096, 256, torch.bfloat16)
+@pytest.fixture
+def host(monkeypatch):
+    """Set what is free on the host."""
+    return lambda free: monkeypatch.setattr(memory, "_free_host_memory", lambda: free)
 
 
-def test_limits_are_followed(free):
-    free(6 * GIB)
-    limits = EngineConfig(max_num_batched_tokens=9999, kv_cache_memory=GIB)
-    plan = plan_memory(LARGE, limits, 64, torch.bfloat16, CUDA)
-    assert plan.max_num_batched_tokens == 9999
-    assert plan.num_blocks == GIB // bytes_per_block(LARGE, 64, torch.bfloat16)
+def plan(limits=None, block_size=64, device=CUDA, kv_dtype=BF16, kv_shapes=LARGE.kv_shapes):
+    return plan_memory(LARGE, kv_shapes, limits or RunConfig(), block_size, BF16, kv_dtype, device)
 
 
-def test_no_more_than_all_sequences_at_full_length(free):
-    free(60 * GIB)
-    assert plan_memory(LARGE, EngineConfig(max_num_seqs=1), 64, torch.bfloat16, CUDA).num_blocks == 131072 // 64
+BLOCK = bytes_per_block(LARGE.kv_shapes, 64, BF16)
 
 
-def test_a_cpu_takes_a_quarter_and_at_most_4_gib(free):
-    block = bytes_per_block(LARGE, 16, torch.bfloat16)
+def test_a_large_gpu(gpu):
+    """The default share of all of it, but for the weights and what a step allocates."""
+    gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
+    found = plan()
+    assert found.max_num_batched_tokens == 16384
+    assert found.num_blocks == (int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16)) // BLOCK
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_the_share_is_of_the_whole_gpu(share, gpu):
+    """What this process has taken counts: weights and cache together take the share, however large the weights are."""
+    gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
+    memory = int(share * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16)
+    assert plan(RunConfig(gpu_memory_utilization=share)).num_blocks == memory // BLOCK
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_other_processes_keep_what_they_have(share, gpu):
+    """Half of the GPU is another's: the share is then of what is free, or the cache would not fit."""
+    gpu(free=24 * GIB, total=80 * GIB, taken=16 * GIB)
+    memory = int(min(share * 24 * GIB, share * 80 * GIB - 16 * GIB)) - step_bytes(LARGE, 16384, 256, BF16)
+    assert plan(RunConfig(gpu_memory_utilization=share)).num_blocks == memory // BLOCK
+
+
+def test_a_small_gpu_takes_smaller_steps(gpu):
+    gpu(6 * GIB)
+    found = plan()
+    assert found.max_num_batched_tokens == 4096
+    assert found.num_blocks == (int(0.9 * 6 * GIB) - step_bytes(LARGE, 4096, 256, BF16)) // BLOCK
+    assert 3 * GIB < found.num_blocks * BLOCK < 6 * GIB - step_bytes(LARGE, 4096, 256, BF16)
+
+
+@pytest.mark.parametrize("size", [GIB, "1GiB"])
+def test_limits_are_followed(size, gpu):
+    gpu(6 * GIB)
+    found = plan(RunConfig(max_num_batched_tokens=9999, kv_cache_memory=size, gpu_memory_utilization=0.01))
+    assert found.max_num_batched_tokens == 9999
+    assert found.num_blocks == GIB // BLOCK
+
+
+def test_no_more_than_all_sequences_at_full_length(gpu):
+    gpu(60 * GIB)
+    assert plan(RunConfig(max_num_seqs=1)).num_blocks == 131072 // 64
+
+
+def test_blocks_are_as_large_as_their_layers_and_dtype(gpu):
+    """K and V in 8 bits take half, the activations of a step do not; layers may differ."""
+    gpu(60 * GIB)
+    half = RunConfig(kv_cache_memory=GIB)
+    assert plan(half, kv_dtype=torch.float8_e4m3fn).num_blocks == 2 * plan(half).num_blocks
+    shapes = (KVShape(8, 128),) * 30 + (KVShape(2, 256),) * 2
+    assert plan(half, kv_shapes=shapes).num_blocks == GIB // (2 * 64 * 2 * (30 * 8 * 128 + 2 * 2 * 256))
+
+
+def test_a_cpu_takes_a_quarter_and_at_most_4_gib(host):
+    block = bytes_per_block(LARGE.kv_shapes, 16, BF16)
     for size, taken in ((8 * GIB, 2 * GIB), (100 * GIB, 4 * GIB)):
-        free(size)
-        plan = plan_memory(LARGE, EngineConfig(), 16, torch.bfloat16, CPU)
-        assert (plan.num_blocks, plan.max_num_batched_tokens) == (taken // block, 1024)
+        host(size)
+        found = plan(block_size=16, device=CPU)
+        assert (found.num_blocks, found.max_num_batched_tokens) == (taken // block, 1024)
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA])
-def test_no_room_for_a_block(free, device):
-    free(1 << 20)
+def test_no_room_for_a_block(gpu, host, device):
+    gpu(1 << 20)
+    host(1 << 20)
     with pytest.raises(FlagError, match="a block of 64 tokens takes 8388608 bytes"):
-        plan_memory(LARGE, EngineConfig(), 64, torch.bfloat16, device)
+        plan(device=device)
+
+
+def test_the_weights_alone_exceed_the_share(gpu):
+    """The message, and no cache of a negative size."""
+    gpu(free=20 * GIB, total=80 * GIB, taken=60 * GIB)
+    with pytest.raises(FlagError, match="--kv-cache-memory 0: a block of 64 tokens takes 8388608 bytes"):
+        plan(RunConfig(gpu_memory_utilization=0.5))

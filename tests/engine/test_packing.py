@@ -3,17 +3,15 @@
 import pytest
 import torch
 
-from rosebatch.engine.plan import Chunk, StepPlan
+from rosebatch.engine.plan import Chunk, PackedStep
 from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, pack, padded_size
 from rosebatch.engine.triton_runner.slots import Slots
-from rosebatch.request import Request, Sequence
-from rosebatch.sampling_params import SamplingParams
 
 
-def sequence(index, length):
-    tokens = tuple(100 * (index + 1) + i for i in range(length))
-    request = Request(index=index, prompt_token_ids=tokens, sampling=SamplingParams(max_tokens=4))
-    return Sequence.start(request, max_model_len=64, eos_token_ids=frozenset())
+def chunk(sequence_id, start, length, samples):
+    """Token i of sequence s is 100 (s + 1) + i."""
+    tokens = tuple(100 * (sequence_id + 1) + i for i in range(start, start + length))
+    return Chunk(sequence_id, start, tokens, samples)
 
 
 def test_padded_sizes_are_few_and_near():
@@ -25,10 +23,8 @@ def test_padded_sizes_are_few_and_near():
 
 
 def test_tokens_tiles_and_padding():
-    a, b = sequence(0, 9), sequence(1, 7)
-    chunks = (Chunk(a, 4, 5, samples=True), Chunk(b, 0, 3, samples=False))
-    plan, slots = StepPlan(chunks), Slots(3, 8)
-    slots.slot_of = {a: 2, b: 0}
+    plan, slots = PackedStep(chunks=(chunk(0, 4, 5, samples=True), chunk(1, 0, 3, samples=False))), Slots(3, 8)
+    slots.slot_of = {0: 2, 1: 0}
     layout = Layout.padded(12, tile_rows=2, num_slots=3)
     assert (layout.num_tiles, layout.num_last) == (9, 3)
     inputs = layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=2)))
@@ -56,9 +52,8 @@ def test_there_is_room_for_any_division_of_the_tokens():
 
 
 def test_no_chunk_samples():
-    a = sequence(0, 9)
     slots = Slots(1, 8)
-    slots.slot_of = {a: 0}
-    plan = StepPlan((Chunk(a, 0, 5, samples=False),))
+    slots.slot_of = {0: 0}
+    plan = PackedStep(chunks=(chunk(0, 0, 5, samples=False),))
     layout = Layout.exact(plan, tile_rows=4)
     assert len(layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=4))).last_rows) == 0

@@ -91,7 +91,7 @@ class CheckingRunner(Follower):
 
 
 def random_prompts(rng, longest):
-    """Prompts with common beginnings of all lengths, some of them equal, some the next turn of another's conversation."""
+    """Prompts with common beginnings of all lengths; some are equal, some the next turn of another's conversation."""
     trunks = [[rng.randrange(VOCAB) for _ in range(longest)] for _ in range(2)]
     prompts = []
     for _ in range(rng.randint(4, 14)):
@@ -217,6 +217,7 @@ def run_once(seed, make_sequence):
     return counts
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_random_schedules(group, make_sequence):
     counts = Counter()

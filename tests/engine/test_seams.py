@@ -78,6 +78,7 @@ def test_a_model_of_its_own_gets_an_engine(expected):
     assert loaded.kv_cache_bytes == loaded.num_blocks * BLOCK_SIZE * 2 * (16 + 64 + 16) * 4
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize("off", WAYS.values(), ids=WAYS)
 def test_kernels_serve_layers_that_differ(off, expected):

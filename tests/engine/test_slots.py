@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rosebatch.engine.plan import Chunk, StepPlan
+from rosebatch.engine.plan import Chunk, DecodeRow, DecodeWindow, PackedStep
 from rosebatch.engine.triton_runner.slots import Slots, batch_buckets
-from rosebatch.request import Status
 from rosebatch_kernels.feedback import layout
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,24 +25,26 @@ def block_cells(slot, **blocks):
     return {start + int(index[1:]): block for index, block in blocks.items()}
 
 
-def prompt(sequence, blocks, samples=True, start=0):
-    """A plan's chunk of the rest of a sequence's tokens, which lie in these blocks."""
-    sequence.block_ids = list(blocks)
-    return Chunk(sequence, start, len(sequence.token_ids) - start, samples)
+def prompts(*sequences, blocks, samples=True, **changes):
+    """A plan that computes all tokens of sequences it starts. ``blocks`` has the block ids of each."""
+    work = zip(sequences, blocks, strict=True)
+    chunks = (Chunk(s.id, 0, tuple(s.token_ids), samples, tuple(enumerate(ids))) for s, ids in work)
+    return PackedStep(chunks=tuple(chunks), started=tuple(s.spec for s in sequences), **changes)
 
 
-def decodes(*sequences, steps=1, preempted=()):
-    chunks = tuple(Chunk(sequence, len(sequence.token_ids), steps, samples=True) for sequence in sequences)
-    return StepPlan(chunks, preempted=preempted, decode_steps=steps)
+def decodes(*ids, steps=1, blocks=None, **changes):
+    """A plan that decodes sequences of three tokens. ``blocks`` has changes of block tables, by sequence id."""
+    rows = (DecodeRow(sequence_id, 3, steps, (blocks or {}).get(sequence_id, ())) for sequence_id in ids)
+    return DecodeWindow(rows=tuple(rows), steps=steps, **changes)
 
 
 @pytest.fixture
 def filled(make_sequence):
-    """Four sequences of three tokens, in slots 0 to 3 and blocks 10 to 13."""
+    """Sequences 0 to 3 of three tokens, in slots 0 to 3 and blocks 10 to 13."""
     slots = Slots(SLOTS, WIDTH)
-    sequences = [make_sequence([1, 2, 3], index=i) for i in range(SLOTS)]
-    slots.update(StepPlan(tuple(prompt(s, [10 + i]) for i, s in enumerate(sequences))))
-    assert list(slots.slot_of.values()) == [0, 1, 2, 3]
+    sequences = [make_sequence([1, 2, 3], id=i) for i in range(SLOTS)]
+    slots.update(prompts(*sequences, blocks=[[10], [11], [12], [13]]))
+    assert slots.slot_of == {0: 0, 1: 1, 2: 2, 3: 3}
     return slots, sequences
 
 
@@ -75,7 +76,7 @@ def test_everything_about_a_prompt_that_samples(make_sequence):
     sampling = {"temperature": 0.7, "top_k": 2**40, "top_p": 0.9, "min_p": 0.05, "seed": 2**64 - 2**32 + 2**31 - 1}
     sampling |= {"presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.1, "min_tokens": 4}
     sequence = make_sequence([4, 5, 6, 7, 8], 6, **sampling)
-    write = slots.update(StepPlan((prompt(sequence, [30, 20]),)))
+    write = slots.update(prompts(sequence, blocks=[[30, 20]]))
     assert write.moves == []
     assert write.cells == {
         cell(layout.POSITION, 0): 4,
@@ -96,12 +97,18 @@ def test_everything_about_a_prompt_that_samples(make_sequence):
     }
 
 
+def test_no_seed_is_seed_0(make_sequence):
+    write = Slots(SLOTS, WIDTH).update(prompts(make_sequence([1], temperature=1.0), blocks=[[5]]))
+    assert (write.cells[cell(layout.SEED_LOW, 0)], write.cells[cell(layout.SEED_HIGH, 0)]) == (0, 0)
+
+
 def test_chunks_of_a_prompt_tell_their_blocks_and_the_last_one_the_rest(make_sequence):
     slots = Slots(SLOTS, WIDTH)
     sequence = make_sequence(range(9), 2, ignore_eos=True)
-    first = slots.update(StepPlan((Chunk(prompt(sequence, [5]).sequence, 0, 4, samples=False),)))
+    chunk = Chunk(0, 0, (0, 1, 2, 3), False, ((0, 5),))
+    first = slots.update(PackedStep(chunks=(chunk,), started=(sequence.spec,)))
     assert first.cells == block_cells(0, _0=5)
-    last = slots.update(StepPlan((prompt(sequence, [5, 6, 7], start=4),)))
+    last = slots.update(PackedStep(chunks=(Chunk(0, 4, (4, 5, 6, 7, 8), True, ((1, 6), (2, 7))),)))
     expected = {layout.POSITION: 8, layout.NEXT: 9, layout.LIMIT: 10, layout.STOPS: 0}
     assert (
         last.cells.items()
@@ -111,100 +118,97 @@ def test_chunks_of_a_prompt_tell_their_blocks_and_the_last_one_the_rest(make_seq
 
 
 def test_decodes_tell_new_blocks_and_nothing_else(filled):
-    slots, sequences = filled
-    assert slots.update(decodes(*sequences)) == slots.update(decodes(*sequences))
-    sequences[1].block_ids.append(40)
-    sequences[3].block_ids[0] = 41
-    write = slots.update(decodes(*sequences, steps=4))
+    slots, _ = filled
+    write = slots.update(decodes(0, 1, 2, 3))
+    assert (write.moves, write.cells) == ([], {})
+    write = slots.update(decodes(0, 1, 2, 3, steps=4, blocks={1: ((1, 40),), 3: ((0, 41), (1, 42))}))
     assert write.moves == []
-    assert write.cells == block_cells(1, _1=40) | block_cells(3, _0=41)
-    assert slots.update(decodes(*sequences)).cells == {}
+    assert write.cells == block_cells(1, _1=40) | block_cells(3, _0=41, _1=42)
 
 
-@pytest.mark.parametrize("status", [Status.FINISHED, Status.ENDING])
-def test_a_finished_sequence_leaves_its_slot(status, filled, make_sequence):
+def test_a_released_sequence_leaves_its_slot(filled, make_sequence):
     """It must not be decoded on: its blocks are another's by now. The next prompt takes the lowest free slot."""
-    slots, sequences = filled
-    for index in (2, 0):
-        sequences[index].status = status
-        sequences[index].block_ids = []
-    newcomer = make_sequence([1, 2], index=9)
-    write = slots.update(StepPlan((prompt(newcomer, [10, 50], samples=False),)))
-    assert slots.slot_of == {sequences[1]: 1, sequences[3]: 3, newcomer: 0}
-    # The device knows block 10 of this row already.
-    assert write.cells == {cell(layout.LIMIT, 0): 0, cell(layout.LIMIT, 2): 0} | block_cells(0, _1=50)
+    slots, _ = filled
+    newcomer = make_sequence([1, 2], id=9)
+    write = slots.update(prompts(newcomer, blocks=[[10, 50]], samples=False, released=(2, 0)))
+    assert slots.slot_of == {1: 1, 3: 3, 9: 0}
+    assert slots.specs.keys() == {1, 3, 9}
+    assert slots.specs[9] is newcomer.spec
+    assert write.cells == {cell(layout.LIMIT, 0): 0, cell(layout.LIMIT, 2): 0} | block_cells(0, _0=10, _1=50)
 
 
 def test_a_slot_taken_over_at_once_is_live_again(filled, make_sequence):
     """The limit of 0 of the one that left must not outlast the newcomer's."""
-    slots, sequences = filled
-    sequences[0].status = Status.FINISHED
-    write = slots.update(StepPlan((prompt(make_sequence([1, 2], 5), [60]),)))
+    slots, _ = filled
+    write = slots.update(prompts(make_sequence([1, 2], 5, id=9), blocks=[[60]], released=(0,)))
     assert write.cells[cell(layout.LIMIT, 0)] == 2 + 5 - 1
 
 
 def test_a_preempted_sequence_leaves_its_slot_and_is_told_anew(filled):
     slots, sequences = filled
-    write = slots.update(decodes(*sequences[:3], preempted=(sequences[3],)))
+    write = slots.update(decodes(0, 1, 2, released=(3,), num_preempted=1))
     assert write.cells == {cell(layout.LIMIT, 3): 0}
-    assert sequences[3] not in slots.slot_of
-    sequences[0].status = Status.FINISHED
+    assert 3 not in slots.slot_of
     sequences[3].token_ids += [7, 8]
-    write = slots.update(StepPlan((prompt(sequences[3], [33]),)))
-    assert slots.slot_of[sequences[3]] == 0
+    write = slots.update(prompts(sequences[3], blocks=[[33, 34]], released=(0,)))
+    assert slots.slot_of[3] == 0
     assert write.cells[cell(layout.POSITION, 0)] == 4
-    assert write.cells.items() >= block_cells(0, _0=33).items()
-
-
-def test_preempted_before_it_ever_had_a_slot(filled, make_sequence):
-    slots, sequences = filled
-    assert slots.update(decodes(*sequences, preempted=(make_sequence([1]),))).cells == {}
+    assert write.cells.items() >= block_cells(0, _0=33, _1=34).items()
 
 
 def test_the_bucket_follows_the_last_slot(filled):
-    slots, sequences = filled
-    chunks = decodes(*sequences).chunks
-    assert slots.bucket(chunks) == 4
-    assert slots.bucket(chunks[:1]) == 1
-    assert slots.bucket(chunks[1:3]) == 4
-    assert slots.bucket((chunks[1], chunks[0])) == 2
+    slots, _ = filled
+    assert slots.bucket([0, 1, 2, 3]) == 4
+    assert slots.bucket([0]) == 1
+    assert slots.bucket([1, 2]) == 4
+    assert slots.bucket([1, 0]) == 2
 
 
 def test_last_rows_move_into_gaps_of_a_smaller_bucket(filled):
     """Blocks move along, so that only what is new is told afterwards; the row left behind is not decoded."""
-    slots, sequences = filled
-    sequences[0].status = sequences[2].status = Status.FINISHED
-    sequences[3].block_ids.append(70)
-    write = slots.update(decodes(sequences[1], sequences[3]))
+    slots, _ = filled
+    write = slots.update(decodes(1, 3, blocks={3: ((1, 70),)}, released=(0, 2)))
     assert write.moves == [(3, 0)]
     # Row 0 takes row 3's limit with the move, which comes first: no cell may end it after that.
     assert write.cells == {cell(layout.LIMIT, 2): 0, cell(layout.LIMIT, 3): 0} | block_cells(0, _1=70)
-    assert slots.slot_of == {sequences[1]: 1, sequences[3]: 0}
-    assert slots.bucket(decodes(sequences[1], sequences[3]).chunks) == 2
-    assert slots.update(decodes(sequences[1], sequences[3])).cells == {}
+    assert slots.slot_of == {1: 1, 3: 0}
+    assert slots.bucket([1, 3]) == 2
+    write = slots.update(decodes(1, 3))
+    assert (write.moves, write.cells) == ([], {})
 
 
-def test_a_row_that_was_moved_away_is_told_what_differs(filled, make_sequence):
-    """Knowledge of blocks is each row's own: the source of a move still holds what it held."""
-    slots, sequences = filled
-    sequences[0].status = sequences[2].status = Status.FINISHED
-    slots.update(decodes(sequences[1], sequences[3]))
-    sequences[3].block_ids.append(70)
-    slots.update(decodes(sequences[1], sequences[3]))
-    second, third = make_sequence([1], index=8), make_sequence([2], index=9)
-    write = slots.update(StepPlan((prompt(second, [12], samples=False), prompt(third, [13, 71], samples=False))))
-    assert (slots.slot_of[second], slots.slot_of[third]) == (2, 3)
-    assert write.cells == block_cells(3, _1=71)
+def test_a_row_that_was_moved_away_is_free(filled, make_sequence):
+    """Two newcomers take the slots of the one that finished and of the one that moved, and are told all they need."""
+    slots, _ = filled
+    slots.update(decodes(1, 3, released=(0, 2)))
+    second, third = make_sequence([1], id=8), make_sequence([2], id=9)
+    write = slots.update(prompts(second, third, blocks=[[12], [13, 71]], samples=False))
+    assert (slots.slot_of[8], slots.slot_of[9]) == (2, 3)
+    assert write.cells == block_cells(2, _0=12) | block_cells(3, _0=13, _1=71)
 
 
 def test_nothing_moves_where_it_would_not_help(filled):
-    slots, sequences = filled
-    sequences[0].status = Status.FINISHED
+    slots, _ = filled
     # Three of four rows need the largest bucket anyway.
-    assert slots.update(decodes(*sequences[1:])).moves == []
+    assert slots.update(decodes(1, 2, 3, released=(0,))).moves == []
     # One decoded beside two that stand by: slot 0 is free, and one row fits a bucket of one.
-    assert slots.update(decodes(sequences[3])).moves == [(3, 0)]
+    assert slots.update(decodes(3)).moves == [(3, 0)]
     # Two decoded, in rows 0 and 2, and row 1 is held by the third: no gap in the bucket of two.
-    write = slots.update(decodes(sequences[3], sequences[2]))
+    write = slots.update(decodes(3, 2))
     assert (write.moves, write.cells) == ([], {})
-    assert slots.bucket(decodes(sequences[3], sequences[2]).chunks) == 4
+    assert slots.bucket([3, 2]) == 4
+
+
+def test_a_reset_frees_all_slots(filled, make_sequence):
+    """Whatever an interrupted plan has left: no old row is decoded on, and the newcomer is live."""
+    slots, _ = filled
+    # As after an interruption between a plan's release and its start.
+    slots.slot_of.pop(2)
+    newcomer = make_sequence([1, 2], 5, id=9)
+    write = slots.update(prompts(newcomer, blocks=[[10]], reset=True))
+    assert slots.slot_of == {9: 0}
+    assert slots.specs == {9: newcomer.spec}
+    assert [write.cells[cell(layout.LIMIT, slot)] for slot in range(SLOTS)] == [2 + 5 - 1, 0, 0, 0]
+    others = [make_sequence([1], id=20 + i) for i in range(3)]
+    slots.update(prompts(*others, blocks=[[1], [2], [3]]))
+    assert slots.slot_of == {9: 0, 20: 1, 21: 2, 22: 3}

@@ -5,19 +5,21 @@ import random
 import pytest
 
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.plan import StepResult
+from rosebatch.engine.plan import DecodeWindow, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch_kernels.feedback import layout
+from tests.engine.fake_runner import Follower
 
 
 class ListDevice:
     """Applies what it is told and decodes every live row, as the kernels do, checking that the row may be decoded.
 
-    A token is a function of the request and the position, so that nothing but the bookkeeping decides the result.
+    A token is a function of the sequence and the position, so that nothing but the bookkeeping decides the result.
+    What the rows should hold comes from a follower of the same plans.
     """
 
     END = 3
@@ -25,30 +27,34 @@ class ListDevice:
     def __init__(self, num_slots, max_len, block_size):
         self.block_size = block_size
         self.slots = Slots(num_slots, -(-max_len // block_size))
+        self.follower = Follower()
         self.fields = [[0] * num_slots for _ in range(layout.NUM_FIELDS)]
         self.table = [[0] * self.slots.width for _ in range(num_slots)]
         self.moves = 0
 
     @staticmethod
-    def token(sequence, position):
-        return hash((sequence.request.index, position)) % 20
+    def token(sequence_id, position):
+        return hash((sequence_id, position)) % 20
 
-    def launch(self, plan):
+    def launch(self, plan, masks):
+        self.follower.update(plan)
         self.apply(self.slots.update(plan))
-        slot_of = {chunk.sequence: self.slots.slot_of[chunk.sequence] for chunk in plan.chunks}
-        assert len(set(self.slots.slot_of.values())) == len(self.slots.slot_of), "two sequences in one slot"
-        for sequence, slot in slot_of.items():
-            assert self.table[slot][: len(sequence.block_ids)] == sequence.block_ids
-        if not plan.decode_steps:
-            return self.result([[self.decode(slot_of[c.sequence], c.sequence)] for c in plan.chunks if c.samples])
-        owners = {slot_of[chunk.sequence]: chunk for chunk in plan.chunks}
-        tokens = {chunk.sequence: [] for chunk in plan.chunks}
-        for step in range(plan.decode_steps):
-            for slot in range(self.slots.bucket(plan.chunks)):
+        slot_of = self.slots.slot_of
+        assert self.slots.specs == self.follower.specs
+        assert slot_of.keys() == self.follower.specs.keys()
+        assert len(set(slot_of.values())) == len(slot_of), "two sequences in one slot"
+        for sequence_id, blocks in self.follower.blocks.items():
+            assert self.table[slot_of[sequence_id]][: len(blocks)] == blocks
+        if not isinstance(plan, DecodeWindow):
+            return self.result([[self.decode(sequence_id)] for sequence_id in plan.sampled_ids])
+        owners = {slot_of[row.id]: row for row in plan.rows}
+        tokens = {row.id: [] for row in plan.rows}
+        for step in range(plan.steps):
+            for slot in range(self.slots.bucket(plan.sampled_ids)):
                 if self.live(slot):
-                    chunk = owners[slot]
-                    assert self.fields[layout.POSITION][slot] == chunk.start + step and step < chunk.length
-                    tokens[chunk.sequence].append(self.decode(slot, chunk.sequence))
+                    row = owners[slot]
+                    assert self.fields[layout.POSITION][slot] == row.start + step and step < row.length
+                    tokens[row.id].append(self.decode(row.id))
         return self.result(list(tokens.values()))
 
     def apply(self, write):
@@ -69,13 +75,14 @@ class ListDevice:
     def live(self, slot):
         return self.fields[layout.POSITION][slot] < self.fields[layout.LIMIT][slot]
 
-    def decode(self, slot, sequence):
+    def decode(self, sequence_id):
         """Compute the row's token: the position must be one that its blocks have room for."""
+        slot = self.slots.slot_of[sequence_id]
         assert self.live(slot)
         position = self.fields[layout.POSITION][slot]
-        assert position < len(sequence.block_ids) * self.block_size
+        assert position < len(self.follower.blocks[sequence_id]) * self.block_size
         assert self.fields[layout.NEXT][slot] == position + 1
-        token = self.token(sequence, position + 1)
+        token = self.token(sequence_id, position + 1)
         self.fields[layout.POSITION][slot] += 1
         self.fields[layout.NEXT][slot] += 1
         if token == self.END and self.fields[layout.STOPS][slot]:
@@ -98,8 +105,8 @@ def test_the_device_decodes_exactly_the_planned_rows(seed, lookahead):
         pool,
         max_num_seqs=seats,
         max_num_batched_tokens=rng.choice([4, 64]),
+        policy=SeparateDecodes(rng.choice([1, 4, 8])),
         prefix_cache=rng.random() < 0.5,
-        decode_window=rng.choice([1, 4, 8]),
     )
     device = ListDevice(seats, max_len, size)
     engine = Engine(
@@ -110,26 +117,24 @@ def test_the_device_decodes_exactly_the_planned_rows(seed, lookahead):
         ids = tuple(rng.randrange(20) for _ in range(rng.randint(1, 12)))
         ignore_eos, stops = rng.random() < 0.5, (5,) if rng.random() < 0.3 else ()
         sampling = SamplingParams(max_tokens=rng.randint(1, 20), ignore_eos=ignore_eos, stop_token_ids=stops)
-        request = Request(index=index, prompt_token_ids=ids, sampling=sampling)
-        engine.add(request)
-        sequence = scheduler.waiting[-1]
-        tokens = [device.token(sequence, position) for position in range(len(ids), sequence.max_len)]
-        ends = [i for i, token in enumerate(tokens) if token in sequence.stop_ids]
+        engine.add(Request(index, ids, sampling))
+        spec = scheduler.waiting[-1].spec
+        tokens = [device.token(spec.id, position) for position in range(len(ids), spec.max_len)]
+        ends = [i for i, token in enumerate(tokens) if token in spec.stop_ids]
         wanted[index] = tuple(tokens[: ends[0] + 1] if ends else tokens)
     got = {}
     while engine.has_unfinished:
-        got |= {completion.request.index: completion.token_ids for completion in engine.step()}
+        got |= {completion.request.id: completion.token_ids for completion in engine.step()}
     assert got == wanted
 
 
 def test_rows_do_move_in_such_runs():
     """Or the test above would not have seen any move: sequences that end one after the other."""
     device = ListDevice(16, 64, 4)
-    scheduler = Scheduler(BlockPool(400, 4), max_num_seqs=16, max_num_batched_tokens=64, decode_window=4)
+    scheduler = Scheduler(BlockPool(400, 4), max_num_seqs=16, max_num_batched_tokens=64, policy=SeparateDecodes(4))
     engine = Engine(scheduler, device, vocab_size=20, max_model_len=64, lookahead=1)
     for index in range(16):
-        sampling = SamplingParams(max_tokens=3 * index + 1, ignore_eos=True)
-        engine.add(Request(index=index, prompt_token_ids=(1,), sampling=sampling))
+        engine.add(Request(index, (1,), SamplingParams(max_tokens=3 * index + 1, ignore_eos=True)))
     while engine.has_unfinished:
         engine.step()
     assert device.moves > 3

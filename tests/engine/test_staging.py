@@ -83,6 +83,44 @@ def test_as_many_fetches_as_there_are_buffers_wait_at_a_time(device):
     assert [wait().tolist() for wait in waits] == [[size] * size for size in range(staging._DEPTH)]
 
 
+def test_a_fetch_that_would_overwrite_an_unread_one_is_refused(device):
+    """The ninth took the first one's buffer, and its tokens came back in the place of the first one's."""
+    lines = Staging(device)
+    tensors = [torch.full((3,), number, dtype=torch.int32, device=device) for number in range(staging._DEPTH + 1)]
+    first, *others = [lines.fetch(tensor) for tensor in tensors[:-1]]
+    with pytest.raises(AssertionError, match="8 transfers ago, a fetch was begun whose values nobody has read"):
+        lines.fetch(tensors[-1])
+    # Nothing was lost: it is read, and its buffer is free.
+    assert first().tolist() == [0, 0, 0]
+    ninth = lines.fetch(tensors[-1])
+    with pytest.raises(AssertionError, match="nobody has read"):
+        lines.fetch(tensors[0])
+    assert [wait().tolist() for wait in (*others, ninth)] == [[number] * 3 for number in range(1, staging._DEPTH + 1)]
+
+
+@pytest.mark.gpu
+def test_a_send_that_would_overwrite_an_unread_fetch_is_refused():
+    """Both take the same buffers in turn. Only on a GPU: copies on a CPU have none."""
+    lines = Staging(torch.device("cuda"))
+    wait = lines.fetch(torch.arange(3, dtype=torch.int32, device="cuda"))
+    for _ in range(staging._DEPTH - 1):
+        lines.send(numbers(5))
+    with pytest.raises(AssertionError, match="nobody has read"):
+        lines.send(numbers(5))
+    assert wait().tolist() == [0, 1, 2]
+    lines.send(numbers(5))
+
+
+def test_many_fetches_read_in_turn(device):
+    """As an engine does: two under way at a time, for ever."""
+    lines, waits, got = Staging(device), [], []
+    for number in range(5 * staging._DEPTH):
+        waits.append(lines.fetch(torch.full((number,), number, dtype=torch.int32, device=device)))
+        if len(waits) == 2:
+            got.append(waits.pop(0)().tolist())
+    assert got == [[number] * number for number in range(5 * staging._DEPTH - 1)]
+
+
 def test_many_sends_in_a_row_each_keep_their_own_values(device):
     """Buffers come round and grow while copies out of them are under way: an early reuse would mix the values."""
     lines = Staging(device)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rosebatch.config import EngineConfig
+from rosebatch.config import RunConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.engine.load import load_engine
@@ -238,8 +238,8 @@ def make_engine() -> Callable[..., Engine]:
         **switches: bool,
     ) -> Engine:
         source = find_model(str(folder), "auto", dtype, CPU)
-        memory = blocks * bytes_per_block(source.config, block_size, source.dtype) or 64 << 20
-        limits = EngineConfig(
+        memory = blocks * bytes_per_block(source.config.kv_shapes, block_size, source.dtype) or 64 << 20
+        limits = RunConfig(
             max_num_seqs=seqs, max_num_batched_tokens=chunk, block_size=block_size, kv_cache_memory=memory
         )
         return load_engine(source, limits, Toggles.resolve(switches, "cpu"), CPU).engine
@@ -249,14 +249,14 @@ def make_engine() -> Callable[..., Engine]:
 
 @pytest.fixture(scope="session")
 def run_choices() -> Callable[..., dict[tuple[int, int], Completion]]:
-    """Runs requests and checks integrity after every step. Request index and choice -> completion."""
+    """Runs requests and checks integrity after every step. Request id and sample -> completion."""
 
     def run(engine: Engine, requests: Sequence[Request]) -> dict[tuple[int, int], Completion]:
         for request in requests:
             engine.add(request)
         done = {}
         while engine.has_unfinished:
-            done |= {(completion.request.index, completion.request.choice): completion for completion in engine.step()}
+            done |= {(completion.request.id, completion.sample): completion for completion in engine.step()}
             engine.scheduler.check_integrity()
         assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
         return done
@@ -268,8 +268,8 @@ def run_choices() -> Callable[..., dict[tuple[int, int], Completion]]:
 def run_engine(
     run_choices: Callable[..., dict[tuple[int, int], Completion]],
 ) -> Callable[..., dict[int, Completion]]:
-    """The same for requests of one completion each. Request index -> completion."""
-    return lambda engine, requests: {index: done for (index, _), done in run_choices(engine, requests).items()}
+    """The same for requests of one completion each. Request id -> completion."""
+    return lambda engine, requests: {id: done for (id, _), done in run_choices(engine, requests).items()}
 
 
 @pytest.fixture(scope="session")
@@ -278,7 +278,7 @@ def greedy_tokens(run_engine: Callable[..., dict[int, Completion]]) -> Callable[
 
     def tokens(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
-        requests = [Request(index=i, prompt_token_ids=tuple(p), sampling=sampling) for i, p in enumerate(prompts)]
+        requests = [Request(i, tuple(p), sampling) for i, p in enumerate(prompts)]
         done = run_engine(engine, requests)
         return [list(done[i].token_ids) for i in range(len(prompts))]
 

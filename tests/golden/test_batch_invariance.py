@@ -35,7 +35,7 @@ def recorded_logits(monkeypatch):
 
 @pytest.fixture
 def results(recorded_logits, run_engine):
-    """Runs requests. Request index -> tokens, and (seed, position) -> logits."""
+    """Runs requests. Request id -> tokens, and (seed, position) -> logits."""
 
     def run(engine, requests):
         recorded_logits.clear()
@@ -50,9 +50,9 @@ def requests_of(prompts):
     kinds = [{"top_p": 0.95}, {"top_p": 0.95}, {}, {"top_k": 20}, {"min_p": 0.05, "top_p": 0.9}]
     return [
         Request(
-            index=i,
-            prompt_token_ids=tuple(prompt),
-            sampling=SamplingParams(
+            i,
+            tuple(prompt),
+            SamplingParams(
                 temperature=0.8, seed=1000 + i, max_tokens=NEW_TOKENS, ignore_eos=True, **kinds[i % len(kinds)]
             ),
         )
@@ -116,14 +116,14 @@ def test_the_order_of_the_requests_does_not_matter(model, dtype, goldens, make_e
     assert_same(results(engine, requests_of(goldens(model).prompts)[::-1]), expected)
 
 
-@pytest.mark.parametrize("chunk", [7, 100])
+@pytest.mark.parametrize("chunk", [1, 7, 100])
 @pytest.mark.parametrize(("model", "dtype"), CASES)
 def test_the_chunk_size_does_not_matter(model, dtype, chunk, goldens, make_engine, results, alone):
-    """How prompts are cut into chunks must not change a bit."""
+    """How prompts are cut into chunks must not change a bit, although a chunk of one token looks like a decode."""
     tokens, logits = alone(model, dtype)
     requests = requests_of(goldens(model).prompts)[: 8 if chunk == 1 else 64]
     engine = make_engine(goldens(model).folder, dtype, chunk=chunk, block_size=5)
-    chosen = {request.index for request in requests}
+    chosen = {request.id for request in requests}
     expected = (
         {i: t for i, t in tokens.items() if i in chosen},
         {key: row for key, row in logits.items() if key[0] - 1000 in chosen},
@@ -157,15 +157,19 @@ def test_repeating_a_prompt_does_not_matter(model, dtype, goldens, make_engine, 
 
 @pytest.mark.parametrize(("model", "dtype"), CASES)
 def test_going_on_from_anothers_completion_does_not_matter(model, dtype, goldens, make_engine, results):
-    """The next turn of a conversation finds the last answer's K and V, which were generated token by token."""
+    """The next turn of a conversation finds the prompt's K and V. Those of the answer have other bits: they were
+    generated token by token."""
     folder, prompts = goldens(model).folder, goldens(model).prompts[:16]
     engine = make_engine(folder, dtype, block_size=4)
     first, _ = results(engine, requests_of(prompts))
     turns = [[*prompt, *first[i], 5, 6, 7] for i, prompt in enumerate(prompts)]
-    requests = [dataclasses.replace(r, index=r.index + 100) for r in requests_of(turns)]
+    requests = [dataclasses.replace(r, id=r.id + 100) for r in requests_of(turns)]
     fresh = make_engine(folder, dtype, block_size=4, prefix_cache=False)
     expected = results(fresh, requests)
+    computed = engine.stats.computed_tokens
     assert_same(results(engine, requests), expected)
+    found = sum(len(prompt) // 4 * 4 for prompt in prompts)
+    assert engine.stats.computed_tokens - computed == sum(len(turn) + NEW_TOKENS - 1 for turn in turns) - found
 
 
 @pytest.mark.skipif("bfloat16" not in DTYPES, reason="this CPU has no bf16 products")

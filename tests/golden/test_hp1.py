@@ -6,14 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rosebatch.config import EngineConfig
+from rosebatch.config import RunConfig
 from rosebatch.engine.load import load_engine
 from rosebatch.errors import UserError
 from rosebatch.model.source import find_model
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
-from rosebatch_kernels.hp1 import reference
+from rosebatch_kernels.hp1 import torch_gathered
 from tests.golden.plain_hp1 import PlainHP1
 
 MODELS = ["hp1", "hp1-options"]
@@ -39,9 +39,7 @@ def test_log_probabilities(model, limits, goldens, make_engine, run_engine):
     """Those of prompts and completions equal one plain pass over all tokens."""
     golden = goldens(model)
     sampling = SamplingParams(max_tokens=12, ignore_eos=True, logprobs=1, prompt_logprobs=1)
-    requests = [
-        Request(index=i, prompt_token_ids=tuple(p), sampling=sampling) for i, p in enumerate(golden.prompts[:16])
-    ]
+    requests = [Request(i, tuple(p), sampling) for i, p in enumerate(golden.prompts[:16])]
     plain = PlainHP1.from_pretrained(golden.folder)
     for completion in run_engine(make_engine(golden.folder, **limits), requests).values():
         tokens = [*completion.request.prompt_token_ids, *completion.token_ids]
@@ -69,10 +67,10 @@ def test_gates_keep_the_checkpoints_precision(dtype, goldens, make_engine):
     weights = load_file(goldens("hp1").folder / "model.safetensors")
     layer = make_engine(goldens("hp1").folder, dtype).runner.model.layers[1]
     prefix = "model.layers.1."
-    assert torch.equal(layer.gate.gamma, weights[f"{prefix}self_attn.gamma"])
-    assert torch.equal(layer.gate.taps, (weights[f"{prefix}self_attn.sigma"] / 3)[:, None].expand(-1, 3))
+    assert torch.equal(layer.attention.gate.gamma, weights[f"{prefix}self_attn.gamma"])
+    assert torch.equal(layer.attention.gate.taps, (weights[f"{prefix}self_attn.sigma"] / 3)[:, None].expand(-1, 3))
     assert layer.post_mlp.gamma == weights[f"{prefix}post_mlp_layernorm.gamma"].item()
-    assert layer.rotary.qk_norm.k_gamma == weights[f"{prefix}self_attn.k_norm.gamma"].item()
+    assert layer.attention.qk_norm.k_gamma == weights[f"{prefix}self_attn.k_norm.gamma"].item()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +105,7 @@ def test_random_weights_are_alive(monkeypatch, greedy_tokens):
     A clip that does nothing or cuts off everything, or a sum that grows without bounds, would still run and make a
     benchmark meaningless.
     """
-    zeros, original = [], reference.probabilities
+    zeros, original = [], torch_gathered.probabilities
 
     def probabilities(scores, gate):
         weights = original(scores, gate)
@@ -116,9 +114,9 @@ def test_random_weights_are_alive(monkeypatch, greedy_tokens):
             zeros.append((weights[..., *torch.tril_indices(rows, keys)] == 0).float().mean())
         return weights
 
-    monkeypatch.setattr(reference, "probabilities", probabilities)
+    monkeypatch.setattr(torch_gathered, "probabilities", probabilities)
     source = find_model(str(TINY), "dummy", "float32", CPU)
-    engine = load_engine(source, EngineConfig(kv_cache_memory=1 << 24), Toggles.resolve({}, "cpu"), CPU).engine
+    engine = load_engine(source, RunConfig(kv_cache_memory=1 << 24), Toggles.resolve({}, "cpu"), CPU).engine
     prompts = [[(7 * i * i + 3 * k * i + k) % 1000 for i in range(64)] for k in range(10)]
     tokens = greedy_tokens(engine, prompts)
     assert len(zeros) == 2

@@ -13,6 +13,7 @@ from collections import Counter
 import pytest
 import torch
 
+from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 
@@ -91,9 +92,7 @@ def requests_of(prompts, kinds):
     """Requests for 12 tokens each; the kinds take turns."""
     return [
         Request(
-            index=i,
-            prompt_token_ids=tuple(prompt),
-            sampling=SamplingParams(**{"max_tokens": NEW_TOKENS, "ignore_eos": True} | kinds[i % len(kinds)]),
+            i, tuple(prompt), SamplingParams(**{"max_tokens": NEW_TOKENS, "ignore_eos": True} | kinds[i % len(kinds)])
         )
         for i, prompt in enumerate(prompts)
     ]
@@ -272,7 +271,7 @@ def test_three_greedy_completions(model, limits, goldens, make_engine, run_choic
     rows = requests_of(golden.prompts[:count], [{"n": 3, "logprobs": 1}, {"n": 3}, {"n": 3}])
     done = run_choices(engine, rows)
     assert {key: list(completion.token_ids) for key, completion in done.items()} == {
-        (i, choice): golden.expected[i] for i in range(count) for choice in range(3)
+        (i, sample): golden.expected[i] for i in range(count) for sample in range(3)
     }
     for completion in done.values():
         check_logprobs(model, completion)
@@ -291,14 +290,17 @@ def test_three_sampled_completions(model, limits, goldens, make_engine, run_choi
     engine = make_engine(folder, **limits)
     done = {key: completion.token_ids for key, completion in run_choices(engine, rows).items()}
     assert (engine.stats.preemptions > 0) is (limits is CRAMPED)
-    for choice in range(3):
-        own = [row.sample(choice) for row in rows]
-        assert {row.sampling.seed for row in own}.isdisjoint({row.sampling.seed for row in rows}) is (choice > 0)
-        alone = [dataclasses.replace(row, choice=0, sampling=dataclasses.replace(row.sampling, n=1)) for row in own]
+    for sample in range(3):
+        own = [SequenceState.start(row, id=0, max_model_len=256, sample=sample).sampling for row in rows]
+        assert {each.seed for each in own}.isdisjoint({row.sampling.seed for row in rows}) is (sample > 0)
+        alone = [
+            Request(row.id, row.prompt_token_ids, dataclasses.replace(each, n=1))
+            for row, each in zip(rows, own, strict=True)
+        ]
         expected = run_engine(make_engine(folder, **PLENTY), alone)
-        assert {i: done[i, choice] for i in expected} == {i: c.token_ids for i, c in expected.items()}
+        assert {i: done[i, sample] for i in expected} == {i: c.token_ids for i, c in expected.items()}
     # A prompt of one token may leave few likely tokens.
-    assert sum(len({done[i, choice] for choice in range(3)}) == 3 for i in range(24)) >= 20
+    assert sum(len({done[i, sample] for sample in range(3)}) == 3 for i in range(24)) >= 20
 
 
 @pytest.mark.parametrize(
@@ -313,7 +315,7 @@ def test_the_prompt_of_three_completions_is_computed_once(model, limits, goldens
     generated = sum(len(completion.token_ids) for completion in done.values())
     # The last generated token is never fed back.
     computed = engine.stats.computed_tokens - (generated - len(done))
-    cached = sum(completion.cached_tokens for (_, choice), completion in done.items() if choice == 0)
+    cached = sum(completion.cached_tokens for (_, sample), completion in done.items() if sample == 0)
     assert computed == sum(map(len, prompts)) - cached + 2 * len(prompts)
     assert generated == 3 * NEW_TOKENS * len(prompts)
 
@@ -325,6 +327,6 @@ def test_prompt_logprobs_of_several_completions(limits, goldens, make_engine, ru
     rows = requests_of(goldens("llama").prompts[:16], [{"n": 3, "prompt_logprobs": 2, "temperature": 1.0}])
     done = run_choices(engine, rows)
     assert len(done) == 48
-    for (_, choice), completion in done.items():
-        if choice == 0:
+    for (_, sample), completion in done.items():
+        if sample == 0:
             check_logprobs("llama", completion)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rosebatch.config import EngineConfig, ModelConfig
+from rosebatch.config import ModelConfig, RunConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
@@ -126,7 +126,7 @@ def make_engine(saved_model: Callable[[str], Path], device: torch.device) -> Cal
         family: str, dtype: torch.dtype, switches: dict[str, bool] | None = None, *, seqs: int, **limits: int
     ) -> Engine:
         source = find_model(str(saved_model(family)), "auto", str(dtype).removeprefix("torch."), device)
-        config = EngineConfig(max_num_seqs=seqs, **{"kv_cache_memory": 1 << 28, **limits})
+        config = RunConfig(max_num_seqs=seqs, **{"kv_cache_memory": 1 << 28, **limits})
         return load_engine(source, config, Toggles.resolve(switches or {}, device.type), device).engine
 
     return make
@@ -138,8 +138,8 @@ def greedy() -> Callable[..., list[list[int]]]:
 
     def generate(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
         sampling = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
-        requests = [Request(index=i, prompt_token_ids=tuple(p), sampling=sampling) for i, p in enumerate(prompts)]
-        done = {c.request.index: list(c.token_ids) for c in engine.run(requests)}
+        requests = [Request(i, tuple(p), sampling) for i, p in enumerate(prompts)]
+        done = {c.request.id: list(c.token_ids) for c in engine.run(requests)}
         return [done[index] for index in range(len(prompts))]
 
     return generate

@@ -98,7 +98,7 @@ def logits_after(engine: Engine, prefix: Sequence[int]) -> Tensor:
 
     model.logits = record
     try:
-        list(engine.run([Request(index=0, prompt_token_ids=tuple(prefix), sampling=SamplingParams(max_tokens=1))]))
+        list(engine.run([Request(0, tuple(prefix), SamplingParams(max_tokens=1))]))
     finally:
         del model.logits
     assert [len(rows) for rows in seen] == [1]

@@ -40,13 +40,13 @@ def requests() -> list[Request]:
         sampling = SamplingParams(
             max_tokens=NEW_TOKENS - index % 7, seed=numbers.randrange(2**64), ignore_eos=True, **KINDS[index % 5]
         )
-        made.append(Request(index=index, prompt_token_ids=tuple(prompt), sampling=sampling))
+        made.append(Request(index, tuple(prompt), sampling))
     return made
 
 
 def run(engine: Engine, requests: list[Request]) -> dict[int, tuple[int, ...]]:
-    """Request index -> tokens."""
-    return {completion.request.index: completion.token_ids for completion in engine.run(requests)}
+    """Request id -> tokens."""
+    return {completion.request.id: completion.token_ids for completion in engine.run(requests)}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -56,7 +56,7 @@ def test_another_engine_gives_the_same(
 ) -> None:
     """Uninitialized memory and races give different tokens in another engine."""
     first = run(make_engine(family, dtype, seqs=64), requests)
-    assert [len(first[r.index]) for r in requests] == [r.sampling.max_tokens for r in requests]
+    assert [len(first[r.id]) for r in requests] == [r.sampling.max_tokens for r in requests]
     for _ in range(2):
         assert run(make_engine(family, dtype, seqs=64), requests) == first
 
@@ -111,5 +111,5 @@ def test_another_seed_gives_another_completion(requests: list[Request], make_eng
     first = run(engine, requests)
     seeds = [dataclasses.replace(r.sampling, seed=r.sampling.seed ^ 1) for r in requests]
     others = run(engine, [dataclasses.replace(r, sampling=s) for r, s in zip(requests, seeds, strict=True)])
-    changed = [r.index for r in requests if first[r.index] != others[r.index]]
-    assert changed == [r.index for r in requests if not r.sampling.greedy]
+    changed = [r.id for r in requests if first[r.id] != others[r.id]]
+    assert changed == [r.id for r in requests if not r.sampling.greedy]

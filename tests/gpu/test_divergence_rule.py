@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rosebatch.config import EngineConfig, ModelConfig
+from rosebatch.config import ModelConfig, RunConfig
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import ModelSource
 from rosebatch.request import Request
@@ -174,9 +174,9 @@ def test_logits_of_an_engine_after_a_prefix() -> None:
     )
     device = torch.device("cpu")
     source = ModelSource("tiny", config, None, "dummy", torch.float32)
-    engine = load_engine(source, EngineConfig(kv_cache_memory=1 << 20), Toggles.resolve({}, "cpu"), device).engine
+    engine = load_engine(source, RunConfig(kv_cache_memory=1 << 20), Toggles.resolve({}, "cpu"), device).engine
     sampling = SamplingParams(max_tokens=8)
-    (done,) = engine.run([Request(index=0, prompt_token_ids=(4, 9), sampling=sampling)])
+    (done,) = engine.run([Request(0, (4, 9), sampling)])
     for length in (1, 7):
         logits = logits_after(engine, [4, 9, *done.token_ids[:length]])
         assert logits.shape == (50,)

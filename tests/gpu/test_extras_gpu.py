@@ -11,6 +11,7 @@ from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.request import Completion, Request
 from rosebatch.sampling_params import GrammarSpec, SamplingParams
+from rosebatch.toggles import hidden_by
 from tests.engine.constraint import EveryThird
 
 pytestmark = pytest.mark.gpu
@@ -42,17 +43,17 @@ def requests() -> list[Request]:
         ]
         limits = {"max_tokens": 36 - index % 7, "seed": numbers.randrange(2**64)}
         sampling = SamplingParams(**limits, **KINDS[index % len(KINDS)])
-        made.append(Request(index=index, prompt_token_ids=tuple(prompt), sampling=sampling))
+        made.append(Request(index, tuple(prompt), sampling))
     return made
 
 
 def run(engine: Engine, requests: list[Request]) -> dict[tuple[int, int], Completion]:
-    """Request index and choice -> completion."""
+    """Request id and sample -> completion."""
     for request in requests:
         engine.add(request, constraint=partial(EveryThird, VOCAB) if request.sampling.grammar else None)
     done = {}
     while engine.has_unfinished:
-        done |= {(c.request.index, c.request.choice): c for c in engine.step()}
+        done |= {(c.request.id, c.sample): c for c in engine.step()}
     engine.scheduler.check_integrity()
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
     return done
@@ -81,7 +82,7 @@ def test_equal_to_plain_pytorch(
 ) -> None:
     """Graphs of every kind of step, rows that move, and a cache that is too small must not change a token."""
     expected = run(make_engine(family, torch.float32, {"paged_attention": False}, seqs=64), requests)
-    memory = blocks * bytes_per_block(model_config(family), 16, torch.float32) or 1 << 28
+    memory = blocks * bytes_per_block(model_config(family).kv_shapes, 16, torch.float32) or 1 << 28
     engine = make_engine(family, torch.float32, seqs=seqs, block_size=16, kv_cache_memory=memory)
     assert_same(run(engine, requests), expected)
     assert_same(run(engine, requests[::-1]), expected)
@@ -89,8 +90,12 @@ def test_equal_to_plain_pytorch(
     assert engine.stats.preemptions > 0 or not (blocks and seqs == 64)
 
 
-@pytest.mark.parametrize("switch", ["fused_sampler", "late_results", "cuda_graph", "batched_rollover", "prefix_cache"])
+@pytest.mark.parametrize(
+    "switch",
+    ["fused_sampler", "batched_sampling", "late_results", "cuda_graph", "batched_rollover", "prefix_cache"],
+)
 def test_switches(switch: str, requests: list[Request], make_engine: Callable) -> None:
     """Each switch changes where tokens are sampled, when results arrive, or who writes a step's inputs."""
     expected = run(make_engine("Qwen3", torch.float32, seqs=64), requests)
-    assert_same(run(make_engine("Qwen3", torch.float32, {switch: False}, seqs=64), requests), expected)
+    off = dict.fromkeys([switch, *hidden_by(switch, "cuda")], False)
+    assert_same(run(make_engine("Qwen3", torch.float32, off, seqs=64), requests), expected)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rosebatch.config import EngineConfig
-from rosebatch.launch import LaunchOptions, launch
+from rosebatch.config import RunConfig
+from rosebatch.launch import launch
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 
@@ -19,14 +19,20 @@ def generate(saved_model: Callable[[str], Path]) -> Callable[..., list[list[int]
     pytest.importorskip("flashinfer")
 
     def run(sampler: str, **sampling: float) -> list[list[int]]:
-        limits = EngineConfig(max_num_seqs=16, kv_cache_memory=1 << 28)
-        model = str(saved_model("Llama"))
-        launched = launch(LaunchOptions(model=model, device="cuda", dtype="float32", sampler=sampler, limits=limits))
+        config = RunConfig.of(
+            str(saved_model("Llama")),
+            device="cuda",
+            dtype="float32",
+            sampler=sampler,
+            max_num_seqs=16,
+            kv_cache_memory=1 << 28,
+        )
+        launched = launch(config)
         assert launched.description["sampler"] == sampler
         params = SamplingParams(max_tokens=12, ignore_eos=True, **sampling)
         prompts = [tuple(range(i + 1)) for i in range(40)]
-        requests = [Request(index=i, prompt_token_ids=p, sampling=params) for i, p in enumerate(prompts)]
-        done = {c.request.index: list(c.token_ids) for c in launched.engine.run(requests)}
+        requests = [Request(i, p, params) for i, p in enumerate(prompts)]
+        done = {c.request.id: list(c.token_ids) for c in launched.engine.run(requests)}
         return [done[index] for index in range(len(prompts))]
 
     return run

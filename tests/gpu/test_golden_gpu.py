@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rosebatch.engine.kv_cache import bytes_per_block
-from rosebatch.toggles import Toggles
+from rosebatch.toggles import Toggles, hidden_by
 
 pytestmark = pytest.mark.gpu
 
@@ -35,7 +35,7 @@ def test_greedy_equals_transformers(
 ) -> None:
     """The CPU's tests cannot see errors of device placement, dtypes and kernel indexing."""
     family, prompts, expected = golden
-    memory = blocks * bytes_per_block(model_config(family), 16, torch.float32) or 1 << 28
+    memory = blocks * bytes_per_block(model_config(family).kv_shapes, 16, torch.float32) or 1 << 28
     limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
     engine = make_engine(family, torch.float32, seqs=batch, **limits)
     count = min(2 * batch, len(prompts))
@@ -45,8 +45,9 @@ def test_greedy_equals_transformers(
 
 @pytest.mark.parametrize("name", [f.name for f in fields(Toggles) if "cuda" in f.metadata["devices"]])
 def test_every_switch_on_equals_off(golden: tuple, name: str, make_engine: Callable, greedy: Callable) -> None:
-    """A switch may change only the speed."""
+    """A switch may change only the speed. Switches that would hide it are off as well."""
     family, prompts, expected = golden
-    engine = make_engine(family, torch.float32, {name: False}, seqs=64)
+    off = dict.fromkeys([name, *hidden_by(name, "cuda")], False)
+    engine = make_engine(family, torch.float32, off, seqs=64)
     assert greedy(engine, prompts[:100], NEW_TOKENS) == expected[:100]
     assert (engine.stats.graph_replays > 0) == (name not in ("cuda_graph", "paged_attention"))

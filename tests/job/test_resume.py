@@ -142,6 +142,7 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake
     assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 401
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_file(tmp_path):
     """With twenty times the rows, reader, ids, waiting results and report must take the same memory."""
     peaks = []

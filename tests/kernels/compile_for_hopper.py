@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from rosebatch_kernels import dependent_launch
+from rosebatch_kernels.common import launch
 from rosebatch_kernels.feedback import layout
 
 compiled = []
@@ -35,7 +35,7 @@ def compile_only() -> None:
 
     JITFunction.run = warm_up
     hopper = {"PDL": True, "launch_pdl": True}
-    dependent_launch.launch_options = lambda: hopper
+    launch.launch_options = lambda: hopper
 
 
 def empty(*shape, dtype=torch.bfloat16):
@@ -47,9 +47,9 @@ def ints(*shape):
 
 
 def attention() -> None:
+    from rosebatch_kernels.common.splits import DecodeWorkspace
     from rosebatch_kernels.paged_attention.decode import decode
     from rosebatch_kernels.paged_attention.prefill import prefill
-    from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
     from rosebatch_kernels.qkv.kernel import prepare
 
     for heads, kv_heads, size, dtype in [
@@ -73,12 +73,12 @@ def attention() -> None:
 
 
 def gated_attention() -> None:
+    from rosebatch_kernels.common.head_norms import HeadUClip
+    from rosebatch_kernels.common.splits import DecodeWorkspace
     from rosebatch_kernels.hp1.decode import decode, num_splits
     from rosebatch_kernels.hp1.gate import Gate
     from rosebatch_kernels.hp1.prefill import prefill
-    from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
     from rosebatch_kernels.qkv.kernel import prepare
-    from rosebatch_kernels.qkv.norms import HeadUClip
 
     for heads, kv_heads, size, dtype, append in [(8, 4, 128, torch.bfloat16, True), (3, 3, 80, torch.float16, False)]:
         cache = empty(2, 4, kv_heads, 64, size, dtype=dtype)

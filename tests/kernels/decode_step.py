@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from rosebatch_kernels.paged_attention import splits
+from rosebatch_kernels.common import splits
 from tests.kernels.scattered import NORMS, Scattered, assert_same, attention, normed_and_rotated, rotary_tables
 
 # Nobody's default.

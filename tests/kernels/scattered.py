@@ -5,9 +5,9 @@ import math
 import torch
 from torch import nan
 
+from rosebatch_kernels.common.head_norms import HeadUClip
+from rosebatch_kernels.kv_cache.layout import cache_rows
 from rosebatch_kernels.kv_cache.reference import append
-from rosebatch_kernels.qkv.norms import HeadUClip
-from rosebatch_kernels.qkv.reference import cache_rows
 
 EPS = 1e-6
 

@@ -17,6 +17,7 @@ KERNELS = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_all_kernels_compile_for_a_hopper_gpu(tmp_path):
     """Every launcher, in a process where Triton does not interpret; no GPU is needed."""
     pytest.importorskip("triton")

@@ -1,18 +1,20 @@
 """HP1 decode attention over scattered blocks against the formula in float64, key by key."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nan
 
 from rosebatch_kernels.hp1 import decode as kernel
-from rosebatch_kernels.hp1 import paged_reference
+from rosebatch_kernels.hp1 import reference
 from tests.kernels.decode_step import SCALE, check, make_step
 from tests.kernels.hp1_exact import gated_attention, general_gate, make_gate
 from tests.kernels.scattered import rotary_tables, uclip, untouched
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
-IMPLEMENTATIONS = {"reference": paged_reference.decode, "kernel": kernel.decode}
+IMPLEMENTATIONS = {"reference": reference.decode, "kernel": kernel.decode}
 # Keys of a split whose runs are one group each, where runs and groups are few and small.
 RUNS, KEYS = 4, 4
 TILE = RUNS * KEYS
@@ -33,8 +35,8 @@ def sizes(request, monkeypatch):
     """Many runs of small groups in the interpreter, which takes as long for many as for few."""
     on_gpu = request.node.callspec.params.get("device") == "cuda"
     if not on_gpu and "as_on_a_gpu" not in request.fixturenames:
-        monkeypatch.setattr(kernel, "_config", lambda *_: (16, 2))
-        monkeypatch.setattr(kernel, "_MOST_SPLITS", 4)
+        monkeypatch.setattr(kernel, "_runs_and_keys", lambda *_: (16, 2))
+        monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, most_splits=4))
 
 
 def make_gated_step(positions, kv_heads, group, size, block_size, dtype, device, randn, *, gate=None, **options):
@@ -111,8 +113,8 @@ def test_without_append(implementation, group, block_size, dtype, device, randn,
 @pytest.mark.parametrize(("first", "append"), [(0, True), (4 * TILE - 3, True), (4 * TILE - 3, False)])
 def test_borders_of_runs_and_splits_at_every_offset(first, append, device, randn, assert_close, monkeypatch):
     """What a run or a split takes from the keys in front of it; as many splits as there are tiles of keys."""
-    monkeypatch.setattr(kernel, "_LEAST_KEYS", TILE)
-    monkeypatch.setattr(kernel, "_config", lambda *_: (RUNS, KEYS))
+    monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, least_keys=TILE))
+    monkeypatch.setattr(kernel, "_runs_and_keys", lambda *_: (RUNS, KEYS))
     positions = list(range(first, first + TILE + 2))
     step = make_gated_step(positions, 1, 2, 8, 16, torch.float32, device, randn, append=append)
     assert kernel.num_splits(len(positions), 1) > 3
@@ -141,7 +143,7 @@ def test_all_values_or_those_with_weight(dtype, device, randn, assert_close, as_
 
 def test_one_split(implementation, device, randn, assert_close, monkeypatch):
     """As many sequences as fill a GPU, which is made small here; nearly none are live."""
-    monkeypatch.setattr(kernel, "_PROGRAMS", 100)
+    monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, programs=100))
     batch, live = 100, (0, 7, 99)
     assert kernel.num_splits(batch, 1) == 1
     positions = [3 if row in live else 0 for row in range(batch)]

@@ -4,17 +4,17 @@ import pytest
 import torch
 from torch import nan
 
+from rosebatch_kernels.common import splits
 from rosebatch_kernels.hp1 import decode as decode_kernel
-from rosebatch_kernels.hp1 import paged_reference
 from rosebatch_kernels.hp1 import prefill as kernel
-from rosebatch_kernels.paged_attention import splits
+from rosebatch_kernels.hp1 import reference
 from tests.kernels.hp1_exact import gated_attention, general_gate, make_gate
 from tests.kernels.scattered import assert_same
 from tests.kernels.test_paged_prefill import SCALE, cut, make
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
-IMPLEMENTATIONS = {"reference": paged_reference.prefill, "kernel": kernel.prefill}
+IMPLEMENTATIONS = {"reference": reference.prefill, "kernel": kernel.prefill}
 
 
 @pytest.fixture(params=["reference", "kernel"])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from rosebatch_kernels.linear.packed import PackedLinear, can_pack
-from rosebatch_kernels.linear.reference import Linear
+from rosebatch_kernels.linear.torch_linear import Linear
+from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
 
 ROWS = (1, 2, 3, 31, 32, 33, 100, 128, 129, 300, 1025)
 # (in, out): odd ones, the smallest, and those of SmolLM2-135M, GPT-2 and the tests' tiny models.

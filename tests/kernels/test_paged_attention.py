@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nan
 
-from rosebatch_kernels.paged_attention import reference
+from rosebatch_kernels.common.gather import gather, gather_rows, padded_keys
+from rosebatch_kernels.paged_attention import torch_gathered
 
 SHAPES = [(1, 1, 8), (2, 3, 24), (3, 1, 64), (1, 4, 63)]
 BLOCK_SIZES = [1, 7, 16, 48, 128]
@@ -36,7 +37,7 @@ class Paged:
         """Past a sequence's end the table repeats its first block: any valid one will do."""
         width = -(-keys // self.block_size)
         padded = [(table + [table[0]] * width)[:width] for table in self.tables]
-        return reference.gather_rows(torch.tensor(padded), self.num_blocks, self.kv_heads)
+        return gather_rows(torch.tensor(padded), self.num_blocks, self.kv_heads)
 
     def exact(self, sequence, position, q, scale, window=0):
         """Attention of ``q [heads, D]`` at ``position``, key by key."""
@@ -65,11 +66,11 @@ def mask(positions, keys, window, dtype):
     [(1, 64), (63, 64), (64, 64), (65, 128), (512, 512), (513, 640), (1000, 1024), (1024, 1024), (1025, 1280)],
 )
 def test_padded_keys(length, keys):
-    assert reference.padded_keys(length) == keys
+    assert padded_keys(length) == keys
 
 
 def test_padded_keys_never_fall_short_and_waste_little():
-    padded = [reference.padded_keys(n) for n in range(1, 20000)]
+    padded = [padded_keys(n) for n in range(1, 20000)]
     assert all(p >= n for n, p in enumerate(padded, 1))
     assert all(p % 64 == 0 for p in padded)
     assert sorted(padded) == padded
@@ -79,7 +80,7 @@ def test_padded_keys_never_fall_short_and_waste_little():
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 def test_gather_puts_a_sequence_in_order(block_size, dtype, randn):
     paged = Paged([70, 1, 63], 3, 5, block_size, dtype, randn)
-    k, v = reference.gather(paged.cache, paged.rows(128), batch=3, keys=128)
+    k, v = gather(paged.cache, paged.rows(128), batch=3, keys=128)
     assert k.shape == v.shape == (3, 3, 128, 5)
     for i, n in enumerate(paged.lengths):
         assert torch.equal(k[i, :, :n].transpose(0, 1), paged.k[i])
@@ -97,7 +98,7 @@ def test_decode(block_size, window, dtype, randn, assert_close):
         paged = Paged(lengths, kv_heads, size, block_size, dtype, randn)
         q, scale = randn(5, kv_heads * group, size, dtype=dtype), size**-0.5
         masks = mask([n - 1 for n in lengths], 128, window, dtype)[:, None, None]
-        out = reference.decode(q, paged.cache, paged.rows(128), masks, scale)
+        out = torch_gathered.decode(q, paged.cache, paged.rows(128), masks, scale)
         assert out.dtype == dtype
         exact = [paged.exact(i, n - 1, q[i], scale, window) for i, n in enumerate(lengths)]
         assert_close(out, torch.stack(exact))
@@ -111,7 +112,7 @@ def test_prefill(block_size, window, dtype, randn, assert_close):
     for kv_heads, group, size in SHAPES:
         paged = Paged([73, 90], kv_heads, size, block_size, dtype, randn)
         q, scale = randn(46, kv_heads * group, size, dtype=dtype), size**-0.5
-        out = reference.prefill(q, paged.cache, paged.rows(128), mask(positions, 128, window, dtype), scale)
+        out = torch_gathered.prefill(q, paged.cache, paged.rows(128), mask(positions, 128, window, dtype), scale)
         assert out.dtype == dtype
         rows = (0, 1, 13, 22)
         exact = [paged.exact(i, positions[r], q[i * 23 + r], scale, window) for i in range(2) for r in rows]
@@ -124,8 +125,8 @@ def test_scale_is_used(randn, assert_close):
     q = randn(1, 4, 8)
     masks = mask([19], 64, 0, torch.float32)
     expected = paged.exact(0, 19, q[0], 1.7)[None]
-    assert_close(reference.decode(q, paged.cache, paged.rows(64), masks[:, None, None], 1.7), expected)
-    assert_close(reference.prefill(q, paged.cache, paged.rows(64), masks, 1.7), expected)
+    assert_close(torch_gathered.decode(q, paged.cache, paged.rows(64), masks[:, None, None], 1.7), expected)
+    assert_close(torch_gathered.prefill(q, paged.cache, paged.rows(64), masks, 1.7), expected)
 
 
 def test_strided_queries(dtype, randn):
@@ -135,8 +136,8 @@ def test_strided_queries(dtype, randn):
     q = fused[:, 1:5]
     masks = mask([19, 29], 64, 0, dtype)[:, None, None]
     rows = paged.rows(64)
-    same = reference.decode(q.contiguous(), paged.cache, rows, masks, 0.3)
-    assert torch.equal(reference.decode(q, paged.cache, rows, masks, 0.3), same)
+    same = torch_gathered.decode(q.contiguous(), paged.cache, rows, masks, 0.3)
+    assert torch.equal(torch_gathered.decode(q, paged.cache, rows, masks, 0.3), same)
 
 
 @pytest.mark.usefixtures("threads")
@@ -147,9 +148,9 @@ def test_bits_of_a_decode_do_not_depend_on_the_others(size, dtype, randn):
     q = randn(20, 9, size, dtype=dtype)
     masks = mask([n - 1 for n in lengths], 128, 0, dtype)[:, None, None]
     rows = paged.rows(128).view(2, 20, -1)
-    whole = reference.decode(q, paged.cache, paged.rows(128), masks, 0.2)
+    whole = torch_gathered.decode(q, paged.cache, paged.rows(128), masks, 0.2)
     for some in ([0], [19], [7, 3], list(range(19, -1, -1))):
-        part = reference.decode(q[some], paged.cache, rows[:, some].reshape(-1), masks[some], 0.2)
+        part = torch_gathered.decode(q[some], paged.cache, rows[:, some].reshape(-1), masks[some], 0.2)
         assert torch.equal(part, whole[some])
 
 
@@ -160,8 +161,8 @@ def test_bits_of_a_tile_do_not_depend_on_the_others(size, dtype, randn):
     q = randn(12 * 64, 9, size, dtype=dtype)
     tile = mask(list(range(64, 128)), 128, 0, dtype)
     rows = paged.rows(128).view(2, 12, -1)
-    whole = reference.prefill(q, paged.cache, paged.rows(128), tile, 0.2).view(12, 64, -1)
+    whole = torch_gathered.prefill(q, paged.cache, paged.rows(128), tile, 0.2).view(12, 64, -1)
     for some in ([0], [11], [7, 3], list(range(11, -1, -1))):
         tiles = q.view(12, 64, 9, size)[some].reshape(-1, 9, size)
-        part = reference.prefill(tiles, paged.cache, rows[:, some].reshape(-1), tile, 0.2)
+        part = torch_gathered.prefill(tiles, paged.cache, rows[:, some].reshape(-1), tile, 0.2)
         assert torch.equal(part.view(len(some), 64, -1), whole[some])

@@ -1,17 +1,20 @@
 """Decode attention over scattered blocks against float64: what it gives, what it writes, and what it leaves alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nan
 
+from rosebatch_kernels.common import splits
 from rosebatch_kernels.paged_attention import decode as kernel
-from rosebatch_kernels.paged_attention import paged_reference, splits
+from rosebatch_kernels.paged_attention import reference
 from tests.kernels.decode_step import check, make_step
 from tests.kernels.scattered import rms_norm, rotary_tables, untouched
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
-IMPLEMENTATIONS = {"reference": paged_reference.decode, "kernel": kernel.decode}
+IMPLEMENTATIONS = {"reference": reference.decode, "kernel": kernel.decode}
 
 
 @pytest.fixture(params=["reference", "kernel"])
@@ -73,7 +76,7 @@ def test_keys_in_several_splits(implementation, group, window, append, dtype, de
 
 def test_one_split(implementation, device, randn, assert_close, monkeypatch):
     """As many sequences as fill a GPU, which is made small here; nearly none are live."""
-    monkeypatch.setattr(splits, "_MANY_PROGRAMS", 100)
+    monkeypatch.setattr(splits, "TUNED", replace(splits.TUNED, splits=((100, 1), (0, 16))))
     batch, live = 100, (0, 7, 99)
     assert splits.num_splits(batch, 1) == 1
     positions = [3 if row in live else 0 for row in range(batch)]

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nan
 
-from rosebatch_kernels.paged_attention import paged_reference
 from rosebatch_kernels.paged_attention import prefill as kernel
+from rosebatch_kernels.paged_attention import reference
 from tests.kernels.scattered import Scattered, assert_same, attention, untouched
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 # Nobody's default.
 SCALE = 0.17
-IMPLEMENTATIONS = {"reference": paged_reference.prefill, "kernel": kernel.prefill}
+IMPLEMENTATIONS = {"reference": reference.prefill, "kernel": kernel.prefill}
 
 
 @pytest.fixture(params=["reference", "kernel"])

@@ -8,7 +8,7 @@ import torch
 
 from rosebatch.config import RopeConfig
 from rosebatch.model.layers import rope_tables
-from rosebatch_kernels.rope import reference
+from rosebatch_kernels.qkv.torch_heads import rope
 
 
 def naive_rope(x, angles):
@@ -41,7 +41,7 @@ def test_rope_turns_pairs(tokens, heads, size, dtype, randn, assert_close):
     x = randn(tokens, heads, size, dtype=dtype)
     angles = (randn(tokens, size // 2) * 3).tolist()
     cos, sin = tables(angles, dtype)
-    out = reference.rope(x, cos, sin)
+    out = rope(x, cos, sin)
     assert out.dtype == dtype
     assert_close(out, naive_rope(x, angles))
 
@@ -49,23 +49,23 @@ def test_rope_turns_pairs(tokens, heads, size, dtype, randn, assert_close):
 def test_rope_of_position_zero_is_the_identity(dtype, randn):
     x = randn(1, 3, 64, dtype=dtype)
     cos, sin = model_tables(RopeConfig(), 64, 1, dtype)
-    assert torch.equal(reference.rope(x, cos, sin), x)
+    assert torch.equal(rope(x, cos, sin), x)
 
 
 def test_rope_of_strided_heads(dtype, randn):
     """q and k are a view of the fused projection, k's heads behind q's."""
     x = randn(63, 9, 32, dtype=dtype)
     cos, sin = model_tables(RopeConfig(), 32, 63, dtype)
-    assert torch.equal(reference.rope(x[:, 2:6], cos, sin), reference.rope(x[:, 2:6].contiguous(), cos, sin))
+    assert torch.equal(rope(x[:, 2:6], cos, sin), rope(x[:, 2:6].contiguous(), cos, sin))
 
 
 @pytest.mark.usefixtures("threads")
 def test_a_tokens_rotation_does_not_depend_on_its_neighbours(dtype, randn):
     x = randn(129, 11, 34, dtype=dtype)
     cos, sin = model_tables(RopeConfig(), 34, 129, dtype)
-    whole = reference.rope(x, cos, sin)
+    whole = rope(x, cos, sin)
     for rows in (slice(0, 1), slice(128, 129), slice(7, 70)):
-        assert torch.equal(reference.rope(x[rows].clone(), cos[rows], sin[rows]), whole[rows])
+        assert torch.equal(rope(x[rows].clone(), cos[rows], sin[rows]), whole[rows])
 
 
 def frequencies(rope, size, positions=2):

@@ -11,7 +11,9 @@ def functions(module):
     return {name: f for name, f in public if f.__module__ == module.__name__ and not name.startswith("_")}
 
 
-@pytest.mark.parametrize("operator", ["norm", "mlp", "linear", "kv_cache", "qkv", "feedback", "logits", "uclip"])
+@pytest.mark.parametrize(
+    "operator", ["norm", "mlp", "linear", "kv_cache", "qkv", "feedback", "logits", "uclip", "sampling"]
+)
 def test_same_signature(operator):
     kernels = functions(import_module(f"rosebatch_kernels.{operator}.kernel"))
     references = functions(import_module(f"rosebatch_kernels.{operator}.reference"))
@@ -20,11 +22,11 @@ def test_same_signature(operator):
         assert inspect.signature(kernel) == inspect.signature(references[name]), name
 
 
-@pytest.mark.parametrize("attention", ["paged_attention", "hp1"])
-def test_same_signature_of_attention(attention):
+@pytest.mark.parametrize(("attention", "formulas"), [("paged_attention", set()), ("hp1", {"probabilities"})])
+def test_same_signature_of_attention(attention, formulas):
     """Its kernels stand in modules of their names, beside what their callers need to know of them."""
-    references = functions(import_module(f"rosebatch_kernels.{attention}.paged_reference"))
-    assert references.keys() == {"decode", "prefill"}
-    for name, reference in references.items():
+    references = functions(import_module(f"rosebatch_kernels.{attention}.reference"))
+    assert references.keys() == {"decode", "prefill"} | formulas
+    for name in ("decode", "prefill"):
         kernel = getattr(import_module(f"rosebatch_kernels.{attention}.{name}"), name)
-        assert inspect.signature(kernel) == inspect.signature(reference), name
+        assert inspect.signature(kernel) == inspect.signature(references[name]), name

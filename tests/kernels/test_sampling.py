@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rosebatch_kernels.sampling import reference
+from rosebatch_kernels.sampling import reference, torch_sampling
 from rosebatch_kernels.sampling.philox import philox, uniform
 
 MASK = 0xFFFFFFFF
@@ -82,7 +82,7 @@ def test_greedy_takes_the_likeliest(dtype, randn):
     for vocab in VOCABS:
         logits = randn(63, vocab, dtype=dtype)
         expected = [max(range(vocab), key=lambda i, row=row: (row[i], -i)) for row in logits.tolist()]
-        assert reference.greedy(logits).tolist() == expected
+        assert torch_sampling.greedy(logits).tolist() == expected
 
 
 @pytest.mark.parametrize("vocab", [2, 63, 64, 1000, 49152])
@@ -93,8 +93,8 @@ def test_greedy_tie_takes_the_lowest_id(vocab, dtype):
         tied = sorted(numbers.sample(range(vocab), k=min(vocab, numbers.randint(2, 5))))
         logits = torch.full((3, vocab), -1.0, dtype=dtype)
         logits[:, tied] = 2.5
-        assert reference.greedy(logits).tolist() == [tied[0]] * 3
-    assert reference.greedy(torch.zeros(2, vocab, dtype=dtype)).tolist() == [0, 0]
+        assert torch_sampling.greedy(logits).tolist() == [tied[0]] * 3
+    assert torch_sampling.greedy(torch.zeros(2, vocab, dtype=dtype)).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
@@ -103,7 +103,7 @@ def test_sample_equals_the_loop(vocab, randn):
     logits = randn(100, vocab) * 3
     temperature = [numbers.choice([0.3, 0.8, 1.0, 2.0]) for _ in range(100)]
     u = [numbers.random() for _ in range(100)]
-    tokens = reference.sample(logits, torch.tensor(temperature), torch.tensor(u, dtype=torch.float64)).tolist()
+    tokens = torch_sampling.sample(logits, torch.tensor(temperature), torch.tensor(u, dtype=torch.float64)).tolist()
     expected = [naive_sample(logits[i].numpy(), temperature[i], u[i]) for i in range(100)]
     certain = [i for i in range(100) if not expected[i][1]]
     assert len(certain) >= 90
@@ -122,7 +122,7 @@ def test_sample_filtered_equals_the_loop(vocab, top_k, randn):
     top_p = [numbers.choice([1.0, 0.98, 0.9, 0.5, 0.01]) for _ in range(rows)]
     min_p = [numbers.choice([0.0, 0.0, 0.02, 0.5, 1.0]) for _ in range(rows)]
     u = [numbers.random() for _ in range(rows)]
-    tokens = reference.sample_filtered(
+    tokens = torch_sampling.sample_filtered(
         logits,
         torch.tensor(temperature),
         torch.tensor(u, dtype=torch.float64),
@@ -146,7 +146,7 @@ def test_sample_filtered_equals_the_loop(vocab, top_k, randn):
 def filtered(logits, u, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     """Sample one distribution with many numbers."""
     n = len(u)
-    return reference.sample_filtered(
+    return torch_sampling.sample_filtered(
         torch.tensor([logits]).expand(n, -1),
         torch.full((n,), temperature),
         torch.tensor(u, dtype=torch.float64),
@@ -196,7 +196,7 @@ def test_min_p_of_1_keeps_all_that_tie_for_the_likeliest():
 
 def test_a_number_on_the_edge_belongs_to_the_next_token_with_any_probability():
     logits, half = torch.tensor([[0.0, -math.inf, 0.0]]), torch.tensor([0.5], dtype=torch.float64)
-    assert reference.sample(logits, torch.ones(1), half).tolist() == [2]
+    assert torch_sampling.sample(logits, torch.ones(1), half).tolist() == [2]
 
 
 def test_frequencies_are_the_probabilities():
@@ -207,7 +207,9 @@ def test_frequencies_are_the_probabilities():
         weights = weights_of(np.array(logits), temperature)
         expected = weights / weights.sum() * n
         temperatures = torch.full((n,), temperature)
-        plain = reference.sample(torch.tensor([logits]).expand(n, -1), temperatures, torch.tensor(u).double()).tolist()
+        plain = torch_sampling.sample(
+            torch.tensor([logits]).expand(n, -1), temperatures, torch.tensor(u).double()
+        ).tolist()
         ranked = filtered(logits, u, temperature=temperature, top_k=20)
         for tokens in (plain, ranked):
             counts = np.bincount(tokens, minlength=20)
@@ -230,7 +232,7 @@ def test_extreme_numbers_never_pick_what_has_no_probability(u):
     logits = [minus, minus, 0.0, minus, 1.0, minus, minus]
     end = 2 if u < 0.5 else 4
     number, one = torch.tensor([u], dtype=torch.float64), torch.ones(1)
-    assert reference.sample(torch.tensor([logits]), one, number).tolist() == [end]
+    assert torch_sampling.sample(torch.tensor([logits]), one, number).tolist() == [end]
     for options in ({"top_k": 5}, {"top_p": 0.999}, {"min_p": 0.01}):
         assert filtered(logits, [u], **options) == [end]
 
@@ -239,9 +241,9 @@ def test_nothing_but_minus_infinity_gives_the_first_token():
     """No probability anywhere: a valid id all the same, not one past the end of the vocabulary."""
     logits = torch.full((2, 50), -math.inf)
     one, u = torch.ones(2), torch.tensor([0.2, 0.9], dtype=torch.float64)
-    assert reference.sample(logits, one, u).tolist() == [0, 0]
+    assert torch_sampling.sample(logits, one, u).tolist() == [0, 0]
     for top_k, top_p in ((0, 1.0), (3, 1.0), (0, 0.5), (50, 0.5)):
-        assert reference.sample_filtered(logits, one, u, top_k, one * top_p, one * 0).tolist() == [0, 0]
+        assert torch_sampling.sample_filtered(logits, one, u, top_k, one * top_p, one * 0).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(("options", "kept"), TIES)
@@ -273,10 +275,10 @@ def test_sample_rows_gives_the_same_tokens(top_k, dtype, randn):
         assert tokens.dtype == torch.int32
         return tokens.tolist()
 
-    assert from_rows(zero, top_k, top_p, min_p) == reference.greedy(logits).tolist()
-    filtered_tokens = reference.sample_filtered(logits, temperature, u, top_k, top_p, min_p).tolist()
+    assert from_rows(zero, top_k, top_p, min_p) == torch_sampling.greedy(logits).tolist()
+    filtered_tokens = torch_sampling.sample_filtered(logits, temperature, u, top_k, top_p, min_p).tolist()
     assert from_rows(temperature, top_k, top_p, min_p) == filtered_tokens
-    assert from_rows(temperature, 0, one, zero) == reference.sample(logits, temperature, u).tolist()
+    assert from_rows(temperature, 0, one, zero) == torch_sampling.sample(logits, temperature, u).tolist()
 
 
 @pytest.mark.parametrize("vocab", [63, 1000, 5000, 20000])
@@ -291,9 +293,9 @@ def test_rows_do_not_touch_each_other(vocab, randn):
 
     def draw(index):
         index = torch.tensor(index)
-        plain = reference.sample(logits[index], temperature[index], u[index])
+        plain = torch_sampling.sample(logits[index], temperature[index], u[index])
         ranked = [
-            reference.sample_filtered(logits[index], temperature[index], u[index], k, top_p[index], min_p[index])
+            torch_sampling.sample_filtered(logits[index], temperature[index], u[index], k, top_p[index], min_p[index])
             for k in (0, 50)
         ]
         return torch.stack([plain, *ranked], 1).tolist()

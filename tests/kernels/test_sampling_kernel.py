@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -83,8 +84,7 @@ def sample(logits, arguments, device):
 @pytest.fixture
 def little_room(monkeypatch):
     """Segments, tiles and a list so small that logits of the tests' size overflow them."""
-    for name, size in {"_SEGMENT": 8, "_ROOM": 64, "_MANY": 128, "_FEW": 32}.items():
-        monkeypatch.setattr(kernel, name, size)
+    monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, segment=8, room=64, many=128, few=32))
 
 
 @pytest.mark.parametrize("vocab", [1, 1000])

@@ -1,5 +1,6 @@
 """UClipNorm, alone and behind the residual addition, against the formula in float64."""
 
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -166,7 +167,7 @@ def test_kernel_offsets_of_parts_past_int32(device, randn, far_apart):
 
 def test_a_rows_bits_out_of_the_kernel_do_not_depend_on_its_neighbours(dtype, device, randn, monkeypatch):
     """With more elements a program takes more of them: here with few already."""
-    monkeypatch.setattr(kernel, "_ONE_WAVE", 2**14)
+    monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, one_wave=2**14))
     shapes = (35, 1030), (35, 1030), (1030,)
     x, residual, alpha = (randn(*s, dtype=dtype).to(device) for s in shapes)
     alone, added = kernel.uclip_norm(x, alpha, 0.7), kernel.add_uclip_norm(x, residual, alpha, 0.7, alpha, 0.5)[0]

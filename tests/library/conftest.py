@@ -1,6 +1,5 @@
 """A small model in a Hugging Face cache made by hand, without a network."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +57,6 @@ def llm(hub: Path) -> Iterator[LLM]:
     """The model by its folder, on one thread: more cost such a small model more than they bring."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with LLM(os.path.join(hub, "models--Qwen--Qwen3-0.6B", "snapshots", COMMIT), max_num_seqs=8) as llm:
+    with LLM(hub / "models--Qwen--Qwen3-0.6B" / "snapshots" / COMMIT, max_num_seqs=8) as llm:
         yield llm
     torch.set_num_threads(threads)

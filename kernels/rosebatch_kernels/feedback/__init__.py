@@ -1,1 +1,1 @@
-"""Sampled tokens back into the state that the next decode step reads, without the host."""
+"""Sampled tokens go back into the state that the next decode step reads, without the host."""

@@ -1,17 +1,17 @@
 """Time of the token feedback: ``python -m rosebatch_kernels.feedback.bench``.
 
-A step moves a few kilobytes through one program, so what is measured is the latency of a launch and of the loads that
-follow one another; a share of the copy bandwidth would say nothing. The reference reads the step on the host, so that
-no graph can hold it: it is not timed.
+A step moves a few kilobytes through one program. So this measures the latency of a launch and of a chain of loads; a
+share of the copy bandwidth would say nothing. The reference is not timed: it reads the step on the host, so that no
+graph can hold it.
 """
 
 import sys
 
 import torch
 
+from rosebatch_kernels.common.timing import median_us
 from rosebatch_kernels.feedback.kernel import advance
 from rosebatch_kernels.feedback.layout import LIMIT, NEXT, NUM_FIELDS, POSITION, STOPS
-from rosebatch_kernels.timing import median_us
 
 _ROWS = (1, 32, 256, 1024)
 # End tokens of GPT-2 and Qwen3, and of Llama-3.1.
@@ -20,7 +20,7 @@ _WINDOW = 32
 
 
 def main() -> None:
-    """Write one line for each number of rows, of end tokens, and way to give the columns."""
+    """Write one line for each number of rows, number of end tokens, and with the columns given."""
     for rows in _ROWS:
         for ends in _END_TOKENS:
             _advance(rows, ends, given=False)
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def _advance(rows: int, ends: int, *, given: bool) -> None:
-    """Sequences that never end, so that every call does all there is to do."""
+    """Sequences that never end, so that every call does all of the work."""
     fields = torch.zeros(NUM_FIELDS, rows, dtype=torch.int32, device="cuda")
     fields[NEXT], fields[LIMIT], fields[STOPS] = 1, 2**30, 1
     tokens = torch.randint(1000, (rows,), dtype=torch.int32, device="cuda")

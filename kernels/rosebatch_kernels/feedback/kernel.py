@@ -4,8 +4,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.dependent_launch import launch_options, wait
+from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.feedback import layout
+
+# Of the one program, on an H100 80GB HBM3.
+_WARPS = 4
 
 _TOKEN = tl.constexpr(layout.TOKEN)
 _POSITION = tl.constexpr(layout.POSITION)
@@ -17,7 +20,7 @@ _STOPS = tl.constexpr(layout.STOPS)
 def advance(
     tokens: Tensor, fields: Tensor, slots: Tensor | None, history: Tensor, step: Tensor | None, end_tokens: Tensor
 ) -> None:
-    """See ``rosebatch_kernels.feedback.reference``; one program does all rows, so that ``step`` is one number."""
+    """See ``rosebatch_kernels.feedback.reference``; one program serves all rows, so that ``step`` is one number."""
     _advance[(1,)](
         tokens,
         fields,
@@ -33,7 +36,7 @@ def advance(
         SLOTS=slots is not None,
         STEP=step is not None,
         ENDS=len(end_tokens),
-        num_warps=4,
+        num_warps=_WARPS,
         **launch_options(),
     )
 

@@ -1,12 +1,12 @@
-"""What the device knows of each running sequence: the rows of an int32 matrix ``[fields, sequences]``."""
+"""The device's state of each running sequence: the rows of an int32 matrix ``[fields, sequences]``."""
 
-# The last token, its position, the position of the one to be sampled, and the position at which decoding ends:
-# a sequence is decoded while position < limit.
+# The last token, its position, the position of the next token, and the position at which decoding ends: a sequence is
+# decoded while position < limit.
 TOKEN, POSITION, NEXT, LIMIT = range(4)
 # Whether the model's end tokens end it.
 STOPS = 4
-# Sampling; temperature, top-p and min-p are the bits of fp32 numbers, the seed is 64 bits in two rows.
+# Sampling parameters; temperature, top-p and min-p are the bits of fp32 numbers, the seed is 64 bits in two rows.
 TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED_LOW, SEED_HIGH = range(5, 11)
-# What changes logits first: penalties, the bits of fp32 numbers, and the first position where an end token may stand.
+# Changes of logits: penalties, the bits of fp32 numbers, and the first position where an end token is allowed.
 PRESENCE, FREQUENCY, REPETITION, MIN_POSITION = range(11, 15)
 NUM_FIELDS = 15

@@ -9,15 +9,15 @@ from rosebatch_kernels.feedback.layout import LIMIT, NEXT, POSITION, STOPS, TOKE
 def advance(
     tokens: Tensor, fields: Tensor, slots: Tensor | None, history: Tensor, step: Tensor | None, end_tokens: Tensor
 ) -> None:
-    """Take the sampled tokens over, advance the positions, stop sequences at the model's end tokens.
+    """Take over the sampled tokens, advance the positions, stop sequences at the model's end tokens.
 
     Args:
-        tokens: ``[S]`` integers, one sampled for each row.
+        tokens: ``[S]`` integers, the sampled token of each row.
         fields: ``[NUM_FIELDS, N]`` int32, see ``layout``; written in place.
         slots: ``[S]`` integers, each row's column of ``fields``; None: row i is column i.
-        history: ``[W, N]`` int32; row ``step % W`` takes each column's token, or -1 where the sequence was not decoded.
-            Without ``step``, row 0 takes the token of row i at i.
-        step: one int32 on the device, counted up; or None.
+        history: ``[W, N]`` int32; row ``step % W`` gets each column's token, or -1 if the sequence was not decoded.
+            Without ``step``, row 0 gets the token of row i at i.
+        step: one int32 on the device, incremented; or None.
         end_tokens: ``[E]`` int32.
     """
     columns = torch.arange(len(tokens), device=tokens.device) if slots is None else slots.long()

@@ -1,8 +1,8 @@
 """HP1 attention beside softmax attention on the same shapes: ``python -m rosebatch_kernels.hp1.bench``.
 
-Both have HP1's heads, and caches that take turns, as the layers of a model do. Decode is timed for several sigmas, with
-the share of weights that are zero, and once with V of all keys; it is held against the copy bandwidth by all K and V,
-prefill against the rate of a matrix product by the products under the causal mask.
+Both have HP1's heads, and caches that take turns, like the layers of a model. Decode is timed for several sigmas, with
+the share of zero weights, and once with V of all keys. The bench compares decode with the copy bandwidth, by all K and
+V, and prefill with the rate of a matrix product, by the products under the causal mask.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,15 +12,16 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.bench_inputs import block_table, prompt_tiles, randn
+from rosebatch_kernels.common.bench_inputs import block_table, prompt_tiles, randn
+from rosebatch_kernels.common.head_norms import HeadUClip
+from rosebatch_kernels.common.splits import DecodeWorkspace
+from rosebatch_kernels.common.tiles import TILE_ROWS
+from rosebatch_kernels.common.timing import median_us, report
 from rosebatch_kernels.hp1 import decode, prefill
 from rosebatch_kernels.hp1.gate import Gate, mean_taps
 from rosebatch_kernels.hp1.reference import probabilities
 from rosebatch_kernels.paged_attention import decode as softmax_decode
 from rosebatch_kernels.paged_attention import prefill as softmax_prefill
-from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
-from rosebatch_kernels.qkv.norms import HeadUClip
-from rosebatch_kernels.timing import median_us, report
 
 _HEADS, _KV_HEADS, _SIZE = 8, 4, 128
 _SCALE = _SIZE**-0.5
@@ -36,7 +37,7 @@ _SAMPLE = 512
 
 
 def main() -> None:
-    """Write some lines for each shape."""
+    """Write several lines for each shape."""
     for batch, length in _DECODES:
         _decode(batch, length)
     for sequences, length in _PROMPTS:
@@ -71,9 +72,9 @@ def _decode(batch: int, length: int) -> None:
 
 
 def _prefill(sequences: int, length: int) -> None:
-    """Whole prompts at once; half of the products with K and with V are masked."""
+    """Whole prompts at once; half of the products with K and V are masked."""
     tokens, table = sequences * length, block_table(sequences, length, _BLOCK_SIZE)
-    packed = prompt_tiles(sequences, length, softmax_prefill.TILE_ROWS)
+    packed = prompt_tiles(sequences, length, TILE_ROWS)
     common = {"block_table": table, "tiles": packed, "num_heads": _HEADS, "scale": _SCALE}
     layers = [(randn(tokens, (_HEADS + 2 * _KV_HEADS) * _SIZE), _cache(table)) for _ in range(_TURNS)]
 
@@ -97,7 +98,7 @@ def _gate(sigma: float) -> Gate:
 
 
 def _share_of_zeros(sigma: float) -> float:
-    """Of weights of random scores, which have the deviation that q and k of deviation 1 give them."""
+    """Share of zero weights for random scores of deviation 1, the deviation for q and k of deviation 1."""
     scores = torch.randn(_HEADS, _SAMPLE, _SAMPLE, device="cuda")
     return float((probabilities(scores, _gate(sigma)) == 0).float().mean())
 

@@ -1,21 +1,20 @@
-"""HP1 decode attention over the paged cache in Triton: one query token for each sequence, K and V appended on the way.
+"""HP1 decode attention over the paged cache in Triton: one query token for each sequence, whose K and V it appends.
 
 One program serves one sequence, one K/V head with all query heads that share it, and one part (split) of the keys.
-It reads the row of the fused QKV projection itself, as softmax decode does (see
-``rosebatch_kernels.paged_attention.decode``).
+Like softmax decode (``rosebatch_kernels.paged_attention.decode``), it reads the row of the fused QKV projection itself.
 
 The threads that hold one row of K (16 for a head of 128 in 16 bits) walk along a run of successive keys of their own,
-see ``rosebatch_kernels.hp1.runs``. They hold the same piece of that key's V, of the query and of the sum of values, so
-that but for the sum of a score over its threads nothing is exchanged before the end, and what the gate lets pass is
-known where V is asked for: V of a key is read only where some head of the group gives it weight. Nothing is rescaled,
-and partial results are simply added up, by the last split of a head to finish (source of the plain sum, of the
-overlap at a split and of the sparse values: article S4).
+see ``rosebatch_kernels.hp1.runs``. They hold the same channels of that key's V, of the query and of the sum of values.
+So threads exchange nothing before the end but the sum of a score. The weights are known before V is loaded: V of a key
+is read only where some head of the group gives it weight. Nothing is rescaled; the last split of a head to finish adds
+up the partial results (source of the plain sum, of the overlap at a split and of the sparse values: article S4).
 
-K is asked for one group of keys ahead, V used one group later: both are on their way while a group is computed.
+K is loaded one group of keys ahead, and V is used one group later: both are in flight while a group is computed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, operator"
 
+from dataclasses import dataclass
 from math import gcd
 
 import torch
@@ -23,22 +22,43 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.dependent_launch import launch_options, wait
+from rosebatch_kernels.common.arrivals import arrive
+from rosebatch_kernels.common.head_norms import QKNorm, norm_arguments
+from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
+from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
+from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.hp1.runs import filtered, gated, subtracted
-from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
-from rosebatch_kernels.qkv.kernel import halves, normed_and_rotated, turn, weight_halves
-from rosebatch_kernels.qkv.norms import QKNorm, norm_arguments
 
-# A warp needs no other: nothing waits at a barrier.
-_WARPS = 1
-# Of so many registers a thread that 8 are held by each of an H100's 132 multiprocessors.
-_PROGRAMS = 1056
-_MOST_SPLITS = 32
-# Keys of a sequence that a split should have to be worth its merge.
-_LEAST_KEYS = 32
-# Splits that are added up at a time.
-_MERGED = 8
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of programs and splits, measured on an H100 80GB HBM3.
+
+    Attributes:
+        warps: of a program. One warp never waits at a barrier.
+        row_bytes: bytes of a row of K that a thread holds.
+        keys: keys in a group, as many as the registers hold.
+        keys_of_few_heads: the same for at most ``few_heads`` query heads to a K/V head.
+        few_heads: see above.
+        programs: programs that run at once: 8 on each of 132 multiprocessors, by their registers.
+        most_splits: splits of a sequence.
+        least_keys: keys that make a split worth its merge.
+        merged: splits that are added up at a time.
+    """
+
+    warps: int = 1
+    row_bytes: int = 16
+    keys: int = 4
+    keys_of_few_heads: int = 8
+    few_heads: int = 2
+    programs: int = 1056
+    most_splits: int = 32
+    least_keys: int = 32
+    merged: int = 8
+
+
+TUNED = Tuned()
 
 
 def decode(
@@ -60,7 +80,7 @@ def decode(
     """Attention of one new token for each sequence, see ``rosebatch_kernels.hp1.reference``.
 
     Args:
-        qkv: ``[B, (heads + 2 · kv_heads) · D]``, q then k then v, as the projection leaves them.
+        qkv: ``[B, (heads + 2 · kv_heads) · D]``, q then k then v, the projection's output.
         cache: ``[2, blocks, kv_heads, block_size, D]``; with ``append`` the new K and V are written into it.
         block_table: ``[B, M]`` int32 block ids, rows at any stride.
         positions: ``[B]`` int32 at any stride, of the new token.
@@ -69,10 +89,10 @@ def decode(
         gate: of the layer.
         num_heads: query heads, a multiple of kv_heads.
         scale: factor on q·k, positive.
-        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype, both halves of cos alike, the first of sin
-            negated; None where q and k are rotated already, or never.
-        qk_norm: of each head before the rotation.
-        append: False where the new K and V are in the cache already; q is then taken as it is.
+        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype; both halves of cos are equal, the first half of
+            sin is negated. None where q and k are rotated already, or never.
+        qk_norm: of each head, before the rotation.
+        append: False where the new K and V are in the cache already; q is then neither normalised nor rotated.
         sparse: False reads V of all keys.
 
     Returns:
@@ -84,7 +104,7 @@ def decode(
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
     splits = workspace.num_splits(batch)
     width = max(16, triton.next_power_of_2(size))
-    runs, keys = _config(width, group, cache.dtype)
+    runs, keys = _runs_and_keys(width, group, cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
     _gated_decode[(kv_heads, batch, splits)](
@@ -109,7 +129,7 @@ def decode(
         qkv.stride(0),
         block_table.stride(0),
         positions.stride(0),
-        _LEAST_KEYS,
+        TUNED.least_keys,
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -120,34 +140,34 @@ def decode(
         # So that a group of keys lies in one block.
         KEYS=gcd(keys, block_size),
         SPLITS=splits,
-        MERGED=_MERGED,
+        MERGED=TUNED.merged,
         APPEND=append,
         ROTARY=append and rotary is not None,
         NORM=norm,
         RELU_PRE=gate.relu_pre,
-        # Of scores before the scale, which is applied to sums of values: fewer of them.
+        # Bounds of unscaled scores: the scale is applied to the sums of values, which are fewer.
         CLIP_MIN=gate.clip_min / scale,
         CLIP_MAX=gate.clip_max / scale,
         SPARSE=sparse,
-        num_warps=_WARPS,
+        num_warps=TUNED.warps,
         **launch_options(),
     )
     return out
 
 
 def num_splits(batch: int, kv_heads: int) -> int:
-    """Parts that the keys of each sequence are divided into: so many programs as are on a GPU at once.
+    """Parts of each sequence's keys: as many as fill the GPU with programs that run at once.
 
     They follow from the batch alone, never from lengths, so that a CUDA graph can hold them.
     """
-    parts = max(1, min(_PROGRAMS // (batch * kv_heads), _MOST_SPLITS))
+    parts = max(1, min(TUNED.programs // (batch * kv_heads), TUNED.most_splits))
     return 1 << (parts.bit_length() - 1)
 
 
-def _config(width: int, group: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Runs of a program, and keys in a group: as many as the registers hold."""
-    # A thread holds 16 bytes of a row.
-    return max(1, _WARPS * 32 * 16 // (width * dtype.itemsize)), 8 if group <= 2 else 4
+def _runs_and_keys(width: int, group: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Runs of a program, and keys in a group of each run."""
+    runs = max(1, TUNED.warps * 32 * TUNED.row_bytes // (width * dtype.itemsize))
+    return runs, TUNED.keys_of_few_heads if group <= TUNED.few_heads else TUNED.keys
 
 
 @triton.jit(do_not_specialize=["num_blocks", "least"])
@@ -195,23 +215,16 @@ def _gated_decode(
 ):
     head = tl.program_id(0)
     row = tl.program_id(1)
-    # The slowest axis, so that splits which short sequences do not need are started last.
+    # The slowest axis: splits that short sequences do not need start last.
     split = tl.program_id(2)
-    # What the feedback of the step before wrote is older than the kernel that may still be running.
+    # Written by the previous step's feedback, which is older than the kernel in front.
     position = tl.load(positions + row * state_stride)
     if position >= tl.load(limits + row * state_stride):
-        # It is enough that one program of each row waits: the kernel is not complete before.
-        if PDL:  # noqa: SIM102 (the first is decided when the kernel is compiled)
-            if split == 0:
-                wait()
+        wait_before_return(split == 0, PDL)
         return
-    dtype = qkv.dtype.element_ty
-    # Cached keys: [0, end). With APPEND the new token is kept in registers instead.
+    # Cached keys: [0, end). With APPEND the new token stays in registers.
     end = position if APPEND else position + 1
-    used = tl.maximum(tl.minimum(end // least, SPLITS), 1)
-    # Keys of a run, whole groups. Rounded up, the runs may leave nothing for the last split.
-    run = tl.cdiv(end, used * RUNS * KEYS) * KEYS
-    used = tl.maximum(tl.cdiv(end, tl.maximum(run * RUNS, 1)), 1)
+    run, used = _run_length(end, least, RUNS, KEYS, SPLITS)
     if split >= used:
         return
     table = block_table + row * table_stride
@@ -222,27 +235,145 @@ def _gated_decode(
     rows = cache + head * (BLOCK * D) + d
     first = (split * RUNS + tl.arange(0, RUNS)) * run
     last_group = tl.maximum(end - 1, 0) // KEYS * KEYS
-    if PDL:  # noqa: SIM102 (as above)
-        if not APPEND:
-            wait()
-    # Keys of earlier steps, which are older as well.
-    group = tl.minimum(first, last_group)
-    place = _place(table, group, BLOCK, D, stride)
-    group = tl.minimum(first + KEYS, last_group)
-    block = tl.load(table + group // BLOCK)
-    k = _group(rows + place[:, None], real, D, KEYS)
-    # The two in front of each run, for their scores alone.
+    if PDL and not APPEND:
+        wait()
+    # Keys of earlier steps are older than the kernel in front as well.
+    flight = _first_group(rows, table, first, last_group, real, D, BLOCK, KEYS, stride)
+    # The two keys in front of each run, for their scores alone.
     begin = tl.minimum(first, end)
     before = _before(rows, table, begin, real, BLOCK, D, stride)
-    one = tl.zeros([1, 1], tl.int32)
-    if APPEND:
-        n = position + tl.zeros([1], tl.int32)
-        mine = real & ((split + one) == 0)
-        before_new = _before(rows, table, n, mine, BLOCK, D, stride)
-        newest = rows + _place(table, n, BLOCK, D, stride)[:, None]
-    cosine, sine = turn(cos, sin, position, D, WIDTH, ROTARY)
+    slot = _new_slot(rows, table, position, split, real, D, BLOCK, stride, APPEND)
+    turned = turn(cos, sin, position, D, WIDTH, ROTARY)
     q_weights = weight_halves(q_weight, D, WIDTH, ROTARY, NORM)
     k_weights = weight_halves(k_weight, D, WIDTH, ROTARY, NORM)
+    filters, factors = _filters(taps, gamma, head, scale, GROUP)
+    if PDL and APPEND:
+        wait()
+
+    q_halves, k_halves, v_new = _new_token(qkv, qkv_stride, row, head, HEADS, KV_HEADS, GROUP, D, WIDTH, APPEND, ROTARY)
+    q = _heads(q_halves, q_weights, turned, q_number, GROUP, D, ROTARY, NORM)
+    new_weights = ()
+    if APPEND:
+        k_new = normed_and_rotated(k_halves, k_weights, turned, D, k_number, ROTARY, NORM)
+        _append(slot, k_new, v_new, v_distance)
+        new_weights = _weights_of_new(q, k_new, slot, split, filters, GROUP, RELU_PRE, CLIP_MIN, CLIP_MAX)
+    states = _states(q, before, begin, filters, GROUP, RELU_PRE)
+    cached = rows, v_distance, table, real
+    runs = first, run, end, last_group
+    acc = _walk(
+        q, flight, cached, runs, states, filters, GROUP, D, BLOCK, KEYS, stride, RELU_PRE, CLIP_MIN, CLIP_MAX, SPARSE
+    )
+    target = out + row.to(tl.int64) * (HEADS * D) + head * GROUP * D + d
+    part = sums + ((row * KV_HEADS + head) * SPLITS * GROUP).to(tl.int64) * D + d
+    _store(target, part, acc, new_weights, v_new, factors, split, used, real, GROUP, D, APPEND)
+    if used == 1:
+        return
+    if arrive(arrived + row * KV_HEADS + head) == used - 1:
+        tl.store(arrived + row * KV_HEADS + head, 0)
+        _add_up(target, part, used, real, GROUP, D, WIDTH, MERGED)
+
+
+@triton.jit
+def _run_length(end, least, RUNS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr):
+    """Keys of a run, whole groups, if ``end`` keys are divided; and the number of splits with keys, at least one."""
+    used = tl.maximum(tl.minimum(end // least, SPLITS), 1)
+    run = tl.cdiv(end, used * RUNS * KEYS) * KEYS
+    # Rounded up, the runs may leave nothing for the last split.
+    used = tl.maximum(tl.cdiv(end, tl.maximum(run * RUNS, 1)), 1)
+    return run, used
+
+
+@triton.jit
+def _first_group(
+    rows, table, first, last_group, real, D: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, STRIDE: tl.constexpr
+):
+    """What the walk begins with: K of each run's first group, its place, the next group, and its block."""
+    group = tl.minimum(first, last_group)
+    place = _place(table, group, BLOCK, D, STRIDE)
+    group = tl.minimum(first + KEYS, last_group)
+    block = tl.load(table + group // BLOCK)
+    return _group(rows + place[:, None], real, D, KEYS), place, group, block
+
+
+@triton.jit
+def _new_slot(
+    rows,
+    table,
+    position,
+    split,
+    real,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr,
+    APPEND: tl.constexpr,
+):
+    """Where the first split writes the new K, the mask of that, the two keys before it, and its position.
+
+    Nothing without APPEND. The other splits' masks are false.
+    """
+    slot = ()
+    if APPEND:
+        n = position + tl.zeros([1], tl.int32)
+        mask = real & ((split + tl.zeros([1, 1], tl.int32)) == 0)
+        before = _before(rows, table, n, mask, BLOCK, D, STRIDE)
+        slot = rows + _place(table, n, BLOCK, D, STRIDE)[:, None], mask, before, n
+    return slot
+
+
+@triton.jit
+def _heads(x, weights, turned, number, GROUP: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr):
+    """q of each head of a group, ``[1, WIDTH]`` fp32, from its halves."""
+    q = ()
+    for g in tl.static_range(GROUP):
+        q += (normed_and_rotated(x[g], weights, turned, D, number, ROTARY, NORM).to(tl.float32),)
+    return q
+
+
+@triton.jit
+def _walk(
+    q,
+    flight,
+    cached,
+    runs,
+    states,
+    filters,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+    STRIDE: tl.constexpr,
+    RELU_PRE: tl.constexpr,
+    CLIP_MIN: tl.constexpr,
+    CLIP_MAX: tl.constexpr,
+    SPARSE: tl.constexpr,
+):
+    """Each head's weighted sum of the values of all runs, ``[RUNS, WIDTH]``, group by group."""
+    k, place, group, block = flight
+    rows, v_distance, table, real = cached
+    first, run, end, last_group = runs
+    acc = _zeros(k[0].shape, tl.float32, GROUP)
+    weights = _zeros(first.shape, tl.float32, GROUP * KEYS)
+    v = _zeros(k[0].shape, k[0].dtype, KEYS)
+    for i in range(0, run, KEYS):
+        next_place = block.to(tl.int64) * STRIDE + group % BLOCK * D
+        next_k = _group(rows + next_place[:, None], real, D, KEYS)
+        group = tl.minimum(first + i + 2 * KEYS, last_group)
+        block = tl.load(table + group // BLOCK)
+        v_rows = rows + v_distance + place[:, None]
+        next_weights, next_v, states = _weights_and_values(
+            q, k, v_rows, first, i, end, states, filters, real, GROUP, KEYS, D, RELU_PRE, CLIP_MIN, CLIP_MAX, SPARSE
+        )
+        acc = _added(acc, weights, v, GROUP, KEYS)
+        weights = next_weights
+        v = next_v
+        k = next_k
+        place = next_place
+    return _added(acc, weights, v, GROUP, KEYS)
+
+
+@triton.jit
+def _filters(taps, gamma, head, scale, GROUP: tl.constexpr):
+    """Three taps for each head of a group, and the factor on its sum of values."""
     tap_0 = ()
     tap_1 = ()
     tap_2 = ()
@@ -253,103 +384,174 @@ def _gated_decode(
         tap_1 += (tl.load(tap + 1),)
         tap_2 += (tl.load(tap + 2),)
         factors += (tl.load(gamma + head * GROUP + g) * scale,)
-    if PDL:  # noqa: SIM102 (as above)
-        if APPEND:
-            wait()
+    return (tap_0, tap_1, tap_2), factors
 
-    # --- the new token: all of it asked for at once ---
-    q_row = qkv + row.to(tl.int64) * qkv_stride
+
+@triton.jit
+def _new_token(
+    qkv,
+    stride,
+    row,
+    head,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    APPEND: tl.constexpr,
+    ROTARY: tl.constexpr,
+):
+    """Halves of each head's q and of the new k, and the new v; nothing instead of these two without APPEND.
+
+    All loads are issued before the first use of any.
+    """
+    d = tl.arange(0, WIDTH)[None, :]
+    one = tl.zeros([1, 1], tl.int32)
+    q_row = qkv + row.to(tl.int64) * stride
+    k = ()
+    v = ()
     if APPEND:
-        k_halves = halves(q_row + (HEADS + head) * D + one, one == 0, D, WIDTH, ROTARY)
-        v_new = tl.load(q_row + (HEADS + KV_HEADS + head) * D + d, mask=real, other=0.0)
-    q_halves = ()
-    for g in tl.static_range(GROUP):
-        q_halves += (halves(q_row + (head * GROUP + g) * D + one, one == 0, D, WIDTH, ROTARY),)
+        k = halves(q_row + (HEADS + head) * D + one, one == 0, D, WIDTH, ROTARY)
+        v = tl.load(q_row + (HEADS + KV_HEADS + head) * D + d, mask=d < D, other=0.0)
     q = ()
     for g in tl.static_range(GROUP):
-        q += (normed_and_rotated(q_halves[g], q_weights, cosine, sine, D, q_number, ROTARY, NORM).to(tl.float32),)
-    new_weights = ()
-    if APPEND:
-        k_new = normed_and_rotated(k_halves, k_weights, cosine, sine, D, k_number, ROTARY, NORM)
-        tl.store(newest, k_new, mask=mine)
-        tl.store(newest + v_distance, v_new, mask=mine)
-        for g in tl.static_range(GROUP):
-            state = _state(q[g], before_new, n, tap_1[g], tap_2[g], RELU_PRE)
-            score = tl.sum(q[g] * k_new.to(tl.float32), 1)
-            weight, _, _ = gated(score, state[0], state[1], tap_0[g], tap_1[g], tap_2[g], RELU_PRE, CLIP_MIN, CLIP_MAX)
-            new_weights += (tl.where(split == 0, weight, 0.0),)
+        q += (halves(q_row + (head * GROUP + g) * D + one, one == 0, D, WIDTH, ROTARY),)
+    return q, k, v
 
-    # --- the cached ones ---
+
+@triton.jit
+def _append(slot, k, v, v_distance):
+    """Write the new K and V ``[1, WIDTH]`` of one head."""
+    place, mask, _, _ = slot
+    tl.store(place, k, mask=mask)
+    tl.store(place + v_distance, v, mask=mask)
+
+
+@triton.jit
+def _weights_of_new(
+    q,
+    k,
+    slot,
+    split,
+    filters,
+    GROUP: tl.constexpr,
+    RELU_PRE: tl.constexpr,
+    CLIP_MIN: tl.constexpr,
+    CLIP_MAX: tl.constexpr,
+):
+    """The new key's weight for each head in the first split, 0 in the others, so that it counts once."""
+    _, _, before, n = slot
+    tap_0, tap_1, tap_2 = filters
+    weights = ()
+    for g in tl.static_range(GROUP):
+        state = _state(q[g], before, n, tap_1[g], tap_2[g], RELU_PRE)
+        score = tl.sum(q[g] * k.to(tl.float32), 1)
+        weight, _, _ = gated(score, state[0], state[1], tap_0[g], tap_1[g], tap_2[g], RELU_PRE, CLIP_MIN, CLIP_MAX)
+        weights += (tl.where(split == 0, weight, 0.0),)
+    return weights
+
+
+@triton.jit
+def _states(q, before, n, filters, GROUP: tl.constexpr, RELU_PRE: tl.constexpr):
+    """Each head's filter state in front of the keys ``n``: all ``due``, then all ``due_later``."""
+    _, tap_1, tap_2 = filters
     due = ()
     due_later = ()
     for g in tl.static_range(GROUP):
-        state = _state(q[g], before, begin, tap_1[g], tap_2[g], RELU_PRE)
+        state = _state(q[g], before, n, tap_1[g], tap_2[g], RELU_PRE)
         due += (state[0],)
         due_later += (state[1],)
-    acc = _zeros([RUNS, WIDTH], tl.float32, GROUP)
-    weights = _zeros([RUNS], tl.float32, GROUP * KEYS)
-    v = _zeros([RUNS, WIDTH], dtype, KEYS)
-    for i in range(0, run, KEYS):
-        next_place = block.to(tl.int64) * stride + group % BLOCK * D
-        next_k = _group(rows + next_place[:, None], real, D, KEYS)
-        group = tl.minimum(first + i + 2 * KEYS, last_group)
-        block = tl.load(table + group // BLOCK)
-        new = ()
-        values = ()
-        for key in tl.static_range(KEYS):
-            exists = first + i + key < end
-            # Of no run yet.
-            wanted = first < 0
-            wide = k[key].to(tl.float32)
-            next_due = ()
-            next_due_later = ()
-            for g in tl.static_range(GROUP):
-                scores = tl.sum(q[g] * wide, 1)
-                p, soon, later = gated(
-                    scores, due[g], due_later[g], tap_0[g], tap_1[g], tap_2[g], RELU_PRE, CLIP_MIN, CLIP_MAX
-                )
-                p = tl.where(exists, p, 0.0)
-                wanted |= p != 0.0
-                new += (p,)
-                next_due += (soon,)
-                next_due_later += (later,)
-            due = next_due
-            due_later = next_due_later
-            wanted = wanted if SPARSE else exists
-            values += (_row(rows + v_distance + place[:, None] + key * D, wanted[:, None] & real),)
-        acc = _added(acc, weights, v, GROUP, KEYS)
-        weights = new
-        v = values
-        k = next_k
-        place = next_place
-    acc = _added(acc, weights, v, GROUP, KEYS)
+    return due, due_later
 
-    target = out + row.to(tl.int64) * (HEADS * D) + head * GROUP * D + d
-    part = sums + ((row * KV_HEADS + head) * SPLITS * GROUP).to(tl.int64) * D + d
+
+@triton.jit
+def _weights_and_values(
+    q,
+    k,
+    v_rows,
+    first,
+    i,
+    end,
+    states,
+    filters,
+    real,
+    GROUP: tl.constexpr,
+    KEYS: tl.constexpr,
+    D: tl.constexpr,
+    RELU_PRE: tl.constexpr,
+    CLIP_MIN: tl.constexpr,
+    CLIP_MAX: tl.constexpr,
+    SPARSE: tl.constexpr,
+):
+    """Weights for each head and values of the keys ``first [RUNS] + i`` and up, and the filters' states after them.
+
+    With SPARSE, values without weight are 0.
+    """
+    due, due_later = states
+    tap_0, tap_1, tap_2 = filters
+    weights = ()
+    values = ()
+    for key in tl.static_range(KEYS):
+        exists = first + i + key < end
+        # False everywhere: no head gives weight so far.
+        wanted = first < 0
+        wide = k[key].to(tl.float32)
+        next_due = ()
+        next_due_later = ()
+        for g in tl.static_range(GROUP):
+            scores = tl.sum(q[g] * wide, 1)
+            p, soon, later = gated(
+                scores, due[g], due_later[g], tap_0[g], tap_1[g], tap_2[g], RELU_PRE, CLIP_MIN, CLIP_MAX
+            )
+            p = tl.where(exists, p, 0.0)
+            wanted |= p != 0.0
+            weights += (p,)
+            next_due += (soon,)
+            next_due_later += (later,)
+        due = next_due
+        due_later = next_due_later
+        wanted = wanted if SPARSE else exists
+        values += (_row(v_rows + key * D, wanted[:, None] & real),)
+    return weights, values, (due, due_later)
+
+
+@triton.jit
+def _store(
+    target,
+    part,
+    acc,
+    new_weights,
+    v_new,
+    factors,
+    split,
+    used,
+    real,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    APPEND: tl.constexpr,
+):
+    """Add the new value to each head's sum and store it: the result, or a partial result if there are more splits."""
     for g in tl.static_range(GROUP):
         total = tl.sum(acc[g], 0)[None, :]
         if APPEND:
             total += new_weights[g][:, None] * v_new.to(tl.float32)
         total *= factors[g]
         if used == 1:
-            tl.store(target + g * D, total.to(dtype), mask=real)
+            tl.store(target + g * D, total.to(target.dtype.element_ty), mask=real)
         else:
             tl.store(part + (split * GROUP + g) * D, total, mask=real)
-    if used == 1:
-        return
 
-    # --- the last split to arrive adds all up ---
-    tl.debug_barrier()
-    arrivals = tl.atomic_add(arrived + row * KV_HEADS + head, 1, sem="acq_rel", scope="gpu")
-    if arrivals == used - 1:
-        tl.store(arrived + row * KV_HEADS + head, 0)
-        for g in tl.static_range(GROUP):
-            total = tl.zeros([1, WIDTH], tl.float32)
-            for start in range(0, used, MERGED):
-                s = start + tl.arange(0, MERGED)[:, None]
-                parts = part + (s * GROUP + g) * D
-                total += tl.sum(tl.load(parts, mask=(s < used) & real, other=0.0, cache_modifier=".cg"), 0)[None, :]
-            tl.store(target + g * D, total.to(dtype), mask=real)
+
+@triton.jit
+def _add_up(target, part, used, real, GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, MERGED: tl.constexpr):
+    """Write to ``target`` the sum of each head's partial results, those of the ``used`` splits from ``part`` on."""
+    for g in tl.static_range(GROUP):
+        total = tl.zeros([1, WIDTH], tl.float32)
+        for start in range(0, used, MERGED):
+            s = start + tl.arange(0, MERGED)[:, None]
+            parts = part + (s * GROUP + g) * D
+            total += tl.sum(tl.load(parts, mask=(s < used) & real, other=0.0, cache_modifier=".cg"), 0)[None, :]
+        tl.store(target + g * D, total.to(target.dtype.element_ty), mask=real)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What turns the scores of HP1 attention into the weights of its values."""
+"""The gate of HP1 attention: the parameters that turn scores into the weights of values."""
 
 from typing import NamedTuple
 
@@ -10,12 +10,13 @@ TAPS = 3
 
 
 class Gate(NamedTuple):
-    """The gate of a layer (source: article S4); ``rosebatch_kernels.hp1.reference`` says what it does.
+    """The gate of a layer (source: article S4); ``rosebatch_kernels.hp1.reference`` has the formula.
 
     Attributes:
-        taps: ``[heads, TAPS]`` fp32, what is subtracted of the key's own score, of the one before it, and so on.
+        taps: ``[heads, TAPS]`` fp32: factors on the key's own score, on the score before it, and so on. The products
+            are subtracted.
         gamma: ``[heads]`` fp32, factor on the weights.
-        relu_pre: whether only the positive part of a score is subtracted from others.
+        relu_pre: whether only the positive part of a score is subtracted.
         clip_min, clip_max: bounds of a weight before ``gamma``.
     """
 
@@ -27,5 +28,5 @@ class Gate(NamedTuple):
 
 
 def mean_taps(sigma: Tensor) -> Tensor:
-    """The article's taps ``[heads, TAPS]``, which subtract ``sigma [heads]`` times the mean over the filter."""
+    """The article's taps ``[heads, TAPS]``: they subtract ``sigma [heads]`` times the mean over the filter."""
     return (sigma.to(torch.float32) / TAPS)[:, None].repeat(1, TAPS)

@@ -1,21 +1,35 @@
 """HP1 prefill attention over the paged cache in Triton: packed chunks of many sequences, each over prefix and itself.
 
-One program serves a tile of successive query tokens of one sequence and one query head, and walks over that
-sequence's keys in runs (see ``rosebatch_kernels.hp1.runs``): the gate is applied in registers, between two products on
+One program serves a tile of successive query tokens of one sequence and one query head. It walks over that
+sequence's keys in runs (see ``rosebatch_kernels.hp1.runs``) and applies the gate in registers, between two products on
 the tensor cores. There is no maximum, no sum and nothing to rescale.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.dependent_launch import launch_options, wait
+from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.program import Program
+from rosebatch_kernels.common.tiles import TILE_ROWS, tile_of_program
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.hp1.runs import filtered, gated, subtracted
-from rosebatch_kernels.paged_attention.prefill import TILE_ROWS
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of a program, measured on an H100 80GB HBM3: for fp32, and for 16-bit types."""
+
+    fp32: Program
+    narrow: Program
+
+
+TUNED = Tuned(fp32=Program(keys=16, warps=8, stages=1), narrow=Program(keys=16, warps=4, stages=4))
 
 
 def prefill(
@@ -28,14 +42,14 @@ def prefill(
     num_heads: int,
     scale: float,
 ) -> Tensor:
-    """Attention of chunks of tokens, packed one behind the other, see ``rosebatch_kernels.hp1.reference``.
+    """Attention of chunks of tokens, packed one after the other, see ``rosebatch_kernels.hp1.reference``.
 
     Args:
         q: ``[T, at least heads · D]``, rows at any stride: q stands first in each.
         cache: ``[2, blocks, kv_heads, block_size, D]``, the chunks' own K and V included.
         block_table: ``[S, M]`` int32 block ids, rows at any stride.
         tiles: ``[N, 4]`` int32: row of the block table, first row in q, position of that row, number of rows (at
-            most ``TILE_ROWS``, 0 for padding). Rows of q that no tile covers are undefined in the result.
+            most ``TILE_ROWS``, 0 for padding). The result is undefined in rows of q that no tile covers.
         gate: of the layer.
         num_heads: query heads, a multiple of kv_heads.
         scale: factor on q·k, positive.
@@ -45,7 +59,7 @@ def prefill(
     """
     _, blocks, kv_heads, block_size, size = cache.shape
     out = torch.empty(len(q), num_heads * size, dtype=q.dtype, device=q.device)
-    keys, warps, stages = _config(q.dtype)
+    tuned = TUNED.fp32 if q.dtype.itemsize == 4 else TUNED.narrow
     _gated_prefill[(num_heads, len(tiles))](
         out,
         q,
@@ -64,23 +78,16 @@ def prefill(
         WIDTH=max(16, triton.next_power_of_2(size)),
         BLOCK=block_size,
         ROWS=TILE_ROWS,
-        KEYS=keys,
+        KEYS=tuned.keys,
         RELU_PRE=gate.relu_pre,
-        # Of scores before the scale, which is applied to sums of values: fewer of them.
+        # Bounds of unscaled scores: the scale is applied to the sums of values, which are fewer.
         CLIP_MIN=gate.clip_min / scale,
         CLIP_MAX=gate.clip_max / scale,
-        STAGES=stages,
-        num_warps=warps,
+        STAGES=tuned.stages,
+        num_warps=tuned.warps,
         **launch_options(),
     )
     return out
-
-
-def _config(dtype: torch.dtype) -> tuple[int, int, int]:
-    """Keys in a tile, warps, pipeline stages; found by measurement on an H100."""
-    if dtype.itemsize == 4:
-        return 16, 8, 1
-    return 16, 4, 4
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
@@ -116,11 +123,9 @@ def _gated_prefill(
     factor = tl.load(gamma + head) * scale
     if PDL:
         wait()
-    tile = tiles + tl.program_id(1) * 4
-    sequence, first_row = tl.load(tile), tl.load(tile + 1)
-    position, count = tl.load(tile + 2), tl.load(tile + 3)
+    sequence, first_row, position, count = tile_of_program(tiles)
     if count == 0:
-        # Padding: its row of the block table may be anybody's.
+        # Padding: its row of the block table may not exist.
         return
     table = block_table + sequence * table_stride
     page_size: tl.constexpr = BLOCK * D
@@ -134,13 +139,13 @@ def _gated_prefill(
     query = tl.load(q + rows * q_stride + head * D + d, mask=mine, other=0.0)
     own = (position + r)[:, None]
     last_key = position + count - 1
-    # Keys of a column; all of them exist but some of the last column's.
+    # Keys of a column. All exist, except some of the last column's.
     run = tl.cdiv(last_key + 1, KEYS)
     first = tl.arange(0, KEYS) * run
     due_later = tl.zeros([ROWS, KEYS], tl.float32)
     page, start, page_step = _two_pages(table, first - 2, last_key, BLOCK, stride)
     k = _load(keys + _places(_nearest(first - 2, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
-    # Asked for before the first is used, so that both are on their way together.
+    # Loaded before the first is used, so that both loads are in flight together.
     k_next = _load(keys + _places(_nearest(first - 1, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
     _, due_later = _seen(query, k, first - 2, due_later, tap_1, tap_2, RELU_PRE)
     due, due_later = _seen(query, k_next, first - 1, due_later, tap_1, tap_2, RELU_PRE)
@@ -161,7 +166,7 @@ def _gated_prefill(
 
 @triton.jit
 def _seen(query, k, n, due_later, tap_1, tap_2, RELU_PRE: tl.constexpr):
-    """The filter's state behind the keys ``n``, which have no weight here."""
+    """The filter's state after the keys ``n``, which get no weight here."""
     scores = tl.dot(query, tl.trans(k), input_precision="ieee")
     return subtracted(tl.where((n >= 0)[None, :], filtered(scores, RELU_PRE), 0.0), due_later, tap_1, tap_2)
 
@@ -175,15 +180,15 @@ def _load(place, d, D: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _nearest(n, last):
-    """The keys ``n``, or the nearest that there are: what is loaded there has to be sound, though nobody uses it."""
+    """The keys ``n``, or the nearest existing ones: those loads must be valid, though their values are not used."""
     return tl.minimum(tl.maximum(n, 0), last)
 
 
 @triton.jit
 def _two_pages(table, n, last, BLOCK: tl.constexpr, STRIDE: tl.constexpr):
-    """Of the keys ``n [N]`` the page, where in the cache it begins, and how far from there the next one: ``[N]`` each.
+    """For the keys ``n [N]``: their page, its offset in the cache, and the distance to the next page, ``[N]`` each.
 
-    A piece of a run as long as a page lies in these two. So a loop over it loads no block numbers, which would be a
+    A piece of a run as long as a page lies in these two. So the loop over it loads no block numbers, which would be a
     link of its software pipeline.
     """
     page = _nearest(n, last) // BLOCK
@@ -195,6 +200,6 @@ def _two_pages(table, n, last, BLOCK: tl.constexpr, STRIDE: tl.constexpr):
 @triton.jit
 def _places(n, page, start, step, d, D: tl.constexpr, BLOCK: tl.constexpr):
     """Offsets ``[N, WIDTH]`` of keys that lie in two pages, for ``d [1, WIDTH]``."""
-    # Not a choice between two: the compiler would no longer see that they are multiples of D, and load one by one.
+    # Not tl.where: the compiler would no longer see multiples of D, and would load the elements one by one.
     offset = start + (n // BLOCK - page) * step + (n % BLOCK) * D
     return offset[:, None] + d

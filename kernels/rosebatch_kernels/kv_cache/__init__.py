@@ -1,1 +1,1 @@
-"""Writing into the paged KV cache: new tokens, and whole blocks for copy-on-write."""
+"""Writes into the paged KV cache: the K and V of new tokens, and whole blocks for copy-on-write."""

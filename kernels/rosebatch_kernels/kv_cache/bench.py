@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common.timing import compare
 from rosebatch_kernels.kv_cache import kernel, reference
-from rosebatch_kernels.timing import compare
 
 _MODULES = (kernel, reference)
 _TOKENS = (32, 256, 8192)
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _append(tokens: int, heads: int, kv_heads: int, size: int) -> None:
-    """K and V as they stand in the fused projection's output, into scattered slots."""
+    """K and V, views of the fused projection's output, go to scattered slots."""
     cache = torch.empty(2, _BLOCKS, kv_heads, _BLOCK_SIZE, size, dtype=torch.bfloat16, device="cuda")
     inputs = []
     for _ in range(_TURNS):

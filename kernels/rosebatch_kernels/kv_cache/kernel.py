@@ -2,14 +2,29 @@
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# Elements that a program copies at a time: 16 bytes for each thread of four warps in 16-bit types.
-_TILE = 1024
-_BLOCK_TILE = 4096
-_NUM_WARPS = 4
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of a program, measured on an H100 80GB HBM3.
+
+    Attributes:
+        append: elements that ``append`` copies: 16 bytes for each thread in 16-bit types.
+        copy_blocks: elements that ``copy_blocks`` copies.
+        warps: of either.
+    """
+
+    append: int = 1024
+    copy_blocks: int = 4096
+    warps: int = 4
+
+
+TUNED = Tuned()
 
 
 def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
@@ -18,13 +33,13 @@ def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
     Args:
         cache: ``[2, blocks, kv_heads, block_size, D]``, written in place.
         k, v: ``[T, kv_heads, D]``, tokens and heads at any stride.
-        rows: ``[T, kv_heads]`` int64, for each token and head its row in ``[blocks · kv_heads · block_size, D]``:
-            ``(block · kv_heads + head) · block_size + offset``.
+        rows: ``[T, kv_heads]`` int64: the row of each token and head in ``[blocks · kv_heads · block_size, D]``, which
+            is ``(block · kv_heads + head) · block_size + offset``.
     """
     tokens, heads, size = k.shape
     assert k.stride(-1) == v.stride(-1) == 1 and cache[0].is_contiguous() and rows.is_contiguous()
     width = triton.next_power_of_2(size)
-    tile_rows = max(1, _TILE // width)
+    tile_rows = max(1, TUNED.append // width)
     _append[(triton.cdiv(tokens * heads, tile_rows),)](
         cache,
         k,
@@ -40,7 +55,7 @@ def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
         size=size,
         width=width,
         tile_rows=tile_rows,
-        num_warps=_NUM_WARPS,
+        num_warps=TUNED.warps,
     )
 
 
@@ -54,7 +69,7 @@ def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor) -> None:
     assert cache.is_contiguous()
     layers, _, blocks, kv_heads, block_size, size = cache.shape
     elements = kv_heads * block_size * size
-    _copy_blocks[(triton.cdiv(elements, _BLOCK_TILE), layers * 2, len(sources))](
+    _copy_blocks[(triton.cdiv(elements, TUNED.copy_blocks), layers * 2, len(sources))](
         cache,
         sources,
         destinations,
@@ -62,8 +77,8 @@ def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor) -> None:
         sources.stride(0),
         destinations.stride(0),
         elements=elements,
-        tile=_BLOCK_TILE,
-        num_warps=_NUM_WARPS,
+        tile=TUNED.copy_blocks,
+        num_warps=TUNED.warps,
     )
 
 
@@ -85,7 +100,7 @@ def _append(
     tile_rows: tl.constexpr,
 ):
     index = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
-    # Loaded before it is spread over the columns, so once for each row and not for each element.
+    # Load before the broadcast over the columns: once for each row instead of once for each element.
     row = tl.load(rows + index, index < count)[:, None]
     index = index[:, None]
     column = tl.arange(0, width)[None, :]

@@ -1,7 +1,4 @@
-"""PyTorch reference of the KV cache writes.
-
-A layer's cache is ``[2, blocks, kv_heads, block_size, D]``: K, then V, a head's tokens of a block contiguous.
-"""
+"""PyTorch reference of the KV cache writes; ``layout`` describes the cache."""
 
 import torch
 from torch import Tensor
@@ -13,8 +10,8 @@ def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
     Args:
         cache: ``[2, blocks, kv_heads, block_size, D]``, written in place.
         k, v: ``[T, kv_heads, D]``.
-        rows: ``[T, kv_heads]`` int64, for each token and head its row in ``[blocks · kv_heads · block_size, D]``:
-            ``(block · kv_heads + head) · block_size + offset``.
+        rows: ``[T, kv_heads]`` int64: the row of each token and head in ``[blocks · kv_heads · block_size, D]``, which
+            is ``(block · kv_heads + head) · block_size + offset``.
     """
     size = cache.shape[-1]
     flat = rows.view(-1)

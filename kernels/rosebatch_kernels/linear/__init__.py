@@ -1,1 +1,1 @@
-"""The matrix product with a weight, plain or re-laid once for the device."""
+"""The matrix product with a weight, which is plain, or re-laid once for the device."""

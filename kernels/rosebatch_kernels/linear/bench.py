@@ -5,11 +5,11 @@ from types import ModuleType
 
 from torch import Tensor
 
-from rosebatch_kernels.bench_inputs import randn
+from rosebatch_kernels.common.bench_inputs import randn
+from rosebatch_kernels.common.timing import median_us, report
 from rosebatch_kernels.linear import kernel, reference
-from rosebatch_kernels.timing import median_us, report
 
-# (in, out, activation) of GPT-2, Qwen3-0.6B; those added to the residual are had in parts.
+# (in, out, activation) of GPT-2 and Qwen3-0.6B; "parts" for products that are added to the residual.
 _SHAPES = {
     "GPT-2 qkv": (768, 2304, None),
     "GPT-2 out": (768, 768, "parts"),
@@ -21,7 +21,7 @@ _SHAPES = {
     "Qwen3 down": (3072, 1024, "parts"),
 }
 _ROWS = (1, 32, 64)
-# All layers' weights together do not fit the cache.
+# Bytes of all layers' weights: more than the cache holds.
 _BYTES = 2**28
 
 
@@ -44,7 +44,7 @@ def _product(name: str, x: Tensor, weights: list[Tensor], activation: str | None
             weight = next(turns)
             if activation != "parts":
                 return module.linear(x, weight, None, activation)
-            # cuBLAS adds its parts up itself.
+            # cuBLAS adds up its parts itself.
             return kernel.parts(x, weight) if module is kernel else reference.linear(x, weight)
 
         label = f"{name:<24} {activation or '':<10} {module.__name__.rpartition('.')[2]}"

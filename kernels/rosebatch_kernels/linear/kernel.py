@@ -1,8 +1,8 @@
-"""Matrix products of a few rows in Triton: as fast as the weight can be read, with what follows the product in it.
+"""Matrix products of a few rows in Triton, at the speed of reading the weight, and what follows the product.
 
-A decode step multiplies each weight with a batch of rows that the multiprocessors could hold many times over; the
-time is that of reading the weight, if nothing else takes any. Every program reads a few of the weight's rows once,
-from end to end or a part of them, and asks for them while the kernel before it is still running.
+A decode step multiplies each weight with few rows: the multiprocessors could hold them many times over. Reading the
+weight then decides the time, if nothing else adds to it. Every program reads a few of the weight's rows, or a part of
+them, once, and asks for them while the kernel in front is still running.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -12,12 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.dependent_launch import launch_options, prefetch, wait
-from rosebatch_kernels.mlp.kernel import GATES, activate
+from rosebatch_kernels.common.activations import GATES, activate
+from rosebatch_kernels.common.launch import launch_options, prefetch, wait
+from rosebatch_kernels.linear.tuned import TUNED
 
-# Rows of a tile: Hopper's matrix instruction takes no fewer, and rows that do not exist cost nothing to load.
-_ROWS = 64
-# Elements of a weight's row that fill a line of the cache.
+# Elements of a weight's row that fill a cache line.
 _LINE = tl.constexpr(64)
 
 
@@ -28,41 +27,40 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
         x: ``[T, in]``, rows at any stride, T at most 64, a 16-bit type.
         weight: ``[out, in]``, contiguous.
         bias: ``[out]``.
-        activation: ``gelu_tanh``, ``gelu_erf``, ``relu``; or ``silu_mul``, ``relu_mul``: the first half of the columns
-            is the gate of the second.
+        activation: ``gelu_tanh``, ``gelu_erf`` or ``relu``; or ``silu_mul`` or ``relu_mul``, where the first half of
+            the columns is the gate of the second.
 
     Returns:
-        ``[T, out]``, or half as many columns behind a gate.
+        ``[T, out]``, or half as many columns with a gate.
     """
     gated = activation in GATES
     columns = len(weight) // 2 if gated else len(weight)
     out = torch.empty(len(x), columns, dtype=x.dtype, device=x.device)
-    depth = 64 if gated and len(x) > 32 else 128
-    _launch(x, weight, bias, out, columns, activation, ROWS=_ROWS, TILE=32, DEPTH=depth)
+    depth = TUNED.depth_of_gate if gated and len(x) > TUNED.few_gated_rows else TUNED.depth
+    _launch(x, weight, bias, out, columns, activation, ROWS=TUNED.rows, TILE=TUNED.columns, DEPTH=depth)
     return out
 
 
 def parts(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weightᵀ`` in parts ``[S, T, out]`` fp32, to be added up by whoever reads them; arguments as of ``linear``.
+    """``x @ weightᵀ`` in parts ``[S, T, out]`` fp32, which the reader adds up; arguments as of ``linear``.
 
-    One weight of few rows would occupy few multiprocessors; divided along its rows it occupies them all.
+    T may exceed 64. A weight with few rows would occupy few multiprocessors: each part multiplies some of its columns.
     """
-    tile = 64 if len(weight) >= 1024 else 32
-    splits = 1
-    # Enough programs for 132 multiprocessors; the rows of a second tile of rows count as well.
-    most = 8 if len(x) <= _ROWS else 4
-    while splits < most and triton.cdiv(len(weight), tile) * splits < 96 and x.shape[1] // (splits * 2) >= 128:
+    tile = TUNED.part_columns if len(weight) >= TUNED.large else TUNED.part_columns_of_small
+    tiles, splits = triton.cdiv(len(weight), tile), 1
+    most = TUNED.most_parts if len(x) <= TUNED.rows else TUNED.most_parts_of_many
+    while splits < most and tiles * splits < TUNED.programs and x.shape[1] // (splits * 2) >= TUNED.least_share:
         splits *= 2
     out = torch.empty(splits, len(x), len(weight), dtype=torch.float32, device=x.device)
-    rows = 16 if len(x) <= 16 else _ROWS
-    _launch(x, weight, None, out, len(weight), None, ROWS=rows, TILE=tile, DEPTH=64)
+    rows = TUNED.part_rows if len(x) <= TUNED.part_rows else TUNED.rows
+    _launch(x, weight, None, out, len(weight), None, ROWS=rows, TILE=tile, DEPTH=TUNED.part_depth)
     return out
 
 
 def _launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, columns: int, activation: str | None, **tile: int
 ) -> None:
-    """``tile``: what a program computes, ``ROWS`` by ``TILE``, ``DEPTH`` products at a time."""
+    """``tile``: a program computes ``ROWS`` by ``TILE`` elements, ``DEPTH`` products at a time."""
     rows, depth = x.shape
     splits = len(out) if out.ndim == 3 else 1
     gate = None if activation is None else GATES.get(activation)
@@ -81,8 +79,8 @@ def _launch(
         GATED=gate is not None,
         PARTS=out.ndim == 3,
         LINES=triton.next_power_of_2(triton.cdiv(share, _LINE.value)),
-        STAGES=5,
-        num_warps=4,
+        STAGES=TUNED.stages,
+        num_warps=TUNED.warps,
         **tile,
         **launch_options(),
     )
@@ -113,7 +111,7 @@ def _product(
     split = tl.program_id(1)
     first_row = tl.program_id(2) * ROWS
     begin = split * SHARE
-    # Past the end, the last row is read again: nothing of it is stored.
+    # Past the end, read the last row again: its results are not stored.
     weight_rows = weight + tl.minimum(n, size - 1).to(tl.int64)[:, None] * K
     up_rows = weight + (tl.minimum(n, size - 1) + size).to(tl.int64)[:, None] * K
     if PDL:
@@ -153,7 +151,7 @@ def _product(
 
 @triton.jit
 def _load(place, mask):
-    """Zeros where there is nothing; without a mask there is something everywhere."""
+    """Zeros outside of the mask; None loads everything."""
     return tl.load(place) if mask is None else tl.load(place, mask=mask, other=0.0)
 
 

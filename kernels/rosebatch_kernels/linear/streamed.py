@@ -1,16 +1,11 @@
-"""The matrix product on a GPU: few rows by our kernel, what follows the product with it, many rows by cuBLAS."""
+"""The matrix product on a GPU: our kernel for few rows, with the operators that follow the product; cuBLAS for many."""
 
 import torch
 from torch import Tensor
 
 from rosebatch_kernels.linear import kernel
-from rosebatch_kernels.linear.reference import Linear
-
-# Where the kernel was found faster than cuBLAS on an H100: rows of a product, and of one in parts; elements
-# of the weight, above which reading it takes so long that nothing else counts.
-_MOST_ROWS = 64
-_MOST_ROWS_IN_PARTS = 128
-_MOST_ELEMENTS = 2**23
+from rosebatch_kernels.linear.torch_linear import Linear
+from rosebatch_kernels.linear.tuned import TUNED
 
 
 def can_stream(weight: Tensor) -> bool:
@@ -21,15 +16,15 @@ def can_stream(weight: Tensor) -> bool:
 
 
 class StreamedLinear(Linear):
-    """``x [T, in] -> [T, out]`` in a 16-bit type; what follows the product can be had with it where rows are few."""
+    """``x [T, in] -> [T, out]`` in a 16-bit type; for few rows, the kernel also does what follows the product."""
 
     def streams(self, x: Tensor) -> bool:
-        """Whether the product of these rows is the kernel."""
-        return len(x) <= _MOST_ROWS and self.weight.numel() <= _MOST_ELEMENTS
+        """Whether the kernel computes the product of these rows."""
+        return len(x) <= TUNED.most_rows and self.weight.numel() <= TUNED.most_elements
 
     def divides(self, x: Tensor) -> bool:
-        """Whether the product of these rows is better had in parts, where the consumer can add them up."""
-        return len(x) <= _MOST_ROWS_IN_PARTS and self.weight.numel() <= _MOST_ELEMENTS
+        """Whether the product of these rows is faster in parts, if the reader can add them up."""
+        return len(x) <= TUNED.most_rows_in_parts and self.weight.numel() <= TUNED.most_elements
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product plus the bias, in x's dtype."""
@@ -48,7 +43,7 @@ class StreamedLinear(Linear):
         return self.streams(x) or (activation == "gelu_tanh" and self.bias is not None)
 
     def activated(self, x: Tensor, activation: str) -> Tensor:
-        """The activated product, see ``kernel.linear``; many rows by cuBLAS, which knows one of the activations."""
+        """The activated product, see ``kernel.linear``; cuBLAS computes many rows and knows one activation."""
         if self.streams(x):
             return kernel.linear(x, self.weight, self.bias, activation)
         assert activation == "gelu_tanh" and self.bias is not None

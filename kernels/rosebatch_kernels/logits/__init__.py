@@ -1,1 +1,1 @@
-"""What is done to logits between the model and the choice of a token: penalties, biases, tokens that may not be."""
+"""Changes of logits between the model and the choice of a token: penalties, biases, forbidden tokens."""

@@ -1,7 +1,7 @@
-"""Bandwidth of what changes logits in a decode step: ``python -m rosebatch_kernels.logits.bench``.
+"""Bandwidth of the changes of logits in a decode step: ``python -m rosebatch_kernels.logits.bench``.
 
-``count_`` moves a few bytes, so its time is the latency of a launch and of loads that follow one another. Of ``mask_``
-the bytes are those of the masks and of the barred logits, which it only writes.
+``count_`` moves a few bytes, so its time is the latency of a launch and of a chain of loads. The bytes of ``mask_`` are
+those of the masks and of the barred logits, which it only writes.
 """
 
 from functools import partial
@@ -11,9 +11,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.bench_inputs import randn
+from rosebatch_kernels.common.bench_inputs import randn
+from rosebatch_kernels.common.timing import compare, median_us, report
 from rosebatch_kernels.logits import kernel, reference
-from rosebatch_kernels.timing import compare, median_us, report
 
 _MODULES = (kernel, reference)
 # Of GPT-2 and Qwen3.
@@ -53,12 +53,12 @@ def _count(rows: int, vocab: int) -> None:
     marks = _marks(rows, vocab)
     tokens = torch.randint(vocab, (_TURNS, rows), dtype=torch.int32, device="cuda")
     inputs = [(marks, turn, None) for turn in tokens]
-    # A token is read, a mark read and written.
+    # Reads a token, reads and writes a mark.
     compare("count_", f"S={rows} V={vocab}", _MODULES, inputs, moved=rows * 3 * 4)
 
 
 def _mask(rows: int, vocab: int) -> None:
-    """Masks that allow one token in 32, as of a grammar."""
+    """Masks that allow one token in 32, like those of a grammar."""
     inputs = []
     for _ in range(_TURNS):
         bit = torch.randint(32, (rows, -(-vocab // 32)), dtype=torch.int32, device="cuda")
@@ -68,12 +68,12 @@ def _mask(rows: int, vocab: int) -> None:
 
 
 def _logits(rows: int, vocab: int) -> Tensor:
-    """In rows as long as the models' last product makes them, see ``rosebatch_kernels.linear.reference``."""
+    """Rows as long as ``PaddedLinear`` makes them, see ``rosebatch_kernels.linear.torch_linear``."""
     return randn(rows, -(-vocab // 64) * 64)[:, :vocab]
 
 
 def _marks(rows: int, vocab: int) -> Tensor:
-    """One token in ten generated: more than there are, which costs no more."""
+    """One token in ten was generated: more than in practice, at the same cost."""
     return (torch.rand(rows, vocab, device="cuda") < 0.1).int()
 
 

@@ -1,27 +1,41 @@
-"""Triton kernels of what changes logits: memory is read once and written once, and nothing waits for the host.
+"""Triton kernels that change logits: memory is read once and written once, and nothing waits for the host.
 
-Numbers are rounded as the reference rounds them, step by step, so that both give the same bits.
+They round after every step, as the reference does, so that both give the same bits.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.dependent_launch import launch_options, wait
+from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.logits import layout
 
 _COUNT = tl.constexpr(layout.COUNT)
 _IN_PROMPT = tl.constexpr(layout.IN_PROMPT)
 _ENDS = tl.constexpr(layout.ENDS)
 
-# Columns of a program: 16 for each thread of four warps.
-_COLUMNS = 2048
-# Tokens that a program counts.
-_COUNTED = 128
-_NUM_WARPS = 4
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of a program, measured on an H200.
+
+    Attributes:
+        columns: of ``adjust`` and ``mask_``: 16 for each thread.
+        counted: tokens that a program of ``count_`` counts.
+        warps: of a program.
+    """
+
+    columns: int = 2048
+    counted: int = 128
+    warps: int = 4
+
+
+TUNED = Tuned()
 
 
 def adjust(
@@ -42,7 +56,7 @@ def adjust(
     rows, size = logits.shape
     # Rows begin on 16 bytes, for the sampling kernel.
     out = torch.empty(rows, triton.cdiv(size, 4) * 4, dtype=torch.float32, device=logits.device)[:, :size]
-    _adjust[(rows, triton.cdiv(size, _COLUMNS))](
+    _adjust[(rows, triton.cdiv(size, TUNED.columns))](
         logits,
         marks,
         bias,
@@ -58,10 +72,10 @@ def adjust(
         marks.stride(0),
         0 if bias is None else bias.stride(0),
         out.stride(0),
-        columns=_COLUMNS,
+        columns=TUNED.columns,
         EVEN=size % 16 == 0,
-        num_warps=_NUM_WARPS,
-        # A product and a difference made one would be rounded once and not twice.
+        num_warps=TUNED.warps,
+        # A fused product and difference would be rounded once, not twice.
         enable_fp_fusion=False,
         **launch_options(),
     )
@@ -72,37 +86,37 @@ def count_(marks: Tensor, tokens: Tensor, slots: Tensor | None) -> None:
     """See ``rosebatch_kernels.logits.reference``; tokens and slots are contiguous."""
     assert marks.stride(-1) == 1, "the last axis is contiguous"
     rows = len(tokens)
-    _count[(triton.cdiv(rows, _COUNTED),)](
+    _count[(triton.cdiv(rows, TUNED.counted),)](
         marks,
         tokens,
         slots,
         rows,
         marks.shape[1],
         marks.stride(0),
-        tile=_COUNTED,
-        num_warps=_NUM_WARPS,
+        tile=TUNED.counted,
+        num_warps=TUNED.warps,
         **launch_options(),
     )
 
 
 def mask_(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-    """See ``rosebatch_kernels.logits.reference``; rows are contiguous. Logits that are not barred are not touched."""
+    """See ``rosebatch_kernels.logits.reference``; rows are contiguous. Allowed logits are neither read nor written."""
     assert logits.stride(-1) == masks.stride(-1) == 1, "the last axis is contiguous"
     size = logits.shape[1]
-    _mask[(len(rows), triton.cdiv(size, _COLUMNS))](
+    _mask[(len(rows), triton.cdiv(size, TUNED.columns))](
         logits,
         masks,
         rows,
         size,
         logits.stride(0),
         masks.stride(0),
-        words=_COLUMNS // 32,
-        num_warps=_NUM_WARPS,
+        words=TUNED.columns // 32,
+        num_warps=TUNED.warps,
         **launch_options(),
     )
 
 
-# Where the parameters stand changes with the number of rows, and is no reason to compile anew.
+# The addresses of the parameters change with the number of rows: without this, Triton would compile for each.
 _PARAMETERS = ["slots", "presence", "frequency", "repetition", "positions", "min_positions"]
 
 
@@ -135,8 +149,8 @@ def _adjust(
         slot = tl.load(slots + row).to(tl.int64)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     if not EVEN:
-        # The mask parts what a thread would load at once, so numbers are loaded one by one: a thread then takes every
-        # 32nd and not neighbours, so that a warp reads one piece of memory.
+        # The mask splits what a thread would load at once, so it loads number by number. A thread then takes every
+        # 32nd column instead of neighbours, so that a warp reads one piece of memory.
         column = tl.max_contiguous(column, 1)
     inside = column < size
     x = tl.load(logits + row * logits_stride + column, inside, other=0.0).to(tl.float32)
@@ -166,7 +180,7 @@ def _count(marks, tokens, slots, rows, size, stride, tile: tl.constexpr, PDL: tl
         slot = tl.load(slots + row, real, other=0)
     inside = (token >= 0) & (token < size)
     place = marks + slot.to(tl.int64) * stride + token
-    # Not atomic: no slot is there twice.
+    # No atomic addition is needed: every slot occurs once.
     tl.store(place, tl.load(place, inside, other=0) + 1, inside)
 
 
@@ -179,7 +193,7 @@ def _mask(logits, masks, rows, size, logits_stride, masks_stride, words: tl.cons
     index = tl.program_id(1) * words + tl.arange(0, words)[:, None]
     word = tl.load(masks + number * masks_stride + index, index * 32 < size, other=0)
     bit = tl.arange(0, 32)[None, :]
-    # As above, since each logit is stored or not by itself.
+    # As in _adjust: each logit is stored or left alone by itself.
     column = tl.max_contiguous(index * 32 + bit, [1, 1])
     barred = ((word >> bit) & 1) == 0
     tl.store(logits + row * logits_stride + column, float("-inf"), barred & (column < size))

@@ -1,8 +1,8 @@
-"""What a mark holds: the int32 number of one token of one sequence, 0 for a token that is nowhere."""
+"""The bits of a mark: an int32 for each sequence and token of the vocabulary, 0 if the token occurs nowhere."""
 
-# How often it was generated: bits 0 to 23, so that every count is a number that fp32 has.
+# How often the token was generated: bits 0 to 23, so that fp32 holds every count exactly.
 COUNT = 0xFFFFFF
-# It stands in the prompt.
+# The token occurs in the prompt.
 IN_PROMPT = 1 << 24
-# It ends the completion.
+# The token ends the completion.
 ENDS = 1 << 25

@@ -1,6 +1,6 @@
-"""PyTorch reference of what changes logits before a token is chosen from them.
+"""PyTorch reference of the changes of logits before a token is chosen.
 
-The order of ``adjust`` is that of other servers; the repetition penalty is that of CTRL (arXiv 1909.05858).
+``adjust`` has the order of other servers; the repetition penalty is that of CTRL (arXiv 1909.05858).
 """
 
 import math
@@ -23,25 +23,25 @@ def adjust(
     positions: Tensor,
     min_positions: Tensor,
 ) -> Tensor:
-    """Bias and penalties, then the end tokens out of rows that may not end yet; each step rounded to fp32.
+    """Add the bias, apply the penalties, then bar end tokens in rows that may not end yet. Each step rounds to fp32.
 
-    A row with presence and frequency 0, repetition 1, min_position 0 and no bias comes out as it went in, to the bit.
-    -inf stays -inf; NaN stays NaN, except at an end token that is taken out.
+    A row with presence and frequency 0, repetition 1, min_position 0 and no bias keeps its bits. -inf stays -inf; NaN
+    stays NaN, except at a barred end token.
 
     Args:
         logits: ``[S, V]`` fp16, bf16 or fp32, rows at any stride; not changed.
         marks: ``[N, V]`` int32, see ``layout``; rows at any stride.
         bias: ``[N, V]`` fp32, added to the logits first, rows at any stride; or None.
         slots: ``[S]`` int32 or int64, each row's row of ``marks`` and ``bias``; None: row i is row i.
-        presence: ``[S]`` fp32, taken off the logits of tokens that were generated.
-        frequency: ``[S]`` fp32, the same, times how often.
-        repetition: ``[S]`` fp32, > 0, by which positive logits of tokens generated or in the prompt are divided, and
-            others multiplied; before the other two.
-        positions: ``[S]`` int32, that each row's token will have.
-        min_positions: ``[S]`` int32, the first at which a token that ends the completion may stand.
+        presence: ``[S]`` fp32, subtracted from the logit of every generated token.
+        frequency: ``[S]`` fp32, subtracted once for each time the token was generated.
+        repetition: ``[S]`` fp32, > 0: divides the positive logits of tokens generated or in the prompt, and multiplies
+            their other logits; before the other two penalties.
+        positions: ``[S]`` int32, position of the token to be chosen.
+        min_positions: ``[S]`` int32, first position where an end token is allowed.
 
     Returns:
-        ``[S, V]`` fp32, new; its rows may lie apart.
+        ``[S, V]`` fp32, new; there may be gaps between its rows.
     """
     rows = _rows(logits, slots)
     x, mark = logits.float(), marks[rows]
@@ -63,7 +63,7 @@ def count_(marks: Tensor, tokens: Tensor, slots: Tensor | None) -> None:
 
     Args:
         marks: ``[N, V]`` int32, see ``layout``; rows at any stride, written in place.
-        tokens: ``[S]`` int32 or int64; one outside of ``[0, V)`` is not counted.
+        tokens: ``[S]`` int32 or int64; a token outside of ``[0, V)`` is not counted.
         slots: ``[S]`` int32 or int64, each row's row of ``marks``, none twice; None: row i is row i.
     """
     inside = (tokens >= 0) & (tokens < marks.shape[1])
@@ -71,12 +71,12 @@ def count_(marks: Tensor, tokens: Tensor, slots: Tensor | None) -> None:
 
 
 def mask_(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-    """Make the logits of tokens that a mask bars -inf.
+    """Set the logits of the tokens that a mask bars to -inf.
 
     Args:
         logits: ``[S, V]`` fp16, bf16 or fp32, rows at any stride, written in place.
-        masks: ``[R, ceil(V / 32)]`` int32, rows at any stride: bit ``t % 32`` of word ``t // 32``, from the lowest bit
-            up, is 0 where token t is barred. Bits from V on mean nothing.
+        masks: ``[R, ceil(V / 32)]`` int32, rows at any stride: bit ``t % 32`` of word ``t // 32``, counted from the
+            lowest bit, is 0 if token t is barred. Bits from V on are ignored.
         rows: ``[R]`` int32 or int64, each mask's row of ``logits``, none twice.
     """
     token = torch.arange(logits.shape[1], device=logits.device)

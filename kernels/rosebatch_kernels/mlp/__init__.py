@@ -1,1 +1,1 @@
-"""What stands between and behind the two matrix products of an MLP."""
+"""The steps between and after the two matrix products of an MLP."""

@@ -1,8 +1,8 @@
 """Bandwidth of the MLP epilogues at decode and prefill sizes: ``python -m rosebatch_kernels.mlp.bench``."""
 
-from rosebatch_kernels.bench_inputs import randn
+from rosebatch_kernels.common.bench_inputs import randn
+from rosebatch_kernels.common.timing import compare
 from rosebatch_kernels.mlp import kernel, reference
-from rosebatch_kernels.timing import compare
 
 _MODULES = (kernel, reference)
 _TOKENS = (32, 256, 8192)
@@ -12,7 +12,7 @@ _TURNS = 8
 def main() -> None:
     """Write one line for each epilogue, size and implementation."""
     for tokens in _TOKENS:
-        # Intermediate and hidden size of GPT-2, which has the biases.
+        # Intermediate and hidden size of GPT-2, the model with biases.
         _bias_forms(tokens, intermediate=3072, hidden=768)
         # Intermediate sizes of Qwen3-0.6B and Llama-3.1-8B.
         for size in (3072, 14336):

@@ -1,27 +1,36 @@
-"""Triton kernels of the MLP epilogues: each element read once, computed in fp32, written once (source: article S0).
-
-Logistic and tanh are both written with exp of a number that is never positive: nothing overflows, and Triton has no
-tanh that its interpreter knows.
-"""
+"""Triton kernels of the MLP epilogues: each element read once, computed in fp32, written once (source: article S0)."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.dependent_launch import launch_options, wait
+from rosebatch_kernels.common.activations import GATES, activate
+from rosebatch_kernels.common.launch import launch_options, wait
 
-# Columns of a program: 16 bytes for each thread of four warps in 16-bit types.
-_COLUMNS = 1024
-_NUM_WARPS = 4
-# Above this many tokens a program takes several rows: bandwidth needs more loads in flight than latency allows.
-_FEW_TOKENS = 1024
-_MANY_ROWS = 4
 
-# What the gate goes through before it is multiplied.
-GATES = {"silu_mul": "silu", "relu_mul": "relu"}
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of a program, measured on an H100 80GB HBM3.
+
+    Attributes:
+        columns: of a tile: 16 bytes for each thread in 16-bit types.
+        warps: of a program.
+        few_tokens: above this many tokens a program takes several rows: full bandwidth needs more loads in flight.
+        many_rows: rows that it takes then.
+    """
+
+    columns: int = 1024
+    warps: int = 4
+    few_tokens: int = 1024
+    many_rows: int = 4
+
+
+TUNED = Tuned()
 
 
 def bias_gelu_erf_(x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -77,10 +86,10 @@ def _launch_gated(gate_up: Tensor, name: str) -> Tensor:
 
 def _tiles(tokens: int, size: int) -> tuple[tuple[int, int], dict[str, int]]:
     """The grid, and the tile of a program."""
-    columns = min(_COLUMNS, triton.next_power_of_2(size))
-    rows = _COLUMNS // columns * (_MANY_ROWS if tokens > _FEW_TOKENS else 1)
+    columns = min(TUNED.columns, triton.next_power_of_2(size))
+    rows = TUNED.columns // columns * (TUNED.many_rows if tokens > TUNED.few_tokens else 1)
     grid = triton.cdiv(tokens, rows), triton.cdiv(size, columns)
-    return grid, {"rows": rows, "columns": columns, "num_warps": _NUM_WARPS, **launch_options()}
+    return grid, {"rows": rows, "columns": columns, "num_warps": TUNED.warps, **launch_options()}
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -140,37 +149,14 @@ def _activation_mul(
     gate = tl.load(place, inside).to(tl.float32)
     up = tl.load(place + size, inside).to(tl.float32)
     dtype = out.dtype.element_ty
-    # Rounded between the two, as PyTorch's operators are.
+    # Rounded between the two operations, as in PyTorch.
     factor = activate(gate, name).to(dtype).to(tl.float32)
     tl.store(out + row * size + column, (factor * up).to(dtype), inside)
 
 
 @triton.jit
 def _place(tokens, size, rows: tl.constexpr, columns: tl.constexpr):
-    """Rows, in int64, and columns of this program's tile, and which of its elements exist."""
+    """Rows in int64 and columns of this program's tile, and the mask of its existing elements."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)[:, None]
     column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
     return row, column, (row < tokens) & (column < size)
-
-
-@triton.jit
-def activate(value, name: tl.constexpr):
-    """The activation of an fp32 value: ``gelu_tanh``, ``gelu_erf``, ``silu`` or ``relu``."""
-    if name == "gelu_tanh":
-        # tanh(u) = 2 · logistic(2u) - 1, so that (1 + tanh(u)) / 2 is the logistic function itself.
-        out = value * logistic(value * (1.5957691216057308 + 0.07135481282553147 * value * value))
-    elif name == "gelu_erf":
-        out = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
-    elif name == "silu":
-        out = value * logistic(value)
-    else:
-        tl.static_assert(name == "relu")
-        out = tl.maximum(value, 0.0)
-    return out
-
-
-@triton.jit
-def logistic(x):
-    """``1 / (1 + exp(-x))``."""
-    small = tl.exp(-tl.abs(x))
-    return tl.where(x >= 0, 1.0, small) / (1.0 + small)

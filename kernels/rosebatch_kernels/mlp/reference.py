@@ -1,6 +1,6 @@
-"""PyTorch reference of the MLP epilogues (source: article S0 for the bias forms).
+"""PyTorch reference of the MLP epilogues (source of the bias forms: article S0).
 
-The forms that add a bias compute in fp32 and round once, as a product with its bias in the epilogue would.
+The forms that add a bias compute in fp32 and round once, like a product that adds its bias itself.
 """
 
 from torch import Tensor

@@ -1,1 +1,1 @@
-"""Normalisation over the last axis, alone and with the residual addition before it."""
+"""Normalisation over the last axis, alone or after a residual addition."""

@@ -1,8 +1,8 @@
 """Bandwidth of the norms at decode and prefill sizes: ``python -m rosebatch_kernels.norm.bench``."""
 
-from rosebatch_kernels.bench_inputs import randn
+from rosebatch_kernels.common.bench_inputs import randn
+from rosebatch_kernels.common.timing import compare
 from rosebatch_kernels.norm import kernel, reference
-from rosebatch_kernels.timing import compare
 
 _MODULES = (kernel, reference)
 _EPS = 1e-5
@@ -33,7 +33,7 @@ def _norms(tokens: int, size: int) -> None:
 
 
 def _head_norm(tokens: int, heads: int, head_dim: int, width: int) -> None:
-    """Qwen3's norm of the query heads, in place of the fused projection's output."""
+    """Qwen3's norm of the query heads, a view of the fused projection's output."""
     weight = randn(head_dim)
     wide = [randn(tokens, width) for _ in range(_TURNS)]
     inputs = [(x[:, : heads * head_dim].view(tokens, heads, head_dim), weight, _EPS) for x in wide]

@@ -1,19 +1,36 @@
 """Triton kernels of the norms: a row stays in registers from the addition to the result, so memory is read once.
 
-The sum is returned in a new tensor: adding to the residual in place was found slower under CUDA graphs (article S4).
+The sum goes to a new tensor: adding to the residual in place was slower under CUDA graphs (article S4).
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.dependent_launch import launch_options, wait
+from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.rows import rows_of
 
-# Elements of a program: rows narrower than this share one.
-_TILE = 1024
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of a program, measured on an H100 80GB HBM3.
+
+    Attributes:
+        tile: elements; narrower rows share a program.
+        warps: ``(from so many columns, warps)``, largest first, columns rounded up to a power of two. A row of up to
+            1024 stays within a warp: sums across warps wait at three barriers each.
+    """
+
+    tile: int = 1024
+    warps: tuple[tuple[int, int], ...] = ((8192, 16), (4096, 8), (2048, 4), (512, 1), (0, 4))
+
+
+TUNED = Tuned()
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -27,7 +44,7 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``, both new.
 
-    ``x`` is ``[T, H]``, or ``[S, T, H]`` fp32, parts that are added up first (see ``rosebatch_kernels.linear.kernel``).
+    ``x`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear.kernel``).
     """
     return _launch(x, x_bias, residual, weight, bias, eps)
 
@@ -51,22 +68,14 @@ def add_rms_norm(
 def _launch(
     x: Tensor, x_bias: Tensor | None, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """LayerNorm where there is a bias, else RMSNorm; without a residual the second result is ``x``."""
-    assert x.stride(-1) == 1 and (residual is None or residual.stride(-1) == 1), "the last axis is contiguous"
-    size = x.shape[-1]
-    parts = heads = 1
-    row_stride, inner_stride = x.stride(0), 0
-    if x.ndim == 3 and residual is not None:
-        parts, row_stride, inner_stride = len(x), x.stride(1), x.stride(0)
-    elif x.ndim == 3:
-        heads, inner_stride = x.shape[1], x.stride(1)
+    """LayerNorm with a bias, else RMSNorm; without a residual the second result is ``x``."""
+    rows, size = rows_of(x, residual), x.shape[-1]
     like = x if residual is None else residual
-    rows = len(like) * heads
     normed = torch.empty(like.shape, dtype=like.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(normed)
     block = triton.next_power_of_2(size)
-    tile_rows = max(1, _TILE // block)
-    _norm[(triton.cdiv(rows, tile_rows),)](
+    tile_rows = max(1, TUNED.tile // block)
+    _norm[(triton.cdiv(rows.number, tile_rows),)](
         x,
         x_bias,
         residual,
@@ -74,27 +83,20 @@ def _launch(
         bias,
         normed,
         total,
-        rows,
-        row_stride,
-        inner_stride,
+        rows.number,
+        rows.stride,
+        rows.inner_stride,
         0 if residual is None else residual.stride(0),
         eps,
-        heads=heads,
-        parts=parts,
+        heads=rows.heads,
+        parts=rows.parts,
         size=size,
         block=block,
         tile_rows=tile_rows,
-        num_warps=_num_warps(block),
+        num_warps=next(warps for least, warps in TUNED.warps if block >= least),
         **launch_options(),
     )
     return normed, total
-
-
-def _num_warps(block: int) -> int:
-    """A row of up to 1024 elements stays within a warp: sums across warps wait at three barriers each."""
-    if block <= 256:
-        return 4
-    return 1 if block <= 1024 else min(block // 512, 16)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -119,13 +121,13 @@ def _norm(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)[:, None]
-    # As wide as the tile, so that weights are loaded in the layout of the rows, without an exchange between threads.
+    # As wide as the tile: weights then load in the layout of the rows, without an exchange between threads.
     column = tl.broadcast_to(tl.arange(0, block)[None, :], (tile_rows, block))
     exists = column < size
     inside = (row < rows) & exists
     token, head = (row // heads).to(tl.int64), row % heads
     row = row.to(tl.int64)
-    # All loads come before the first use of any, so that their latencies pass together; weights before the wait.
+    # All loads come before the first use of any, so that they are in flight together; weights before the wait.
     factor = tl.load(weight + column, exists, other=0.0).to(tl.float32)
     if bias is not None:
         offset = tl.load(bias + column, exists, other=0.0).to(tl.float32)
@@ -150,7 +152,7 @@ def _norm(
         out = (value * scale).to(dtype).to(tl.float32) * factor
     else:
         mean = tl.sum(value, 1, keep_dims=True) * (1.0 / size)
-        # Of the differences, not of the squares: a mean far from 0 would leave no digits.
+        # From the differences, not from the mean of squares: that loses all digits if the mean is far from 0.
         centred = tl.where(exists, value - mean, 0.0)
         scale = tl.rsqrt(tl.sum(centred * centred, 1, keep_dims=True) * (1.0 / size) + eps)
         out = centred * scale * factor + offset

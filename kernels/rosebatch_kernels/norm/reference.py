@@ -1,4 +1,4 @@
-"""PyTorch reference of the norms. Statistics are fp32 whatever the input, as in the models' own code."""
+"""PyTorch reference of the norms. Statistics are fp32 for every input dtype, as in the models' own code."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``.
 
-    ``x`` is ``[T, H]``, or ``[S, T, H]`` fp32, parts that are added up first (see ``rosebatch_kernels.linear``).
+    ``x`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear``).
     ``x_bias [H]`` is the bias of the projection that made it (source of the fusion: article S0).
     """
     residual = _add(x, residual, x_bias)
@@ -41,7 +41,7 @@ def add_rms_norm(
 
 
 def _add(x: Tensor, residual: Tensor, x_bias: Tensor | None) -> Tensor:
-    """The sum in a new tensor, rounded to the residual's dtype once."""
+    """The sum in a new tensor, rounded once to the residual's dtype."""
     if x.ndim == 2 and x_bias is None:
         return residual + x
     wide = x.float() if x.ndim == 2 else x.sum(0)

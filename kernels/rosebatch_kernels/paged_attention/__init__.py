@@ -1,1 +1,1 @@
-"""Attention of new tokens over everything a sequence has in the paged KV cache."""
+"""Attention of new tokens over all keys of their sequences in the paged KV cache."""

@@ -1,8 +1,8 @@
 """Decode and prefill attention at the sizes of models: ``python -m rosebatch_kernels.paged_attention.bench``.
 
-Decode is held against the copy bandwidth by the K and V that it reads, prefill against the rate of a matrix product by
-the products under the causal mask. The references read block ids on the host, so that no graph can hold them: they
-are not timed.
+It compares decode with the copy bandwidth, by the K and V read, and prefill with the rate of a matrix product, by the
+products under the causal mask. The references are not timed: they read block ids on the host, so that no graph can hold
+them.
 """
 
 import random
@@ -13,20 +13,21 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.bench_inputs import HEADS, block_table, prompt_tiles, randn
+from rosebatch_kernels.common.bench_inputs import HEADS, block_table, prompt_tiles, randn
+from rosebatch_kernels.common.splits import DecodeWorkspace
+from rosebatch_kernels.common.tiles import TILE_ROWS
+from rosebatch_kernels.common.timing import median_us, report
 from rosebatch_kernels.paged_attention.decode import decode
-from rosebatch_kernels.paged_attention.prefill import TILE_ROWS, prefill
-from rosebatch_kernels.paged_attention.splits import DecodeWorkspace
-from rosebatch_kernels.timing import median_us, report
+from rosebatch_kernels.paged_attention.prefill import prefill
 
 _BATCHES = (32, 256)
 _CONTEXTS = (576, 1100)
-# Sequences of a batch in which each has a length of its own, between these two.
+# Batches of mixed lengths: sequences, and the shortest and the longest.
 _MIXED = ((250, 260, 1040), (160, 100, 1800))
 # Prompts and tokens of each.
 _PROMPTS = ((32, 512), (16, 1024), (4, 2048))
 _BLOCK_SIZE = 64
-# Caches that take turns, as the layers of a model do.
+# Caches that take turns, like the layers of a model.
 _TURNS = 4
 _BYTES = 2
 
@@ -73,7 +74,7 @@ def _decode(model: str, shape: str, lengths: Sequence[int]) -> None:
 
 
 def _prefill(model: str, sequences: int, length: int) -> None:
-    """Whole prompts at once, q in the projection's output; half of the products with K and with V are masked."""
+    """Whole prompts at once, q a view of the projection's output; half of the products with K and V are masked."""
     heads, kv_heads, size, _, _ = HEADS[model]
     tokens = sequences * length
     step = partial(

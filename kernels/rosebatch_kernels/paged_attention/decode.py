@@ -1,24 +1,51 @@
-"""Decode attention over the paged cache in Triton: one query token for each sequence, K and V appended on the way.
+"""Decode attention over the paged cache in Triton: one query token for each sequence, whose K and V it appends.
 
 One program serves one sequence, one K/V head with all query heads that share it, and one part (split) of the keys.
-It reads the row of the fused QKV projection itself: QK norm, rotary positions and the KV append happen in registers
-before the first key is read, so a layer needs no kernel between the projection and the attention (source of the
-append inside the kernel: article S0). The new token's K and V never travel through the cache to be attended.
+It reads the row of the fused QKV projection itself. QK norm, rotary positions and the KV append happen in registers
+before it reads the first key, so a layer needs no kernel between the projection and the attention (source of the
+append inside the kernel: article S0). The new token's K and V are attended from registers, not from the cache.
 
-The number of splits is fixed by the batch size, so that a CUDA graph can hold the launch; where a split begins follows
-from the sequence's length at run time, and splits that a short sequence does not need return at once. The last
-split of a head to finish adds the parts up (flash-decoding, merged by log-sum-exp), without a second launch.
+The batch size alone fixes the number of splits, so that a CUDA graph can hold the launch. The sequence's length decides
+at run time where a split begins, and splits that a short sequence does not need return at once. The last split of a
+head to finish merges the parts by log-sum-exp (flash-decoding), without a second launch.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.dependent_launch import launch_options, wait
-from rosebatch_kernels.paged_attention.splits import DecodeWorkspace, least_keys
-from rosebatch_kernels.qkv.kernel import halves, normed_and_rotated, turn, weight_halves
-from rosebatch_kernels.qkv.norms import QKNorm, norm_arguments
+from rosebatch_kernels.common.arrivals import arrive
+from rosebatch_kernels.common.head_norms import QKNorm, norm_arguments
+from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
+from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
+from rosebatch_kernels.common.program import Program
+from rosebatch_kernels.common.splits import DecodeWorkspace, least_keys
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of a program, measured on an H100 80GB HBM3; those of splits are in ``rosebatch_kernels.common.splits``.
+
+    Attributes:
+        fp32: for fp32.
+        one_head: for one query head to a K/V head. Without a matrix product, what the pipeline would hold back for
+            shared memory is better kept in flight.
+        group: for several.
+    """
+
+    fp32: Program
+    one_head: Program
+    group: Program
+
+
+TUNED = Tuned(
+    fp32=Program(keys=16, warps=4, stages=1),
+    one_head=Program(keys=32, warps=1, stages=1),
+    group=Program(keys=32, warps=2, stages=3),
+)
 
 
 def decode(
@@ -39,7 +66,7 @@ def decode(
     """Attention of one new token for each sequence.
 
     Args:
-        qkv: ``[B, (heads + 2 · kv_heads) · D]``, q then k then v, as the projection leaves them.
+        qkv: ``[B, (heads + 2 · kv_heads) · D]``, q then k then v, the projection's output.
         cache: ``[2, blocks, kv_heads, block_size, D]``; with ``append`` the new K and V are written into it.
         block_table: ``[B, M]`` int32 block ids, rows at any stride.
         positions: ``[B]`` int32 at any stride, of the new token.
@@ -48,10 +75,10 @@ def decode(
         num_heads: query heads, a multiple of kv_heads.
         scale: factor on q·k.
         window: keys that the token sees, its own included; 0 for all.
-        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype, both halves of cos alike, the first of sin
-            negated; None where q and k are rotated already, or never.
-        qk_norm: of each head before the rotation.
-        append: False where the new K and V are in the cache already; q is then taken as it is.
+        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype; both halves of cos are equal, the first half of
+            sin is negated. None where q and k are rotated already, or never.
+        qk_norm: of each head, before the rotation.
+        append: False where the new K and V are in the cache already; q is then neither normalised nor rotated.
 
     Returns:
         ``[B, heads · D]``.
@@ -61,7 +88,7 @@ def decode(
     group = num_heads // kv_heads
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
     splits = workspace.num_splits(batch)
-    tile, warps, stages = _config(group, cache.dtype)
+    tuned = _tuned(group, cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
     _decode[(kv_heads, batch, splits)](
@@ -86,7 +113,7 @@ def decode(
         block_table.stride(0),
         positions.stride(0),
         window,
-        max(1, least_keys(batch, kv_heads, warps) // tile),
+        max(1, least_keys(batch, kv_heads, tuned.warps) // tuned.keys),
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -95,24 +122,22 @@ def decode(
         D=size,
         WIDTH=triton.next_power_of_2(size),
         BLOCK=block_size,
-        TILE=tile,
+        TILE=tuned.keys,
         SPLITS=splits,
         APPEND=append,
         ROTARY=append and rotary is not None,
         NORM=norm,
-        STAGES=stages,
-        num_warps=warps,
+        STAGES=tuned.stages,
+        num_warps=tuned.warps,
         **launch_options(),
     )
     return out
 
 
-def _config(group: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Keys in a tile, warps, pipeline stages; found by measurement on an H100."""
+def _tuned(group: int, dtype: torch.dtype) -> Program:
     if dtype.itemsize == 4:
-        return 16, 4, 1
-    # Without a matrix product, what the pipeline would hold back for shared memory is better kept in flight.
-    return (32, 1, 1) if group == 1 else (32, 2, 3)
+        return TUNED.fp32
+    return TUNED.one_head if group == 1 else TUNED.group
 
 
 @triton.jit(do_not_specialize=["num_blocks", "least_tiles"])
@@ -157,28 +182,17 @@ def _decode(
 ):
     head = tl.program_id(0)
     row = tl.program_id(1)
-    # The slowest axis, so that splits which short sequences do not need are started last.
+    # The slowest axis: splits that short sequences do not need start last.
     split = tl.program_id(2)
-    # What the feedback of the step before wrote is older than the kernel that may still be running.
+    # Written by the previous step's feedback, which is older than the kernel in front.
     position = tl.load(positions + row * state_stride)
     if position >= tl.load(limits + row * state_stride):
-        # It is enough that one program of each row waits: the kernel is not complete before.
-        if PDL:  # noqa: SIM102 (the first is decided when the kernel is compiled)
-            if split == 0:
-                wait()
+        wait_before_return(split == 0, PDL)
         return
-    dtype = qkv.dtype.element_ty
-    # Cached keys: [first, end). With APPEND the new token is kept in registers instead.
+    # Cached keys: [first, end). With APPEND the new token stays in registers.
     end = position if APPEND else position + 1
-    first = 0
-    if window > 0:
-        first = tl.maximum(position + 1 - window, 0)
-    first_tile = first // TILE
-    tiles = tl.cdiv(end, TILE) - first_tile
-    used = tl.maximum(tl.minimum(tiles // least_tiles, SPLITS), 1)
-    # Without a cached key, one split still has the new one. Rounded up, shares may leave nothing for the last.
-    share = tl.maximum(tl.cdiv(tiles, used), 1)
-    used = tl.maximum(tl.cdiv(tiles, share), 1)
+    first = _first_in_window(position, window)
+    first_tile, tiles, share, used = _shares(first, end, least_tiles, TILE, SPLITS)
     if split >= used:
         return
     start_tile = first_tile + split * share
@@ -186,113 +200,243 @@ def _decode(
     table_row = block_table + row * table_stride
     last_block = tl.maximum(end - 1, 0) // BLOCK
     block = tl.load(table_row + tl.minimum((start_tile * TILE) // BLOCK, last_block))
-    cosine, sine = turn(cos, sin, position, D, WIDTH, ROTARY)
+    turned = turn(cos, sin, position, D, WIDTH, ROTARY)
     q_weights = weight_halves(q_weight, D, WIDTH, ROTARY, NORM)
     k_weights = weight_halves(k_weight, D, WIDTH, ROTARY, NORM)
     if PDL:
         wait()
 
-    # --- the new token: all of it asked for at once ---
     d = tl.arange(0, WIDTH)[None, :]
-    real = d < D
-    m = tl.arange(0, MEMBERS)[:, None]
-    one = tl.zeros([1, 1], tl.int32)
-    q_row = qkv + row.to(tl.int64) * qkv_stride
-    q_halves = halves(q_row + (head * GROUP + m) * D, m < GROUP, D, WIDTH, ROTARY)
-    if APPEND:
-        k_halves = halves(q_row + (HEADS + head) * D + one, one == 0, D, WIDTH, ROTARY)
-        v_new = tl.load(q_row + (HEADS + KV_HEADS + head) * D + d, mask=real, other=0.0)
-    q = normed_and_rotated(q_halves, q_weights, cosine, sine, D, q_number, ROTARY, NORM)
-    # A matrix product wants more rows than a group has heads: copies cost nothing, and are made last.
+    q_halves, k_halves, v_new = _new_token(
+        qkv, qkv_stride, row, head, HEADS, KV_HEADS, GROUP, MEMBERS, D, WIDTH, APPEND, ROTARY
+    )
+    q = normed_and_rotated(q_halves, q_weights, turned, D, q_number, ROTARY, NORM)
+    # A matrix product needs more rows than a group has heads: rows are copied, after norm and rotation of each head.
     copies: tl.constexpr = ROWS // MEMBERS
-    g = tl.arange(0, ROWS) // copies
-    own_head = (g < GROUP) & (tl.arange(0, ROWS) % copies == 0)
+    g, own_head = _heads_of_rows(GROUP, ROWS, copies)
     offset = tl.arange(0, TILE)
-    page = BLOCK * D
-    v_distance = num_blocks.to(tl.int64) * KV_HEADS * page
-    most = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    if APPEND:  # noqa: SIM102 (the first is decided when the kernel is compiled)
+    v_distance = num_blocks.to(tl.int64) * KV_HEADS * (BLOCK * D)
+    most, total, acc = _no_key(ROWS, WIDTH)
+    if APPEND:  # noqa: SIM102 (a compile-time condition)
         if split == 0:
-            k_new = normed_and_rotated(k_halves, k_weights, cosine, sine, D, k_number, ROTARY, NORM)
-            newest = tl.load(table_row + position // BLOCK).to(tl.int64)
-            place = cache + (newest * KV_HEADS + head) * page + (position % BLOCK) * D + d
-            tl.store(place, k_new, mask=real)
-            tl.store(place + v_distance, v_new, mask=real)
-            most = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * scale
-            if copies > 1:
-                most = tl.reshape(tl.broadcast_to(most[:, None], [MEMBERS, copies]), [ROWS])
-            total += 1.0
-            acc += v_new.to(tl.float32)
-    if copies > 1:
-        q = tl.reshape(tl.broadcast_to(q[:, None, :], [MEMBERS, copies, WIDTH]), [ROWS, WIDTH])
-
-    # --- the cached ones ---
+            k_new = normed_and_rotated(k_halves, k_weights, turned, D, k_number, ROTARY, NORM)
+            _append(cache, table_row, position, head, k_new, v_new, v_distance, KV_HEADS, D, WIDTH, BLOCK)
+            most, total, acc = _attend_new(q, k_new, v_new, total, acc, scale, copies)
+    q = _repeated(q, copies)
     for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
         n = tile * TILE + offset
-        seen = n < end
-        if BLOCK % TILE == 0:
-            k_rows = (
-                cache
-                + (block.to(tl.int64) * KV_HEADS + head) * page
-                + ((tile * TILE) % BLOCK) * D
-                + offset[:, None] * D
-            )
-            # Loaded an iteration ahead: loaded with the keys, the number would be a link of their software pipeline,
-            # which then waits for all it has under way before every tile.
-            block = tl.load(table_row + tl.minimum(((tile + 1) * TILE) // BLOCK, last_block))
-        else:
-            blocks = tl.load(table_row + n // BLOCK, mask=seen, other=0).to(tl.int64)
-            k_rows = cache + ((blocks * KV_HEADS + head) * page + (n % BLOCK) * D)[:, None]
-        present = seen[:, None] & real
-        k = tl.load(k_rows + d, mask=present, other=0.0)
-        v = tl.load(k_rows + v_distance + d, mask=present, other=0.0)
-        counts = seen & (n >= first)
-        if ROWS == 1:
-            scores = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :] * scale
-        else:
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where(counts[None, :], scores, float("-inf"))
-        higher = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        shrink = tl.exp2(most - higher)
-        total = total * shrink + tl.sum(weights, 1)
-        if ROWS == 1:
-            acc = acc * shrink[:, None] + tl.sum(tl.trans(weights) * v.to(tl.float32), 0)[None, :]
-        else:
-            acc = tl.dot(weights.to(dtype), v, acc * shrink[:, None], input_precision="ieee")
-        most = higher
-
-    place = out + row.to(tl.int64) * (HEADS * D) + (head * GROUP + g)[:, None] * D + d
-    wanted = real & own_head[:, None]
+        k, v, block = _keys_of_tile(
+            cache, table_row, block, last_block, tile, n, end, v_distance, head, KV_HEADS, D, WIDTH, BLOCK, TILE
+        )
+        most, total, acc = _attend(q, k, v, (n < end) & (n >= first), most, total, acc, scale, ROWS)
+    out_row = out + row.to(tl.int64) * (HEADS * D)
+    place = out_row + (head * GROUP + g)[:, None] * D + d
+    # Before the branch: computed in each of its arms, the mask costs some variants 18 to 33 registers a thread.
+    wanted = (d < D) & own_head[:, None]
     if used == 1:
-        tl.store(place, (acc / total[:, None]).to(dtype), mask=wanted)
+        tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=wanted)
         return
-
-    # --- the last split to arrive merges all ---
     part = (row * KV_HEADS + head) * SPLITS * GROUP
-    mine = part + split * GROUP + g
-    tl.store(sums + mine.to(tl.int64)[:, None] * D + d, acc, mask=wanted)
-    tl.store(stats + mine * 2, most, mask=own_head)
-    tl.store(stats + mine * 2 + 1, total, mask=own_head)
-    tl.debug_barrier()
-    before = tl.atomic_add(arrived + row * KV_HEADS + head, 1, sem="acq_rel", scope="gpu")
-    if before == used - 1:
+    _leave(sums, stats, part + split * GROUP + g, acc, most, total, wanted, own_head, d, D)
+    if arrive(arrived + row * KV_HEADS + head) == used - 1:
         tl.store(arrived + row * KV_HEADS + head, 0)
-        s = tl.arange(0, SPLITS)
-        there = s < used
-        for member in tl.static_range(GROUP):
-            lines = part + s * GROUP + member
-            tops = tl.load(stats + lines * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
-            parts = tl.load(stats + lines * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-            factors = tl.exp2(tops - tl.max(tops, 0))
-            values = tl.load(
-                sums + lines.to(tl.int64)[:, None] * D + d,
-                mask=there[:, None] & real,
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            merged = tl.sum(values * factors[:, None], 0) / tl.sum(parts * factors, 0)
-            target = out + row.to(tl.int64) * (HEADS * D) + (head * GROUP + member) * D + d
-            tl.store(target, merged[None, :].to(dtype), mask=real)
+        _merge(out_row, sums, stats, part, head, used, d, GROUP, D, SPLITS)
+
+
+@triton.jit
+def _first_in_window(position, window):
+    """The first key that a token sees."""
+    first = 0
+    if window > 0:
+        first = tl.maximum(position + 1 - window, 0)
+    return first
+
+
+@triton.jit
+def _shares(first, end, least_tiles, TILE: tl.constexpr, SPLITS: tl.constexpr):
+    """The keys ``[first, end)`` in tiles: the first tile, their number, the number of each split, and splits in use."""
+    first_tile = first // TILE
+    tiles = tl.cdiv(end, TILE) - first_tile
+    used = tl.maximum(tl.minimum(tiles // least_tiles, SPLITS), 1)
+    # At least one: without a cached key, one split still has the new one.
+    share = tl.maximum(tl.cdiv(tiles, used), 1)
+    # Rounded up, shares may leave nothing for the last split.
+    used = tl.maximum(tl.cdiv(tiles, share), 1)
+    return first_tile, tiles, share, used
+
+
+@triton.jit
+def _new_token(
+    qkv,
+    stride,
+    row,
+    head,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    APPEND: tl.constexpr,
+    ROTARY: tl.constexpr,
+):
+    """Halves of a group's q and of the new k, and the new v; q instead of these two without APPEND.
+
+    All loads are issued before the first use of any.
+    """
+    d = tl.arange(0, WIDTH)[None, :]
+    m = tl.arange(0, MEMBERS)[:, None]
+    one = tl.zeros([1, 1], tl.int32)
+    q_row = qkv + row.to(tl.int64) * stride
+    q = halves(q_row + (head * GROUP + m) * D, m < GROUP, D, WIDTH, ROTARY)
+    k = q
+    v = q[0]
+    if APPEND:
+        k = halves(q_row + (HEADS + head) * D + one, one == 0, D, WIDTH, ROTARY)
+        v = tl.load(q_row + (HEADS + KV_HEADS + head) * D + d, mask=d < D, other=0.0)
+    return q, k, v
+
+
+@triton.jit
+def _append(
+    cache,
+    table_row,
+    position,
+    head,
+    k,
+    v,
+    v_distance,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the new K and V ``[1, WIDTH]`` of one head to their slot."""
+    d = tl.arange(0, WIDTH)[None, :]
+    block = tl.load(table_row + position // BLOCK).to(tl.int64)
+    place = cache + (block * KV_HEADS + head) * (BLOCK * D) + (position % BLOCK) * D + d
+    tl.store(place, k, mask=d < D)
+    tl.store(place + v_distance, v, mask=d < D)
+
+
+@triton.jit
+def _heads_of_rows(GROUP: tl.constexpr, ROWS: tl.constexpr, copies: tl.constexpr):
+    """The head ``[ROWS]`` of each row of copied heads, and whether the row is the first of an existing head."""
+    g = tl.arange(0, ROWS) // copies
+    return g, (g < GROUP) & (tl.arange(0, ROWS) % copies == 0)
+
+
+@triton.jit
+def _no_key(ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The online softmax's sums over no key: largest score, sum of weights, weighted sum of values."""
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    return most, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
+
+
+@triton.jit
+def _attend_new(q, k, v, total, acc, scale, copies: tl.constexpr):
+    """The online softmax's sums over the new key alone, from those over no key."""
+    most = _repeated(tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale, copies)
+    return most, total + 1.0, acc + v.to(tl.float32)
+
+
+@triton.jit
+def _repeated(x, copies: tl.constexpr):
+    """``x`` with so many copies of each row, one after the other."""
+    if copies > 1:
+        if len(x.shape) == 1:
+            x = tl.reshape(tl.broadcast_to(x[:, None], [x.shape[0], copies]), [x.shape[0] * copies])
+        else:
+            shape: tl.constexpr = [x.shape[0], copies, x.shape[1]]
+            x = tl.reshape(tl.broadcast_to(x[:, None, :], shape), [x.shape[0] * copies, x.shape[1]])
+    return x
+
+
+@triton.jit
+def _keys_of_tile(
+    cache,
+    table_row,
+    block,
+    last_block,
+    tile,
+    n,
+    end,
+    v_distance,
+    head,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """K and V ``[TILE, WIDTH]`` of the keys ``n`` of a tile, zeros from ``end`` on, and the next tile's block.
+
+    The tile begins in ``block``. The next block's number is loaded an iteration ahead. Loaded with the keys, it would
+    be a link of their software pipeline, which would then wait for all of its loads before every tile.
+    """
+    d = tl.arange(0, WIDTH)[None, :]
+    page = BLOCK * D
+    seen = n < end
+    if BLOCK % TILE == 0:
+        rows = (
+            cache
+            + (block.to(tl.int64) * KV_HEADS + head) * page
+            + ((tile * TILE) % BLOCK) * D
+            + tl.arange(0, TILE)[:, None] * D
+        )
+        block = tl.load(table_row + tl.minimum(((tile + 1) * TILE) // BLOCK, last_block))
+    else:
+        blocks = tl.load(table_row + n // BLOCK, mask=seen, other=0).to(tl.int64)
+        rows = cache + ((blocks * KV_HEADS + head) * page + (n % BLOCK) * D)[:, None]
+    present = seen[:, None] & (d < D)
+    k = tl.load(rows + d, mask=present, other=0.0)
+    v = tl.load(rows + v_distance + d, mask=present, other=0.0)
+    return k, v, block
+
+
+@triton.jit
+def _attend(q, k, v, counts, most, total, acc, scale, ROWS: tl.constexpr):
+    """One tile's step of the online softmax."""
+    if ROWS == 1:
+        scores = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :] * scale
+    else:
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.where(counts[None, :], scores, float("-inf"))
+    higher = tl.maximum(most, tl.max(scores, 1))
+    weights = tl.exp2(scores - higher[:, None])
+    shrink = tl.exp2(most - higher)
+    total = total * shrink + tl.sum(weights, 1)
+    if ROWS == 1:
+        acc = acc * shrink[:, None] + tl.sum(tl.trans(weights) * v.to(tl.float32), 0)[None, :]
+    else:
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return higher, total, acc
+
+
+@triton.jit
+def _leave(sums, stats, line, acc, most, total, wanted, own_head, d, D: tl.constexpr):
+    """Leave a split's results for the split that merges, those of each head in row ``line [ROWS]``."""
+    tl.store(sums + line.to(tl.int64)[:, None] * D + d, acc, mask=wanted)
+    tl.store(stats + line * 2, most, mask=own_head)
+    tl.store(stats + line * 2 + 1, total, mask=own_head)
+
+
+@triton.jit
+def _merge(out_row, sums, stats, part, head, used, d, GROUP: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):
+    """Write the heads of group ``head`` to a row of the result, from the ``used`` splits' results at row ``part``."""
+    s = tl.arange(0, SPLITS)
+    there = s < used
+    for member in tl.static_range(GROUP):
+        lines = part + s * GROUP + member
+        tops = tl.load(stats + lines * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
+        parts = tl.load(stats + lines * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+        factors = tl.exp2(tops - tl.max(tops, 0))
+        values = tl.load(
+            sums + lines.to(tl.int64)[:, None] * D + d,
+            mask=there[:, None] & (d < D),
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        merged = tl.sum(values * factors[:, None], 0) / tl.sum(parts * factors, 0)
+        place = out_row + (head * GROUP + member) * D + d
+        tl.store(place, merged[None, :].to(out_row.dtype.element_ty), mask=d < D)

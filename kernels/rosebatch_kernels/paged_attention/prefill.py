@@ -1,19 +1,32 @@
 """Prefill attention over the paged cache in Triton: packed chunks of many sequences, each over its prefix and itself.
 
-One program serves a tile of successive query tokens of one sequence and one query head, and walks over that
-sequence's keys with an online softmax (FlashAttention, arXiv 2205.14135). K and V of the chunk are in the cache
-already, so a prefix that was computed in an earlier step, or by another sequence, is read like the rest.
+One program serves a tile of successive query tokens of one sequence and one query head. It walks over that
+sequence's keys with an online softmax (FlashAttention, arXiv 2205.14135). The chunk's own K and V are in the cache
+already, so it reads a prefix from an earlier step, or from another sequence, like the rest.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.dependent_launch import launch_options, wait
+from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.program import Program
+from rosebatch_kernels.common.tiles import TILE_ROWS as TILE_ROWS
+from rosebatch_kernels.common.tiles import tile_of_program
 
-# Query tokens of a tile: what the caller cuts its chunks into.
-TILE_ROWS = 64
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of a program, measured on an H100 80GB HBM3: for fp32, and for 16-bit types."""
+
+    fp32: Program
+    narrow: Program
+
+
+TUNED = Tuned(fp32=Program(keys=16, warps=8, stages=1), narrow=Program(keys=32, warps=4, stages=3))
 
 
 def prefill(
@@ -26,14 +39,14 @@ def prefill(
     scale: float,
     window: int = 0,
 ) -> Tensor:
-    """Attention of chunks of tokens, packed one behind the other.
+    """Attention of chunks of tokens, packed one after the other.
 
     Args:
         q: ``[T, at least heads · D]``, rows at any stride: q stands first in each.
         cache: ``[2, blocks, kv_heads, block_size, D]``, the chunks' own K and V included.
         block_table: ``[S, M]`` int32 block ids, rows at any stride.
         tiles: ``[N, 4]`` int32: row of the block table, first row in q, position of that row, number of rows (at
-            most ``TILE_ROWS``, 0 for padding). Rows of q that no tile covers are undefined in the result.
+            most ``TILE_ROWS``, 0 for padding). The result is undefined in rows of q that no tile covers.
         num_heads: query heads, a multiple of kv_heads.
         scale: factor on q·k.
         window: keys that a token sees, its own included; 0 for all.
@@ -44,7 +57,7 @@ def prefill(
     _, blocks, kv_heads, block_size, size = cache.shape
     out = torch.empty(len(q), num_heads * size, dtype=q.dtype, device=q.device)
     width = max(16, triton.next_power_of_2(size))
-    keys, warps, stages = _config(q.dtype)
+    tuned = TUNED.fp32 if q.dtype.itemsize == 4 else TUNED.narrow
     _prefill[(num_heads, len(tiles))](
         out,
         q,
@@ -62,76 +75,13 @@ def prefill(
         WIDTH=width,
         BLOCK=block_size,
         ROWS=TILE_ROWS,
-        KEYS=keys,
+        KEYS=tuned.keys,
         WINDOW=window > 0,
-        STAGES=stages,
-        num_warps=warps,
+        STAGES=tuned.stages,
+        num_warps=tuned.warps,
         **launch_options(),
     )
     return out
-
-
-def _config(dtype: torch.dtype) -> tuple[int, int, int]:
-    """Keys in a tile, warps, pipeline stages; found by measurement on an H100."""
-    if dtype.itemsize == 4:
-        return 16, 8, 1
-    return 32, 4, 3
-
-
-@triton.jit
-def _keys_of_tile(
-    cache,
-    table,
-    block,
-    start,
-    end,
-    head,
-    v_distance,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """K and V ``[KEYS, WIDTH]`` of positions ``start ..`` in ``block``; zeros from ``end`` on where MASKED.
-
-    And the block of the keys after these. Its number is loaded an iteration ahead: loaded with the keys, it would be a
-    link of their software pipeline, which then waits for all it has under way before every tile.
-    """
-    offset = tl.arange(0, KEYS)
-    d = tl.arange(0, WIDTH)[None, :]
-    n = start + offset
-    if BLOCK % KEYS == 0:
-        rows = cache + (block.to(tl.int64) * KV_HEADS + head) * (BLOCK * D) + (start % BLOCK) * D + offset[:, None] * D
-        block = tl.load(table + tl.minimum(start + KEYS, end - 1) // BLOCK)
-    else:
-        blocks = tl.load(table + n // BLOCK, mask=n < end, other=0).to(tl.int64)
-        rows = cache + ((blocks * KV_HEADS + head) * (BLOCK * D) + (n % BLOCK) * D)[:, None]
-    if MASKED or D < WIDTH:
-        present = (n < end)[:, None] & (d < D)
-        k = tl.load(rows + d, mask=present, other=0.0)
-        v = tl.load(rows + v_distance + d, mask=present, other=0.0)
-    else:
-        k = tl.load(rows + d)
-        v = tl.load(rows + v_distance + d)
-    return k, v, block
-
-
-@triton.jit
-def _attend(q, k, v, scores_mask, most, total, acc, scale, MASKED: tl.constexpr):
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    if MASKED:
-        scores = tl.where(scores_mask, scores, float("-inf"))
-    higher = tl.maximum(most, tl.max(scores, 1))
-    if MASKED:
-        # A row may see nothing of a tile: keep its exponents finite.
-        higher = tl.maximum(higher, -1e30)
-    weights = tl.exp2(scores - higher[:, None])
-    shrink = tl.exp2(most - higher)
-    total = total * shrink + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-    return higher, total, acc
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
@@ -160,9 +110,7 @@ def _prefill(
     if PDL:
         wait()
     head = tl.program_id(0)
-    tile = tiles + tl.program_id(1) * 4
-    sequence, first_row = tl.load(tile), tl.load(tile + 1)
-    position, count = tl.load(tile + 2), tl.load(tile + 3)
+    sequence, first_row, position, count = tile_of_program(tiles)
     kv_head = head // (HEADS // KV_HEADS)
     table = block_table + sequence * table_stride
     v_distance = num_blocks.to(tl.int64) * (KV_HEADS * BLOCK * D)
@@ -176,13 +124,13 @@ def _prefill(
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     own = position + r
     end = position + count
-    # Keys before `whole` are seen by every row of the tile; with a window, tiles that a row may not see come first.
+    # Every row of the tile sees the keys before `whole`. With a window, the first tiles need a mask as well.
     start = 0
     whole = (position + 1) // KEYS * KEYS
     if WINDOW:
         start = tl.maximum(position + 1 - window, 0) // KEYS * KEYS
         whole = start
-    # A tile of padding has no rows, and perhaps no table.
+    # A tile of padding may have no row of the table.
     block = tl.load(table + start // BLOCK, mask=count > 0, other=0)
     for n in tl.range(start, whole, KEYS, num_stages=STAGES):
         k, v, block = _keys_of_tile(
@@ -198,6 +146,64 @@ def _prefill(
         if WINDOW:
             seen = seen & (key > own[:, None] - window)
         most, total, acc = _attend(query, k, v, seen, most, total, acc, scale, True)
-    # Rows past the tile's count may have seen nothing.
+    # Rows past the tile's count may have seen no key.
     result = acc / tl.maximum(total, 1e-30)[:, None]
     tl.store(out + rows * (HEADS * D) + head * D + d, result.to(out.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _keys_of_tile(
+    cache,
+    table,
+    block,
+    start,
+    end,
+    head,
+    v_distance,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """K and V ``[KEYS, WIDTH]`` of the positions from ``start`` on, and the block of the keys after them.
+
+    The first of them lie in ``block``. With MASKED the keys from ``end`` on are zeros. The next block's number is
+    loaded an iteration ahead. Loaded with the keys, it would be a link of their software pipeline, which would then
+    wait for all of its loads before every tile.
+    """
+    offset = tl.arange(0, KEYS)
+    d = tl.arange(0, WIDTH)[None, :]
+    n = start + offset
+    if BLOCK % KEYS == 0:
+        rows = cache + (block.to(tl.int64) * KV_HEADS + head) * (BLOCK * D) + (start % BLOCK) * D + offset[:, None] * D
+        block = tl.load(table + tl.minimum(start + KEYS, end - 1) // BLOCK)
+    else:
+        blocks = tl.load(table + n // BLOCK, mask=n < end, other=0).to(tl.int64)
+        rows = cache + ((blocks * KV_HEADS + head) * (BLOCK * D) + (n % BLOCK) * D)[:, None]
+    if MASKED or D < WIDTH:
+        present = (n < end)[:, None] & (d < D)
+        k = tl.load(rows + d, mask=present, other=0.0)
+        v = tl.load(rows + v_distance + d, mask=present, other=0.0)
+    else:
+        k = tl.load(rows + d)
+        v = tl.load(rows + v_distance + d)
+    return k, v, block
+
+
+@triton.jit
+def _attend(q, k, v, seen, most, total, acc, scale, MASKED: tl.constexpr):
+    """One tile's step of the online softmax: largest score, sum of weights, weighted sum of values."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(most, tl.max(scores, 1))
+    if MASKED:
+        # A row may see no key of a tile: keep its exponents finite.
+        higher = tl.maximum(higher, -1e30)
+    weights = tl.exp2(scores - higher[:, None])
+    shrink = tl.exp2(most - higher)
+    total = total * shrink + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return higher, total, acc

@@ -1,1 +1,1 @@
-"""What stands between the fused QKV projection and attention: QK norm, rotary positions, the KV append."""
+"""The step between the fused QKV projection and attention: QK norm, rotary positions, the KV append."""

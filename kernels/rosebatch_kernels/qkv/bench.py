@@ -1,6 +1,6 @@
-"""Bandwidth of QK norm, rotation and append in one: ``python -m rosebatch_kernels.qkv.bench``.
+"""Bandwidth of QK norm, rotation and append in one kernel: ``python -m rosebatch_kernels.qkv.bench``.
 
-The reference picks out the tokens that count, and so waits for the device: no graph can hold it, and it is not timed.
+The reference is not timed: it picks out the real tokens and so waits for the device, and no graph can hold it.
 """
 
 from functools import partial
@@ -9,11 +9,11 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.bench_inputs import HEADS, randn
+from rosebatch_kernels.common.bench_inputs import HEADS, randn
+from rosebatch_kernels.common.timing import median_us, report
 from rosebatch_kernels.qkv.kernel import prepare
-from rosebatch_kernels.timing import median_us, report
 
-# Of a decode step without append, and of prefills: each sequence has so many.
+# Sequences, and tokens of each: decode steps, and prefills.
 _SIZES = ((32, 1), (256, 1), (16, 512), (16, 1024))
 _BLOCK_SIZE = 64
 _TURNS = 8
@@ -43,7 +43,7 @@ def _prepare(model: str, sequences: int, length: int) -> None:
     cache = randn(2, blocks, kv_heads, _BLOCK_SIZE, size)
     turns = cycle(projections)
     microseconds = median_us(lambda: step(next(turns), cache))
-    # K and V are read and written, q too where anything is done to it; 16-bit numbers.
+    # K and V are read and written, and q if it is normalised or rotated; 16-bit numbers.
     numbers = tokens * size * (4 * kv_heads + (2 * heads if rotary or qk_norm else 0))
     report(
         f"{'prepare':<8} {model:<13} T={tokens} {heads}+2x{kv_heads} heads of {size}", microseconds, moved=2 * numbers
@@ -51,7 +51,7 @@ def _prepare(model: str, sequences: int, length: int) -> None:
 
 
 def _rotation(length: int, size: int) -> tuple[Tensor, Tensor]:
-    """A rotation indeed: q is rotated again in every call, and must not grow."""
+    """Real rotations: every call rotates q again, and q must not grow."""
     angles = torch.rand(length, size // 2, device="cuda") * 6.28
     cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)

@@ -1,10 +1,10 @@
 """Time of the sampling kernel in each mode: ``python -m rosebatch_kernels.sampling.bench``.
 
-The bandwidth is that of reading the logits once. They are the same in each call, as in a decode step they have just
-been written: those that fit lie in the cache.
+The bandwidth is that of reading the logits once. Every call has the same logits, so they lie in the cache if they fit,
+as in a decode step that has just written them.
 
-Where FlashInfer is installed, its sampler follows on the same logits, by the quickest of its functions for the mode. It
-takes fp32 in rows without gaps, so the conversion is part of its time.
+If FlashInfer is installed, its sampler follows on the same logits, with its fastest function for the mode. It takes
+fp32 in rows without gaps, so the conversion is part of its time.
 """
 
 from importlib.util import find_spec
@@ -12,10 +12,10 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common.timing import median_us, report
 from rosebatch_kernels.sampling.kernel import sample_rows
-from rosebatch_kernels.timing import median_us, report
 
-# Of GPT-2 and Qwen3. Rows of the first begin on any byte, so they are also laid out with the stride of 50264.
+# Of GPT-2 and Qwen3. The first gives unaligned rows; most cases give them a stride of 50264.
 _VOCABS = (50257, 151936)
 _ROWS = (32, 256)
 # Temperature, top-k and top-p.
@@ -34,7 +34,7 @@ def main() -> None:
             for dtype in (torch.float16, torch.bfloat16):
                 for name, mode in _MODES.items():
                     _bench(name, _zipf(rows, vocab, 1.5, dtype), *mode)
-            # Thousands of tokens are kept, far more than in most steps of a model: the slow way.
+            # The slow path: the filter keeps thousands of tokens, far more than in most steps of a model.
             _bench("top-p 0.9 of flat logits", _zipf(rows, vocab, 1.0, dtype), 1.0, 0, 0.9)
             if vocab % 8:
                 _bench("temperature, rows unaligned", _zipf(rows, vocab, 1.5, dtype).contiguous(), 1.0, 0, 1.0)
@@ -56,7 +56,7 @@ def _bench(name: str, logits: Tensor, temperature: float, top_k: int, top_p: flo
 
 
 def _sample_theirs(logits: Tensor, top_k: int, top_p: float, seed: Tensor) -> Tensor:
-    """Tokens ``[S]`` int32 at temperature 1; ``seed [1]`` int64 is on the device, as a graph demands."""
+    """Tokens ``[S]`` int32 at temperature 1; ``seed [1]`` int64 is on the device, as a graph requires."""
     from flashinfer import sampling
 
     numbers = logits.float().contiguous()
@@ -71,7 +71,7 @@ def _sample_theirs(logits: Tensor, top_k: int, top_p: float, seed: Tensor) -> Te
 
 
 def _zipf(rows: int, vocab: int, exponent: float, dtype: torch.dtype) -> Tensor:
-    """Logits of probabilities that fall with a power of the rank, as those of language models about do."""
+    """Logits of probabilities that fall with a power of the rank, roughly like those of language models."""
     ranks = torch.rand(rows, vocab, device="cuda").argsort(-1) + 1
     aligned = torch.empty(rows, -(-vocab // 8) * 8, dtype=dtype, device="cuda")
     return aligned[:, :vocab].copy_(-exponent * ranks.log())

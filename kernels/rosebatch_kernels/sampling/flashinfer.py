@@ -1,19 +1,19 @@
-"""FlashInfer's sampling kernels in place of the reference (https://flashinfer.ai, arXiv 2501.01005).
+"""Sampling by FlashInfer's kernels (https://flashinfer.ai, arXiv 2501.01005) in place of ``torch_sampling``.
 
-Their random numbers are keyed on one seed for the whole call and on the row's place in it, as of 0.6.15 even where
-each row brings a seed of its own: so a row's token depends on what is sampled beside it. The seed here is the first
-row's random number. Needs the package ``flashinfer-python``, which compiles these kernels when they are first called.
+FlashInfer keys its random numbers on one seed for the whole call and on the row's place in it; as of 0.6.15 that holds
+even if each row brings its own seed. So a row's token depends on the rows beside it. The seed here is the first row's
+random number. Needs the package ``flashinfer-python``, which compiles the kernels on their first call.
 """
 
 import torch
 from flashinfer import sampling as theirs
 from torch import Tensor
 
-from rosebatch_kernels.sampling.reference import COLDEST, HOTTEST
+from rosebatch_kernels.sampling.distribution import COLDEST, HOTTEST
 
 
 def sample(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
-    """As ``reference.sample``, of which ``uniform[0]`` alone matters."""
+    """As ``torch_sampling.sample``; only ``uniform[0]`` matters."""
     seed, offset = _random(uniform)
     tokens: Tensor = theirs.sampling_from_probs(_probabilities(logits, temperature), seed=seed, offset=offset)
     return tokens.long()
@@ -22,14 +22,14 @@ def sample(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
 def sample_filtered(
     logits: Tensor, temperature: Tensor, uniform: Tensor, top_k: int, top_p: Tensor, min_p: Tensor
 ) -> Tensor:
-    """As ``reference.sample_filtered``, of which ``uniform[0]`` alone matters.
+    """As ``torch_sampling.sample_filtered``; only ``uniform[0]`` matters.
 
-    Where the k-th likeliest token ties with others, theirs may drop some of them.
+    If tokens tie with the k-th likeliest, FlashInfer may drop some of them.
     """
     probabilities = _probabilities(logits, temperature)
     seed, offset = _random(uniform)
     tokens: Tensor
-    # Waits for the device, as the copies of these parameters to it did. Their fast way knows no min-p.
+    # This waits for the device, as the copies of these parameters did. FlashInfer's fast way has no min-p.
     if min_p.any():
         if top_k:
             probabilities = theirs.top_k_renorm_probs(probabilities, top_k)
@@ -45,12 +45,12 @@ def sample_filtered(
 
 
 def _probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
-    """``[S, V]`` fp32, rows without gaps: their kernels know no stride."""
+    """``[S, V]`` fp32, rows without gaps: FlashInfer's kernels take no stride."""
     probabilities: Tensor = theirs.softmax(logits.float().contiguous(), temperature.clamp(COLDEST, HOTTEST))
     return probabilities
 
 
 def _random(uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Seed and offset ``[1]`` int64, on the device: read there, so that nobody waits for them."""
+    """Seed and offset ``[1]`` int64, on the device: the kernels read them there, so the host does not wait."""
     seed = uniform[:1].view(torch.int64)
     return seed, torch.zeros_like(seed)

@@ -1,50 +1,67 @@
-"""Triton kernels of sampling: every mode in two launches, of which one reads the vocabulary, once.
+"""Triton kernels of sampling: two launches for every mode; only the first reads the whole vocabulary, once.
 
-1. ``_summarise`` reads the logits in segments of 128 ids and keeps the maximum of each and, unless the row is greedy,
-   its sum of weights ``exp((logit - maximum) / temperature)``. Its programs are independent, so a few rows already
-   fill the GPU.
-2. ``_choose``, one program per row, works on these summaries, a hundredth of the logits:
+1. ``_summarise`` reads the logits in segments of 128 ids. It keeps each segment's maximum and, unless the row is
+   greedy, its sum of weights ``exp((logit - maximum) / temperature)``. Its programs are independent, so a few rows
+   already fill the GPU.
+2. ``_choose``, one program for each row, works on these summaries, a hundredth of the logits:
 
-   - Greedy: the first segment that holds the row's maximum, then the first id in it.
-   - Temperature alone: the segment in which the running sum passes the random number, then the id in it.
-   - Filters: the summaries give a lower bound of every logit that can be kept. With top-k it is the k-th largest
-     segment maximum, as so many segments hold a logit at least as large. With top-p it is the largest threshold for
-     which what is dropped is certain to fit into 1 - p: in a segment below the threshold that is its whole sum, and in
-     another one at most all but its maximum, and at most 127 times the threshold's weight. The few segments that
-     reach the bound are read again, and the logits that do (usually tens to hundreds) are compacted in the order of
-     their ids. On these the filters' thresholds are found exactly, by bisection over the bits of the logit, and then
-     the token as above. Where more logits reach the bound than the list has room for (flat distributions, a k above
-     the number of segments), the same runs over the row itself, at one read of it for each step of the bisection.
+   - Greedy: it takes the first segment that holds the row's maximum, then the first such id in it.
+   - Temperature alone: it takes the segment where the running sum passes the random number, then the id in it.
+   - Filters: the summaries give a lower bound of every logit that the filters can keep. With top-k the bound is the
+     k-th largest segment maximum, because k segments hold a logit at least as large. With top-p it is the largest
+     threshold for which the dropped weight certainly fits into 1 - p. A segment below the threshold drops its whole
+     sum. Another one drops at most all but its maximum, and at most 127 times the threshold's weight. The kernel reads
+     the few segments that reach the bound again and compacts the logits that reach it (usually tens to hundreds), in
+     the order of their ids. On these it finds the filters' exact thresholds by bisection over the bits of the logit,
+     and then the token as above. If more logits reach the bound than the list has room for (flat distributions, a k
+     above the number of segments), the same code runs over the row itself and reads it once for each bisection step.
 
-Whatever the input, the thresholds are exact but for the rounding of fp32 sums. Nothing depends on other rows, and sums
-run in a fixed order. Inverse transform with a prefix sum in the order of ids, and thresholds in place of a sort, are
-the ideas of FlashInfer's sampling kernels (arXiv 2501.01005); selection by the largest of each group follows
-"Approximate top-k" (arXiv 2206.14286), here only as a bound.
+For every input the thresholds are exact, except for the rounding of fp32 sums. No row depends on another, and sums run
+in a fixed order. Two ideas are those of FlashInfer's sampling kernels (arXiv 2501.01005): the inverse transform by a
+prefix sum in the order of ids, and thresholds in place of a sort. Selection by the largest of each group follows
+"Approximate top-k" (arXiv 2206.14286); here it only gives a bound.
 """
 
 # mypy: allow-untyped-decorators, allow-untyped-defs
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.dependent_launch import launch_options, wait
-from rosebatch_kernels.sampling.reference import COLDEST, HOTTEST
+from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.sampling.distribution import COLDEST, HOTTEST
 from rosebatch_kernels.sampling.threshold import crossing, load, lower_bound, pick_kept, uniform, weight
 
-# Ids that share one maximum and one sum.
-_SEGMENT = 128
-# Segments of a program of the first kernel.
-_SUMMARISED = 32
-# Segments that are compacted at a time.
-_GATHERED = 16
-# Logits that the compacted list of a row has room for.
-_ROOM = 8192
-# Logits at a time of a list or a row. So few of a list are held by one small tile.
-_MANY = 2048
-_FEW = 1024
-# Bits of the fp32 form of a logit that are always 0, so that bisection need not decide them.
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of both kernels, measured on an H100 80GB HBM3.
+
+    Attributes:
+        segment: ids that share one maximum and one sum.
+        summarised: segments of a program of ``_summarise``.
+        gathered: segments that ``_choose`` compacts at a time.
+        room: logits that fit into the compacted list of a row.
+        many: logits of a list or a row that are read at a time.
+        few: the same for lists that one tile of this size holds.
+        warps: of a program of either.
+    """
+
+    segment: int = 128
+    summarised: int = 32
+    gathered: int = 16
+    room: int = 8192
+    many: int = 2048
+    few: int = 1024
+    warps: int = 8
+
+
+TUNED = Tuned()
+
+# Lowest bits of a logit's fp32 form that are always 0: bisection need not decide them.
 _BLANK_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
 
@@ -57,10 +74,10 @@ def sample_rows(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """See ``rosebatch_kernels.sampling.reference``; V is at most 2^20, a row of nothing but -inf gives 0.
+    """See ``rosebatch_kernels.sampling.reference``; V is at most 2^20, and a row of nothing but -inf gives 0.
 
-    Rows of logits that all begin on 16 bytes are read 16 bytes at a time, to the end of the last 16 where these are
-    still the tensor's memory; others number by number. The other arguments may have any stride.
+    If all rows of logits begin on 16 bytes, they are read 16 bytes at a time. The last 16 bytes of each row must then
+    be the tensor's memory too. Other rows are read number by number. The other arguments may have any stride.
     """
     assert logits.stride(-1) == 1, "the last axis is contiguous"
     rows, vocab = logits.shape
@@ -72,24 +89,24 @@ def sample_rows(
     room = end * logits.element_size() <= logits.untyped_storage().nbytes()
     if logits.data_ptr() % 16 or logits.stride(0) % group or not room:
         group = 1
-    segments = triton.cdiv(vocab, _SEGMENT)
+    segments = triton.cdiv(vocab, TUNED.segment)
     maxima, sums = torch.empty(2, rows, segments, dtype=torch.float32, device=logits.device)
     reached = torch.empty(rows, segments, dtype=torch.int32, device=logits.device)
-    values = torch.empty(rows, _ROOM, dtype=logits.dtype, device=logits.device)
-    ids = torch.empty(rows, _ROOM, dtype=torch.int32, device=logits.device)
+    values = torch.empty(rows, TUNED.room, dtype=logits.dtype, device=logits.device)
+    ids = torch.empty(rows, TUNED.room, dtype=torch.int32, device=logits.device)
     shape = (logits, logits.stride(0) // group, vocab, segments)
-    _summarise[(triton.cdiv(segments, _SUMMARISED), rows)](
+    _summarise[(triton.cdiv(segments, TUNED.summarised), rows)](
         *shape,
         temperature,
         temperature.stride(0),
         maxima,
         sums,
         group=group,
-        segment=_SEGMENT,
-        block=_SUMMARISED,
+        segment=TUNED.segment,
+        block=TUNED.summarised,
         coldest=COLDEST,
         hottest=HOTTEST,
-        num_warps=8,
+        num_warps=TUNED.warps,
         **launch_options(),
     )
     _choose[(rows,)](
@@ -114,16 +131,16 @@ def sample_rows(
         ids,
         tokens,
         group=group,
-        segment=_SEGMENT,
+        segment=TUNED.segment,
         block=max(triton.next_power_of_2(segments), 32),
-        room=_ROOM,
-        many=_MANY,
-        few=_FEW,
-        gathered=_GATHERED,
+        room=TUNED.room,
+        many=TUNED.many,
+        few=TUNED.few,
+        gathered=TUNED.gathered,
         blank_bits=_BLANK_BITS[logits.dtype],
         coldest=COLDEST,
         hottest=HOTTEST,
-        num_warps=8,
+        num_warps=TUNED.warps,
         **launch_options(),
     )
     return tokens
@@ -165,7 +182,7 @@ def _summarise(
         tl.store(sums + row * segments + index, total, mask=index < segments)
 
 
-# Where the parameters stand changes with the number of rows, and is no reason to compile anew.
+# The addresses of the parameters change with the number of rows: without this, Triton would compile for each.
 _PARAMETERS = ["temperature", "top_k", "top_p", "min_p", "seeds", "positions"]
 _STRIDES = ["temperature_stride", "top_k_stride", "top_p_stride", "min_p_stride"]
 _STRIDES += ["seed_stride", "word_stride", "position_stride"]
@@ -225,9 +242,7 @@ def _choose(
     top = tl.max(maximum)
     # A row of nothing but -inf has no weights.
     if (heat == 0) | (top == float("-inf")):
-        offset = tl.min(tl.where(maximum == top, index, segments - 1)) * segment
-        x = load(base, offset + lane, vocab, group)
-        token = offset + tl.min(tl.where(x == top, lane, segment - 1))
+        token = _first_of_largest(base, vocab, maximum, top, index, lane, segments, group)
     else:
         scale = _scale(heat, coldest, hottest)
         number = uniform(low_word, high_word, position)
@@ -236,12 +251,7 @@ def _choose(
         whole = tl.sum(total)
         k = tl.where(k >= vocab, 0, k)
         if (k <= 0) & (p >= 1) & (share <= 0):
-            target = (number * whole).to(tl.float32)
-            crossed, before = crossing(total, target, index)
-            offset = crossed * segment
-            weights = weight(load(base, offset + lane, vocab, group), top, scale)
-            crossed, before = crossing(weights, target - before, lane)
-            token = offset + crossed
+            token = _pick_from_all(base, vocab, total, number * whole, top, scale, index, lane, group)
         else:
             # Min-p's threshold on the logit. The likeliest token stays.
             least = top + float("-inf")
@@ -249,33 +259,13 @@ def _choose(
                 least = tl.minimum(top + tl.log2(share) / scale, top)
             bound = lower_bound(maximum, total, whole, top, scale, k, p, vocab, index, segments, segment)
             if (k <= 0) | (p >= 1):
-                # Top-p after top-k is of a sum to which what min-p drops belongs.
+                # Top-p after top-k counts the weight of what min-p drops, so the bound may not drop it.
                 bound = tl.maximum(bound, least)
-            # The segments that reach the bound, then the logits in them that do, both in the order of ids.
             reaches = (maximum >= bound) & (index < segments)
-            count = tl.sum(reaches.to(tl.int32))
-            found = room + 1
-            if count <= room:
-                tl.store(reached + row * segments + tl.cumsum(reaches.to(tl.int32), 0) - 1, index, mask=reaches)
-                tl.debug_barrier()
-                found = 0
-                start = 0
-                while (start < count) & (found <= room):
-                    which = start + tl.arange(0, gathered)
-                    which = tl.load(reached + row * segments + which, mask=which < count, other=segments)
-                    offsets = which[:, None] * segment + lane[None, :]
-                    x = load(base, offsets, vocab, group)
-                    # Those of -inf have no weight; all that is outside is -inf too.
-                    kept = ((x >= bound) & (x > float("-inf"))).to(tl.int32)
-                    counts = tl.sum(kept, 1)
-                    slot = found + (tl.cumsum(counts, 0) - counts)[:, None] + tl.cumsum(kept, 1) - 1
-                    fits = (kept > 0) & (slot < room)
-                    tl.store(values + row * room + slot, x.to(values.dtype.element_ty), mask=fits)
-                    tl.store(ids + row * room + slot, offsets, mask=fits)
-                    found += tl.sum(counts)
-                    start += gathered
-                tl.debug_barrier()
-            # The list, or the row itself if it has no room.
+            found = _compact(
+                base, row, vocab, bound, reaches, index, lane, segments, reached, values, ids, group, room, gathered
+            )
+            # The list, or the row itself if the list has no room.
             source, size = values + row * room, found
             if found > room:
                 source, size = base, vocab
@@ -287,3 +277,75 @@ def _choose(
             if found <= room:
                 token = tl.load(ids + row * room + at)
     tl.store(tokens + row, tl.minimum(tl.maximum(token, 0), vocab - 1))
+
+
+@triton.jit
+def _first_of_largest(base, vocab, maximum, top, index, lane, segments, group: tl.constexpr):
+    """The lowest id of the largest logit; ``lane [segment]`` is 0 and up."""
+    segment: tl.constexpr = lane.shape[0]
+    offset = tl.min(tl.where(maximum == top, index, segments - 1)) * segment
+    x = load(base, offset + lane, vocab, group)
+    return offset + tl.min(tl.where(x == top, lane, segment - 1))
+
+
+@triton.jit
+def _pick_from_all(base, vocab, total, target, top, scale, index, lane, group: tl.constexpr):
+    """The id where the running sum of all weights passes ``target``; ``total [block]`` are the segments' sums."""
+    target = target.to(tl.float32)
+    crossed, before = crossing(total, target, index)
+    offset = crossed * lane.shape[0]
+    weights = weight(load(base, offset + lane, vocab, group), top, scale)
+    crossed, before = crossing(weights, target - before, lane)
+    return offset + crossed
+
+
+@triton.jit
+def _compact(
+    base,
+    row,
+    vocab,
+    bound,
+    reaches,
+    index,
+    lane,
+    segments,
+    reached,
+    values,
+    ids,
+    group: tl.constexpr,
+    room: tl.constexpr,
+    gathered: tl.constexpr,
+):
+    """Write the row's logits >= bound and their ids to its lists in ``values`` and ``ids``, in the order of the ids.
+
+    Returns their number, or a number above ``room`` if the lists have no room for them.
+
+    Args:
+        reaches: ``[block]``, which of the ``segments`` segments hold such a logit.
+        index, lane: ``[block]`` and ``[segment]``, 0 and up.
+        reached: scratch memory, ``segments`` int32 for each row.
+    """
+    segment: tl.constexpr = lane.shape[0]
+    count = tl.sum(reaches.to(tl.int32))
+    found = room + 1
+    if count <= room:
+        tl.store(reached + row * segments + tl.cumsum(reaches.to(tl.int32), 0) - 1, index, mask=reaches)
+        tl.debug_barrier()
+        found = 0
+        start = 0
+        while (start < count) & (found <= room):
+            which = start + tl.arange(0, gathered)
+            which = tl.load(reached + row * segments + which, mask=which < count, other=segments)
+            offsets = which[:, None] * segment + lane[None, :]
+            x = load(base, offsets, vocab, group)
+            # -inf has no weight; whatever lies outside the row is -inf too.
+            kept = ((x >= bound) & (x > float("-inf"))).to(tl.int32)
+            counts = tl.sum(kept, 1)
+            slot = found + (tl.cumsum(counts, 0) - counts)[:, None] + tl.cumsum(kept, 1) - 1
+            fits = (kept > 0) & (slot < room)
+            tl.store(values + row * room + slot, x.to(values.dtype.element_ty), mask=fits)
+            tl.store(ids + row * room + slot, offsets, mask=fits)
+            found += tl.sum(counts)
+            start += gathered
+        tl.debug_barrier()
+    return found

@@ -1,7 +1,7 @@
 """One uniform number for each (seed, position): Philox-4x32-10, a counter-based generator.
 
-Counter-based, so that a number depends on nothing but its key: not on the batch, the slot or what was drawn
-before. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+A number depends on nothing but its key: not on the batch, the slot or earlier draws. Source: Salmon et al., "Parallel
+random numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
 _MASK = 0xFFFFFFFF

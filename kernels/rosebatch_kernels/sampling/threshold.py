@@ -1,7 +1,7 @@
-"""Device functions of the sampling kernels: weights, the threshold that filters set, and the pick above it.
+"""Device functions of the sampling kernels: weights, the filters' threshold, and the pick above it.
 
-A source is a row of logits or the compacted list of those that can be kept: ``size`` numbers from ``base``, which
-stands on a multiple of ``group`` of them. ``top`` is the row's largest logit, and a logit's weight is
+A source is a row of logits, or the compacted list of those that the filters can keep: ``size`` numbers from ``base``
+on, an address aligned to ``group`` numbers. ``top`` is the row's largest logit, and a logit's weight is
 ``2 ** ((logit - top) * scale)``.
 """
 
@@ -13,31 +13,31 @@ import triton.language as tl
 
 @triton.jit
 def uniform(low_word, high_word, position):
-    """The fp64 number of ``philox.uniform``, of the seed's two 32-bit words."""
+    """The fp64 number of ``philox.uniform``, from the seed's two 32-bit words."""
     seed = (high_word.to(tl.uint64) << 32) | low_word.to(tl.uint64)
     return (tl.randint(seed, position).to(tl.float64) + 0.5) * (1.0 / 4294967296.0)
 
 
 @triton.jit
 def load(base, offset, size, group: tl.constexpr):
-    """The source in fp32, -inf past its end. Its last group is read whole."""
+    """Numbers of the source in fp32, -inf past its end. The last group is read whole."""
     x = tl.load(base + offset, mask=offset < (size + group - 1) // group * group, other=float("-inf"))
     return tl.where(offset < size, x.to(tl.float32), float("-inf"))
 
 
 @triton.jit
 def weight(x, top, scale):
-    """Weights of logits: at most 1, and 0 of -inf."""
-    # Made finite: a segment of nothing but -inf would subtract that from itself.
+    """Weights of logits: at most 1; -inf has 0."""
+    # The maximum keeps top finite: in a segment of nothing but -inf, the difference would be NaN.
     return tl.exp2((x - tl.maximum(top, -3e38)) * scale)
 
 
 @triton.jit
 def crossing(weights, target, index):
-    """Where the running sum of ``weights [N]`` passes ``target``, and the sum before that.
+    """The place where the running sum of ``weights [N]`` passes ``target``, and the sum before it.
 
-    It is never where there is no weight, and the last place of any if rounding keeps the sum from passing. ``index``
-    is 0 to N - 1.
+    The place always has weight. If rounding keeps the sum from passing, it is the last such place. ``index`` is 0 to
+    N - 1.
     """
     passed = tl.cumsum(weights, 0)
     last = tl.max(tl.where(weights > 0, index, 0))
@@ -61,19 +61,19 @@ def pick_kept(
     blank_bits: tl.constexpr,
     tile: tl.constexpr,
 ):
-    """Offset of the token that ``number`` picks among those of a source that all filters keep.
+    """Offset of the token that ``number`` picks among the tokens of a source that all filters keep.
 
     Args:
         base, size, group: the source, which holds all logits >= bound.
-        bound: at most the threshold of top-k, and that of top-p without top-k.
+        bound: at most the threshold of top-k; without top-k, at most that of top-p.
         least: the threshold of min-p.
         top, scale: of the weights.
         k: 0 keeps all.
         p: 1 keeps all.
-        whole: sum of the weights of the whole row; matters for top-p without top-k.
+        whole: sum of the weights of the whole row; used for top-p without top-k.
         number: in (0, 1).
-        blank_bits: lower bits of the logits' fp32 form that are always 0.
-        tile: elements at a time.
+        blank_bits: number of lowest bits of the logits' fp32 form that are always 0.
+        tile: elements that are read at a time.
     """
     threshold = bound
     if k > 0:
@@ -90,7 +90,7 @@ def pick_kept(
 def _mass(base, size, threshold, top, scale, group: tl.constexpr, tile: tl.constexpr, weighted: tl.constexpr):
     """Sum of the weights of the logits >= threshold, or their number."""
     total = tl.zeros([tile], tl.float32)
-    # Unrolled, so that several tiles of a long source are on their way at a time.
+    # Unrolled, so that several tiles of a long source are in flight at a time.
     for start in tl.range(0, size, tile, loop_unroll_factor=4):
         x = load(base, start + tl.arange(0, tile), size, group)
         part = weight(x, top, scale) if weighted else 1.0
@@ -113,8 +113,8 @@ def _threshold(
 ):
     """The largest threshold from ``bound`` to ``top`` at which the mass reaches ``goal``; ``bound`` if none does.
 
-    For top-k that is the k-th largest logit. For top-p it is the last logit before which the likelier ones sum to
-    less than the goal.
+    For top-k the mass is a count, and the result is the k-th largest logit. For top-p the mass is weight, and the
+    result is the lowest logit whose likelier ones sum to less than the goal.
     """
     low, high = _key(bound, blank_bits), _key(top, blank_bits)
     while low < high:
@@ -123,14 +123,14 @@ def _threshold(
         mass = _mass(base, size, pivot, top, scale, group, tile, weighted)
         bound = tl.where(mass >= goal, pivot, bound)
         low = tl.where(mass >= goal, middle, low)
-        # A larger threshold of the same mass would keep the same tokens.
+        # With the same mass, a larger threshold would keep the same tokens: stop there.
         high = tl.where(mass > goal, high, tl.where(mass == goal, middle, middle - 1))
     return bound
 
 
 @triton.jit
 def _pick(base, size, threshold, top, scale, number, group: tl.constexpr, tile: tl.constexpr):
-    """Offset at which the running sum of the weights of what is >= threshold passes ``number`` of its end."""
+    """Offset where the running sum of the weights >= threshold passes ``number`` times its end."""
     target = (number * _mass(base, size, threshold, top, scale, group, tile, True)).to(tl.float32)
     index = tl.arange(0, tile)
     passed = 0.0
@@ -139,7 +139,7 @@ def _pick(base, size, threshold, top, scale, number, group: tl.constexpr, tile: 
     for start in tl.range(0, size, tile):
         x = load(base, start + index, size, group)
         part = tl.sum(tl.where(x >= threshold, weight(x, top, scale), 0.0))
-        # The last tile of any weight that begins at or below the target, so one is found however sums are rounded.
+        # The last tile with weight that begins at or below the target: found whatever the rounding of the sums.
         crosses = (passed <= target) & (part > 0)
         crossed = tl.where(crosses, start, crossed)
         before = tl.where(crosses, passed, before)
@@ -152,26 +152,26 @@ def _pick(base, size, threshold, top, scale, number, group: tl.constexpr, tile: 
 
 @triton.jit
 def lower_bound(maximum, total, whole, top, scale, k, p, vocab, index, segments, segment: tl.constexpr):
-    """At most the smallest logit that top-k keeps or, without it, top-p.
+    """A lower bound of the smallest logit that top-k keeps or, without top-k, that top-p keeps.
 
     Args:
-        maximum, total: ``[block]``: each segment's largest logit and sum of weights, of which ``segments`` exist.
+        maximum, total: ``[block]``: each segment's largest logit and sum of weights; ``segments`` of them exist.
         whole: sum of all weights.
         top, scale: of the weights.
         k: 0 keeps all.
         p: 1 keeps all.
-        vocab: logits of the row.
+        vocab: number of logits in the row.
         index: ``[block]``, 0 and up.
-        segment: logits of a segment.
+        segment: number of logits in a segment.
     """
     bound = top + float("-inf")
-    # With a margin for what rounding does to the sums.
+    # The weight that may be dropped, with a margin for the rounding of the sums.
     spare = (1.0 - p - 1e-5) * whole
     if k > 0:
         if k <= segments:
             bound = tl.min(tl.where(index < segments, maximum, top))
     elif spare > 0:
-        # So many of the weight of the bound would not fill what may be dropped.
+        # Even if every logit had the bound's weight, all of them together would fit into the spare weight.
         bound = top + tl.log2(spare / vocab) / scale
     low, high = _key(bound, 16), _key(top, 16)
     if (k <= 0) & (spare <= 0):
@@ -194,7 +194,7 @@ def lower_bound(maximum, total, whole, top, scale, k, p, vocab, index, segments,
 
 @triton.jit
 def _key(x, blank_bits: tl.constexpr):
-    """An integer in the order of the numbers, without their lowest bits."""
+    """An integer with the order of the numbers, without their lowest bits."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> blank_bits).to(tl.int64)
 

@@ -1,1 +1,1 @@
-"""UClipNorm: a clip of scaled channels in the place of a norm, without any reduction (source: article S4)."""
+"""UClipNorm: a clip of scaled channels in place of a norm, without any reduction (source: article S4)."""

@@ -2,8 +2,8 @@
 
 import torch
 
-from rosebatch_kernels.bench_inputs import randn
-from rosebatch_kernels.timing import compare
+from rosebatch_kernels.common.bench_inputs import randn
+from rosebatch_kernels.common.timing import compare
 from rosebatch_kernels.uclip import kernel, reference
 
 _MODULES = (kernel, reference)
@@ -12,7 +12,7 @@ _POST_GAMMA = -1.5
 # HP1's hidden size.
 _SIZE = 1024
 _TOKENS = (32, 256, 8192)
-# Parts that a decode step's projections come in.
+# Parts of a decode step's projection.
 _PARTS = 8
 _TURNS = 8
 
@@ -44,7 +44,7 @@ def _parts(tokens: int, size: int) -> None:
 
 
 def _head_norm(tokens: int, heads: int, head_dim: int, width: int) -> None:
-    """HP1's norm of the query heads, in place of the fused projection's output."""
+    """HP1's norm of the query heads, a view of the fused projection's output."""
     alpha = randn(head_dim)
     wide = [randn(tokens, width) for _ in range(_TURNS)]
     inputs = [(x[:, : heads * head_dim].view(tokens, heads, head_dim), alpha, _GAMMA) for x in wide]

@@ -1,26 +1,43 @@
 """Triton kernels of UClipNorm: no element needs another, so a tile is any part of a row, and memory is read once.
 
-The sum is returned in a new tensor, as the norms' is (see ``rosebatch_kernels.norm.kernel``).
+The sum goes to a new tensor, as in ``rosebatch_kernels.norm.kernel``.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.dependent_launch import launch_options, wait
+from rosebatch_kernels.common.clip import clip
+from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.rows import rows_of
 
-_NUM_WARPS = 4
-# Elements of a program. Few: 32 rows of 1024 channels make 128 programs, and a thread's two elements of eight parts
-# leave it registers enough to ask for all of them at once. Many: a thread asks for 16 bytes of each of two rows.
-_FEW = 256
-_MANY = 2048
-# Columns of a program: 16 bytes for each thread of four warps in 16-bit types.
-_COLUMNS = 1024
-# Elements in all that programs of few serve in one wave of 132 multiprocessors.
-_ONE_WAVE = 2**19
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of a program, measured on an H100 80GB HBM3.
+
+    Attributes:
+        warps: of a program.
+        few: elements of a program in a small call. 32 rows of 1024 channels then make 128 programs, and a thread has
+            registers to load its two elements of eight parts at once.
+        many: elements of a program in a large call: a thread loads 16 bytes of each of two rows.
+        columns: most columns of a program: 16 bytes for each thread in 16-bit types.
+        one_wave: elements of a small call at most: programs of ``few`` serve them in one wave of 132 multiprocessors.
+    """
+
+    warps: int = 4
+    few: int = 256
+    many: int = 2048
+    columns: int = 1024
+    one_wave: int = 2**19
+
+
+TUNED = Tuned()
 
 
 def uclip_norm(x: Tensor, alpha: Tensor, gamma: float) -> Tensor:
@@ -34,8 +51,8 @@ def add_uclip_norm(
 ) -> tuple[Tensor, Tensor]:
     """``residual + UClip_post(y)``, and its UClipNorm: ``(normed [T, H], residual [T, H])``, both new.
 
-    ``y`` is ``[T, H]``, or ``[S, T, H]`` fp32, parts that are added up first (see ``rosebatch_kernels.linear.kernel``).
-    What is added is rounded to the residual's dtype first, and so is the sum.
+    ``y`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear.kernel``).
+    The clipped value is rounded to the residual's dtype before the addition, and so is the sum.
     """
     return _launch(y, residual, post_alpha, post_gamma, alpha, gamma)
 
@@ -44,41 +61,33 @@ def _launch(
     x: Tensor, residual: Tensor | None, post_alpha: Tensor | None, post_gamma: float, alpha: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor]:
     """Without a residual the second result is ``x``."""
-    assert x.stride(-1) == 1 and (residual is None or residual.stride(-1) == 1), "the last axis is contiguous"
-    size = x.shape[-1]
-    parts = heads = 1
-    row_stride, inner_stride = x.stride(0), 0
-    if x.ndim == 3 and residual is not None:
-        parts, row_stride, inner_stride = len(x), x.stride(1), x.stride(0)
-    elif x.ndim == 3:
-        heads, inner_stride = x.shape[1], x.stride(1)
+    rows, size = rows_of(x, residual), x.shape[-1]
     like = x if residual is None else residual
-    rows = len(like) * heads
     normed = torch.empty(like.shape, dtype=like.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(normed)
-    tile = _FEW if rows * size <= _ONE_WAVE else _MANY
-    columns = min(tile, _COLUMNS, triton.next_power_of_2(size))
+    tile = TUNED.few if rows.number * size <= TUNED.one_wave else TUNED.many
+    columns = min(tile, TUNED.columns, triton.next_power_of_2(size))
     tile_rows = tile // columns
-    _uclip[(triton.cdiv(rows, tile_rows), triton.cdiv(size, columns))](
+    _uclip[(triton.cdiv(rows.number, tile_rows), triton.cdiv(size, columns))](
         x,
         residual,
         post_alpha,
         alpha,
         normed,
         total,
-        rows,
+        rows.number,
         size,
-        row_stride,
-        inner_stride,
+        rows.stride,
+        rows.inner_stride,
         0 if residual is None else residual.stride(0),
         post_gamma,
         gamma,
-        heads=heads,
-        parts=parts,
+        heads=rows.heads,
+        parts=rows.parts,
         tile_rows=tile_rows,
         columns=columns,
-        num_warps=_NUM_WARPS,
-        # A product fused with the addition behind it would be added without having been rounded, in fp32.
+        num_warps=TUNED.warps,
+        # A product fused with the addition after it would not be rounded before it.
         enable_fp_fusion=False,
         **launch_options(),
     )
@@ -108,13 +117,13 @@ def _uclip(
 ):
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)[:, None]
     column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
-    # As wide as the tile, so that weights are loaded in the layout of the rows, without an exchange between threads.
+    # As wide as the tile: weights then load in the layout of the rows, without an exchange between threads.
     column = tl.broadcast_to(column, (tile_rows, columns))
     exists = column < size
     inside = (row < rows) & exists
     token, head = (row // heads).to(tl.int64), row % heads
     row = row.to(tl.int64)
-    # All loads come before the first use of any, so that their latencies pass together; weights before the wait.
+    # All loads come before the first use of any, so that they are in flight together; weights before the wait.
     factor = tl.load(alpha + column, exists)
     if residual is not None:
         post_factor = tl.load(post_alpha + column, exists)
@@ -130,14 +139,8 @@ def _uclip(
     dtype = normed.dtype.element_ty
     place = row * size + column
     if residual is not None:
-        post = _clip(value * post_factor.to(tl.float32), post_gamma).to(dtype)
+        post = clip(value * post_factor.to(tl.float32), post_gamma).to(dtype)
         rounded = (addend.to(tl.float32) + post.to(tl.float32)).to(dtype)
         tl.store(total + place, rounded, inside)
         value = rounded.to(tl.float32)
-    tl.store(normed + place, _clip(value * factor.to(tl.float32), gamma).to(dtype), inside)
-
-
-@triton.jit
-def _clip(value, gamma):
-    """``gamma · clamp(value, -1, 1)``; NaN stays NaN, as in PyTorch."""
-    return tl.clamp(value, -1.0, 1.0, propagate_nan=tl.PropagateNan.ALL) * gamma
+    tl.store(normed + place, clip(value * factor.to(tl.float32), gamma).to(dtype), inside)

@@ -1,6 +1,6 @@
 """PyTorch reference of UClipNorm, ``gamma · clamp(alpha · x, -1, 1)``: fp32 inside, rounded once.
 
-A relative of DyT (arXiv 2503.10622), which has tanh in the place of the clip.
+A relative of DyT (arXiv 2503.10622), which has tanh in place of the clip.
 """
 
 from torch import Tensor
@@ -17,8 +17,8 @@ def add_uclip_norm(
 ) -> tuple[Tensor, Tensor]:
     """``residual + UClip_post(y)``, and its UClipNorm: ``(normed [T, H], residual [T, H])``, both new.
 
-    ``y`` is ``[T, H]``, or ``[S, T, H]`` fp32, parts that are added up first (see ``rosebatch_kernels.linear``). What
-    is added is rounded to the residual's dtype first (source: article S4), and so is the sum.
+    ``y`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear``). The
+    clipped value is rounded to the residual's dtype before the addition (source: article S4), and so is the sum.
     """
     whole = y if y.ndim == 2 else y.sum(0)
     post = ((whole.float() * post_alpha.float()).clamp(-1, 1) * post_gamma).to(residual.dtype)

@@ -24,7 +24,7 @@ from rosebatch.model.source import find_model
 from rosebatch.ops import mean_taps, select
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.hp1.reference import probabilities
-from rosebatch_kernels.qkv.reference import split_heads
+from rosebatch_kernels.qkv.torch_heads import split_heads
 
 _SIGMAS = (0.0, 0.5, 1.0, 1.4, 2.0)
 _SEQUENCES = 4

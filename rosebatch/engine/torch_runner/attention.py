@@ -16,7 +16,7 @@ from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.torch_runner.batch import StepBatch
 from rosebatch.model.layers import AttentionSpec, Rotary
 from rosebatch.ops import Ops
-from rosebatch_kernels.paged_attention.reference import gather_rows, padded_keys
+from rosebatch_kernels.common.gather import gather_rows, padded_keys
 
 _TILE = 64
 # Most bytes of K and V gathered at a time.

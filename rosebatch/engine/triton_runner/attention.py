@@ -17,7 +17,7 @@ from rosebatch.model.layers import AttentionSpec
 from rosebatch.ops import DeviceOps, Ops
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.feedback import layout
-from rosebatch_kernels.qkv.reference import cache_rows
+from rosebatch_kernels.kv_cache.layout import cache_rows
 
 
 class _Step(Protocol):

@@ -1,8 +1,8 @@
-"""Attention over the paged cache as references have it: a loop over sequences, whatever turns scores into weights.
+"""The loop of the attention references: one sequence after another, with any function from scores to weights.
 
-In fp32 at least, and in float64 where that comes in. Products are written out and summed instead of being left to a
-matrix product, whose precision on a GPU is a global setting. For checking, not for speed: it reads block ids and
-positions on the host.
+It computes in fp32 at least, and in float64 where the input is float64. Products are written out and summed: the
+precision of a matrix product on a GPU is a global setting. This is for checking, not for speed: block ids and
+positions are read on the host.
 """
 
 from collections.abc import Callable
@@ -10,43 +10,49 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.qkv.norms import QKNorm
-from rosebatch_kernels.qkv.reference import prepare
-
 # From q·k ``[heads, R, keys]`` and the positions of queries ``[R, 1]`` and keys ``[keys]`` to the weights of values.
 Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def decode_each(
-    qkv: Tensor,
-    cache: Tensor,
-    block_table: Tensor,
-    positions: Tensor,
-    limits: Tensor,
-    weigh: Weigh,
-    *,
-    num_heads: int,
-    rotary: tuple[Tensor, Tensor] | None,
-    qk_norm: QKNorm | None,
-    append: bool,
+    q: Tensor, cache: Tensor, block_table: Tensor, positions: Tensor, live: Tensor, weigh: Weigh, *, num_heads: int
 ) -> Tensor:
-    """One new token for each live sequence; arguments as of ``rosebatch_kernels.paged_attention.decode``."""
-    live = positions < limits
-    if append:
-        numbers = torch.arange(len(qkv), dtype=torch.int32, device=qkv.device)
-        rows = torch.where(live, numbers, -1)
-        qkv = qkv.clone()
-        prepare(qkv, cache, block_table, rows, positions, num_heads=num_heads, rotary=rotary, qk_norm=qk_norm)
-    out = torch.empty(len(qkv), num_heads * cache.shape[-1], dtype=qkv.dtype, device=qkv.device)
+    """Attention of one token for each sequence whose ``live [B]`` is true; the other rows are undefined.
+
+    Args:
+        q: ``[B, at least heads · D]``; q stands first in each row.
+        cache: ``[2, blocks, kv_heads, block_size, D]``, the tokens' own K and V included.
+        block_table: ``[B, M]`` block ids.
+        positions: ``[B]``.
+        live: ``[B]`` bool.
+        weigh: gives the weights.
+        num_heads: query heads.
+
+    Returns:
+        ``[B, heads · D]``.
+    """
+    out = torch.empty(len(q), num_heads * cache.shape[-1], dtype=q.dtype, device=q.device)
     for row in live.nonzero()[:, 0].tolist():
-        out[row] = _attend(qkv[row : row + 1], cache, block_table[row], int(positions[row]), num_heads, weigh)[0]
+        out[row] = _attend(q[row : row + 1], cache, block_table[row], int(positions[row]), num_heads, weigh)[0]
     return out
 
 
 def prefill_each(
     q: Tensor, cache: Tensor, block_table: Tensor, tiles: Tensor, weigh: Weigh, *, num_heads: int
 ) -> Tensor:
-    """Tiles of packed chunks; arguments as of ``rosebatch_kernels.paged_attention.prefill``."""
+    """Attention of tiles of packed chunks, see ``rosebatch_kernels.common.tiles``.
+
+    Args:
+        q: ``[T, at least heads · D]``; q stands first in each row.
+        cache: ``[2, blocks, kv_heads, block_size, D]``, the chunks' own K and V included.
+        block_table: ``[S, M]`` block ids.
+        tiles: ``[N, 4]``.
+        weigh: gives the weights.
+        num_heads: query heads.
+
+    Returns:
+        ``[T, heads · D]``; rows that no tile covers are undefined.
+    """
     out = torch.empty(len(q), num_heads * cache.shape[-1], dtype=q.dtype, device=q.device)
     for sequence, first, position, count in tiles.tolist():
         rows = slice(first, first + count)

@@ -1,9 +1,9 @@
-"""What several benches take as input: random tensors, attention heads as in ``configs/models``, and paged prompts."""
+"""Inputs that several benches share: random tensors, attention heads as in ``configs/models``, and paged prompts."""
 
 import torch
 from torch import Tensor
 
-# Heads, K/V heads, head size, and whether positions are rotary and heads are normed.
+# Heads, K/V heads, head size, whether positions are rotary, whether heads are normalised.
 HEADS = {
     "GPT-2": (12, 12, 64, False, False),
     "Qwen3-0.6B": (16, 8, 128, True, True),
@@ -17,13 +17,13 @@ def randn(*shape: int) -> Tensor:
 
 
 def block_table(sequences: int, length: int, block_size: int) -> Tensor:
-    """``[sequences, blocks of each]`` int32: blocks in no order, as in a cache in use."""
+    """``[sequences, blocks of each]`` int32: blocks in random order, as in a cache in use."""
     width = -(-length // block_size)
     return torch.randperm(sequences * width, device="cuda").int().view(sequences, width)
 
 
 def prompt_tiles(sequences: int, length: int, rows: int) -> Tensor:
-    """``[N, 4]`` int32: whole prompts in tiles of so many rows, the longest first, as the engine has them."""
+    """``[N, 4]`` int32: whole prompts in tiles of ``rows`` tokens, ordered as the engine orders them: longest first."""
     tiles = [
         (sequence, sequence * length + start, start, min(rows, length - start))
         for sequence in range(sequences)

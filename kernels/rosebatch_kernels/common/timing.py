@@ -1,4 +1,4 @@
-"""Times of kernels on a GPU, and the two peaks that they are held against. Used by each operator's ``bench.py``."""
+"""Times of kernels on a GPU, and the two peaks they are compared with. Every ``bench.py`` uses it."""
 
 import statistics
 import sys
@@ -15,20 +15,20 @@ _MATMUL_SIZE = 8192
 
 
 def median_us(function: Callable[[], object], *, repeats: int = 20, calls: int = 50) -> float:
-    """Median microseconds of one call, without the gaps that launching from Python leaves.
+    """Median microseconds of one call, without the gaps between launches from Python.
 
-    ``calls`` calls are captured into one CUDA graph, which is replayed ``repeats`` times between two events. A call
-    may take other inputs each time, so that they come from memory and not from the cache: the graph keeps them.
+    One CUDA graph captures ``calls`` calls and is replayed ``repeats`` times between two events. Each call may use
+    other inputs, so that they come from memory instead of the cache; the graph keeps them alive.
 
     Args:
-        function: launches work on the current stream and neither waits for it nor reads a result.
-        repeats: replays, of which the median is taken.
-        calls: calls in the graph: enough to last far longer than starting the graph does, a few microseconds.
+        function: launches work on the current stream; it neither waits for the work nor reads a result.
+        repeats: replays; the result is their median.
+        calls: calls in the graph. They must last far longer than the start of the graph, a few microseconds.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        # Compiles what is compiled on the first call.
+        # The first call compiles the kernels.
         for _ in range(2):
             function()
     torch.cuda.synchronize()
@@ -51,9 +51,9 @@ def median_us(function: Callable[[], object], *, repeats: int = 20, calls: int =
 
 @cache
 def copy_bandwidth() -> float:
-    """Bytes per second of a large copy on the device, read and written ones added.
+    """Bytes per second of a large copy on the device: bytes read plus bytes written.
 
-    Not from a graph: there the driver copies by other means, a fifth slower on an H100.
+    The copy is not in a graph: there the driver copies in another way, a fifth slower on an H100.
     """
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
@@ -70,19 +70,19 @@ def copy_bandwidth() -> float:
 
 @cache
 def matmul_rate() -> float:
-    """Floating-point operations per second of a square bf16 product, of random data: zeros would run faster."""
+    """Floating-point operations per second of a square bf16 product of random data; zeros would run faster."""
     a, b = (torch.randn(_MATMUL_SIZE, _MATMUL_SIZE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     return 2 * _MATMUL_SIZE**3 / (median_us(lambda: a @ b, calls=10) * 1e-6)
 
 
 def report(name: str, microseconds: float, *, moved: int, flops: int = 0) -> None:
-    """Write one line of a table to stdout: time, bandwidth, arithmetic, and the share of each peak.
+    """Write one line of a table to stdout: time, bandwidth, arithmetic rate, and the share of each peak.
 
     Args:
         name: what was timed, at most 60 characters.
         microseconds: of one call.
-        moved: bytes that a call must read and write at least.
-        flops: operations of a call; 0 leaves their columns out.
+        moved: fewest bytes that a call must read and write.
+        flops: operations of a call; 0 leaves out their columns.
     """
     seconds = microseconds * 1e-6
     line = f"{name:<60}{microseconds:>10.2f} µs{moved / seconds / 1e9:>8.0f} GB/s"
@@ -95,14 +95,14 @@ def report(name: str, microseconds: float, *, moved: int, flops: int = 0) -> Non
 def compare(
     operator: str, shape: str, modules: Sequence[ModuleType], inputs: Sequence[tuple[object, ...]], *, moved: int
 ) -> None:
-    """Report a function that several modules have, one line each.
+    """Time one function of several modules and write one line for each.
 
     Args:
         operator: the function's name in each module.
-        shape: as it is to stand in the table.
+        shape: label in the table.
         modules: an operator's ``kernel`` and its ``reference``.
-        inputs: arguments that take turns, so that those of a prefill, larger than the cache, come from memory.
-        moved: bytes that a call must read and write at least.
+        inputs: arguments that take turns. Those of a prefill exceed the cache and so come from memory.
+        moved: fewest bytes that a call must read and write.
     """
     for module in modules:
         name = f"{operator:<16} {shape:<24} {module.__name__.rpartition('.')[2]}"

@@ -1,4 +1,4 @@
-"""What q and k can go through, head by head, before they are rotated."""
+"""What normalises each head of q and k before the rotation: RMSNorm or UClip."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class HeadUClip(NamedTuple):
-    """``gamma · clamp(alpha · x, -1, 1)`` (source: article S4): alphas ``[D]``."""
+    """``gamma · clamp(alpha · x, -1, 1)`` (source: article S4); each alpha is ``[D]``."""
 
     q_alpha: Tensor
     k_alpha: Tensor
@@ -14,12 +14,17 @@ class HeadUClip(NamedTuple):
     k_gamma: float
 
 
-# ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head, or a clip of its channels.
+# ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head, or a UClip of its channels.
 QKNorm = tuple[Tensor, Tensor, float] | HeadUClip
 
 
 def norm_arguments(qk_norm: QKNorm | None, unused: Tensor) -> tuple[str | None, Tensor, Tensor, float, float]:
-    """What kernels take: the kind, the weights of q and k, and a number for each, eps or gamma."""
+    """Arguments of a kernel: the kind of norm, the weights of q and k, and the number of each (eps or gamma).
+
+    Args:
+        qk_norm: None gives the kind None.
+        unused: any tensor, passed as a weight where there is no norm.
+    """
     if qk_norm is None:
         return None, unused, unused, 0.0, 0.0
     if isinstance(qk_norm, HeadUClip):

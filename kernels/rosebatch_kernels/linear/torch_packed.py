@@ -1,13 +1,12 @@
 """The matrix product on a CPU with the weight kept in oneDNN's own blocked layout.
 
-A plain call re-lays the weight every time: over the 30 layers of SmolLM2-135M in bf16 with AMX on two cores, 27 ms
-for 32 rows against 17 ms (docs/performance.md).
+A plain call re-lays the weight every time: the 30 layers of SmolLM2-135M take 27 ms instead of 17 ms for 32 rows, in
+bf16 with AMX on two cores (docs/performance.md).
 
-``invariant=True`` makes a row's result independent of the rows beside it. The library picks its blocking, and with it
-the order of the additions, by the number of rows. In fp32, with the layout made for a single row, any number of rows
-but one was found to give the same bits (tests/kernels/test_linear.py). In bf16 that depends on the weight's size and
-on the number of threads: there the rows are padded to one of a few numbers, each of which was seen to add in the same
-order as the largest.
+``invariant=True`` makes a row's result independent of the rows beside it. oneDNN picks its blocking, and with it the
+order of the additions, by the number of rows. In fp32, if the layout is made for a single row, all numbers of rows but
+one give the same bits (tests/kernels/test_linear.py). In bf16 that depends on the weight's size and on the number of
+threads: the rows are padded to one of a few numbers, and each was seen to add in the same order as the largest.
 """
 
 import functools
@@ -16,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# The layout is chosen for this many rows: a decode batch, where the weight's layout decides.
+# The layout is made for this many rows: a decode batch, where the weight's layout matters most.
 _LAYOUT_ROWS = 32
 _INVARIANT_LAYOUT_ROWS = 1
-# Numbers of rows in bf16. Fewer than 16 take as long as 16, the rows of a matrix instruction's tile.
+# Numbers of rows in bf16. Fewer than 16 take as long as 16, the height of a matrix instruction's tile.
 _INVARIANT_ROWS = (16, 32, 48, 64, 96, 128)
 
 
@@ -75,10 +74,10 @@ class PackedLinear:
 
 @functools.cache
 def _agreeing_rows(size_out: int, size_in: int, bias: bool, threads: int) -> tuple[int, ...]:
-    """Which of ``_INVARIANT_ROWS`` give the same bits as the largest, for a bf16 weight ``[size_out, size_in]``.
+    """The ``_INVARIANT_ROWS`` that give the same bits as the largest, for a bf16 weight ``[size_out, size_in]``.
 
-    Tried on sums that are zero but for rounding, so that another order of the additions shows in every one of them. The
-    library's choice depends on ``threads``, the number that PyTorch uses at the time of the call.
+    The trial uses sums that are zero except for rounding, so that another order of the additions shows in each of them.
+    The library's choice depends on ``threads``, the number that PyTorch uses at the time of the call.
     """
     generator = torch.Generator().manual_seed(0)
     half, odd = divmod(size_in, 2)

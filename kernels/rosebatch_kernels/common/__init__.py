@@ -1,0 +1,1 @@
+"""What several operators share: device functions, helpers of launchers, references and benches. Imports no operator."""

@@ -1,0 +1,36 @@
+"""Activations of fp32 values in Triton.
+
+Logistic and tanh use exp of a number that is never positive. So nothing overflows, and Triton's interpreter, which has
+no tanh, can run them.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+# Names of the gated forms, and the activation of their gate.
+GATES = {"silu_mul": "silu", "relu_mul": "relu"}
+
+
+@triton.jit
+def activate(value, name: tl.constexpr):
+    """The activation of an fp32 value: ``gelu_tanh``, ``gelu_erf``, ``silu`` or ``relu``."""
+    if name == "gelu_tanh":
+        # tanh(u) = 2 · logistic(2u) - 1, so (1 + tanh(u)) / 2 is logistic(2u).
+        out = value * _logistic(value * (1.5957691216057308 + 0.07135481282553147 * value * value))
+    elif name == "gelu_erf":
+        out = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+    elif name == "silu":
+        out = value * _logistic(value)
+    else:
+        tl.static_assert(name == "relu")
+        out = tl.maximum(value, 0.0)
+    return out
+
+
+@triton.jit
+def _logistic(x):
+    """``1 / (1 + exp(-x))``."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, small) / (1.0 + small)

@@ -1,0 +1,81 @@
+"""Device functions that load heads of q and k, normalise them and rotate them.
+
+"Halves" are a pair ``[R, WIDTH]``: the channels of each head, and the same with the first and second half of D
+exchanged. Rotation combines the two.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+from rosebatch_kernels.common.clip import clip
+
+
+@triton.jit
+def halves(place, mask, D: tl.constexpr, WIDTH: tl.constexpr, SWAPPED: tl.constexpr):
+    """The halves at the pointers ``place [R, 1]``; the second is the first without SWAPPED.
+
+    The exchanged form is read again, from the L1 cache: that is faster than an exchange between threads.
+    """
+    d = tl.arange(0, WIDTH)[None, :]
+    mask = mask & (d < D)
+    x = tl.load(place + d, mask=mask, other=0.0)
+    swapped = x
+    if SWAPPED:
+        swapped = tl.load(place + tl.where(d < D // 2, d + D // 2, d - D // 2), mask=mask, other=0.0)
+    return x, swapped
+
+
+@triton.jit
+def turn(cos, sin, position, D: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr):
+    """The pair cos and sin, ``[1, WIDTH]`` each, of a position; unused values without ROTARY."""
+    d = tl.arange(0, WIDTH)[None, :]
+    if ROTARY:
+        place = position.to(tl.int64) * D + d
+        c = tl.load(cos + place, mask=d < D, other=0.0)
+        s = tl.load(sin + place, mask=d < D, other=0.0)
+    else:
+        c = d
+        s = d
+    return c, s
+
+
+@triton.jit
+def weight_halves(weight, D: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr):
+    """The halves of a norm's weight ``[D]``; unused values without NORM."""
+    one = tl.zeros([1, 1], tl.int32)
+    if NORM is not None:
+        own, swapped = halves(weight + one, one == 0, D, WIDTH, ROTARY)
+    else:
+        own = one
+        swapped = one
+    return own, swapped
+
+
+@triton.jit
+def normed_and_rotated(x, weight, turned, D: tl.constexpr, number, ROTARY: tl.constexpr, NORM: tl.constexpr):
+    """Heads ``[R, WIDTH]`` after norm and rotation, rounded where PyTorch rounds.
+
+    Args:
+        x, weight: halves. The caller loads them, and cos and sin, so that all loads are in flight together.
+        turned: from ``turn``.
+        number: eps of an RMSNorm, or gamma of a UClip.
+    """
+    own, other = x
+    cos, sin = turned
+    dtype = own.dtype
+    if NORM == "uclip":
+        own = clip(own.to(tl.float32) * weight[0].to(tl.float32), number).to(dtype)
+        if ROTARY:
+            other = clip(other.to(tl.float32) * weight[1].to(tl.float32), number).to(dtype)
+    elif NORM == "rms":
+        wide = own.to(tl.float32)
+        factor = tl.rsqrt(tl.sum(wide * wide, 1) / D + number)[:, None]
+        own = ((wide * factor).to(dtype).to(tl.float32) * weight[0].to(tl.float32)).to(dtype)
+        if ROTARY:
+            other = ((other.to(tl.float32) * factor).to(dtype).to(tl.float32) * weight[1].to(tl.float32)).to(dtype)
+    if ROTARY:
+        turned = (own.to(tl.float32) * cos.to(tl.float32)).to(dtype).to(tl.float32)
+        own = (turned + other.to(tl.float32) * sin.to(tl.float32)).to(dtype)
+    return own

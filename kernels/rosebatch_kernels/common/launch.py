@@ -1,0 +1,55 @@
+"""Programmatic dependent launch: a kernel starts before the kernel in front of it has finished.
+
+A launch takes ``launch_options()``, and the kernel calls ``wait`` before it touches anything that the kernel in front
+reads or writes. Work that does not depend on that kernel, such as loading a weight, goes before ``wait``.
+
+A program that touches nothing may return without ``wait`` if another program of the kernel waits: the kernel then
+cannot complete before the one in front. ``wait`` lets the next kernel start only after the kernel in front is complete.
+So code before ``wait`` overlaps with one other kernel, its predecessor, and may read what older kernels wrote.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import os
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+
+@cache
+def launch_options() -> dict[str, bool]:
+    """Keyword arguments of a launch: the kernel's own ``PDL``, and Triton's ``launch_pdl``. On from Hopper on."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    known = not interpreted and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+    return {"PDL": True, "launch_pdl": True} if known else {"PDL": False}
+
+
+@triton.jit
+def wait():
+    """Wait for the kernel in front, then let the next one start."""
+    cuda.gdc_wait()
+    cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_before_return(first, PDL: tl.constexpr):
+    """For a program with nothing to do: only the ``first`` of a group waits, which keeps the kernel from completing."""
+    if PDL:  # noqa: SIM102 (a compile-time condition)
+        if first:
+            wait()
+
+
+@triton.jit
+def prefetch(addresses):
+    """Start to bring the 128 bytes at each address into the L2 cache, and return at once."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [addresses.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

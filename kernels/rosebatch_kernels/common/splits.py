@@ -1,0 +1,71 @@
+"""Splits of decode attention: how many parts the keys of a sequence have, and the memory for their results."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of softmax decode attention's splits, measured on an H100 80GB HBM3. "From" means "at least".
+
+    Attributes:
+        splits: ``(from so many programs, splits of each sequence)``, largest first. Programs are sequences times K/V
+            heads. Few programs are divided to fill the GPU, more of them so that a long sequence does not outlast the
+            others. From the first number on, so many programs balance each other undivided.
+        least_keys: ``(from so many warps in all, keys that make a split worth its merge)``, largest first. The number
+            is larger where undivided sequences already fill the GPU.
+    """
+
+    splits: tuple[tuple[int, int], ...] = ((2112, 1), (128, 4), (32, 8), (0, 16))
+    least_keys: tuple[tuple[int, int], ...] = ((512, 512), (0, 128))
+
+
+TUNED = Tuned()
+
+
+def num_splits(batch: int, kv_heads: int) -> int:
+    """Parts of each sequence's keys: a function of what a CUDA graph fixes, nothing else."""
+    return _first(TUNED.splits, batch * kv_heads)
+
+
+def least_keys(batch: int, kv_heads: int, warps: int) -> int:
+    """Keys that make a split worth its merge, for programs of so many ``warps``."""
+    return _first(TUNED.least_keys, batch * kv_heads * warps)
+
+
+def _first(table: tuple[tuple[int, int], ...], number: int) -> int:
+    return next(value for least, value in table if number >= least)
+
+
+class DecodeWorkspace:
+    """Partial results of split sequences. One serves a whole run: its layers use it one after the other.
+
+    Args:
+        max_batch: most sequences of a call.
+        heads, kv_heads: query heads, and K/V heads.
+        head_dim: D.
+        num_splits: a function like ``num_splits``; None leaves the keys of each sequence to one program.
+    """
+
+    def __init__(
+        self,
+        max_batch: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        device: torch.device,
+        num_splits: Callable[[int, int], int] | None = num_splits,
+    ) -> None:
+        self._num_splits = num_splits
+        self.kv_heads = kv_heads
+        parts = max(batch * self.num_splits(batch) for batch in range(1, max_batch + 1))
+        self.sums = torch.empty(parts * heads, head_dim, dtype=torch.float32, device=device)
+        self.stats = torch.empty(parts * heads, 2, dtype=torch.float32, device=device)
+        # Every call leaves zeros: the split that merges resets its counter.
+        self.arrived = torch.zeros(max_batch * kv_heads, dtype=torch.int32, device=device)
+
+    def num_splits(self, batch: int) -> int:
+        """Parts of each sequence's keys in a call with so many sequences."""
+        return self._num_splits(batch, self.kv_heads) if self._num_splits else 1

@@ -1,0 +1,62 @@
+"""q, k and v of the fused projection on a CPU: split into heads, QK norm, rotary positions."""
+
+import torch
+from torch import Tensor
+
+from rosebatch_kernels.common.head_norms import HeadUClip, QKNorm
+from rosebatch_kernels.norm.reference import rms_norm
+from rosebatch_kernels.uclip.reference import uclip_norm
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate channel ``i`` with channel ``i + D/2`` of each head, as the Llama family does (arXiv 2104.09864).
+
+    Args:
+        x: ``[T, heads, D]``.
+        cos: ``[T, 1, D]`` in x's dtype, both halves equal.
+        sin: ``[T, 1, D]`` in x's dtype, the first half negated.
+
+    Returns:
+        ``[T, heads, D]``.
+    """
+    half = x.shape[-1] // 2
+    return torch.addcmul(x * cos, x.roll(half, -1), sin)
+
+
+def split_heads(
+    qkv: Tensor,
+    num_heads: int,
+    kv_heads: int,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    qk_norm: QKNorm | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of packed tokens, with q and k normalised and rotated.
+
+    Args:
+        qkv: ``[T, (heads + 2 · kv_heads) · D]``, q then k then v.
+        num_heads, kv_heads: of q, and of k and v.
+        rotary: ``(cos, sin)`` of the tokens' positions, ``[T, 1, D]`` each in qkv's dtype, see ``rope``.
+        qk_norm: of each head, before the rotation.
+
+    Returns:
+        q ``[T, heads, D]``, k and v ``[T, kv_heads, D]``.
+    """
+    count = num_heads + 2 * kv_heads
+    heads = qkv.view(len(qkv), count, qkv.shape[1] // count)
+    q, k, v = heads.split((num_heads, kv_heads, kv_heads), dim=1)
+    if rotary is None and qk_norm is None:
+        return q, k, v
+    rotated = heads[:, : num_heads + kv_heads]
+    if qk_norm is not None:
+        rotated = torch.cat(_normed(q, k, qk_norm), dim=1)
+    if rotary is not None:
+        rotated = rope(rotated, *rotary)
+    q, k = rotated.split((num_heads, kv_heads), dim=1)
+    return q, k, v
+
+
+def _normed(q: Tensor, k: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor]:
+    if isinstance(norm, HeadUClip):
+        return uclip_norm(q, norm.q_alpha, norm.q_gamma), uclip_norm(k, norm.k_alpha, norm.k_gamma)
+    q_weight, k_weight, eps = norm
+    return rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)

@@ -1,1 +1,0 @@
-"""Rotary position embedding in the half-split layout of the Llama family."""

@@ -1,0 +1,286 @@
+"""Flags that say which model, which tokenizer and whose defaults: each changes the results in a way that is known."""
+
+import json
+import os
+import shutil
+import socket
+
+import pytest
+from huggingface_hub import constants
+
+import rosebatch.launch
+from rosebatch.text.tokenizer import Tokenizer
+from tests.cli.conftest import save_tokenizer
+
+OLD, NEW = "a" * 40, "b" * 40
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def report(generate, tmp_path):
+    """Runs ``generate`` and gives its rows and what its report says of the engine."""
+
+    def call(lines, *flags):
+        path = tmp_path / "report.json"
+        result = generate(lines, "--report", path, *flags)
+        assert (result.code, result.err) == (0, "")
+        return result.rows, json.loads(path.read_text())["engine"]
+
+    return call
+
+
+@pytest.fixture
+def copy_of(model_folder, tmp_path):
+    """A copy of the model in which one JSON file has other values."""
+
+    def make(name, file, **values):
+        folder = tmp_path / name
+        shutil.copytree(model_folder, folder)
+        before = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+        (folder / file).write_text(json.dumps(before | values))
+        return folder
+
+    return make
+
+
+# Models of the Hub
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A cache of the Hugging Face Hub as its library makes one, with links to blobs; and a network that is down."""
+    cache = tmp_path / "hub"
+
+    def refuse(*args, **kwargs):
+        raise OSError("the network is down")
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+    def add(source, *, commit=NEW, ref="main"):
+        folder = cache / "models--org--name"
+        snapshot = folder / "snapshots" / commit
+        for each in (snapshot, folder / "blobs", folder / "refs"):
+            each.mkdir(parents=True, exist_ok=True)
+        for path in source.iterdir():
+            blob = folder / "blobs" / f"{commit[0]}-{path.name}"
+            shutil.copy(path, blob)
+            (snapshot / path.name).symlink_to(os.path.relpath(blob, snapshot))
+        (folder / "refs" / ref).write_text(commit)
+        return cache
+
+    return add
+
+
+def test_a_cached_id_needs_no_network(report, hub, model_folder):
+    """A job on a machine without a network must run from the cache alone, and give what the folder gives."""
+    hub(model_folder)
+    lines = [{"prompt": "hello", "max_tokens": 8}]
+    expected, _ = report(lines)
+    rows, engine = report(lines, "--model", "org/name")
+    assert rows == expected
+    assert engine["model"] == "org/name"
+
+
+def test_revisions_of_an_id(report, hub, model_folder, copy_of):
+    """A pinned model must not silently be the newest one."""
+    hub(model_folder)
+    hub(copy_of("old", "config.json", max_position_embeddings=99), commit=OLD, ref="v1")
+    lines = [{"prompt": "hello", "max_tokens": 2}]
+    for flags, length in (
+        (["--model", "org/name"], 256),
+        (["--model", "org/name", "--revision", "v1"], 99),
+        (["--model", "org/name@v1"], 99),
+        (["--model", "org/name", "--revision", OLD], 99),
+        (["--model", f"org/name@{NEW}"], 256),
+    ):
+        _, engine = report(lines, *flags)
+        assert (engine["model"], engine["max_model_len"]) == ("org/name", length)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "part"),
+    [
+        (["--model", "org/other"], 1, "hf download org/other"),
+        (["--model", "org/name", "--revision", "v2"], 1, "hf download org/name --revision v2"),
+        (["--model", "org/name@v1", "--revision", "v2"], 2, "contradicts --model org/name@v1"),
+        (["--revision", "v1"], 2, "--revision v1 needs a Hugging Face id"),
+    ],
+    ids=["not-cached", "revision-not-cached", "two-revisions", "revision-of-a-folder"],
+)
+def test_ids_that_cannot_be_had(generate, hub, model_folder, flags, code, part):
+    """One line that says what to type, with the network down."""
+    hub(model_folder)
+    result = generate([{"prompt": "a"}], *flags)
+    assert (result.code, result.out, result.err.count("\n")) == (code, "", 1)
+    assert part in result.err
+
+
+def test_a_process_reads_the_cache_of_its_environment(process, hub, model_folder, tmp_path):
+    """``HF_HUB_CACHE`` and ``HF_HUB_OFFLINE`` are the library's own, and clusters set them."""
+    (tmp_path / "in.jsonl").write_text('{"prompt":"hello","max_tokens":3}\n')
+    command = "$PY -m rosebatch generate $IN --model org/name -q --device cpu"
+    found = process(command, IN=tmp_path / "in.jsonl", HF_HUB_CACHE=hub(model_folder), HF_HUB_OFFLINE=1)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert json.loads(found.stdout)["usage"]["completion_tokens"] == 3
+    missing = process(command, IN=tmp_path / "in.jsonl", HF_HUB_CACHE=tmp_path / "none", HF_HUB_OFFLINE=1)
+    assert (missing.returncode, missing.stdout, missing.stderr.count("\n")) == (1, "", 1)
+    assert "hf download org/name" in missing.stderr
+
+
+# Defaults of the model
+
+
+@pytest.fixture
+def opinionated(copy_of):
+    """A model whose authors recommend how to sample."""
+    own = {"do_sample": True, "temperature": 1.3, "top_k": 40, "max_new_tokens": 9}
+    return copy_of("opinionated", "generation_config.json", **own)
+
+
+OWN = {"temperature": 1.3, "top_k": 40, "max_tokens": 9}
+
+
+def test_generation_config(report, opinionated):
+    """With ``auto`` the model's defaults are in force and in the report; without it, they are not."""
+    lines = [{"prompt": "hello", "ignore_eos": True}]
+    model = ["--model", opinionated, "--seed", 3]
+    plain, engine = report(lines, *model, "--max-tokens", 9)
+    assert engine["sampling"] == {"max_tokens": 9}
+    by_flags, engine = report(lines, *model, "--temperature", 1.3, "--top-k", 40, "--max-tokens", 9)
+    assert engine["sampling"] == OWN
+    rows, engine = report(lines, *model, "--generation-config", "auto")
+    assert engine["sampling"] == OWN
+    assert rows == by_flags != plain
+    assert rows[0]["usage"]["completion_tokens"] == 9
+
+
+def test_flags_and_rows_win_over_the_models_defaults(report, opinionated):
+    """A recommendation must not overrule what the user said."""
+    flags = ["--model", opinionated, "--generation-config", "auto", "--temperature", 0]
+    lines = [{"prompt": "hello", "ignore_eos": True}, {"prompt": "hello", "ignore_eos": True, "max_tokens": 4}]
+    rows, engine = report(lines, *flags)
+    assert engine["sampling"] == OWN | {"temperature": 0}
+    assert [row["usage"]["completion_tokens"] for row in rows] == [9, 4]
+    greedy, _ = report(lines, "--max-tokens", 9)
+    assert rows == greedy
+
+
+def test_check_counts_by_the_models_defaults(cli, opinionated, tmp_path):
+    """Lengths and time of a run that has these defaults."""
+    (tmp_path / "in.jsonl").write_text('{"prompt":"hello"}\n')
+    for value, most in (("auto", 9), ("none", 251)):
+        result = cli("check", tmp_path / "in.jsonl", "--model", opinionated, "--generation-config", value)
+        assert f"output tokens: at most {most} ({most} to {most} a row" in result.out
+
+
+def test_another_models_generation_config_stops_a_resumed_run(generate, opinionated, tmp_path, monkeypatch):
+    """Half of the results sampled and half of them greedy would be one file of two kinds."""
+
+    def fail(*args):
+        raise OSError(5, "Input/output error")
+
+    lines, flags = [{"prompt": "a", "max_tokens": 2}], ["-o", f"{tmp_path}/answers/", "--model", opinionated]
+    with monkeypatch.context() as patch:
+        patch.setattr("rosebatch.job.destination.replace_folder", fail)
+        assert generate(lines, *flags).code == 1
+    result = generate(lines, *flags, "--resume", "--generation-config", "auto")
+    assert result.code == 2
+    assert "sampling.temperature was nothing, is 1.3" in result.err
+    assert generate(lines, *flags, "--resume").code == 0
+
+
+# Names, lengths, tokenizers
+
+
+@pytest.mark.parametrize("name", ["gpt-4o-mini", "org/name"])
+def test_served_model_name(generate, model_folder, tmp_path, name):
+    """Programs that read a batch's answers look for the name that they asked for."""
+    body = {"model": "any", "prompt": "Hello", "max_tokens": 2}
+    chat = {"model": "any", "messages": CHAT, "max_tokens": 2}
+    lines = [
+        {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body},
+        {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": chat},
+    ]
+    path = tmp_path / "report.json"
+    for flags, expected in (([], model_folder.name), (["--served-model-name", name], name)):
+        result = generate(lines, *flags, "--report", path)
+        assert (result.code, result.err) == (0, "")
+        assert [row["response"]["body"]["model"] for row in result.rows] == [expected] * 2
+        assert json.loads(path.read_text())["engine"]["model"] == expected
+
+
+def test_max_model_len(generate, report):
+    """Prompts and completions end there, and memory is planned for no more."""
+    lines = [{"prompt": "x" * 15}, {"prompt": "x", "ignore_eos": True}]
+    rows, engine = report(lines, "--max-model-len", 20, "--max-num-seqs", 3, "--block-size", 4)
+    assert [row["usage"]["completion_tokens"] for row in rows][1] == 19
+    assert rows[0]["usage"]["completion_tokens"] <= 5
+    assert (engine["max_model_len"], engine["max_sequence_len"], engine["kv_cache_blocks"]) == (20, 20, 3 * 5)
+    result = generate([{"prompt": "x" * 20}], "--max-model-len", 20)
+    assert (result.code, result.rows[0]["error"]["code"]) == (3, "prompt_too_long")
+
+
+def test_max_model_len_beyond_the_model(generate):
+    """Positions that the model was never trained on would give nonsense."""
+    result = generate([{"prompt": "x"}], "--max-model-len", 257)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == ("rosebatch: error: --max-model-len 257 must be between 2 and 256, the limit of the model\n")
+
+
+@pytest.fixture
+def another(tmp_path):
+    """A tokenizer with the same tokens under other ids."""
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    save_tokenizer(folder)
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    vocab = stored["model"]["vocab"]
+    stored["model"]["vocab"] = {token: 255 - number if number < 256 else number for token, number in vocab.items()}
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    return folder
+
+
+def test_tokenizer(generate, another, model_folder):
+    """The given tokenizer reads and writes texts, with the model's own weights."""
+    tokenizer = Tokenizer.load(another)
+    (ids,) = tokenizer.encode(["hello"])
+    assert ids != Tokenizer.load(model_folder).encode(["hello"])[0]
+    flags = ["--max-tokens", 6, "--return-token-ids"]
+    (expected,) = generate([{"prompt_token_ids": ids}], *flags).rows
+    (row,) = generate([{"prompt": "hello"}], "--tokenizer", another, *flags).rows
+    assert row["token_ids"] == expected["token_ids"]
+    assert row["text"] == tokenizer.decode(row["token_ids"]) != expected["text"]
+
+
+def test_a_tokenizer_for_a_model_without_one(generate, another, toy_toml):
+    """Shapes alone take texts then: a benchmark of the whole job needs no weights."""
+    flags = ["--model", toy_toml, "--load-format", "dummy", "--max-tokens", 3]
+    assert generate([{"prompt": "hello"}], *flags).rows[0]["error"]["code"] == "no_tokenizer"
+    (row,) = generate([{"prompt": "hello"}], *flags, "--tokenizer", another).rows
+    assert (row["usage"]["prompt_tokens"], row["usage"]["completion_tokens"]) == (5, 3)
+
+
+def test_chat_template(generate, tmp_path):
+    """The given file replaces the template of the model."""
+    (tmp_path / "template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    flags = ["--max-tokens", 6]
+    plain, chat = generate([{"prompt": "hi"}, {"messages": CHAT}], *flags).rows
+    assert (plain["usage"]["prompt_tokens"], chat["usage"]["prompt_tokens"]) == (2, 5)
+    plain, chat = generate(
+        [{"prompt": "hi"}, {"messages": CHAT}], *flags, "--chat-template", tmp_path / "template.jinja"
+    ).rows
+    assert chat["text"] == plain["text"]
+    assert chat["usage"] == plain["usage"]
+
+
+@pytest.mark.parametrize("flag", ["--tokenizer", "--chat-template"])
+def test_files_that_are_missing(generate, tmp_path, monkeypatch, flag):
+    """Not silently those of the model; found before the weights are loaded."""
+    monkeypatch.setattr(rosebatch.launch, "load_engine", None)
+    result = generate([{"messages": CHAT}], flag, tmp_path / "none")
+    assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
+    assert f"{tmp_path / 'none'}: " in result.err

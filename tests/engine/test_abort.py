@@ -1,0 +1,299 @@
+"""Requests dropped in the middle: all blocks are free, nothing uncomputed is findable, and the engine goes on."""
+
+import os
+import pickle
+import random
+from contextlib import suppress
+
+import pytest
+
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.plan import DecodeWindow
+from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
+from tests.engine import test_device_runner
+from tests.engine.fake_runner import VOCAB, FakeRunner
+from tests.engine.small_models import device_engine, plain_engine
+
+
+def make_scheduler(num_blocks=16, *, seqs=8, budget=64, policy=MIXED, **switches):
+    pool = BlockPool(num_blocks, 4)
+    return Scheduler(pool, max_num_seqs=seqs, max_num_batched_tokens=budget, policy=policy, **switches)
+
+
+def step(scheduler, runner):
+    plan = scheduler.schedule()
+    result = runner.run(plan)
+    runner.check(scheduler)
+    scheduler.commit(plan, result)
+    return plan
+
+
+def assert_idle(scheduler):
+    scheduler.check_integrity()
+    assert not scheduler.has_unfinished
+    assert scheduler.num_unfinished == 0
+    assert scheduler.pool.num_free == scheduler.pool.num_blocks
+
+
+def starts(plan):
+    return [(chunk.id, chunk.start) for chunk in plan.chunks]
+
+
+def test_every_kind_of_sequence_is_dropped(make_sequence, fake_runner):
+    """Decoding, in the middle of its prompt, preempted, and waiting."""
+    scheduler = make_scheduler(num_blocks=4, budget=6, prefix_cache=False)
+    scheduler.add(make_sequence([1, 1, 1, 1, 1], id=0))
+    scheduler.add(make_sequence([2, 2, 2], id=1))
+    scheduler.add(make_sequence(range(8), id=2))
+    for _ in range(3):
+        plan = step(scheduler, fake_runner)
+    assert starts(plan) == [(0, 6), (1, 3)]
+    assert [s.id for s in scheduler.waiting] == [2]
+    while not plan.num_preempted:
+        plan = step(scheduler, fake_runner)
+    scheduler.add(make_sequence([3], id=3))
+    scheduler.abort()
+    assert_idle(scheduler)
+    # A runner forgets all of them with the next plan, and is told so once.
+    scheduler.add(make_sequence([4, 4], max_tokens=3, id=4))
+    plan = step(scheduler, fake_runner)
+    assert (plan.reset, plan.released, plan.num_preempted, starts(plan)) == (True, (), 0, [(4, 0)])
+    assert not step(scheduler, fake_runner).reset
+
+
+def test_a_prompt_half_computed_is_dropped(make_sequence, fake_runner):
+    scheduler = make_scheduler(budget=6)
+    scheduler.add(make_sequence(range(20), id=0))
+    step(scheduler, fake_runner)
+    scheduler.abort()
+    assert_idle(scheduler)
+    # What was computed is still findable.
+    scheduler.add(make_sequence(range(20), id=1))
+    assert starts(step(scheduler, fake_runner)) == [(1, 4)]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_forks_are_dropped(steps, make_sequence, fake_runner):
+    """Not born yet, about to join the waiting, and waiting for seats with blocks in their hands."""
+    scheduler = make_scheduler(seqs=2)
+    first, *forks = (make_sequence(range(6), id=i, sample=i) for i in range(4))
+    first.forks = forks
+    scheduler.add(first)
+    for _ in range(steps):
+        step(scheduler, fake_runner)
+    assert scheduler.num_unfinished == 4
+    assert sum(bool(fork.block_ids) for fork in forks) == (0 if steps == 0 else 3)
+    assert len(scheduler.waiting) == [1, 0, 2][steps]
+    scheduler.abort()
+    assert_idle(scheduler)
+    again, fork = (make_sequence(range(6), max_tokens=3, id=10 + i, sample=i) for i in range(2))
+    again.forks = [fork]
+    scheduler.add(again)
+    assert scheduler.num_unfinished == 2
+    while scheduler.has_unfinished:
+        step(scheduler, fake_runner)
+    assert_idle(scheduler)
+
+
+def test_blocks_of_a_plan_that_was_not_committed_are_not_findable(make_sequence, fake_runner):
+    """A forward pass was interrupted, and the next prompt with this beginning read keys that nobody had written."""
+    scheduler = make_scheduler()
+    scheduler.add(make_sequence(range(8), max_tokens=1, id=0))
+    step(scheduler, fake_runner)
+    scheduler.add(make_sequence([*range(8), *range(20, 30)], id=1))
+    scheduler.add(make_sequence(range(8), id=2))
+    plan = scheduler.schedule()
+    assert starts(plan) == [(2, 7), (1, 8)]
+    # The source of this copy is held until a commit that never comes.
+    assert plan.copies == ((1, 5),)
+    scheduler.abort()
+    assert_idle(scheduler)
+    scheduler.add(make_sequence([*range(8), *range(20, 30)], id=3))
+    plan = scheduler.schedule()
+    assert starts(plan) == [(3, 8)], "what was committed before is found, and no more"
+    # The forgotten ones are without a hash again, and the first to be taken: before 6, which nobody has had.
+    assert plan.chunks[0].blocks == ((0, 0), (1, 1), (2, 5), (3, 2), (4, 3))
+
+
+class Interruption(BaseException):
+    """What an interrupt from the keyboard is to an engine."""
+
+
+class InterruptedRunner(FakeRunner):
+    """Is interrupted in one launch or wait: before the plan was looked at, in the middle of it, or while waiting."""
+
+    def __init__(self, scheduler, at, where):
+        super().__init__()
+        self.scheduler = scheduler
+        self.at, self.where = at, where
+        self.launches = 0
+        self.windows = 0
+
+    def launch(self, plan, masks):
+        assert pickle.loads(pickle.dumps(plan)) == plan
+        self.launches += 1
+        interrupted = self.launches == self.at and self.where
+        if interrupted == "before":
+            raise Interruption
+        wait = super().launch(plan, masks)
+        if interrupted == "during":
+            # Some of the plan's sequences are unknown by now, others were never forgotten.
+            self.specs.pop(next(iter(self.specs)))
+            raise Interruption
+        self.check(self.scheduler)
+        self.windows += isinstance(plan, DecodeWindow)
+
+        def interruptible():
+            if interrupted == "wait":
+                raise Interruption
+            return wait()
+
+        return interruptible
+
+
+@pytest.mark.parametrize("policy", [MIXED, SeparateDecodes(4)], ids=["mixed", "separate"])
+@pytest.mark.parametrize("seed", range(60))
+def test_an_engine_goes_on_after_an_abort(seed, policy, fake_completion):
+    """Asked for, or after an interruption anywhere; with plans under way, forks waiting, chunks and preemptions."""
+    rng = random.Random(seed)
+    lookahead = 0 if policy is MIXED else rng.randint(0, 1)
+    size = rng.choice([1, 2, 4])
+    scheduler = Scheduler(
+        BlockPool(rng.choice([24, 48, 200]) // size, size),
+        max_num_seqs=rng.choice([1, 3, 16]),
+        max_num_batched_tokens=rng.choice([4, 64]),
+        policy=policy,
+        prefix_cache=rng.random() < 0.7,
+    )
+    runner = InterruptedRunner(scheduler, at=rng.randint(1, 12), where=rng.choice([None, "before", "during", "wait"]))
+    engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, lookahead=lookahead)
+    trunk = [rng.randrange(VOCAB) for _ in range(12)]
+    requests = []
+    for index in range(rng.randint(2, 10)):
+        prompt = tuple(trunk[: rng.randint(1, 12)])
+        requests.append(Request(index, prompt, SamplingParams(max_tokens=rng.randint(1, 12), n=rng.choice([1, 3]))))
+    for request in requests:
+        engine.add(request)
+    with suppress(Interruption):
+        for _ in range(rng.randint(0, 12)):
+            if engine.has_unfinished:
+                engine.step()
+    # An abort waits itself; interrupted, it leaves an idle engine all the same.
+    with suppress(Interruption):
+        engine.abort()
+    assert_idle(scheduler)
+    assert engine.num_unfinished == 0
+    runner.where = None
+    done = {(c.request.id, c.sample): c for c in engine.run(requests)}
+    assert len(done) == sum(request.sampling.n for request in requests)
+    for (index, sample), completion in done.items():
+        prompt, limit = requests[index].prompt_token_ids, requests[index].sampling.max_tokens
+        seed = sample * 0x9E3779B97F4A7C15 % 2**64
+        assert completion.token_ids == tuple(fake_completion(prompt, limit, seed=seed))
+    assert_idle(scheduler)
+
+
+def test_an_abort_of_an_idle_engine():
+    engine = Engine(make_scheduler(), FakeRunner(), vocab_size=VOCAB, max_model_len=24)
+    engine.abort()
+    (done,) = engine.run([Request(0, (1, 2), SamplingParams(max_tokens=2))])
+    engine.abort()
+    (again,) = engine.run([done.request])
+    assert again.token_ids == done.token_ids
+
+
+def test_an_error_while_results_are_recorded(fake_completion):
+    """One sequence has finished, the matcher of the next one fails: the first was finished a second time."""
+
+    class Broken:
+        def feed(self, token_id):
+            raise ZeroDivisionError
+
+    engine = Engine(make_scheduler(), FakeRunner(), vocab_size=VOCAB, max_model_len=24)
+    engine.add(Request(0, (1, 2), SamplingParams(max_tokens=1)))
+    engine.add(Request(1, (3, 4)), stop_matcher=Broken)
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    engine.abort()
+    assert_idle(engine.scheduler)
+    (done,) = engine.run([Request(2, (1, 2), SamplingParams(max_tokens=4))])
+    assert done.token_ids == tuple(fake_completion([1, 2], 4))
+
+
+def interrupt(monkeypatch, model, call):
+    """Interrupt a model's so-manieth forward pass in its last layer: some K and V are written, others are not."""
+    forward, calls, last = model.forward, [], len(model.attention) - 1
+
+    def interrupted(input_ids, positions, attention):
+        calls.append(None)
+
+        def attend(spec, qkv):
+            if len(calls) == call and spec.layer == last:
+                raise Interruption
+            return attention(spec, qkv)
+
+        return forward(input_ids, positions, attend)
+
+    monkeypatch.setattr(model, "forward", interrupted)
+
+
+def assert_recovers(name, engine, expected):
+    """Until the interruption, an abort, and then everything once more."""
+    with pytest.raises(Interruption):
+        test_device_runner.run(name, engine)
+    engine.abort()
+    assert_idle(engine.scheduler)
+    assert test_device_runner.run(name, engine) == expected
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("call", [1, 2, 3, 6, 9])
+def test_a_forward_pass_that_was_interrupted(name, call, monkeypatch):
+    """On a CPU, an interrupt nearly always comes in one. Its blocks were found by the next prompt, half written."""
+    engine = plain_engine(name)
+    interrupt(monkeypatch, engine.runner.model, call)
+    assert_recovers(name, engine, test_device_runner.run(name, plain_engine(name)))
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
+@pytest.mark.matrix
+class TestOnADevice:
+    @pytest.mark.parametrize("call", [1, 2, 7])
+    def test_a_launch_that_was_interrupted(self, call, monkeypatch):
+        """In a prompt's chunk or within a window of steps, with a plan under way whose tokens nobody reads."""
+        engine = device_engine("llama")
+        interrupt(monkeypatch, engine.runner.model, call)
+        assert_recovers("llama", engine, test_device_runner.run("llama", plain_engine("llama")))
+
+    @pytest.mark.parametrize("interrupted", [False, True])
+    def test_plans_under_way(self, interrupted, monkeypatch):
+        """More of them than there are buffers for their tokens, even if nobody has read any."""
+        engine = device_engine("llama")
+        launch = engine.runner.launch
+
+        def interrupt_waiting(plan, masks):
+            def wait():
+                raise Interruption
+
+            launch(plan, masks)
+            return wait
+
+        if interrupted:
+            monkeypatch.setattr(engine.runner, "launch", interrupt_waiting)
+        for _ in range(6):
+            for request in test_device_runner.requests("llama"):
+                engine.add(request)
+            with suppress(Interruption):
+                engine.step()
+                engine.step()
+            with suppress(Interruption):
+                engine.abort()
+            assert_idle(engine.scheduler)
+        monkeypatch.undo()
+        expected = test_device_runner.run("llama", plain_engine("llama"))
+        assert test_device_runner.run("llama", engine) == expected
