@@ -1,4 +1,4 @@
-"""Rows of the norms' input: how a kernel finds them, whatever form the input has."""
+"""Rows of the norms' input, which has several forms: where a kernel finds them."""
 
 from typing import NamedTuple
 

@@ -5,38 +5,35 @@ from dataclasses import dataclass
 
 import torch
 
+from rosebatch_kernels.common.tuned import Steps, value_at
+
 
 @dataclass(frozen=True)
 class Tuned:
-    """Sizes of softmax decode attention's splits, measured on an H100 80GB HBM3. "From" means "at least".
+    """Sizes of softmax decode attention's splits, measured on an H100 80GB HBM3.
 
     Attributes:
-        splits: ``(from so many programs, splits of each sequence)``, largest first. Programs are sequences times K/V
-            heads. Few programs are divided to fill the GPU, more of them so that a long sequence does not outlast the
-            others. From the first number on, so many programs balance each other undivided.
-        least_keys: ``(from so many warps in all, keys that make a split worth its merge)``, largest first. The number
-            is larger where undivided sequences already fill the GPU.
+        splits: splits of each sequence, by sequences times K/V heads. Few of these are divided to fill the GPU, more
+            of them so that a long sequence does not outlast the others. Very many balance each other undivided.
+        least_keys: keys that make a split worth its merge, by sequences times K/V heads times warps of a program. The
+            number is larger where undivided sequences already fill the GPU.
     """
 
-    splits: tuple[tuple[int, int], ...] = ((2112, 1), (128, 4), (32, 8), (0, 16))
-    least_keys: tuple[tuple[int, int], ...] = ((512, 512), (0, 128))
+    splits: Steps = ((2112, 1), (128, 4), (32, 8), (0, 16))
+    least_keys: Steps = ((512, 512), (0, 128))
 
 
 TUNED = Tuned()
 
 
 def num_splits(batch: int, kv_heads: int) -> int:
-    """Parts of each sequence's keys: a function of what a CUDA graph fixes, nothing else."""
-    return _first(TUNED.splits, batch * kv_heads)
+    """Parts of each sequence's keys. They follow from sizes that a CUDA graph fixes, never from lengths."""
+    return value_at(TUNED.splits, batch * kv_heads)
 
 
 def least_keys(batch: int, kv_heads: int, warps: int) -> int:
-    """Keys that make a split worth its merge, for programs of so many ``warps``."""
-    return _first(TUNED.least_keys, batch * kv_heads * warps)
-
-
-def _first(table: tuple[tuple[int, int], ...], number: int) -> int:
-    return next(value for least, value in table if number >= least)
+    """Keys that make a split worth its merge; ``warps`` are those of a program."""
+    return value_at(TUNED.least_keys, batch * kv_heads * warps)
 
 
 class DecodeWorkspace:
@@ -67,5 +64,5 @@ class DecodeWorkspace:
         self.arrived = torch.zeros(max_batch * kv_heads, dtype=torch.int32, device=device)
 
     def num_splits(self, batch: int) -> int:
-        """Parts of each sequence's keys in a call with so many sequences."""
+        """Parts of each sequence's keys in a call with ``batch`` sequences."""
         return self._num_splits(batch, self.kv_heads) if self._num_splits else 1

@@ -27,6 +27,7 @@ from rosebatch_kernels.common.head_norms import QKNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
 from rosebatch_kernels.common.splits import DecodeWorkspace
+from rosebatch_kernels.common.tuned import Steps, value_at
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.hp1.runs import filtered, gated, subtracted
 
@@ -38,10 +39,8 @@ class Tuned:
     Attributes:
         warps: of a program. One warp never waits at a barrier.
         row_bytes: bytes of a row of K that a thread holds.
-        keys: keys in a group, as many as the registers hold.
-        keys_of_few_heads: the same for at most ``few_heads`` query heads to a K/V head.
-        few_heads: see above.
-        programs: programs that run at once: 8 on each of 132 multiprocessors, by their registers.
+        keys: keys in a group, by query heads to a K/V head: as many as the registers hold.
+        programs: programs that run at once. Their registers allow 8 on each of 132 multiprocessors.
         most_splits: splits of a sequence.
         least_keys: keys that make a split worth its merge.
         merged: splits that are added up at a time.
@@ -49,9 +48,7 @@ class Tuned:
 
     warps: int = 1
     row_bytes: int = 16
-    keys: int = 4
-    keys_of_few_heads: int = 8
-    few_heads: int = 2
+    keys: Steps = ((3, 4), (0, 8))
     programs: int = 1056
     most_splits: int = 32
     least_keys: int = 32
@@ -167,7 +164,7 @@ def num_splits(batch: int, kv_heads: int) -> int:
 def _runs_and_keys(width: int, group: int, dtype: torch.dtype) -> tuple[int, int]:
     """Runs of a program, and keys in a group of each run."""
     runs = max(1, TUNED.warps * 32 * TUNED.row_bytes // (width * dtype.itemsize))
-    return runs, TUNED.keys_of_few_heads if group <= TUNED.few_heads else TUNED.keys
+    return runs, value_at(TUNED.keys, group)
 
 
 @triton.jit(do_not_specialize=["num_blocks", "least"])
@@ -571,7 +568,7 @@ def _group(places, real, D: tl.constexpr, KEYS: tl.constexpr):
 
 @triton.jit
 def _row(place, mask):
-    """Of K or V, which nobody reads again before the next step: the first to leave the caches."""
+    """A row of K or V. No program reads it again before the next step, so it is the first to leave the caches."""
     return tl.load(place, mask=mask, other=0.0, eviction_policy="evict_first")
 
 

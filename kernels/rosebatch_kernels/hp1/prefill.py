@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.common.program import Program
 from rosebatch_kernels.common.tiles import TILE_ROWS, tile_of_program
+from rosebatch_kernels.common.tuned import Program
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.hp1.runs import filtered, gated, subtracted
 

@@ -1,4 +1,4 @@
-"""Matrix products of a few rows in Triton, at the speed of reading the weight, and what follows the product.
+"""Matrix products of a few rows in Triton, at the speed of reading the weight, and the activation after them.
 
 A decode step multiplies each weight with few rows: the multiprocessors could hold them many times over. Reading the
 weight then decides the time, if nothing else adds to it. Every program reads a few of the weight's rows, or a part of
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.activations import GATES, activate
 from rosebatch_kernels.common.launch import launch_options, prefetch, wait
+from rosebatch_kernels.common.tuned import value_at
 from rosebatch_kernels.linear.tuned import TUNED
 
 # Elements of a weight's row that fill a cache line.
@@ -36,7 +37,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
     gated = activation in GATES
     columns = len(weight) // 2 if gated else len(weight)
     out = torch.empty(len(x), columns, dtype=x.dtype, device=x.device)
-    depth = TUNED.depth_of_gate if gated and len(x) > TUNED.few_gated_rows else TUNED.depth
+    depth = value_at(TUNED.gated_depth, len(x)) if gated else TUNED.depth
     _launch(x, weight, bias, out, columns, activation, ROWS=TUNED.rows, TILE=TUNED.columns, DEPTH=depth)
     return out
 
@@ -46,13 +47,12 @@ def parts(x: Tensor, weight: Tensor) -> Tensor:
 
     T may exceed 64. A weight with few rows would occupy few multiprocessors: each part multiplies some of its columns.
     """
-    tile = TUNED.part_columns if len(weight) >= TUNED.large else TUNED.part_columns_of_small
+    tile, most = value_at(TUNED.part_columns, len(weight)), value_at(TUNED.most_parts, len(x))
     tiles, splits = triton.cdiv(len(weight), tile), 1
-    most = TUNED.most_parts if len(x) <= TUNED.rows else TUNED.most_parts_of_many
     while splits < most and tiles * splits < TUNED.programs and x.shape[1] // (splits * 2) >= TUNED.least_share:
         splits *= 2
     out = torch.empty(splits, len(x), len(weight), dtype=torch.float32, device=x.device)
-    rows = TUNED.part_rows if len(x) <= TUNED.part_rows else TUNED.rows
+    rows = value_at(TUNED.part_rows, len(x))
     _launch(x, weight, None, out, len(weight), None, ROWS=rows, TILE=tile, DEPTH=TUNED.part_depth)
     return out
 

@@ -16,7 +16,7 @@ def can_stream(weight: Tensor) -> bool:
 
 
 class StreamedLinear(Linear):
-    """``x [T, in] -> [T, out]`` in a 16-bit type; for few rows, the kernel also does what follows the product."""
+    """``x [T, in] -> [T, out]`` in a 16-bit type; for few rows, the kernel includes the activation."""
 
     def streams(self, x: Tensor) -> bool:
         """Whether the kernel computes the product of these rows."""

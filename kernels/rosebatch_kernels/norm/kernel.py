@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rows import rows_of
+from rosebatch_kernels.common.tuned import Steps, value_at
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,12 @@ class Tuned:
 
     Attributes:
         tile: elements; narrower rows share a program.
-        warps: ``(from so many columns, warps)``, largest first, columns rounded up to a power of two. A row of up to
-            1024 stays within a warp: sums across warps wait at three barriers each.
+        warps: of a program, by columns rounded up to a power of two. A row of up to 1024 columns stays within a warp:
+            sums across warps wait at three barriers each. Narrow rows share a program of four warps.
     """
 
     tile: int = 1024
-    warps: tuple[tuple[int, int], ...] = ((8192, 16), (4096, 8), (2048, 4), (512, 1), (0, 4))
+    warps: Steps = ((8192, 16), (4096, 8), (2048, 4), (512, 1), (0, 4))
 
 
 TUNED = Tuned()
@@ -93,7 +94,7 @@ def _launch(
         size=size,
         block=block,
         tile_rows=tile_rows,
-        num_warps=next(warps for least, warps in TUNED.warps if block >= least),
+        num_warps=value_at(TUNED.warps, block),
         **launch_options(),
     )
     return normed, total

@@ -21,8 +21,8 @@ from rosebatch_kernels.common.arrivals import arrive
 from rosebatch_kernels.common.head_norms import QKNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
-from rosebatch_kernels.common.program import Program
 from rosebatch_kernels.common.splits import DecodeWorkspace, least_keys
+from rosebatch_kernels.common.tuned import Program
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Tuned:
 
     Attributes:
         fp32: for fp32.
-        one_head: for one query head to a K/V head. Without a matrix product, what the pipeline would hold back for
-            shared memory is better kept in flight.
-        group: for several.
+        one_head: for 16 bits and one query head to a K/V head. There is no matrix product: loads that a pipeline would
+            hold back for its shared memory are better kept in flight.
+        group: for 16 bits and several query heads to a K/V head.
     """
 
     fp32: Program
@@ -342,7 +342,7 @@ def _attend_new(q, k, v, total, acc, scale, copies: tl.constexpr):
 
 @triton.jit
 def _repeated(x, copies: tl.constexpr):
-    """``x`` with so many copies of each row, one after the other."""
+    """``x`` with ``copies`` of each row, one after the other."""
     if copies > 1:
         if len(x.shape) == 1:
             x = tl.reshape(tl.broadcast_to(x[:, None], [x.shape[0], copies]), [x.shape[0] * copies])

@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.common.program import Program
 from rosebatch_kernels.common.tiles import TILE_ROWS as TILE_ROWS
 from rosebatch_kernels.common.tiles import tile_of_program
+from rosebatch_kernels.common.tuned import Program
 
 
 @dataclass(frozen=True)

@@ -259,7 +259,7 @@ def _choose(
                 least = tl.minimum(top + tl.log2(share) / scale, top)
             bound = lower_bound(maximum, total, whole, top, scale, k, p, vocab, index, segments, segment)
             if (k <= 0) | (p >= 1):
-                # Top-p after top-k counts the weight of what min-p drops, so the bound may not drop it.
+                # Top-p after top-k counts the weight of tokens that min-p drops: then the bound must not drop them.
                 bound = tl.maximum(bound, least)
             reaches = (maximum >= bound) & (index < segments)
             found = _compact(
@@ -338,7 +338,7 @@ def _compact(
             which = tl.load(reached + row * segments + which, mask=which < count, other=segments)
             offsets = which[:, None] * segment + lane[None, :]
             x = load(base, offsets, vocab, group)
-            # -inf has no weight; whatever lies outside the row is -inf too.
+            # -inf has no weight; places outside of the row are -inf too.
             kept = ((x >= bound) & (x > float("-inf"))).to(tl.int32)
             counts = tl.sum(kept, 1)
             slot = found + (tl.cumsum(counts, 0) - counts)[:, None] + tl.cumsum(kept, 1) - 1

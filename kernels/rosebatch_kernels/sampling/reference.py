@@ -22,7 +22,7 @@ def sample_rows(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """A token of each row from what temperature, top-k, top-p and min-p leave, in that order.
+    """A token of each row, from the tokens that temperature, top-k, top-p and min-p leave, in that order.
 
     Args:
         logits: ``[S, V]``, rows at any stride.

@@ -139,7 +139,7 @@ def _pick(base, size, threshold, top, scale, number, group: tl.constexpr, tile: 
     for start in tl.range(0, size, tile):
         x = load(base, start + index, size, group)
         part = tl.sum(tl.where(x >= threshold, weight(x, top, scale), 0.0))
-        # The last tile with weight that begins at or below the target: found whatever the rounding of the sums.
+        # The last tile with weight that begins at or below the target: there is one, however sums are rounded.
         crosses = (passed <= target) & (part > 0)
         crossed = tl.where(crosses, start, crossed)
         before = tl.where(crosses, passed, before)

@@ -34,7 +34,7 @@ def sample(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
 def sample_filtered(
     logits: Tensor, temperature: Tensor, uniform: Tensor, top_k: int, top_p: Tensor, min_p: Tensor
 ) -> Tensor:
-    """A token of each row from what temperature, top-k, top-p and min-p leave, in that order.
+    """A token of each row, from the tokens that temperature, top-k, top-p and min-p leave, in that order.
 
     Args:
         logits: ``[S, V]``.

@@ -1,0 +1,19 @@
+"""Forms that the tables of tuned sizes share."""
+
+from typing import NamedTuple
+
+# ``(least, value)`` pairs, largest least first: the value for each range of a size.
+Steps = tuple[tuple[int, int], ...]
+
+
+def value_at(steps: Steps, size: int) -> int:
+    """The value of the first pair whose least is at most ``size``."""
+    return next(value for least, value in steps if size >= least)
+
+
+class Program(NamedTuple):
+    """Sizes of an attention kernel's program: keys of a tile, warps, and stages of the software pipeline."""
+
+    keys: int
+    warps: int
+    stages: int
