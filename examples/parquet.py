@@ -23,7 +23,7 @@ CAPITALS = {
     "Spain": "Madrid",
 }
 
-questions = [f"What is the capital of {country}?" for country in CAPITALS]
+questions = [f"What is the capital of {country}? Answer in one sentence." for country in CAPITALS]
 prompts = pa.table(
     {
         "messages": [[{"role": "user", "content": question}] for question in questions],
