@@ -88,6 +88,14 @@ def test_the_same_seed_and_position_draw_the_same_token():
     assert first == second == third
 
 
+def test_no_seed_is_seed_0():
+    """On every path: the device's state has a number there as well."""
+    logits = random_logits(1, 1000).expand(2, -1) * 0.1
+    params = [SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, seed=0)]
+    first, second = sample(logits, params, [5, 5], OPS)
+    assert first == second
+
+
 def test_another_seed_or_position_draws_another_token():
     """Of 1000 tokens nearly equally likely: hardly ever the same, were either left out always."""
     logits = random_logits(1, 1000).expand(40, -1) * 0.01
