@@ -298,6 +298,17 @@ def test_what_is_downloaded(hub, download, kept):
     assert kept(wanted + unwanted, options) == wanted
 
 
+@pytest.fixture
+def progress_bars():
+    """As a process begins: other tests of this one may have switched them off."""
+    disabled = huggingface_hub.utils.are_progress_bars_disabled()
+    huggingface_hub.utils.enable_progress_bars()
+    yield
+    if disabled:
+        huggingface_hub.utils.disable_progress_bars()
+
+
+@pytest.mark.usefixtures("progress_bars")
 @pytest.mark.parametrize("quiet", [False, True])
 def test_progress(hub, download, quiet):
     """huggingface_hub's own bars, none for --quiet, and as they were afterwards."""

@@ -76,8 +76,8 @@ def sample_rows(
 ) -> Tensor:
     """See ``rosebatch_kernels.sampling.reference``; V is at most 2^20, and a row of nothing but -inf gives 0.
 
-    If all rows of logits begin on 16 bytes, they are read 16 bytes at a time. The last 16 bytes of each row must then
-    be the tensor's memory too. Other rows are read number by number. The other arguments may have any stride.
+    Logits are read 16 bytes at a time if all rows begin on 16 bytes and the last 16 bytes of each row are the tensor's
+    memory, else number by number. The other arguments may have any stride.
     """
     assert logits.stride(-1) == 1, "the last axis is contiguous"
     rows, vocab = logits.shape
