@@ -87,6 +87,7 @@ def test_the_pipeline(tmp_path):
     assert (done.returncode, done.stdout) == (3, "")
 
 
+@pytest.mark.thorough
 @needs_demo_model
 def test_structured_output():
     """Every answer has the form that its row asks for."""
@@ -104,6 +105,7 @@ def test_structured_output():
     assert rows["sky"]["text"] in ("red", "green", "blue")
 
 
+@pytest.mark.thorough
 @needs_demo_model
 def test_parquet(tmp_path):
     """The folder of parts is read back as one table, with the column that was carried through."""

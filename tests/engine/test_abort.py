@@ -337,6 +337,7 @@ class TestOnADevice:
         interrupt(monkeypatch, engine.runner.model, call)
         assert_recovers("llama", engine, test_device_runner.run("llama", plain_engine("llama")))
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("interrupted", [False, True])
     def test_plans_under_way(self, interrupted, monkeypatch):
         """Dropped again and again, with their tokens read or unread: all buffers are free in the next run."""

@@ -114,6 +114,7 @@ def test_equal_to_the_plain_runners(kind, off, expected):
     assert_same(run(device_engine("llama", off), ROWS[kind]), expected[kind])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "blocks"), [("penalties", 6), ("logprobs", 6), ("grammar", 5)])
 @pytest.mark.usefixtures("unwritten_is_nan")
 def test_after_preemptions(kind, blocks, expected):

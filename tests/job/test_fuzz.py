@@ -69,6 +69,7 @@ def mutate(line, rng):
     return line.replace(b"\n", b" ").replace(b"\r", b" ")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["jsonl", "openai"])
 def test_mutated_lines(job, tmp_path, kind):
     """As many rows come out as lines went in, in order, and good lines among bad ones are served."""

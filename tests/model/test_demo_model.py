@@ -68,6 +68,7 @@ def run(engine, prompts, sampling):
     return {c.request.id: list(c.token_ids) for c in engine.run(requests)}
 
 
+@pytest.mark.thorough
 def test_greedy_equals_transformers(start, demo):
     """In fp32 each of 16 tokens of 6 prompts is transformers' likeliest, alone and in a batch."""
     from transformers import AutoModelForCausalLM
@@ -96,6 +97,7 @@ def test_greedy_equals_transformers(start, demo):
     assert together[3] == generated[0, ids.shape[1] :].tolist()
 
 
+@pytest.mark.thorough
 def test_sampled_rows_do_not_depend_on_each_other(start):
     """In the default dtype a row is the same alone, in a batch, reversed, in small chunks, and preempted."""
     launched = start()
@@ -113,6 +115,7 @@ def test_sampled_rows_do_not_depend_on_each_other(start):
     assert cramped.stats.preemptions > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_expected_answers_are_no_near_ties(start, dtype):
     """The first token of an answer was ahead by 0.08 in logit: on another CPU, the demo got it wrong."""

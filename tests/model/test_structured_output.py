@@ -92,6 +92,7 @@ def response_format(schema):
     return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
 
 
+@pytest.mark.thorough
 def test_every_document_is_valid(answers):
     """Greedy and wild (temperature 1.3), with both spellings of a schema and two completions of a prompt."""
     rows = [chat(question, response_format=response_format(schema)) for schema, question in QUESTIONS]
