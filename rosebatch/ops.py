@@ -1,4 +1,6 @@
-"""Which implementation of each operator a run uses. No other place picks a kernel, and switches are read here once.
+"""Which implementation of each operator a run uses: the only place where switches choose kernels, at load.
+
+An operator may still pick by the shape of what it gets: ``StreamedLinear`` does so by the number of rows.
 
 Models know no kernels: they take the types of operators' arguments from here.
 """
@@ -147,21 +149,28 @@ class Ops:
 class DeviceOps:
     """The kernels that only the Triton runner calls; each of them documents shapes and dtypes.
 
-    ``gated_decode`` and ``gated_prefill`` are those of HP1 attention. ``tile_rows`` is the most query tokens of a tile
-    of either prefill.
+    Attributes:
+        gated_decode, gated_prefill: those of HP1 attention.
+        tile_rows: most query tokens of a tile of either prefill.
+        decode_appends: whether both decode kernels write the new K and V to the cache.
+        decode_rotates: whether they also norm and rotate q and k; only if they append.
+        prepare: norms, rotates and appends in one; None to do so by the operators of ``Ops``.
+        sample_rows: from logits to tokens inside a graph; None to sample by the operators of ``Ops``, outside.
     """
 
     decode: Callable[..., Tensor]
     prefill: Callable[..., Tensor]
     gated_decode: Callable[..., Tensor]
     gated_prefill: Callable[..., Tensor]
-    prepare: Callable[..., None]
+    tile_rows: int
+    decode_appends: bool
+    decode_rotates: bool
+    prepare: Callable[..., None] | None
+    sample_rows: Callable[..., Tensor] | None
     adjust: Callable[..., Tensor]
     mask_: Callable[[Tensor, Tensor, Tensor], None]
-    sample_rows: Callable[..., Tensor]
     count_: Callable[[Tensor, Tensor, Tensor | None], None]
     advance: Callable[..., None]
-    tile_rows: int
 
 
 def device_ops(max_num_seqs: int, heads: Iterable[Heads], toggles: Toggles, device: torch.device) -> DeviceOps:
@@ -184,7 +193,9 @@ def device_ops(max_num_seqs: int, heads: Iterable[Heads], toggles: Toggles, devi
 
         def run(qkv: Tensor, cache: Tensor, *args: Any, num_heads: int, **options: Any) -> Tensor:
             workspace = spaces[num_heads, cache.shape[2], cache.shape[4]]
-            return kernel(qkv, cache, *args, workspace=workspace, num_heads=num_heads, **options)
+            return kernel(
+                qkv, cache, *args, workspace=workspace, num_heads=num_heads, append=toggles.fused_kv_append, **options
+            )
 
         return run
 
@@ -194,13 +205,15 @@ def device_ops(max_num_seqs: int, heads: Iterable[Heads], toggles: Toggles, devi
         prefill=prefill.prefill,
         gated_decode=with_workspaces(gated_decode, hp1_decode.num_splits),
         gated_prefill=hp1_prefill.prefill,
-        prepare=qkv_kernel.prepare,
+        tile_rows=prefill.TILE_ROWS,
+        decode_appends=toggles.fused_kv_append,
+        decode_rotates=toggles.fused_kv_append and toggles.fused_rotary,
+        prepare=qkv_kernel.prepare if toggles.fused_rotary else None,
+        sample_rows=sampling_kernel.sample_rows if toggles.fused_sampler else None,
         adjust=logits_kernel.adjust,
         mask_=logits_kernel.mask_,
-        sample_rows=sampling_kernel.sample_rows,
         count_=logits_kernel.count_,
         advance=feedback.advance,
-        tile_rows=prefill.TILE_ROWS,
     )
 
 

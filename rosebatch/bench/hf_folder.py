@@ -14,9 +14,9 @@ def write_config(config: ModelConfig, folder: Path) -> None:
     Raises:
         UserError: transformers has no architecture with these options.
     """
-    if config.family == "hp1":
-        raise UserError("--against: other engines cannot run HP1 models")
-    values = _gpt2(config) if config.family == "gpt2" else _llama(config)
+    if config.family not in _VALUES:
+        raise UserError(f"--against: other engines cannot run models of the family {config.family}")
+    values = _VALUES[config.family](config)
     eos = list(config.eos_token_ids)
     values |= {
         "vocab_size": config.vocab_size,
@@ -70,3 +70,7 @@ def _llama(config: ModelConfig) -> dict[str, Any]:
         "rope_theta": rope.theta,
         "rope_scaling": scaling,
     }
+
+
+# The families that other engines have.
+_VALUES = {"gpt2": _gpt2, "llama": _llama}

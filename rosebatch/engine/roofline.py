@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from rosebatch.config import ModelConfig
+from rosebatch.model.registry import FAMILIES
 
 _HOST_COPY = 2**27
 _HOST_MATRIX = 1024
@@ -109,8 +110,8 @@ def find_floor(
 def _matmul_parameters(config: ModelConfig) -> int:
     """Weights of the layers' matrices. Norms and biases are too few to count."""
     attention = 2 * config.hidden_size * (config.num_heads + config.num_kv_heads) * config.head_dim
-    projections = 2 if config.family == "gpt2" else 3
-    return config.num_layers * (attention + projections * config.hidden_size * config.intermediate_size)
+    mlp = FAMILIES[config.family].mlp_matrices * config.hidden_size * config.intermediate_size
+    return config.num_layers * (attention + mlp)
 
 
 def _decode_steps(output_lens: Sequence[int], max_num_seqs: int) -> int:

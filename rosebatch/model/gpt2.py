@@ -37,6 +37,8 @@ class GPT2:
         weights: by transformers' tensor names.
     """
 
+    mlp_matrices = 2
+
     def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:
         self.config = config
         self.ops = ops

@@ -70,6 +70,8 @@ class HP1:
         weights: by the names above.
     """
 
+    mlp_matrices = 3
+
     def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:
         assert config.rope is not None, "HP1 has rotary positions"
         self.config = config

@@ -32,6 +32,8 @@ class Llama:
         weights: by transformers' tensor names.
     """
 
+    mlp_matrices = 3
+
     def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:
         assert config.rope is not None, "the Llama family has rotary positions"
         self.config = config

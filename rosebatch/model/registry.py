@@ -1,6 +1,6 @@
 """The model class of each family."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from rosebatch.config import ModelConfig
 from rosebatch.model.gpt2 import GPT2
@@ -10,7 +10,20 @@ from rosebatch.model.llama import Llama
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import Ops
 
-FAMILIES: dict[str, Callable[[ModelConfig, Ops, WeightSource], Model]] = {"gpt2": GPT2, "hp1": HP1, "llama": Llama}
+
+class Family(Protocol):
+    """A class of models."""
+
+    # Matrices of hidden size x intermediate size in a layer's MLP; the floor of a run counts their bytes.
+    mlp_matrices: int
+
+    def __call__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> Model:
+        """Load a model of this shape."""
+        ...
+
+
+# By the names that ``ModelConfig.family`` may have.
+FAMILIES: dict[str, Family] = {"gpt2": GPT2, "hp1": HP1, "llama": Llama}
 
 
 def build_model(config: ModelConfig, ops: Ops, weights: WeightSource) -> Model:

@@ -54,5 +54,5 @@ def test_shapes_without_an_architecture(tmp_path, change):
 
 def test_hp1_is_refused(tmp_path):
     """No other engine has such a model."""
-    with pytest.raises(UserError, match="other engines cannot run HP1"):
+    with pytest.raises(UserError, match="other engines cannot run models of the family hp1"):
         write_config(load_toml(configs_dir() / "models" / "tiny-hp1.toml", ModelConfig), tmp_path)

@@ -193,7 +193,7 @@ def test_peers_of_hp1_alone(stages, make_case, monkeypatch):
     monkeypatch.setattr(session, "run_peer", run_peer)
     ours, vllm = run([make_case(model="tiny-hp1")], peers=["vllm"])
     assert (ours["kind"], ours["model"]) == ("run", "tiny-hp1")
-    assert vllm["error"] == "--against: other engines cannot run HP1 models"
+    assert vllm["error"] == "--against: other engines cannot run models of the family hp1"
 
 
 def test_lines_of_several_models(stages, two_models):

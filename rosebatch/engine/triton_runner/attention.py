@@ -1,6 +1,6 @@
 """Attention by kernels that read K and V in their blocks: one class for packed chunks, one for decode steps.
 
-Switches are resolved once, by ``AttentionKernels.choose``: a step calls what was chosen.
+``rosebatch.ops`` has chosen the kernels. ``SharedAttention`` adds what they leave to do before them.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,6 @@ from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import AttentionSpec
 from rosebatch.ops import DeviceOps, Ops
-from rosebatch.toggles import Toggles
 from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.kv_cache.layout import cache_rows
 
@@ -24,8 +23,8 @@ class _Step(Protocol):
     """What preparing q, k and v needs to know of a step."""
 
     @property
-    def kernels(self) -> "AttentionKernels":
-        """Those of the run."""
+    def shared(self) -> "SharedAttention":
+        """What all steps of the run share."""
         ...
 
     @property
@@ -52,14 +51,12 @@ _Prepare = Callable[[AttentionSpec, Tensor, Tensor, _Step], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionKernels:
-    """What all steps of a run share, with the switches resolved.
+class SharedAttention:
+    """What all steps of a run share.
 
     Attributes:
         prepare_packed: norms, rotates and appends before prefill.
-        prepare_decode: what is done before the decode kernel.
-        append: whether the decode kernel writes the new K and V.
-        rotate: whether the decode kernel norms and rotates; only with ``append``.
+        prepare_decode: what the decode kernel leaves to do before it.
     """
 
     cache: KVCache
@@ -68,20 +65,15 @@ class AttentionKernels:
     kernels: DeviceOps
     prepare_packed: _Prepare
     prepare_decode: _Prepare
-    append: bool
-    rotate: bool
 
     @classmethod
-    def choose(
-        cls, toggles: Toggles, cache: KVCache, state: DeviceState, ops: Ops, kernels: DeviceOps
-    ) -> "AttentionKernels":
-        """What these switches ask for."""
-        apart = _prepare_in_one if toggles.fused_rotary else _prepare_apart
-        decode = apart
-        if toggles.fused_kv_append:
-            decode = _leave_to_kernel if toggles.fused_rotary else _rotate_apart
-        rotate = toggles.fused_rotary and toggles.fused_kv_append
-        return cls(cache, state, ops, kernels, apart, decode, toggles.fused_kv_append, rotate)
+    def of(cls, cache: KVCache, state: DeviceState, ops: Ops, kernels: DeviceOps) -> "SharedAttention":
+        """With the steps before attention that these kernels need."""
+        packed = _prepare_apart if kernels.prepare is None else partial(_prepare_in_one, kernels.prepare)
+        decode: _Prepare = packed
+        if kernels.decode_appends:
+            decode = _leave_to_kernel if kernels.decode_rotates else _rotate_apart
+        return cls(cache, state, ops, kernels, packed, decode)
 
     def heads(self, spec: AttentionSpec, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, normed and rotated by separate operators: the way of ``--no-fused-rotary``."""
@@ -98,21 +90,21 @@ def _rotate_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step) 
     """Norm and rotate by separate operators; the decode kernel appends."""
     if spec.rotary is None and spec.qk_norm is None:
         return qkv
-    return torch.cat(step.kernels.heads(spec, qkv, step.positions), 1).view(len(qkv), -1)
+    return torch.cat(step.shared.heads(spec, qkv, step.positions), 1).view(len(qkv), -1)
 
 
-def _prepare_in_one(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step) -> Tensor:
+def _prepare_in_one(
+    kernel: Callable[..., None], spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step
+) -> Tensor:
     """Norm, rotate and append by one kernel, q in place."""
-    step.kernels.kernels.prepare(
-        qkv, cache, step.table, step.rows(), step.positions, num_heads=spec.num_heads, **_rotation(spec)
-    )
+    kernel(qkv, cache, step.table, step.rows(), step.positions, num_heads=spec.num_heads, **_rotation(spec))
     return qkv
 
 
 def _prepare_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step) -> Tensor:
     """Norm, rotate and append by separate operators."""
-    q, k, v = step.kernels.heads(spec, qkv, step.positions)
-    step.kernels.ops.kv_append(cache, k, v, step.append_rows(cache))
+    q, k, v = step.shared.heads(spec, qkv, step.positions)
+    step.shared.ops.kv_append(cache, k, v, step.append_rows(cache))
     return qkv if spec.rotary is None and spec.qk_norm is None else q.reshape(len(qkv), -1)
 
 
@@ -125,14 +117,14 @@ class PackedAttention:
     """Attention of one step over packed chunks (see ``rosebatch.model.layers.Attention``).
 
     Args:
-        kernels: of the run.
+        shared: by all steps of the run.
         rows, positions: ``[T]`` int32, each token's row of the block table, -1 for padding, and position.
         tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``.
     """
 
-    def __init__(self, kernels: AttentionKernels, rows: Tensor, positions: Tensor, tiles: Tensor) -> None:
-        self.kernels = kernels
-        self.table = kernels.state.block_table
+    def __init__(self, shared: SharedAttention, rows: Tensor, positions: Tensor, tiles: Tensor) -> None:
+        self.shared = shared
+        self.table = shared.state.block_table
         self.positions = positions
         self.tiles = tiles
         self._rows = rows
@@ -140,9 +132,9 @@ class PackedAttention:
 
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """K and V of all chunks are written before any is read."""
-        kernels = self.kernels.kernels
-        cache = self.kernels.cache.layer(spec.layer)
-        q = self.kernels.prepare_packed(spec, qkv, cache, self)
+        kernels = self.shared.kernels
+        cache = self.shared.cache.layer(spec.layer)
+        q = self.shared.prepare_packed(spec, qkv, cache, self)
         heads, scale = spec.num_heads, spec.scale
         if spec.gate is None:
             return kernels.prefill(q, cache, self.table, self.tiles, num_heads=heads, scale=scale, window=spec.window)
@@ -164,13 +156,13 @@ class DecodeAttention:
     """Attention of a decode step over the first ``size`` rows of the state; nothing in it depends on the host.
 
     Args:
-        kernels: of the run.
+        shared: by all steps of the run.
         size: rows, those that are not live included.
     """
 
-    def __init__(self, kernels: AttentionKernels, size: int) -> None:
-        state = kernels.state
-        self.kernels = kernels
+    def __init__(self, shared: SharedAttention, size: int) -> None:
+        state = shared.state
+        self.shared = shared
         self.positions = state.fields[layout.POSITION, :size]
         self.limits = state.fields[layout.LIMIT, :size]
         self.table = state.block_table[:size]
@@ -178,14 +170,14 @@ class DecodeAttention:
         self._append_rows: dict[int, Tensor] = {}
 
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
-        """The kernel does all of it, or what its switches leave it."""
-        chosen = self.kernels
-        cache = chosen.cache.layer(spec.layer)
-        qkv = chosen.prepare_decode(spec, qkv, cache, self)
+        """The kernel does all of it, or attends to what was prepared."""
+        kernels = self.shared.kernels
+        cache = self.shared.cache.layer(spec.layer)
+        qkv = self.shared.prepare_decode(spec, qkv, cache, self)
         if spec.gate is None:
-            decode = partial(chosen.kernels.decode, window=spec.window)
+            decode = partial(kernels.decode, window=spec.window)
         else:
-            decode = partial(chosen.kernels.gated_decode, gate=spec.gate)
+            decode = partial(kernels.gated_decode, gate=spec.gate)
         return decode(
             qkv,
             cache,
@@ -194,8 +186,7 @@ class DecodeAttention:
             self.limits,
             num_heads=spec.num_heads,
             scale=spec.scale,
-            append=chosen.append,
-            **(_rotation(spec) if chosen.rotate else {}),
+            **(_rotation(spec) if kernels.decode_rotates else {}),
         )
 
     def rows(self) -> Tensor:

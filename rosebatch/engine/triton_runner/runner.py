@@ -22,7 +22,7 @@ from rosebatch.engine.logits import SampledRow
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.plan import DecodeWindow, PackedStep, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.sampler import sample
-from rosebatch.engine.triton_runner.attention import AttentionKernels, DecodeAttention, PackedAttention
+from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, SharedAttention
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
 from rosebatch.engine.triton_runner.slots import Slots
@@ -42,7 +42,7 @@ class TritonRunner:
         model: the weights.
         cache: its KV cache, with one block more than the scheduler knows of.
         ops, kernels: the operators of this run.
-        toggles: its switches, resolved here into what a step calls.
+        toggles: for graphs, batched rollover and batched sampling; ``ops`` and ``kernels`` have the others in them.
         vocab_size: width of the logits.
         eos_token_ids: the model's end tokens.
         max_num_seqs: most sequences at a time.
@@ -72,7 +72,7 @@ class TritonRunner:
         self.kernels = kernels
         self.slots = Slots(max_num_seqs, width)
         self.state = DeviceState(max_num_seqs, width, window, device, vocab_size)
-        self.attention = AttentionKernels.choose(toggles, cache, self.state, ops, kernels)
+        self.attention = SharedAttention.of(cache, self.state, ops, kernels)
         self.decodes = StepGraphs(self._decode_step, enabled=toggles.cuda_graph)
         self.packed = StepGraphs(self._packed_step, enabled=toggles.cuda_graph)
         cells = self._layout(MOST_PADDED_TOKENS).num_cells
@@ -83,8 +83,7 @@ class TritonRunner:
         self._steps = 0
         self._logits = torch.empty(0, device=device)
         self._apply = self.state.apply if toggles.batched_rollover else self.state.apply_one_by_one
-        self._samples_in_graph = toggles.fused_sampler
-        self._choose_tokens = self._choose_by_kernel if toggles.fused_sampler else self._choose_by_groups
+        self._sample_rows = kernels.sample_rows
         self._batched_sampling = toggles.batched_sampling
         # Sampling that waits for the host: which tokens a grammar allows depends on the token before.
         self._deferred: Callable[[], None] | None = None
@@ -115,7 +114,7 @@ class TritonRunner:
         return self._launch_packed(plan, sampled, clock)
 
     def _launch_decodes(self, plan: DecodeWindow, sampled: "_Sampled", clock: "_Clock") -> Callable[[], StepResult]:
-        inside = self._samples_in_graph and not sampled.guided
+        inside = self._sample_rows is not None and not sampled.guided
         bucket = self.slots.bucket(plan.sampled_ids)
         ran = self.decodes.run(_Decode(bucket, sampled.extras if inside else None), plan.steps)
         window = len(self.state.history)
@@ -206,7 +205,7 @@ class TritonRunner:
         hidden = self.model.forward(fields[layout.TOKEN, :size], fields[layout.POSITION, :size], attention)
         logits = self.model.logits(hidden)
         if kind.extras is not None:
-            return self._choose(logits, kind.extras, None, self.state.history, self.state.step)
+            return self._next_tokens(logits, kind.extras, None, self.state.history, self.state.step)
         if not len(self._logits):
             self._logits = torch.empty(self.slots.num_slots, logits.shape[1], dtype=logits.dtype, device=logits.device)
         # A graph keeps what it returns, and logits of every size would be a lot to keep.
@@ -222,15 +221,15 @@ class TritonRunner:
     def _sample(
         self, logits: Tensor, sampled: "_Sampled", columns: Tensor, history: Tensor, step: Tensor | None
     ) -> None:
-        """Choose tokens from logits ``[S, V]`` of these sequences, outside of any graph."""
+        """The next tokens of these sequences from their logits ``[S, V]``, outside of any graph."""
         masks = None
         if sampled.guided:
             words = sampled.masks()
             flat, rows = self.up.send(words.reshape(-1), np.array(sampled.guided, np.int32))
             masks = flat.view(words.shape), rows
-        self._choose(logits, sampled.extras, columns, history, step, masks, sampled)
+        self._next_tokens(logits, sampled.extras, columns, history, step, masks, sampled)
 
-    def _choose(
+    def _next_tokens(
         self,
         logits: Tensor,
         extras: Extras,
@@ -249,7 +248,10 @@ class TritonRunner:
         if masks is not None:
             changed = changed.clone() if changed is logits else changed
             self.kernels.mask_(changed, *masks)
-        tokens = self._choose_tokens(changed, places, sampled)
+        if self._sample_rows is None:
+            tokens = self._sample_in_groups(changed, sampled)
+        else:
+            tokens = self._sample_rows(changed, **state.sampling(places))
         if extras.logprobs is not None:
             state.keep_logprobs(logprob_rows(logits, tokens, extras.logprobs), places, step)
         if extras.adjusts:
@@ -257,10 +259,7 @@ class TritonRunner:
         self.kernels.advance(tokens, state.fields, columns, history, step, self.end_tokens)
         return tokens
 
-    def _choose_by_kernel(self, logits: Tensor, places: Tensor | slice, sampled: "_Sampled | None") -> Tensor:
-        return self.kernels.sample_rows(logits, **self.state.sampling(places))
-
-    def _choose_by_groups(self, logits: Tensor, places: Tensor | slice, sampled: "_Sampled | None") -> Tensor:
+    def _sample_in_groups(self, logits: Tensor, sampled: "_Sampled | None") -> Tensor:
         assert sampled is not None, "the host knows who is sampled outside of a graph"
         params = [spec.sampling for spec in sampled.specs]
         return sample(logits, params, sampled.positions, self.ops, batched=self._batched_sampling)

@@ -1,0 +1,39 @@
+"""What the registry says of each family: its name and what its layers weigh."""
+
+from typing import get_type_hints
+
+import pytest
+import torch
+
+from rosebatch.config import ModelConfig
+from rosebatch.engine.roofline import weight_bytes
+from rosebatch.model.registry import FAMILIES, build_model
+from rosebatch.model.weights import RandomWeights
+from rosebatch.ops import select
+from rosebatch.toggles import Toggles
+from tests.engine.small_models import CPU, MODELS
+
+
+class CountedWeights(RandomWeights):
+    """Counts the elements of all matrices, tables of positions aside: a step reads one row of these."""
+
+    def __init__(self):
+        super().__init__(torch.float32, CPU)
+        self.elements = 0
+
+    def get(self, name, shape, **options):
+        self.elements += shape[0] * shape[1] if len(shape) == 2 and "wpe" not in name else 0
+        return super().get(name, shape, **options)
+
+
+def test_config_and_registry_name_the_same_families():
+    """A family in one of them only is a KeyError in the middle of a run."""
+    assert set(get_type_hints(ModelConfig)["family"].__args__) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_floor_counts_the_matrices_that_are_loaded(family):
+    """A gate too many in the count would lower the floor that a report divides by."""
+    weights = CountedWeights()
+    build_model(MODELS[family], select(Toggles.resolve({}, "cpu")), weights)
+    assert weight_bytes(MODELS[family], itemsize=1) == weights.elements
