@@ -26,9 +26,9 @@ class LaunchPlan:
 
     Attributes:
         config: as it was given.
-        toggles: the switches with their defaults.
+        toggles: the switches, resolved for the device.
         source: the model.
-        tokenizer_folder: None for a model that works on token ids.
+        tokenizer_folder: None for a .toml of shapes, which works on token ids.
         seconds: spent on deciding; downloading a model or converting a GGUF file counts.
     """
 
@@ -48,7 +48,7 @@ class Launched:
         tokenizer: None for a model without one, which works on token ids.
         grammars: compiles what completions have to match; None without a tokenizer.
         description: for the report: model, device, sampler, limits and switches as decided.
-        load_seconds: without imports.
+        load_seconds: without the imports before it.
     """
 
     plan: LaunchPlan

@@ -1,11 +1,12 @@
-"""Which implementation of each operator a run uses: the only place where switches choose kernels, at load.
+"""Which implementation of each operator a run uses: switches choose kernels here, at load.
 
-An operator may still pick by the shape of what it gets: ``StreamedLinear`` does so by the number of rows.
+``rosebatch.engine.load`` picks the runner that calls them. An operator may still go by the shape of what it gets:
+``StreamedLinear`` goes by the number of rows.
 
 Models know no kernels: they take the types of operators' arguments from here.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -55,7 +56,7 @@ class Weight(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """What a sub-layer adds to the residual, left to the norm that follows.
+    """What a sub-layer contributes to the residual, left to the norm that follows.
 
     Attributes:
         value: ``[T, H]``, or ``[S, T, H]`` fp32, parts to be summed.
@@ -173,7 +174,7 @@ class DeviceOps:
     advance: Callable[..., None]
 
 
-def device_ops(max_num_seqs: int, heads: Iterable[Heads], toggles: Toggles, device: torch.device) -> DeviceOps:
+def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, device: torch.device) -> DeviceOps:
     """The kernels for a model whose layers have these heads, with the memory that they keep between calls."""
     from rosebatch_kernels.common import splits
     from rosebatch_kernels.feedback import kernel as feedback
@@ -311,7 +312,8 @@ def _biased_or_parts() -> Callable[[Linear, Tensor], Pending]:
 def _norm_ops(toggles: Toggles) -> dict[str, Any]:
     """LayerNorm and RMSNorm, and how a sub-layer's result reaches them.
 
-    A bias is added by the norm's kernel; without that kernel by one of the MLP's; without either by the product.
+    With both ``fused_norm`` and ``fused_mlp``, the norm's kernel adds a bias; with ``fused_mlp`` alone, one of the
+    MLP's does; else the product.
     """
     if toggles.fused_norm:
         from rosebatch_kernels.norm import kernel
@@ -357,7 +359,7 @@ def _norm_ops(toggles: Toggles) -> dict[str, Any]:
 
 
 def _clip_ops(toggles: Toggles) -> dict[str, Any]:
-    """HP1's clips: both clips and the addition in one kernel, or one kernel each."""
+    """HP1's clips: both clips and the addition in one kernel, or each by itself, without ``fused_norm`` by PyTorch."""
     clips: Any = uclip
     if toggles.fused_norm:
         from rosebatch_kernels.uclip import kernel as clips

@@ -39,7 +39,7 @@ class StepRunner(Protocol):
 class Engine:
     """Schedules, runs and commits steps until every request is completed.
 
-    With ``lookahead`` the next plan is launched before the results of the last are read, so that the device never
+    With ``lookahead`` the next plan is launched before the results of the last are read, so that the device seldom
     waits for Python.
 
     Args:
@@ -86,7 +86,7 @@ class Engine:
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """Most tokens in a step."""
+        """The budget of a step, see ``Scheduler``."""
         return self.scheduler.max_num_batched_tokens
 
     @property

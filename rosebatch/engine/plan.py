@@ -93,7 +93,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep(_Plan):
-    """One step over chunks of any length, packed without padding; single-token chunks (decodes) come first."""
+    """One step over chunks of any length, one behind the other; chunks of a single token come first."""
 
     chunks: tuple[Chunk, ...]
 

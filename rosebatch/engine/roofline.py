@@ -22,7 +22,7 @@ _HOST_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device does at best: bytes copied and bf16 matrix operations, per second."""
+    """What a device does at best, per second: bytes copied, matrix operations in bf16 (on a CPU in the run's dtype)."""
 
     copy: float
     matmul: float
@@ -87,7 +87,7 @@ def find_floor(
         prompt_lens: tokens of each prompt, the shared prefix included.
         output_lens: tokens generated for each; prefill yields the first.
         max_num_seqs: so many run at a time; the others follow in order.
-        rates: of the GPU.
+        rates: of the device.
         cached_prefix: shared first tokens of all prompts, computed once and read once a step.
     """
     own_lens = [length - cached_prefix for length in prompt_lens]

@@ -1,6 +1,6 @@
-"""The loop that every way of using rosebatch shares: rows in, the engine in the middle, finished rows out.
+"""The loop that the command line and the library share: rows in, the engine in the middle, finished rows out.
 
-Reading, encoding, decoding and the device work beside this loop. All Python work happens in it, a little at a time
+Reading, encoding, decoding and the device work beside this loop. Our own Python runs in it, a little at a time
 between the engine's steps, while the device computes.
 """
 
@@ -23,7 +23,8 @@ from rosebatch.request import Completion, Request
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.tokenizer import StopStrings, Tokenizer
 
-# Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes.
+# Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes. More
+# where seats would stay empty, or many rows have finished at once.
 _ROWS_A_STEP = 32
 # Rows that fail one after the other before the caller hears of them.
 _MOST_FAILED = 1024
@@ -189,7 +190,7 @@ class _Tickets:
                 self._whole.append(ticket)
 
     def finished(self) -> list[Served]:
-        """Rows whose texts are decoded by now; some more are sent to be decoded, so that few wait."""
+        """Rows whose texts were sent to be decoded last time; then some more are sent, so that few wait."""
         done = self._decoded()
         self._decode(max(_ROWS_A_STEP, len(self._whole) // 4))
         return done

@@ -78,7 +78,7 @@ class Attention(Protocol):
 
 
 class Model(Protocol):
-    """A causal language model over packed tokens: sequences stand one behind the other, without padding."""
+    """A causal language model over packed tokens: sequences stand one behind the other, padding comes last."""
 
     @property
     def attention(self) -> Sequence[AttentionSpec]:
@@ -90,7 +90,7 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[S, V]`` logits of the rows ``hidden [S, H]``; called for sampled rows only."""
+        """``[S, V]`` logits of the rows ``hidden [S, H]``."""
         ...
 
 

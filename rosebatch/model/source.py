@@ -167,7 +167,8 @@ def _shorten(config: ModelConfig, max_model_len: int) -> ModelConfig:
 def resolve_dtype(requested: str, checkpoint: str, device: torch.device) -> torch.dtype:
     """The dtype of a run.
 
-    ``auto`` is the dtype of the checkpoint, but fp32 on a CPU without 16-bit matrix instructions.
+    ``auto`` is the dtype of the checkpoint. On a CPU, that holds for bf16 with matrix instructions of its own; else it
+    is fp32.
     """
     name = checkpoint if requested == "auto" else requested
     if requested == "auto" and device.type == "cpu" and not _fast_on_cpu(name):

@@ -51,7 +51,7 @@ class Scheduler:
     Args:
         pool: the blocks of the KV cache.
         max_num_seqs: most sequences in one step.
-        max_num_batched_tokens: most tokens in one step.
+        max_num_batched_tokens: budget of a step with prompts in it; decode windows need none.
         policy: whether prompts and decodes share steps.
         prefix_cache: reuse blocks whose prefix is known, and make full blocks findable.
         chunked_prefill: split prompts over steps; otherwise a prompt is computed whole, even over the budget.
@@ -114,7 +114,7 @@ class Scheduler:
         self._num_forks += len(sequence.forks)
 
     def schedule(self) -> StepPlan | None:
-        """Plan a step: running sequences first, oldest first, then as many waiting ones as fit.
+        """Plan a step: running sequences, oldest first, then as many waiting ones as fit.
 
         None if nothing can be planned before the results of an earlier plan are committed.
         """

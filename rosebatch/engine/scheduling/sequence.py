@@ -34,7 +34,7 @@ class SequenceState:
     Attributes:
         spec: what the runner has to know; the same for the whole life of the sequence.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
-        decoding: whether a plan has sampled its last token.
+        decoding: whether a plan has sampled its newest token.
         logprobs, prompt_logprobs: of the tokens so far, if asked for.
     """
 

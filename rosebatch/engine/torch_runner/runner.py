@@ -1,4 +1,4 @@
-"""The forward pass over packed chunks of any length: a plan in, sampled tokens out. Serves every device."""
+"""The forward pass over packed chunks of any length: a plan in, sampled tokens out. Works on every device."""
 
 import time
 from collections.abc import Callable

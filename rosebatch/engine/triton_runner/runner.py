@@ -42,7 +42,7 @@ class TritonRunner:
         model: the weights.
         cache: its KV cache, with one block more than the scheduler knows of.
         ops, kernels: the operators of this run.
-        toggles: for graphs, batched rollover and batched sampling; ``ops`` and ``kernels`` have the others in them.
+        toggles: for graphs, batched rollover and batched sampling; those of kernels are in ``ops`` and ``kernels``.
         vocab_size: width of the logits.
         eos_token_ids: the model's end tokens.
         max_num_seqs: most sequences at a time.

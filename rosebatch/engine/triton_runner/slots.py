@@ -31,7 +31,7 @@ class StateWrite:
 
 
 class Slots:
-    """Rows of the state matrix ``[NUM_FIELDS, num_slots]`` and of the block table ``[num_slots, width]`` behind it.
+    """Columns of the state ``[NUM_FIELDS, num_slots]``, rows of the block table ``[num_slots, width]`` behind it.
 
     A cell's flat index counts through both: field by field, then row by row of the table.
 
