@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
+from rosebatch.errors import RowError
 from rosebatch.sampling_params import GREEDY, SamplingParams
 
 
@@ -71,7 +72,8 @@ class Completion:
         sample: which of the request's ``n`` completions this is, from 0.
         cached_tokens: prompt tokens that came from the prefix cache.
         prompt_logprobs: of the prompt's tokens from the second on; only the first sample has them.
-        error: why the completion does not match its grammar; None if nothing went wrong.
+        finish_reason: ``stop``, ``length``, or ``error``.
+        error: why it cannot be used: it does not match its grammar, or its logits are not finite. None if it can.
     """
 
     request: Request
@@ -84,4 +86,4 @@ class Completion:
     finish_time: float
     logprobs: tuple[Logprobs, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
-    error: str | None = None
+    error: RowError | None = None

@@ -75,6 +75,13 @@ class KVCache:
         """One layer's cache, ``[2, blocks, kv_heads, block_size, D]``."""
         return self._layers[index]
 
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Overwrite blocks with zeros in all layers."""
+        if blocks:
+            index = torch.tensor(blocks, device=self.device)
+            for data in self.groups:
+                data.index_fill_(2, index, 0)
+
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy (source, destination) blocks in all layers; no block is both."""
         if pairs:

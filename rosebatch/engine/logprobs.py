@@ -23,11 +23,11 @@ _PROMPT_ROWS = 128
 def logprob_rows(logits: Tensor, tokens: Tensor, most: int) -> Tensor:
     """``[S, ROW]`` int32 for tokens ``[S]`` of logits ``[S, V]``, with the ``most`` likeliest filled in.
 
-    Nothing is fetched from the device, so a CUDA graph can hold it.
+    Nothing is fetched from the device, so a CUDA graph can hold it. Nobody reads the row of a token below 0.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     rows = torch.zeros(len(logits), ROW, dtype=torch.int32, device=logits.device)
-    rows[:, 0] = logprobs.gather(1, tokens.long()[:, None])[:, 0].view(torch.int32)
+    rows[:, 0] = logprobs.gather(1, tokens.long().clamp_min(0)[:, None])[:, 0].view(torch.int32)
     most = min(most, logits.shape[1])
     if most:
         values, ids = logprobs.topk(most)

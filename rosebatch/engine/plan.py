@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rosebatch.request import Logprobs
 from rosebatch.sampling_params import SamplingParams
+from rosebatch_kernels.common.tokens import NOT_FINITE as NOT_FINITE
 
 # (index in the sequence's block table, block id)
 BlockChange = tuple[int, int]
@@ -77,6 +78,7 @@ class _Plan:
     """What both kinds of plan have.
 
     Attributes:
+        wipes: blocks to overwrite with zeros before anything else: their last holder's K and V may not be finite.
         copies: (source, destination) blocks to copy before the forward pass; no block is both.
         started: sequences that this plan computes for the first time, or again after a preemption.
         released: ids that the runner may forget: no later plan has them, unless they are started again.
@@ -84,6 +86,7 @@ class _Plan:
         reset: whether the runner forgets all sequences before anything else, because they were aborted.
     """
 
+    wipes: tuple[int, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     started: tuple[SequenceSpec, ...] = ()
     released: tuple[int, ...] = ()
@@ -145,7 +148,8 @@ class StepResult:
 
     Attributes:
         token_ids: for each of the plan's ``sampled_ids``, the tokens: one of a packed step; of a window at most the
-            row's length, fewer if the model's end token came first.
+            row's length, fewer if the model's end token came first. ``NOT_FINITE`` is the last where the logits are not
+            finite.
         logprobs: in the same order, of each token; an empty list for a sequence that does not ask.
         prompt_logprobs: by the number of a chunk in the plan, of the prompt tokens behind each of its own.
         seconds: that the device was busy with it.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rosebatch.config import InputFormat, RunConfig
-from rosebatch.errors import FlagError, InterruptionError, RowError
+from rosebatch.errors import FlagError, InterruptionError, RowError, UserError
 from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
 from rosebatch.io.openai_batch import BatchShape
 from rosebatch.io.output import Output
@@ -31,6 +31,9 @@ from rosebatch.report.tally import Tally
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.text.grammar import check_grammar
 
+# Rows without finite logits, and none with, before a run is given up.
+_MOST_NOT_FINITE = 64
+_NOT_FINITE = "non_finite_logits"
 # While it is entered, signals end the job where it may end: at each call of what it gives.
 Listen = Callable[[], AbstractContextManager[Callable[[], None]]]
 
@@ -308,11 +311,27 @@ class _Writer:
             for served in batch:
                 self._write(served)
             self.output.flush()
+        if self.tally.errors[_NOT_FINITE] >= _MOST_NOT_FINITE:
+            self._require_finite()
 
     def finish(self) -> None:
         """All rows are written: make the output visible."""
+        self._require_finite()
         with Stopwatch(self.tally.host_seconds, "writing"):
             self.output.finish()
+
+    def _require_finite(self) -> None:
+        """A model that fails every row would fill the output with errors.
+
+        Raises:
+            UserError: all rows so far have failed, because their logits are not finite.
+        """
+        failed = self.tally.errors[_NOT_FINITE]
+        if failed and failed == self.output.num_rows:
+            raise UserError(
+                f"all {failed} rows so far failed: the model's logits are not finite. Its weights may be damaged, or"
+                f" its dtype too narrow: try --dtype bfloat16 or float32"
+            )
 
     def _write(self, served: Served) -> None:
         if isinstance(served, FailedRow):

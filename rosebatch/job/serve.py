@@ -230,7 +230,7 @@ def _served(prepared: PreparedRow, completions: tuple[Completion, ...], texts: I
     own = list(islice(texts, len(completions)))
     error = next((done.error for done in completions if done.error), None)
     if error is not None:
-        return prepared.failed(RowError("grammar_failed", error))
+        return prepared.failed(error)
     return ServedRow(prepared, completions, own)
 
 

@@ -113,7 +113,9 @@ def test_the_completion_of_a_sequence():
     sequence.num_cached_tokens = 2
     logprobs = (Logprobs(10, -1.0), Logprobs(11, -2.0))
     sequence.apply_token_ids([10, 11], logprobs)
-    assert sequence.completion() == Completion(
+    completion = sequence.completion()
+    assert (completion.error.code, completion.error.message) == ("grammar_failed", "cut off")
+    assert completion == Completion(
         request=sequence.request,
         sample=1,
         token_ids=(10, 11),
@@ -123,7 +125,7 @@ def test_the_completion_of_a_sequence():
         first_token_time=sequence.first_token_time,
         finish_time=sequence.finish_time,
         logprobs=logprobs,
-        error="cut off",
+        error=completion.error,
     )
     with pytest.raises(AssertionError):
         start().completion()

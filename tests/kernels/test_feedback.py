@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 
+from rosebatch_kernels.common.tokens import NOT_FINITE
 from rosebatch_kernels.feedback.layout import LIMIT, NEXT, NUM_FIELDS, POSITION, STOPS, TOKEN
 
 ENDS = [3, 5]
@@ -54,10 +55,10 @@ class State:
             live = fields[POSITION][column] < fields[LIMIT][column]
             self.history[row][column if counted else number] = token if live else -1
             if live:
-                fields[TOKEN][column] = token
+                fields[TOKEN][column] = max(token, 0)
                 fields[POSITION][column] += 1
                 fields[NEXT][column] += 1
-                if token in ends and fields[STOPS][column]:
+                if token == NOT_FINITE or (token in ends and fields[STOPS][column]):
                     fields[LIMIT][column] = 0
         self.step += counted
 
@@ -113,6 +114,18 @@ def test_end_tokens(implementation, ends, device):
         state.advance(implementation, sampled(64, step), ends=ends)
         state.check()
     assert (0 in state.fields[LIMIT]) == bool(ends)
+
+
+def test_a_row_without_logits_stops(implementation, device):
+    """Whether end tokens stop it or not; the next step reads its token, which must be one of the vocabulary."""
+    state = State(64, 4, device)
+    state.fields[LIMIT] = [n + 100 for n in state.fields[POSITION]]
+    state.device_fields[LIMIT] = torch.tensor(state.fields[LIMIT])
+    for step in range(3):
+        tokens = [NOT_FINITE if row % 5 == step else token for row, token in enumerate(sampled(64, step))]
+        state.advance(implementation, tokens)
+        state.check()
+    assert min(state.fields[TOKEN]) == 0
 
 
 def test_counter_past_the_window(implementation, device):

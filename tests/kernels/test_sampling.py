@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from rosebatch_kernels.common.tokens import NOT_FINITE
 from rosebatch_kernels.sampling import reference, torch_sampling
 from rosebatch_kernels.sampling.philox import philox, uniform
 
@@ -237,13 +238,18 @@ def test_extreme_numbers_never_pick_what_has_no_probability(u):
         assert filtered(logits, [u], **options) == [end]
 
 
-def test_nothing_but_minus_infinity_gives_the_first_token():
-    """No probability anywhere: a valid id all the same, not one past the end of the vocabulary."""
-    logits = torch.full((2, 50), -math.inf)
+@pytest.mark.parametrize("value", [-math.inf, math.inf, math.nan])
+def test_rows_that_are_not_finite_give_no_token(value):
+    """They gave the first token, or one past the end of the vocabulary; the row beside them is sampled as ever."""
+    logits = torch.linspace(0, 1, 50).repeat(2, 1)
+    logits[0] = value if value == -math.inf else logits[0].clone().index_fill_(0, torch.tensor([7]), value)
     one, u = torch.ones(2), torch.tensor([0.2, 0.9], dtype=torch.float64)
-    assert torch_sampling.sample(logits, one, u).tolist() == [0, 0]
+    beside = torch_sampling.sample(logits[1:], one[1:], u[1:]).tolist()
+    assert torch_sampling.sample(logits, one, u).tolist() == [NOT_FINITE, *beside]
+    assert torch_sampling.greedy(logits).tolist() == [NOT_FINITE, 49]
     for top_k, top_p in ((0, 1.0), (3, 1.0), (0, 0.5), (50, 0.5)):
-        assert torch_sampling.sample_filtered(logits, one, u, top_k, one * top_p, one * 0).tolist() == [0, 0]
+        tokens = torch_sampling.sample_filtered(logits, one, u, top_k, one * top_p, one * 0).tolist()
+        assert tokens[0] == NOT_FINITE and 0 <= tokens[1] < 50
 
 
 @pytest.mark.parametrize(("options", "kept"), TIES)

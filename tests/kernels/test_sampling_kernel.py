@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from rosebatch_kernels.common.tokens import NOT_FINITE
 from rosebatch_kernels.sampling import kernel, philox, reference
 from rosebatch_kernels.sampling.threshold import uniform
 
@@ -109,8 +110,19 @@ def test_minus_infinity(device, randn):
     assert all(math.isfinite(logits[row, token]) for row, token in enumerate(tokens))
 
 
-def test_nothing_but_minus_infinity_gives_the_first_token(device):
-    assert sample(torch.full((len(MODES), 300), -math.inf), parameters(MODES), device) == [0] * len(MODES)
+@pytest.mark.parametrize("place", [0, 170, 299])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_rows_that_are_not_finite_give_no_token(value, place, device, randn):
+    """A maximum skips NaN: such rows gave tokens like any other, and empty texts with exit code 0."""
+    logits = randn(2 * len(MODES), 300)
+    logits[::2, place] = value
+    tokens = sample(logits, parameters([mode for mode in MODES for _ in range(2)]), device)
+    assert tokens[::2] == [NOT_FINITE] * len(MODES)
+    assert all(0 <= token < 300 for token in tokens[1::2])
+
+
+def test_nothing_but_minus_infinity_gives_no_token(device):
+    assert sample(torch.full((len(MODES), 300), -math.inf), parameters(MODES), device) == [NOT_FINITE] * len(MODES)
 
 
 @pytest.mark.usefixtures("little_room")

@@ -5,11 +5,14 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.tokens import NO_TOKEN, NOT_FINITE
 from rosebatch_kernels.feedback import layout
 
 # Of the one program, on an H100 80GB HBM3.
 _WARPS = 4
 
+_NO_TOKEN = tl.constexpr(NO_TOKEN)
+_NOT_FINITE = tl.constexpr(NOT_FINITE)
 _TOKEN = tl.constexpr(layout.TOKEN)
 _POSITION = tl.constexpr(layout.POSITION)
 _NEXT = tl.constexpr(layout.NEXT)
@@ -68,15 +71,18 @@ def _advance(
     position = tl.load(fields + _POSITION * field_stride + column, mask=real, other=0)
     limit = tl.load(fields + _LIMIT * field_stride + column, mask=real, other=0)
     live = real & (position < limit)
-    shown = tl.where(live, token, -1)
+    shown = tl.where(live, token, _NO_TOKEN)
     if STEP:
         now = tl.load(step)
         tl.store(history + (now % WINDOW) * history_stride + column, shown, mask=real)
     else:
         tl.store(history + row, shown, mask=real)
-    tl.store(fields + _TOKEN * field_stride + column, token, mask=live)
+    failed = token == _NOT_FINITE
+    # Later steps of the window compute the row too, so its token must be one of the vocabulary.
+    tl.store(fields + _TOKEN * field_stride + column, tl.where(failed, 0, token), mask=live)
     tl.store(fields + _POSITION * field_stride + column, position + 1, mask=live)
     tl.store(fields + _NEXT * field_stride + column, position + 2, mask=live)
+    tl.store(fields + _LIMIT * field_stride + column, 0, mask=live & failed)
     if ENDS > 0:
         ended = row < 0
         for i in tl.static_range(ENDS):

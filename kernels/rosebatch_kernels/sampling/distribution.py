@@ -8,6 +8,8 @@ ties plays no part.
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common.tokens import NOT_FINITE
+
 # A temperature below the first is greedy in effect, and one above the second gives the uniform distribution. fp32
 # would round smaller ones to 0 and larger ones to infinity.
 COLDEST, HOTTEST = 1e-30, 1e30
@@ -54,6 +56,12 @@ def pick(cumulative: Tensor, uniform: Tensor) -> Tensor:
     index = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     # The search ends past the last index if no token has any probability: all logits are -inf.
     return index.squeeze(-1).masked_fill_(index.squeeze(-1) == cumulative.shape[-1], 0)
+
+
+def only_finite(tokens: Tensor, logits: Tensor) -> Tensor:
+    """The tokens ``[S]``, but ``NOT_FINITE`` where ``logits [S, V]`` have a NaN or no finite maximum."""
+    # PyTorch's maximum of a row with a NaN is NaN.
+    return tokens.masked_fill(~logits.amax(-1).isfinite(), NOT_FINITE)
 
 
 def _heat(temperature: Tensor) -> Tensor:

@@ -9,14 +9,14 @@ import torch
 from flashinfer import sampling as theirs
 from torch import Tensor
 
-from rosebatch_kernels.sampling.distribution import COLDEST, HOTTEST
+from rosebatch_kernels.sampling.distribution import COLDEST, HOTTEST, only_finite
 
 
 def sample(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
     """As ``torch_sampling.sample``; only ``uniform[0]`` matters."""
     seed, offset = _random(uniform)
     tokens: Tensor = theirs.sampling_from_probs(_probabilities(logits, temperature), seed=seed, offset=offset)
-    return tokens.long()
+    return only_finite(tokens.long(), logits)
 
 
 def sample_filtered(
@@ -41,12 +41,16 @@ def sample_filtered(
         )
     else:
         tokens = theirs.top_p_sampling_from_probs(probabilities, top_p, seed=seed, offset=offset)
-    return tokens.long()
+    return only_finite(tokens.long(), logits)
 
 
 def _probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
-    """``[S, V]`` fp32, rows without gaps: FlashInfer's kernels take no stride."""
-    probabilities: Tensor = theirs.softmax(logits.float().contiguous(), temperature.clamp(COLDEST, HOTTEST))
+    """``[S, V]`` fp32, rows without gaps: FlashInfer's kernels take no stride.
+
+    Those that sample in rounds might never end on a NaN, so it becomes 0 here.
+    """
+    finite = logits.float().nan_to_num()
+    probabilities: Tensor = theirs.softmax(finite.contiguous(), temperature.clamp(COLDEST, HOTTEST))
     return probabilities
 
 

@@ -32,6 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.tokens import NOT_FINITE
 from rosebatch_kernels.sampling.distribution import COLDEST, HOTTEST
 from rosebatch_kernels.sampling.threshold import crossing, load, lower_bound, pick_kept, uniform, weight
 
@@ -61,6 +62,8 @@ class Tuned:
 
 TUNED = Tuned()
 
+_NOT_FINITE = tl.constexpr(NOT_FINITE)
+
 # Lowest bits of a logit's fp32 form that are always 0: bisection need not decide them.
 _BLANK_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
@@ -74,7 +77,7 @@ def sample_rows(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """See ``rosebatch_kernels.sampling.reference``; V is at most 2^20, and a row of nothing but -inf gives 0.
+    """See ``rosebatch_kernels.sampling.reference``; V is at most 2^20.
 
     Logits are read 16 bytes at a time if all rows begin on 16 bytes and the last 16 bytes of each row are the tensor's
     memory, else number by number. The other arguments may have any stride.
@@ -175,7 +178,8 @@ def _summarise(
     base = logits + row * group_stride * group
     index = tl.program_id(0) * block + tl.arange(0, block)
     x = load(base, index[:, None] * segment + tl.arange(0, segment)[None, :], vocab, group)
-    maximum = tl.max(x, 1)
+    # A maximum alone would skip a NaN.
+    maximum = tl.max(tl.where(x == x, x, float("inf")), 1)
     tl.store(maxima + row * segments + index, maximum, mask=index < segments)
     if heat > 0:
         total = tl.sum(weight(x, maximum[:, None], _scale(heat, coldest, hottest)), 1)
@@ -240,8 +244,9 @@ def _choose(
     lane = tl.arange(0, segment)
     maximum = tl.load(maxima + row * segments + index, mask=index < segments, other=float("-inf"))
     top = tl.max(maximum)
-    # A row of nothing but -inf has no weights.
-    if (heat == 0) | (top == float("-inf")):
+    finite = (top > float("-inf")) & (top < float("inf"))
+    # Without a finite maximum there are no weights.
+    if (heat == 0) | (finite == 0):
         token = _first_of_largest(base, vocab, maximum, top, index, lane, segments, group)
     else:
         scale = _scale(heat, coldest, hottest)
@@ -276,7 +281,8 @@ def _choose(
             token = at
             if found <= room:
                 token = tl.load(ids + row * room + at)
-    tl.store(tokens + row, tl.minimum(tl.maximum(token, 0), vocab - 1))
+    token = tl.minimum(tl.maximum(token, 0), vocab - 1)
+    tl.store(tokens + row, tl.where(finite, token, _NOT_FINITE))
 
 
 @triton.jit

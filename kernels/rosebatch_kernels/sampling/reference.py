@@ -7,7 +7,7 @@ so a completion does not depend on the rows beside it.
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.sampling.distribution import lowest_kept, pick, weights_of
+from rosebatch_kernels.sampling.distribution import lowest_kept, only_finite, pick, weights_of
 from rosebatch_kernels.sampling.philox import uniform as uniform_number
 
 _WORD = 0xFFFFFFFF
@@ -34,7 +34,7 @@ def sample_rows(
         positions: ``[S]`` int32, of each sampled token.
 
     Returns:
-        ``[S]`` int32.
+        ``[S]`` int32; ``NOT_FINITE`` for a row with a NaN or without a finite maximum.
     """
     vocab = logits.shape[-1]
     wide = logits.double()
@@ -47,4 +47,4 @@ def sample_rows(
     numbers = [uniform_number((high & _WORD) << 32 | low & _WORD, position) for (low, high), position in pairs]
     uniform = torch.tensor(numbers, dtype=torch.float64, device=logits.device)
     sampled = pick((weights_of(wide, temperature) * (wide >= lowest)).cumsum(-1), uniform)
-    return torch.where(temperature == 0, logits.max(-1).indices, sampled).int()
+    return only_finite(torch.where(temperature == 0, logits.max(-1).indices, sampled), logits).int()

@@ -1,9 +1,13 @@
-"""Sampling on a CPU: the likeliest tokens are sorted instead of the vocabulary; same tokens as the reference."""
+"""Sampling on a CPU: the likeliest tokens are sorted instead of the vocabulary; same tokens as the reference.
+
+A row with a NaN or without a finite maximum gives ``NOT_FINITE``.
+"""
 
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.sampling.distribution import lowest_kept, pick, weights_of
+from rosebatch_kernels.common.tokens import NOT_FINITE
+from rosebatch_kernels.sampling.distribution import lowest_kept, only_finite, pick, weights_of
 
 # Candidates that are sorted before the whole vocabulary is. A full sort costs ten times as much, and the likeliest
 # thousand tokens nearly always hold enough probability.
@@ -13,7 +17,8 @@ _NARROW = 1024
 def greedy(logits: Tensor) -> Tensor:
     """The likeliest token of each row of ``logits [S, V]``: ``[S]`` int64, the lowest id if several tie."""
     # On a CPU, max finds the index in a quarter of argmax's time.
-    return logits.max(-1).indices
+    best = logits.max(-1)
+    return best.indices.masked_fill_(~best.values.isfinite(), NOT_FINITE)
 
 
 def sample(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
@@ -28,7 +33,7 @@ def sample(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
         ``[S]`` int64.
     """
     weights = weights_of(logits.float(), temperature)
-    return pick(weights.double().cumsum(-1), uniform)
+    return only_finite(pick(weights.double().cumsum(-1), uniform), logits)
 
 
 def sample_filtered(
@@ -58,7 +63,7 @@ def sample_filtered(
             logits[short], vocab, temperature[short], uniform[short], top_k, top_p[short], min_p[short]
         )
         tokens[short] = wide
-    return tokens
+    return only_finite(tokens, logits)
 
 
 def _from_likeliest(

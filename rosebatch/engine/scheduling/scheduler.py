@@ -95,6 +95,8 @@ class Scheduler:
         # Blocks whose hash was registered for the step under way. They can be shared, since every layer writes K and V
         # before it reads any. They cannot be copied yet, since copies run before the first layer.
         self._in_flight: set[int] = set()
+        # Free blocks that an unusable sequence wrote: zeroed before they are written again.
+        self._tainted: set[int] = set()
         # Copy sources stay held until the copy has run, or they could be handed out before.
         self._copy_sources: list[int] = []
 
@@ -167,6 +169,8 @@ class Scheduler:
             kept = sequence.apply_token_ids(token_ids, logprobs)
             if self.prefix_cache and isinstance(plan, DecodeWindow):
                 self._register_full_blocks(sequence, start, start + kept)
+            if sequence.not_finite:
+                self._taint(sequence)
             if sequence.finish_reason is not None:
                 self._finish(sequence)
                 finished.append(sequence)
@@ -367,6 +371,9 @@ class Scheduler:
         if needed > self.pool.num_free:
             return None
         blocks = self.pool.allocate(needed)
+        if self._tainted:
+            draft.wipes += self._tainted.intersection(blocks)
+            self._tainted.difference_update(blocks)
         changes: list[BlockChange] = []
         if self._must_copy(sequence):
             first = sequence.num_computed_tokens // self.pool.block_size
@@ -450,6 +457,12 @@ class Scheduler:
         del self._started[sequence.id]
         self._free_blocks(sequence)
 
+    def _taint(self, sequence: SequenceState) -> None:
+        """Nobody else may find its K and V. They may hold NaN, which spreads from masked keys too."""
+        for block in sequence.block_ids:
+            self.pool.forget(block)
+        self._tainted.update(sequence.block_ids)
+
     def _free_blocks(self, sequence: SequenceState) -> None:
         self.pool.free(sequence.block_ids)
         sequence.block_ids = []
@@ -463,6 +476,7 @@ class _Draft:
         self.chunks: list[Chunk] = []
         self.rows: list[DecodeRow] = []
         self.steps = 0
+        self.wipes: list[int] = []
         self.copies: list[tuple[int, int]] = []
         self.started: list[SequenceSpec] = []
         self.preempted = preempted
@@ -470,6 +484,7 @@ class _Draft:
     def plan(self, released: list[int], reset: bool) -> StepPlan | None:
         """The plan; None if it computes nothing."""
         changes: dict[str, Any] = {
+            "wipes": tuple(self.wipes),
             "copies": tuple(self.copies),
             "started": tuple(self.started),
             "released": tuple(released),

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from rosebatch.engine.plan import SequenceSpec
+from rosebatch.engine.plan import NOT_FINITE, SequenceSpec
+from rosebatch.errors import RowError
 from rosebatch.request import Completion, Constraint, Logprobs, Request, StopMatcher
 from rosebatch.sampling_params import SamplingParams
 
@@ -36,6 +37,7 @@ class SequenceState:
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         decoding: whether a plan has sampled its newest token.
         logprobs, prompt_logprobs: of the tokens so far, if asked for.
+        not_finite: whether its logits were not finite, so that no further token follows.
     """
 
     request: Request
@@ -55,6 +57,7 @@ class SequenceState:
     status: Status = Status.WAITING
     decoding: bool = False
     finish_reason: str | None = None
+    not_finite: bool = False
     arrival_time: float = field(default_factory=time.perf_counter)
     first_token_time: float | None = None
     finish_time: float | None = None
@@ -141,11 +144,16 @@ class SequenceState:
         if self.first_token_time is None:
             self.first_token_time = now
         room = self.spec.max_len - len(self.token_ids)
+        not_finite = bool(token_ids) and token_ids[-1] == NOT_FINITE
+        if not_finite:
+            token_ids = token_ids[:-1]
         appended = self._tokens_until_stop(token_ids)
         if appended is not None:
             self.finish_reason = "stop"
         elif len(token_ids) >= room:
             self.finish_reason = "length"
+        elif not_finite:
+            self.not_finite, self.finish_reason = True, "error"
         appended = min(len(token_ids), room) if appended is None else appended
         self.token_ids += token_ids[:appended]
         self.logprobs += islice(logprobs, appended)
@@ -185,8 +193,15 @@ class SequenceState:
             finish_time=self.finish_time,
             logprobs=tuple(self.logprobs),
             prompt_logprobs=tuple(self.prompt_logprobs),
-            error=None if self.constraint is None else self.constraint.error,
+            error=self._error(),
         )
+
+    def _error(self) -> RowError | None:
+        if self.not_finite:
+            where = len(self.token_ids) - self.num_prompt_tokens + 1
+            return RowError("non_finite_logits", f"the model's logits for token {where} of the answer are not finite")
+        reason = None if self.constraint is None else self.constraint.error
+        return None if reason is None else RowError("grammar_failed", reason)
 
 
 def _sampling_of(sampling: SamplingParams, sample: int) -> SamplingParams:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.torch_runner.batch import StepBatch
@@ -146,7 +145,8 @@ class GatheredAttention:
             order += [-1] * before + list(query.rows) + [-1] * after
         width = -(-keys // self.cache.block_size)
         table = batch.block_table[[query.sequence for query in queries], :width]
-        table = functional.pad(table, (0, width - table.shape[1]))
+        # Masked keys are read: a block of another sequence might hold NaN.
+        table = torch.cat((table, table[:, :1].expand(-1, width - table.shape[1])), 1)
         cache_rows = {count: gather_rows(table, self.cache.num_blocks, count) for count in self.kv_heads}
         positions = self._positions(queries)
         masks = {window: self._mask(positions, keys, window) for window in self.windows}

@@ -52,6 +52,7 @@ class TorchRunner:
         specs, blocks = self.tables.specs, self.tables.blocks
         self.tables.update(plan)
         batch = build_batch(plan.chunks, specs, blocks, self.cache.block_size, self.cache.device)
+        self.cache.wipe(plan.wipes)
         self.cache.copy(plan.copies)
         attention = GatheredAttention(batch, self.cache, self.model.attention, self.ops)
         hidden = self.model.forward(batch.input_ids, batch.positions, attention)

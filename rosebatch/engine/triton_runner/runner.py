@@ -32,6 +32,7 @@ from rosebatch.model.layers import Model
 from rosebatch.ops import DeviceOps, Ops
 from rosebatch.request import Logprobs
 from rosebatch.toggles import Toggles
+from rosebatch_kernels.common.tokens import NO_TOKEN
 from rosebatch_kernels.feedback import layout
 
 
@@ -106,6 +107,7 @@ class TritonRunner:
     def _launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         clock = _Clock(self.cache.device)
         self._apply(self.slots.update(plan), self.up)
+        self.cache.wipe(plan.wipes)
         self.cache.copy(plan.copies)
         sampled = _Sampled.of(plan, self.slots, masks)
         self.state.make_room(sampled.extras)
@@ -328,8 +330,8 @@ def _result(
 
 
 def _until_ended(tokens: list[int]) -> list[int]:
-    """The tokens before the first -1, which marks that a sequence was no longer decoded."""
-    return tokens[: tokens.index(-1)] if -1 in tokens else tokens
+    """The tokens before the first that says that the sequence was no longer decoded."""
+    return tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens
 
 
 class _Clock:

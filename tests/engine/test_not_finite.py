@@ -1,0 +1,127 @@
+"""Logits that are not finite: the sequence fails, and nobody else notices."""
+
+import os
+
+import pytest
+import torch
+
+from rosebatch.engine.plan import NOT_FINITE
+from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
+from tests.engine import small_models
+from tests.engine.small_models import device_engine, plain_engine
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+BROKEN = 48
+NEEDS_INTERPRETER = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"
+)
+ENGINES = [
+    pytest.param(plain_engine, id="plain"),
+    pytest.param(device_engine, id="device", marks=NEEDS_INTERPRETER),
+    pytest.param(lambda name: device_engine(name, ("fused_sampler",)), id="grouped", marks=NEEDS_INTERPRETER),
+]
+
+
+@pytest.fixture
+def broken_token(monkeypatch):
+    """One token's embedding is NaN. The models do not tie it to their output, so other rows' logits stay finite."""
+    whole = small_models.Weights.get
+
+    def get(self, name, shape, **options):
+        weight = whole(self, name, shape, **options)
+        if "embed_tokens" in name:
+            weight[BROKEN] = float("nan")
+        return weight
+
+    monkeypatch.setattr(small_models.Weights, "get", get)
+
+
+def requests(with_broken):
+    """Prompts of several blocks, sampled and greedy; the broken ones give their blocks back while others come."""
+    found = []
+    for number in range(7):
+        prompt = [(number * 11 + 3 * i) % 40 for i in range(5 + number % 3)]
+        broken = number in (0, 3)
+        if broken:
+            prompt[3] = BROKEN
+        sampling = SamplingParams(max_tokens=4, ignore_eos=True, temperature=number % 2 * 0.9, seed=number)
+        if with_broken or not broken:
+            found.append(Request(number, tuple(prompt), sampling))
+    return found
+
+
+def run(engine, given):
+    for request in given:
+        engine.add(request)
+    done = {}
+    while engine.has_unfinished:
+        done |= {completion.request.id: completion for completion in engine.step()}
+        engine.scheduler.check_integrity()
+    return done
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize("name", ["llama", "hp1"])
+@pytest.mark.usefixtures("broken_token")
+def test_only_the_sequence_itself_fails(make, name):
+    """NaN in blocks that were given back spread to other rows: masked keys are multiplied by 0."""
+    expected = run(make(name), requests(with_broken=False))
+    found = run(make(name), requests(with_broken=True))
+    failed = {number for number, completion in found.items() if completion.error is not None}
+    assert failed == {0, 3}
+    assert {found[number].error.code for number in failed} == {"non_finite_logits"}
+    assert {n: c.token_ids for n, c in found.items() if n not in failed} == {
+        n: c.token_ids for n, c in expected.items()
+    }
+    assert all(completion.error is None for completion in expected.values())
+
+
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.usefixtures("broken_token")
+def test_a_later_token_may_be_the_first_without_logits(make):
+    """In the middle of a window: tokens after it were empty text, and the row counted as completed."""
+    sampling = SamplingParams(max_tokens=9, ignore_eos=True, logit_bias=((BROKEN, 1000.0),), min_tokens=2, logprobs=2)
+    plain = Request(1, (5, 6, 7), SamplingParams(max_tokens=9, ignore_eos=True))
+    found = run(make("llama"), [Request(0, (5, 6, 7), sampling), plain])
+    assert found[0].token_ids == (BROKEN,)
+    assert found[0].error.message == "the model's logits for token 2 of the answer are not finite"
+    assert found[1].error is None and len(found[1].token_ids) == 9
+
+
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.usefixtures("broken_token")
+def test_a_prefix_of_a_failed_sequence_is_computed_anew(make):
+    """Its cached blocks hold NaN from the second layer on: whoever found them failed too, for ever."""
+    shared = [(3 * i) % 40 for i in range(8)]
+    sampling = SamplingParams(max_tokens=3, ignore_eos=True)
+    engine = make("llama")
+    failed = run(engine, [Request(0, (*shared, BROKEN, 1), sampling)])
+    found = run(engine, [Request(1, (*shared, 2, 1), sampling)])
+    assert failed[0].error is not None
+    assert found[1].error is None and found[1].cached_tokens == 0
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_completions_of_one_prompt_all_fail(make, broken_token):
+    """Forks hold their prompt's blocks while the first of them is given up."""
+    engine = make("hp1")
+    sampling = SamplingParams(max_tokens=3, n=4, temperature=1.0, seed=1)
+    engine.add(Request(0, (1, BROKEN, 2, 3, 4, 5), sampling))
+    done = []
+    while engine.has_unfinished:
+        done += engine.step()
+        engine.scheduler.check_integrity()
+    assert [completion.error.code for completion in done] == ["non_finite_logits"] * 4
+    assert torch.isfinite(torch.tensor([c.finish_time for c in done])).all()
+
+
+def test_a_stop_string_before_counts():
+    """Tokens of the window up to the stop are good: the sequence has ended there."""
+    stopping = SamplingParams(max_tokens=9, stop_token_ids=(7,))
+    sequence = SequenceState.start(Request(0, (1, 2), stopping), id=0, max_model_len=40)
+    assert sequence.apply_token_ids([3, 7, 4, NOT_FINITE]) == 2
+    assert (sequence.finish_reason, sequence.not_finite) == ("stop", False)
