@@ -32,10 +32,10 @@ def test_such_a_row_fails_and_others_go_on(job):
 def test_a_run_of_nothing_else_ends(job):
     """A million rows of a damaged model would all be computed, to fill the output with errors."""
     steps = []
-    with pytest.raises(UserError, match="^all [0-9]+ rows so far failed: the model's logits are not finite"):
+    with pytest.raises(UserError, match=r"^all [0-9]+ rows so far failed: the model's logits are not finite"):
         job.run(lines(*["x"] * 1000), model=BrokenModel(before_step=steps.append))
     assert len(steps) < 200
-    with pytest.raises(UserError, match="^all 3 rows so far failed"):
+    with pytest.raises(UserError, match=r"^all 3 rows so far failed"):
         job.run(lines("x", "x", "x"), model=BrokenModel())
 
 
