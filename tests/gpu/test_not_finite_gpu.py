@@ -35,12 +35,13 @@ def requests() -> list[Request]:
     return made
 
 
-@pytest.mark.parametrize("switches", [{}, {"fused_sampler": False}, {"paged_attention": False}], ids=str)
+@pytest.mark.parametrize("switches", [{}, {"fused_sampler": False}], ids=str)
 @pytest.mark.parametrize("family", ["Llama", "HP1"])
 def test_only_the_sequence_itself_fails(family: str, switches: dict[str, bool], make_engine: Callable) -> None:
     def run() -> dict[int, Completion]:
         engine = make_engine(family, torch.float32, {"prefix_cache": False, **switches}, seqs=32)
-        engine.runner.model.embedding[BROKEN] = value
+        with torch.inference_mode():
+            engine.runner.model.embedding[BROKEN] = value
         return {completion.request.id: completion for completion in engine.run(requests())}
 
     value = 0.1
