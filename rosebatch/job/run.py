@@ -171,6 +171,7 @@ def run_job(
                     seed=job.seed,
                     return_token_ids=job.return_token_ids,
                     check=check,
+                    before_finish=reader.require_unchanged,
                 )
         except InterruptionError as interrupted:
             results.flush()
@@ -182,7 +183,9 @@ def run_job(
     if stats.first_token_time is not None:
         startup["first token"] = stats.first_token_time - begun
     description = {**launched.description, "sampling": dict(job.sampling)}
-    report = build_report(tally, stats, description, startup, time.perf_counter() - begun, resumed)
+    exact = not resumed or (plan.device.type == "cpu" and plan.toggles.batch_invariant and not job.force_resume)
+    seconds = time.perf_counter() - begun
+    report = build_report(tally, stats, description, startup, seconds, resumed, resumed_exactly=exact)
     for path in job.report:
         write_report(report, path)
     if not job.quiet:
@@ -201,6 +204,7 @@ def run_rows(
     seed: int | None = None,
     return_token_ids: bool = False,
     check: Callable[[], None] = lambda: None,
+    before_finish: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve rows and write each result as soon as it is ready.
 
@@ -216,6 +220,7 @@ def run_rows(
         seed: of the job.
         return_token_ids: add ``token_ids`` to the results.
         check: called before every step; what it raises ends the job there.
+        before_finish: called once all rows are served; what it raises keeps the output from appearing.
     """
     writer = _Writer(launched, output, shape, tally, progress, return_token_ids)
     batches = serve(
@@ -231,6 +236,7 @@ def run_rows(
     with closing(batches):
         for batch in batches:
             writer.write(batch)
+    before_finish()
     writer.finish()
 
 
@@ -262,7 +268,7 @@ def _ready(model: RunConfig | Loaded, *, quiet: bool) -> Iterator[tuple[LaunchPl
 
 
 def _open_output(job: JobConfig, reader: PromptReader, plan: LaunchPlan) -> Output:
-    def manifest(input_digest: str | None) -> dict[str, Any]:
+    def manifest(input_digest: str | None) -> Callable[[], dict[str, Any]]:
         return build_manifest(
             plan,
             input_digest,
