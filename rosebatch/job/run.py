@@ -183,7 +183,7 @@ def run_job(
     if stats.first_token_time is not None:
         startup["first token"] = stats.first_token_time - begun
     description = {**launched.description, "sampling": dict(job.sampling)}
-    exact = not resumed or (plan.device.type == "cpu" and plan.toggles.batch_invariant and not job.force_resume)
+    exact = not resumed or _is_exact(plan, job)
     seconds = time.perf_counter() - begun
     report = build_report(tally, stats, description, startup, seconds, resumed, resumed_exactly=exact)
     for path in job.report:
@@ -287,6 +287,11 @@ def _open_output(job: JobConfig, reader: PromptReader, plan: LaunchPlan) -> Outp
         errors=job.errors,
         rows_per_file=job.rows_per_file,
     )
+
+
+def _is_exact(plan: LaunchPlan, job: JobConfig) -> bool:
+    """Whether the rows of a resumed run equal those of a run without a break: none depends on its batch."""
+    return plan.device.type == "cpu" and plan.toggles.batch_invariant and not job.force_resume
 
 
 def _require_all_good(reader: PromptReader, plan: LaunchPlan) -> None:
