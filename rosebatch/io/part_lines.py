@@ -29,7 +29,7 @@ _ROW = re.compile(rb"\[(\d{1,18}),([01]),")
 _END = 13
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PartLine:
     """A row of a part file: its index, whether it is an error row, its JSON."""
 
