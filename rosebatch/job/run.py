@@ -157,6 +157,8 @@ def run_job(
         tally = Tally()
         try:
             launched = launched or load(plan)
+            # This may wait for the hash of the weights. Here a signal ends the wait at once.
+            created = results.created
             stats = launched.engine.restart_stats()
             begun = time.perf_counter()
             total = None if job.quiet else reader.count()
@@ -165,7 +167,7 @@ def run_job(
                     (row for row in reader.rows(check) if row.index not in results),
                     launched,
                     results,
-                    BatchShape(plan.source.name, results.created) if reader.is_batch else PlainShape(),
+                    BatchShape(plan.source.name, created) if reader.is_batch else PlainShape(),
                     tally,
                     progress,
                     seed=job.seed,
