@@ -15,11 +15,11 @@ from threading import Thread
 
 from rosebatch.file_state import FileState
 
-# One thread hashes a piece. About 40 ms with SHA instructions.
+# One thread hashes a piece. About 60 ms with SHA instructions.
 _PIECE = 2**26
 _BUFFER = 2**20
 _MOST_THREADS = 16
-# Smaller files are hashed each time, in less than 10 ms.
+# Smaller files are hashed each time, in less than 20 ms.
 _REMEMBERED = 2**24
 
 
