@@ -1,29 +1,38 @@
 """Results in the order in which they are finished, in a file that outlives the process.
 
-The first line is the run's manifest (``rosebatch.job.manifest``). Every other line is ``[index,failed,row]`` in JSON,
-so that rows can be counted and copied without decoding them. Lines are only ever appended: a crash can tear only the
-last one, and reopening the file drops it.
+``rosebatch.io.part_lines`` describes its lines. Lines are only ever appended. A crash tears at most the last one, and
+reopening the file drops it. A damaged line in the middle stays and is ignored: its row has no result then.
 """
 
+import errno
 import fcntl
 import os
-import re
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, BinaryIO
 
-import msgspec
-
 from rosebatch.errors import FlagError, UserError
+from rosebatch.io.part_lines import (
+    PartLine,
+    decode_manifest,
+    decode_row,
+    encode_manifest,
+    encode_row,
+    is_torn_manifest,
+    manifest_checksum,
+)
 
 # The most that a power cut can lose. The end of the process loses no row that the system already has.
 _SYNC_ROWS = 1024
 _SYNC_SECONDS = 2.0
 # Rows whose places in the file are in memory at once.
 _WINDOW = 2**16
-_HEAD = re.compile(rb"\[(\d+),([01]),")
+_LINK = "is a link; delete it or choose another output"
 
 
 class PartFile:
@@ -31,41 +40,54 @@ class PartFile:
 
     Attributes:
         path: of the file.
-        manifest: of the run that began the file.
         num_rows: results in it.
         num_failed: error rows among them.
+        num_damaged: lines that were damaged when the file was reopened. They count as missing.
     """
 
-    def __init__(self, path: Path, descriptor: int, manifest: dict[str, Any]) -> None:
+    def __init__(self, path: Path, descriptor: int, describe: Callable[[], dict[str, Any]]) -> None:
         self.path = path
-        self.manifest = manifest
         self.num_rows = 0
         self.num_failed = 0
+        self.num_damaged = 0
         self._descriptor = descriptor
+        self._describe = describe
+        self._checksum: int | None = None
         self._size = 0
         self._lines: list[bytes] = []
-        self._present = bytearray()
+        # For each window of indices with a row: one bit an index.
+        self._present: dict[int, bytearray] = {}
         self._synced = time.monotonic()
         self._unsynced = 0
 
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest of the run that began the file."""
+        return self._describe()
+
     @classmethod
-    def create(cls, path: Path, manifest: dict[str, Any]) -> "PartFile":
-        """Begin a file.
+    def create(cls, path: Path, manifest: Callable[[], dict[str, Any]]) -> "PartFile":
+        """Begin a file. It is empty until the first row.
+
+        Args:
+            path: of the file. Only an empty file there, or one without results, is replaced.
+            manifest: makes the manifest, before the first row at the latest.
 
         Raises:
             FlagError: the file already holds results.
-            UserError: it cannot be created, or another process holds it.
+            UserError: it cannot be created, another process holds it, or it is none of ours.
         """
-        part = cls(path, _open(path), manifest)
-        try:
-            first = _first_line(path)
-            if first is not None and path.stat().st_size > len(first):
-                raise FlagError(f"{path} holds results of an earlier run: rerun with --resume, or delete the file")
+        descriptor = _open(path, os.O_CREAT)
+        assert descriptor is not None
+        part = cls(path, descriptor, manifest)
+        with part._opening(), os.fdopen(descriptor, "rb", closefd=False) as file:
+            first = _first_line(file, path)
+            if first is not None:
+                decode_manifest(first, path)
+                if os.fstat(descriptor).st_size > len(first):
+                    raise FlagError(f"{path} holds results of an earlier run: rerun with --resume, or delete the file")
             part._cut(0)
-            part._write(msgspec.json.encode(manifest) + b"\n")
-        except BaseException:
-            part.close()
-            raise
+            _sync_folder(path.parent)
         return part
 
     @classmethod
@@ -76,26 +98,26 @@ class PartFile:
             None if there is no file, or not even a whole manifest in it.
 
         Raises:
-            UserError: it cannot be read, or another process holds it.
+            UserError: it cannot be read, another process holds it, or it is none of ours.
         """
-        if not path.exists():
+        descriptor = _open(path)
+        if descriptor is None:
             return None
-        part = cls(path, _open(path), {})
-        try:
-            first = _first_line(path)
+        part = cls(path, descriptor, dict)
+        with part._opening(), os.fdopen(descriptor, "rb", closefd=False) as file:
+            first = _first_line(file, path)
             if first is None:
                 part.close()
                 return None
-            part.manifest = _decode_manifest(first, path)
-            part._recover(len(first))
-        except BaseException:
-            part.close()
-            raise
+            part.manifest = decode_manifest(first, path)
+            part._checksum = manifest_checksum(first)
+            part._recover(file, len(first))
         return part
 
     def __contains__(self, index: int) -> bool:
-        byte, bit = divmod(index, 8)
-        return byte < len(self._present) and bool(self._present[byte] >> bit & 1)
+        window, place = divmod(index, _WINDOW)
+        bits = self._present.get(window)
+        return bits is not None and bool(bits[place // 8] >> place % 8 & 1)
 
     def append(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
         """Add a result. It reaches the disk within a second or two.
@@ -104,7 +126,11 @@ class PartFile:
             UserError: the disk is full or fails. Earlier results stay.
         """
         assert index not in self, "a row has one result"
-        self._lines.append(b"[%d,%d,%s]\n" % (index, failed, msgspec.json.encode(row, enc_hook=str)))
+        if self._checksum is None:
+            first = encode_manifest(self.manifest)
+            self._checksum = manifest_checksum(first)
+            self._lines.append(first)
+        self._lines.append(encode_row(index, row, self._checksum, failed=failed))
         self._count(index, failed)
         self._unsynced += 1
         if self._unsynced >= _SYNC_ROWS or time.monotonic() - self._synced >= _SYNC_SECONDS:
@@ -133,34 +159,43 @@ class PartFile:
 
         Args:
             failed: True for the error rows alone, False for all others, None for both.
+
+        Raises:
+            UserError: a line was damaged since it was written, or another file took the place of this one.
         """
         self.flush()
         with self.path.open("rb") as file:
+            if not self._is_ours(os.fstat(file.fileno())):
+                raise UserError(f"{self.path}: another file took its place while the run wrote to it")
             place = len(file.readline())
-            for first in range(0, 8 * len(self._present), _WINDOW):
-                places, place = self._places(file, place, first)
+            for window in sorted(self._present):
+                places, place = self._places(file, place, window)
                 for line_place in filter(None, places):
                     file.seek(line_place)
-                    line = file.readline()
-                    head = _head(line)
-                    if failed is None or failed == (head[2] == b"1"):
-                        yield line[head.end() : -2]
+                    line = self._decode(file.readline())
+                    if line is None:
+                        raise self._damage()
+                    if failed is None or failed == line.failed:
+                        yield line.row
 
-    def _places(self, file: BinaryIO, place: int, first: int) -> tuple["array[int]", int]:
+    def _places(self, file: BinaryIO, place: int, window: int) -> tuple["array[int]", int]:
         """Where the lines of a window begin (0 for missing rows), and where to begin searching for later windows."""
         places = array("Q", bytes(8 * _WINDOW))
-        missing = int.from_bytes(self._present[first // 8 : (first + _WINDOW) // 8]).bit_count()
+        missing = int.from_bytes(self._present[window]).bit_count()
         later = 0
         file.seek(place)
         while missing:
-            line = file.readline()
-            index = int(_head(line)[1])
-            if index >= first + _WINDOW:
-                later = later or place
-            elif index >= first:
-                places[index - first] = place
-                missing -= 1
-            place += len(line)
+            content = file.readline()
+            if not content:
+                raise self._damage()
+            if line := self._decode(content):
+                its_window, at = divmod(line.index, _WINDOW)
+                if its_window > window:
+                    later = later or place
+                elif its_window == window and not places[at]:
+                    places[at] = place
+                    missing -= 1
+            place += len(content)
         return places, later or place
 
     def close(self) -> None:
@@ -170,32 +205,45 @@ class PartFile:
             self._descriptor = -1
 
     def remove(self) -> None:
-        """Delete the file, unless it was released before."""
-        if self._descriptor >= 0:
-            self.path.unlink(missing_ok=True)
+        """Delete the file, unless it was released before or another file took its place.
+
+        Raises:
+            UserError: it cannot be deleted.
+        """
+        if self._descriptor < 0:
+            return
+        try:
+            if self._is_ours(self.path.stat()):
+                self.path.unlink()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise UserError(f"{self.path}: {error.strerror}; it is no longer needed, delete it") from None
+        finally:
             self.close()
 
-    def _recover(self, start: int) -> None:
-        """Count the rows from byte ``start`` on, and cut off a torn last line."""
-        place = start
-        with self.path.open("rb") as file:
-            file.seek(start)
-            for line in file:
-                head = _HEAD.match(line)
-                if head is None or not line.endswith(b"]\n"):
-                    break
-                self._count(int(head[1]), head[2] == b"1")
-                place += len(line)
-            rest = file.readline()
-        if rest:
-            raise UserError(f"{self.path}: damaged at byte {place}, before its end; delete the file to start again")
-        self._cut(place)
+    def _recover(self, file: BinaryIO, place: int) -> None:
+        """Count the rows from byte ``place`` on. Cut off what follows the last intact one."""
+        end = place
+        for content in file:
+            place += len(content)
+            if line := self._decode(content):
+                end = place
+                # A line that is there twice counts once.
+                if line.index not in self:
+                    self._count(line.index, line.failed)
+            elif content.endswith(b"\n"):
+                self.num_damaged += 1
+        self._cut(end)
+
+    def _decode(self, line: bytes) -> PartLine | None:
+        assert self._checksum is not None, "a file with rows has a manifest"
+        return decode_row(line, self._checksum)
 
     def _count(self, index: int, failed: bool) -> None:
-        byte, bit = divmod(index, 8)
-        if byte >= len(self._present):
-            self._present.extend(bytes(byte + 1 - len(self._present)))
-        self._present[byte] |= 1 << bit
+        window, place = divmod(index, _WINDOW)
+        bits = self._present.setdefault(window, bytearray(_WINDOW // 8))
+        bits[place // 8] |= 1 << place % 8
         self.num_rows += 1
         self.num_failed += failed
 
@@ -205,7 +253,9 @@ class PartFile:
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except OSError as error:
-            self._cut(self._size)
+            # Where this fails too, a torn line stays, which later readers ignore.
+            with suppress(OSError):
+                self._cut(self._size)
             raise self._failure(error) from None
         self._size += len(data)
 
@@ -214,42 +264,80 @@ class PartFile:
         os.lseek(self._descriptor, size, os.SEEK_SET)
         self._size = size
 
+    def _is_ours(self, status: os.stat_result) -> bool:
+        """Whether this is the status of the open file."""
+        return os.path.samestat(status, os.fstat(self._descriptor))
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Release the file if it cannot be used."""
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            raise UserError(f"{self.path}: {error.strerror}") from None
+        except BaseException:
+            self.close()
+            raise
+
     def _failure(self, error: OSError) -> UserError:
         return UserError(f"{self.path}: {error.strerror}; earlier rows are saved; rerun with --resume to continue")
 
+    def _damage(self) -> UserError:
+        return UserError(f"{self.path}: lines were damaged during the run; rerun with --resume to compute them again")
 
-def _open(path: Path) -> int:
-    """A descriptor with a lock, so that no other process holds the file."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+
+def _open(path: Path, flags: int = 0) -> int | None:
+    """A descriptor with a lock, so that no other process holds the file. None if there is no file to open."""
+    while True:
+        try:
+            # A link is not followed. A FIFO or device must not block.
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)
+        except FileNotFoundError as error:
+            if not flags:
+                return None
+            raise UserError(f"{path}: {error.strerror}") from None
+        except OSError as error:
+            raise UserError(f"{path}: {_LINK if error.errno == errno.ELOOP else error.strerror}") from None
+        try:
+            if not S_ISREG(os.fstat(descriptor).st_mode):
+                raise UserError(f"{path}: is no regular file; delete it or choose another output")
+            _lock(descriptor, path)
+            # Another process may have deleted or replaced the file before the lock was ours.
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
         raise UserError(f"{path}: another run is writing to it; wait for it or choose another output") from None
     except OSError:
         # The file system has no locks.
         pass
-    return descriptor
 
 
-def _decode_manifest(first: bytes, path: Path) -> dict[str, Any]:
+def _first_line(file: BinaryIO, path: Path) -> bytes | None:
+    """The first line; None if the file is empty or a crash left only part of a manifest."""
+    line = file.readline()
+    if line.endswith(b"\n"):
+        return line
+    if not is_torn_manifest(line):
+        raise UserError(f"{path}: is not a part file of rosebatch; delete it or choose another output")
+    return None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        return msgspec.json.decode(first, type=dict[str, Any])
-    except msgspec.DecodeError:
-        raise UserError(f"{path}: is not a part file of rosebatch; delete it or choose another output") from None
-
-
-def _head(line: bytes) -> re.Match[bytes]:
-    match = _HEAD.match(line)
-    assert match, "every line was written or checked by this class"
-    return match
-
-
-def _first_line(path: Path) -> bytes | None:
-    """The first line; None if it is torn or missing."""
-    with path.open("rb") as file:
-        line = file.readline()
-    return line if line.endswith(b"\n") else None
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

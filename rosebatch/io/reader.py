@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
+from pathlib import Path
 from typing import IO, Any
 
 import msgspec
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 
 from rosebatch.config import InputFormat
 from rosebatch.errors import FlagError, RowError, UserError
+from rosebatch.file_state import FileState
 from rosebatch.io.files import digest, find_files, is_parquet, is_url, open_file
 from rosebatch.io.openai_batch import is_request, parse_request
 from rosebatch.io.read_ahead import read_ahead
@@ -49,6 +51,8 @@ class PromptReader:
         self.is_parquet = is_parquet(self.paths[0]) if input_format == "auto" else input_format == "parquet"
         self.columns: pa.Schema | None = None
         self._num_rows = 0
+        # The state of each file when it was hashed, and the hash.
+        self._digested: tuple[list[FileState] | None, str] | None = None
         if self.is_parquet:
             if source == "-":
                 raise FlagError("--input-format parquet needs an input file: Parquet cannot be read from stdin")
@@ -117,8 +121,37 @@ class PromptReader:
         return parse(values, index=index, where=where, defaults=self.defaults)
 
     def digest(self) -> str:
-        """SHA-256 of the files' contents."""
-        return digest(self.paths)
+        """SHA-256 of the files' contents, as ``require_unchanged`` will compare it."""
+        states = self._states()
+        settled = states is not None and all(state.settled for state in states)
+        self._digested = states if settled else None, digest(self.paths)
+        return self._digested[1]
+
+    def require_unchanged(self) -> None:
+        """Check that the files still have the contents of ``digest``. Without that call, do nothing.
+
+        Local files are read only if their inode, size or times say that they may have changed.
+
+        Raises:
+            UserError: they have others, or cannot be read.
+        """
+        if self._digested is None:
+            return
+        states, before = self._digested
+        if (states is None or states != self._states()) and digest(self.paths) != before:
+            raise UserError(
+                f"{self.source}: changed during the run, so results may be of two inputs; its rows are kept: "
+                "put the old input back and rerun with --resume, or accept them with --force-resume"
+            )
+
+    def _states(self) -> list[FileState] | None:
+        """The state of each file; None if one is at a URL or missing."""
+        if any(is_url(path) for path in self.paths):
+            return None
+        try:
+            return [FileState.of(Path(path)) for path in self.paths]
+        except OSError:
+            return None
 
     def _looks_like_a_batch(self) -> bool:
         """Decide by the first line that is JSON, among the first few of each file. Lines of stdin are kept."""

@@ -3,20 +3,29 @@
 import hashlib
 import sqlite3
 
+from rosebatch.errors import UserError
+
 _CACHE_KIB = 2048
 # Of longer ids only a digest is stored.
 _LONGEST = 64
 
 
 class SeenIds:
-    """A set of ids. Only the thread that made it may use it."""
+    """A set of ids. Only the thread that made it may use it.
+
+    Raises:
+        UserError: here and in ``add``: the disk of the temporary database is full or fails.
+    """
 
     def __init__(self) -> None:
-        self._database = sqlite3.connect("", isolation_level=None)
-        self._database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-        self._database.execute("PRAGMA journal_mode = OFF")
-        self._database.execute("CREATE TABLE ids (id BLOB PRIMARY KEY) WITHOUT ROWID")
-        self._database.execute("BEGIN")
+        try:
+            self._database = sqlite3.connect("", isolation_level=None)
+            self._database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            self._database.execute("PRAGMA journal_mode = OFF")
+            self._database.execute("CREATE TABLE ids (id BLOB PRIMARY KEY) WITHOUT ROWID")
+            self._database.execute("BEGIN")
+        except sqlite3.Error as error:
+            raise _failure(error) from None
 
     def add(self, identity: str | int) -> bool:
         """Add an id. Returns whether it is new."""
@@ -24,4 +33,11 @@ class SeenIds:
         key = repr(identity).encode("utf-8", "surrogatepass")
         if len(key) > _LONGEST:
             key = hashlib.blake2b(key, digest_size=_LONGEST).digest()
-        return self._database.execute("INSERT OR IGNORE INTO ids VALUES (?)", (key,)).rowcount == 1
+        try:
+            return self._database.execute("INSERT OR IGNORE INTO ids VALUES (?)", (key,)).rowcount == 1
+        except sqlite3.Error as error:
+            raise _failure(error) from None
+
+
+def _failure(error: sqlite3.Error) -> UserError:
+    return UserError(f"the temporary database of row ids: {error}; SQLITE_TMPDIR names the folder for it")

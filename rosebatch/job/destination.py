@@ -30,7 +30,7 @@ _ROWS_PER_FILE = 1_000_000
 def open_output(
     target: str | None,
     reader: PromptReader,
-    manifest: Callable[[str | None], dict[str, Any]],
+    manifest: Callable[[str | None], Callable[[], dict[str, Any]]],
     *,
     resume: bool,
     force: bool,
@@ -43,7 +43,7 @@ def open_output(
         target: path or URL, Parquet if it ends in ``.parquet`` or ``.pq``; None or ``-`` for stdout. A folder of
             Parquet files if it ends in ``/`` or is an existing folder.
         reader: of the input. A Parquet file keeps its columns.
-        manifest: makes the run's manifest from the digest of its input, None for stdin.
+        manifest: begins to make the run's manifest from the digest of its input, None for stdin.
         resume: continue the part file, if there is one.
         force: even if it belongs to another run.
         errors: path or URL for error rows. Those of an OpenAI batch always have their own file.
@@ -157,13 +157,20 @@ def _beside(target: str, name: str) -> str:
     return name if is_url(target) else str(Path(target).with_name(name))
 
 
-def _part_file(path: Path, manifest: dict[str, Any], *, resume: bool, force: bool) -> PartFile:
+def _part_file(path: Path, manifest: Callable[[], dict[str, Any]], *, resume: bool, force: bool) -> PartFile:
     part = PartFile.reopen(path) if resume else None
     if part is None:
         return PartFile.create(path, manifest)
-    found = differences(part.manifest, manifest)
-    if found and not force:
+    try:
+        found = [] if force else differences(part.manifest, manifest())
+    except BaseException:
+        part.close()
+        raise
+    if found:
         part.close()
         what = "; ".join(found)
         raise FlagError(f"{path} is of another run: {what}. --force-resume goes on with it all the same")
+    if part.num_damaged:
+        lines = f"{part.num_damaged} damaged lines are" if part.num_damaged > 1 else "1 damaged line is"
+        sys.stderr.write(f"rosebatch: warning: {path}: {lines} ignored; rows without a result are computed again\n")
     return part

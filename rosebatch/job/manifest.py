@@ -3,17 +3,20 @@
 import hashlib
 import os
 import platform
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rosebatch.errors import UserError
+from rosebatch.job.background import in_background
 from rosebatch.launch import LaunchPlan
+from rosebatch.model.source import tokenizer_fingerprint
 from rosebatch.version import __version__
 
-FORMAT = 1
 _MISSING = "nothing"
 # Differs between two runs of the same kind.
 _OF_ONE_RUN = {"created"}
@@ -27,8 +30,11 @@ def build_manifest(
     sampling: Mapping[str, Any],
     seed: int | None,
     return_token_ids: bool,
-) -> dict[str, Any]:
-    """The manifest of a run. It has no limits of memory or batch: a run may resume with other ones.
+) -> Callable[[], dict[str, Any]]:
+    """Begin to make the manifest of a run. The returned function waits for the hash of the weights and gives it.
+
+    Threads hash the weights meanwhile, so loading need not wait. The manifest has no limits of memory or batch: a run
+    may resume with other ones.
 
     Args:
         plan: model, device, dtype, switches.
@@ -37,15 +43,17 @@ def build_manifest(
         sampling: the run's defaults, as far as they were given.
         seed: of the job.
         return_token_ids: whether rows have ``token_ids``.
+
+    Raises:
+        UserError: ``SOURCE_DATE_EPOCH`` is no time, or a file of the model is unreadable.
     """
-    return {
-        "format": FORMAT,
+    values = {
         "created": now(),
         "input": input_digest,
         "input_format": input_format,
-        "model": {"name": plan.source.name, "fingerprint": plan.source.fingerprint()},
+        "model": {"name": plan.source.name},
         "load_format": plan.source.load_format,
-        "tokenizer": plan.config.tokenizer,
+        "tokenizer": _tokenizer(plan),
         "chat_template": _digest(plan.config.chat_template),
         "dtype": str(plan.source.dtype).removeprefix("torch."),
         "device": plan.device.type,
@@ -61,6 +69,15 @@ def build_manifest(
             "tokenizers": version("tokenizers"),
         },
     }
+    fingerprint = in_background(plan.source.fingerprint)
+    return lambda: {**values, "model": {"name": plan.source.name, "fingerprint": fingerprint()}}
+
+
+def _tokenizer(plan: LaunchPlan) -> dict[str, str] | None:
+    """The tokenizer of ``--tokenizer``; None for the model's own."""
+    if plan.config.tokenizer is None or plan.tokenizer_folder is None:
+        return None
+    return {"name": plan.config.tokenizer, "fingerprint": tokenizer_fingerprint(plan.tokenizer_folder)}
 
 
 def _digest(path: str | None) -> str | None:
@@ -69,8 +86,17 @@ def _digest(path: str | None) -> str | None:
 
 
 def now() -> int:
-    """Seconds since 1970, or SOURCE_DATE_EPOCH, the usual variable for reproducible builds."""
-    return int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+    """Seconds since 1970, or SOURCE_DATE_EPOCH, the usual variable for reproducible builds.
+
+    Raises:
+        UserError: the variable is no time.
+    """
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    if not given:
+        return int(time.time())
+    if re.fullmatch(r"[0-9]{1,12}", given) is None:
+        raise UserError(f"SOURCE_DATE_EPOCH={given}: must be whole seconds since 1970, such as 1700000000")
+    return int(given)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

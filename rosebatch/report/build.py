@@ -27,6 +27,8 @@ def build_report(
     startup: dict[str, float],
     seconds: float,
     resumed: int = 0,
+    *,
+    resumed_exactly: bool = True,
 ) -> dict[str, Any]:
     """The report as plain values.
 
@@ -37,6 +39,7 @@ def build_report(
         startup: seconds of each part of the start-up, generation left out.
         seconds: wall time of the job, start-up left out.
         resumed: rows that an earlier run finished. No other field counts them.
+        resumed_exactly: whether the output equals that of a run without a break, whatever the batches were.
     """
     total = tally.prompt_tokens + tally.output_tokens
     rows = tally.completed + tally.failed
@@ -45,6 +48,7 @@ def build_report(
         "completed": tally.completed,
         "failed": tally.failed,
         "resumed": resumed,
+        "resumed_exactly": resumed_exactly,
         "errors": dict(tally.errors),
         "finish_reasons": dict(tally.finish_reasons),
         "prompt_tokens": tally.prompt_tokens,

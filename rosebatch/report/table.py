@@ -52,7 +52,8 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
         ),
     ]
     if report["resumed"]:
-        rows.append(("resumed", f"{report['resumed']} rows of an earlier run"))
+        doubt = "" if report["resumed_exactly"] else "; a row may differ from that of a run without a break"
+        rows.append(("resumed", f"{report['resumed']} rows of an earlier run{doubt}"))
     if engine["max_sequence_len"] < engine["max_model_len"]:
         limits = f"{engine['max_sequence_len']} tokens fit the KV cache; the model allows {engine['max_model_len']}"
         rows.append(("longest sequence", limits))

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rosebatch.io.output import FileOutput
 from tests.cli.conftest import ROOT
 
 FLAGS = ["--device", "cpu", "--quiet", "--temperature", 1, "--max-num-seqs", 4]
@@ -116,6 +117,48 @@ def test_refusals(cli, source, end_early, model_folder, tmp_path):
     assert "input was " in cli(*command, "--resume").err
     assert cli(*command, "--force-resume").code == 3
     assert len(target.read_text().splitlines()) == 80
+
+
+def test_a_damaged_part_file(cli, source, model_folder, tmp_path, monkeypatch):
+    """A flipped bit changed the output without a word. Its row is computed again, and the user hears of the disk."""
+    target, whole, part = tmp_path / "out.jsonl", tmp_path / "whole.jsonl", tmp_path / "out.jsonl.part"
+    command = ["generate", source, "--model", model_folder, *FLAGS]
+    assert cli(*command, "-o", whole).code == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(FileOutput, "finish", FileOutput.flush)
+        assert cli(*command, "-o", target).code == 3
+    lines = part.read_bytes().splitlines(keepends=True)
+    for damaged in (2, 4):
+        lines[damaged] = lines[damaged].replace(b'"text":"', b'"text":"!')
+    part.write_bytes(b"".join(lines))
+    report = tmp_path / "report.json"
+    result = cli(*command, "-o", target, "--resume", "--report", report)
+    expected = f"{part}: 2 damaged lines are ignored; rows without a result are computed again"
+    assert (result.code, result.err) == (3, f"rosebatch: warning: {expected}\n")
+    assert json.loads(report.read_text())["resumed"] == 80 - 2
+    assert target.read_bytes() == whole.read_bytes()
+
+
+def test_a_part_file_of_somebody_else(cli, source, model_folder, tmp_path):
+    """A foreign file of one line was truncated."""
+    part = tmp_path / "out.jsonl.part"
+    part.write_text("mine\n")
+    for more in ([], ["--resume"]):
+        result = cli("generate", source, "-o", tmp_path / "out.jsonl", "--model", model_folder, *FLAGS, *more)
+        assert result.code == 1
+        assert "is not a part file of rosebatch; delete it or choose another output" in result.err
+        assert part.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("target", ["out.jsonl", "-"])
+def test_a_build_time_that_is_no_number(cli, source, model_folder, tmp_path, monkeypatch, target):
+    """It ended as "unexpected, please report it"."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "abc")
+    monkeypatch.chdir(tmp_path)
+    result = cli("generate", source, "-o", target, "--model", model_folder, *FLAGS)
+    expected = "SOURCE_DATE_EPOCH=abc: must be whole seconds since 1970, such as 1700000000"
+    assert (result.code, result.err) == (1, f"rosebatch: error: {expected}\n")
+    assert sorted(path.name for path in tmp_path.iterdir() if "out" in path.name) == []
 
 
 @pytest.mark.parametrize(("source_name", "flags", "message"), [("-", ["-o", "x"], "input file"), ("", [], "-o FILE")])

@@ -62,7 +62,7 @@ def read_table(tmp_path: Path) -> Callable[[pa.Table], list[Row]]:
 
 def open_part_file(path: Path, *, resume: bool) -> PartFile:
     """A part file, new or resumed."""
-    part = PartFile.reopen(path) if resume else PartFile.create(path, {"made by": "a test"})
+    part = PartFile.reopen(path) if resume else PartFile.create(path, lambda: {"made by": "a test"})
     assert part is not None
     return part
 

@@ -1,9 +1,12 @@
 """The part file outlives the process: whatever a crash leaves of it, earlier results are there."""
 
 import errno
+import fcntl
 import json
 import os
 import random
+import re
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,10 @@ from rosebatch.io.part_file import PartFile
 MANIFEST = {"input": "abc", "nested": {"a": 1}}
 
 
+def manifest():
+    return MANIFEST
+
+
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "out.part"
@@ -20,7 +27,7 @@ def path(tmp_path):
 
 def write(path, rows):
     """Writes a file with rows of (index, failed)."""
-    part = PartFile.create(path, MANIFEST)
+    part = PartFile.create(path, manifest)
     for index, failed in rows:
         part.append(index, {"n": index, "text": "é\n]" * index}, failed=failed)
     part.sync()
@@ -91,30 +98,70 @@ def test_a_power_cut_may_leave_zeros(path):
     assert path.read_bytes() == whole
 
 
-def test_damage_that_is_not_at_the_end(path):
-    """A crash does not do this: dropping all rows after the damage would lose them silently."""
-    whole = write(path, [(0, False), (1, False)])
-    path.write_bytes(whole.replace(b"[0,0,", b"[x,0,"))
-    with pytest.raises(UserError, match=r"damaged at byte \d+, before its end"):
-        PartFile.reopen(path)
-
-
-@pytest.mark.parametrize("content", [b"a file of somebody else\n", b"[1,2]\n", b"\xff\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a file of somebody else\n",
+        b"[1,2]\n",
+        b"\xff\n",
+        b"one line",
+        b"[0,0,{}]\nmore\n",
+        b'["rosebatch" is here\n',
+        b"\n",
+    ],
+)
 def test_a_file_that_is_none_of_ours(path, content):
-    """Another program's file is neither continued nor overwritten."""
-    path.write_bytes(content + b"more\n")
-    with pytest.raises(UserError, match="is not a part file of rosebatch"):
-        PartFile.reopen(path)
-    with pytest.raises(FlagError, match="--resume"):
-        PartFile.create(path, MANIFEST)
-    assert path.read_bytes() == content + b"more\n"
+    """Another program's file is neither continued nor overwritten. A foreign file of one line was truncated."""
+    path.write_bytes(content)
+    for open_file in (PartFile.reopen, lambda p: PartFile.create(p, manifest)):
+        with pytest.raises(UserError, match="is not a part file of rosebatch; delete it or choose another output"):
+            open_file(path)
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("begin", [b'{"format":1,"created":1}\n[0,0,{}]\n', b'["rosebatch part",3,{},"00000000"]\n'])
+def test_a_file_of_another_version(path, begin):
+    """Its lines would all count as damaged, and a run without --resume would overwrite them."""
+    path.write_bytes(begin)
+    for open_file in (PartFile.reopen, lambda p: PartFile.create(p, manifest)):
+        with pytest.raises(UserError, match="another version of rosebatch wrote it; continue with that version, or"):
+            open_file(path)
+        assert path.read_bytes() == begin
+
+
+@pytest.mark.parametrize(
+    "content", [b"", bytes(4096), b"[", b'["rosebatch part",2,{"inp', b'["rosebatch part",2,{' + bytes(9)]
+)
+def test_what_a_crash_leaves_of_a_manifest(path, content):
+    """A run that dies before its first row, by a power cut too, must not block the next one."""
+    path.write_bytes(content)
+    assert PartFile.reopen(path) is None
+    part = PartFile.create(path, manifest)
+    part.append(0, {"n": 0, "text": ""}, failed=False)
+    assert read(part) == expected(0)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "device"])
+def test_a_path_that_is_no_regular_file(tmp_path, path, kind):
+    """A link's target must not be overwritten, and a pipe that nobody reads must not block the run."""
+    target = tmp_path / "target"
+    if kind == "link":
+        target.touch()
+        path.symlink_to(target)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path = Path("/dev/null")
+    for open_file in (PartFile.reopen, lambda p: PartFile.create(p, manifest)):
+        with pytest.raises(UserError, match=r"is a link|is no regular file"):
+            open_file(path)
 
 
 def test_results_are_not_overwritten(path):
     """Running a killed command again must not delete hours of results; a file without results may go."""
     whole = write(path, [(0, False)])
     with pytest.raises(FlagError, match="holds results of an earlier run: rerun with --resume, or delete the file"):
-        PartFile.create(path, MANIFEST)
+        PartFile.create(path, manifest)
     assert path.read_bytes() == whole
     path.unlink()
     write(path, [])
@@ -123,10 +170,10 @@ def test_results_are_not_overwritten(path):
 
 def test_one_process_at_a_time(path):
     """Two runs that append to one file would double rows."""
-    first = PartFile.create(path, MANIFEST)
+    first = PartFile.create(path, manifest)
     first.append(0, {}, failed=False)
     first.sync()
-    for open_again in (PartFile.reopen, lambda p: PartFile.create(p, MANIFEST)):
+    for open_again in (PartFile.reopen, lambda p: PartFile.create(p, manifest)):
         with pytest.raises(UserError, match="another run is writing to it"):
             open_again(path)
     first.close()
@@ -146,7 +193,7 @@ def test_a_file_system_without_locks(path, monkeypatch):
 
 def test_a_full_disk_in_the_middle_of_a_line(path, monkeypatch):
     """The torn line is removed, earlier rows stay, and the message says how to continue."""
-    part = PartFile.create(path, MANIFEST)
+    part = PartFile.create(path, manifest)
     part.append(0, {"n": 0, "text": ""}, failed=False)
     part.sync()
     real = os.write
@@ -167,11 +214,11 @@ def test_a_full_disk_in_the_middle_of_a_line(path, monkeypatch):
 
 def test_a_row_is_with_the_system_after_flush(path):
     """SIGKILL after a flush must lose nothing."""
-    part = PartFile.create(path, MANIFEST)
-    size = path.stat().st_size
+    part = PartFile.create(path, manifest)
     part.append(0, {}, failed=False)
     part.flush()
-    assert path.read_bytes()[size:] == b"[0,0,{}]\n"
+    line = path.read_bytes().splitlines(keepends=True)[-1]
+    assert re.fullmatch(rb'\[0,0,\{\},"[0-9a-f]{8}"\]\n', line)
 
 
 @pytest.mark.parametrize(("rows", "seconds"), [(1024, 0), (1, 3)])
@@ -179,8 +226,8 @@ def test_rows_reach_the_disk_now_and_then(path, monkeypatch, rows, seconds):
     """A power cut costs at most a thousand rows or two seconds."""
     now, synced = 1000.0, []
     monkeypatch.setattr("rosebatch.io.part_file.time.monotonic", lambda: now)
+    part = PartFile.create(path, manifest)
     monkeypatch.setattr(os, "fsync", synced.append)
-    part = PartFile.create(path, MANIFEST)
     now += seconds
     for index in range(rows - 1):
         part.append(index, {}, failed=False)
@@ -189,9 +236,84 @@ def test_rows_reach_the_disk_now_and_then(path, monkeypatch, rows, seconds):
     assert len(synced) == 1
 
 
+def test_the_name_is_on_the_disk_before_any_row(path, monkeypatch):
+    """After a power cut a file may be missing although its contents were brought to the disk, if its folder was not."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").resolve()))
+    PartFile.create(path, manifest)
+    assert synced == [path.parent]
+
+
+def test_the_manifest_is_made_before_the_first_row(path):
+    """Hashing the weights takes seconds: the file is held and checked at once, the hash is needed only with a row."""
+    made = []
+    part = PartFile.create(path, lambda: made.append(1) or MANIFEST)
+    assert not made
+    assert path.read_bytes() == b""
+    with pytest.raises(UserError, match="another run is writing to it"):
+        PartFile.create(path, manifest)
+    for index in range(3):
+        part.append(index, {}, failed=False)
+    assert part.manifest == MANIFEST
+    assert made == [1]
+    part.sync()
+    part.close()
+    assert PartFile.reopen(path).manifest == MANIFEST
+
+
+def test_a_file_that_is_deleted_before_the_lock(path, monkeypatch):
+    """Another run finished between open and lock: rows went into a file without a name, and were lost."""
+    real, calls = fcntl.flock, []
+
+    def flock(descriptor, operation):
+        calls.append(descriptor)
+        if len(calls) == 1:
+            path.unlink()
+        if len(calls) == 2:
+            path.rename(path.with_name("moved"))
+            path.write_bytes(b"")
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    part = PartFile.create(path, manifest)
+    assert len(calls) == 3
+    part.append(0, {"n": 0, "text": ""}, failed=False)
+    part.sync()
+    part.close()
+    assert read(PartFile.reopen(path)) == expected(0)
+
+
+def test_another_file_in_its_place(path):
+    """Rows are never read from a file that somebody else put there, and it is not deleted."""
+    part = PartFile.create(path, manifest)
+    part.append(0, {}, failed=False)
+    part.sync()
+    path.rename(path.with_name("moved"))
+    path.write_text("somebody else's")
+    with pytest.raises(UserError, match="another file took its place while the run wrote to it"):
+        read(part)
+    part.remove()
+    assert path.read_text() == "somebody else's"
+
+
+def test_a_huge_index_takes_no_memory(path):
+    """A damaged or crafted index ended in MemoryError: one bit was kept for every index below it."""
+    huge = 10**18 - 1
+    write(path, [])
+    part = PartFile.create(path, manifest)
+    part.append(huge, {"n": huge}, failed=False)
+    part.append(0, {"n": 0}, failed=True)
+    part.sync()
+    part.close()
+    part = PartFile.reopen(path)
+    assert huge in part
+    assert huge - 1 not in part
+    assert read(part) == ['{"n":0}', f'{{"n":{huge}}}']
+
+
 @pytest.mark.parametrize("name", ["none/out.part", "folder"])
 def test_a_path_that_cannot_be_written(tmp_path, name):
     """The user gets one line, before the model is loaded."""
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match=r"No such file or directory|Is a directory"):
-        PartFile.create(tmp_path / name, MANIFEST)
+        PartFile.create(tmp_path / name, manifest)

@@ -1,9 +1,11 @@
 """Ids are recognized again, however many and however long, without being kept in memory."""
 
 import resource
+from pathlib import Path
 
 import pytest
 
+from rosebatch.errors import UserError
 from rosebatch.io.seen_ids import SeenIds
 
 
@@ -29,3 +31,31 @@ def test_memory_does_not_grow_with_the_ids():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert all(seen.add(f"row number {i}") for i in range(300_000))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 12 * 1024
+
+
+def test_a_disk_that_is_full():
+    """A full disk of temporary files ended the job with a traceback's last line instead of a message."""
+    seen = SeenIds()
+    seen._database.execute("PRAGMA max_page_count = 100")
+    with pytest.raises(UserError, match=r"^the temporary database of row ids: database or disk is full; SQLITE_TMPDIR"):
+        for i in range(100_000):
+            seen.add(f"row number {i} {'x' * 30}")
+
+
+def spools():
+    """The open files of temporary databases."""
+    return {path for path in Path("/proc/self/fd").iterdir() if path.is_file() and "etilqs_" in str(path.readlink())}
+
+
+def test_a_damaged_database():
+    """The same for a disk that gives back other bytes."""
+    before = spools()
+    seen = SeenIds()
+    for i in range(100_000):
+        seen.add(f"row number {i} {'x' * 30}")
+    (file,) = spools() - before
+    with file.open("r+b") as content:
+        content.write(b"\xff" * file.stat().st_size)
+    with pytest.raises(UserError, match=r"^the temporary database of row ids: .*malformed; SQLITE_TMPDIR"):
+        for i in range(0, 100_000, 100):
+            seen.add(f"row number {i} {'x' * 30}")

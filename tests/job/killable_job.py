@@ -1,22 +1,27 @@
 """Runs a job over the fake model as a process: ``INPUT OUTPUT``. It resumes if there is a part file."""
 
+import os
 import resource
 import sys
 import time
 from multiprocessing.connection import Connection
+from typing import Any
 
 from rosebatch.errors import UserError
 from rosebatch.job.run import run_file
 from rosebatch.llm import LLM
 from rosebatch.text.tokenizer import Tokenizer
-from tests.job.fake_model import FakeModel, byte_backend, launch_fake, make_engine
+from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend, launch_fake, make_engine
 
 
-def main(source: str, target: str, seconds: float = 0.0) -> None:
-    """Run the job to its end; each step takes at least so many seconds."""
+def main(source: str, target: str, seconds: float = 0.0, **options: Any) -> None:
+    """Run the job to its end, at a time that is always the same; each step takes at least so many seconds."""
+    os.environ["SOURCE_DATE_EPOCH"] = "1700000000"
     model = FakeModel(before_step=lambda plan: time.sleep(seconds))
-    launched = launch_fake(make_engine(model, seqs=8, blocks=200), Tokenizer(byte_backend()))
-    run_file(source, target, model=LLM.of(launched), resume=True)
+    launched = launch_fake(
+        make_engine(model, seqs=8, blocks=200), Tokenizer(byte_backend(), TEMPLATE, {"eos_token": "<eos>"})
+    )
+    run_file(source, target, model=LLM.of(launched), resume=True, **options)
 
 
 def with_full_disk(source: str, target: str, most_bytes: int, errors: Connection) -> None:

@@ -1,12 +1,15 @@
 """The manifest: what a resumed run is compared by."""
 
+import errno
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from rosebatch.config import RunConfig
-from rosebatch.job.manifest import build_manifest, differences
+from rosebatch.errors import UserError
+from rosebatch.job.manifest import build_manifest, differences, now
 from rosebatch.launch import plan_launch
 
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
@@ -18,7 +21,7 @@ def manifest():
 
     def make(input_digest="abc", input_format="jsonl", sampling=(), seed=None, return_token_ids=False, **options):
         options = {"model": str(TOML), "load_format": "dummy", "device": "cpu", **options}
-        values = build_manifest(
+        wait = build_manifest(
             plan_launch(RunConfig(**options)),
             input_digest,
             input_format=input_format,
@@ -26,7 +29,7 @@ def manifest():
             seed=seed,
             return_token_ids=return_token_ids,
         )
-        return json.loads(json.dumps(values))
+        return json.loads(json.dumps(wait()))
 
     return make
 
@@ -58,21 +61,98 @@ def test_limits_may_change(manifest):
     assert differences(manifest(), manifest(max_num_seqs=2, max_num_batched_tokens=64, kv_cache_memory=2**20)) == []
 
 
-@pytest.mark.parametrize("changed", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_another_model_of_the_same_name(tmp_path, manifest, changed):
-    """A checkpoint trained further has the same size in the same folder, but other numbers."""
+@pytest.fixture
+def folder(tmp_path):
+    """A model whose files have no meaning but their bytes."""
     folder = tmp_path / "model"
     folder.mkdir()
     config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 10, "n_positions": 16}))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(bytes(2**20))
+    return folder
+
+
+def flip(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("changed", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_another_model_of_the_same_name(folder, manifest, changed):
+    """A checkpoint trained further has the same size in the same folder, but other numbers."""
     before = manifest(model=str(folder), load_format="auto")
-    content = bytearray((folder / changed).read_bytes())
     if changed == "config.json":
-        content = content.replace(b'"n_positions": 16', b'"n_positions": 32')
+        path = folder / changed
+        path.write_bytes(path.read_bytes().replace(b'"n_positions": 16', b'"n_positions": 32'))
     else:
-        content[-1] ^= 1
-    (folder / changed).write_bytes(content)
+        flip(folder / changed, -1)
     (found,) = differences(before, manifest(model=str(folder), load_format="auto"))
     assert found.startswith("model.fingerprint was ")
+
+
+def test_one_bit_in_the_middle_of_the_weights(folder, manifest):
+    """Only the first and last 64 KiB were hashed: 400 kB changed between them went unnoticed."""
+    before = manifest(model=str(folder), load_format="auto")
+    flip(folder / "model.safetensors", 2**19)
+    (found,) = differences(before, manifest(model=str(folder), load_format="auto"))
+    assert found.startswith("model.fingerprint was ")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("consolidated.safetensors", {}), ("model.safetensors", {"load_format": "dummy"})]
+)
+def test_weights_that_are_not_loaded(folder, manifest, name, options):
+    """Some hubs keep each model twice in one folder. Hashing what is not loaded takes as long again for nothing."""
+    before = manifest(model=str(folder), **{"load_format": "auto", **options})
+    (folder / name).write_bytes(b"other")
+    assert differences(before, manifest(model=str(folder), **{"load_format": "auto", **options})) == []
+
+
+def test_another_tokenizer_of_the_same_name(folder, manifest, tmp_path):
+    """The folder of --tokenizer was compared by its name only."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "tokenizer.json").write_text("{}")
+    before = manifest(model=str(folder), load_format="auto", tokenizer=str(own))
+    (own / "tokenizer.json").write_text('{"added_tokens": []}')
+    (found,) = differences(before, manifest(model=str(folder), load_format="auto", tokenizer=str(own)))
+    assert found.startswith("tokenizer.fingerprint was ")
+
+
+def test_the_hash_does_not_delay_the_start(folder, monkeypatch):
+    """Tens of gigabytes take seconds to hash: loading goes on meanwhile, and only the first row waits."""
+    go = threading.Event()
+    monkeypatch.setattr("rosebatch.model.source.content_digests", lambda paths: go.wait(10) and ["x"] * len(paths))
+    plan = plan_launch(RunConfig(model=str(folder), device="cpu"))
+    wait = build_manifest(plan, None, input_format="jsonl", sampling={}, seed=None, return_token_ids=False)
+    go.set()
+    assert len(wait()["model"]["fingerprint"]) == 64
+
+
+def test_weights_that_cannot_be_read(folder, manifest, monkeypatch):
+    """An error on the thread is the run's error, in one line."""
+    monkeypatch.setattr("rosebatch.model.content_digest._hash_piece", fail)
+    with pytest.raises(UserError, match=r"^/weights: Input/output error$"):
+        manifest(model=str(folder), load_format="auto")
+
+
+def fail(path, offset):
+    raise OSError(errno.EIO, "Input/output error", "/weights")
+
+
+@pytest.mark.parametrize("value", ["abc", "1.5", "-1", " 1", "1e9"])
+def test_a_build_time_that_is_no_number(monkeypatch, value):
+    """int() failed with "unexpected, please report it"."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", value)
+    with pytest.raises(UserError, match=f"^SOURCE_DATE_EPOCH={value}: must be whole seconds since 1970"):
+        now()
+
+
+def test_a_build_time(monkeypatch):
+    """Outputs are then reproducible byte for byte."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    assert now() == 1_700_000_000
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "")
+    assert now() > 1_700_000_000

@@ -19,6 +19,7 @@ FIELDS = {
     "completed",
     "failed",
     "resumed",
+    "resumed_exactly",
     "errors",
     "finish_reasons",
     "prompt_tokens",
@@ -86,6 +87,16 @@ def tally_of(*completions):
 
 def report_of(tally, seconds=2.0, stats=None, **engine):
     return build_report(tally, stats or EngineStats(), {**ENGINE, **engine}, {"load": 0.5}, seconds)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_resumed_run(exact):
+    """Rows of a GPU may depend on where the run broke: the user must see it."""
+    report = build_report(Tally(), EngineStats(), ENGINE, {}, 1.0, 7, resumed_exactly=exact)
+    assert (report["resumed"], report["resumed_exactly"]) == (7, exact)
+    shown = dict(table(report))["resumed"]
+    assert shown.startswith("7 rows of an earlier run")
+    assert ("may differ from that of a run without a break" in shown) == (not exact)
 
 
 def test_tally():

@@ -4,20 +4,31 @@ import json
 import multiprocessing
 import os
 import random
+import re
+import shutil
 import subprocess
 import sys
+import time
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 
 from rosebatch.io.part_file import PartFile
+from rosebatch.job.run import run_file
+from rosebatch.llm import LLM
+from rosebatch.toggles import Toggles
 from tests.job import killable_job
+from tests.job.fake_model import launch_fake, make_engine
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def source(tmp_path):
+def write_jsonl(folder):
     """Rows of all kinds and lengths: they finish in another order than they began."""
     rng = random.Random(0)
     lines = [
@@ -34,8 +45,14 @@ def source(tmp_path):
         lines[i + 3] |= {"n": 2 + i % 3, "logprobs": 1, "max_tokens": rng.randint(1, 15)}
         lines[i + 6] |= {"structured_outputs": {"regex": "[0-9]{1,9}(é|!)"}, "n": 1 + i % 2}
     lines[7], lines[8] = {"prompt": ""}, {"prompt": "x of line 8", "id": "id 3"}
-    path = tmp_path / "in.jsonl"
+    path = folder / "in.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{broken\n")
+    return path, {}
+
+
+@pytest.fixture
+def source(tmp_path):
+    path, _ = write_jsonl(tmp_path)
     return path
 
 
@@ -47,15 +64,91 @@ def processes():
     return context
 
 
-@pytest.mark.parametrize("most_kills", [5, pytest.param(50, marks=pytest.mark.thorough)])
-def test_killed_many_times(processes, source, tmp_path, most_kills):
-    """Killed at random moments, from before the first row to the final rename, the output has the same bytes."""
-    whole, target = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
-    part = tmp_path / "out.jsonl.part"
+def write_parquet(folder):
+    """Rows with types that JSON lacks, and an output folder of several files."""
+    rng = random.Random(3)
+    rows = [
+        {"prompt": f"row {i % 50} of line {i}", "max_tokens": rng.randint(1, 60), "day": date(2024, 1, 1 + i % 28)}
+        for i in range(400)
+    ]
+    rows[7]["prompt"] = ""
+    pq.write_table(pa.Table.from_pylist(rows), folder / "in.parquet")
+    return folder / "in.parquet", {"rows_per_file": 90}
 
-    def run(path, seconds=None):
+
+def write_openai(folder):
+    """Chats and completions, some of which fail, with errors in a file of their own."""
+    rng = random.Random(4)
+    lines = []
+    for i in range(400):
+        body = {"prompt": f"row {i % 50} of line {i}", "max_tokens": rng.randint(1, 60), "n": 1 + i % 3 // 2}
+        if i % 4 == 0:
+            body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+        if i % 40 == 3:
+            body["stream"] = True
+        lines.append({"custom_id": f"id {i}", "method": "POST", "url": "/v1/completions", "body": body})
+        if i % 4 == 0:
+            lines[i]["url"] = "/v1/chat/completions"
+    path = folder / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path, {}
+
+
+def write_n(folder):
+    """Several completions for every row, greedy and sampled, with log-probabilities."""
+    rng = random.Random(5)
+    lines = [
+        {"prompt": f"row {i % 50} of line {i}", "n": 2 + i % 4, "max_tokens": rng.randint(1, 20), "temperature": i % 2}
+        for i in range(200)
+    ]
+    for i in range(0, 200, 7):
+        lines[i]["logprobs"] = 2
+    path = folder / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path, {}
+
+
+def write_structured(folder):
+    """Answers that match patterns, schemas and lists of choices."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}
+    kinds = [{"regex": "[0-9]{1,9}(é|!)"}, {"json": schema}, {"choice": ["yes", "no", "perhaps"]}]
+    lines = [
+        {"prompt": f"row {i}", "structured_outputs": kinds[i % 3], "n": 1 + i % 2, "max_tokens": 60, "temperature": 1}
+        for i in range(200)
+    ]
+    lines[9]["structured_outputs"] = {"regex": "("}
+    path = folder / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path, {}
+
+
+# How many kills in the fast tier, and what writes the input.
+KINDS = [
+    (5, write_jsonl, "out.jsonl"),
+    (0, write_parquet, "answers"),
+    (0, write_openai, "out.jsonl"),
+    (0, write_n, "out.jsonl"),
+    (0, write_structured, "out.jsonl"),
+]
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "most_kills"),
+    [
+        *(pytest.param(write, name, few) for few, write, name in KINDS if few),
+        *(pytest.param(write, name, 50, marks=pytest.mark.thorough) for _, write, name in KINDS),
+    ],
+)
+def test_killed_many_times(processes, source, tmp_path, write, name, most_kills):
+    """Killed at random moments, from before the first row to the final rename, the output has the same bytes."""
+    given, options = write(tmp_path)
+    whole, runs = tmp_path / "whole", tmp_path / "runs"
+    target, part = runs / name, runs / f"{name}.part"
+
+    def run(folder, seconds=None):
         """Runs to the end or until killed; returns whether it reached the end."""
-        job = processes.Process(target=killable_job.main, args=(str(source), str(path), 0.0005))
+        path = f"{folder / name}/" if name == "answers" else str(folder / name)
+        job = processes.Process(target=killable_job.main, args=(str(given), path, 0.0005), kwargs=options)
         job.start()
         job.join(seconds)
         killed = job.is_alive()
@@ -64,19 +157,36 @@ def test_killed_many_times(processes, source, tmp_path, most_kills):
         assert killed or job.exitcode == 0
         return not killed
 
+    def contents(folder):
+        """All files. The prefix cache's share of a prompt is the one thing that a break may change."""
+        files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        return {path: re.sub(rb'"cached_tokens":\d+', b"", content) for path, content in files.items()}
+
+    whole.mkdir()
+    runs.mkdir()
+    begun = time.monotonic()
     assert run(whole)
-    assert whole.read_bytes().count(b"\n") == 401
+    took = time.monotonic() - begun
+    expected = contents(whole)
+    if write is write_jsonl:
+        assert expected[name].count(b"\n") == 401
+    elif write is write_parquet:
+        assert sorted(expected) == [f"answers/part-0000{i}.parquet" for i in range(5)]
+    elif write is write_openai:
+        assert sorted(expected) == ["out.errors.jsonl", "out.jsonl"]
+        assert expected["out.errors.jsonl"].count(b"\n") == 10
     rng, kills, rounds, sizes = random.Random(1), 0, 0, set()
     while kills < most_kills or not rounds:
-        if not run(target, rng.uniform(0.0, 0.4)):
+        if not run(runs, rng.uniform(0.0, 0.8 * took)):
             kills += 1
             sizes.add(part.stat().st_size if part.exists() else 0)
-            assert not target.exists() or target.read_bytes() == whole.read_bytes()
+            if target.is_file():
+                assert contents(runs)[name] == expected[name]
             continue
         rounds += 1
-        assert target.read_bytes() == whole.read_bytes()
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "whole.jsonl"]
-        target.unlink()
+        assert contents(runs) == expected
+        shutil.rmtree(runs)
+        runs.mkdir()
     assert len(sizes) > most_kills // 4, "it was killed at many different moments"
 
 
@@ -137,9 +247,39 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake
     assert 50 < len(done) < 350
     assert begun.isdisjoint(done)
     assert result.report["resumed"] == len(done)
+    assert result.report["resumed_exactly"]
     assert result.report["completed"] + result.report["failed"] == 401 - len(done)
     assert result.num_failed == 3
     assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 401
+
+
+@pytest.mark.parametrize(
+    ("device", "toggles", "options", "exact"),
+    [
+        ("cpu", {}, {"resume": True}, True),
+        ("cpu", {"batch_invariant": False}, {"resume": True}, False),
+        ("cuda", {}, {"resume": True}, False),
+        ("cpu", {}, {"force_resume": True}, False),
+    ],
+)
+def test_whether_a_resumed_run_is_exact(job, tmp_path, fake_model, device, toggles, options, exact):
+    """On a GPU a row computed again runs in another batch and may differ: the report must not hide it."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"row {i}", "max_tokens": 5}) + "\n" for i in range(9)))
+    # The engine ends in the middle.
+    steps = list(range(9))
+
+    def run(before_step=None, **options):
+        launched = launch_fake(make_engine(fake_model(before_step=before_step), seqs=2), job.tokenizer)
+        plan = replace(launched.plan, device=torch.device(device), toggles=Toggles.resolve(toggles, device))
+        return run_file(source, target, model=LLM.of(replace(launched, plan=plan)), **options)
+
+    with pytest.raises(IndexError):
+        run(lambda plan: steps.pop())
+    report = run(**options).report
+    assert report["resumed"] > 0
+    assert report["resumed_exactly"] == exact
+    assert run().report["resumed_exactly"], "nothing was resumed"
 
 
 @pytest.mark.thorough

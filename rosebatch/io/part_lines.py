@@ -1,0 +1,93 @@
+"""The lines of a part file. Each ends with a CRC-32, so a damaged line never passes for a result.
+
+::
+
+    ["rosebatch part",2,{"created":1790000000,"input":"9f86d081"},"b28bb7a0"]
+    [12,0,{"index":12,"text":"Paris."},"89abcdef"]
+
+The first line is the manifest, with the number of this format. Each other line is ``[index,failed,row,checksum]``. A
+row's checksum starts from the manifest's: a line of another run counts as damaged.
+"""
+
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rosebatch.errors import UserError
+
+FORMAT = 2
+_NAME = b'["rosebatch part",'
+_BEGIN = _NAME + b"%d," % FORMAT
+# How format 1 began.
+_OLDEST = b'{"format":1,'
+_ROW = re.compile(rb"\[(\d{1,18}),([01]),")
+# ,"89abcdef"] and the end of the line.
+_END = 13
+
+
+@dataclass(slots=True)
+class PartLine:
+    """A row of a part file: its index, whether it is an error row, its JSON."""
+
+    index: int
+    failed: bool
+    row: bytes
+
+
+def encode_row(index: int, row: dict[str, Any], checksum: int, *, failed: bool) -> bytes:
+    """The line of a row. ``checksum`` is that of the manifest."""
+    return _sealed(b"[%d,%d,%s" % (index, failed, msgspec.json.encode(row, enc_hook=str)), checksum)
+
+
+def decode_row(line: bytes, checksum: int) -> PartLine | None:
+    """The row of a line; None if the line is damaged."""
+    head = _ROW.match(line)
+    if head is None or line[-_END:] != _seal(line[:-_END], checksum):
+        return None
+    return PartLine(int(head[1]), head[2] == b"1", line[head.end() : -_END])
+
+
+def encode_manifest(manifest: dict[str, Any]) -> bytes:
+    """The first line of a part file."""
+    return _sealed(_BEGIN + msgspec.json.encode(manifest))
+
+
+def decode_manifest(line: bytes, path: Path) -> dict[str, Any]:
+    """The manifest in the first line of a part file.
+
+    Raises:
+        UserError: the line is damaged or of another format, or the file is no part file.
+    """
+    if line.startswith(_OLDEST) or (line.startswith(_NAME) and not line.startswith(_BEGIN)):
+        raise UserError(f"{path}: another version of rosebatch wrote it; continue with that version, or delete it")
+    if not line.startswith(_BEGIN):
+        raise UserError(f"{path}: is not a part file of rosebatch; delete it or choose another output")
+    if line[-_END:] != _seal(line[:-_END]):
+        raise UserError(f"{path}: its first line is damaged, so its rows cannot be used; delete it to start again")
+    return msgspec.json.decode(line[len(_BEGIN) : -_END], type=dict[str, Any])
+
+
+def manifest_checksum(line: bytes) -> int:
+    """The checksum that rows start from."""
+    return zlib.crc32(line)
+
+
+def is_torn_manifest(content: bytes) -> bool:
+    """Whether a file without a whole line is empty, or what a crash left of a manifest.
+
+    After a power cut a file may have its new size, but zeros in place of its contents.
+    """
+    begun = content.rstrip(b"\0")
+    return begun.startswith(_BEGIN) or _BEGIN.startswith(begun)
+
+
+def _sealed(line: bytes, checksum: int = 0) -> bytes:
+    return line + _seal(line, checksum)
+
+
+def _seal(line: bytes, checksum: int = 0) -> bytes:
+    return b',"%08x"]\n' % zlib.crc32(line, checksum)

@@ -1,0 +1,215 @@
+"""Every call to the system may fail, or be the last one: a resumed run ends like one without a break."""
+
+import errno
+import io
+import multiprocessing
+import os
+import random
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rosebatch.errors import UserError
+from rosebatch.io.output import FileOutput, replace_folder, write_jsonl
+from rosebatch.io.parquet import write_parquet_parts
+from rosebatch.io.part_file import PartFile
+
+ROWS = 24
+# The functions of ``os`` behind each call. pathlib uses them too.
+CALLS = {
+    "write": ["write"],
+    "fsync": ["fsync"],
+    "rename": ["rename", "replace"],
+    "unlink": ["unlink", "rmdir"],
+    "mkdir": ["mkdir"],
+    "ftruncate": ["ftruncate"],
+}
+
+
+class Faults:
+    """Lets one call fail: the one of this number, counted over the functions of a kind.
+
+    Args:
+        kind: a key of ``CALLS``.
+        number: from 0.
+        error: the error number; None for SIGKILL.
+    """
+
+    def __init__(self, kind: str, number: int, error: int | None) -> None:
+        self.kind = kind
+        self.number = number
+        self.error = error
+        self.count = 0
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """Put the fault into the functions of ``os`` and into files that ``Path.open`` opens for writing."""
+        for name in CALLS[self.kind]:
+            patch.setattr(os, name, partial(self._call, getattr(os, name)))
+        if self.kind == "write":
+            real = Path.open
+            patch.setattr(Path, "open", lambda path, mode="r", **rest: _open(self, real, path, mode, **rest))
+
+    def strike(self) -> None:
+        """Count a call; the chosen one fails."""
+        self.count += 1
+        if self.count - 1 == self.number:
+            if self.error is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                raise OSError(self.error, os.strerror(self.error))
+
+    def _call(self, real: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        # Half of what was to be written is there, as on a full disk.
+        if self.kind == "write" and self.count == self.number:
+            real(args[0], args[1][: len(args[1]) // 2])
+        self.strike()
+        return real(*args, **options)
+
+
+def _open(faults: Faults, real: Callable[..., Any], path: Path, mode: str = "r", **options: Any) -> Any:
+    if mode != "wb":
+        return real(path, mode, **options)
+
+    class Raw(io.FileIO):
+        def write(self, data: Any) -> int:
+            if faults.count == faults.number:
+                super().write(data[: len(data) // 2])
+            faults.strike()
+            return super().write(data)
+
+    return io.BufferedWriter(Raw(path, "w"), 100)
+
+
+def compute(index: int) -> tuple[dict[str, Any], bool]:
+    """What a model would: the row depends on nothing but its index."""
+    failed = index % 5 == 3
+    row = {"index": index, "text": "é" * random.Random(index).randrange(40)}
+    return ({**row, "error": {"code": "x", "message": "y"}} if failed else row), failed
+
+
+def open_jsonl(path: Path, part: PartFile) -> FileOutput:
+    """A file, and one for error rows."""
+    return FileOutput(part, path, write_jsonl, errors=path.with_name("errors.jsonl"))
+
+
+def open_folder(path: Path, part: PartFile) -> FileOutput:
+    """A folder of files with five rows each."""
+    return FileOutput(part, path, partial(write_parquet_parts, rows_per_file=5), place=replace_folder)
+
+
+OUTPUTS = {"out.jsonl": open_jsonl, "answers": open_folder}
+
+
+def run(path: Path) -> None:
+    """The whole run; it resumes where it can."""
+    part_path = path.with_name(path.name + ".part")
+    part = PartFile.reopen(part_path) or PartFile.create(part_path, lambda: {"created": 1})
+    output = OUTPUTS[path.name](path, part)
+    try:
+        for number in range(ROWS):
+            index = number * 5 % ROWS
+            if index not in output:
+                row, failed = compute(index)
+                output.add(index, row, failed=failed)
+            if number % 3 == 0:
+                output.flush()
+            if number % 4 == 0:
+                part.sync()
+        output.finish()
+    finally:
+        output.close()
+
+
+def run_with_faults(path: Path, faults: Faults) -> None:
+    """The same in a process that is killed."""
+    with pytest.MonkeyPatch.context() as patch:
+        faults.install(patch)
+        run(path)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def processes() -> Any:
+    """Forks of one process that has imported everything: they start at once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.io.test_faults"])
+    return context
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a folder that has an older output, and returns the path of the new one."""
+
+    def make(name: str) -> Path:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        if name == "answers":
+            (folder / name).mkdir()
+            (folder / name / "part-00000.parquet").write_bytes(b"old")
+        else:
+            (folder / name).write_bytes(b"old")
+        return folder / name
+
+    return make
+
+
+@pytest.fixture
+def calls(start: Callable[[str], Path]) -> Callable[[str, str], int]:
+    """How often a run makes calls of a kind."""
+
+    def count(name: str, kind: str) -> int:
+        faults = Faults(kind, -1, None)
+        run_with_faults(start(name), faults)
+        return faults.count
+
+    return count
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_calls_that_fail(start, calls, monkeypatch, name, kind, error):
+    """It ends the run with one clear error, and costs no row. An old file stays until the new one is whole."""
+    whole = start(name)
+    run(whole)
+    expected = contents(whole.parent)
+    for number in range(calls(name, kind)):
+        path = start(name)
+        faults = Faults(kind, number, error)
+        with monkeypatch.context() as patch:
+            faults.install(patch)
+            # Some failures cost nothing, such as one of cleaning up.
+            try:
+                run(path)
+            except UserError as failure:
+                assert os.strerror(error) in str(failure)
+        assert faults.count > number, "the fault was met"
+        assert name == "answers" or path.read_bytes() in (b"old", expected[name])
+        run(path)
+        assert contents(path.parent) == expected
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("kind", CALLS)
+def test_calls_that_are_the_last(start, calls, processes, name, kind):
+    """The same for SIGKILL."""
+    whole = start(name)
+    run(whole)
+    expected = contents(whole.parent)
+    for number in range(calls(name, kind)):
+        path = start(name)
+        job = processes.Process(target=run_with_faults, args=(path, Faults(kind, number, None)))
+        job.start()
+        job.join()
+        assert job.exitcode == -signal.SIGKILL
+        run(path)
+        assert contents(path.parent) == expected

@@ -1,0 +1,116 @@
+"""An input that is replaced while the run reads it: results of two inputs must not end in one output."""
+
+import json
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rosebatch.errors import FlagError, UserError
+from rosebatch.io import files
+
+LINES = [json.dumps({"prompt": f"row {i}", "max_tokens": 5}) for i in range(20)]
+
+
+def jsonl(path, lines):
+    path.write_text("\n".join(lines) + "\n")
+
+
+def parquet(path, lines):
+    rows = [json.loads(line) for line in lines]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+@pytest.fixture
+def run(job, fake_model, tmp_path):
+    """Runs the job and does something in the middle."""
+
+    def run(source, between=lambda: None, **options):
+        steps = 0
+
+        def before_step(plan):
+            nonlocal steps
+            steps += 1
+            if steps == 5:
+                between()
+
+        target = tmp_path / "out.jsonl"
+        job.run_file(source, target, model=fake_model(before_step=before_step), limits={"seqs": 2}, **options)
+        return target.read_text().splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize(("name", "write"), [("in.jsonl", jsonl), ("in.parquet", parquet)])
+def test_an_input_that_changes_during_the_run(run, tmp_path, name, write):
+    """The output had rows of the old and of the new contents, under the old input's digest."""
+    source, target, part = tmp_path / name, tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    write(source, LINES)
+    before = run(source)
+    target.unlink()
+    other = [line.replace("row 1", "row 7") for line in LINES]
+    with pytest.raises(UserError, match=f"^{source}: changed during the run, so results may be of two inputs"):
+        run(source, lambda: write(source, other))
+    assert not target.exists()
+    assert part.read_bytes().count(b"\n") == 21
+    with pytest.raises(FlagError, match=r"input was .*, is "):
+        run(source, resume=True)
+    write(source, LINES)
+    assert run(source, resume=True) == before
+    assert not part.exists()
+
+
+def test_a_changed_input_that_is_accepted(run, tmp_path):
+    """Who knows that the change is harmless need not compute all rows again."""
+    source = tmp_path / "in.jsonl"
+    jsonl(source, LINES)
+    with pytest.raises(UserError, match="accept them with --force-resume"):
+        run(source, lambda: jsonl(source, [*LINES[:-1], LINES[-1] + " "]))
+    assert len(run(source, force_resume=True)) == 20
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_an_input_that_is_deleted_or_replaced_by_the_same(run, tmp_path, replace):
+    """Another inode with the same contents is no change; a missing file cannot be compared."""
+    source = tmp_path / "in.jsonl"
+    jsonl(source, LINES)
+
+    def between():
+        source.unlink()
+        if replace:
+            jsonl(source, LINES)
+
+    if replace:
+        assert len(run(source, between)) == 20
+    else:
+        with pytest.raises(UserError, match="No such file or directory"):
+            run(source, between)
+        assert (tmp_path / "out.jsonl.part").exists()
+
+
+@pytest.mark.parametrize(("age", "reads"), [(60, 1), (0, 2)])
+def test_an_unchanged_input_is_hashed_once(run, tmp_path, monkeypatch, age, reads):
+    """The plain case costs one stat; only a file written just before the run is read again."""
+    monkeypatch.setattr("rosebatch.file_state._TICK_NS", -(10**9) if age else 10**12)
+    real, calls = files.digest, []
+    monkeypatch.setattr("rosebatch.io.reader.digest", lambda paths: calls.append(paths) or real(paths))
+    source = tmp_path / "in.jsonl"
+    jsonl(source, LINES)
+    assert len(run(source)) == 20
+    assert len(calls) == reads
+
+
+def test_times_that_are_set_back(run, tmp_path, monkeypatch):
+    """An edit that keeps inode, size and mtime is still a change."""
+    monkeypatch.setattr("rosebatch.file_state._TICK_NS", -(10**9))
+    source = tmp_path / "in.jsonl"
+    jsonl(source, LINES)
+    status = source.stat()
+
+    def between():
+        jsonl(source, [line.replace("row 1", "row 7") for line in LINES])
+        os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    with pytest.raises(UserError, match="changed during the run"):
+        run(source, between)
