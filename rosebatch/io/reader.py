@@ -12,12 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.config import InputFormat
-from rosebatch.errors import FlagError, RowError, UserError
+from rosebatch.errors import FlagError, RowError, UserError, printable
 from rosebatch.io.files import digest, find_files, is_parquet, is_url, open_file
 from rosebatch.io.openai_batch import is_request, parse_request
+from rosebatch.io.piped import Copied
 from rosebatch.io.read_ahead import read_ahead
 from rosebatch.io.rows import FailedRow, PromptRow, parse_row
 from rosebatch.io.seen_ids import SeenIds
+from rosebatch.io.unread import MAGIC_BYTES, kind_of, require_lines
+from rosebatch.paths import is_stream
 
 Row = PromptRow | FailedRow
 _Record = tuple[int, str, bytes | dict[str, Any]]
@@ -33,7 +36,8 @@ class PromptReader:
     """The rows of an input. Rows that repeat an id fail.
 
     Args:
-        source: a path or URL of a file, a folder or a glob of files of one kind, or ``-`` for stdin.
+        source: a path or URL of a file, a folder or a glob of files of one kind, or ``-`` for stdin. Other pipes are
+            copied to a temporary file, and are like files from then on.
         defaults: sampling fields for what a line does not say.
         input_format: ``auto`` recognizes an OpenAI batch by the first line that is JSON.
 
@@ -49,19 +53,23 @@ class PromptReader:
         self.is_parquet = is_parquet(self.paths[0]) if input_format == "auto" else input_format == "parquet"
         self.columns: pa.Schema | None = None
         self._num_rows = 0
+        self._input_format = input_format
+        self._copied: dict[str, Copied] = {}
+        # Lines of stdin that were looked at before reading began.
+        self._peeked: list[bytes] = []
         if self.is_parquet:
             if source == "-":
                 raise FlagError("--input-format parquet needs an input file: Parquet cannot be read from stdin")
             for path in self.paths:
-                with _parquet(path) as file:
+                with self._table(path) as file:
                     self._num_rows += file.metadata.num_rows
                     if self.columns is None:
                         self.columns = file.schema_arrow
                     elif not self.columns.equals(file.schema_arrow):
                         raise UserError(f"{path}: its columns differ from those of {self.paths[0]}")
-        self._input_format = input_format
-        # Lines of stdin that were looked at before reading began.
-        self._peeked: list[bytes] = []
+        elif source != "-":
+            by_name = input_format == "auto"
+            require_lines({path: kind_of(path, self._head(path), by_name=by_name) for path in self.paths})
 
     @cached_property
     def is_batch(self) -> bool:
@@ -69,6 +77,11 @@ class PromptReader:
         if self._input_format == "auto" and not self.is_parquet:
             return self._looks_like_a_batch()
         return self._input_format == "openai"
+
+    @property
+    def may_be_batch(self) -> bool:
+        """The same, without waiting: True for a stdin that may still turn out to be none."""
+        return (self.source == "-" and self._input_format == "auto") or self.is_batch
 
     def count(self) -> int | None:
         """The number of rows; None for stdin, and for JSONL at a URL, which would be fetched twice."""
@@ -118,7 +131,7 @@ class PromptReader:
 
     def digest(self) -> str:
         """SHA-256 of the files' contents."""
-        return digest(self.paths)
+        return digest(self.paths, self._open)
 
     def _looks_like_a_batch(self) -> bool:
         """Decide by the first line that is JSON, among the first few of each file. Lines of stdin are kept."""
@@ -127,6 +140,7 @@ class PromptReader:
             try:
                 for line in islice(_lines(file, path), _MOST_PEEKED):
                     if self.source == "-":
+                        require_lines({} if self._peeked else {"stdin": kind_of("", line, by_name=False)})
                         self._peeked.append(line)
                     try:
                         return is_request(msgspec.json.decode(_stripped(line)))
@@ -138,10 +152,32 @@ class PromptReader:
         return False
 
     def _open(self, path: str) -> IO[bytes]:
-        return sys.stdin.buffer if self.source == "-" else open_file(path)
+        if self.source == "-":
+            return sys.stdin.buffer
+        if path not in self._copied:
+            if is_url(path) or not is_stream(path):
+                return open_file(path)
+            self._copied[path] = Copied(path)
+        return self._copied[path].open()
 
-    def _where(self, path: str, what: str, number: int) -> str:
-        return f"{what} {number}" if len(self.paths) == 1 else f"{path} {what} {number}"
+    def _head(self, path: str) -> bytes:
+        """The first bytes of a file; none of a URL, which would cost a request."""
+        if is_url(path):
+            return b""
+        with self._open(path) as file:
+            try:
+                return file.read(MAGIC_BYTES)
+            except OSError as error:
+                raise UserError(f"{path}: {error.strerror or error}") from None
+
+    @contextmanager
+    def _table(self, path: str) -> Iterator[pq.ParquetFile]:
+        with self._open(path) as raw, _parquet(raw, path) as file:
+            yield file
+
+    def _where(self, path: str, what: str) -> str:
+        """Names the place of a row, followed by its number."""
+        return f"{what} " if len(self.paths) == 1 else f"{printable(path)} {what} "
 
     def _records(self) -> Iterator[_Record]:
         """Index, place and content of each row: a line of JSON as bytes, or the values of a table's row."""
@@ -153,28 +189,29 @@ class PromptReader:
         # Decide this first: on stdin it takes the first lines.
         _ = self.is_batch
         for path in self.paths:
+            where = self._where(path, "line")
             with self._open(path) as file:
                 for number, line in enumerate(chain(self._peeked, _lines(file, path)), start=1):
                     if text := _stripped(line):
-                        yield self._where(path, "line", number), text
+                        yield f"{where}{number}", text
 
     def _table_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for path in self.paths:
-            with _parquet(path) as file:
+            where = self._where(path, "row")
+            with self._table(path) as file:
                 rows = (values for batch in file.iter_batches(_BATCH) for values in _python_types(batch).to_pylist())
                 for number, values in enumerate(rows, start=1):
-                    yield self._where(path, "row", number), values
+                    yield f"{where}{number}", values
 
 
 @contextmanager
-def _parquet(path: str) -> Iterator[pq.ParquetFile]:
-    with open_file(path) as raw:
-        try:
-            with pq.ParquetFile(raw) as file:
-                yield file
-        # Arrow raises ValueError for values that Python cannot hold: years past 9999, strings that are not UTF-8.
-        except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
-            raise UserError(f"{path}: unreadable Parquet file ({error})") from None
+def _parquet(raw: IO[bytes], path: str) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(raw) as file:
+            yield file
+    # Arrow raises ValueError for values that Python cannot hold: years past 9999, strings that are not UTF-8.
+    except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
+        raise UserError(f"{path}: unreadable Parquet file ({error})") from None
 
 
 def _python_types(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,8 +1,10 @@
 """Inputs of many files, and of file systems other than the local one."""
 
+import hashlib
 import io
 import os
 import re
+import threading
 import uuid
 
 import fsspec
@@ -101,11 +103,19 @@ def test_sources_that_name_nothing(tmp_path, make, source, message):
         find_files(str(tmp_path) + source)
 
 
-def test_a_named_pipe(tmp_path):
+@pytest.mark.parametrize("pattern", ["pipe.jsonl", "*.jsonl", ""])
+def test_a_named_pipe(tmp_path, pattern):
     """The input is opened several times: the first look at a pipe took its rows, and the run found none."""
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="pipe: is a pipe; send it to stdin and give - as the input"):
-        find_files(str(tmp_path / "pipe"))
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    content = b'{"prompt":"a"}\n{"prompt":"b"}\n'
+    writer = threading.Thread(target=pipe.write_bytes, args=[content])
+    writer.start()
+    reader = PromptReader(str(tmp_path / pattern), {})
+    writer.join()
+    assert not reader.is_batch
+    assert [row.prompt for row in reader] == [row.prompt for row in reader] == ["a", "b"]
+    assert (reader.count(), reader.digest()) == (2, hashlib.sha256(content).hexdigest())
 
 
 class Failing(io.RawIOBase):
