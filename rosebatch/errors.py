@@ -3,9 +3,9 @@
 import re
 import signal
 
-_LOGIN = re.compile(r"(://)[^\s/]*@")
+_LOGIN = re.compile(r"(:///?)[^\s/]*@")
 # Signatures of presigned URLs are in the query. Punctuation after it belongs to the sentence.
-_QUERY = re.compile(r"(://[^\s?]*\?)\S*[^\s:;,.)'\"]")
+_QUERY = re.compile(r"(://(?:(?!://)[^\s?])*\?)\S*[^\s:;,.)'\"]")
 
 
 def printable(text: str) -> str:

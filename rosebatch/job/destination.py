@@ -194,7 +194,8 @@ def _require_replaceable(target: Target, part: Path) -> None:
     require_own_part(part)
     for each in target.temporaries():
         require_left_by_a_run(each, part, is_folder=target.kind == "folder")
-        if not each.exists():
+    for each in (*target.temporaries(), part):
+        if not os.path.lexists(each):
             require_writable(each, str(path))
 
 

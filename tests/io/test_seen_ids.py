@@ -4,6 +4,7 @@ import resource
 
 import pytest
 
+from rosebatch.errors import UserError
 from rosebatch.io.seen_ids import SeenIds
 
 
@@ -29,3 +30,12 @@ def test_memory_does_not_grow_with_the_ids():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert all(seen.add(f"row number {i}") for i in range(300_000))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 12 * 1024
+
+
+def test_a_full_temporary_folder():
+    """It was an unexpected sqlite3.OperationalError that named neither the folder nor the way out."""
+    seen = SeenIds()
+    seen._database.execute("PRAGMA max_page_count = 20")
+    with pytest.raises(UserError, match=r"ids of the rows .* \(database or disk is full\); set TMPDIR"):
+        for i in range(10_000):
+            seen.add(f"a long id, so that it soon is full {i}")
