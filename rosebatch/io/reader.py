@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from rosebatch.config import InputFormat
 from rosebatch.errors import FlagError, RowError, UserError, printable
-from rosebatch.io.files import digest, find_files, is_parquet, is_url, open_file
+from rosebatch.io.files import as_path, digest, find_files, is_parquet, is_url, open_file
 from rosebatch.io.openai_batch import is_request, parse_request
 from rosebatch.io.piped import Copied
 from rosebatch.io.read_ahead import read_ahead
@@ -47,9 +47,9 @@ class PromptReader:
     """
 
     def __init__(self, source: str, defaults: Mapping[str, Any], input_format: InputFormat = "auto") -> None:
-        self.source = source
+        self.source = as_path(source)
         self.defaults = defaults
-        self.paths = find_files(source)
+        self.paths = find_files(self.source)
         self.is_parquet = is_parquet(self.paths[0]) if input_format == "auto" else input_format == "parquet"
         self.columns: pa.Schema | None = None
         self._num_rows = 0

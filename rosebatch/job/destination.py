@@ -1,26 +1,21 @@
 """Where a run's results go: to a stream, or through a part file to a file or folder."""
 
-import os
-import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from rosebatch.errors import FlagError, UserError
-from rosebatch.io.files import as_path, file_name, is_parquet, is_url, remove_url, upload, url_identity
+from rosebatch.io.files import file_name, is_parquet, is_url, remove_url, upload
 from rosebatch.io.output import (
     FileOutput,
     Output,
     StreamOutput,
-    aside,
-    beside,
     replace_file,
     replace_folder,
-    require_parts,
     write_jsonl,
 )
 from rosebatch.io.parquet import PART_NAME, Carried, Rows, write_parquet, write_parquet_parts
@@ -32,74 +27,13 @@ from rosebatch.job.manifest import differences, now
 from rosebatch.job.paths import (
     Used,
     require_apart,
-    require_left_by_a_run,
     require_not_read,
-    require_own_part,
-    require_replaceable_file,
     require_writable,
 )
-from rosebatch.paths import descriptor_of, open_stream, takes_rows_in_order
+from rosebatch.job.target import Target
+from rosebatch.paths import open_stream, takes_rows_in_order
 
 _ROWS_PER_FILE = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A file, folder or stream of results.
-
-    Attributes:
-        name: path or URL as it was given.
-        kind: a stream takes its rows in order, and nothing is renamed there.
-        path: of the file or folder, with links followed; for a URL, where it is made: in the working directory.
-    """
-
-    name: str
-    kind: Literal["stream", "file", "folder"]
-    path: Path
-
-    @classmethod
-    def of(cls, name: str) -> "Target":
-        """Look at what a name leads to.
-
-        Raises:
-            FlagError: nothing can be written there.
-            UserError: the URL's file system is unknown.
-        """
-        if name == "-":
-            return cls(name, "stream", Path("/dev/stdout"))
-        name = as_path(name)
-        if is_url(name):
-            path = Path(file_name(name) or Path(name.partition("://")[2]).name)
-            kind: Literal["file", "folder"] = "file" if file_name(name) else "folder"
-            if kind == "folder" and name.startswith(("http://", "https://")):
-                raise FlagError(f"{name}: HTTP knows no folders, name a file for the results")
-            url_identity(name)
-        else:
-            path = Path(name)
-            kind = "folder" if not file_name(name) or os.path.isdir(path) else "file"  # noqa: PTH112
-            if kind == "file" and takes_rows_in_order(path):
-                return cls(name, "stream", path)
-        if path.name in ("", ".."):
-            raise FlagError(f"{name}: has no name of its own, name a file or a folder for the results")
-        # Replace the file or folder, not a link to it.
-        is_link = not is_url(name) and os.path.islink(path)  # noqa: PTH114
-        return cls(name, kind, Path(os.path.realpath(path)) if is_link else path)
-
-    @property
-    def part(self) -> Path:
-        """The file that holds the results until all are there."""
-        return self.path.with_name(self.path.name + ".part")
-
-    def temporaries(self) -> list[Path]:
-        """What the run makes, replaces and deletes beside the path."""
-        return [] if self.kind == "stream" else [beside(self.path), aside(self.path)][: 1 + (self.kind == "folder")]
-
-    def used(self, what: str) -> Iterator[Used]:
-        """All paths but the part file."""
-        is_folder = self.kind == "folder"
-        yield Used(what, self.name if is_url(self.name) else str(self.path), is_folder)
-        for each in self.temporaries():
-            yield Used(f"the temporary name of {what}", str(each), is_folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +79,13 @@ def find_destination(job: JobConfig, reader: PromptReader) -> Destination:
     if to_parquet and errors is not None:
         raise FlagError(f"{output.path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
     if errors is None and output.kind == "file" and not to_parquet and reader.may_be_batch:
-        errors = Target.of(_beside(output.name))
+        errors = Target.of(output.default_errors())
     if errors is not None and errors.kind == "folder":
         raise FlagError(f"--errors {errors.name}: is a folder, name a JSONL file")
     _require_apart(job, reader, output, errors)
     for target in (output, errors):
         if target is not None:
-            _require_replaceable(target, output.part)
+            target.require_replaceable(output.part)
     for report in job.report:
         if not takes_rows_in_order(report):
             require_writable(report, f"--report {report}")
@@ -167,36 +101,8 @@ def _require_apart(job: JobConfig, reader: PromptReader, output: Target, errors:
     if errors is not None:
         writes += errors.used("the file of errors")
     require_apart(reads, writes)
-    if reader.paths != [as_path(reader.source)]:
+    if reader.paths != [reader.source]:
         require_not_read(reader.source, writes)
-
-
-def _require_replaceable(target: Target, part: Path) -> None:
-    """Check that a file or folder can be written at the end of the run, and that only results are lost then.
-
-    What a URL holds is not looked at: only parts are written or deleted there.
-    """
-    path = target.path
-    if target.kind == "stream":
-        mode = os.stat(path).st_mode if path.exists() else 0  # noqa: PTH116
-        if stat.S_ISBLK(mode) or (stat.S_ISSOCK(mode) and descriptor_of(path) is None):
-            raise FlagError(f"{target.name}: is a disk or a socket, name a file for the results")
-        return
-    if target.kind == "folder":
-        if not is_url(target.name):
-            if path.is_mount():
-                raise FlagError(f"{target.name}: something is mounted there, name a folder in it for the results")
-            require_parts(path)
-        for each in target.temporaries():
-            require_parts(each)
-    elif not is_url(target.name):
-        require_replaceable_file(path)
-    require_own_part(part)
-    for each in target.temporaries():
-        require_left_by_a_run(each, part, is_folder=target.kind == "folder")
-    for each in (*target.temporaries(), part):
-        if not os.path.lexists(each):
-            require_writable(each, str(path))
 
 
 def open_output(
@@ -274,14 +180,6 @@ def _upload_folder(folder: Path, url: str) -> None:
     for path in file_system.ls(inside, detail=False):
         if PART_NAME.fullmatch(file_name(path)) and file_name(path) not in names:
             file_system.rm_file(path)
-
-
-def _beside(target: str) -> str:
-    """The default file of errors. A URL with a query is signed for one file, so its neighbour is made here."""
-    name = f"{Path(file_name(target)).stem}.errors.jsonl"
-    if is_url(target):
-        return name if "?" in target else f"{target.rpartition('/')[0]}/{name}"
-    return str(Path(target).with_name(name))
 
 
 def _open_stream(target: Target) -> IO[bytes]:

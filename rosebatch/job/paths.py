@@ -1,6 +1,7 @@
 """Before a run: no two of its paths are one file, nothing foreign is in its way, and all can be written."""
 
 import os
+import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -90,6 +91,21 @@ def require_writable(path: Path, shown: str) -> None:
             os.unlink(real)  # noqa: PTH108
     except OSError as error:
         raise UserError(f"{shown}: {error.strerror}") from None
+
+
+def require_creatable(path: Path, shown: str) -> None:
+    """Check that a file of this length of name can be made in this folder, without touching that very name.
+
+    Another run may be about to make it.
+
+    Args:
+        path: of at least four characters.
+        shown: for messages.
+
+    Raises:
+        UserError: it cannot.
+    """
+    require_writable(path.with_name(path.name[:-4] + secrets.token_hex(2)), shown)
 
 
 def require_replaceable_file(path: Path) -> None:
