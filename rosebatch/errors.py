@@ -1,13 +1,35 @@
 """The mistakes of a user: those that end the job, and those that fail a single row. And signals."""
 
+import re
 import signal
+
+_LOGIN = re.compile(r"(:///?)[^\s/]*@")
+# Signatures of presigned URLs are in the query. Punctuation after it belongs to the sentence.
+_QUERY = re.compile(r"(://(?:(?!://)[^\s?])*\?)\S*[^\s:;,.)'\"]")
+
+
+def printable(text: str) -> str:
+    """One line that is safe to print: no logins or queries of URLs, and no control characters.
+
+    Also escapes what has no UTF-8, as file names may hold.
+    """
+    text = " ".join(filter(None, map(str.strip, text.splitlines())))
+    if "://" in text:
+        text = _QUERY.sub(r"\1…", _LOGIN.sub(r"\1", text))
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 class UserError(Exception):
     """A mistake that ends the job: a missing file, an unreadable model, an impossible flag.
 
-    The command line prints the message as one line on stderr. It says what is wrong and what mends it.
+    The command line prints the message as one line on stderr. It says what is wrong and what mends it. Secrets of URLs
+    and control characters are not in it, whoever made the message.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class FlagError(UserError, ValueError):
@@ -27,7 +49,7 @@ class InterruptionError(Exception):
 
     def __init__(self, number: int, kept: str = "") -> None:
         name = signal.Signals(number).name
-        super().__init__(f"ended by {name}{kept}")
+        super().__init__(printable(f"ended by {name}{kept}"))
         self.number = number
         self.exit_code = 128 + number
 

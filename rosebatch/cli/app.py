@@ -12,9 +12,10 @@ import typer
 from rosebatch.cli import cuda_context
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.cache import cache
+from rosebatch.cli.closed_streams import fill_closed_streams
 from rosebatch.cli.options import SamplingFlags, takes
 from rosebatch.config import InputFormat, RunConfig
-from rosebatch.errors import FlagError, InterruptionError, UserError
+from rosebatch.errors import FlagError, InterruptionError, UserError, printable
 from rosebatch.job.config import JobConfig
 from rosebatch.version import __version__
 
@@ -105,6 +106,7 @@ def run() -> NoReturn:
 
     To take PyTorch and CUDA apart object by object takes half a second, and frees what the system frees anyway.
     """
+    fill_closed_streams()
     try:
         main()
     except SystemExit as end:
@@ -157,6 +159,5 @@ def main(args: list[str] | None = None) -> NoReturn:
 def _fail(message: str, code: int) -> NoReturn:
     # Without arguments, Typer has shown the help and has nothing to add.
     if message:
-        line = " ".join(message.split())
-        sys.stderr.write(f"rosebatch: error: {line}\n")
+        sys.stderr.write(f"rosebatch: error: {printable(message)}\n")
     sys.exit(code)

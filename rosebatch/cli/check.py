@@ -7,6 +7,7 @@ from rosebatch.cli.common import run_config, sampling_defaults
 from rosebatch.config import InputFormat
 from rosebatch.engine.load import choose_block_size
 from rosebatch.engine.roofline import measure_host_rates, measure_rates
+from rosebatch.errors import printable
 from rosebatch.io.fields import with_defaults
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.check import check_file, summary
@@ -24,5 +25,5 @@ def check(source: str, input_format: InputFormat, run: dict[str, Any], sampling:
     checked = check_file(PromptReader(source, defaults, input_format), plan, sys.stdout)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
     rows = summary(checked, plan, choose_block_size(plan.config, plan.device), rates)
-    print_table(f"{source}: {plan.source.name}, {plan.device.type}", rows, sys.stdout)
+    print_table(f"{printable(source)}: {plan.source.name}, {plan.device.type}", rows, sys.stdout)
     return checked.errors.total()

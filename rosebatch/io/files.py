@@ -1,12 +1,16 @@
 """Files by path or URL. URLs are read and written through fsspec."""
 
+import fnmatch
 import glob
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
 from rosebatch.errors import UserError
+from rosebatch.io.unread import require_all_read
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 _SUFFIXES = (*PARQUET_SUFFIXES, ".jsonl")
@@ -16,6 +20,21 @@ _WILD = "*?["
 def is_url(path: str) -> bool:
     """Whether a path names a file system and a file in it, as ``s3://`` URLs do."""
     return "://" in path
+
+
+def as_path(source: str) -> str:
+    """A ``file://`` URL as the path that it names. Anything else stays as it is."""
+    return source.removeprefix("file://") if source.startswith("file:///") else source
+
+
+def url_identity(url: str) -> str:
+    """The same text for every spelling of a URL that its file system knows.
+
+    Raises:
+        UserError: the file system is unknown.
+    """
+    file_system, inside = _remote(url)
+    return str(file_system.unstrip_protocol(inside))
 
 
 def file_name(path: str) -> str:
@@ -36,8 +55,9 @@ def find_files(source: str) -> list[str]:
             files in it, without those whose names begin with ``.`` or ``_``.
 
     Raises:
-        UserError: there are no files, they are of both kinds, or the source is a named pipe.
+        UserError: there are no files, they are of both kinds, or a folder has data in files that are not read.
     """
+    source = as_path(source)
     paths = _find_remote(source) if is_url(source) else _find_local(source)
     if paths is None:
         return [source]
@@ -63,15 +83,35 @@ def open_file(path: str) -> IO[bytes]:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def digest(paths: Sequence[str]) -> str:
+def would_read(source: str, path: str) -> bool:
+    """Whether a folder or glob would take a file, once it is there, for input. Both are local, or both are URLs."""
+    source = as_path(source)
+    if is_url(source):
+        source, path = source.rstrip("/"), url_identity(path)
+        is_folder = not any(mark in source.partition("?")[0] for mark in _WILD)
+        source = url_identity(source)
+    else:
+        is_folder = Path(source).is_dir()
+        if not is_folder and Path(source).exists():
+            return False
+        source, path = _real_pattern(source), os.path.realpath(path)
+    folder, _, name = path.rpartition("/")
+    return (folder == source and _wanted(name)) if is_folder else _matches(path.split("/"), source.split("/"))
+
+
+def digest(paths: Sequence[str], opened: Callable[[str], IO[bytes]] | None = None) -> str:
     """SHA-256 of one file's contents. For several files, SHA-256 of their digests.
+
+    Args:
+        paths: of the files.
+        opened: opens one of them, in place of ``open_file``.
 
     Raises:
         UserError: a file cannot be read.
     """
     digests = []
     for path in paths:
-        with open_file(path) as file:
+        with (opened or open_file)(path) as file:
             try:
                 digests.append(hashlib.file_digest(cast(Any, file), "sha256").hexdigest())
             except OSError as error:
@@ -92,6 +132,18 @@ def upload(path: Path, url: str) -> None:
     path.unlink()
 
 
+def remove_url(url: str) -> None:
+    """Delete the file at a URL, if there is one. HTTP knows no deletion.
+
+    Raises:
+        OSError: it cannot be deleted.
+    """
+    if not url.startswith(("http://", "https://")):
+        file_system, inside = _remote(url)
+        with suppress(FileNotFoundError):
+            file_system.rm_file(inside)
+
+
 def _remote(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path inside it."""
     from fsspec.core import url_to_fs
@@ -104,20 +156,17 @@ def _remote(url: str) -> tuple[Any, str]:
 
 
 def _find_local(source: str) -> list[str] | None:
-    """The files that a path names; None if the source is itself a file."""
+    """The files that a path names; None if the source is itself a file, a pipe or a device."""
     path = Path(source)
-    if path.is_file() or source == "-":
-        return None
     if path.is_dir():
-        return [str(each) for each in path.iterdir() if _wanted(each.name)]
+        names = [each.name for each in path.iterdir()]
+        require_all_read(source, filter(_visible, names), f"'{path / '*.jsonl'}'")
+        return [str(path / name) for name in names if _wanted(name)]
+    if source == "-" or path.exists():
+        return None
     if any(mark in source for mark in _WILD):
         # pathlib's glob refuses absolute patterns.
-        return [each for each in glob.glob(source, recursive=True) if Path(each).is_file()]  # noqa: PTH207
-    if path.is_fifo():
-        # The input is opened more than once, and what one reader takes from a pipe is lost to the next.
-        raise UserError(f"{source}: is a pipe; send it to stdin and give - as the input")
-    if path.exists():
-        return None
+        return [each for each in glob.glob(source, recursive=True) if not Path(each).is_dir()]  # noqa: PTH207
     raise UserError(f"{source}: no such file or folder")
 
 
@@ -131,7 +180,9 @@ def _find_remote(source: str) -> list[str] | None:
         elif file_name(source).lower().endswith(_SUFFIXES) and file_system.exists(inside):
             return None
         elif file_system.isdir(inside):
-            paths = [each for each in file_system.ls(inside, detail=False) if _wanted(each.rpartition("/")[2])]
+            found = {each: each.rpartition("/")[2] for each in file_system.ls(inside, detail=False)}
+            require_all_read(source, filter(_visible, found.values()), f"'{source.rstrip('/')}/*.jsonl'")
+            paths = [each for each, name in found.items() if _wanted(name)]
         elif file_system.exists(inside):
             return None
         else:
@@ -141,5 +192,28 @@ def _find_remote(source: str) -> list[str] | None:
     return [file_system.unstrip_protocol(each) for each in paths]
 
 
+def _visible(name: str) -> bool:
+    return not name.startswith((".", "_"))
+
+
 def _wanted(name: str) -> bool:
-    return name.lower().endswith(_SUFFIXES) and not name.startswith((".", "_"))
+    return name.lower().endswith(_SUFFIXES) and _visible(name)
+
+
+def _real_pattern(pattern: str) -> str:
+    """A local pattern with links followed, as far as it names a folder."""
+    parts = os.path.abspath(pattern).split("/")  # noqa: PTH100
+    wild = next((place for place, part in enumerate(parts) if any(mark in part for mark in _WILD)), len(parts))
+    return "/".join([os.path.realpath("/".join(parts[:wild]) or "/").rstrip("/"), *parts[wild:]])
+
+
+def _matches(parts: list[str], pattern: list[str]) -> bool:
+    """Whether a glob matches a path, both split at slashes. Only a part with a leading dot matches hidden names."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        hidden = next((place for place, part in enumerate(parts) if part.startswith(".")), len(parts))
+        return any(_matches(parts[place:], pattern[1:]) for place in range(hidden + 1))
+    if not parts or (parts[0].startswith(".") and not pattern[0].startswith(".")):
+        return False
+    return fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])

@@ -1,6 +1,8 @@
 """Where results go: to a file or folder that appears only when it is whole, or row by row to a stream."""
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
@@ -67,13 +69,28 @@ class Output(Protocol):
 
 
 class StreamOutput:
-    """JSONL on a stream, in input order: a row waits for all rows before it."""
+    """JSONL on a stream, in input order: a row waits for all rows before it.
 
-    def __init__(self, stream: IO[bytes], created: int = 0) -> None:
+    Args:
+        stream: takes the rows.
+        created: when the run began.
+        errors: a stream of its own for error rows; None puts them among the others.
+        close: called at the end, to close streams that belong to nobody else.
+    """
+
+    def __init__(
+        self,
+        stream: IO[bytes],
+        created: int = 0,
+        errors: IO[bytes] | None = None,
+        close: Callable[[], object] = lambda: None,
+    ) -> None:
         self.created = created
         self._stream = stream
+        self._errors = errors or stream
+        self._close = close
         self._next = 0
-        self._held: dict[int, dict[str, Any]] = {}
+        self._held: dict[int, tuple[dict[str, Any], bool]] = {}
         self.num_rows = 0
         self.num_failed = 0
         self.kept = ""
@@ -90,23 +107,25 @@ class StreamOutput:
         """Write the row and those that waited for it, or hold it until its turn."""
         self.num_rows += 1
         self.num_failed += failed
-        self._held[index] = row
+        self._held[index] = row, failed
         while self._next in self._held:
-            row = self._held.pop(self._next)
-            self._stream.write(msgspec.json.encode(row, enc_hook=str) + b"\n")
+            row, failed = self._held.pop(self._next)
+            (self._errors if failed else self._stream).write(msgspec.json.encode(row, enc_hook=str) + b"\n")
             self._next += 1
 
     def flush(self) -> None:
         """Show the rows so far to whoever reads the stream."""
         self._stream.flush()
+        self._errors.flush()
 
     def finish(self) -> None:
         """Flush; ``add`` has already written every row."""
         assert not self._held, "every row has its result"
-        self._stream.flush()
+        self.flush()
 
     def close(self) -> None:
-        """Does nothing: the stream belongs to the caller."""
+        """Close the streams, unless they belong to the caller."""
+        self._close()
 
 
 class FileOutput:
@@ -117,8 +136,10 @@ class FileOutput:
         path: the finished file or folder, beside the part file.
         write: writes the finished file or folder from all rows, each as JSON, in input order.
         fields: the fields of a row that the part file keeps; None keeps all.
-        errors: a file of its own for error rows, written if there are any; None puts them into the output.
+        errors: a file or stream of its own for error rows; None puts them into the output. Without error rows, an
+            older file of them is deleted.
         place: moves a whole file or folder, its first argument, to its path, the second.
+        remove: deletes an older file of errors.
     """
 
     def __init__(
@@ -127,15 +148,17 @@ class FileOutput:
         path: Path,
         write: Callable[[Path, Rows], None],
         fields: Container[str] | None = None,
-        errors: Path | None = None,
-        place: Callable[[Path, Path], object] = Path.replace,
+        errors: Path | IO[bytes] | None = None,
+        place: Callable[[Path, Path], object] | None = None,
+        remove: Callable[[Path], object] | None = None,
     ) -> None:
         self._part = part
         self._path = path
         self._write = write
         self._fields = fields
         self._errors = errors
-        self._place = place
+        self._place = place or replace_file
+        self._remove_errors = remove or _remove
 
     def __contains__(self, index: int) -> bool:
         return index in self._part
@@ -184,33 +207,50 @@ class FileOutput:
             UserError: the output cannot be written. The part file stays.
         """
         self._part.sync()
+        failed = partial(self._part.rows, failed=True)
+        rows = partial(self._part.rows, failed=None if self._errors is None else False)
         try:
-            if self._errors is None:
-                self._finish(self._path, self._write, self._part.rows)
-            else:
-                self._errors.unlink(missing_ok=True)
+            self._prepare(self._path, self._write, rows)
+            if isinstance(self._errors, Path) and self.num_failed:
+                self._prepare(self._errors, write_jsonl, failed)
+            self._appear(self._path)
+            # Only now: older errors belong to the older output.
+            if isinstance(self._errors, Path):
                 if self.num_failed:
-                    self._finish(self._errors, write_jsonl, partial(self._part.rows, failed=True))
-                self._finish(self._path, self._write, partial(self._part.rows, failed=False))
+                    self._appear(self._errors)
+                else:
+                    self._remove_errors(self._errors)
+            elif self._errors is not None:
+                for row in failed():
+                    self._errors.write(row + b"\n")
+                self._errors.flush()
         except OSError as error:
             raise UserError(f"{self._path}: {error.strerror or error}{self.kept}") from None
+        finally:
+            for path in (self._path, self._errors):
+                if isinstance(path, Path):
+                    _remove(beside(path))
         self._part.remove()
 
-    def _finish(self, path: Path, write: Callable[[Path, Rows], None], rows: Rows) -> None:
+    def _prepare(self, path: Path, write: Callable[[Path, Rows], None], rows: Rows) -> None:
+        """Write a whole file or folder beside its path."""
         whole = beside(path)
-        try:
-            # A run that died may have left one.
-            _remove(whole)
-            write(whole, rows)
-            for each in [*whole.iterdir(), whole] if whole.is_dir() else [whole]:
-                _sync(each)
-            self._place(whole, path)
-        finally:
-            _remove(whole)
+        # A run that died may have left one.
+        _remove(whole)
+        write(whole, rows)
+        for each in [*whole.iterdir(), whole] if whole.is_dir() else [whole]:
+            _sync(each)
+
+    def _appear(self, path: Path) -> None:
+        self._place(beside(path), path)
         _sync(path.parent)
 
     def close(self) -> None:
         """Release the part file. Delete it if it holds no result."""
+        if not isinstance(self._errors, Path | None):
+            # What could not be written was an error before.
+            with suppress(OSError):
+                self._errors.close()
         if self._part.num_rows:
             self._part.close()
         else:
@@ -234,19 +274,43 @@ def aside(path: Path) -> Path:
     return path.with_name(path.name + ".old")
 
 
+def replace_file(whole: Path, path: Path) -> None:
+    """Move a file to its path. It gets the mode of the file that it replaces.
+
+    Raises:
+        OSError: it cannot be renamed, or the path has become something other than a file.
+    """
+    with suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EEXIST, "is no regular file any more")
+        whole.chmod(stat.S_IMODE(mode))
+    whole.replace(path)
+
+
 def replace_folder(whole: Path, path: Path) -> None:
-    """Move a folder of parts to its path. An existing folder is renamed first and deleted last.
+    """Move a folder of parts to its path, with the mode of the one that it replaces.
+
+    An existing folder is renamed first and deleted last. If the new one cannot take its place, it returns.
 
     Raises:
         OSError: a folder cannot be renamed.
     """
-    if path.exists():
+    old = aside(path)
+    replaces = path.exists()
+    if replaces:
+        whole.chmod(stat.S_IMODE(path.stat().st_mode))
         # A run that died may have left an older one.
-        _remove(aside(path))
-        path.rename(aside(path))
-    whole.rename(path)
+        _remove(old)
+        path.rename(old)
+    try:
+        whole.rename(path)
+    except OSError:
+        if replaces:
+            old.rename(path)
+        raise
     _sync(path.parent)
-    _remove(aside(path))
+    _remove(old)
 
 
 def require_parts(folder: Path) -> None:
@@ -271,8 +335,8 @@ def _is_part(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete a file or a folder of parts. Anything else in the folder stays, and so does the folder then."""
-    if path.is_dir():
+    """Delete a file, a link or a folder of parts. Anything else in the folder stays, and so does the folder then."""
+    if path.is_dir() and not path.is_symlink():
         for part in filter(_is_part, list(path.iterdir())):
             part.unlink()
         with suppress(OSError):

@@ -117,7 +117,8 @@ def write_parquet_parts(folder: Path, rows: Rows, rows_per_file: int, carried: C
 
 
 def _write(path: Path, pairs: Iterable[_Pair], info: _TableInfo) -> None:
-    with pq.ParquetWriter(path, info.schema) as writer:
+    # Opened here: Arrow takes no names that are not UTF-8.
+    with path.open("wb") as file, pq.ParquetWriter(file, info.schema) as writer:
         for chunk in _chunks(pairs):
             rows = [{**carried, **msgspec.json.decode(row)} for row, carried in chunk]
             for row in rows:

@@ -76,6 +76,11 @@ def manifest_checksum(line: bytes) -> int:
     return zlib.crc32(line)
 
 
+def begins_part_file(head: bytes) -> bool:
+    """Whether a file with these first bytes may be a part file, of any version of rosebatch, perhaps torn."""
+    return head.startswith((_NAME, _OLDEST)) or is_torn_manifest(head)
+
+
 def is_torn_manifest(content: bytes) -> bool:
     """Whether a file without a whole line is empty, or what a crash left of a manifest.
 

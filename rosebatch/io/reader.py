@@ -13,13 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.config import InputFormat
-from rosebatch.errors import FlagError, RowError, UserError
+from rosebatch.errors import FlagError, RowError, UserError, printable
 from rosebatch.file_state import FileState
-from rosebatch.io.files import digest, find_files, is_parquet, is_url, open_file
+from rosebatch.io.files import as_path, digest, find_files, is_parquet, is_url, open_file
 from rosebatch.io.openai_batch import is_request, parse_request
+from rosebatch.io.piped import Copied
 from rosebatch.io.read_ahead import read_ahead
 from rosebatch.io.rows import FailedRow, PromptRow, parse_row
 from rosebatch.io.seen_ids import SeenIds
+from rosebatch.io.unread import MAGIC_BYTES, kind_of, require_lines
+from rosebatch.paths import is_stream
 
 Row = PromptRow | FailedRow
 _Record = tuple[int, str, bytes | dict[str, Any]]
@@ -35,7 +38,8 @@ class PromptReader:
     """The rows of an input. Rows that repeat an id fail.
 
     Args:
-        source: a path or URL of a file, a folder or a glob of files of one kind, or ``-`` for stdin.
+        source: a path or URL of a file, a folder or a glob of files of one kind, or ``-`` for stdin. Other pipes are
+            copied to a temporary file, and are like files from then on.
         defaults: sampling fields for what a line does not say.
         input_format: ``auto`` recognizes an OpenAI batch by the first line that is JSON.
 
@@ -45,27 +49,31 @@ class PromptReader:
     """
 
     def __init__(self, source: str, defaults: Mapping[str, Any], input_format: InputFormat = "auto") -> None:
-        self.source = source
+        self.source = as_path(source)
         self.defaults = defaults
-        self.paths = find_files(source)
+        self.paths = find_files(self.source)
         self.is_parquet = is_parquet(self.paths[0]) if input_format == "auto" else input_format == "parquet"
         self.columns: pa.Schema | None = None
         self._num_rows = 0
         # The state of each file when it was hashed, and the hash.
         self._digested: tuple[list[FileState] | None, str] | None = None
+        self._input_format = input_format
+        self._copied: dict[str, Copied] = {}
+        # Lines of stdin that were looked at before reading began.
+        self._peeked: list[bytes] = []
         if self.is_parquet:
             if source == "-":
                 raise FlagError("--input-format parquet needs an input file: Parquet cannot be read from stdin")
             for path in self.paths:
-                with _parquet(path) as file:
+                with self._table(path) as file:
                     self._num_rows += file.metadata.num_rows
                     if self.columns is None:
                         self.columns = file.schema_arrow
                     elif not self.columns.equals(file.schema_arrow):
                         raise UserError(f"{path}: its columns differ from those of {self.paths[0]}")
-        self._input_format = input_format
-        # Lines of stdin that were looked at before reading began.
-        self._peeked: list[bytes] = []
+        elif source != "-":
+            by_name = input_format == "auto"
+            require_lines({path: kind_of(path, self._head(path), by_name=by_name) for path in self.paths})
 
     @cached_property
     def is_batch(self) -> bool:
@@ -73,6 +81,11 @@ class PromptReader:
         if self._input_format == "auto" and not self.is_parquet:
             return self._looks_like_a_batch()
         return self._input_format == "openai"
+
+    @property
+    def may_be_batch(self) -> bool:
+        """The same, without waiting: True for a stdin that may still turn out to be none."""
+        return (self.source == "-" and self._input_format == "auto") or self.is_batch
 
     def count(self) -> int | None:
         """The number of rows; None for stdin, and for JSONL at a URL, which would be fetched twice."""
@@ -124,7 +137,7 @@ class PromptReader:
         """SHA-256 of the files' contents, as ``require_unchanged`` will compare it."""
         states = self._states()
         settled = states is not None and all(state.settled for state in states)
-        self._digested = states if settled else None, digest(self.paths)
+        self._digested = states if settled else None, digest(self.paths, self._open)
         return self._digested[1]
 
     def require_unchanged(self) -> None:
@@ -138,7 +151,7 @@ class PromptReader:
         if self._digested is None:
             return
         states, before = self._digested
-        if (states is None or states != self._states()) and digest(self.paths) != before:
+        if (states is None or states != self._states()) and digest(self.paths, self._open) != before:
             raise UserError(
                 f"{self.source}: changed during the run, so results may be of two inputs; its rows are kept: "
                 "put the old input back and rerun with --resume, or accept them with --force-resume"
@@ -149,7 +162,7 @@ class PromptReader:
         if any(is_url(path) for path in self.paths):
             return None
         try:
-            return [FileState.of(Path(path)) for path in self.paths]
+            return [FileState.of(Path(as_path(path))) for path in self.paths]
         except OSError:
             return None
 
@@ -160,6 +173,7 @@ class PromptReader:
             try:
                 for line in islice(_lines(file, path), _MOST_PEEKED):
                     if self.source == "-":
+                        require_lines({} if self._peeked else {"stdin": kind_of("", line, by_name=False)})
                         self._peeked.append(line)
                     try:
                         return is_request(msgspec.json.decode(_stripped(line)))
@@ -171,10 +185,32 @@ class PromptReader:
         return False
 
     def _open(self, path: str) -> IO[bytes]:
-        return sys.stdin.buffer if self.source == "-" else open_file(path)
+        if self.source == "-":
+            return sys.stdin.buffer
+        if path not in self._copied:
+            if is_url(path) or not is_stream(path):
+                return open_file(path)
+            self._copied[path] = Copied(path)
+        return self._copied[path].open()
 
-    def _where(self, path: str, what: str, number: int) -> str:
-        return f"{what} {number}" if len(self.paths) == 1 else f"{path} {what} {number}"
+    def _head(self, path: str) -> bytes:
+        """The first bytes of a file; none of a URL, which would cost a request."""
+        if is_url(path):
+            return b""
+        with self._open(path) as file:
+            try:
+                return file.read(MAGIC_BYTES)
+            except OSError as error:
+                raise UserError(f"{path}: {error.strerror or error}") from None
+
+    @contextmanager
+    def _table(self, path: str) -> Iterator[pq.ParquetFile]:
+        with self._open(path) as raw, _parquet(raw, path) as file:
+            yield file
+
+    def _where(self, path: str, what: str) -> str:
+        """Names the place of a row, followed by its number."""
+        return f"{what} " if len(self.paths) == 1 else f"{printable(path)} {what} "
 
     def _records(self) -> Iterator[_Record]:
         """Index, place and content of each row: a line of JSON as bytes, or the values of a table's row."""
@@ -186,28 +222,29 @@ class PromptReader:
         # Decide this first: on stdin it takes the first lines.
         _ = self.is_batch
         for path in self.paths:
+            where = self._where(path, "line")
             with self._open(path) as file:
                 for number, line in enumerate(chain(self._peeked, _lines(file, path)), start=1):
                     if text := _stripped(line):
-                        yield self._where(path, "line", number), text
+                        yield f"{where}{number}", text
 
     def _table_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for path in self.paths:
-            with _parquet(path) as file:
+            where = self._where(path, "row")
+            with self._table(path) as file:
                 rows = (values for batch in file.iter_batches(_BATCH) for values in _python_types(batch).to_pylist())
                 for number, values in enumerate(rows, start=1):
-                    yield self._where(path, "row", number), values
+                    yield f"{where}{number}", values
 
 
 @contextmanager
-def _parquet(path: str) -> Iterator[pq.ParquetFile]:
-    with open_file(path) as raw:
-        try:
-            with pq.ParquetFile(raw) as file:
-                yield file
-        # Arrow raises ValueError for values that Python cannot hold: years past 9999, strings that are not UTF-8.
-        except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
-            raise UserError(f"{path}: unreadable Parquet file ({error})") from None
+def _parquet(raw: IO[bytes], path: str) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(raw) as file:
+            yield file
+    # Arrow raises ValueError for values that Python cannot hold: years past 9999, strings that are not UTF-8.
+    except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
+        raise UserError(f"{path}: unreadable Parquet file ({error})") from None
 
 
 def _python_types(batch: pa.RecordBatch) -> pa.RecordBatch:

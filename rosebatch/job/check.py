@@ -11,7 +11,7 @@ from rosebatch.config import ModelConfig
 from rosebatch.engine.engine import require_servable
 from rosebatch.engine.kv_cache import bytes_for_longest
 from rosebatch.engine.roofline import Rates, find_floor, weight_bytes
-from rosebatch.errors import RowError
+from rosebatch.errors import RowError, printable
 from rosebatch.io.reader import PromptReader, Row
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.prepare import Prepared, PreparedRow, prepare
@@ -38,7 +38,7 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO) -> Checke
         reader,
         load_tokenizer(plan),
         plan.source.config,
-        lambda row: stream.write(f"{row.where}: {row.error.code}: {row.error.message}\n"),
+        lambda row: stream.write(printable(f"{row.where}: {row.error.code}: {row.error.message}") + "\n"),
     )
 
 

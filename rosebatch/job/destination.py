@@ -1,135 +1,167 @@
-"""Where a run's results go: to stdout, or through a part file to a file or folder."""
+"""Where a run's results go: to a stream, or through a part file to a file or folder."""
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from rosebatch.errors import FlagError
-from rosebatch.io.files import file_name, is_parquet, is_url, upload
+from rosebatch.errors import FlagError, UserError
+from rosebatch.io.files import file_name, is_parquet, is_url, remove_url, upload
 from rosebatch.io.output import (
     FileOutput,
     Output,
     StreamOutput,
-    aside,
-    beside,
+    replace_file,
     replace_folder,
-    require_parts,
     write_jsonl,
 )
 from rosebatch.io.parquet import PART_NAME, Carried, Rows, write_parquet, write_parquet_parts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import RESULT_FIELDS
+from rosebatch.job.config import JobConfig
 from rosebatch.job.manifest import differences, now
+from rosebatch.job.paths import (
+    Used,
+    require_apart,
+    require_not_read,
+    require_writable,
+)
+from rosebatch.job.target import Target
+from rosebatch.paths import open_stream, takes_rows_in_order
 
 _ROWS_PER_FILE = 1_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where results and error rows go.
+
+    Attributes:
+        output: the results.
+        errors: error rows of an OpenAI batch, or of any input with ``--errors``. None: among the results.
+        always_split: whether ``--errors`` was given.
+    """
+
+    output: Target
+    errors: Target | None
+    always_split: bool
+
+
+def find_destination(job: JobConfig, reader: PromptReader) -> Destination:
+    """Where the results of a job go, once all its paths are checked. Nothing is opened for writing yet.
+
+    Args:
+        job: names the files.
+        reader: of the input.
+
+    Raises:
+        FlagError: two paths of the job are one file, or flags exclude each other.
+        UserError: a path cannot be written.
+    """
+    output = Target.of(job.output or "-")
+    if job.rows_per_file is not None and output.kind != "folder":
+        raise FlagError("--rows-per-file needs an output folder: -o FOLDER/")
+    to_parquet = output.kind == "folder" or (job.output is not None and is_parquet(job.output))
+    errors = None if job.errors is None else Target.of(job.errors)
+    if output.kind == "stream":
+        if job.resume or job.force_resume:
+            raise FlagError("--resume needs an output file: -o FILE")
+        if errors is not None and errors.kind != "stream":
+            raise FlagError("--errors needs an output file: -o FILE")
+        if to_parquet:
+            raise FlagError(f"{output.name}: Parquet needs a file; only JSONL can be written to a pipe or device")
+    elif (job.resume or job.force_resume) and reader.source == "-":
+        raise FlagError("--resume needs an input file: stdin cannot be compared with what the earlier run read")
+    if to_parquet and errors is not None:
+        raise FlagError(f"{output.path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
+    if errors is None and output.kind == "file" and not to_parquet and reader.may_be_batch:
+        errors = Target.of(output.default_errors())
+    if errors is not None and errors.kind == "folder":
+        raise FlagError(f"--errors {errors.name}: is a folder, name a JSONL file")
+    _require_apart(job, reader, output, errors)
+    for target in (output, errors):
+        if target is not None:
+            target.require_replaceable(output.part)
+    for report in job.report:
+        if not takes_rows_in_order(report):
+            require_writable(report, f"--report {report}")
+    return Destination(output, errors, job.errors is not None)
+
+
+def _require_apart(job: JobConfig, reader: PromptReader, output: Target, errors: Target | None) -> None:
+    """Check all paths that the run reads or writes against each other."""
+    reads = [Used("the input", "/dev/stdin" if path == "-" else path) for path in reader.paths]
+    writes = [*output.used("the output"), *(Used("the report", str(path)) for path in job.report)]
+    if output.kind != "stream":
+        writes.append(Used("the part file", str(output.part)))
+    if errors is not None:
+        writes += errors.used("the file of errors")
+    require_apart(reads, writes)
+    if reader.paths != [reader.source]:
+        require_not_read(reader.source, writes)
+
+
 def open_output(
-    target: str | None,
+    destination: Destination,
     reader: PromptReader,
     manifest: Callable[[str | None], Callable[[], dict[str, Any]]],
     *,
     resume: bool,
     force: bool,
-    errors: str | None = None,
     rows_per_file: int | None = None,
 ) -> Output:
-    """The output of ``-o``.
+    """Open the output, or continue that of an earlier run.
 
     Args:
-        target: path or URL, Parquet if it ends in ``.parquet`` or ``.pq``; None or ``-`` for stdout. A folder of
-            Parquet files if it ends in ``/`` or is an existing folder.
+        destination: of the results.
         reader: of the input. A Parquet file keeps its columns.
         manifest: begins to make the run's manifest from the digest of its input, None for stdin.
         resume: continue the part file, if there is one.
         force: even if it belongs to another run.
-        errors: path or URL for error rows. Those of an OpenAI batch always have their own file.
         rows_per_file: most rows in each file of a folder.
 
     Raises:
         UserError: it cannot be written to, belongs to another run, or another process writes to it.
     """
-    to_folder = target is not None and _is_folder(target)
-    if rows_per_file is not None and not to_folder:
-        raise FlagError("--rows-per-file needs an output folder: -o FOLDER/")
-    if target is None or target == "-":
-        if resume:
-            raise FlagError("--resume needs an output file: -o FILE")
-        if errors is not None:
-            raise FlagError("--errors needs an output file: -o FILE")
-        return StreamOutput(sys.stdout.buffer, now())
-    if resume and reader.source == "-":
-        raise FlagError("--resume needs an input file: stdin cannot be compared with what the earlier run read")
-    path = _local(target)
-    if path.name in ("", ".."):
-        raise FlagError(f"{target}: has no name of its own, name a file or a folder for the results")
-    if to_folder:
-        # Replace the folder, not a link to it.
-        path = path.resolve() if path.is_symlink() else path
-        _require_replaceable(target, path)
-    to_parquet = to_folder or is_parquet(target)
-    if to_parquet and (reader.is_batch or errors is not None):
+    output, errors = destination.output, destination.errors
+    path, to_folder = output.path, output.kind == "folder"
+    to_parquet = to_folder or is_parquet(output.name)
+    if to_parquet and reader.is_batch:
         raise FlagError(f"{path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
-    split = reader.is_batch or errors is not None
-    errors_target = errors or _beside(target, f"{path.stem}.errors.jsonl")
-    errors_path = _local(errors_target)
-    if split and errors_path == path:
-        raise FlagError(f"--errors {errors}: is the output file itself")
-    urls = {at: each for at, each in ((path, target), (errors_path, errors_target)) if is_url(each)}
+    if not destination.always_split and not reader.is_batch:
+        errors = None
+    error_stream = _open_stream(errors) if errors is not None and errors.kind == "stream" else None
+    if output.kind == "stream":
+        stream = _open_stream(output)
+        return StreamOutput(stream, now(), error_stream, partial(_close, stream, error_stream))
+    urls = {each.path: each.name for each in (output, errors) if each is not None and is_url(each.name)}
 
     def place(whole: Path, at: Path) -> None:
         if at in urls:
             (_upload_folder if to_folder else upload)(whole, urls[at])
-        elif to_folder:
-            replace_folder(whole, at)
         else:
-            whole.replace(at)
+            (replace_folder if to_folder else replace_file)(whole, at)
+
+    def remove(at: Path) -> None:
+        if at in urls:
+            remove_url(urls[at])
+        else:
+            at.unlink(missing_ok=True)
 
     digest = None if reader.source == "-" else reader.digest()
-    part = _part_file(path.with_name(path.name + ".part"), manifest(digest), resume=resume, force=force)
+    part = _part_file(output.part, manifest(digest), resume=resume, force=force)
     if not to_parquet:
-        return FileOutput(part, path, write_jsonl, errors=errors_path if split else None, place=place)
+        split = error_stream or (None if errors is None else errors.path)
+        return FileOutput(part, path, write_jsonl, errors=split, place=place, remove=remove)
     carried = None if reader.columns is None else Carried(reader.columns, reader.carried)
     write: Callable[[Path, Rows], None] = partial(write_parquet, carried=carried)
     if to_folder:
         write = partial(write_parquet_parts, rows_per_file=rows_per_file or _ROWS_PER_FILE, carried=carried)
     return FileOutput(part, path, write, None if carried is None else RESULT_FIELDS, place=place)
-
-
-def _is_folder(target: str) -> bool:
-    """Whether the target is a folder; a URL has to say so by its slash."""
-    return not file_name(target) or (not is_url(target) and Path(target).is_dir())
-
-
-def _local(target: str) -> Path:
-    """Where a file or folder is made: for a URL, in the working directory."""
-    return Path(file_name(target) or Path(target.partition("://")[2]).name) if is_url(target) else Path(target)
-
-
-def _require_replaceable(target: str, path: Path) -> None:
-    """Check that a folder can be written at the end of the run, and that only parts are lost then.
-
-    What a URL holds is not looked at: only parts are written or deleted there.
-
-    Args:
-        target: path or URL.
-        path: where the folder is made.
-
-    Raises:
-        FlagError: it cannot.
-    """
-    if target.startswith(("http://", "https://")):
-        raise FlagError(f"{target}: HTTP knows no folders, name a file for the results")
-    if is_url(target):
-        require_parts(beside(path))
-        return
-    if path.is_mount():
-        raise FlagError(f"{target}: something is mounted there, name a folder in it for the results")
-    for each in (path, beside(path), aside(path)):
-        require_parts(each)
 
 
 def _upload_folder(folder: Path, url: str) -> None:
@@ -150,11 +182,19 @@ def _upload_folder(folder: Path, url: str) -> None:
             file_system.rm_file(path)
 
 
-def _beside(target: str, name: str) -> str:
-    """A file in the same folder. A URL with a query is signed for one file, so its neighbour is made here."""
-    if is_url(target) and "?" not in target:
-        return f"{target.rpartition('/')[0]}/{name}"
-    return name if is_url(target) else str(Path(target).with_name(name))
+def _open_stream(target: Target) -> IO[bytes]:
+    try:
+        return sys.stdout.buffer if target.name == "-" else open_stream(target.path, "wb")
+    except OSError as error:
+        raise UserError(f"{target.name}: {error.strerror}") from None
+
+
+def _close(*streams: IO[bytes] | None) -> None:
+    for stream in streams:
+        if stream is not None and stream is not sys.stdout.buffer:
+            # What could not be written was an error before.
+            with suppress(OSError):
+                stream.close()
 
 
 def _part_file(path: Path, manifest: Callable[[], dict[str, Any]], *, resume: bool, force: bool) -> PartFile:

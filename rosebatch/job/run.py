@@ -19,7 +19,7 @@ from rosebatch.io.rows import FailedRow
 from rosebatch.job.answers import answer
 from rosebatch.job.check import check_file
 from rosebatch.job.config import JobConfig
-from rosebatch.job.destination import open_output
+from rosebatch.job.destination import Destination, find_destination, open_output
 from rosebatch.job.manifest import build_manifest
 from rosebatch.job.serve import Served, serve
 from rosebatch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
@@ -149,13 +149,14 @@ def run_job(
     imported = time.perf_counter()
     # Read before the model is looked for: a missing file is the likelier mistake.
     reader = PromptReader(job.input, job.sampling, job.input_format)
+    destination = find_destination(job, reader)
     with _ready(model, quiet=job.quiet) as (plan, launched):
         if own := default_sampling(plan):
             job = replace(job, sampling=with_defaults(job.sampling, own))
             reader.defaults = job.sampling
         if job.strict:
             _require_all_good(reader, plan)
-        results = _open_output(job, reader, plan)
+        results = _open_output(job, destination, reader, plan)
         resumed = results.num_rows
         tally = Tally()
         try:
@@ -272,7 +273,7 @@ def _ready(model: RunConfig | Loaded, *, quiet: bool) -> Iterator[tuple[LaunchPl
             yield launched.plan, launched
 
 
-def _open_output(job: JobConfig, reader: PromptReader, plan: LaunchPlan) -> Output:
+def _open_output(job: JobConfig, destination: Destination, reader: PromptReader, plan: LaunchPlan) -> Output:
     def manifest(input_digest: str | None) -> Callable[[], dict[str, Any]]:
         return build_manifest(
             plan,
@@ -284,12 +285,11 @@ def _open_output(job: JobConfig, reader: PromptReader, plan: LaunchPlan) -> Outp
         )
 
     return open_output(
-        job.output,
+        destination,
         reader,
         manifest,
         resume=job.resume or job.force_resume,
         force=job.force_resume,
-        errors=job.errors,
         rows_per_file=job.rows_per_file,
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import UserError
+from rosebatch.paths import open_stream, takes_rows_in_order
 from rosebatch.report.table import table, throughput_line
 from rosebatch.report.tally import Tally
 from rosebatch.version import __version__
@@ -83,7 +84,7 @@ def build_report(
 
 
 def write_report(report: dict[str, Any], path: Path) -> None:
-    """Write the report: a page if the name ends in ``.html``, else JSON.
+    """Write the report: a page if the name ends in ``.html``, else JSON. A pipe, device or descriptor is a stream.
 
     Raises:
         UserError: the file cannot be written.
@@ -95,7 +96,11 @@ def write_report(report: dict[str, Any], path: Path) -> None:
     else:
         content = json.dumps(report, indent=2) + "\n"
     try:
-        path.write_text(content, encoding="utf-8")
+        if takes_rows_in_order(path):
+            with open_stream(path, "wb") as stream:
+                stream.write(content.encode())
+        else:
+            path.write_text(content, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
 

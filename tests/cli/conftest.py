@@ -121,3 +121,12 @@ def process() -> Callable[..., subprocess.CompletedProcess[str]]:
 def toy_toml() -> Path:
     """The shape of a model with 2 layers."""
     return ROOT / "configs" / "models" / "tiny-llama.toml"
+
+
+@pytest.fixture
+def toy(
+    cli: Callable[..., SimpleNamespace], toy_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., SimpleNamespace]:
+    """Runs ``generate --quiet`` with random weights in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *args: cli("generate", *args, "--model", toy_toml, "--load-format", "dummy", "--quiet")

@@ -250,14 +250,6 @@ def test_random_weights_for_a_folder(generate):
     assert isinstance(result.rows[0]["text"], str)
 
 
-def test_the_input_may_be_the_output(generate, tmp_path):
-    """The result must not replace the input before the last row is read."""
-    result = generate([{"prompt": "a", "max_tokens": 1}] * 3, "-o", tmp_path / "in.jsonl")
-    assert result.code == 0
-    rows = [json.loads(line) for line in (tmp_path / "in.jsonl").read_text().split("\n")[:-1]]
-    assert [row["index"] for row in rows] == [0, 1, 2]
-
-
 def test_from_url_to_url(cli, model_folder, tmp_path, monkeypatch):
     """Results are complete at the URL, and nothing stays in the working directory."""
     import fsspec

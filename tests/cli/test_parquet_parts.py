@@ -53,7 +53,7 @@ def test_no_rows(generate, tmp_path):
 
 
 def test_parts_as_the_input_of_another_run(generate, cli, model_folder, tmp_path):
-    """All parts must have the first one's columns, and the folder may also be the output."""
+    """All parts must have the first one's columns. The folder cannot be the output too: its rows would be lost."""
     lines = [{**line, "question": line["prompt"]} for line in LINES]
     generate(lines, "-o", f"{tmp_path}/answers/", "--rows-per-file", 2, "--return-token-ids")
     flags = ["--model", model_folder, "--quiet", "--max-tokens", 1]
@@ -63,10 +63,15 @@ def test_parts_as_the_input_of_another_run(generate, cli, model_folder, tmp_path
         assert [row["index"] for row in rows] == [0, 1, 2, 3, 4]
         assert [row["question"] for row in rows] == [line["prompt"] for line in LINES]
         assert {row["error"]["code"] for row in rows} == {"missing_prompt"}, "read, and without a prompt"
+    before = {part: part.read_bytes() for part in (tmp_path / "answers").iterdir()}
     result = cli("generate", tmp_path / "answers", "-o", tmp_path / "answers", "--rows-per-file", 3, *flags)
+    assert result.code == USAGE
+    assert "part-00000.parquet lies in the output" in result.err
+    assert {part: part.read_bytes() for part in (tmp_path / "answers").iterdir()} == before
+    result = cli("generate", tmp_path / "answers", "-o", f"{tmp_path}/again/", "--rows-per-file", 3, *flags)
     assert result.code == 3
-    table = dataset.dataset(tmp_path / "answers").to_table()
-    assert names(tmp_path / "answers") == ["part-00000.parquet", "part-00001.parquet"]
+    table = dataset.dataset(tmp_path / "again").to_table()
+    assert names(tmp_path / "again") == ["part-00000.parquet", "part-00001.parquet"]
     assert table.column("question").to_pylist() == [line["prompt"] for line in LINES]
     assert table.column("late").to_pylist() == [line.get("late") for line in LINES]
 

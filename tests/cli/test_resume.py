@@ -145,8 +145,8 @@ def test_a_part_file_of_somebody_else(cli, source, model_folder, tmp_path):
     part.write_text("mine\n")
     for more in ([], ["--resume"]):
         result = cli("generate", source, "-o", tmp_path / "out.jsonl", "--model", model_folder, *FLAGS, *more)
-        assert result.code == 1
-        assert "is not a part file of rosebatch; delete it or choose another output" in result.err
+        assert result.code == 2
+        assert "out.jsonl.part: is no part file of rosebatch, but the results need this name" in result.err
         assert part.read_text() == "mine\n"
 
 

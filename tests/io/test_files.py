@@ -1,8 +1,12 @@
 """Inputs of many files, and of file systems other than the local one."""
 
+import errno
+import gzip
+import hashlib
 import io
 import os
 import re
+import threading
 import uuid
 
 import fsspec
@@ -12,6 +16,7 @@ import pytest
 
 from rosebatch.errors import UserError
 from rosebatch.io.files import digest, file_name, find_files, is_parquet, open_file, upload
+from rosebatch.io.piped import Copied
 from rosebatch.io.reader import PromptReader
 
 
@@ -101,11 +106,109 @@ def test_sources_that_name_nothing(tmp_path, make, source, message):
         find_files(str(tmp_path) + source)
 
 
-def test_a_named_pipe(tmp_path):
+@pytest.mark.parametrize("pattern", ["pipe.jsonl", "*.jsonl", ""])
+def test_a_named_pipe(tmp_path, pattern):
     """The input is opened several times: the first look at a pipe took its rows, and the run found none."""
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    content = b'{"prompt":"a"}\n{"prompt":"b"}\n'
+    writer = threading.Thread(target=pipe.write_bytes, args=[content])
+    writer.start()
+    reader = PromptReader(str(tmp_path / pattern), {})
+    writer.join()
+    assert not reader.is_batch
+    assert [row.prompt for row in reader] == [row.prompt for row in reader] == ["a", "b"]
+    assert (reader.count(), reader.digest()) == (2, hashlib.sha256(content).hexdigest())
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**20 + 7])
+def test_a_pipe_is_copied_once(tmp_path, size):
+    """Readers of the copy have places of their own: rows are read on a thread."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="pipe: is a pipe; send it to stdin and give - as the input"):
-        find_files(str(tmp_path / "pipe"))
+    content = os.urandom(size)
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=[content])
+    writer.start()
+    copied = Copied(str(tmp_path / "pipe"))
+    writer.join()
+    with copied.open() as one, copied.open() as two:
+        assert one.read(10) == content[:10]
+        assert two.read() == content
+        assert (one.read(), one.seek(-1, os.SEEK_END)) == (content[10:], size - 1) if size else one.read() == b""
+
+
+def test_a_pipe_larger_than_the_temporary_folder(tmp_path, monkeypatch):
+    """The message says what is full and what mends it."""
+    os.mkfifo(tmp_path / "pipe")
+    both_ends = os.open(tmp_path / "pipe", os.O_RDWR)
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rosebatch.io.piped.shutil.copyfileobj", full)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with pytest.raises(UserError, match=rf"pipe: .*No space left on device\); set TMPDIR .*{tmp_path}"):
+        Copied(str(tmp_path / "pipe"))
+    os.close(both_ends)
+
+
+@pytest.mark.parametrize("name", ["b.jsonl.gz", "b.csv", "b.JSON", "b.xlsx", "b.parquet.zst", "b.ndjson"])
+def test_data_of_a_folder_that_would_be_skipped(folder, name):
+    """Its rows were missing from the results, exit code 0."""
+    with fsspec.open(f"{folder}/{name}", "wb") as file:
+        file.write(b"data")
+    with pytest.raises(UserError, match=rf"{name} would not be read; convert .*, or give a pattern such as "):
+        find_files(folder)
+    assert len(find_files(f"{folder}/[ab].jsonl")) == 2
+
+
+def test_many_files_that_would_be_skipped(tmp_path):
+    """The message names the first ones and counts the others."""
+    for number in range(8):
+        (tmp_path / f"{number}.csv").touch()
+    with pytest.raises(UserError, match=r"0.csv, 1.csv, 2.csv, 3.csv, 4.csv and 3 more would not be read"):
+        find_files(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("in.jsonl.gz", gzip.compress(b'{"prompt":"a"}\n', mtime=0), "gzip"),
+        ("in.jsonl", gzip.compress(b'{"prompt":"a"}\n', mtime=0), "gzip"),
+        ("in.xlsx", b"PK\x03\x04\x14\x00\x06\x00\x08\x00", "a zip archive or a spreadsheet"),
+        ("in.csv", b"prompt,id\na,1\n", r"\.csv"),
+        ("in.data", b"PAR1\x15\x04", "Parquet, which needs --input-format parquet"),
+        ("in.zst", b"\x28\xb5\x2f\xfd\x00", "zstd"),
+    ],
+)
+@pytest.mark.parametrize("pattern", ["{}", "in.*"])
+def test_files_that_hold_no_lines(tmp_path, name, content, kind, pattern):
+    """A spreadsheet gave an empty result, others an error row for each of their lines of gibberish."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name} is {kind}: only JSONL and Parquet are read"):
+        PromptReader(str(tmp_path / pattern.format(name)), {})
+
+
+def test_stdin_that_holds_no_lines(monkeypatch):
+    """The same for a compressed file on stdin."""
+    stdin = io.TextIOWrapper(io.BytesIO(gzip.compress(b'{"prompt":"a"}\n', mtime=0)))
+    monkeypatch.setattr("sys.stdin", stdin)
+    with pytest.raises(UserError, match="stdin is gzip"):
+        list(PromptReader("-", {}))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("in.json", "auto"), ("in.csv", "jsonl"), ("in.jsonl.gz", "auto")])
+def test_lines_under_another_name(tmp_path, name, kind):
+    """What holds JSONL is read, whatever its name; of a .csv the flag has to say so."""
+    (tmp_path / name).write_bytes(b'{"prompt":"a"}\n')
+    assert [row.prompt for row in PromptReader(str(tmp_path / name), {}, kind)] == ["a"]
+
+
+def test_a_name_that_is_not_utf8(tmp_path):
+    """An error row could not be written: its message had the name."""
+    for name in (b"\xff.jsonl", b"a\x1b[31m\n.jsonl"):
+        (tmp_path / os.fsdecode(name)).write_bytes(b'{"prompt":""}\n')
+    wheres = [row.where for row in PromptReader(str(tmp_path), {})]
+    assert wheres == [f"{tmp_path}/a\\x1b[31m .jsonl line 1", f"{tmp_path}/\\udcff.jsonl line 1"]
 
 
 class Failing(io.RawIOBase):

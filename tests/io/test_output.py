@@ -8,13 +8,16 @@ import json
 import os
 import stat
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.errors import FlagError, UserError
-from rosebatch.io.output import StreamOutput, require_parts
+from rosebatch.io.output import FileOutput, StreamOutput, replace_file, replace_folder, require_parts, write_jsonl
+from rosebatch.io.parquet import write_parquet, write_parquet_parts
+from rosebatch.io.part_file import PartFile
 
 
 def nested(depth):
@@ -197,6 +200,10 @@ def test_a_folder_on_a_disk_that_is_full(tmp_path, open_parts, monkeypatch):
     assert names(tmp_path) == ["answers"]
 
 
+class KilledError(BaseException):
+    """Unlike an error, which the program may still mend."""
+
+
 @pytest.mark.parametrize("last", ["answers", "answers.tmp", "answers.old"])
 def test_a_run_that_dies_while_it_replaces_a_folder(tmp_path, open_parts, monkeypatch, last):
     """Killed at any rename or deletion, old or new rows are there, and --resume cleans up."""
@@ -214,11 +221,11 @@ def test_a_run_that_dies_while_it_replaces_a_folder(tmp_path, open_parts, monkey
 
             def dies(path, to):
                 if path.name == last:
-                    raise OSError(errno.EIO, "Input/output error")
+                    raise KilledError
                 return rename(path, to)
 
             patch.setattr(Path, "rename", dies)
-        with pytest.raises(UserError) if last != "answers.old" else contextlib.nullcontext():
+        with pytest.raises(KilledError) if last != "answers.old" else contextlib.nullcontext():
             patch.setattr(output._part, "remove", lambda: None)
             output.finish()
     output.close()
@@ -248,6 +255,88 @@ def test_what_is_put_into_a_folder_during_the_run(tmp_path, open_parts):
     assert indices(tmp_path / "answers") == [0]
     assert names(tmp_path) == ["answers", "answers.old"]
     assert (tmp_path / "answers.old" / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_take_its_place(tmp_path, open_parts, monkeypatch):
+    """Between the two renames nothing stood under the name, and an error left it so."""
+    output = open_parts()
+    add(output, 0)
+    output.finish()
+    (tmp_path / "answers").chmod(0o700)
+    rename = Path.rename
+
+    def fails(path, to):
+        if path.name == "answers.tmp":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, to)
+
+    output = open_parts()
+    add(output, 0, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fails)
+        with pytest.raises(UserError, match="Input/output error: 3 rows are saved"):
+            output.finish()
+    output.close()
+    assert names(tmp_path) == ["answers", "answers.part"]
+    assert indices(tmp_path / "answers") == [0]
+    open_parts(resume=True).finish()
+    assert indices(tmp_path / "answers") == [0, 1, 2]
+    assert stat.S_IMODE((tmp_path / "answers").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("failed", [True, False])
+def test_older_errors_stay_as_long_as_the_older_output(tmp_path, failed, number):
+    """They were deleted first: a full disk left the old output without its errors."""
+    out, bad = tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
+    out.write_text("old")
+    bad.write_text("old")
+    states, placed = [], []
+
+    def place(whole, path):
+        states.append((out.read_text(), bad.read_text()))
+        if len(states) > number:
+            raise OSError(errno.EIO, "Input/output error")
+        placed.append(path)
+        replace_file(whole, path)
+
+    part = PartFile.create(tmp_path / "out.jsonl.part", lambda: {"made by": "a test"})
+    output = FileOutput(part, out, write_jsonl, errors=bad, place=place)
+    output.add(0, {"index": 0}, failed=failed)
+    expects_error = number == 0 or failed
+    with pytest.raises(UserError) if expects_error else contextlib.nullcontext():
+        output.finish()
+    output.close()
+    new = "" if failed else '{"index":0}\n'
+    assert states == [("old", "old"), (new, "old")][: number + failed] or states == [("old", "old")]
+    assert placed == [out][:number]
+    assert bad.exists() == expects_error
+    assert (tmp_path / "out.jsonl.part").exists() == expects_error
+
+
+def test_a_path_that_becomes_a_pipe_during_the_run(tmp_path, open_jsonl):
+    """Whatever is no regular file is never replaced."""
+    output = open_jsonl()
+    add(output, 0)
+    os.mkfifo(tmp_path / "out.jsonl")
+    with pytest.raises(UserError, match="is no regular file any more: 1 rows are saved"):
+        output.finish()
+    output.close()
+    assert stat.S_ISFIFO((tmp_path / "out.jsonl").stat().st_mode)
+
+
+@pytest.mark.parametrize("name", [b"\xff.jsonl", b"\xff.parquet", b"\xff/"])
+def test_names_that_are_not_utf8(tmp_path, name):
+    """Arrow refused such a name at the end of the run."""
+    path = tmp_path / os.fsdecode(name.rstrip(b"/"))
+    part = PartFile.create(Path(f"{path}.part"), lambda: {"made by": "a test"})
+    if name.endswith(b"/"):
+        output = FileOutput(part, path, partial(write_parquet_parts, rows_per_file=2), place=replace_folder)
+    else:
+        output = FileOutput(part, path, write_parquet if name.endswith(b"parquet") else write_jsonl)
+    add(output, 0)
+    output.finish()
+    assert path.exists()
 
 
 def test_folders_that_may_be_replaced(tmp_path):

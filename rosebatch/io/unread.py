@@ -1,0 +1,83 @@
+"""Files of data in formats that are not read. Each is named in an error, for skipping it would lose its rows."""
+
+from collections.abc import Iterable, Mapping
+
+from rosebatch.errors import UserError
+
+_COMPRESSED = (".gz", ".bgz", ".zst", ".bz2", ".xz", ".lz4", ".br", ".snappy", ".zip", ".tar", ".tgz", ".7z")
+_TABLES = (".csv", ".tsv", ".xls", ".xlsx", ".ods", ".arrow", ".feather", ".orc", ".avro")
+_OTHER_JSON = (".json", ".ndjson", ".jsonlines")
+
+# How files begin that hold no lines of text.
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "a zip archive or a spreadsheet",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"\xd0\xcf\x11\xe0": "an old spreadsheet",
+    b"ARROW1": "Arrow",
+    b"Obj\x01": "Avro",
+}
+MAGIC_BYTES = 8
+_PARQUET = b"PAR1"
+
+_MOST_NAMES = 5
+_WAY_OUT = "convert them to .jsonl or .parquet"
+
+
+def require_all_read(source: str, names: Iterable[str], pattern: str) -> None:
+    """Check that a folder has no data in files that are skipped.
+
+    Args:
+        source: the folder, for the message.
+        names: of its visible files.
+        pattern: chooses the files that are read, for the message.
+
+    Raises:
+        UserError: it has some.
+    """
+    unread = sorted(name for name in names if name.lower().endswith((*_COMPRESSED, *_TABLES, *_OTHER_JSON)))
+    if unread:
+        raise UserError(
+            f"{source}: {_listed(unread)} would not be read; {_WAY_OUT}, or give a pattern such as {pattern}"
+        )
+
+
+def kind_of(name: str, head: bytes, *, by_name: bool) -> str | None:
+    """What a file holds that is no JSONL; None if it may be JSONL.
+
+    Args:
+        name: of the file.
+        head: its first bytes, ``b""`` if they are not known.
+        by_name: trust the extension where the first bytes say nothing.
+    """
+    if head.startswith(_PARQUET):
+        return "Parquet, which needs --input-format parquet"
+    found = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
+    suffix = next((each for each in (*_COMPRESSED, *_TABLES) if name.lower().endswith(each)), None)
+    # The text of a compressed file that is none can be read.
+    if found is None and by_name and suffix and (suffix in _TABLES or not head):
+        return suffix
+    return found
+
+
+def require_lines(kinds: Mapping[str, str | None]) -> None:
+    """Check that every file may be JSONL.
+
+    Args:
+        kinds: of each path, see ``kind_of``.
+
+    Raises:
+        UserError: some are not.
+    """
+    unread = [f"{path} is {kind}" for path, kind in kinds.items() if kind]
+    if unread:
+        raise UserError(f"{_listed(unread)}: only JSONL and Parquet are read; {_WAY_OUT}")
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,161 @@
+"""Before a run: no two of its paths are one file, nothing foreign is in its way, and all can be written."""
+
+import os
+import secrets
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rosebatch import paths
+from rosebatch.errors import FlagError, UserError
+from rosebatch.io.files import is_url, url_identity, would_read
+from rosebatch.io.part_lines import begins_part_file
+
+# Bytes of a file that show whose it is.
+_HEAD = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A path that a run reads or writes.
+
+    Attributes:
+        what: for messages: the output, the report.
+        path: local path or URL.
+        is_folder: whether all that lies in it is replaced.
+    """
+
+    what: str
+    path: str
+    is_folder: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.path}"
+
+
+def require_apart(reads: Iterable[Used], writes: Iterable[Used]) -> None:
+    """Check that nothing written is another path of the run, however each is spelled.
+
+    Raises:
+        FlagError: two are one file, or one lies in a folder that is replaced.
+    """
+    reads, writes = list(reads), list(writes)
+    seen = {_identity(each.path): each for each in reads}
+    for each in writes:
+        key = _identity(each.path)
+        if key is not None and key in seen:
+            raise FlagError(f"{each} is the same file as {seen[key]}: choose another name for one of them")
+        seen[key] = each
+    for folder in (each for each in writes if each.is_folder and not is_url(each.path)):
+        for each in [*reads, *writes]:
+            if each is not folder and not is_url(each.path) and paths.is_inside(each.path, folder.path):
+                raise FlagError(f"{each} lies in {folder}, which is replaced: choose another folder")
+
+
+def require_not_read(source: str, writes: Iterable[Used]) -> None:
+    """Check that the next run of the same command does not take this one's files for input.
+
+    Args:
+        source: the folder or glob of the input.
+        writes: all that this run writes.
+
+    Raises:
+        FlagError: it would.
+    """
+    for each in writes:
+        written = f"{each.path.rstrip('/')}/part-00000.parquet" if each.is_folder else each.path
+        if is_url(each.path) == is_url(source) and would_read(source, written):
+            raise FlagError(f"{each} would be input of the next run of {source}: choose another folder for it")
+
+
+def require_writable(path: Path, shown: str) -> None:
+    """Check that a file can be made or written. Nothing changes on the disk.
+
+    Args:
+        path: local, and no stream.
+        shown: for messages.
+
+    Raises:
+        UserError: it cannot.
+    """
+    real = os.path.realpath(path)
+    try:
+        try:
+            descriptor = os.open(real, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            os.close(os.open(real, os.O_WRONLY | os.O_NONBLOCK))
+        else:
+            os.close(descriptor)
+            os.unlink(real)  # noqa: PTH108
+    except OSError as error:
+        raise UserError(f"{shown}: {error.strerror}") from None
+
+
+def require_creatable(path: Path, shown: str) -> None:
+    """Check that a file of this length of name can be made in this folder, without touching that very name.
+
+    Another run may be about to make it.
+
+    Args:
+        path: of at least four characters.
+        shown: for messages.
+
+    Raises:
+        UserError: it cannot.
+    """
+    require_writable(path.with_name(path.name[:-4] + secrets.token_hex(2)), shown)
+
+
+def require_replaceable_file(path: Path) -> None:
+    """Check that a file may be renamed to a path.
+
+    Raises:
+        FlagError: something other than a file is there, or a mount.
+    """
+    mode = _mode(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        raise FlagError(f"{path}: is no regular file, name another")
+    if os.path.ismount(path):
+        raise FlagError(f"{path}: is a mount of its own and cannot be replaced, name a file in a folder")
+
+
+def require_own_part(part: Path) -> None:
+    """Check that a part file is of some run, or not there.
+
+    Raises:
+        FlagError: it is something else.
+    """
+    mode = _mode(part)
+    if mode is None:
+        return
+    if stat.S_ISREG(mode):
+        with suppress(OSError), part.open("rb") as file:
+            if begins_part_file(file.read(_HEAD)):
+                return
+    raise FlagError(f"{part}: is no part file of rosebatch, but the results need this name; rename it or -o")
+
+
+def require_left_by_a_run(temporary: Path, part: Path, *, is_folder: bool) -> None:
+    """Check that a temporary file or folder, which the run deletes, is of an earlier run: it has a part file too.
+
+    Raises:
+        FlagError: it is something else.
+    """
+    mode = _mode(temporary)
+    if mode is not None and not (_mode(part) is not None and (stat.S_ISDIR if is_folder else stat.S_ISREG)(mode)):
+        raise FlagError(f"{temporary}: was not left by an earlier run, but the results need this name; rename it or -o")
+
+
+def _mode(path: Path) -> int | None:
+    """What is at a path; of a link, the link itself."""
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return None
+
+
+def _identity(path: str) -> tuple[Any, ...] | None:
+    return ("url", url_identity(path)) if is_url(path) else paths.identity(path)
