@@ -180,7 +180,7 @@ def launch_fake(engine: Engine, tokenizer: Tokenizer | None) -> Launched:
     source = ModelSource("fake", config, None, "dummy", torch.float32)
     toggles = Toggles.resolve({}, "cpu")
     plan = LaunchPlan(RunConfig(), torch.device("cpu"), toggles, source, None, 0.0)
-    grammars = None if tokenizer is None else make_grammars(tokenizer, config)
+    grammars = None if tokenizer is None else make_grammars(tokenizer, config, plan.config)
     return Launched(plan, engine, tokenizer, grammars, {"model": "fake"}, 0.0)
 
 
