@@ -26,8 +26,8 @@ from rosebatch.threads import wait_for
 # Rows that are encoded in one call, and such groups under way.
 _GROUP = 64
 _GROUPS_AHEAD = 4
-# A group ends early if its rows have so many bytes: while it is encoded, a token takes 100 bytes more.
-_GROUP_BYTES = 2 << 20
+# A group ends early if its rows have so many bytes: while it is encoded, a token takes 300 bytes.
+_GROUP_BYTES = 1 << 19
 
 # What rows under way may take, see ``RunConfig.max_inflight_bytes``.
 DEFAULT_BYTES = 1 << 30

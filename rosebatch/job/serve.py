@@ -18,7 +18,7 @@ from rosebatch.errors import RowError
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.await_grammars import with_grammars
-from rosebatch.job.prepare import DEFAULT_BYTES, Prepared, PreparedRow, by_prefix, prepare
+from rosebatch.job.prepare import DEFAULT_BYTES, Prepared, PreparedRow, by_prefix, prepare, size_of
 from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.request import Completion, Request
 from rosebatch.text.grammar import Grammar, Grammars
@@ -119,12 +119,14 @@ def _steps(
     while not exhausted or kept is not None or engine.has_unfinished:
         # By numbers alone, never by how far a thread happens to be: a second run takes the same steps. Only a few rows
         # at a time, so that the device does not wait while many are replaced; all of them if seats would stay empty.
-        added, failed = 0, list[Served]()
+        added, failed, failed_bytes = 0, list[Served](), 0
         while kept or not exhausted:
             if engine.num_unfinished >= (window if added < _ROWS_A_STEP else engine.max_num_seqs):
                 break
             check()
-            if (paused() and engine.has_unfinished) or len(failed) == _MOST_FAILED:
+            if paused() and engine.has_unfinished:
+                break
+            if len(failed) == _MOST_FAILED or failed_bytes > tickets.most_bytes:
                 break
             item, kept = kept or next(source, _END), None
             if item is None:
@@ -139,9 +141,10 @@ def _steps(
             refused = item if isinstance(item, FailedRow) else tickets.add(engine, item, tokenizer)
             if refused is not None:
                 failed.append(refused)
+                failed_bytes += size_of(refused)
             added += 1
         # Nothing else may hold on to a row's bytes.
-        item = None
+        item = refused = None
         check()
         tickets.take(engine.step() if engine.has_unfinished else ())
         yield failed + tickets.finished()
@@ -184,7 +187,7 @@ class _Tickets:
         self._tokenizer = tokenizer
         self._pool = pool
         self._seconds = seconds
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self._check = check
         self._bytes = 0
         self._num_rows: Counter[Grammar] = Counter()
@@ -198,7 +201,7 @@ class _Tickets:
         size = row.size
         if row.grammar is not None and row.grammar not in self._num_rows:
             size += row.grammar.memory
-        return not self._bytes or self._bytes + size <= self._most_bytes
+        return not self._bytes or self._bytes + size <= self.most_bytes
 
     def _account(self, row: PreparedRow, sign: int) -> None:
         """Count a row's bytes when it comes, with 1, and when it goes, with -1."""
