@@ -7,7 +7,7 @@ from rosebatch.job.footprint import prompt_bytes, row_bytes
 from rosebatch.job.prepare import PreparedPrompt, PreparedRow, by_prefix
 from rosebatch.job.serve import serve
 from rosebatch.sampling_params import GREEDY, SamplingParams
-from tests.job.fake_model import launch_fake
+from tests.job.fake_model import launch_fake, make_engine
 
 
 def prepared(index, size):
