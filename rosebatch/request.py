@@ -37,7 +37,7 @@ LOGPROB_BYTES = 8
 
 
 class PackedLogprobs(Sequence[Logprobs]):
-    """Log-probabilities of tokens in a hundredth of the memory of their objects, which are made when they are read.
+    """Log-probabilities of tokens in a tenth of the memory of their objects, which are made when they are read.
 
     They are numbers of fp32, and every token has equally many likeliest ones.
     """
