@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, overload
 
 import msgspec
 
@@ -153,6 +153,9 @@ class Flag:
     rare: bool = False
 
 
+# A day. Longer ones would overflow a timer.
+MOST_GRAMMAR_SECONDS = 86_400
+
 MODEL, SAMPLING, LIMITS, SWITCHES = "Model", "Sampling", "Limits", "Switches (all on by default)"
 
 
@@ -198,6 +201,15 @@ class RunConfig:
         str | int | None, Flag("Size of the KV cache, such as 4GiB.", LIMITS, metavar="SIZE")
     ] = None
     gpu_memory_utilization: Annotated[float, Flag("Share of the GPU to use. Default: 0.9.", LIMITS)] = 0.9
+    max_inflight_bytes: Annotated[
+        str | int, Flag("Host memory for rows under way. Default: 1GiB.", LIMITS, metavar="SIZE", rare=True)
+    ] = "1GiB"
+    grammar_timeout: Annotated[
+        float, Flag("Most seconds to compile a row's schema or regex. Default: 10.", LIMITS, rare=True)
+    ] = 10.0
+    grammar_memory: Annotated[
+        str | int, Flag("Most memory to compile one. Default: 2GiB.", LIMITS, metavar="SIZE", rare=True)
+    ] = "2GiB"
     toggles: Mapping[str, bool | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -215,6 +227,11 @@ class RunConfig:
                 raise ValueError(f"{name} must be >= {least}, got {value}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if not 0 < self.grammar_timeout <= MOST_GRAMMAR_SECONDS:
+            raise ValueError(f"grammar_timeout must be in (0, {MOST_GRAMMAR_SECONDS}], got {self.grammar_timeout}")
+        for name, least in _LEAST_SIZES.items():
+            if in_bytes(value := getattr(self, name)) < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}")
         if isinstance(self.kv_cache_memory, str):
             parse_size(self.kv_cache_memory)
 
@@ -241,11 +258,13 @@ class RunConfig:
     @property
     def kv_cache_bytes(self) -> int | None:
         """``kv_cache_memory`` in bytes."""
-        return parse_size(self.kv_cache_memory) if isinstance(self.kv_cache_memory, str) else self.kv_cache_memory
+        return in_bytes(self.kv_cache_memory)
 
 
 _KINDS = {f.name: f.type for f in fields(RunConfig)}
 _LEAST = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1, "kv_cache_memory": 0}
+# In bytes; a smaller one would be a mistake.
+_LEAST_SIZES = {"max_inflight_bytes": 2**20, "grammar_memory": 2**20}
 _CHOICES = {
     name: get_args(kind)
     for name, kind in {
@@ -299,3 +318,24 @@ def parse_size(text: str) -> int:
     if match is None:
         raise FlagError(f"{text!r} is no size in bytes: write it like 512MiB or 4GiB")
     return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+@overload
+def in_bytes(size: str | int) -> int: ...
+
+
+@overload
+def in_bytes(size: None) -> None: ...
+
+
+@overload
+def in_bytes(size: str | int | None) -> int | None: ...
+
+
+def in_bytes(size: str | int | None) -> int | None:
+    """A size as the command line or Python gives it, in bytes.
+
+    Raises:
+        FlagError: it is no size.
+    """
+    return parse_size(size) if isinstance(size, str) else size

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from rosebatch.config import ModelConfig, RunConfig
+from rosebatch.config import ModelConfig, RunConfig, in_bytes
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import load_engine, pick_device
 from rosebatch.errors import FlagError
 from rosebatch.model.generation_config import sampling_defaults
 from rosebatch.model.source import ModelSource, find_model, find_tokenizer
 from rosebatch.text.grammar import Grammars
+from rosebatch.text.grammar_check import GrammarLimits
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.toggles import Toggles
 
@@ -118,9 +119,14 @@ def default_sampling(plan: LaunchPlan) -> dict[str, Any]:
     return sampling_defaults(plan.source.folder)
 
 
-def make_grammars(tokenizer: Tokenizer, config: ModelConfig) -> Grammars:
+def make_grammars(tokenizer: Tokenizer, model: ModelConfig, config: RunConfig) -> Grammars:
     """What compiles grammars for a model; cheap until it is used."""
-    return Grammars(tokenizer, config.vocab_size, config.eos_token_ids)
+    return Grammars(tokenizer, model.vocab_size, model.eos_token_ids, grammar_limits(config))
+
+
+def grammar_limits(config: RunConfig) -> GrammarLimits:
+    """What compiling one grammar may take."""
+    return GrammarLimits(config.grammar_timeout, in_bytes(config.grammar_memory))
 
 
 def load(plan: LaunchPlan) -> Launched:
@@ -152,7 +158,7 @@ def load(plan: LaunchPlan) -> Launched:
         "kv_cache_bytes": loaded.kv_cache_bytes,
         "toggles": asdict(toggles),
     }
-    grammars = None if tokenizer is None else make_grammars(tokenizer, source.config)
+    grammars = None if tokenizer is None else make_grammars(tokenizer, source.config, config)
     seconds = plan.seconds + time.perf_counter() - started
     return Launched(plan, loaded.engine, tokenizer, grammars, description, seconds)
 

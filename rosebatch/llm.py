@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from rosebatch.config import RunConfig
+from rosebatch.config import RunConfig, in_bytes
 from rosebatch.errors import FlagError, RowError
 from rosebatch.io.fields import PromptOptions, plain_message
 from rosebatch.io.reader import Row
@@ -288,7 +288,15 @@ class LLM:
         if on_error not in ("raise", "return"):
             raise ValueError(f"on_error must be raise or return, got {on_error!r}")
         tokenizer = launched.tokenizer
-        batches = serve(launched.engine, tokenizer, launched.grammars, rows, seed=seed, in_order=in_order)
+        batches = serve(
+            launched.engine,
+            tokenizer,
+            launched.grammars,
+            rows,
+            seed=seed,
+            in_order=in_order,
+            max_inflight_bytes=in_bytes(launched.plan.config.max_inflight_bytes),
+        )
         try:
             for batch in batches:
                 for served in batch:

@@ -1,8 +1,10 @@
 """What the engine is asked and what it answers: token ids in, token ids out. It knows nothing of rows or texts."""
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from operator import eq
+from typing import Any, NamedTuple, Protocol, Self, overload
 
 from rosebatch.errors import RowError
 from rosebatch.sampling_params import GREEDY, SamplingParams
@@ -29,6 +31,55 @@ class Logprobs(NamedTuple):
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+# Of a token with its log-probability, or one of its likeliest tokens, in ``PackedLogprobs``.
+LOGPROB_BYTES = 8
+
+
+class PackedLogprobs(Sequence[Logprobs]):
+    """Log-probabilities of tokens in a tenth of the memory of their objects, which are made when they are read.
+
+    They are numbers of fp32, and every token has equally many likeliest ones.
+    """
+
+    def __init__(self, logprobs: Iterable[Logprobs] = ()) -> None:
+        self._ids = array("i")
+        self._values = array("f")
+        self._width = 1
+        self.extend(logprobs)
+
+    def extend(self, logprobs: Iterable[Logprobs]) -> None:
+        """Append those of further tokens."""
+        for token_id, logprob, top in logprobs:
+            self._width = 1 + len(top)
+            self._ids.append(token_id)
+            self._values.append(logprob)
+            for other, value in top:
+                self._ids.append(other)
+                self._values.append(value)
+
+    def __len__(self) -> int:
+        return len(self._ids) // self._width
+
+    @overload
+    def __getitem__(self, at: int) -> Logprobs: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Logprobs]: ...
+
+    def __getitem__(self, at: int | slice) -> Logprobs | Sequence[Logprobs]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(*at.indices(len(self)))]
+        number = range(len(self))[at]
+        own = slice(number * self._width, (number + 1) * self._width)
+        ids, values = self._ids[own], self._values[own]
+        return Logprobs(ids[0], values[0], tuple(zip(ids[1:], values[1:], strict=True)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class StopMatcher(Protocol):
@@ -84,6 +135,6 @@ class Completion:
     arrival_time: float
     first_token_time: float
     finish_time: float
-    logprobs: tuple[Logprobs, ...] = ()
+    logprobs: Sequence[Logprobs] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
     error: RowError | None = None

@@ -2,6 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +39,64 @@ def test_handlers_are_put_back():
     with Interrupts().listen():
         os.kill(os.getpid(), signal.SIGTERM)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+# Waits in one long call of C code, in which Python runs no handler: a step, a text of 100 MB, a grammar.
+BUSY = """
+import ctypes, sys, time
+from rosebatch.cli.interrupts import Interrupts
+
+interrupts = Interrupts()
+with interrupts.watch(), interrupts.listen(lambda: ": 7 rows are saved"):
+    print("ready", flush=True)
+    library = ctypes.CDLL(None)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        library.sleep(60)
+"""
+# A call of a thread that nothing joins.
+THREAD = """
+import time
+from rosebatch.errors import InterruptionError
+from rosebatch.cli.interrupts import Interrupts
+from rosebatch.threads import DaemonPool, wait_for
+
+interrupts = Interrupts()
+try:
+    with interrupts.watch(), interrupts.listen() as check, DaemonPool(2, "slow") as pool:
+        print("ready", flush=True)
+        wait_for(pool.submit(time.sleep, 60), check)
+except InterruptionError as error:
+    raise SystemExit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("code", "message"), [(BUSY, "ended by SIGTERM: 7 rows are saved"), (THREAD, "")])
+def test_a_signal_ends_the_process_whatever_it_computes(code, message):
+    """A text of 11 MB, or a grammar, held it up for minutes: in the main thread, or by a thread that was joined."""
+    root = Path(__file__).resolve().parents[1]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        process.wait(10)
+        assert process.returncode == 143
+        assert process.stderr.read() == (f"rosebatch: error: {message}\n" if message else "")
+
+
+def test_a_run_that_ends_in_time_is_left_alone():
+    """The thread must not end a process that goes on to other work, nor leave a descriptor open."""
+    before = len(list(Path("/dev/fd").iterdir()))
+    interrupts = Interrupts()
+    with interrupts.watch(), interrupts.listen() as check:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(InterruptionError):
+            check()
+    assert signal.set_wakeup_fd(-1) == -1
+    for _ in range(500):
+        if len(list(Path("/dev/fd").iterdir())) == before:
+            break
+        time.sleep(0.01)
+    assert len(list(Path("/dev/fd").iterdir())) == before

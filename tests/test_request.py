@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from rosebatch.request import Completion, Request
+from rosebatch.request import LOGPROB_BYTES, Completion, Logprobs, PackedLogprobs, Request
 from rosebatch.sampling_params import GREEDY, MOST_LOGPROBS, MOST_SAMPLES, MOST_TOKENS, GrammarSpec, SamplingParams
 
 
@@ -178,3 +178,18 @@ def test_frozen():
             first_token_time=2.0,
             finish_time=3.0,
         ).sample = 1
+
+
+@pytest.mark.parametrize("most", [0, 1, 20])
+def test_packed_log_probabilities_are_the_same_again(most):
+    """Python's objects take 2 kB for a token with 20 likeliest ones; a row may have a million tokens."""
+    given = [Logprobs(i, -i / 8, tuple((i + k, -k / 4) for k in range(most))) for i in range(50)]
+    packed = PackedLogprobs(given[:7])
+    packed.extend(given[7:])
+    assert (len(packed), list(packed), packed[3:5], packed[-1]) == (50, given, given[3:5], given[-1])
+    assert packed == given
+    assert packed != given[1:]
+    assert packed != [*given[1:], given[0]]
+    with pytest.raises(IndexError):
+        packed[50]
+    assert sum(len(kept) * kept.itemsize for kept in (packed._ids, packed._values)) == LOGPROB_BYTES * 50 * (1 + most)

@@ -33,6 +33,11 @@ app = typer.Typer(
 )
 
 
+# What only files of rows need.
+_OF_ROWS = (
+    "generation_config", "tokenizer", "chat_template", "max_inflight_bytes", "grammar_timeout", "grammar_memory",
+)  # fmt: skip
+
 _Source = Annotated[
     str,
     typer.Argument(metavar="INPUT", help="JSONL, OpenAI batch or Parquet; - for stdin."),
@@ -76,7 +81,7 @@ def check(
 
 
 @app.command(add_help_option=False)
-@takes(work=BenchFlags, run=RunConfig, unset=["run"], without=["generation_config", "tokenizer", "chat_template"])
+@takes(work=BenchFlags, run=RunConfig, unset=["run"], without=_OF_ROWS)
 def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     """Time the engine on random token ids, every completion at full length.
 

@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 from rosebatch.cli.common import run_config, sampling_defaults
+from rosebatch.cli.interrupts import Interrupts
 from rosebatch.config import InputFormat
 from rosebatch.engine.load import choose_block_size
 from rosebatch.engine.roofline import measure_host_rates, measure_rates
@@ -12,15 +13,21 @@ from rosebatch.io.fields import with_defaults
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.check import check_file, summary
 from rosebatch.job.run import check_sampling
-from rosebatch.launch import default_sampling, plan_launch
+from rosebatch.launch import default_sampling, grammar_limits, plan_launch
 from rosebatch.report.table import print_table
 
 
 def check(source: str, input_format: InputFormat, run: dict[str, Any], sampling: dict[str, Any]) -> int:
     """Print bad rows and what the run would take; returns the number of rows that cannot be served."""
-    plan = plan_launch(run_config(run))
+    with Interrupts().watch():
+        return _check(source, input_format, run, sampling)
+
+
+def _check(source: str, input_format: InputFormat, run: dict[str, Any], sampling: dict[str, Any]) -> int:
+    config = run_config(run)
+    plan = plan_launch(config)
     defaults = sampling_defaults(sampling)
-    check_sampling(defaults, None)
+    check_sampling(defaults, None, grammar_limits(config))
     defaults = with_defaults(defaults, default_sampling(plan))
     checked = check_file(PromptReader(source, defaults, input_format), plan, sys.stdout)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)

@@ -8,14 +8,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Items in a group, and groups that may wait. Threads hand over whole groups.
+# Items in a group, and groups that may wait. Threads hand over whole groups. One ends early if it has so many bytes.
 _GROUP = 64
+_GROUP_BYTES = 4 << 20
 _GROUPS_AHEAD = 2
 # Longest wait of either thread before it checks whether to continue.
 _PATIENCE_SECONDS = 0.1
 
 
-def read_ahead(items: Iterator[T], check: Callable[[], None]) -> Iterator[T]:
+def read_ahead(items: Iterator[T], check: Callable[[], None], size: Callable[[T], int] = lambda _: 0) -> Iterator[T]:
     """Run an iterator on a thread, some groups of items ahead.
 
     The iterator should only read: Python code in it holds up the other threads.
@@ -23,6 +24,7 @@ def read_ahead(items: Iterator[T], check: Callable[[], None]) -> Iterator[T]:
     Args:
         items: its exceptions are raised here.
         check: called again and again while no item has come; its exceptions are raised here.
+        size: of an item in bytes.
     """
     ahead: queue.Queue[list[T] | BaseException] = queue.Queue(maxsize=_GROUPS_AHEAD)
     stopped = threading.Event()
@@ -36,9 +38,18 @@ def read_ahead(items: Iterator[T], check: Callable[[], None]) -> Iterator[T]:
                 continue
         return False
 
+    def read() -> list[T]:
+        group, total = [], 0
+        for item in islice(items, _GROUP):
+            group.append(item)
+            total += size(item)
+            if total >= _GROUP_BYTES:
+                break
+        return group
+
     def work() -> None:
         try:
-            while put(group := list(islice(items, _GROUP))) and group:
+            while put(group := read()) and group:
                 pass
         except BaseException as error:
             put(error)

@@ -105,7 +105,7 @@ class PromptReader:
 
     def rows(self, check: Callable[[], None]) -> Iterator[Row]:
         """The same, read ahead on a thread. ``check`` is called while waiting for input."""
-        return self._rows(read_ahead(self._records(), check))
+        return self._rows(read_ahead(self._records(), check, _size))
 
     def carried(self) -> Iterator[Mapping[str, Any]]:
         """The fields of each row that its result takes over. Reads the input again, so not from stdin."""
@@ -235,6 +235,12 @@ class PromptReader:
                 rows = (values for batch in file.iter_batches(_BATCH) for values in _python_types(batch).to_pylist())
                 for number, values in enumerate(rows, start=1):
                     yield f"{where}{number}", values
+
+
+def _size(record: _Record) -> int:
+    """Bytes of a line. Rows of a table have been read a thousand at a time already."""
+    content = record[2]
+    return len(content) if isinstance(content, bytes) else 0
 
 
 @contextmanager

@@ -59,6 +59,10 @@ class FailedRow:
     metadata: Mapping[str, Any]
     error: RowError
 
+    def __post_init__(self) -> None:
+        # It would keep the whole line in memory, and the tokens of its prompt.
+        self.error.__traceback__ = None
+
 
 class _Fields(RequestFields):
     """The known fields of rosebatch's own lines. All others are carried through to the result."""

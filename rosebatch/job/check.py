@@ -3,7 +3,6 @@
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -14,10 +13,14 @@ from rosebatch.engine.roofline import Rates, find_floor, weight_bytes
 from rosebatch.errors import RowError, printable
 from rosebatch.io.reader import PromptReader, Row
 from rosebatch.io.rows import FailedRow
+from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.prepare import Prepared, PreparedRow, prepare
-from rosebatch.launch import LaunchPlan, load_tokenizer, make_grammars
+from rosebatch.launch import LaunchPlan, grammar_limits, load_tokenizer
 from rosebatch.request import Request
+from rosebatch.text.grammar import Grammars
+from rosebatch.text.grammar_check import GrammarLimits
 from rosebatch.text.tokenizer import Tokenizer
+from rosebatch.threads import DaemonPool
 
 _BAR = 40
 
@@ -39,6 +42,7 @@ def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO) -> Checke
         load_tokenizer(plan),
         plan.source.config,
         lambda row: stream.write(printable(f"{row.where}: {row.error.code}: {row.error.message}") + "\n"),
+        grammar_limits(plan.config),
     )
 
 
@@ -47,6 +51,7 @@ def check_rows(
     tokenizer: Tokenizer | None,
     config: ModelConfig,
     on_failure: Callable[[FailedRow], object],
+    limits: GrammarLimits | None = None,
 ) -> Checked:
     """Read and tokenize all rows.
 
@@ -55,11 +60,12 @@ def check_rows(
         tokenizer: None for a model that works on token ids.
         config: of the model.
         on_failure: told of every row that cannot be served.
+        limits: what compiling a grammar may take.
     """
     checked = Checked()
-    grammars = None if tokenizer is None else make_grammars(tokenizer, config)
-    with ThreadPoolExecutor(1, "rosebatch-text") as pool:
-        for item in prepare(rows, tokenizer, grammars, pool):
+    grammars = None if tokenizer is None else Grammars(tokenizer, config.vocab_size, config.eos_token_ids, limits)
+    with DaemonPool(1, "rosebatch-text") as pool:
+        for item in with_grammars(prepare(rows, tokenizer, grammars, pool), grammars, in_order=True):
             assert item is not None, "a file always has a next row, or an end"
             _count(checked, item, config, on_failure)
     return checked

@@ -1,4 +1,4 @@
-"""From rows to prompts that the engine can take: token ids, seeds, compiled grammars.
+"""From rows to prompts that the engine can take: token ids and seeds. Grammars are tried meanwhile.
 
 Texts are encoded on another thread, a group at a time. All Python work happens where the rows are asked for, between
 the engine's steps: a second thread that computes in Python only takes turns with the first.
@@ -6,7 +6,7 @@ the engine's steps: a second thread that computes in Python only takes turns wit
 
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
@@ -14,15 +14,23 @@ from itertools import chain, islice, repeat
 from rosebatch.errors import RowError
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.job.footprint import prompt_bytes, row_bytes
 from rosebatch.job.seeds import row_seed
 from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.text.grammar import Grammar, Grammars
+from rosebatch.text.grammar_check import Tried
 from rosebatch.text.tokenizer import Tokenizer
+from rosebatch.threads import wait_for
 
 # Rows that are encoded in one call, and such groups under way.
 _GROUP = 64
 _GROUPS_AHEAD = 4
+# A group ends early if its rows have so many bytes: while it is encoded, a token takes 300 bytes.
+_GROUP_BYTES = 1 << 19
+
+# What rows under way may take, see ``RunConfig.max_inflight_bytes``.
+DEFAULT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +57,15 @@ class PreparedRow:
     Attributes:
         row: as it was read.
         prompts: usually one.
-        grammar: what its completions have to match.
+        size: estimate of the bytes that it takes until its result is written, without its grammar.
+        tried: what becomes of its grammar in another process.
+        grammar: what its completions have to match, once it is compiled.
     """
 
     row: PromptRow
     prompts: tuple[PreparedPrompt, ...]
+    size: int = 0
+    tried: Future[Tried] | None = None
     grammar: Grammar | None = None
 
     @property
@@ -79,55 +91,84 @@ def prepare(
     pool: Executor,
     seed: int | None = None,
     seconds: defaultdict[str, float] | None = None,
+    check: Callable[[], None] = lambda: None,
+    most_bytes: int = DEFAULT_BYTES,
+    max_model_len: int = 1 << 20,
 ) -> Iterator[Prepared | None]:
     """Prepare rows, a group at a time. Those that no engine could serve become failed rows.
 
     Args:
         rows: of the input; None says that there is none at the moment, and is handed on.
         tokenizer: None for a model that works on token ids.
-        grammars: compiles what completions have to match; None for such a model.
+        grammars: tries what completions have to match; None for such a model.
         pool: encodes texts.
         seed: of the job.
         seconds: host time by kind of work is added there.
+        check: called while waiting; what it raises ends the wait.
+        most_bytes: of rows under way in the whole job.
+        max_model_len: most tokens of prompt and completion together, for estimates.
     """
     source = iter(rows)
+    group_bytes = min(_GROUP_BYTES, most_bytes // 64)
     seconds = defaultdict(float) if seconds is None else seconds
 
     def encode(texts: _Texts) -> list[list[_Encoded]]:
         with Stopwatch(seconds, "tokenizing"):
             return texts.encode()
 
-    ahead: deque[tuple[list[Row], Future[list[list[_Encoded]]]]] = deque()
+    ahead: deque[tuple[list[_Read], Future[list[list[_Encoded]]]]] = deque()
     ended = False
     while True:
         idle = False
         while not (ended or idle) and len(ahead) < _GROUPS_AHEAD:
             with Stopwatch(seconds, "reading"):
-                group, ended, idle = _next_group(source)
+                group, ended, idle = _next_group(source, grammars, group_bytes)
             if group:
-                ahead.append((group, pool.submit(encode, _rendered(group, tokenizer, seconds))))
+                texts = _rendered([each.row for each in group], tokenizer, seconds)
+                ahead.append((group, pool.submit(encode, texts)))
+                del texts
         if ahead:
             group, encoded = ahead.popleft()
-            prompts = iter(encoded.result())
-            for row in group:
-                if isinstance(row, FailedRow):
-                    yield row
+            texts_of_rows = wait_for(encoded, check)
+            prompts = iter(texts_of_rows)
+            del texts_of_rows
+            del encoded
+            for each in group:
+                if isinstance(each.row, FailedRow):
+                    yield each.row
                 else:
-                    yield _prepared(row, next(prompts), tokenizer, grammars, seed, seconds)
+                    yield _prepared(each, each.row, next(prompts), tokenizer, seed, max_model_len)
         elif ended:
             return
         else:
             yield None
 
 
-def _next_group(source: Iterator[Row | None]) -> tuple[list[Row], bool, bool]:
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A row, its bytes, and what becomes of its grammar."""
+
+    row: Row
+    size: int
+    tried: Future[Tried] | None
+
+
+def _next_group(
+    source: Iterator[Row | None], grammars: Grammars | None, most_bytes: int
+) -> tuple[list[_Read], bool, bool]:
     """Some rows; whether the source ended; whether it has nothing at the moment."""
-    group: list[Row] = []
+    group: list[_Read] = []
+    total = 0
     for row in source:
         if row is None:
             return group, False, True
-        group.append(row)
-        if len(group) == _GROUP:
+        tried = None
+        if grammars is not None and isinstance(row, PromptRow) and row.sampling.grammar is not None:
+            tried = grammars.begin(row.sampling.grammar)
+        size = row_bytes(row)
+        group.append(_Read(row, size, tried))
+        total += size
+        if len(group) == _GROUP or total >= most_bytes:
             return group, False, False
     return group, True, False
 
@@ -141,44 +182,67 @@ def _rendered(group: Sequence[Row], tokenizer: Tokenizer | None, seconds: defaul
 
 
 def _prepared(
+    read: _Read,
     row: PromptRow,
     encoded: Sequence[_Encoded],
     tokenizer: Tokenizer | None,
-    grammars: Grammars | None,
     seed: int | None,
-    seconds: defaultdict[str, float],
+    max_model_len: int,
 ) -> Prepared:
     try:
         prompts = _prompts_of(row, encoded, tokenizer, seed)
-        if row.sampling.grammar is None or grammars is None:
-            return PreparedRow(row, prompts)
-        with Stopwatch(seconds, "compiling grammars"):
-            return PreparedRow(row, prompts, grammars.compile(row.sampling.grammar))
     except RowError as error:
         return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
+    size = read.size
+    for prompt in prompts:
+        size += prompt_bytes(prompt.sampling, len(prompt.token_ids), max_model_len)
+        # That of a chat, which is rendered from the messages.
+        size += len(prompt.text or "") if row.messages is not None else 0
+    return PreparedRow(row, prompts, size, read.tried)
 
 
-def by_prefix(items: Iterator[Prepared | None], window: int) -> Iterator[Prepared]:
+def size_of(item: Prepared) -> int:
+    """Bytes of a row, also if it has failed."""
+    return item.size if isinstance(item, PreparedRow) else row_bytes(item)
+
+
+def by_prefix(items: Iterator[Prepared | None], window: int, most_bytes: int = DEFAULT_BYTES) -> Iterator[Prepared]:
     """Reorder a window of rows at a time, so that prompts with the same beginning follow each other.
 
     Its blocks are then computed once and are still there for the next prompt, however small the KV cache is. For each
     row handed out, one row of the next window is read: reading a whole window at once would keep the device waiting.
+    Rows of many bytes make a window smaller, so that both windows together hold about ``most_bytes``.
     """
+    held = 0
 
     def must_come() -> Iterator[Prepared]:
         for item in items:
             assert item is not None, "a window cannot wait for rows that may not come"
             yield item
 
+    def read(most: int) -> Iterator[Prepared]:
+        nonlocal held
+        for item in islice(rows, most) if held < most_bytes else ():
+            held += size_of(item)
+            yield item
+            if held >= most_bytes:
+                return
+
     rows = must_come()
-    group = list(islice(rows, window))
+    group = list(read(window))
     while group:
         failed = [item for item in group if isinstance(item, FailedRow)]
         served = sorted((item for item in group if isinstance(item, PreparedRow)), key=_prefix_order)
         group = []
-        for item in chain[Prepared](failed, served):
+        left = deque[Prepared](chain(failed, served))
+        del failed, served
+        while left:
+            item = left.popleft()
+            held -= size_of(item)
             yield item
-            group += islice(rows, 1)
+            del item
+            # Two, if rows of many bytes have left room for more of others.
+            group += read(min(2, window - len(left) - len(group)))
 
 
 def _prefix_order(row: PreparedRow) -> bytes:

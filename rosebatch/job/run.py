@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from rosebatch.config import InputFormat, RunConfig
+from rosebatch.config import InputFormat, RunConfig, in_bytes
 from rosebatch.errors import FlagError, InterruptionError, RowError, UserError
 from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
 from rosebatch.io.openai_batch import BatchShape
@@ -22,20 +22,21 @@ from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, find_destination, open_output
 from rosebatch.job.manifest import build_manifest
 from rosebatch.job.serve import Served, serve
-from rosebatch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
+from rosebatch.launch import Launched, LaunchPlan, default_sampling, grammar_limits, load, plan_launch
 from rosebatch.report.build import build_report, write_report
 from rosebatch.report.progress import Progress
 from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.report.table import print_report
 from rosebatch.report.tally import Tally
 from rosebatch.sampling_params import SamplingParams
-from rosebatch.text.grammar import check_grammar
+from rosebatch.text.grammar_check import GrammarLimits, check_grammar
 
 # Rows without finite logits, and none with, before a run is given up.
 _MOST_NOT_FINITE = 64
 _NOT_FINITE = "non_finite_logits"
-# While it is entered, signals end the job where it may end: at each call of what it gives.
-Listen = Callable[[], AbstractContextManager[Callable[[], None]]]
+# While it is entered, signals end the job where it may end: at each call of what it gives. It is told how to find out
+# where the results so far are.
+Listen = Callable[[Callable[[], str]], AbstractContextManager[Callable[[], None]]]
 
 
 @runtime_checkable
@@ -61,7 +62,7 @@ class JobResult:
 
 
 @contextmanager
-def _no_signals() -> Iterator[Callable[[], None]]:
+def _no_signals(kept: Callable[[], str]) -> Iterator[Callable[[], None]]:
     yield lambda: None
 
 
@@ -145,7 +146,7 @@ def run_job(
         listen: how signals reach the job.
         started: when the process began, on the clock of ``time.perf_counter``, for the report.
     """
-    check_sampling(job.sampling, job.seed)
+    check_sampling(job.sampling, job.seed, grammar_limits(model) if isinstance(model, RunConfig) else None)
     imported = time.perf_counter()
     # Read before the model is looked for: a missing file is the likelier mistake.
     reader = PromptReader(job.input, job.sampling, job.input_format)
@@ -166,7 +167,10 @@ def run_job(
             stats = launched.engine.restart_stats()
             begun = time.perf_counter()
             total = None if job.quiet else reader.count()
-            with listen() as check, Progress(total, resumed=resumed, enabled=not job.quiet) as progress:
+            with (
+                listen(lambda: results.kept) as check,
+                Progress(total, resumed=resumed, enabled=not job.quiet) as progress,
+            ):
                 run_rows(
                     (row for row in reader.rows(check) if row.index not in results),
                     launched,
@@ -238,6 +242,7 @@ def run_rows(
         seconds=tally.host_seconds,
         paused=lambda: output.full,
         check=check,
+        max_inflight_bytes=in_bytes(launched.plan.config.max_inflight_bytes),
     )
     with closing(batches):
         for batch in batches:
@@ -246,8 +251,13 @@ def run_rows(
     writer.finish()
 
 
-def check_sampling(given: Mapping[str, Any], seed: int | None) -> None:
+def check_sampling(given: Mapping[str, Any], seed: int | None, limits: GrammarLimits | None = None) -> None:
     """Check the defaults for all rows now: a bad one is one error, not one a row.
+
+    Args:
+        given: fields of a row.
+        seed: of the job.
+        limits: what compiling a grammar may take.
 
     Raises:
         FlagError: a value is impossible.
@@ -258,7 +268,7 @@ def check_sampling(given: Mapping[str, Any], seed: int | None) -> None:
     try:
         params = sampling_params(given if seed is None else {**given, "seed": seed})
         if params.grammar is not None:
-            check_grammar(params.grammar)
+            check_grammar(params.grammar, limits)
     except RowError as error:
         raise FlagError(error.message) from None
 

@@ -5,9 +5,9 @@ between the engine's steps, while the device computes.
 """
 
 import gc
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,11 +17,13 @@ from rosebatch.engine.engine import Engine
 from rosebatch.errors import RowError
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow
-from rosebatch.job.prepare import Prepared, PreparedRow, by_prefix, prepare
+from rosebatch.job.await_grammars import with_grammars
+from rosebatch.job.prepare import DEFAULT_BYTES, Prepared, PreparedRow, by_prefix, prepare, size_of
 from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.request import Completion, Request
-from rosebatch.text.grammar import Grammars
+from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.tokenizer import StopStrings, Tokenizer
+from rosebatch.threads import DaemonPool, wait_for
 
 # Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes. More
 # where seats would stay empty, or many rows have finished at once.
@@ -62,6 +64,7 @@ def serve(
     seconds: defaultdict[str, float] | None = None,
     paused: Callable[[], bool] = lambda: False,
     check: Callable[[], None] = lambda: None,
+    max_inflight_bytes: int = DEFAULT_BYTES,
 ) -> Generator[list[Served], None, None]:
     """Complete every row; a row that cannot be served becomes a failed one.
 
@@ -76,7 +79,8 @@ def serve(
         in_order: take rows as they come, instead of those with the same beginning together.
         seconds: host time by kind of work is added there.
         paused: whether the caller wants rows finished before more are begun.
-        check: called before every step; what it raises ends the loop there.
+        check: called before every step, and while texts or grammars keep it waiting; what it raises ends the loop.
+        max_inflight_bytes: about what rows may take from being read to being handed out. A larger row runs alone.
 
     Yields:
         after every step the rows that are finished, perhaps none; they come in any order.
@@ -84,11 +88,14 @@ def serve(
     seconds = defaultdict(float) if seconds is None else seconds
     # Twice what runs at a time: there is always a next sequence, and memory does not grow with the input.
     window = 2 * engine.max_num_seqs
-    with ThreadPoolExecutor(_TEXT_THREADS, "rosebatch-text") as pool, _few_collections():
-        source = prepare(rows, tokenizer, grammars, pool, seed, seconds)
+    # Half of the bytes are for the engine. A quarter is for rows that are sorted, and the rest for those around them.
+    most_bytes = max_inflight_bytes
+    with DaemonPool(_TEXT_THREADS, "rosebatch-text") as pool, _few_collections():
+        source = prepare(rows, tokenizer, grammars, pool, seed, seconds, check, most_bytes, engine.max_model_len)
         if engine.prefix_cache and not in_order:
-            source = by_prefix(source, window)
-        tickets = _Tickets(tokenizer, pool, seconds)
+            source = by_prefix(source, window, most_bytes // 4)
+        source = with_grammars(source, grammars, check, seconds, most_bytes // 8)
+        tickets = _Tickets(tokenizer, pool, seconds, most_bytes // 2, check)
         try:
             yield from _steps(engine, source, tickets, tokenizer, window, paused, check)
         except BaseException:
@@ -107,25 +114,37 @@ def _steps(
     check: Callable[[], None],
 ) -> Iterator[list[Served]]:
     exhausted = False
-    while not exhausted or engine.has_unfinished:
+    # A row for which there is no room yet.
+    kept: PreparedRow | None = None
+    while not exhausted or kept is not None or engine.has_unfinished:
         # By numbers alone, never by how far a thread happens to be: a second run takes the same steps. Only a few rows
         # at a time, so that the device does not wait while many are replaced; all of them if seats would stay empty.
-        added, failed = 0, list[Served]()
-        while not exhausted and engine.num_unfinished < (window if added < _ROWS_A_STEP else engine.max_num_seqs):
-            check()
-            if (paused() and engine.has_unfinished) or len(failed) == _MOST_FAILED:
+        added, failed, failed_bytes = 0, list[Served](), 0
+        while kept or not exhausted:
+            if engine.num_unfinished >= (window if added < _ROWS_A_STEP else engine.max_num_seqs):
                 break
-            item = next(source, _END)
+            check()
+            if paused() and engine.has_unfinished:
+                break
+            if len(failed) == _MOST_FAILED or failed_bytes > tickets.most_bytes:
+                break
+            item, kept = kept or next(source, _END), None
             if item is None:
                 # Nothing to read at the moment.
                 break
             if isinstance(item, _End):
                 exhausted = True
                 break
+            if isinstance(item, PreparedRow) and not tickets.has_room(item):
+                kept = item
+                break
             refused = item if isinstance(item, FailedRow) else tickets.add(engine, item, tokenizer)
             if refused is not None:
                 failed.append(refused)
+                failed_bytes += size_of(refused)
             added += 1
+        # Nothing else may hold on to a row's bytes.
+        item = refused = None
         check()
         tickets.take(engine.step() if engine.has_unfinished else ())
         yield failed + tickets.finished()
@@ -147,16 +166,53 @@ class _Ticket:
 
 
 class _Tickets:
-    """Knows which row a request belongs to, and brings whole rows from the engine to their texts."""
+    """Knows which row a request belongs to, and brings whole rows from the engine to their texts.
 
-    def __init__(self, tokenizer: Tokenizer | None, pool: Executor, seconds: defaultdict[str, float]) -> None:
+    Args:
+        tokenizer: None for a model that works on token ids.
+        pool: decodes texts.
+        seconds: host time by kind of work is added there.
+        most_bytes: of rows that were added and not handed out yet.
+        check: called while waiting.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        pool: Executor,
+        seconds: defaultdict[str, float],
+        most_bytes: int,
+        check: Callable[[], None],
+    ) -> None:
         self._tokenizer = tokenizer
         self._pool = pool
         self._seconds = seconds
+        self.most_bytes = most_bytes
+        self._check = check
+        self._bytes = 0
+        self._num_rows: Counter[Grammar] = Counter()
         self._ids = count()
         self._open: dict[int, _Ticket] = {}
         self._whole: deque[_Ticket] = deque()
         self._decoding: tuple[list[_Ticket], Future[Sequence[str | None]]] | None = None
+
+    def has_room(self, row: PreparedRow) -> bool:
+        """Whether a row may be added now. Rows that share a grammar count it once; one that is too large runs alone."""
+        size = row.size
+        if row.grammar is not None and row.grammar not in self._num_rows:
+            size += row.grammar.memory
+        return not self._bytes or self._bytes + size <= self.most_bytes
+
+    def _account(self, row: PreparedRow, sign: int) -> None:
+        """Count a row's bytes when it comes, with 1, and when it goes, with -1."""
+        self._bytes += sign * row.size
+        if row.grammar is None:
+            return
+        self._num_rows[row.grammar] += sign
+        if self._num_rows[row.grammar] == max(0, sign):
+            self._bytes += sign * row.grammar.memory
+        if not self._num_rows[row.grammar]:
+            del self._num_rows[row.grammar]
 
     def add(self, engine: Engine, row: PreparedRow, tokenizer: Tokenizer | None) -> FailedRow | None:
         """Queue all of a row; if the engine refuses any part, nothing, and the row has failed."""
@@ -172,6 +228,7 @@ class _Tickets:
                 engine.add(request, stop_matcher=matcher, constraint=None if grammar is None else grammar.start)
         except RowError as error:
             return row.failed(error)
+        self._account(row, 1)
         ticket = _Ticket(row)
         self._open.update((request.id, ticket) for request in requests)
         return None
@@ -217,7 +274,10 @@ class _Tickets:
             return []
         tickets, decoded = self._decoding
         self._decoding = None
-        texts = iter(decoded.result())
+        found = wait_for(decoded, self._check)
+        texts = iter(found)
+        for ticket in tickets:
+            self._account(ticket.prepared, -1)
         return [_served(ticket.prepared, _ordered(ticket), texts) for ticket in tickets]
 
 

@@ -4,96 +4,138 @@ llguidance compiles and follows the grammars, and knows the bytes of every token
 """
 
 import functools
-import json
 import os
-import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import resource
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rosebatch.errors import RowError
 from rosebatch.sampling_params import GrammarSpec
+from rosebatch.text.grammar_check import GrammarLimits, TokenTable, Tried, start_process, try_grammar
+from rosebatch.text.grammar_source import (
+    compile_matcher,
+    is_failure,
+    load_tokens,
+    new_matcher,
+    one_line,
+    serialize,
+    unusable,
+    without_excerpts,
+)
 from rosebatch.text.tokenizer import Tokenizer
+from rosebatch.threads import DaemonPool
 
 # Imported in the functions: it takes 50 ms, and most runs have no grammar.
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
+V = TypeVar("V")
+
+# Grammars that are remembered.
 _MOST_GRAMMARS = 128
-_MOST_CHARACTERS = 300
+# Grammars that are tried or compiled at a time: a slow one must not hold up the others.
+_THREADS = max(2, min(4, os.cpu_count() or 1))
 
-# Lexer states that llguidance may discover in one grammar; some hundred bytes each.
-_MOST_STATES = 250_000
-
-# Another matcher is compiled for every this many completions, up to one for each core.
+# Another matcher is compiled for every this many completions, up to one for each core; none of a slow grammar.
 _COMPLETIONS_A_MATCHER = 16
 _MOST_MATCHERS = os.cpu_count() or 1
+_SLOW_SECONDS = 0.05
 
-_NAMES = {"json_schema": "JSON schema", "json_object": "JSON object", "regex": "regex", "choice": "list of choices"}
-
-# One line, with at most one space after a comma or colon, as json.dumps and most models write it. The library's default
-# allows any white space, so a weak model may write white space until max_tokens. Pretty-printed JSON would need that.
-_JSON_FORMAT = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
-
-# Options that a schema may set in "x-guidance": they relax keywords that llguidance would refuse.
-_JSON_LENIENCIES = ("coerce_one_of", "lenient")
+# Of ``ru_maxrss``: macOS counts bytes, Linux KiB.
+_PEAK_UNIT = 1 if os.uname().sysname == "Darwin" else 1024
 
 
 class Grammars:
-    """Compiles grammars, each once.
+    """Compiles grammars, each once: in another process first, within limits, and then in this one.
+
+    Only the thread that made it may call it; grammars compile on threads of their own.
 
     Args:
-        tokenizer: of the model. The first ``compile`` reads it, which takes a second for 150,000 tokens.
+        tokenizer: of the model. The first grammar reads it, which takes a second for 150,000 tokens.
         vocab_size: width of the model's logits. Ids without a token in the tokenizer are never allowed.
         eos_token_ids: the model's end tokens.
+        limits: what one grammar may take.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        count = tokenizer.backend.get_vocab_size()
-        self._vocabulary = _Vocabulary(count, vocab_size, eos_token_ids)
-        self._tokens = functools.cache(functools.partial(_load_tokens, tokenizer, self._vocabulary))
-        self._compiled = functools.lru_cache(_MOST_GRAMMARS)(self._compile)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        limits: GrammarLimits | None = None,
+    ) -> None:
+        self._limits = limits or GrammarLimits()
+        vocabulary = _Vocabulary(tokenizer.backend.get_vocab_size(), vocab_size, eos_token_ids)
+        ends = sorted(i for i in vocabulary.eos_token_ids if i < vocabulary.known)
+        self._vocabulary = vocabulary
+        table = _Once(lambda: TokenTable(tokenizer.backend.to_str(), ends))
+        self._table = table
+        self._tokens = _Once(lambda: load_tokens(table().tokenizer, ends))
+        self._renewals = _Renewals(self._limits.memory)
+        self._pool = DaemonPool(_THREADS, "rosebatch-grammar")
+        self._tried = _Recent[Future[Tried]](self._limits.memory)
+        self._compiled = _Recent["Future[Grammar | Tried]"](self._limits.memory)
+        self._started: Future[None] | None = None
+
+    def begin(self, spec: GrammarSpec) -> Future[Tried]:
+        """Try a specification in another process."""
+        self.start()
+        found = self._tried.get(spec)
+        if found is None:
+            found = self._pool.submit(lambda: try_grammar(spec, self._limits, self._table()))
+            self._tried.put(spec, found, len(spec.source))
+        return found
+
+    def start(self) -> "Future[None]":
+        """Read the tokenizer here and in another process, once."""
+        if self._started is None:
+            here = self._pool.submit(self._tokens)
+            self._started = self._pool.submit(self._start, here)
+        return self._started
+
+    def _start(self, here: "Future[LLTokenizer | str]") -> None:
+        start_process(self._table())
+        here.result()
+
+    def compiled(self, spec: GrammarSpec, tried: Tried) -> "Future[Grammar | Tried]":
+        """Compile a specification that was tried; the result is what it became, or why it cannot be used."""
+        found = self._compiled.get(spec)
+        if found is None:
+            found = self._pool.submit(self._compile, spec, tried)
+            self._compiled.put(spec, found, len(spec.source) + tried.memory)
+        return found
 
     def compile(self, spec: GrammarSpec) -> "Grammar":
-        """Compile a specification. Another thread may follow compiled grammars at the same time.
+        """Compile a specification now.
 
         Raises:
             RowError: ``invalid_grammar``: the grammar is broken, nothing matches it, or llguidance does not support
-                one of its features or the model's tokenizer.
+                one of its features or the model's tokenizer; ``grammar_too_large``: it exceeds the limits.
         """
-        compiled = self._compiled(spec)
-        if isinstance(compiled, str):
-            # A new error each time: the traceback of a cached error would grow with every row.
-            raise RowError("invalid_grammar", compiled)
-        return compiled
+        tried = self.begin(spec).result()
+        tried.require()
+        found = self.compiled(spec, tried).result()
+        if isinstance(found, Grammar):
+            return found
+        found.require()
+        raise AssertionError("a grammar compiles, or there is a reason")
 
-    def _compile(self, spec: GrammarSpec) -> "Grammar | str":
+    def _compile(self, spec: GrammarSpec, tried: Tried) -> "Grammar | Tried":
         tokens = self._tokens()
         if isinstance(tokens, str):
-            return tokens
+            return Tried("invalid_grammar", tokens)
         try:
-            return Grammar(tokens, self._vocabulary, _serialized(spec))
-        except (ValueError, RecursionError) as error:
-            return _one_line(f"the {_NAMES[spec.kind]} cannot be used: {error}")
-
-
-def check_grammar(spec: GrammarSpec) -> None:
-    """Check a grammar before the model is loaded.
-
-    Raises:
-        RowError: ``invalid_grammar``: the grammar is broken, or llguidance does not support one of its features.
-    """
-    from llguidance import LLMatcher
-
-    try:
-        found = LLMatcher.validate_grammar(_serialized(spec))
-    except (ValueError, RecursionError) as error:
-        found = str(error)
-    if found:
-        what = _without_excerpts(found)
-        raise RowError("invalid_grammar", _one_line(f"the {_NAMES[spec.kind]} cannot be used: {what}"))
+            return Grammar(tokens, self._vocabulary, serialize(spec), self._renewals, tried.memory)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            return Tried("invalid_grammar", unusable(spec, error))
 
 
 class Grammar:
@@ -103,25 +145,39 @@ class Grammar:
         tokens: of the tokenizer.
         vocabulary: the layout of the masks.
         serialized: the grammar in llguidance's format.
+        renewals: of all grammars.
+        memory: see below.
+
+    Attributes:
+        memory: bytes that it takes, as far as that is known before a completion follows it.
 
     Raises:
         ValueError: the grammar does not compile, or nothing matches it.
     """
 
-    def __init__(self, tokens: "LLTokenizer", vocabulary: "_Vocabulary", serialized: str) -> None:
+    def __init__(
+        self,
+        tokens: "LLTokenizer",
+        vocabulary: "_Vocabulary",
+        serialized: str,
+        renewals: "_Renewals",
+        memory: int,
+    ) -> None:
+        self.memory = memory
         self._tokens = tokens
         self._vocabulary = vocabulary
         self._serialized = serialized
-        matcher = self._new_matcher()
-        if matcher.is_error():
-            raise ValueError(_without_excerpts(matcher.get_error()))
-        first = matcher.deep_copy()
-        first.compute_bitmask()
-        if first.is_error():
-            reason = _without_excerpts(first.get_error())
-            raise ValueError("nothing matches it" if reason == "NoExtensionBias" else reason)
-        self._matchers: list[LLMatcher] = [matcher]
+        self._renewals = renewals
+        self._renewal = renewals.count
+        started = time.perf_counter()
+        self._matchers = [compile_matcher(tokens, serialized)]
+        self._slow = time.perf_counter() - started > _SLOW_SECONDS
         self._started = 0
+
+    @property
+    def renewal(self) -> int:
+        """Counts up when completions should follow the grammar with new matchers."""
+        return self._renewals.count
 
     def start(self) -> "TokenConstraint":
         """Start to follow the grammar through one completion.
@@ -129,24 +185,28 @@ class Grammar:
         Copies of a matcher share states behind a lock. So completions are spread over several matchers, up to one for
         each core, if there are enough completions to be worth compiling more.
         """
-        wanted = min(_MOST_MATCHERS, 1 + self._started // _COMPLETIONS_A_MATCHER)
+        return TokenConstraint(self, self._vocabulary, self.matcher())
+
+    def matcher(self) -> "LLMatcher":
+        """A matcher for one completion, at the beginning."""
+        if self._renewal != self._renewals.count:
+            self._renewal = self._renewals.count
+            self._matchers.clear()
+        wanted = 1 if self._slow else min(_MOST_MATCHERS, 1 + self._started // _COMPLETIONS_A_MATCHER)
         if len(self._matchers) < wanted:
-            self._matchers.append(self._new_matcher())
+            self._matchers.append(new_matcher(self._tokens, self._serialized))
         matcher = self._matchers[self._started % len(self._matchers)]
         self._started += 1
-        return TokenConstraint(self, self._vocabulary, matcher.deep_copy())
+        return matcher.deep_copy()
+
+    def look_at_memory(self) -> None:
+        """Find out whether matchers should be renewed."""
+        self._renewals.look()
 
     def replace_matcher(self) -> "LLMatcher":
         """A new matcher that shares no states with earlier ones. Later completions start from new matchers too."""
         self._matchers.clear()
-        return self._new_matcher()
-
-    def _new_matcher(self) -> "LLMatcher":
-        from llguidance import LLMatcher, LLParserLimits
-
-        # Verbose errors contain the whole grammar.
-        limits = LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
-        return LLMatcher(self._tokens, self._serialized, log_level=0, limits=limits)
+        return new_matcher(self._tokens, self._serialized)
 
 
 class TokenConstraint:
@@ -161,6 +221,7 @@ class TokenConstraint:
         self._grammar = grammar
         self._vocabulary = vocabulary
         self._matcher = matcher
+        self._renewal = grammar.renewal
         self._alone = False
         self._token_ids: list[int] = []
         self._ended = False
@@ -193,6 +254,9 @@ class TokenConstraint:
         from llguidance.numpy import fill_next_token_bitmask_par
 
         vocabulary = constraints[0]._vocabulary
+        constraints[0]._grammar.look_at_memory()
+        for constraint in constraints:
+            constraint._renew()
         words = np.zeros((len(constraints), vocabulary.num_tokenizer_words), np.int32)
         live = [(constraint._matcher, row) for row, constraint in enumerate(constraints) if not constraint._ended]
         if live:
@@ -230,6 +294,14 @@ class TokenConstraint:
             return None
         return words
 
+    def _renew(self) -> None:
+        """Follow the tokens so far again with a new matcher, if those of all grammars have grown too large."""
+        if self._renewal == self._grammar.renewal or self._ended:
+            return
+        self._renewal = self._grammar.renewal
+        self._matcher = self._grammar.matcher()
+        self._matcher.consume_tokens(self._token_ids)
+
     def _start_over(self) -> bool:
         """Follow the tokens so far again, with a matcher of its own; False if that fails too.
 
@@ -244,7 +316,7 @@ class TokenConstraint:
 
     def _fail(self, reason: str) -> None:
         self._ended = True
-        self.error = _one_line(_without_excerpts(reason))
+        self.error = one_line(without_excerpts(reason))
 
 
 class _Vocabulary:
@@ -297,72 +369,73 @@ def _executor() -> "LLExecutor":
     return LLExecutor()
 
 
-def _load_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> "LLTokenizer | str":
-    """The tokenizer in llguidance's form, or the reason why llguidance does not support it."""
-    from llguidance import LLTokenizer
+class _Renewals:
+    """Counts how often all matchers had to be made anew, because the states that they find take too much memory.
 
-    ends = sorted(i for i in vocabulary.eos_token_ids if i < vocabulary.known)
-    if not ends:
-        return "a grammar needs a model with an end token, and this one has none"
-    try:
-        return LLTokenizer(tokenizer.backend.to_str(), eos_token=ends)
-    except BaseException as error:
-        # A panic of the Rust code is not a subclass of Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        return _one_line(f"grammars cannot be used with this model's tokenizer: {error}")
+    llguidance does not tell the size of a matcher. So the peak memory of the process decides. A new matcher allows the
+    same tokens as the one before it.
 
-
-def _serialized(spec: GrammarSpec) -> str:
-    """A grammar in llguidance's format.
-
-    Raises:
-        ValueError: the grammar is broken. Not every broken grammar is found here.
-        RecursionError: the JSON has too many levels.
+    Args:
+        memory: bytes that the peak may grow by, from the first look on.
     """
-    from llguidance import LLMatcher, grammar_from
 
-    match spec.kind:
-        case "json_schema":
-            return LLMatcher.grammar_from_json_schema(_formatted(json.loads(spec.source)))
-        case "json_object":
-            return LLMatcher.grammar_from_json_schema(_formatted({"type": "object"}))
-        case "regex":
-            # llguidance would ignore the last backslash.
-            if (len(spec.source) - len(spec.source.rstrip("\\"))) % 2:
-                raise ValueError("nothing follows its last backslash")
-            return LLMatcher.grammar_from_regex(spec.source)
-        case "choice":
-            choices = json.loads(spec.source)
-            if not (isinstance(choices, list) and choices and all(isinstance(c, str) and c for c in choices)):
-                raise ValueError("expected a list of strings, at least one and none empty")
-            return grammar_from("choice", spec.source)
+    def __init__(self, memory: int) -> None:
+        self.count = 0
+        self._memory = memory
+        self._most: int | None = None
+
+    def look(self) -> None:
+        """Compare the peak with what it may be."""
+        peak = _peak_memory()
+        if self._most is None:
+            self._most = peak + self._memory
+        elif peak > self._most:
+            self.count += 1
+            # The memory that is freed now is used again. If the peak still grows, something else may be the reason.
+            self._most = peak + self._memory // 4
 
 
-def _formatted(schema: object) -> str:
-    """A JSON schema with our white space rules instead of its own.
+def _peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
 
-    Raises:
-        ValueError: not a schema.
+
+class _Once(Generic[V]):
+    """A value that is made when somebody needs it, by one thread."""
+
+    def __init__(self, make: Callable[[], V]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: list[V] = []
+
+    def __call__(self) -> V:
+        with self._lock:
+            if not self._made:
+                self._made.append(self._make())
+            return self._made[0]
+
+
+class _Recent(Generic[V]):
+    """What was used last, by grammar: a bounded number, and a bounded number of bytes.
+
+    Args:
+        memory: most bytes.
     """
-    if isinstance(schema, bool):
-        schema = {"allOf": [schema]}
-    if not isinstance(schema, dict):
-        raise ValueError(f"expected a JSON object or a boolean, got {type(schema).__name__}")
-    own: Any = schema.get("x-guidance")
-    lenient = {name: True for name in _JSON_LENIENCIES if isinstance(own, dict) and own.get(name) is True}
-    return json.dumps({**schema, "x-guidance": {**_JSON_FORMAT, **lenient}}, allow_nan=False)
 
+    def __init__(self, memory: int) -> None:
+        self._most = memory
+        self._bytes = 0
+        self._kept: OrderedDict[GrammarSpec, tuple[V, int]] = OrderedDict()
 
-def _without_excerpts(error: str) -> str:
-    """An error of llguidance without positions and excerpts of a grammar that the user did not write."""
-    return re.sub(r"^(at )?\d+\(\d+\): |\n\s*(\^+|\d+ \|.*|<non-verbose/>)(?=\n|$)", "", error).strip()
+    def get(self, spec: GrammarSpec) -> V | None:
+        """What was put there, if it is still there."""
+        if spec not in self._kept:
+            return None
+        self._kept.move_to_end(spec)
+        return self._kept[spec][0]
 
-
-def _one_line(message: str) -> str:
-    """A message on one line, shortened in the middle: the cause is often at the end."""
-    message = " ".join(message.split())
-    if len(message) <= _MOST_CHARACTERS:
-        return message
-    half = (_MOST_CHARACTERS - 5) // 2
-    return f"{message[:half]} ... {message[-half:]}"
+    def put(self, spec: GrammarSpec, value: V, size: int) -> None:
+        """Keep a value of so many bytes, and forget the ones used least recently if there is no room."""
+        self._kept[spec] = value, size
+        self._bytes += size
+        while len(self._kept) > 1 and (len(self._kept) > _MOST_GRAMMARS or self._bytes > self._most):
+            self._bytes -= self._kept.popitem(last=False)[1][1]

@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from rosebatch import __version__
+from rosebatch.cli.app import _OF_ROWS
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.options import SamplingFlags
 from rosebatch.config import Flag, RunConfig
@@ -88,7 +89,7 @@ def test_help_fits_a_screen(help_of, command):
     [
         ("generate", (JobConfig, RunConfig, SamplingFlags), ()),
         ("check", (RunConfig, SamplingFlags), ()),
-        ("bench", (BenchFlags, RunConfig), ("generation_config", "tokenizer", "chat_template")),
+        ("bench", (BenchFlags, RunConfig), _OF_ROWS),
     ],
 )
 def test_help_all_lists_every_flag(help_of, command, groups, without):

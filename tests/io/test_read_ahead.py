@@ -39,6 +39,17 @@ def test_it_stays_a_bounded_way_ahead_and_ends_with_its_user():
     wait_until(lambda: not readers())
 
 
+def test_lines_of_many_bytes_are_read_a_shorter_way_ahead():
+    """256 lines of 1 MB were in memory before the first was used."""
+    read = itertools.count()
+    items = read_ahead(read, lambda: None, lambda _: 3 << 20)
+    assert [next(items) for _ in range(3)] == [0, 1, 2]
+    time.sleep(0.2)
+    assert next(read) <= 3 + 4 * 2
+    items.close()
+    wait_until(lambda: not readers())
+
+
 def test_an_exception_comes_after_the_items_before_it():
     """The thread's exception must not be lost, nor the items read before it."""
 

@@ -4,6 +4,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -161,8 +162,8 @@ def make_engine(
     return Engine(scheduler, model, vocab_size=vocab_size, max_model_len=max_model_len, eos_token_ids=[EOS])
 
 
-def launch_fake(engine: Engine, tokenizer: Tokenizer | None) -> Launched:
-    """What ``rosebatch.launch.launch`` returns, around an engine of the fake model."""
+def launch_fake(engine: Engine, tokenizer: Tokenizer | None, **settings: Any) -> Launched:
+    """What ``rosebatch.launch.launch`` returns, around an engine of the fake model; settings are of ``RunConfig``."""
     config = ModelConfig(
         family="llama",
         vocab_size=engine.vocab_size,
@@ -179,8 +180,8 @@ def launch_fake(engine: Engine, tokenizer: Tokenizer | None) -> Launched:
     )
     source = ModelSource("fake", config, None, "dummy", torch.float32)
     toggles = Toggles.resolve({}, "cpu")
-    plan = LaunchPlan(RunConfig(), torch.device("cpu"), toggles, source, None, 0.0)
-    grammars = None if tokenizer is None else make_grammars(tokenizer, config)
+    plan = LaunchPlan(RunConfig(**settings), torch.device("cpu"), toggles, source, None, 0.0)
+    grammars = None if tokenizer is None else make_grammars(tokenizer, config, plan.config)
     return Launched(plan, engine, tokenizer, grammars, {"model": "fake"}, 0.0)
 
 

@@ -2,13 +2,13 @@
 
 import enum
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from rosebatch.engine.plan import NOT_FINITE, SequenceSpec
 from rosebatch.errors import RowError
-from rosebatch.request import Completion, Constraint, Logprobs, Request, StopMatcher
+from rosebatch.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
 from rosebatch.sampling_params import SamplingParams
 
 # 2^64 over the golden ratio. Its multiples modulo 2^64 are all different (source: Weyl sequences).
@@ -47,7 +47,7 @@ class SequenceState:
     stop_matcher: StopMatcher | None = None
     constraint: Constraint | None = None
     forks: list["SequenceState"] = field(default_factory=list)
-    logprobs: list[Logprobs] = field(default_factory=list)
+    logprobs: PackedLogprobs | tuple[()] = ()
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
@@ -134,7 +134,7 @@ class SequenceState:
         """The tokens generated so far."""
         return self.token_ids[self.num_prompt_tokens :]
 
-    def apply_token_ids(self, token_ids: Sequence[int], logprobs: Iterable[Logprobs] = ()) -> int:
+    def apply_token_ids(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> int:
         """Append sampled tokens up to the one that finishes the sequence; returns how many were appended.
 
         No other place writes a token (source: article S3). So first tokens, later tokens and tokens after a
@@ -156,7 +156,9 @@ class SequenceState:
             self.not_finite, self.finish_reason = True, "error"
         appended = min(len(token_ids), room) if appended is None else appended
         self.token_ids += token_ids[:appended]
-        self.logprobs += islice(logprobs, appended)
+        if logprobs:
+            self.logprobs = self.logprobs or PackedLogprobs()
+            self.logprobs.extend(islice(logprobs, appended))
         if self.finish_reason is not None:
             self.finish_time = now
         return appended
@@ -191,7 +193,7 @@ class SequenceState:
             arrival_time=self.arrival_time,
             first_token_time=self.first_token_time,
             finish_time=self.finish_time,
-            logprobs=tuple(self.logprobs),
+            logprobs=self.logprobs,
             prompt_logprobs=tuple(self.prompt_logprobs),
             error=self._error(),
         )

@@ -1,0 +1,117 @@
+"""Rows wait here for their grammars, and those without one do not wait for them."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from rosebatch.errors import RowError
+from rosebatch.job.prepare import DEFAULT_BYTES, Prepared, PreparedRow
+from rosebatch.report.stopwatch import Stopwatch
+from rosebatch.text.grammar import Grammar, Grammars
+from rosebatch.text.grammar_check import Tried
+from rosebatch.threads import done_within, wait_for
+
+# How long others wait for a row's grammar. Nearly every grammar is ready when its row's turn comes, so that rows keep
+# their order, and a second run takes the same steps. A grammar that takes longer usually fails.
+_PATIENCE_SECONDS = 0.5
+# Rows that others have overtaken, at a time.
+_MOST_LATE = 256
+# Between two looks at whether there is other work.
+_PAUSE_SECONDS = 0.002
+_SLICE_SECONDS = 0.1
+_NOTHING = (None,)
+
+
+def with_grammars(
+    items: Iterator[Prepared | None],
+    grammars: Grammars | None,
+    check: Callable[[], None] = lambda: None,
+    seconds: defaultdict[str, float] | None = None,
+    most_bytes: int = DEFAULT_BYTES,
+    *,
+    in_order: bool = False,
+) -> Iterator[Prepared | None]:
+    """Compile the grammar of each row when its turn comes.
+
+    Args:
+        items: prepared rows; None says that there is none at the moment, and is handed on.
+        grammars: None for a model without a tokenizer.
+        check: called while waiting; what it raises ends the wait.
+        seconds: time by kind of work is added there.
+        most_bytes: of the rows that others have overtaken.
+        in_order: a row waits for its grammar as long as it takes.
+
+    Yields:
+        rows with their grammars, or failed; None if only rows are left whose grammars are not ready.
+    """
+    seconds = defaultdict(float) if seconds is None else seconds
+    late: list[_Waiting] = []
+    for item in items:
+        yield from _ready(late)
+        if grammars is None or not isinstance(item, PreparedRow) or item.tried is None:
+            yield item
+            continue
+        with Stopwatch(seconds, "compiling grammars"):
+            wait_for(grammars.start(), check)
+            row = _Waiting(item, grammars)
+            found = row.wait(_PATIENCE_SECONDS, check)
+            while in_order and found is None:
+                found = row.wait(_PATIENCE_SECONDS, check)
+        if found is not None:
+            yield found
+            continue
+        late.append(row)
+        while len(late) > _MOST_LATE or sum(each.row.size for each in late) > most_bytes:
+            yield from _ready(late, _PAUSE_SECONDS) or _NOTHING
+    while late:
+        yield from _ready(late, _PAUSE_SECONDS) or _NOTHING
+
+
+def _ready(late: "list[_Waiting]", pause: float = 0) -> Sequence[Prepared | None]:
+    """Take out the rows that need not wait any more."""
+    found: list[Prepared] = []
+    for each in list(late):
+        done = each.poll(0 if found else pause)
+        pause = 0
+        if done is not None:
+            late.remove(each)
+            found.append(done)
+    return found
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A row whose grammar is tried in another process, and then compiled in this one."""
+
+    row: PreparedRow
+    grammars: Grammars
+    compiled: Future[Grammar | Tried] | None = None
+
+    def wait(self, seconds: float, check: Callable[[], None]) -> Prepared | None:
+        """The row as it goes on; None if its grammar is not ready by then."""
+        end = time.monotonic() + seconds
+        while (found := self.poll(min(_SLICE_SECONDS, seconds))) is None and time.monotonic() < end:
+            check()
+        return found
+
+    def poll(self, seconds: float) -> Prepared | None:
+        """The same, without a check."""
+        row, spec = self.row, self.row.row.sampling.grammar
+        assert row.tried is not None and spec is not None
+        if not done_within(row.tried, seconds):
+            return None
+        try:
+            tried = row.tried.result()
+            tried.require()
+            self.compiled = self.compiled or self.grammars.compiled(spec, tried)
+            if not done_within(self.compiled, seconds):
+                return None
+            grammar = self.compiled.result()
+            if isinstance(grammar, Grammar):
+                return replace(row, tried=None, grammar=grammar)
+            grammar.require()
+        except RowError as error:
+            return row.failed(error)
+        raise AssertionError("a grammar compiles, or there is a reason")

@@ -1,0 +1,148 @@
+"""From what a user wrote to a compiled grammar of llguidance. It imports little: another process uses it."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rosebatch.sampling_params import GrammarSpec
+
+# Imported in the functions: it takes 50 ms, and most runs have no grammar.
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+# Lexer states that llguidance may discover in one grammar; some hundred bytes each.
+MOST_STATES = 250_000
+_MOST_CHARACTERS = 300
+
+_NAMES = {"json_schema": "JSON schema", "json_object": "JSON object", "regex": "regex", "choice": "list of choices"}
+
+# One line, with at most one space after a comma or colon, as json.dumps and most models write it. The library's default
+# allows any white space, so a weak model may write white space until max_tokens. Pretty-printed JSON would need that.
+_JSON_FORMAT = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+
+# Options that a schema may set in "x-guidance": they relax keywords that llguidance would refuse.
+_JSON_LENIENCIES = ("coerce_one_of", "lenient")
+
+
+def serialize(spec: GrammarSpec) -> str:
+    """A grammar in llguidance's format.
+
+    Raises:
+        ValueError: the grammar is broken. Not every broken grammar is found here.
+        RecursionError: the JSON has too many levels.
+    """
+    from llguidance import LLMatcher, grammar_from
+
+    match spec.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(_formatted(json.loads(spec.source)))
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema(_formatted({"type": "object"}))
+        case "regex":
+            # llguidance would ignore the last backslash.
+            if (len(spec.source) - len(spec.source.rstrip("\\"))) % 2:
+                raise ValueError("nothing follows its last backslash")
+            return LLMatcher.grammar_from_regex(spec.source)
+        case "choice":
+            choices = json.loads(spec.source)
+            if not (isinstance(choices, list) and choices and all(isinstance(c, str) and c for c in choices)):
+                raise ValueError("expected a list of strings, at least one and none empty")
+            return grammar_from("choice", spec.source)
+
+
+def validate(spec: GrammarSpec) -> None:
+    """Check a grammar without a tokenizer.
+
+    Raises:
+        ValueError: the grammar is broken, or llguidance does not support one of its features.
+        RecursionError: the JSON has too many levels.
+    """
+    from llguidance import LLMatcher
+
+    if found := LLMatcher.validate_grammar(serialize(spec)):
+        raise ValueError(without_excerpts(found))
+
+
+def load_tokens(tokenizer: str, ends: Sequence[int]) -> "LLTokenizer | str":
+    """A tokenizer in llguidance's form, or the reason why llguidance does not support it.
+
+    Args:
+        tokenizer: as JSON.
+        ends: end tokens that the tokenizer knows.
+    """
+    from llguidance import LLTokenizer
+
+    if not ends:
+        return "a grammar needs a model with an end token, and this one has none"
+    try:
+        return LLTokenizer(tokenizer, eos_token=list(ends))
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        return one_line(f"grammars cannot be used with this model's tokenizer: {error}")
+
+
+def compile_matcher(tokens: "LLTokenizer", serialized: str) -> "LLMatcher":
+    """Compile a grammar and make its first mask.
+
+    Raises:
+        ValueError: the grammar does not compile, or nothing matches it.
+    """
+    matcher = new_matcher(tokens, serialized)
+    if matcher.is_error():
+        raise ValueError(without_excerpts(matcher.get_error()))
+    first = matcher.deep_copy()
+    first.compute_bitmask()
+    if first.is_error():
+        reason = without_excerpts(first.get_error())
+        raise ValueError("nothing matches it" if reason == "NoExtensionBias" else reason)
+    return matcher
+
+
+def new_matcher(tokens: "LLTokenizer", serialized: str) -> "LLMatcher":
+    """Compile a grammar that is known to compile."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    # Verbose errors contain the whole grammar.
+    limits = LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)
+    return LLMatcher(tokens, serialized, log_level=0, limits=limits)
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether it is a failure rather than a request to stop: a panic of Rust code is no subclass of Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def unusable(spec: GrammarSpec, reason: object) -> str:
+    """The message for a grammar that cannot be used."""
+    return one_line(f"the {_NAMES[spec.kind]} cannot be used: {reason}")
+
+
+def without_excerpts(error: str) -> str:
+    """An error of llguidance without positions and excerpts of a grammar that the user did not write."""
+    return re.sub(r"^(at )?\d+\(\d+\): |\n\s*(\^+|\d+ \|.*|<non-verbose/>)(?=\n|$)", "", error).strip()
+
+
+def one_line(message: str) -> str:
+    """A message on one line, shortened in the middle: the cause is often at the end."""
+    message = " ".join(message.split())
+    if len(message) <= _MOST_CHARACTERS:
+        return message
+    half = (_MOST_CHARACTERS - 5) // 2
+    return f"{message[:half]} ... {message[-half:]}"
+
+
+def _formatted(schema: object) -> str:
+    """A JSON schema with our white space rules instead of its own.
+
+    Raises:
+        ValueError: not a schema.
+    """
+    if isinstance(schema, bool):
+        schema = {"allOf": [schema]}
+    if not isinstance(schema, dict):
+        raise ValueError(f"expected a JSON object or a boolean, got {type(schema).__name__}")
+    own: Any = schema.get("x-guidance")
+    lenient = {name: True for name in _JSON_LENIENCIES if isinstance(own, dict) and own.get(name) is True}
+    return json.dumps({**schema, "x-guidance": {**_JSON_FORMAT, **lenient}}, allow_nan=False)

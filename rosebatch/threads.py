@@ -1,0 +1,86 @@
+"""Work on threads that nobody waits for when the run ends."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, wait
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# Longest wait for a thread that may be busy; after it, the caller checks whether to continue.
+_PATIENCE_SECONDS = 0.1
+
+_Job = tuple[Future[Any], Callable[[], Any]] | None
+
+
+class DaemonPool(Executor):
+    """Some threads that take calls in order.
+
+    Unlike those of a ``ThreadPoolExecutor``, nothing joins them: neither ``with`` nor the end of the process waits for
+    a call that takes minutes.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._threads: list[Thread] = []
+
+    def submit(self, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Run a call on one of the threads."""
+        future: Future[T] = Future()
+        self._jobs.put((future, lambda: call(*args, **kwargs)))
+        if len(self._threads) < self._most:
+            name = f"{self._name}-{len(self._threads)}"
+            self._threads.append(Thread(target=_work, args=(self._jobs,), name=name, daemon=True))
+            self._threads[-1].start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """Drop the calls that have not begun. Threads end after those that have; a tenth of a second is waited."""
+        try:
+            while job := self._jobs.get_nowait():
+                job[0].cancel()
+        except Empty:
+            pass
+        for _ in self._threads:
+            self._jobs.put(None)
+        end = time.monotonic() + _PATIENCE_SECONDS
+        for thread in self._threads if wait else ():
+            thread.join(max(0.0, end - time.monotonic()))
+        self._threads.clear()
+
+    def __del__(self) -> None:
+        self.shutdown(wait=False)
+
+
+def _work(jobs: SimpleQueue[_Job]) -> None:
+    while job := jobs.get():
+        future, call = job
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+        # Else this thread would keep the last result until its next call.
+        del job, future, call
+
+
+def wait_for(future: Future[T], check: Callable[[], None]) -> T:
+    """The result of a call.
+
+    Args:
+        future: of the call; its exception is raised here.
+        check: called again and again meanwhile; what it raises ends the wait.
+    """
+    while not done_within(future, _PATIENCE_SECONDS):
+        check()
+    return future.result()
+
+
+def done_within(future: Future[Any], seconds: float) -> bool:
+    """Whether a call ends in so many seconds."""
+    return future.done() or bool(wait([future], seconds).done)

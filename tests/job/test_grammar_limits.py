@@ -1,0 +1,176 @@
+"""A grammar that takes too much costs its own row: neither the job, nor the rows beside it."""
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from rosebatch.errors import FlagError, RowError
+from rosebatch.job.await_grammars import with_grammars
+from rosebatch.job.check import check_rows
+from rosebatch.job.prepare import prepare
+from rosebatch.job.run import check_sampling
+from rosebatch.sampling_params import GrammarSpec
+from rosebatch.text import grammar_check
+from rosebatch.text.grammar import Grammars, TokenConstraint
+from rosebatch.text.grammar_check import GrammarLimits, Tried, check_grammar, try_grammar
+from rosebatch.threads import DaemonPool
+from tests.job.fake_model import EOS, launch_fake, make_engine
+from tests.job.lines import codes
+
+# Parsing it alone takes minutes and many GiB: llguidance looks for a text that all patterns match.
+PATTERNS = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(23)]}
+EXPLOSION = GrammarSpec("json_schema", json.dumps(PATTERNS))
+QUICK = GrammarLimits(seconds=0.2)
+SMALL = GrammarLimits(seconds=30, memory=16 << 20)
+
+
+@pytest.fixture
+def grammars(tokenizer):
+    return lambda limits: Grammars(tokenizer, 257, [EOS], limits)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"), [(QUICK, r"more than 0\.2 s \(--grammar-timeout\)"), (SMALL, r"GiB \(--grammar-memory\)")]
+)
+def test_a_grammar_beyond_the_limits_fails_alone(grammars, limits, message):
+    """A schema of 1 kB took 158 s, then 14 GB, and the process aborted."""
+    own = grammars(limits)
+    for _ in range(2):
+        with pytest.raises(RowError, match=f"the JSON schema cannot be used: compiling it takes .*{message}") as caught:
+            own.compile(EXPLOSION)
+        assert caught.value.code == "grammar_too_large"
+    assert own.compile(GrammarSpec("regex", "a+")).start().feed(ord("a")) is False
+
+
+def test_a_row_whose_grammar_is_too_large(job, monkeypatch):
+    """The rows around it are served, and the error names the flag."""
+    monkeypatch.setattr("tests.job.conftest.launch_fake", lambda *args: launch_fake(*args, grammar_timeout=0.2))
+    lines = [{"prompt": f"row {i}", "max_tokens": 3} for i in range(4)]
+    lines[1]["response_format"] = {"type": "json_schema", "json_schema": {"name": "any", "schema": PATTERNS}}
+    lines[2]["structured_outputs"] = {"choice": ["yes"]}
+    rows, _, _ = job.run(lines)
+    assert codes(rows) == [None, "grammar_too_large", None, None]
+    assert "--grammar-timeout" in rows[1]["error"]["message"]
+    assert rows[2]["text"] == "yes"
+
+
+def test_a_check_finds_it_too(job, tokenizer):
+    """``rosebatch check`` and ``--strict`` have the same limits."""
+    failed = []
+    line = {"prompt": "x", "structured_outputs": {"json": PATTERNS}}
+    config = launch_fake(make_engine(None), tokenizer).plan.source.config
+    checked = check_rows(job.rows([line, {"prompt": "x"}]), tokenizer, config, failed.append, QUICK)
+    assert (checked.num_good, [row.error.code for row in failed]) == (1, ["grammar_too_large"])
+
+
+def test_a_flag_has_the_limits(monkeypatch):
+    """``--json-schema`` hung before the run, where no signal ends it."""
+    with pytest.raises(FlagError, match="--grammar-timeout"):
+        check_sampling({"structured_outputs": {"json": PATTERNS}}, None, QUICK)
+    check_grammar(GrammarSpec("regex", "a+"))
+    with pytest.raises(RowError) as caught:
+        check_grammar(GrammarSpec("regex", "("))
+    assert caught.value.code == "invalid_grammar"
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+def test_a_process_that_dies(grammars, number):
+    """The library may crash; a new process takes its place."""
+    own = grammars(QUICK)
+    own.compile(GrammarSpec("regex", "a+"))
+    for process in grammar_check._idle:
+        os.kill(process._process.pid, number)
+        process._process.wait()
+    with pytest.raises(RowError, match="the regex cannot be used") as caught:
+        own.compile(GrammarSpec("regex", "b+"))
+    assert caught.value.code == "grammar_too_large"
+    grammar_check._end_all()
+    own.compile(GrammarSpec("regex", "c+"))
+
+
+def test_no_process_can_be_started(monkeypatch):
+    """This is the row's error, not the end of the job."""
+    grammar_check._end_all()
+    monkeypatch.setattr("sys.executable", "/nonexistent")
+    assert "no process" in try_grammar(GrammarSpec("regex", "a"), QUICK).message
+
+
+def test_a_deeply_nested_schema():
+    """Its parse error must come back from the process as the row's error."""
+    tried = try_grammar(GrammarSpec("json_schema", '{"not":' * 100_000 + "{}" + "}" * 100_000), GrammarLimits())
+    assert tried.code == "invalid_grammar"
+    assert try_grammar(GrammarSpec("regex", "\ud800"), GrammarLimits()).code == "invalid_grammar"
+
+
+class SlowGrammars:
+    """Grammars that are tried only when a test says so."""
+
+    def __init__(self, grammars):
+        self.grammars = grammars
+        self.pool = DaemonPool(1, "slow")
+        self.start, self.compiled = grammars.start, grammars.compiled
+        self.go = False
+
+    def begin(self, spec):
+        def wait():
+            while not self.go:
+                time.sleep(0.001)
+            return Tried()
+
+        return self.pool.submit(wait) if spec.source == "slow" else self.grammars.begin(spec)
+
+
+def test_rows_overtake_one_whose_grammar_is_slow(job, tokenizer, grammars, monkeypatch):
+    """Rows without a grammar stood still for minutes. Quick grammars keep the order of the file."""
+    monkeypatch.setattr("rosebatch.job.await_grammars._PATIENCE_SECONDS", 0.3)
+    kinds = [{}, {"structured_outputs": {"regex": "slow"}}, {"structured_outputs": {"regex": "quick"}}, {}]
+    slow = SlowGrammars(grammars(None))
+    rows = job.rows([{"prompt": f"row {i}", **kind} for i, kind in enumerate(kinds)])
+    items = with_grammars(prepare(rows, tokenizer, slow, DaemonPool(1, "text")), slow)
+    order = [next(items).row.index for _ in range(3)]
+    assert order == [0, 2, 3]
+    assert next(items) is None, "the loop goes on with what it has"
+    slow.go = True
+    left = [item for item in items if item is not None]
+    assert [item.row.index for item in left] == [1]
+    assert left[0].grammar is not None
+
+
+def test_a_check_that_raises_ends_the_wait(job, tokenizer, grammars):
+    """A signal ends the run, whatever compiles."""
+    slow, calls = SlowGrammars(grammars(None)), []
+
+    def check():
+        calls.append(1)
+        raise InterruptedError
+
+    rows = job.rows([{"prompt": "x", "structured_outputs": {"regex": "slow"}}])
+    with pytest.raises(InterruptedError):
+        list(with_grammars(prepare(rows, tokenizer, slow, DaemonPool(1, "text")), slow, check))
+    slow.go = True
+
+
+def test_matchers_are_renewed_when_memory_grows(grammars, monkeypatch):
+    """64 regexes took 5 GiB by the states that they found. New matchers go on where the old ones were."""
+    peak = 0
+    monkeypatch.setattr("rosebatch.text.grammar._peak_memory", lambda: peak)
+    own = grammars(GrammarLimits(memory=1 << 30))
+    specs = [GrammarSpec("regex", f"{letter}[0-9]{{3}}z") for letter in "abc"]
+    constraints = [own.compile(spec).start() for spec in specs]
+    masks = np.zeros((3, 9), np.int32)
+    expected = [[ord(letter)] for letter in "abc"], [list(range(48, 58))] * 3, [list(range(48, 58))] * 3
+    before = [constraint._matcher for constraint in constraints]
+    for step, allowed in enumerate(expected):
+        peak = [0, 1 << 31, (1 << 31) + 1][step]
+        TokenConstraint.fill_all(constraints, masks)
+        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+        assert [np.flatnonzero(row).tolist() for row in bits] == allowed
+        renewed = [new is not old for new, old in zip((c._matcher for c in constraints), before, strict=True)]
+        assert renewed == [step > 0] * 3
+        for constraint, ids in zip(constraints, allowed, strict=True):
+            constraint.feed(ids[0])
+    assert own._renewals.count == 1, "memory that something else takes does not renew them at every step"

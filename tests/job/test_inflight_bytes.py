@@ -1,0 +1,92 @@
+"""Rows under way are bounded by bytes, not only by their number, and still by numbers alone."""
+
+import pytest
+
+from rosebatch.io.rows import PromptRow
+from rosebatch.job.footprint import prompt_bytes, row_bytes
+from rosebatch.job.prepare import PreparedPrompt, PreparedRow, by_prefix
+from rosebatch.job.serve import serve
+from rosebatch.sampling_params import GREEDY, SamplingParams
+from tests.job.fake_model import launch_fake, make_engine
+
+
+def prepared(index, size):
+    given = PromptRow(index=index, where=f"line {index + 1}", metadata={}, sampling=GREEDY, prompt_token_ids=(index,))
+    return PreparedRow(given, (PreparedPrompt((index,), GREEDY),), size)
+
+
+def test_a_window_of_large_rows_is_short():
+    """Windows of 512 prompts of 1 MB took 5 GB. Once large rows have gone, the window fills up again, row by row."""
+    read, sizes = 0, [100] * 30 + [1] * 200
+
+    def rows():
+        nonlocal read
+        for index, size in enumerate(sizes):
+            read += 1
+            yield prepared(index, size)
+
+    held, most = [], []
+    for handed, item in enumerate(by_prefix(rows(), 50, 1000), start=1):
+        held.append(sum(sizes[:read]) - sum(sizes[:handed]) + item.size)
+        most.append(read - handed)
+    assert max(held) <= 1000 + 100
+    assert most[0] == 9
+    assert max(most) == 49
+    assert len(held) == len(sizes)
+
+
+@pytest.mark.parametrize("kind", ["prompt", "metadata"])
+def test_large_rows_are_under_way_in_bounded_numbers(job, fake_model, monkeypatch, kind):
+    """The engine took 512 rows whatever their size. The output is the same, and so are the steps of a second run."""
+    monkeypatch.setattr("tests.job.conftest.launch_fake", lambda *args: launch_fake(*args, max_inflight_bytes="4MiB"))
+    text = "x" * 200_000
+    line = {"prompt": "short", "doc": text} if kind == "metadata" else {"prompt_token_ids": [1] * 4000}
+    lines = [{**line, "max_tokens": 3, "id": i} for i in range(60)]
+    running = []
+    model = fake_model(before_step=lambda plan: running.append(plan.num_sequences))
+    limits = {"seqs": 64, "blocks": 4000, "block_size": 64, "max_model_len": 5000, "budget": 1 << 20}
+    rows, _, engine = job.run(lines, model=model, **limits)
+    first = list(running)
+    assert [row["id"] for row in rows] == list(range(60))
+    assert engine.stats.max_running < 12
+    running.clear()
+    assert job.run(lines, model=model, **limits)[0] == rows
+    assert running == first
+
+
+def test_a_row_above_the_bound_runs_alone(job, fake_model, monkeypatch):
+    """It must neither hang the job nor fail."""
+    monkeypatch.setattr("tests.job.conftest.launch_fake", lambda *args: launch_fake(*args, max_inflight_bytes="1MiB"))
+    lines = [{"prompt": "a", "n": 500, "logprobs": 20, "max_tokens": 9}] * 3 + [{"prompt": "b", "max_tokens": 2}] * 3
+    rows, _, engine = job.run(lines, model=fake_model(), seqs=2000, blocks=4000, budget=1 << 16)
+    assert [len(row.get("choices", [1])) for row in rows] == [500] * 3 + [1] * 3
+    assert engine.stats.max_running == 500
+
+
+def test_failed_rows_keep_no_prompt(job, tokenizer, fake_model):
+    """The traceback of each error kept the tokens of its prompt: 1,024 of them, 15 MB each."""
+    engine = make_engine(fake_model(), max_model_len=50)
+    rows = job.rows([{"prompt": "x" * 100}, {"prompt": ""}, {"prompt": "x", "max_tokens": "many"}])
+    failed = [row for batch in serve(engine, tokenizer, None, rows) for row in batch]
+    codes = {row.error.code for row in failed}
+    assert codes == {"prompt_too_long", "empty_prompt", "invalid_field"}
+    assert [row.error.__traceback__ for row in failed] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    "values", [{"doc": "x" * 10_000}, {"doc": {"deep": [["x" * 5000], {"k": "x" * 5000}]}}, {"x" * 10_000: 1}]
+)
+def test_what_a_row_carries_counts(job, values):
+    """Metadata of 1 MB waited with its row, and nobody counted it."""
+    (row,) = job.rows([{"prompt": "p", **values}])
+    assert 10_000 < row_bytes(row) < 14_000
+
+
+def test_log_probabilities_and_completions_count():
+    """20 of them for 1,024 completions took 9 kB a token."""
+    plain, more = prompt_bytes(GREEDY, 1000, 4096), prompt_bytes(SamplingParams(n=3, temperature=1), 1000, 4096)
+    assert plain == 48_000
+    assert more == plain + 2 * 8000
+    scored = SamplingParams(n=2, logprobs=20, max_tokens=100, temperature=1)
+    assert prompt_bytes(scored, 1000, 4096) == plain + 8000 + 2 * 100 * 21 * 8
+    assert prompt_bytes(SamplingParams(logprobs=0, max_tokens=10_000), 1000, 1010) == plain + 10 * 8
