@@ -1,0 +1,117 @@
+"""A model folder may hold anything: it runs, or one line says what is wrong with which file. No code of it ever runs."""
+
+import builtins
+import json
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from rosebatch.config import RunConfig
+from rosebatch.errors import UserError
+from rosebatch.launch import default_sampling, load, plan_launch
+from tests.model.odd_folders import CONFIGS, Case, cases, write_good
+
+CASES = list(cases())
+# Seconds and bytes that no folder of a few kilobytes may take.
+_PATIENCE = 5
+_MEMORY = 300 << 20
+
+pytestmark = pytest.mark.usefixtures("one_thread", "cache", "hub", "nobody_to_ask")
+
+
+class TooLongError(BaseException):
+    """Not an Exception: nothing may handle it."""
+
+
+@pytest.fixture
+def nobody_to_ask(monkeypatch):
+    """A question is a failure."""
+
+    def ask(*args):
+        raise TooLongError("somebody was asked")
+
+    monkeypatch.setattr(builtins, "input", ask)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A good folder of each kind."""
+    root = tmp_path_factory.mktemp("good")
+    for kind in CONFIGS:
+        write_good(kind, root / kind)
+    return root
+
+
+def outcome(folder: Path, **options) -> str | None:
+    """Load a folder and answer a prompt; the line of a refusal, or None."""
+
+    def stop(number, frame):
+        raise TooLongError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, _PATIENCE)
+    try:
+        config = RunConfig(model=str(folder), device="cpu", kv_cache_memory="1MiB", max_num_seqs=2, **options)
+        plan = plan_launch(config)
+        default_sampling(plan)
+        launched = load(plan)
+        if launched.tokenizer is not None:
+            launched.tokenizer.encode(["hi"])
+            launched.tokenizer.encode_chats([[{"role": "user", "content": "hi"}]])
+    except UserError as error:
+        return str(error)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return None
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_good_folders_run(good, kind):
+    """Otherwise each odd one would be refused for another reason than its own."""
+    assert outcome(good / kind, generation_config="auto") is None
+
+
+def complaint(case: Case, good: Path, folder: Path) -> str | None:
+    """What is wrong with how a case is treated."""
+    shutil.copytree(good / case.kind, folder)
+    case.change(folder / case.file)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        line = outcome(folder, generation_config="auto")
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    finally:
+        shutil.rmtree(folder)
+    if (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 > _MEMORY:
+        return "takes too much memory"
+    if line is None:
+        return None
+    if str(folder) not in line:
+        return f"does not name the file: {line}"
+    if not line.isprintable() or len(line) - len(str(folder)) > 300:
+        return f"not one short line: {line!r}"
+    return None
+
+
+def test_there_are_enough_cases():
+    """And each has a name of its own."""
+    assert len(CASES) >= 130
+    assert len({(case.name, case.kind, case.file) for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_odd_folders(good, tmp_path, part):
+    """Tracebacks, "unexpected", hangs on pipes, gigabytes for a number in a config."""
+    found = {}
+    for case in CASES[part::8]:
+        wrong = complaint(case, good, tmp_path / "model")
+        if wrong:
+            found[f"{case.kind} {case.file} {case.name}"] = wrong
+    assert not found, json.dumps(found, indent=1)
