@@ -52,6 +52,8 @@ class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {shown(value)}")
+        if self.original_max_position_embeddings > MOST_SIZE:
+            raise ValueError(f"original_max_position_embeddings must be in [1, {MOST_SIZE}]")
         if self.low_freq_factor >= self.high_freq_factor:
             raise ValueError(
                 f"low_freq_factor {self.low_freq_factor} must be below high_freq_factor {self.high_freq_factor}"

@@ -19,6 +19,7 @@ from rosebatch.model_files import (
     shown,
 )
 from rosebatch.pretrained import load_pretrained_tokenizer
+from rosebatch.text import panics
 
 # The tokens before the prefix, before the suffix, and before the middle: of Qwen Coder, StarCoder, DeepSeek Coder and
 # Code Llama.
@@ -86,13 +87,14 @@ class Tokenizer:
             has_other = any((folder / name).exists() for name in ("tokenizer.model", "vocab.json"))
             return cls._convert(folder) if has_other else None
         require_file(file)
-        with refused(file, "unreadable tokenizer"):
-            backend = tokenizers.Tokenizer.from_file(str(file))
         config = read_json(config_file) if config_file.exists() else {}
         template = _chat_template(folder, config_file, config)
         special_tokens = _special_tokens(config_file, config)
-        with refused(file, "unreadable tokenizer"):
-            return cls(backend, template, special_tokens)
+        with refused(file, "unreadable tokenizer"), panics.unreported():
+            found = cls(tokenizers.Tokenizer.from_file(str(file)), template, special_tokens)
+            # Some mistakes show only here; later, each row would fail.
+            found.backend.encode("a")
+        return found
 
     @classmethod
     def _convert(cls, folder: Path) -> "Tokenizer":
