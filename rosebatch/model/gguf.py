@@ -17,7 +17,7 @@ from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model_files import refusal, refused, require_file, shown
 
 # Part of the cache key: raise it when the conversion changes.
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 
 _SHARD_BYTES = 2 << 30
 

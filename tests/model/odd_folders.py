@@ -151,7 +151,9 @@ def write_good(kind: str, folder: Path) -> None:
     backend.add_special_tokens(["<eos>"])
     backend.save(str(folder / "tokenizer.json"))
     recorded = _Recorder()
-    build_model(parse_model_config(CONFIGS[kind], kind), select(Toggles.resolve({}, "cpu"), "cpu", "rosebatch"), recorded)
+    build_model(
+        parse_model_config(CONFIGS[kind], kind), select(Toggles.resolve({}, "cpu"), "cpu", "rosebatch"), recorded
+    )
     save_file(recorded.tensors, folder / "model.safetensors")
 
 
@@ -233,7 +235,9 @@ def _odd_tokenizers() -> Iterator[Case]:
         "truncation-stride": {
             "truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 100}
         },
-        "bad-regex": {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(("}, "behavior": "Isolated", "invert": False}},
+        "bad-regex": {
+            "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(("}, "behavior": "Isolated", "invert": False}
+        },
         "bad-charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
         "vocab-2^31": {"model": {"type": "BPE", "vocab": {"a": 2**31}, "merges": []}},
         "vocab-2^32-1": {"model": {"type": "BPE", "vocab": {"a": 2**32 - 1}, "merges": []}},
@@ -315,7 +319,9 @@ def _odd_indexes() -> Iterator[Case]:
     for name in ODD_VALUES:
         text = ODD_VALUES[name]
         yield Case(f"map-{name}", "llama", INDEX, lambda path, t=text: path.write_text(f'{{"weight_map": {t}}}'))
-        yield Case(f"shard-{name}", "llama", INDEX, lambda path, t=text: path.write_text(f'{{"weight_map": {{"a": {t}}}}}'))
+        yield Case(
+            f"shard-{name}", "llama", INDEX, lambda path, t=text: path.write_text(f'{{"weight_map": {{"a": {t}}}}}')
+        )
     for name in (
         *("../model.safetensors", "../../etc/passwd", "/etc/passwd", "/dev/zero", "/proc/self/mem", "..", ".", ""),
         *("./model.safetensors", "sub/model.safetensors", "pytorch_model.bin", "a" * 5000 + ".safetensors"),
@@ -332,7 +338,9 @@ def _odd_indexes() -> Iterator[Case]:
 
 def _odd_weights() -> Iterator[Case]:
     def header(text: bytes, size: int | None = None, rest: int = 64) -> Callable[[Path], object]:
-        return lambda path: path.write_bytes(struct.pack("<Q", len(text) if size is None else size) + text + bytes(rest))
+        return lambda path: path.write_bytes(
+            struct.pack("<Q", len(text) if size is None else size) + text + bytes(rest)
+        )
 
     def tensor(**entry: Any) -> Callable[[Path], object]:
         good = {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}

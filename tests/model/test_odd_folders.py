@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 from rosebatch.config import RunConfig
 from rosebatch.errors import UserError
