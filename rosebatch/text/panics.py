@@ -20,7 +20,7 @@ def unreported() -> Iterator[None]:
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
-        with open(text, "r+b") as written:
+        with os.fdopen(text, "r+b") as written:
             written.seek(0)
             content = written.read()
         if b"panicked at" not in content:

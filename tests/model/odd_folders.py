@@ -1,4 +1,4 @@
-"""Model folders in which one thing is odd: the smallest good folders, and everything that may be wrong with their files."""
+"""Model folders in which one thing is odd: the smallest good folders, and all that may be wrong with their files."""
 
 import json
 import os

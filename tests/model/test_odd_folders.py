@@ -1,4 +1,4 @@
-"""A model folder may hold anything: it runs, or one line says what is wrong with which file. No code of it ever runs."""
+"""A model folder may hold anything: it runs, or one line says what is wrong with which file. Nobody is asked."""
 
 import builtins
 import json
