@@ -65,7 +65,7 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
     """
     require_file(path)
     with refused(path, "not a readable GGUF file"):
-        reader = gguf.GGUFReader(path)
+        reader = _Reader(path)
         fields = _Fields(path, reader)
         architecture = fields.text("general.architecture")
         if architecture not in _ARCHITECTURES:
@@ -79,6 +79,21 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
         _write_json(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
         _write_weights(_tensors(architecture, config, reader, dtype), folder)
         write_tokenizer(fields.get, path, folder)
+
+
+class _Reader(gguf.GGUFReader):  # type: ignore[misc]
+    """The library reads nothing where a file has ended, for as many times as the file says."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **kwargs: Any) -> Any:
+        found = super()._get(offset, dtype, count, *args, **kwargs)
+        if len(found) < count:
+            raise ValueError("the file ends too early")
+        return found
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == gguf.GGUFValueType.ARRAY and int(self._get(orig_offs + 4, np.uint64)[0]) > len(self.data):
+            raise ValueError("an array is longer than the file")
+        return super()._get_field_parts(orig_offs, raw_type)
 
 
 class _Fields:

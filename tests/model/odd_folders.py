@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from rosebatch.config import RunConfig
+from rosebatch.errors import UserError
+from rosebatch.launch import default_sampling, load, plan_launch
 from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights
@@ -18,6 +22,8 @@ from rosebatch.ops import select
 from rosebatch.toggles import Toggles
 
 CPU = torch.device("cpu")
+# Seconds that no small model may take.
+_PATIENCE = 5
 # 256 bytes and an end token.
 VOCAB = 257
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -129,6 +135,10 @@ ODD_VALUES = {
 }
 
 
+class TooLongError(BaseException):
+    """Not an Exception: nothing may handle it."""
+
+
 class Case(NamedTuple):
     """A folder of ``kind`` in which ``change`` makes ``file`` odd."""
 
@@ -136,6 +146,30 @@ class Case(NamedTuple):
     kind: str
     file: str
     change: Callable[[Path], None]
+
+
+def outcome(model: Path, **options: Any) -> str | None:
+    """Load a model and answer a prompt; the line of a refusal, or None."""
+
+    def stop(number: int, frame: object) -> None:
+        raise TooLongError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, _PATIENCE)
+    try:
+        config = RunConfig(model=str(model), device="cpu", kv_cache_memory="1MiB", max_num_seqs=2, **options)
+        plan = plan_launch(config)
+        default_sampling(plan)
+        launched = load(plan)
+        if launched.tokenizer is not None:
+            launched.tokenizer.encode(["hi"])
+            launched.tokenizer.encode_chats([[{"role": "user", "content": "hi"}]])
+    except UserError as error:
+        return str(error)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return None
 
 
 def write_good(kind: str, folder: Path) -> None:
