@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, overl
 import msgspec
 
 from rosebatch.errors import FlagError, UserError
+from rosebatch.model_files import refusal, shown
 from rosebatch.toggles import SWITCH_NAMES
 
 Sampler = Literal["rosebatch", "flashinfer"]
@@ -20,6 +21,17 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "dummy"]
 InputFormat = Literal["auto", "jsonl", "openai", "parquet"]
 GenerationConfig = Literal["none", "auto"]
+
+
+# Of any size of a model: far above those of all models, and low enough to compute with.
+MOST_SIZE = 2**24
+MOST_LAYERS = 2**12
+# Kernels hold token ids and positions in 32 bits.
+_MOST_ID = 2**31
+_SIZES = (
+    *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads"),
+    *("head_dim", "intermediate_size", "max_model_len"),
+)
 
 
 class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -34,6 +46,18 @@ class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+
+    def __post_init__(self) -> None:
+        for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a positive number, got {shown(value)}")
+        if self.original_max_position_embeddings > MOST_SIZE:
+            raise ValueError(f"original_max_position_embeddings must be in [1, {MOST_SIZE}]")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor {self.low_freq_factor} must be below high_freq_factor {self.high_freq_factor}"
+            )
 
 
 class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -103,14 +127,28 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
 
     def __post_init__(self) -> None:
+        for name in _SIZES:
+            most = MOST_LAYERS if name == "num_layers" else MOST_SIZE
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be in [1, {most}], got {shown(getattr(self, name))}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
+        if self.rope is not None and self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd: rotary positions turn pairs of channels")
+        for name in ("sliding_windows", "attention_scales"):
+            if len(getattr(self, name)) not in (0, self.num_layers):
+                raise ValueError(f"{name} has {len(getattr(self, name))} values for {self.num_layers} layers")
+        if any(not 0 <= window < _MOST_ID for window in self.sliding_windows):
+            raise ValueError(f"a sliding window must be in [0, {_MOST_ID}), got {shown(list(self.sliding_windows))}")
+        # Some models write -1 where they have no end token.
+        if any(not -1 <= token_id < _MOST_ID for token_id in self.eos_token_ids):
+            raise ValueError(f"an end token must be in [0, {_MOST_ID}), got {shown(list(self.eos_token_ids))}")
         hp1 = self.family == "hp1"
         if hp1 is (self.hp1 is None):
             raise ValueError(
                 "hp1 is missing: the gate of attention" if hp1 else f"hp1 has no meaning for {self.family}"
             )
-        if hp1 is (self.norm_eps > 0):
+        if hp1 is (0 < self.norm_eps < math.inf):
             raise ValueError("norm_eps has no meaning for hp1" if hp1 else f"norm_eps must be > 0, got {self.norm_eps}")
         for name in ("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows"):
             if hp1 and getattr(self, name):
@@ -289,7 +327,7 @@ def convert(values: Any, kind: type[ConfigT], source: str) -> ConfigT:
     try:
         return msgspec.convert(values, kind)
     except (msgspec.ValidationError, ValueError) as error:
-        raise UserError(f"{source}: {error}") from None
+        raise refusal(source, error) from None
 
 
 def load_toml(path: Path, kind: type[ConfigT]) -> ConfigT:

@@ -16,6 +16,7 @@ from rosebatch.job.answers import answer
 from rosebatch.job.serve import serve
 from rosebatch.launch import Launched, LaunchPlan, default_sampling, launch
 from rosebatch.outputs import RequestOutput, failed_output, request_output
+from rosebatch.pretrained import load_pretrained_tokenizer
 from rosebatch.report.progress import Progress
 from rosebatch.sampling_params import SamplingParams
 
@@ -187,9 +188,7 @@ class LLM:
         folder = self._running().plan.tokenizer_folder
         if folder is None or self._running().tokenizer is None:
             raise ValueError("the model has no tokenizer: give prompt_token_ids")
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(folder)
+        return load_pretrained_tokenizer(folder)
 
     @contextmanager
     def exclusive(self) -> Iterator[Launched]:

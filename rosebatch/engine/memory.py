@@ -72,8 +72,19 @@ def plan_memory(
     most = limits.max_num_seqs * -(-config.max_model_len // block_size)
     blocks = min(memory // block, most)
     if blocks < 1 or blocks * block_size < 2:
-        raise FlagError(f"--kv-cache-memory {memory}: a block of {block_size} tokens takes {block} bytes")
+        raise FlagError(_no_room(limits, device, memory, block_size, block))
     return MemoryPlan(blocks, tokens)
+
+
+def _no_room(limits: RunConfig, device: torch.device, memory: int, block_size: int, block: int) -> str:
+    """Which limit left no room for a block, and what to change."""
+    needed = f"a block of {block_size} tokens takes {block} bytes"
+    if limits.kv_cache_bytes:
+        return f"--kv-cache-memory {memory}: {needed}"
+    if device.type == "cuda":
+        left = f"--gpu-memory-utilization {limits.gpu_memory_utilization} leaves {memory} bytes for the KV cache"
+        return f"{left}, {needed}: raise it, or lower --max-num-batched-tokens or --max-num-seqs"
+    return f"the free memory leaves {memory} bytes for the KV cache, {needed}: give --kv-cache-memory"
 
 
 def step_bytes(config: ModelConfig, tokens: int, seqs: int, dtype: torch.dtype) -> int:

@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rosebatch.errors import UserError
 from rosebatch.model.gguf_tokenizer import write_tokenizer
+from rosebatch.model.hf_config import parse_model_config
+from rosebatch.model_files import refusal, refused, require_file, shown
 
 # Part of the cache key: raise it when the conversion changes.
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 
 _SHARD_BYTES = 2 << 30
 
@@ -62,30 +63,37 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
     Raises:
         UserError: the file is broken, or its architecture or tokenizer is not supported.
     """
-    try:
-        reader = gguf.GGUFReader(path)
+    require_file(path)
+    with refused(path, "not a readable GGUF file"):
+        reader = _Reader(path)
         fields = _Fields(path, reader)
         architecture = fields.text("general.architecture")
         if architecture not in _ARCHITECTURES:
             known = ", ".join(_ARCHITECTURES)
-            raise UserError(f"{path}: GGUF architecture {architecture!r} is not supported; supported are {known}")
+            raise refusal(path, f"GGUF architecture {shown(architecture)} is not supported; supported are {known}")
         config = _config(architecture, fields, reader, {tensor.name for tensor in reader.tensors})
         config["dtype"] = str(dtype).removeprefix("torch.")
+        # Its mistakes are those of the GGUF file: found here, they are told under its name.
+        parse_model_config(config, str(path))
         _write_json(folder / "config.json", config)
         _write_json(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
         _write_weights(_tensors(architecture, config, reader, dtype), folder)
         write_tokenizer(fields.get, path, folder)
-    # The library raises any of these for a broken file.
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        StopIteration,
-        OverflowError,
-        NotImplementedError,
-    ) as error:
-        raise UserError(f"{path}: not a readable GGUF file ({error!r})") from None
+
+
+class _Reader(gguf.GGUFReader):  # type: ignore[misc]
+    """The library reads nothing where a file has ended, for as many times as the file says."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **kwargs: Any) -> Any:
+        found = super()._get(offset, dtype, count, *args, **kwargs)
+        if len(found) < count:
+            raise ValueError("the file ends too early")
+        return found
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == gguf.GGUFValueType.ARRAY and int(self._get(orig_offs + 4, np.uint64)[0]) > len(self.data):
+            raise ValueError("an array is longer than the file")
+        return super()._get_field_parts(orig_offs, raw_type)
 
 
 class _Fields:
@@ -104,7 +112,7 @@ class _Fields:
 
     def need(self, key: str) -> Any:
         if key not in self._fields:
-            raise UserError(f"{self._path}: GGUF metadata {key!r} is missing")
+            raise refusal(self._path, f"GGUF metadata {key!r} is missing")
         return self.get(key)
 
 

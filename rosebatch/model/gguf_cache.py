@@ -2,13 +2,16 @@
 
 Each model is a folder ``NAME-KEY``. The key is a hash of the content of the file, the dtype and the version of the
 converter, so copies of a file share one conversion and a changed file never gets the weights of its old content.
+A damaged conversion is found by its checksums and replaced.
 """
 
 import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rosebatch.errors import UserError
+from rosebatch.model import checksums
 
 # Listing the cache does not need it.
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ _LOCK = ".lock"
 _DIGESTS = ".digests"
 # Folders that are being written or deleted.
 _TEMPORARY = ".tmp-"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ def cache_dir() -> Path:
 def converted_folder(path: Path, dtype: "torch.dtype") -> Path:
     """The transformers folder of a .gguf file in ``dtype``. The first call converts the file.
 
+    A conversion that is damaged is made anew, with a warning on stderr.
+
     Raises:
         UserError: the file is broken or its model is not supported, or the cache cannot be written.
     """
@@ -55,7 +62,10 @@ def converted_folder(path: Path, dtype: "torch.dtype") -> Path:
         parts = [_content_digest(path, cache / _DIGESTS), str(dtype), CONVERTER_VERSION]
         key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
         found = next(cache.glob(f"*-{key}"), None)
-        return found or _convert(path, dtype, cache / f"{path.stem}-{key}")
+        if found is not None and checksums.is_intact(found):
+            return found
+        _sweep(cache)
+        return _convert(path, dtype, found or cache / f"{path.stem}-{key}")
     except OSError as error:
         raise UserError(f"{path}: cannot convert the model ({error})") from None
 
@@ -95,8 +105,10 @@ def _content_digest(path: Path, memos: Path) -> str:
     status = path.stat()
     identity = json.dumps([str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino])
     memo = memos / hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
-    with suppress(OSError):
-        return memo.read_text(encoding="ascii")
+    with suppress(OSError, UnicodeError):
+        known = memo.read_text(encoding="ascii")
+        if _SHA256.fullmatch(known):
+            return known
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     # A cache that others filled may be read-only: then each start hashes the file.
@@ -104,27 +116,44 @@ def _content_digest(path: Path, memos: Path) -> str:
         memos.mkdir(exist_ok=True)
         unfinished = memo.with_suffix(f".{os.getpid()}")
         unfinished.write_text(digest, encoding="ascii")
+        checksums.sync(unfinished)
         unfinished.rename(memo)
     return digest
 
 
 def _convert(path: Path, dtype: "torch.dtype", folder: Path) -> Path:
-    """Convert a file into a new folder, which appears complete or not at all."""
+    """Convert a file into a new folder, which appears complete or not at all, and replaces a damaged one."""
     from rosebatch.model.gguf import convert
 
     with _locked(folder.parent, fcntl.LOCK_SH):
+        # Another process may have replaced it by now.
+        if folder.exists() and not checksums.is_intact(folder):
+            if sys.stderr is not None:
+                sys.stderr.write(f"rosebatch: warning: {folder}: the converted model is damaged; converting again\n")
+            _delete(folder)
         working = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=folder.parent))
         try:
             convert(path, dtype, working)
+            checksums.seal(working)
             try:
                 working.rename(folder)
             except OSError:
                 # Another process was faster; its folder is as good.
                 if not folder.exists():
                     raise
+            checksums.sync(folder.parent)
         finally:
             shutil.rmtree(working, ignore_errors=True)
     return folder
+
+
+def _sweep(cache: Path) -> None:
+    """Delete what killed conversions left behind, unless a conversion is running."""
+    left = list(cache.glob(f"{_TEMPORARY}*"))
+    if left:
+        with _locked(cache, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+            for each in left if alone else ():
+                shutil.rmtree(each, ignore_errors=True)
 
 
 @contextmanager

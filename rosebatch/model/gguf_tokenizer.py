@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from rosebatch.errors import UserError
+from rosebatch.model_files import refusal, refused, shown
+from rosebatch.pretrained import load_pretrained_tokenizer
 
 _SPLIT_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLIT_HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -59,15 +61,17 @@ def write_tokenizer(get: Callable[..., Any], path: Path, folder: Path) -> None:
         return
     if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
         known = ", ".join(_PRE_TOKENIZERS)
-        raise UserError(
-            f"{path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; supported are {known}"
+        raise refusal(
+            path, f"tokenizer {shown(kind)} with pre-tokenizer {shown(pre)} is not supported; supported are {known}"
         )
     for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
         if get(key) is None:
-            raise UserError(f"{path}: GGUF metadata {key!r} is missing")
+            raise refusal(path, f"GGUF metadata {key!r} is missing")
     tokens: list[str] = get("tokenizer.ggml.tokens")
     types: list[int] = get("tokenizer.ggml.token_type", [1] * len(tokens))
     merges = [tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges")]
+    if bad := next((merge for merge in merges if len(merge) != 2), None):
+        raise refusal(path, f"the merge {shown(bad[0])} is no pair of tokens")
     llama3 = pre == "llama-bpe"
     vocab = {token: i for i, token in enumerate(tokens)}
     # Llama 3 takes whole words of its vocabulary before it tries merges, and starts every prompt with a BOS.
@@ -99,10 +103,10 @@ def write_tokenizer(get: Callable[..., Any], path: Path, folder: Path) -> None:
 
 def _write_sentencepiece(path: Path, folder: Path) -> None:
     """Let transformers convert a sentencepiece vocabulary."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    except Exception as error:
-        raise UserError(f"{path}: the tokenizer cannot be converted ({error})") from None
-    tokenizer.save_pretrained(str(folder))
+    with (
+        refused(path, "the tokenizer cannot be converted"),
+        # Alone in a folder: transformers would also read a tokenizer_config.json beside the file, for one.
+        TemporaryDirectory() as alone,
+    ):
+        (Path(alone) / "model.gguf").symlink_to(path.resolve())
+        load_pretrained_tokenizer(Path(alone), gguf_file="model.gguf").save_pretrained(str(folder))

@@ -1,12 +1,11 @@
 """From transformers' config.json to ModelConfig."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rosebatch.config import ModelConfig, convert
-from rosebatch.errors import UserError
+from rosebatch.config import MOST_LAYERS, MOST_SIZE, ModelConfig, convert
+from rosebatch.model_files import read_json, refusal, shown
 from rosebatch.ops import ACTIVATIONS
 
 # The defaults of transformers' config classes, for fields that config.json leaves out.
@@ -32,6 +31,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "HP1ForCausalLM": {},
 }
 ARCHITECTURES = tuple(_DEFAULTS)
+# Sizes that others are computed of.
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 _BY_MODEL_TYPE = {
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
@@ -42,6 +43,9 @@ _BY_MODEL_TYPE = {
 }
 
 
+_LAYER_TYPES = ("sliding_attention", "full_attention")
+
+
 def read_model_config(folder: Path) -> ModelConfig:
     """The shape of the model in a folder, from config.json. The end tokens in generation_config.json win.
 
@@ -49,6 +53,8 @@ def read_model_config(folder: Path) -> ModelConfig:
         UserError: a file is missing or broken, or rosebatch does not support the architecture or one of its options.
     """
     path = folder / "config.json"
+    if not path.exists():
+        raise refusal(path, "no such file; a model folder holds config.json and .safetensors weights")
     values = read_json(path)
     generation = folder / "generation_config.json"
     if generation.exists():
@@ -60,42 +66,26 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     """Like ``read_model_config``, but from parsed JSON. Errors start with ``source``."""
     architecture = _architecture(values, source)
     if values.get("quantization_config"):
-        raise UserError(f"{source}: quantized checkpoints are not supported: use the 16-bit weights of the model")
+        raise refusal(source, "quantized checkpoints are not supported: use the 16-bit weights of the model")
     values = {**_DEFAULTS[architecture], **values}
     try:
         fields = _fields(architecture, values)
     except KeyError as error:
-        raise UserError(f"{source}: {error.args[0]!r} is missing") from None
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        raise UserError(f"{source}: {error}") from None
+        raise refusal(source, f"{error.args[0]!r} is missing") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise refusal(source, error) from None
     eos = values.get("eos_token_id")
     eos_ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     dtype = values.get("dtype") or values.get("torch_dtype") or "float32"
     return convert({**fields, "eos_token_ids": eos_ids, "dtype": dtype}, ModelConfig, source)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model folder.
-
-    Raises:
-        UserError: the file is missing, unreadable, or not a JSON object.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; a model folder holds config.json and .safetensors weights") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: not a JSON object")
-    return values
-
-
 def _architecture(values: Mapping[str, Any], source: str) -> str:
-    named = values.get("architectures") or [_BY_MODEL_TYPE.get(str(values.get("model_type")))]
-    architecture = named[0] or values.get("model_type")
+    named = values.get("architectures") or [None]
+    first = named[0] if isinstance(named, list) else named
+    architecture = first or _BY_MODEL_TYPE.get(str(values.get("model_type"))) or values.get("model_type")
     if architecture not in ARCHITECTURES:
-        raise UserError(f"{source}: {architecture} is not supported; supported are {', '.join(ARCHITECTURES)}")
+        raise refusal(source, f"{shown(architecture)} is not supported; supported are {', '.join(ARCHITECTURES)}")
     return str(architecture)
 
 
@@ -106,7 +96,7 @@ def _fields(architecture: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gpt2(values: Mapping[str, Any]) -> dict[str, Any]:
-    hidden, layers, heads = values["n_embd"], values["n_layer"], values["n_head"]
+    hidden, layers, heads = (_size(values, name) for name in ("n_embd", "n_layer", "n_head"))
     head_dim = hidden // heads
     scale = head_dim**-0.5 if values.get("scale_attn_weights", True) else 1.0
     by_layer = values.get("scale_attn_by_inverse_layer_idx", False)
@@ -131,7 +121,7 @@ def _gpt2(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _llama(architecture: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    hidden, heads = values["hidden_size"], values["num_attention_heads"]
+    hidden, layers, heads = (_size(values, name) for name in _SIZES)
     qwen2 = architecture == "Qwen2ForCausalLM"
     attention_bias = values.get("attention_bias", False) and architecture in (
         "LlamaForCausalLM",
@@ -141,7 +131,7 @@ def _llama(architecture: str, values: Mapping[str, Any]) -> dict[str, Any]:
         "family": "llama",
         "vocab_size": values["vocab_size"],
         "hidden_size": hidden,
-        "num_layers": values["num_hidden_layers"],
+        "num_layers": layers,
         "num_heads": heads,
         "num_kv_heads": values.get("num_key_value_heads") or heads,
         "head_dim": values.get("head_dim") or hidden // heads,
@@ -163,12 +153,12 @@ def _hp1(values: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("attention_bias", "mlp_bias", "use_sliding_window"):
         if values.get(name):
             raise ValueError(f"{name} is not supported")
-    hidden, heads = values["hidden_size"], values["num_attention_heads"]
+    hidden, layers, heads = (_size(values, name) for name in _SIZES)
     return {
         "family": "hp1",
         "vocab_size": values["vocab_size"],
         "hidden_size": hidden,
-        "num_layers": values["num_hidden_layers"],
+        "num_layers": layers,
         "num_heads": heads,
         "num_kv_heads": values.get("num_key_value_heads") or heads,
         "head_dim": values.get("head_dim") or hidden // heads,
@@ -188,13 +178,16 @@ def _sliding_windows(architecture: str, values: Mapping[str, Any]) -> list[int]:
     if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and values.get("use_sliding_window") and window:
         first = values.get("max_window_layers", 28)
         default = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
-        return [window * (kind == "sliding_attention") for kind in values.get("layer_types") or default]
+        kinds = [_supported("layer_types", kind, _LAYER_TYPES) for kind in values.get("layer_types") or default]
+        return [window * (kind == "sliding_attention") for kind in kinds]
     return []
 
 
 def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
     # transformers 5 writes one dict; transformers 4 wrote base and scaling separately.
     stored = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if not isinstance(stored, dict):
+        raise ValueError(f"the scaling of rotary positions is no object: {shown(stored)}")
     kind = stored.get("rope_type") or stored.get("type") or "default"
     rope = {
         "theta": stored.get("rope_theta") or values.get("rope_theta") or 10000.0,
@@ -213,5 +206,16 @@ def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _supported(option: str, value: Any, supported: Any) -> Any:
     if value not in supported:
-        raise ValueError(f"{option} {value!r} is not supported; supported are {', '.join(supported)}")
+        raise ValueError(f"{option} {shown(value)} is not supported; supported are {', '.join(supported)}")
+    return value
+
+
+def _size(values: Mapping[str, Any], name: str) -> int:
+    """A size, checked before anything is computed of it."""
+    value = values[name]
+    if type(value) is not int:
+        raise ValueError(f"{name} must be a whole number, got {shown(value)}")
+    most = MOST_LAYERS if "layer" in name else MOST_SIZE
+    if not 1 <= value <= most:
+        raise ValueError(f"{name} must be in [1, {most}], got {shown(value)}")
     return value

@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 from rosebatch.config import KVShape, ModelConfig, RopeConfig
+from rosebatch.errors import UserError
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import Gate, Heads, Ops, QKNorm, Weight
+
+# Elements of a rotary table: 2 million positions of usual heads. Its fp32 values take a gigabyte.
+_MOST_ROTARY = 2**28
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +106,14 @@ def load_head(config: ModelConfig, ops: Ops, weights: WeightSource, embedding: T
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, max_len: int, dtype: torch.dtype, device: torch.device) -> Rotary:
-    """Tables for ``max_len`` positions."""
+    """Tables for ``max_len`` positions.
+
+    Raises:
+        UserError: they are too large: the length of a model is only a number in its config.
+    """
+    if max_len * head_dim > _MOST_ROTARY:
+        most = _MOST_ROTARY // head_dim
+        raise UserError(f"tables for {max_len} positions take too much memory: give --max-model-len {most} or less")
     positions = torch.arange(max_len, dtype=torch.float32, device=device)
     angles = positions[:, None] * _inverse_frequencies(rope, head_dim).to(device)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)

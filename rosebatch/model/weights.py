@@ -1,20 +1,21 @@
 """The tensors of a model: from the safetensors files of a folder, or random."""
 
-import json
 import re
 import zlib
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from rosebatch.errors import UserError
+from rosebatch.model_files import read_json, refusal, refused, require_file, shown
 
 # Standard deviation of random weights.
 DEVIATION = 0.02
 
+_FLOATS = {"F64", "F32", "F16", "BF16"}
 _SHARD = re.compile(r".*-\d{5}-of-(\d{5})\.safetensors")
 
 
@@ -48,13 +49,13 @@ class SafetensorsWeights:
         self.folder = folder
         self.dtype = dtype
         self.device = device
-        self._files: dict[str, Any] = {}
+        # The file of each tensor, open.
+        self._files: dict[str, tuple[Path, Any]] = {}
         for path in weight_files(folder):
-            try:
+            require_file(path)
+            with refused(path, "unreadable weights"):
                 handle = safe_open(str(path), framework="pt")
-            except (OSError, SafetensorError) as error:
-                raise UserError(f"{path}: unreadable weights ({error})") from None
-            self._files.update(dict.fromkeys(handle.keys(), handle))
+                self._files.update(dict.fromkeys(handle.keys(), (path, handle)))
 
     def get(
         self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, fill: float | None = None
@@ -67,15 +68,18 @@ class SafetensorsWeights:
         if name not in self._files:
             name = name.partition(".")[2] if name.partition(".")[2] in self._files else name
         if name not in self._files:
-            raise UserError(f"{self.folder}: weights have no tensor {name!r}")
-        try:
-            tensor: Tensor = self._files[name].get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{self.folder}: tensor {name!r} is unreadable ({error})") from None
-        if name.endswith("wpe.weight") and tensor.ndim == len(shape):
-            tensor = tensor[: shape[0]]
-        if tuple(tensor.shape) != shape:
-            raise UserError(f"{self.folder}: tensor {name!r} has shape {tuple(tensor.shape)}, config says {shape}")
+            raise refusal(self.folder, f"weights have no tensor {name!r}")
+        path, handle = self._files[name]
+        with refused(path, f"tensor {name!r} is unreadable"):
+            stored = handle.get_slice(name)
+            found, kind = tuple(stored.get_shape()), stored.get_dtype()
+            # Only as much is read as is used, and nothing of a wrong shape.
+            is_longer = name.endswith("wpe.weight") and len(found) == len(shape) and found[0] > shape[0]
+            if (shape[0], *found[1:]) != shape if is_longer else found != shape:
+                raise refusal(path, f"tensor {name!r} has shape {shown(found)}, config says {shape}")
+            if kind not in _FLOATS:
+                raise refusal(path, f"tensor {name!r} holds {shown(kind)}: use the 16-bit weights of the model")
+            tensor: Tensor = stored[: shape[0]] if is_longer else handle.get_tensor(name)
         return tensor.to(self.device, dtype or self.dtype)
 
 
@@ -89,13 +93,17 @@ def weight_files(folder: Path) -> list[Path]:
     """
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UserError(f"{index}: unreadable index ({error!r})") from None
-        missing = [name for name in names if not (folder / name).exists()]
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise refusal(index, "unreadable index: weight_map is no object of file names")
+        for name in weight_map.values():
+            # Nothing outside of the folder is read.
+            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+                raise refusal(index, f"unreadable index: {shown(name)} is no .safetensors file beside it")
+        names = sorted(set(weight_map.values()))
+        missing = [name for name in names if not _exists(folder / name)]
         if missing:
-            raise UserError(f"{folder}: {len(missing)} weight files are missing, the first is {missing[0]}")
+            raise refusal(folder, f"{len(missing)} weight files are missing, the first is {missing[0]}")
         return [folder / name for name in names]
     whole = folder / "model.safetensors"
     if whole.exists():
@@ -107,6 +115,14 @@ def weight_files(folder: Path) -> list[Path]:
     if totals and len(totals) < totals[0]:
         raise UserError(f"{folder}: {totals[0] - len(totals)} of {totals[0]} weight files are missing")
     return files
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        # No file can have such a name.
+        return False
 
 
 class RandomWeights:

@@ -1,6 +1,5 @@
 """From text to token ids and back: batched encoding, chat templates, incremental detokenization, stop strings."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -11,6 +10,16 @@ import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from rosebatch.errors import RowError, UserError
+from rosebatch.model_files import (
+    read_json,
+    read_text,
+    refusal,
+    refused,
+    require_file,
+    shown,
+)
+from rosebatch.pretrained import load_pretrained_tokenizer
+from rosebatch.text import panics
 
 # The tokens before the prefix, before the suffix, and before the middle: of Qwen Coder, StarCoder, DeepSeek Coder and
 # Code Llama.
@@ -77,25 +86,23 @@ class Tokenizer:
         if not file.exists():
             has_other = any((folder / name).exists() for name in ("tokenizer.model", "vocab.json"))
             return cls._convert(folder) if has_other else None
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-            config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
-            return cls(backend, _chat_template(folder, config), _special_tokens(config))
-        # The tokenizers library raises a plain Exception for an unreadable file.
-        except Exception as error:
-            raise UserError(f"{folder}: unreadable tokenizer ({error!r})") from None
+        require_file(file)
+        config = read_json(config_file) if config_file.exists() else {}
+        template = _chat_template(folder, config_file, config)
+        special_tokens = _special_tokens(config_file, config)
+        with refused(file, "unreadable tokenizer"), panics.unreported():
+            found = cls(tokenizers.Tokenizer.from_file(str(file)), template, special_tokens)
+            # Some mistakes show only here; later, each row would fail.
+            found.backend.encode("a")
+        return found
 
     @classmethod
     def _convert(cls, folder: Path) -> "Tokenizer":
         """Load an older tokenizer format through transformers, which takes longer."""
-        from transformers import AutoTokenizer
-
-        try:
-            converted = AutoTokenizer.from_pretrained(str(folder))
+        with refused(folder, "unreadable tokenizer"):
+            converted = load_pretrained_tokenizer(folder)
             template = converted.chat_template
             return cls(converted.backend_tokenizer, template, dict(converted.special_tokens_map))
-        except Exception as error:
-            raise UserError(f"{folder}: unreadable tokenizer ({error})") from None
 
     def encode(self, texts: Sequence[str]) -> list[list[int] | RowError]:
         """Token ids of each text, with the tokens that the model adds to a prompt (such as a BOS).
@@ -251,12 +258,11 @@ def _read_template(path: Path) -> str:
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    try:
+    with refused(path, "unreadable chat template"):
         template = path.read_text(encoding="utf-8")
+    try:
         # Without a conversation, this compiles the template and renders nothing.
         render_jinja_template(conversations=[], chat_template=template)
-    except (OSError, UnicodeError) as error:
-        raise UserError(f"{path}: unreadable chat template ({error})") from None
     except TemplateError as error:
         line = getattr(error, "lineno", None)
         where = "" if line is None else f", line {line}"
@@ -264,18 +270,24 @@ def _read_template(path: Path) -> str:
     return template
 
 
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+def _chat_template(folder: Path, config_file: Path, config: dict[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.exists():
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
+        with refused(config_file, "chat_template is no list of named templates"):
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    if not isinstance(template, str | None):
+        raise refusal(config_file, f"chat_template is no text: {shown(template)}")
     return template
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+def _special_tokens(config_file: Path, config: dict[str, Any]) -> dict[str, str]:
     """Named tokens. A value is a string or, in older files, an object with ``content``."""
     tokens = {name: config.get(name) for name in _SPECIAL_TOKENS}
-    return {name: t["content"] if isinstance(t, dict) else t for name, t in tokens.items() if t}
+    found: dict[str, Any] = {n: t.get("content") if isinstance(t, dict) else t for n, t in tokens.items() if t}
+    for name, token in found.items():
+        if not isinstance(token, str):
+            raise refusal(config_file, f"{name} is no text: {shown(token)}")
+    return found

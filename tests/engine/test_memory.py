@@ -125,5 +125,26 @@ def test_no_room_for_a_block(gpu, host, device):
 def test_the_weights_alone_exceed_the_share(gpu):
     """The message, and no cache of a negative size."""
     gpu(free=20 * GIB, total=80 * GIB, taken=60 * GIB)
-    with pytest.raises(FlagError, match="--kv-cache-memory 0: a block of 64 tokens takes 8388608 bytes"):
+    with pytest.raises(FlagError, match=r"utilization 0\.5 leaves 0 .* a block of 64 tokens takes 8388608 bytes"):
         plan(RunConfig(gpu_memory_utilization=0.5))
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (RunConfig(gpu_memory_utilization=0.1), r"^--gpu-memory-utilization 0\.1 leaves 0 bytes for the KV cache"),
+        (RunConfig(gpu_memory_utilization=0.1, kv_cache_memory=1), r"^--kv-cache-memory 1: a block of 64 tokens takes"),
+    ],
+)
+def test_no_room_names_the_flag_that_left_none(limits, message, gpu):
+    """The message was "--kv-cache-memory 0" for a flag that nobody gave."""
+    gpu(free=10 * GIB, total=80 * GIB, taken=70 * GIB)
+    with pytest.raises(FlagError, match=message):
+        plan(limits)
+
+
+def test_no_room_on_a_cpu(host):
+    """There the share is fixed, and the flag that mends it is the cache's own."""
+    host(1000)
+    with pytest.raises(FlagError, match=r"^the free memory leaves 250 bytes .*: give --kv-cache-memory"):
+        plan(device=CPU)

@@ -1,5 +1,6 @@
 """Files of the smallest models, and caches of our own: for conversions, and of the Hugging Face Hub."""
 
+import builtins
 import os
 import socket
 
@@ -77,3 +78,17 @@ def add(hub):
         return snapshot
 
     return call
+
+
+class QuestionError(BaseException):
+    """Not an Exception: nothing may handle it."""
+
+
+@pytest.fixture
+def nobody_to_ask(monkeypatch):
+    """A question is a failure."""
+
+    def ask(*args):
+        raise QuestionError("somebody was asked")
+
+    monkeypatch.setattr(builtins, "input", ask)

@@ -4,13 +4,15 @@ import fcntl
 import hashlib
 import os
 import shutil
+from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 import torch
 
 from rosebatch.errors import UserError
-from rosebatch.model import gguf, gguf_cache
+from rosebatch.model import checksums, gguf, gguf_cache
+from rosebatch.model.checksums import SUMS
 from rosebatch.model.gguf_cache import CachedModel, cache_dir, cached_models, clear_cache, converted_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread", "cache")
@@ -135,6 +137,124 @@ def test_two_conversions_of_one_file(file, monkeypatch, cache):
     assert list(cache.glob(".tmp-*")) == []
 
 
+# Damage
+
+
+def damage(path, at=-1):
+    """One bit of a file, as a disk changes it: the file's time stays."""
+    status = path.stat()
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", SUMS])
+def test_a_damaged_conversion_is_made_anew(write_gguf, toy, name, capsys):
+    """One flipped bit gave other answers without a word, in every run from then on."""
+    path = write_gguf("llama", toy)
+    folder = converted_folder(path, torch.float32)
+    good = {file.name: file.read_bytes() for file in folder.iterdir()}
+    capsys.readouterr()
+    for at in (-3, len(good[name]) // 2):
+        damage(folder / name, at)
+        assert converted_folder(path, torch.float32) == folder
+        assert {file.name: file.read_bytes() for file in folder.iterdir()} == good
+        assert capsys.readouterr().err == (
+            f"rosebatch: warning: {folder}: the converted model is damaged; converting again\n"
+        )
+    assert converted_folder(path, torch.float32) == folder
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda folder: (folder / "config.json").unlink(),
+        lambda folder: (folder / "config.json").write_bytes(b""),
+        lambda folder: (folder / SUMS).unlink(),
+        lambda folder: (folder / SUMS).write_bytes(b""),
+        lambda folder: (folder / SUMS).write_text("3"),
+        lambda folder: (folder / SUMS).write_text('{"config.json": null}'),
+    ],
+)
+def test_a_conversion_that_lost_a_file(file, fake_convert, break_it):
+    """What a crash of the machine leaves: empty files, missing ones."""
+    folder = converted_folder(file, torch.float32)
+    break_it(folder)
+    assert converted_folder(file, torch.float32) == folder
+    assert len(fake_convert) == 2
+    assert (folder / "config.json").read_text() == "{}"
+
+
+def test_files_of_several_chunks(tmp_path, monkeypatch):
+    """Every byte counts, at the edges of chunks too."""
+    monkeypatch.setattr(checksums, "_CHUNK", 4)
+    for size in (0, 1, 3, 4, 5, 8, 9):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        (folder / "a").write_bytes(bytes(size))
+        checksums.seal(folder)
+        assert checksums.is_intact(folder)
+        for at in range(size):
+            damage(folder / "a", at)
+            assert not checksums.is_intact(folder)
+            damage(folder / "a", at)
+        assert checksums.is_intact(folder)
+        (folder / "a").write_bytes(bytes(size + 1))
+        assert not checksums.is_intact(folder)
+
+
+def test_a_digest_that_a_crash_left_empty(file, fake_convert, tmp_path, cache):
+    """Two files with no digest had one key: the second got the weights of the first."""
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"another model")
+    converted_folder(file, torch.float32)
+    converted_folder(other, torch.float32)
+    for memo in (cache / ".digests").iterdir():
+        memo.write_text("")
+    assert converted_folder(file, torch.float32) != converted_folder(other, torch.float32)
+    assert len(fake_convert) == 2
+
+
+def test_everything_is_on_the_disk_before_the_folder_has_its_name(file, fake_convert, cache, monkeypatch):
+    """After a power cut the folder was there, with empty files."""
+    done = []
+    sync, rename = checksums.sync, Path.rename
+    monkeypatch.setattr(checksums, "sync", lambda path: (done.append(("sync", path.name)), sync(path)))
+    monkeypatch.setattr(Path, "rename", lambda self, to: (done.append(("rename", to.name)), rename(self, to))[1])
+    folder = converted_folder(file, torch.float32)
+    named = done.index(("rename", folder.name))
+    assert {("sync", "config.json"), ("sync", SUMS)} <= set(done[:named])
+    assert done[named - 1][1].startswith(".tmp-")
+    assert done[named + 1] == ("sync", cache.name)
+
+
+def test_what_a_killed_conversion_left_behind(file, fake_convert, cache):
+    """Gigabytes stayed in the cache until somebody cleared it."""
+    cache.mkdir(parents=True)
+    (cache / ".tmp-killed").mkdir()
+    (cache / ".tmp-killed" / "model.safetensors").write_bytes(b"1234567890")
+    converted_folder(file, torch.float32)
+    assert list(cache.glob(".tmp-*")) == []
+
+
+def test_a_conversion_leaves_that_of_another_file_alone(file, tmp_path, monkeypatch, cache):
+    """A second run must not take the running conversion of the first for one that was killed."""
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"another model")
+    inner = []
+
+    def convert(path, dtype, folder):
+        (folder / "config.json").write_text(path.name)
+        if path == file:
+            inner.append(converted_folder(other, dtype))
+
+    monkeypatch.setattr(gguf, "convert", convert)
+    assert (converted_folder(file, torch.float32) / "config.json").read_text() == file.name
+    assert (inner[0] / "config.json").read_text() == other.name
+
+
 # Emptying it
 
 
@@ -142,21 +262,22 @@ def test_sizes(file, fake_convert, cache):
     """By name, with all that is inside; not what the cache keeps for itself."""
     assert cached_models() == []
     folder = converted_folder(file, torch.float32)
+    sums = (folder / SUMS).stat().st_size
     (folder / "sub").mkdir()
     (folder / "sub" / "weights").write_bytes(b"12345")
     (cache / "abc-0123456789ab").mkdir()
-    assert cached_models() == [CachedModel("abc-0123456789ab", 0), CachedModel(folder.name, 7)]
+    assert cached_models() == [CachedModel("abc-0123456789ab", 0), CachedModel(folder.name, 7 + sums)]
 
 
 def test_clearing(file, fake_convert, cache):
     """Models of this and of older versions, and what a killed conversion left behind."""
     assert clear_cache() == 0
-    converted_folder(file, torch.float32)
+    sums = (converted_folder(file, torch.float32) / SUMS).stat().st_size
     memo = sum(each.stat().st_size for each in (cache / ".digests").iterdir())
     for name in ("old-0123456789ab", "old-0123456789abx7f_k2qz", ".tmp-killed"):
         (cache / name).mkdir()
         (cache / name / "model.safetensors").write_bytes(b"1234567890")
-    assert clear_cache() == 2 + 30 + memo
+    assert clear_cache() == 2 + sums + 30 + memo
     assert [path.name for path in cache.iterdir()] == [".lock"]
     assert clear_cache() == 0
     converted_folder(file, torch.float32)
@@ -183,7 +304,7 @@ def test_clearing_beside_a_conversion(file, monkeypatch, cache):
     assert names() == []
     go.set()
     thread.join()
-    assert sorted(path.name for path in found[0].iterdir()) == ["first", "second"]
+    assert sorted(path.name for path in found[0].iterdir()) == [SUMS, "first", "second"]
 
 
 def test_a_file_system_without_locks(file, fake_convert, monkeypatch):

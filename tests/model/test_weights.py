@@ -149,12 +149,21 @@ def test_truncated_file(tmp_path):
         source(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"weight_map": 3}', "null"])
-def test_broken_index(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "Expecting property name"),
+        ("{}", "unreadable index"),
+        ("[]", "not a JSON object"),
+        ('{"weight_map": 3}', "unreadable index"),
+        ("null", "not a JSON object"),
+    ],
+)
+def test_broken_index(tmp_path, content, message):
     """A UserError that names the index, whatever is in it."""
     write_shards(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(UserError, match=r"index\.json: unreadable index"):
+    with pytest.raises(UserError, match=rf"index\.json: {message}"):
         source(tmp_path)
 
 

@@ -23,10 +23,11 @@ def load(spec: dict[str, Any]) -> Loaded:
     if spec["load_format"] == "dummy":
         torch.manual_seed(0)
         with torch.device(spec["device"]):
-            config = AutoConfig.from_pretrained(spec["model"])
+            config = AutoConfig.from_pretrained(spec["model"], trust_remote_code=False)
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, **spec["args"])
     else:
-        model = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=dtype, **spec["args"]).to(spec["device"])
+        args = {"trust_remote_code": False, **spec["args"]}
+        model = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=dtype, **args).to(spec["device"])
     model.eval()
     model.generation_config.eos_token_id = None
 

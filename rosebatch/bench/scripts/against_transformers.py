@@ -68,7 +68,7 @@ def transformers_runner(folder: Path, prompts: list[list[int]], lengths: list[in
     """A function that runs the workload as one left-padded batch and returns the seconds."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=False).eval()
     ids, mask = map(torch.tensor, pad_left(prompts))
     longest = max(lengths)
 

@@ -1,0 +1,114 @@
+"""The files of a model folder. They may hold anything: what cannot be used is refused with one line."""
+
+import json
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rosebatch.errors import UserError
+
+# Characters of a reason, and of a name within a reason.
+_REASON = 200
+_NAME = 60
+# No config or template is longer. A tokenizer may have a million tokens.
+_MOST_TEXT = 1 << 30
+
+
+def refusal(place: object, reason: object) -> UserError:
+    """The error of a file: one line of printable characters, which names the file.
+
+    Args:
+        place: the file, and what of it.
+        reason: a message or an exception, cut where it is long.
+    """
+    return UserError(f"{_printable(str(place))}: {_cut(_printable(_text(reason)), _REASON)}")
+
+
+def shown(value: object) -> str:
+    """A value of a file within a message."""
+    return _cut(_printable(repr(value[:_NAME]) if isinstance(value, str) else repr(value)), _NAME)
+
+
+def require_file(path: Path) -> None:
+    """Check that a path leads to a regular file: to open a pipe would wait for ever.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise refusal(path, "no such file") from None
+    except (OSError, ValueError) as error:
+        raise refusal(path, error) from None
+    if not stat.S_ISREG(mode):
+        raise refusal(path, "not a regular file")
+
+
+def read_text(path: Path) -> str:
+    """A file as text.
+
+    Raises:
+        UserError: it is missing, unreadable, too long or not UTF-8.
+    """
+    require_file(path)
+    try:
+        if path.stat().st_size > _MOST_TEXT:
+            raise refusal(path, f"longer than {_MOST_TEXT} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise refusal(path, error) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        UserError: the file is missing, unreadable, or not a JSON object.
+    """
+    text = read_text(path)
+    try:
+        values = json.loads(text)
+    except RecursionError:
+        raise refusal(path, "nested too deeply") from None
+    except ValueError as error:
+        raise refusal(path, error) from None
+    if not isinstance(values, dict):
+        raise refusal(path, "not a JSON object")
+    return values
+
+
+@contextmanager
+def refused(place: object, what: str) -> Iterator[None]:
+    """Turn whatever a library raises for a broken file into a ``refusal``.
+
+    Args:
+        place: the file.
+        what: the file should have been.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        # A panic of a library in Rust is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise refusal(place, f"{what} ({_text(error)})") from None
+
+
+def _text(reason: object) -> str:
+    """One line. An error of the system says only what is wrong: its path would be named twice."""
+    text = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
+    # Cut first: escaping something huge takes long.
+    return " ".join(text[: 4 * _REASON].split()) or type(reason).__name__
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -1,0 +1,26 @@
+"""transformers, kept from running what it finds."""
+
+from pathlib import Path
+from typing import Any
+
+from rosebatch.model_files import require_file
+
+
+def load_pretrained_tokenizer(folder: Path, **options: Any) -> Any:
+    """transformers' tokenizer of a folder. No code of the folder runs, nobody is asked, nothing is downloaded.
+
+    Args:
+        folder: with the files of a tokenizer.
+        options: of ``AutoTokenizer.from_pretrained``.
+
+    Raises:
+        UserError: a file is not a regular one. transformers may raise any other exception.
+    """
+    for path in folder.iterdir():
+        if path.exists() and not path.is_dir():
+            require_file(path)
+    from transformers import AutoTokenizer, dynamic_module_utils
+
+    # Calls inside transformers that do not know of our answer give up instead of asking for one.
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+    return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, **options)
