@@ -21,6 +21,9 @@ LoadFormat = Literal["auto", "dummy"]
 InputFormat = Literal["auto", "jsonl", "openai", "parquet"]
 GenerationConfig = Literal["none", "auto"]
 
+# Longer prompts are refused: a tokenizer's search through them can end in a panic, or take minutes.
+MOST_PROMPT_BYTES = 8 * 2**20
+
 
 class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Rotary position embedding: base frequency and how it is stretched past the trained length.
@@ -185,6 +188,9 @@ class RunConfig:
         Flag("'flashinfer' needs that package. Sampled answers then depend on the batch.", SAMPLING, rare=True),
     ] = "rosebatch"
     max_model_len: Annotated[int | None, Flag("Most tokens of prompt and answer.", LIMITS)] = None
+    max_prompt_bytes: Annotated[
+        str | int | None, Flag("Longest prompt. Default: 8MiB.", LIMITS, metavar="SIZE", rare=True)
+    ] = None
     max_num_seqs: Annotated[int, Flag("Most sequences in a step. Default: 256.", LIMITS)] = 256
     max_num_batched_tokens: Annotated[
         int | None,
@@ -215,8 +221,9 @@ class RunConfig:
                 raise ValueError(f"{name} must be >= {least}, got {value}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
-        if isinstance(self.kv_cache_memory, str):
-            parse_size(self.kv_cache_memory)
+        for size in (self.kv_cache_memory, self.max_prompt_bytes):
+            if isinstance(size, str):
+                parse_size(size)
 
     @classmethod
     def of(cls, model: str | None, **settings: Any) -> "RunConfig":
@@ -243,9 +250,22 @@ class RunConfig:
         """``kv_cache_memory`` in bytes."""
         return parse_size(self.kv_cache_memory) if isinstance(self.kv_cache_memory, str) else self.kv_cache_memory
 
+    @property
+    def max_prompt_size(self) -> int:
+        """``max_prompt_bytes`` as a number."""
+        size = self.max_prompt_bytes
+        return MOST_PROMPT_BYTES if size is None else parse_size(size) if isinstance(size, str) else size
+
 
 _KINDS = {f.name: f.type for f in fields(RunConfig)}
-_LEAST = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1, "kv_cache_memory": 0}
+_LEAST = {
+    "max_prompt_bytes": 1,
+    "max_model_len": 2,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "block_size": 1,
+    "kv_cache_memory": 0,
+}
 _CHOICES = {
     name: get_args(kind)
     for name, kind in {

@@ -75,7 +75,12 @@ def check(
 
 
 @app.command(add_help_option=False)
-@takes(work=BenchFlags, run=RunConfig, unset=["run"], without=["generation_config", "tokenizer", "chat_template"])
+@takes(
+    work=BenchFlags,
+    run=RunConfig,
+    unset=["run"],
+    without=["generation_config", "tokenizer", "chat_template", "max_prompt_bytes"],
+)
 def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     """Time the engine on random token ids, every completion at full length.
 

@@ -13,6 +13,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rosebatch.io.depth import is_deeper
+
 # Each call gives all rows again, as JSON.
 Rows = Callable[[], Iterator[bytes]]
 # A result as JSON, and the fields that it takes over from an input with types.
@@ -186,17 +188,9 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested more than ``levels`` deep."""
-    if not isinstance(value, (list, dict)):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)
-
-
 def _infer(values: list[Any]) -> pa.DataType | None:
     """The Arrow type of these values; None if they share none or Parquet cannot hold it."""
-    if any(_is_deeper(value, _DEEPEST) for value in values):
+    if any(is_deeper(value, _DEEPEST) for value in values):
         return None
     try:
         inferred = pa.array(values).type

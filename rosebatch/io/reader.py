@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.config import InputFormat
-from rosebatch.errors import FlagError, RowError, UserError
+from rosebatch.errors import FlagError, RowError, UserError, unexpected
+from rosebatch.io.depth import is_deeper
 from rosebatch.io.files import digest, find_files, is_parquet, is_url, open_file
 from rosebatch.io.openai_batch import is_request, parse_request
 from rosebatch.io.read_ahead import read_ahead
@@ -26,6 +27,8 @@ _Record = tuple[int, str, bytes | dict[str, Any]]
 _MOST_PEEKED = 100
 # Rows of a Parquet file that are read at once.
 _BATCH = 1024
+# Levels of lists and objects in a line. Python's own limit, near 1000, depends on where a line is read or written.
+_DEEPEST = 600
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -106,12 +109,21 @@ class PromptReader:
                 yield row
 
     def _parse(self, index: int, where: str, content: bytes | dict[str, Any]) -> Row:
+        try:
+            return self._row(index, where, content)
+        except Exception as error:
+            return FailedRow(index=index, where=where, metadata={}, error=unexpected("reading the row", error))
+
+    def _row(self, index: int, where: str, content: bytes | dict[str, Any]) -> Row:
         if not isinstance(content, bytes):
             return parse_row(content, index=index, where=where, defaults=self.defaults, keep_prompt=True)
         try:
             values = msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             failure = RowError("invalid_json", f"not valid JSON: {error}")
+            return FailedRow(index=index, where=where, metadata={}, error=failure)
+        if content.count(b"[") + content.count(b"{") > _DEEPEST and is_deeper(values, _DEEPEST):
+            failure = RowError("invalid_json", f"nested more than {_DEEPEST} levels deep")
             return FailedRow(index=index, where=where, metadata={}, error=failure)
         parse = parse_request if self.is_batch else parse_row
         return parse(values, index=index, where=where, defaults=self.defaults)

@@ -47,6 +47,7 @@ def build_manifest(
         "load_format": plan.source.load_format,
         "tokenizer": plan.config.tokenizer,
         "chat_template": _digest(plan.config.chat_template),
+        "max_prompt_bytes": plan.config.max_prompt_size,
         "dtype": str(plan.source.dtype).removeprefix("torch."),
         "device": plan.device.type,
         "sampler": plan.config.sampler,

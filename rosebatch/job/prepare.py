@@ -11,7 +11,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 
-from rosebatch.errors import RowError
+from rosebatch.errors import RowError, unexpected
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.seeds import row_seed
@@ -156,6 +156,9 @@ def _prepared(
             return PreparedRow(row, prompts, grammars.compile(row.sampling.grammar))
     except RowError as error:
         return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
+    except Exception as error:
+        failure = unexpected("preparing the row", error)
+        return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=failure)
 
 
 def by_prefix(items: Iterator[Prepared | None], window: int) -> Iterator[Prepared]:

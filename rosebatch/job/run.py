@@ -16,7 +16,7 @@ from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader, Row
 from rosebatch.io.results import PlainShape, Shape
 from rosebatch.io.rows import FailedRow
-from rosebatch.job.answers import answer
+from rosebatch.job.answers import answer_or_failure
 from rosebatch.job.check import check_file
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import open_output
@@ -315,12 +315,17 @@ class _Writer:
             self.output.finish()
 
     def _write(self, served: Served) -> None:
-        if isinstance(served, FailedRow):
-            self.output.add(served.index, self.shape.failure(served), failed=True)
-            self.tally.add_error(served.error)
-            self.progress.advance(failed=True)
-            return
-        found = answer(served, self.launched.tokenizer, return_token_ids=self.return_token_ids)
-        self.output.add(found.index, self.shape.result(found), failed=False)
-        self.tally.add_row(served.completions, [choice.finish_reason for choice in found.choices])
-        self.progress.advance(output_tokens=found.completion_tokens)
+        if not isinstance(served, FailedRow):
+            told = answer_or_failure(
+                served, self.launched.tokenizer, self.shape, return_token_ids=self.return_token_ids
+            )
+            if not isinstance(told, FailedRow):
+                found, line = told
+                self.output.add(found.index, line, failed=False)
+                self.tally.add_row(served.completions, [choice.finish_reason for choice in found.choices])
+                self.progress.advance(output_tokens=found.completion_tokens)
+                return
+            served = told
+        self.output.add(served.index, self.shape.failure(served), failed=True)
+        self.tally.add_error(served.error)
+        self.progress.advance(failed=True)

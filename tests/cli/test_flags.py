@@ -88,7 +88,7 @@ def test_help_fits_a_screen(help_of, command):
     [
         ("generate", (JobConfig, RunConfig, SamplingFlags), ()),
         ("check", (RunConfig, SamplingFlags), ()),
-        ("bench", (BenchFlags, RunConfig), ("generation_config", "tokenizer", "chat_template")),
+        ("bench", (BenchFlags, RunConfig), ("generation_config", "tokenizer", "chat_template", "max_prompt_bytes")),
     ],
 )
 def test_help_all_lists_every_flag(help_of, command, groups, without):
