@@ -60,6 +60,9 @@ def check(
     input_format: Annotated[
         InputFormat, typer.Option(metavar="|".join(get_args(InputFormat)), help="As for generate.", show_default=False)
     ] = "auto",
+    result_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As for generate.", show_default=False, hidden=True)
+    ] = None,
     *,
     run: dict[str, Any],
     sampling: dict[str, Any],
@@ -70,7 +73,7 @@ def check(
     """
     from rosebatch.cli.check import check
 
-    if check(source, input_format, run, sampling):
+    if check(source, input_format, result_column, run, sampling):
         raise typer.Exit(EXIT_ROWS_FAILED)
 
 

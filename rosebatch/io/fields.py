@@ -117,6 +117,7 @@ OPTION_FIELDS = frozenset(option.name for option in fields(PromptOptions))
 SAMPLING_FIELDS = frozenset(SamplingFields.__struct_fields__)
 NO_OPTIONS = PromptOptions()
 _MOST_CACHED = 1024
+_LONGEST_CACHED = 4096
 
 
 def given_sampling(line: SamplingFields, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,13 +167,29 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     try:
         return _cached_params(key)
     except TypeError:
-        # A value that cannot be hashed.
-        return _params(given)
+        # A value that cannot be hashed: a list, a grammar.
+        return _params_by_json(given)
 
 
 @lru_cache(_MOST_CACHED)
 def _cached_params(key: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
     return _params({name: value for name, _, value in key})
+
+
+_BY_JSON: dict[bytes, SamplingParams] = {}
+
+
+def _params_by_json(given: Mapping[str, Any]) -> SamplingParams:
+    key = msgspec.json.encode(given)
+    params = _BY_JSON.get(key)
+    if params is None:
+        params = _params(given)
+        # Longer ones would fill the memory.
+        if len(key) <= _LONGEST_CACHED:
+            if len(_BY_JSON) == _MOST_CACHED:
+                _BY_JSON.clear()
+            _BY_JSON[key] = params
+    return params
 
 
 def _params(given: Mapping[str, Any]) -> SamplingParams:

@@ -21,7 +21,7 @@ from rosebatch.io.output import (
 from rosebatch.io.parquet import PART_NAME, Carried, Rows, write_parquet, write_parquet_parts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import RESULT_FIELDS
+from rosebatch.io.result_names import RESULT_FIELDS
 from rosebatch.job.manifest import differences, now
 
 _ROWS_PER_FILE = 1_000_000
@@ -93,10 +93,13 @@ def open_output(
     if not to_parquet:
         return FileOutput(part, path, write_jsonl, errors=errors_path if split else None, place=place)
     carried = None if reader.columns is None else Carried(reader.columns, reader.carried)
-    write: Callable[[Path, Rows], None] = partial(write_parquet, carried=carried)
+    column = reader.result_column
+    write: Callable[[Path, Rows], None] = partial(write_parquet, carried=carried, result_column=column)
     if to_folder:
-        write = partial(write_parquet_parts, rows_per_file=rows_per_file or _ROWS_PER_FILE, carried=carried)
-    return FileOutput(part, path, write, None if carried is None else RESULT_FIELDS, place=place)
+        most = rows_per_file or _ROWS_PER_FILE
+        write = partial(write_parquet_parts, rows_per_file=most, carried=carried, result_column=column)
+    kept = None if carried is None else RESULT_FIELDS if column is None else (column,)
+    return FileOutput(part, path, write, kept, place=place)
 
 
 def _is_folder(target: str) -> bool:

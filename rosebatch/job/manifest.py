@@ -26,6 +26,7 @@ def build_manifest(
     input_format: str,
     sampling: Mapping[str, Any],
     seed: int | None,
+    result_column: str | None,
     return_token_ids: bool,
 ) -> dict[str, Any]:
     """The manifest of a run. It has no limits of memory or batch: a run may resume with other ones.
@@ -36,6 +37,7 @@ def build_manifest(
         input_format: how it is read.
         sampling: the run's defaults, as far as they were given.
         seed: of the job.
+        result_column: the one field of a row that holds its result; None: its fields are fields of the row.
         return_token_ids: whether rows have ``token_ids``.
     """
     return {
@@ -53,6 +55,7 @@ def build_manifest(
         "sampler": plan.config.sampler,
         "sampling": dict(sampling),
         "seed": seed,
+        "result_column": result_column,
         "return_token_ids": return_token_ids,
         "toggles": asdict(plan.toggles),
         "versions": {

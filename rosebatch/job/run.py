@@ -71,6 +71,7 @@ def run_file(
     input_format: InputFormat = "auto",
     errors: str | Path | None = None,
     rows_per_file: int | None = None,
+    result_column: str | None = None,
     return_token_ids: bool = False,
     resume: bool = False,
     force_resume: bool = False,
@@ -95,6 +96,7 @@ def run_file(
         input_format: ``auto`` goes by the extension, and tells an OpenAI batch by its first line.
         errors: JSONL file for rows that fail.
         rows_per_file: most rows in each file of an output folder.
+        result_column: put the fields of each result into one of this name, beside the carried ones.
         return_token_ids: add ``token_ids`` to the results.
         resume: continue the run that left ``OUTPUT.part`` behind; start if there is none.
         force_resume: continue it even if input, model or settings have changed.
@@ -115,6 +117,7 @@ def run_file(
         output=None if output is None else str(output),
         errors=None if errors is None else str(errors),
         rows_per_file=rows_per_file,
+        result_column=result_column,
         return_token_ids=return_token_ids,
         resume=resume,
         force_resume=force_resume,
@@ -143,9 +146,12 @@ def run_job(
         started: when the process began, on the clock of ``time.perf_counter``, for the report.
     """
     check_sampling(job.sampling, job.seed)
+    if job.result_column == "":
+        raise FlagError("--result-column needs a name")
     imported = time.perf_counter()
     # Read before the model is looked for: a missing file is the likelier mistake.
-    reader = PromptReader(job.input, job.sampling, job.input_format)
+    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column)
+    reader.require_free_names()
     with _ready(model, quiet=job.quiet) as (plan, launched):
         if own := default_sampling(plan):
             job = replace(job, sampling=with_defaults(job.sampling, own))
@@ -165,7 +171,7 @@ def run_job(
                     (row for row in reader.rows(check) if row.index not in results),
                     launched,
                     results,
-                    BatchShape(plan.source.name, results.created) if reader.is_batch else PlainShape(),
+                    _shape(job, reader, plan.source.name, results.created),
                     tally,
                     progress,
                     seed=job.seed,
@@ -269,9 +275,12 @@ def _open_output(job: JobConfig, reader: PromptReader, plan: LaunchPlan) -> Outp
             input_format="openai" if reader.is_batch else "parquet" if reader.is_parquet else "jsonl",
             sampling=job.sampling,
             seed=job.seed,
+            result_column=job.result_column,
             return_token_ids=job.return_token_ids,
         )
 
+    if job.result_column is not None and reader.is_batch:
+        raise FlagError("--result-column has no meaning for an OpenAI batch: its answers have a form of their own")
     return open_output(
         job.output,
         reader,
@@ -281,6 +290,10 @@ def _open_output(job: JobConfig, reader: PromptReader, plan: LaunchPlan) -> Outp
         errors=job.errors,
         rows_per_file=job.rows_per_file,
     )
+
+
+def _shape(job: JobConfig, reader: PromptReader, model: str, created: int) -> Shape:
+    return BatchShape(model, created) if reader.is_batch else PlainShape(job.result_column)
 
 
 def _require_all_good(reader: PromptReader, plan: LaunchPlan) -> None:
