@@ -128,6 +128,12 @@ def test_values_that_are_equal_as_json_only():
 
 def test_long_values_are_not_remembered():
     """A thousand schemas of a megabyte are a gigabyte."""
-    given = {"stop": ["x" * 10_000]}
-    assert sampling_params(given) == sampling_params(given)
-    assert sampling_params(given) is not sampling_params(given)
+    for given in (
+        {"stop": ["x" * 10_000]},
+        {"stop": ("x" * 10_000,)},
+        {"stop": "x" * 10_000},
+        {"stop_token_ids": tuple(range(10_000))},
+        {"structured_outputs": {"regex": "x" * 10_000}},
+    ):
+        assert sampling_params(given) == sampling_params(given)
+        assert sampling_params(given) is not sampling_params(given)

@@ -162,6 +162,8 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     Raises:
         RowError: a value is impossible.
     """
+    if _is_long(given):
+        return _params(given)
     # Most lines of a file give the same fields. The key has types: logprobs true and 1 are equal but mean two things.
     key = tuple((name, type(value), value) for name, value in given.items())
     try:
@@ -176,6 +178,12 @@ def _cached_params(key: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
     return _params({name: value for name, _, value in key})
 
 
+def _is_long(given: Mapping[str, Any]) -> bool:
+    """Whether the fields are too long to be remembered: a thousand of them would fill the memory."""
+    stop, ids = given.get("stop") or (), given.get("stop_token_ids") or ()
+    return len(ids) > _LONGEST_CACHED or sum(map(len, stop)) > _LONGEST_CACHED
+
+
 _BY_JSON: dict[bytes, SamplingParams] = {}
 
 
@@ -184,7 +192,6 @@ def _params_by_json(given: Mapping[str, Any]) -> SamplingParams:
     params = _BY_JSON.get(key)
     if params is None:
         params = _params(given)
-        # Longer ones would fill the memory.
         if len(key) <= _LONGEST_CACHED:
             if len(_BY_JSON) == _MOST_CACHED:
                 _BY_JSON.clear()

@@ -33,6 +33,7 @@ _MOST_PEEKED = 100
 _BATCH = 1024
 # Levels of lists and objects in a line. Python's own limit, near 1000, depends on where a line is read or written.
 _DEEPEST = 600
+_LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
 # The names of a line's fields. The values are only skipped.
 _NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _BOM = b"\xef\xbb\xbf"
@@ -110,10 +111,10 @@ class PromptReader:
         """
         found: dict[str, str] = {}
         if self.columns is not None:
-            values: dict[str, Any] = {
-                field.name: [] if pa.types.is_list(field.type) else None for field in self.columns
+            types: dict[str, Any] = {
+                field.name: [] if isinstance(field.type, _LISTS) else None for field in self.columns
             }
-            found = dict.fromkeys(collisions(values, self.result_column), self.paths[0])
+            found = dict.fromkeys(collisions(types, self.result_column), self.paths[0])
         elif self.source != "-" and not is_url(self.source) and not self.is_batch:
             for where, names in self._collisions():
                 found = dict.fromkeys(names, where) | found

@@ -117,6 +117,14 @@ def test_a_result_column_in_parquet(run, tmp_path, job):
     assert len(good["logprobs"]) == good["usage"]["completion_tokens"]
 
 
+@pytest.mark.parametrize("kind", [pa.list_(pa.int8()), pa.large_list(pa.int8()), pa.list_(pa.int8(), 1)])
+def test_lists_of_any_kind_are_those_of_results(tmp_path, kind):
+    """Tables of other libraries have lists of other types."""
+    pq.write_table(pa.table({"prompt": ["x"], "logprobs": pa.array([[1]], kind)}), tmp_path / "in.parquet")
+    with pytest.raises(FlagError, match="too: logprobs"):
+        PromptReader(str(tmp_path / "in.parquet"), {}).require_free_names()
+
+
 def test_a_result_column_of_jsonl_in_parquet(run):
     """Carried fields get types of their own, whatever their names."""
     first, second = run(
