@@ -226,6 +226,9 @@ class RunConfig:
         Flag("'flashinfer' needs that package. Sampled answers then depend on the batch.", SAMPLING, rare=True),
     ] = "rosebatch"
     max_model_len: Annotated[int | None, Flag("Most tokens of prompt and answer.", LIMITS)] = None
+    max_prompt_bytes: Annotated[
+        str | int, Flag("Longest prompt. Default: 8MiB.", LIMITS, metavar="SIZE", rare=True)
+    ] = "8MiB"
     max_num_seqs: Annotated[int, Flag("Most sequences in a step. Default: 256.", LIMITS)] = 256
     max_num_batched_tokens: Annotated[
         int | None,
@@ -302,7 +305,7 @@ class RunConfig:
 _KINDS = {f.name: f.type for f in fields(RunConfig)}
 _LEAST = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1, "kv_cache_memory": 0}
 # In bytes; a smaller one would be a mistake.
-_LEAST_SIZES = {"max_inflight_bytes": 2**20, "grammar_memory": 2**20}
+_LEAST_SIZES = {"max_prompt_bytes": 1, "max_inflight_bytes": 2**20, "grammar_memory": 2**20}
 _CHOICES = {
     name: get_args(kind)
     for name, kind in {

@@ -54,6 +54,10 @@ class InterruptionError(Exception):
         self.exit_code = 128 + number
 
 
+# Characters of a row error's message: it may quote a value of any size.
+_LONGEST_MESSAGE = 1000
+
+
 class RowError(Exception):
     """A mistake in one row of the input. That row becomes an error row and the job continues.
 
@@ -61,6 +65,19 @@ class RowError(Exception):
     """
 
     def __init__(self, code: str, message: str) -> None:
+        if len(message) > _LONGEST_MESSAGE:
+            message = message[:_LONGEST_MESSAGE] + " ..."
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+def unexpected(what: str, error: BaseException) -> RowError:
+    """What fails a row where our own code, or a library's, raises what it never should.
+
+    Args:
+        what: was being done, such as ``reading the row``.
+        error: what came of it.
+    """
+    text = str(error).partition("\n")[0]
+    return RowError("unexpected_error", f"{what} failed: {type(error).__name__}{f': {text}' if text else ''}")

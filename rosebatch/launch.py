@@ -105,7 +105,11 @@ def load_tokenizer(plan: LaunchPlan) -> Tokenizer | None:
     if plan.tokenizer_folder is None:
         return None
     template = plan.config.chat_template
-    return Tokenizer.load(plan.tokenizer_folder, None if template is None else Path(template).expanduser())
+    return Tokenizer.load(
+        plan.tokenizer_folder,
+        None if template is None else Path(template).expanduser(),
+        in_bytes(plan.config.max_prompt_bytes),
+    )
 
 
 def default_sampling(plan: LaunchPlan) -> dict[str, Any]:

@@ -7,8 +7,14 @@ from typing import Any, Literal
 
 MOST_LOGPROBS = 20
 MOST_SAMPLES = 1024
-# As good as no limit: sequences end at the model's length.
-MOST_TOKENS = 2**31 - 1
+# As good as no limit: sequences end at the model's length. A prompt's length added to it fits 32 bits.
+MOST_TOKENS = 2**30
+# What a device holds as 32-bit numbers. A larger top-k keeps all tokens; a higher temperature makes all equally likely.
+_MOST_TOP_K = 2**31 - 1
+_HOTTEST = 1e30
+# Beyond these, logits would overflow.
+_MOST_BIAS = 1e28
+_PENALTIES = (1e-9, 1e9)
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice"]
 
@@ -39,7 +45,7 @@ class SamplingParams:
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose probabilities sum to at least this; 1 keeps all.
         min_p: drop tokens less likely than this share of the likeliest one; 0 keeps all.
-        max_tokens: most tokens to generate.
+        max_tokens: most tokens to generate. No limit is beyond ``MOST_TOKENS``, here or in ``min_tokens``.
         seed: every random number is a function of this and the token's position alone. None lets the library or job
             choose one for each prompt; the engine takes it as 0.
         stop: strings that end the completion; the text ends before the first of them. One string will do.
@@ -105,8 +111,14 @@ class SamplingParams:
             loose["logit_bias"] = _bias_pairs(self.logit_bias or ())
         if self.top_k == -1:
             loose["top_k"] = 0
-        if self.max_tokens is None:
+        elif self.top_k > _MOST_TOP_K:
+            loose["top_k"] = _MOST_TOP_K
+        if self.max_tokens is None or self.max_tokens > MOST_TOKENS:
             loose["max_tokens"] = MOST_TOKENS
+            if MOST_TOKENS < self.min_tokens <= (self.max_tokens or self.min_tokens):
+                loose["min_tokens"] = MOST_TOKENS
+        if _HOTTEST < self.temperature < math.inf:
+            loose["temperature"] = _HOTTEST
         for name, value in loose.items():
             # The one way to convert a field of a frozen dataclass before anybody sees it.
             object.__setattr__(self, name, value)
@@ -137,10 +149,10 @@ class SamplingParams:
             yield "presence_penalty", "in [-2, 2]"
         if not -2 <= self.frequency_penalty <= 2:
             yield "frequency_penalty", "in [-2, 2]"
-        if not 0 < self.repetition_penalty < math.inf:
-            yield "repetition_penalty", "> 0"
-        if not all(math.isfinite(bias) for _, bias in self.logit_bias):
-            yield "logit_bias", "finite"
+        if not _PENALTIES[0] <= self.repetition_penalty <= _PENALTIES[1]:
+            yield "repetition_penalty", "in [1e-9, 1e9]"
+        if not all(-_MOST_BIAS <= bias <= _MOST_BIAS for _, bias in self.logit_bias):
+            yield "logit_bias", "made of numbers in [-1e28, 1e28]"
         if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
             yield "logprobs", f"in [0, {MOST_LOGPROBS}]"
         if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MOST_LOGPROBS:
@@ -191,7 +203,7 @@ def _bias_pairs(given: Any) -> tuple[tuple[int, float], ...]:
         found = tuple((int(token_id), bias) for token_id, bias in pairs)
         if all(isinstance(bias, _NUMBER) for _, bias in found):
             return found
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     raise ValueError(f"logit_bias must be {_KINDS['logit_bias'][1]}, got {given!r}")
 

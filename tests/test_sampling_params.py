@@ -1,7 +1,10 @@
 """What scripts pass as sampling parameters: loose values mean what they mean elsewhere, wrong types are named."""
 
+import math
+
 import pytest
 
+from rosebatch.errors import RowError
 from rosebatch.io.fields import fields_of, sampling_params
 from rosebatch.sampling_params import GREEDY, MOST_TOKENS, GrammarSpec, SamplingParams
 
@@ -97,3 +100,40 @@ def test_given_are_the_fields_that_differ_from_their_defaults():
 def test_parameters_as_fields_of_a_row(params):
     """Defaults of a file that are given as parameters: grammars and biases were lost, or ended the job."""
     assert sampling_params(fields_of(params)) == params
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"stop": ["a", "b"]},
+        {"stop_token_ids": [5], "temperature": 0.5},
+        {"logit_bias": {"5": 1.5}},
+        {"structured_outputs": {"regex": "a+"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}}},
+    ],
+)
+def test_flags_with_lists_and_objects_are_checked_once(given):
+    """Their values cannot be hashed, and every row of a file was checked anew."""
+    assert sampling_params(given) is sampling_params({**given})
+    assert sampling_params(given) == sampling_params({**given, "max_tokens": 512})
+
+
+def test_values_that_are_equal_as_json_only():
+    """None of them is remembered for the other."""
+    assert sampling_params({"stop": ["a"], "logprobs": True}) != sampling_params({"stop": ["a"], "logprobs": 1})
+    for bad in (math.nan, math.inf):
+        with pytest.raises(RowError, match="logit_bias"):
+            sampling_params({"logit_bias": {"5": bad}})
+
+
+def test_long_values_are_not_remembered():
+    """A thousand schemas of a megabyte are a gigabyte."""
+    for given in (
+        {"stop": ["x" * 10_000]},
+        {"stop": ("x" * 10_000,)},
+        {"stop": "x" * 10_000},
+        {"stop_token_ids": tuple(range(10_000))},
+        {"structured_outputs": {"regex": "x" * 10_000}},
+    ):
+        assert sampling_params(given) == sampling_params(given)
+        assert sampling_params(given) is not sampling_params(given)

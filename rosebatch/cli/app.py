@@ -35,7 +35,8 @@ app = typer.Typer(
 
 # What only files of rows need.
 _OF_ROWS = (
-    "generation_config", "tokenizer", "chat_template", "max_inflight_bytes", "grammar_timeout", "grammar_memory",
+    "generation_config", "tokenizer", "chat_template",
+    "max_prompt_bytes", "max_inflight_bytes", "grammar_timeout", "grammar_memory",
 )  # fmt: skip
 
 _Source = Annotated[
@@ -66,6 +67,9 @@ def check(
     input_format: Annotated[
         InputFormat, typer.Option(metavar="|".join(get_args(InputFormat)), help="As for generate.", show_default=False)
     ] = "auto",
+    result_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As for generate.", show_default=False, hidden=True)
+    ] = None,
     *,
     run: dict[str, Any],
     sampling: dict[str, Any],
@@ -76,7 +80,7 @@ def check(
     """
     from rosebatch.cli.check import check
 
-    if check(source, input_format, run, sampling):
+    if check(source, input_format, result_column, run, sampling):
         raise typer.Exit(EXIT_ROWS_FAILED)
 
 

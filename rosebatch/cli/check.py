@@ -17,19 +17,23 @@ from rosebatch.launch import default_sampling, grammar_limits, plan_launch
 from rosebatch.report.table import print_table
 
 
-def check(source: str, input_format: InputFormat, run: dict[str, Any], sampling: dict[str, Any]) -> int:
+def check(
+    source: str, input_format: InputFormat, result_column: str | None, run: dict[str, Any], sampling: dict[str, Any]
+) -> int:
     """Print bad rows and what the run would take; returns the number of rows that cannot be served."""
     with Interrupts().watch():
-        return _check(source, input_format, run, sampling)
+        return _check(source, input_format, result_column, run, sampling)
 
 
-def _check(source: str, input_format: InputFormat, run: dict[str, Any], sampling: dict[str, Any]) -> int:
+def _check(
+    source: str, input_format: InputFormat, result_column: str | None, run: dict[str, Any], sampling: dict[str, Any]
+) -> int:
     config = run_config(run)
     plan = plan_launch(config)
     defaults = sampling_defaults(sampling)
     check_sampling(defaults, None, grammar_limits(config))
     defaults = with_defaults(defaults, default_sampling(plan))
-    checked = check_file(PromptReader(source, defaults, input_format), plan, sys.stdout)
+    checked = check_file(PromptReader(source, defaults, input_format, result_column), plan, sys.stdout)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
     rows = summary(checked, plan, choose_block_size(plan.config, plan.device), rates)
     print_table(f"{printable(source)}: {plan.source.name}, {plan.device.type}", rows, sys.stdout)

@@ -117,6 +117,7 @@ OPTION_FIELDS = frozenset(option.name for option in fields(PromptOptions))
 SAMPLING_FIELDS = frozenset(SamplingFields.__struct_fields__)
 NO_OPTIONS = PromptOptions()
 _MOST_CACHED = 1024
+_LONGEST_CACHED = 4096
 
 
 def given_sampling(line: SamplingFields, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,18 +162,41 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     Raises:
         RowError: a value is impossible.
     """
+    if _is_long(given):
+        return _params(given)
     # Most lines of a file give the same fields. The key has types: logprobs true and 1 are equal but mean two things.
     key = tuple((name, type(value), value) for name, value in given.items())
     try:
         return _cached_params(key)
     except TypeError:
-        # A value that cannot be hashed.
-        return _params(given)
+        # A value that cannot be hashed: a list, a grammar.
+        return _params_by_json(given)
 
 
 @lru_cache(_MOST_CACHED)
 def _cached_params(key: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
     return _params({name: value for name, _, value in key})
+
+
+def _is_long(given: Mapping[str, Any]) -> bool:
+    """Whether the fields are too long to be remembered: a thousand of them would fill the memory."""
+    stop, ids = given.get("stop") or (), given.get("stop_token_ids") or ()
+    return len(ids) > _LONGEST_CACHED or sum(map(len, stop)) > _LONGEST_CACHED
+
+
+_BY_JSON: dict[bytes, SamplingParams] = {}
+
+
+def _params_by_json(given: Mapping[str, Any]) -> SamplingParams:
+    key = msgspec.json.encode(given)
+    params = _BY_JSON.get(key)
+    if params is None:
+        params = _params(given)
+        if len(key) <= _LONGEST_CACHED:
+            if len(_BY_JSON) == _MOST_CACHED:
+                _BY_JSON.clear()
+            _BY_JSON[key] = params
+    return params
 
 
 def _params(given: Mapping[str, Any]) -> SamplingParams:

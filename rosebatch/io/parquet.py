@@ -4,7 +4,7 @@ Carried fields are those that a result takes over from its input row.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from rosebatch.io.depth import is_deeper
+from rosebatch.io.schema_metadata import kept_metadata
 
 # Each call gives all rows again, as JSON.
 Rows = Callable[[], Iterator[bytes]]
@@ -78,7 +81,7 @@ class _TableInfo(NamedTuple):
     num_rows: int
 
 
-def write_parquet(path: Path, rows: Rows, carried: Carried | None = None) -> None:
+def write_parquet(path: Path, rows: Rows, carried: Carried | None = None, *, result_column: str | None = None) -> None:
     """Write one file. A first pass over the rows finds the types, a second one writes.
 
     Memory holds one chunk of rows.
@@ -88,27 +91,30 @@ def write_parquet(path: Path, rows: Rows, carried: Carried | None = None) -> Non
         rows: the results. Without ``carried`` they include the carried fields. Carried values become JSON text where
             their types conflict, or where they are nested too deeply for Parquet readers.
         carried: columns of the input.
+        result_column: the field of a row that holds its result; None: the result's fields are fields of the row.
 
     Raises:
         OSError: the file cannot be written.
     """
-    _write(path, _pairs(rows, carried), _inspect(rows, carried))
+    _write(path, _pairs(rows, carried), _inspect(rows, carried, result_column))
 
 
-def write_parquet_parts(folder: Path, rows: Rows, rows_per_file: int, carried: Carried | None = None) -> None:
+def write_parquet_parts(
+    folder: Path, rows: Rows, rows_per_file: int, carried: Carried | None = None, *, result_column: str | None = None
+) -> None:
     """Like ``write_parquet``, into files of one schema. Their names sort in the order of the rows.
 
     Args:
         folder: created here. It gets at least one file, even without rows.
         rows: see ``write_parquet``.
         rows_per_file: rows in every file but the last.
-        carried: see ``write_parquet``.
+        carried, result_column: see ``write_parquet``.
 
     Raises:
         OSError: the folder exists, or cannot be written.
     """
     folder.mkdir()
-    info = _inspect(rows, carried)
+    info = _inspect(rows, carried, result_column)
     last = max(info.num_rows - 1, 0) // rows_per_file
     digits = max(_DIGITS, len(str(last)))
     pairs = _pairs(rows, carried)
@@ -145,35 +151,49 @@ def _chunks(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
         yield chunk
 
 
-def _inspect(rows: Rows, carried: Carried | None) -> _TableInfo:
+def _inspect(rows: Rows, carried: Carried | None, result_column: str | None) -> _TableInfo:
     """Look at all rows. Of result fields only the names matter: their types are fixed."""
+    own = _RESULT_TYPES.keys() if result_column is None else {result_column}
     types: dict[str, pa.DataType | None] = {}
     if carried is not None:
-        types = {field.name: field.type for field in carried.columns if field.name not in _RESULT_TYPES}
+        types = {field.name: field.type for field in carried.columns if field.name not in own}
     exact: set[str] = set()
     names: set[str] = set()
     num_rows = 0
     for chunk in _chunks(_pairs(rows, None)):
         fields = [_FIELDS.decode(row) for row, _ in chunk]
         num_rows += len(fields)
-        names.update(*fields)
+        names.update(*(fields if result_column is None else (_FIELDS.decode(each[result_column]) for each in fields)))
         if carried is None:
-            _widen(types, exact, fields)
+            _widen(types, exact, fields, own)
+    results = pa.schema([(n, t) for n, t in _RESULT_TYPES.items() if n in names or n not in _OPTIONAL])
+    if result_column is not None:
+        results = pa.schema([(result_column, pa.struct(results))])
     # A column without any value would get Arrow's null type. The values of other files would not fit it.
-    columns = [(n, pa.string() if t is None or pa.types.is_null(t) else t) for n, t in types.items()]
-    results = [(n, t) for n, t in _RESULT_TYPES.items() if n in names or n not in _OPTIONAL]
-    return _TableInfo(pa.schema([*columns, *results]), [n for n, t in types.items() if t is None], num_rows)
+    columns = [pa.field(n, pa.string() if t is None or pa.types.is_null(t) else t) for n, t in types.items()]
+    metadata = None
+    if carried is not None:
+        columns = [column.with_metadata(carried.columns.field(column.name).metadata) for column in columns]
+        metadata = kept_metadata(carried.columns.metadata, set(carried.columns.names) - types.keys())
+    schema = pa.schema([*columns, *results], metadata)
+    return _TableInfo(schema, [n for n, t in types.items() if t is None], num_rows)
 
 
-def _widen(types: dict[str, pa.DataType | None], exact: set[str], rows: list[dict[str, msgspec.Raw]]) -> None:
+def _widen(
+    types: dict[str, pa.DataType | None],
+    exact: set[str],
+    rows: list[dict[str, msgspec.Raw]],
+    own: Container[str],
+) -> None:
     """Widen the types of carried columns until they fit more rows.
 
     Args:
         types: the types so far; None for mixed types, which become JSON text.
         exact: columns with an integer that a float cannot hold.
         rows: their fields, still encoded.
+        own: the fields of results.
     """
-    for name in dict.fromkeys(n for row in rows for n in row if n not in _RESULT_TYPES):
+    for name in dict.fromkeys(n for row in rows for n in row if n not in own):
         values = [msgspec.json.decode(row[name]) if name in row else None for row in rows]
         if any(isinstance(value, int) and abs(value) > _EXACT_IN_FLOAT for value in values):
             exact.add(name)
@@ -187,23 +207,34 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested more than ``levels`` deep."""
-    if not isinstance(value, (list, dict)):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)
-
-
 def _infer(values: list[Any]) -> pa.DataType | None:
     """The Arrow type of these values; None if they share none or Parquet cannot hold it."""
-    if any(_is_deeper(value, _DEEPEST) for value in values):
+    if any(is_deeper(value, _DEEPEST) for value in values):
         return None
     try:
         inferred = pa.array(values).type
     except (pa.ArrowException, OverflowError):
         return None
+    if _has_floats(inferred) and any(_makes_flag_a_number(value, inferred) for value in values):
+        return None
     return inferred if _writable(inferred) else None
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_floats(field.type) for field in kind)
+    return _has_floats(kind.value_type) if pa.types.is_list(kind) else bool(pa.types.is_floating(kind))
+
+
+def _makes_flag_a_number(value: Any, kind: pa.DataType) -> bool:
+    """Whether True or False would become 1.0 or 0.0. Arrow takes them beside floats, and says nothing."""
+    if isinstance(value, bool):
+        return bool(pa.types.is_floating(kind))
+    if isinstance(value, list):
+        return any(_makes_flag_a_number(item, kind.value_type) for item in value)
+    if isinstance(value, dict):
+        return any(_makes_flag_a_number(item, kind.field(name).type) for name, item in value.items())
+    return False
 
 
 def _writable(kind: pa.DataType) -> bool:

@@ -13,24 +13,34 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.config import InputFormat
-from rosebatch.errors import FlagError, RowError, UserError, printable
+from rosebatch.errors import FlagError, RowError, UserError, printable, unexpected
 from rosebatch.file_state import FileState
+from rosebatch.io.cells import BadCells, rows_of
+from rosebatch.io.depth import is_deeper
 from rosebatch.io.files import as_path, digest, find_files, is_parquet, is_url, open_file
 from rosebatch.io.openai_batch import is_request, parse_request
 from rosebatch.io.piped import Copied
 from rosebatch.io.read_ahead import read_ahead
+from rosebatch.io.result_names import collision_message, collisions, in_order, reserved_names
 from rosebatch.io.rows import FailedRow, PromptRow, parse_row
 from rosebatch.io.seen_ids import SeenIds
 from rosebatch.io.unread import MAGIC_BYTES, kind_of, require_lines
 from rosebatch.paths import is_stream
 
 Row = PromptRow | FailedRow
-_Record = tuple[int, str, bytes | dict[str, Any]]
+# A line of JSON, or the values of a table's row.
+_Content = bytes | dict[str, Any] | BadCells
+_Record = tuple[int, str, _Content]
 
 # Lines of a file that may be looked at to recognize an OpenAI batch.
 _MOST_PEEKED = 100
 # Rows of a Parquet file that are read at once.
 _BATCH = 1024
+# Levels of lists and objects in a line. Python's own limit, near 1000, depends on where a line is read or written.
+_DEEPEST = 600
+_LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
+# The names of a line's fields. The values are only skipped.
+_NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -42,15 +52,23 @@ class PromptReader:
             copied to a temporary file, and are like files from then on.
         defaults: sampling fields for what a line does not say.
         input_format: ``auto`` recognizes an OpenAI batch by the first line that is JSON.
+        result_column: the one field of a result beside the carried ones, see ``rosebatch.io.result_names``.
 
     Raises:
         FlagError: Parquet from stdin.
         UserError: a file is missing or unreadable, or Parquet files differ in their columns.
     """
 
-    def __init__(self, source: str, defaults: Mapping[str, Any], input_format: InputFormat = "auto") -> None:
+    def __init__(
+        self,
+        source: str,
+        defaults: Mapping[str, Any],
+        input_format: InputFormat = "auto",
+        result_column: str | None = None,
+    ) -> None:
         self.source = as_path(source)
         self.defaults = defaults
+        self.result_column = result_column
         self.paths = find_files(self.source)
         self.is_parquet = is_parquet(self.paths[0]) if input_format == "auto" else input_format == "parquet"
         self.columns: pa.Schema | None = None
@@ -99,6 +117,45 @@ class PromptReader:
                 count += sum(1 for line in _lines(file, path) if _stripped(line))
         return count
 
+    def require_free_names(self) -> None:
+        """Check that results overwrite no field of the input.
+
+        This reads files once more. Rows of stdin, and of JSONL at a URL, can be read once only: each that has such a
+        field fails by itself.
+
+        Raises:
+            FlagError: they would. All names are in the message.
+        """
+        found: dict[str, str] = {}
+        if self.columns is not None:
+            types: dict[str, Any] = {
+                field.name: [] if isinstance(field.type, _LISTS) else None for field in self.columns
+            }
+            found = dict.fromkeys(collisions(types, self.result_column), self.paths[0])
+        elif self.source != "-" and not is_url(self.source) and not self.is_batch:
+            for where, names in self._collisions():
+                found = dict.fromkeys(names, where) | found
+        if found:
+            names = in_order(found)
+            where = found[names[0]]
+            place = self.source if where == self.paths[0] else f"{self.source}, {where}"
+            raise FlagError(f"{place}: {collision_message(names, self.result_column)}")
+
+    def _collisions(self) -> Iterator[tuple[str, list[str]]]:
+        """Place and names of each line that has fields of a result. Broken lines have none; they fail by themselves."""
+        reserved = reserved_names(self.result_column)
+        for path in self.paths:
+            with self._open(path) as file:
+                for number, line in enumerate(_lines(file, path), start=1):
+                    try:
+                        if reserved.isdisjoint(_NAMES.decode(line.removeprefix(_BOM))):
+                            continue
+                        values = msgspec.json.decode(line.removeprefix(_BOM))
+                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                        continue
+                    if names := collisions(values, self.result_column):
+                        yield f"{self._where(path, 'line')}{number}", names
+
     def __iter__(self) -> Iterator[Row]:
         """Rows in input order. Raises UserError if the input cannot be read."""
         return self._rows(self._records())
@@ -122,16 +179,40 @@ class PromptReader:
             else:
                 yield row
 
-    def _parse(self, index: int, where: str, content: bytes | dict[str, Any]) -> Row:
+    def _parse(self, index: int, where: str, content: _Content) -> Row:
+        try:
+            return self._row(index, where, content)
+        except Exception as error:
+            return FailedRow(index=index, where=where, metadata={}, error=unexpected("reading the row", error))
+
+    def _row(self, index: int, where: str, content: _Content) -> Row:
+        if isinstance(content, BadCells):
+            # As carried as it would be without the error.
+            found = self._plain_row(content.values, index, where)
+            return FailedRow(index=index, where=where, metadata=found.metadata, error=content.error)
         if not isinstance(content, bytes):
-            return parse_row(content, index=index, where=where, defaults=self.defaults, keep_prompt=True)
+            return self._plain_row(content, index, where)
         try:
             values = msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             failure = RowError("invalid_json", f"not valid JSON: {error}")
             return FailedRow(index=index, where=where, metadata={}, error=failure)
-        parse = parse_request if self.is_batch else parse_row
-        return parse(values, index=index, where=where, defaults=self.defaults)
+        if content.count(b"[") + content.count(b"{") > _DEEPEST and is_deeper(values, _DEEPEST):
+            failure = RowError("invalid_json", f"nested more than {_DEEPEST} levels deep")
+            return FailedRow(index=index, where=where, metadata={}, error=failure)
+        if self.is_batch:
+            return parse_request(values, index=index, where=where, defaults=self.defaults)
+        return self._plain_row(values, index, where)
+
+    def _plain_row(self, values: object, index: int, where: str) -> Row:
+        return parse_row(
+            values,
+            index=index,
+            where=where,
+            defaults=self.defaults,
+            keep_prompt=self.is_parquet,
+            result_column=self.result_column,
+        )
 
     def digest(self) -> str:
         """SHA-256 of the files' contents, as ``require_unchanged`` will compare it."""
@@ -213,7 +294,7 @@ class PromptReader:
         return f"{what} " if len(self.paths) == 1 else f"{printable(path)} {what} "
 
     def _records(self) -> Iterator[_Record]:
-        """Index, place and content of each row: a line of JSON as bytes, or the values of a table's row."""
+        """Index, place and content of each row."""
         numbered: Iterator[tuple[str, Any]] = self._table_rows() if self.is_parquet else self._json_lines()
         for index, (where, content) in enumerate(numbered):
             yield index, where, content
@@ -228,11 +309,11 @@ class PromptReader:
                     if text := _stripped(line):
                         yield f"{where}{number}", text
 
-    def _table_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _table_rows(self) -> Iterator[tuple[str, dict[str, Any] | BadCells]]:
         for path in self.paths:
             where = self._where(path, "row")
             with self._table(path) as file:
-                rows = (values for batch in file.iter_batches(_BATCH) for values in _python_types(batch).to_pylist())
+                rows = (values for batch in file.iter_batches(_BATCH) for values in rows_of(batch))
                 for number, values in enumerate(rows, start=1):
                     yield f"{where}{number}", values
 
@@ -248,25 +329,8 @@ def _parquet(raw: IO[bytes], path: str) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(raw) as file:
             yield file
-    # Arrow raises ValueError for values that Python cannot hold: years past 9999, strings that are not UTF-8.
     except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
         raise UserError(f"{path}: unreadable Parquet file ({error})") from None
-
-
-def _python_types(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Nanoseconds as integers: Python's own types stop at microseconds."""
-    columns = [column.cast(_without_nanoseconds(column.type)) for column in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_nanoseconds(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_without_nanoseconds(kind.value_type)))
-    if kind in (pa.time64("ns"), pa.duration("ns")) or (pa.types.is_timestamp(kind) and kind.unit == "ns"):
-        return pa.int64()
-    return kind
 
 
 def _lines(file: IO[bytes], path: str) -> Iterator[bytes]:

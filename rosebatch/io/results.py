@@ -72,14 +72,21 @@ class Shape(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class PlainShape:
-    """The carried fields of the input line and those of ``RESULT_FIELDS``. Several completions become ``choices``."""
+    """The carried fields of the input line and those of ``RESULT_FIELDS``. Several completions become ``choices``.
+
+    Attributes:
+        result_column: the one field that holds ``RESULT_FIELDS``; None: they are fields themselves.
+    """
+
+    result_column: str | None = None
 
     def result(self, answer: Answer) -> dict[str, Any]:
         """See ``Shape``. ``cached_tokens`` is left out: it may differ when a run is resumed."""
         usage = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
         first, *others = answer.choices
-        row: dict[str, Any] = {**answer.metadata, "index": answer.index}
+        row: dict[str, Any] = {"index": answer.index}
         if others:
             choices = [{"index": i, **_completion(each), **_details(each)} for i, each in enumerate(answer.choices)]
             row |= {"choices": choices, "usage": usage}
@@ -87,12 +94,16 @@ class PlainShape:
             row |= {**_completion(first), "usage": usage, **_details(first)}
         if first.prompt_logprobs is not None:
             row["prompt_logprobs"] = scored_tokens(first.prompt_logprobs)
-        return row
+        return self._beside(answer.metadata, row)
 
     def failure(self, row: FailedRow) -> dict[str, Any]:
         """See ``Shape``."""
         message = f"{row.where}: {row.error.message}"
-        return {**row.metadata, "index": row.index, "error": {"code": row.error.code, "message": message}}
+        error = {"code": row.error.code, "message": message}
+        return self._beside(row.metadata, {"index": row.index, "error": error})
+
+    def _beside(self, carried: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+        return {**carried, **(own if self.result_column is None else {self.result_column: own})}
 
 
 def _completion(choice: Choice) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rosebatch.io.fields import (
     to_struct,
     with_defaults,
 )
+from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, require_no_collision
 from rosebatch.sampling_params import SamplingParams
 
 
@@ -72,20 +73,20 @@ class _Fields(RequestFields):
     prompt_token_ids: tuple[int, ...] | None = None
 
 
-# The fields of a result. Input fields of these names are not carried through.
-RESULT_FIELDS = (
-    "index", "text", "finish_reason", "choices", "usage", "token_ids", "logprobs", "prompt_logprobs", "error",
-)  # fmt: skip
-
 _RESULT_FIELDS = frozenset(RESULT_FIELDS)
 _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
-_NOT_CARRIED = _RESULT_FIELDS | OPTION_FIELDS | SAMPLING_FIELDS | {*_PROMPT_FIELDS, "best_of"}
-# Fields that a request and a result have under the same name. In a result they are lists.
-_BOTH = {"logprobs", "prompt_logprobs"}
+_REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | {*_PROMPT_FIELDS, "best_of"}
+_NOT_CARRIED = _REQUEST_FIELDS | _RESULT_FIELDS
 
 
 def parse_row(
-    values: object, *, index: int, where: str, defaults: Mapping[str, Any], keep_prompt: bool = False
+    values: object,
+    *,
+    index: int,
+    where: str,
+    defaults: Mapping[str, Any],
+    keep_prompt: bool = False,
+    result_column: str | None = None,
 ) -> PromptRow | FailedRow:
     """Check one line.
 
@@ -95,14 +96,15 @@ def parse_row(
         where: the line's place, for error messages.
         defaults: sampling fields for what the line does not say.
         keep_prompt: carry the known fields through too, because a table keeps its columns.
+        result_column: the one field of a result beside the carried ones, see ``rosebatch.io.result_names``.
     """
     if not isinstance(values, dict):
         error = RowError("invalid_line", f"expected a JSON object, got {type(values).__name__}")
         return FailedRow(index=index, where=where, metadata={}, error=error)
-    dropped = _RESULT_FIELDS if keep_prompt else _NOT_CARRIED
-    metadata = {name: value for name, value in values.items() if name not in dropped}
+    metadata = _carried(values, keep_prompt, result_column)
     try:
         line = _check(values)
+        require_no_collision(values, result_column)
         own = given_sampling(line, values)
         sampling, prompt_only = split_prompt_only(with_defaults(own, defaults), echo=bool(line.echo))
         return PromptRow(
@@ -121,11 +123,26 @@ def parse_row(
         return FailedRow(index=index, where=where, metadata=metadata, error=error)
 
 
+def _carried(values: dict[str, Any], keep_prompt: bool, result_column: str | None) -> dict[str, Any]:
+    if result_column is None:
+        dropped = _RESULT_FIELDS if keep_prompt else _NOT_CARRIED
+        return {name: value for name, value in values.items() if name not in dropped}
+    return {
+        name: value
+        for name, value in values.items()
+        if name != result_column and (keep_prompt or name not in _REQUEST_FIELDS or _is_result(name, value))
+    }
+
+
+def _is_result(name: str, value: Any) -> bool:
+    """Whether a field that both requests and results have is one of an earlier result."""
+    return name in LISTS_IN_RESULTS and isinstance(value, list)
+
+
 def _check(values: dict[str, Any]) -> _Fields:
     requested = values
-    if not _BOTH.isdisjoint(values):
-        # The line may be the result of an earlier run.
-        requested = {n: v for n, v in values.items() if n not in _BOTH or not isinstance(v, list)}
+    if not LISTS_IN_RESULTS.isdisjoint(values):
+        requested = {name: value for name, value in values.items() if not _is_result(name, value)}
     line = to_struct(requested, _Fields)
     given = [name for name in _PROMPT_FIELDS if getattr(line, name) is not None]
     if len(given) != 1:

@@ -31,6 +31,9 @@ class JobConfig:
     rows_per_file: Annotated[
         int | None, Flag("Most rows in each file of a folder. Default: 1000000.", FILES, least=1, rare=True)
     ] = None
+    result_column: Annotated[
+        str | None, Flag("Put the fields of results into one of this name.", FILES, metavar="NAME", rare=True)
+    ] = None
     return_token_ids: Annotated[bool, Flag("Add token_ids to the results.", FILES, rare=True)] = False
     resume: Annotated[bool, Flag("Continue a killed run, or start.", FILES)] = False
     force_resume: Annotated[bool, Flag("Continue it even if input, model or flags have changed.", FILES, rare=True)] = (

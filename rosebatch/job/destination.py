@@ -21,7 +21,7 @@ from rosebatch.io.output import (
 from rosebatch.io.parquet import PART_NAME, Carried, Rows, write_parquet, write_parquet_parts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import RESULT_FIELDS
+from rosebatch.io.result_names import RESULT_FIELDS
 from rosebatch.job.config import JobConfig
 from rosebatch.job.manifest import differences, now
 from rosebatch.job.paths import (
@@ -158,10 +158,13 @@ def open_output(
         split = error_stream or (None if errors is None else errors.path)
         return FileOutput(part, path, write_jsonl, errors=split, place=place, remove=remove)
     carried = None if reader.columns is None else Carried(reader.columns, reader.carried)
-    write: Callable[[Path, Rows], None] = partial(write_parquet, carried=carried)
+    column = reader.result_column
+    write: Callable[[Path, Rows], None] = partial(write_parquet, carried=carried, result_column=column)
     if to_folder:
-        write = partial(write_parquet_parts, rows_per_file=rows_per_file or _ROWS_PER_FILE, carried=carried)
-    return FileOutput(part, path, write, None if carried is None else RESULT_FIELDS, place=place)
+        most = rows_per_file or _ROWS_PER_FILE
+        write = partial(write_parquet_parts, rows_per_file=most, carried=carried, result_column=column)
+    kept = None if carried is None else RESULT_FIELDS if column is None else (column,)
+    return FileOutput(part, path, write, kept, place=place)
 
 
 def _upload_folder(folder: Path, url: str) -> None:

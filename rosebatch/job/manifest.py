@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rosebatch.config import in_bytes
 from rosebatch.errors import UserError
 from rosebatch.job.background import in_background
 from rosebatch.launch import LaunchPlan
@@ -29,6 +30,7 @@ def build_manifest(
     input_format: str,
     sampling: Mapping[str, Any],
     seed: int | None,
+    result_column: str | None,
     return_token_ids: bool,
 ) -> Callable[[], dict[str, Any]]:
     """Begin to make the manifest of a run. The returned function waits for the hash of the weights and gives it.
@@ -42,6 +44,7 @@ def build_manifest(
         input_format: how it is read.
         sampling: the run's defaults, as far as they were given.
         seed: of the job.
+        result_column: the one field of a row that holds its result; None: its fields are fields of the row.
         return_token_ids: whether rows have ``token_ids``.
 
     Raises:
@@ -55,11 +58,13 @@ def build_manifest(
         "load_format": plan.source.load_format,
         "tokenizer": _tokenizer(plan),
         "chat_template": _digest(plan.config.chat_template),
+        "max_prompt_bytes": in_bytes(plan.config.max_prompt_bytes),
         "dtype": str(plan.source.dtype).removeprefix("torch."),
         "device": plan.device.type,
         "sampler": plan.config.sampler,
         "sampling": dict(sampling),
         "seed": seed,
+        "result_column": result_column,
         "return_token_ids": return_token_ids,
         "toggles": asdict(plan.toggles),
         "versions": {

@@ -11,7 +11,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 
-from rosebatch.errors import RowError
+from rosebatch.errors import RowError, unexpected
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.footprint import prompt_bytes, row_bytes
@@ -193,6 +193,9 @@ def _prepared(
         prompts = _prompts_of(row, encoded, tokenizer, seed)
     except RowError as error:
         return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
+    except Exception as error:
+        failure = unexpected("preparing the row", error)
+        return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=failure)
     size = read.size
     for prompt in prompts:
         size += prompt_bytes(prompt.sampling, len(prompt.token_ids), max_model_len)

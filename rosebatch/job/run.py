@@ -16,7 +16,7 @@ from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader, Row
 from rosebatch.io.results import PlainShape, Shape
 from rosebatch.io.rows import FailedRow
-from rosebatch.job.answers import answer
+from rosebatch.job.answers import answer_or_failure
 from rosebatch.job.check import check_file
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, find_destination, open_output
@@ -75,6 +75,7 @@ def run_file(
     input_format: InputFormat = "auto",
     errors: str | Path | None = None,
     rows_per_file: int | None = None,
+    result_column: str | None = None,
     return_token_ids: bool = False,
     resume: bool = False,
     force_resume: bool = False,
@@ -99,6 +100,7 @@ def run_file(
         input_format: ``auto`` goes by the extension, and tells an OpenAI batch by its first line.
         errors: JSONL file for rows that fail.
         rows_per_file: most rows in each file of an output folder.
+        result_column: put the fields of each result into one of this name, beside the carried ones.
         return_token_ids: add ``token_ids`` to the results.
         resume: continue the run that left ``OUTPUT.part`` behind; start if there is none.
         force_resume: continue it even if input, model or settings have changed.
@@ -119,6 +121,7 @@ def run_file(
         output=None if output is None else str(output),
         errors=None if errors is None else str(errors),
         rows_per_file=rows_per_file,
+        result_column=result_column,
         return_token_ids=return_token_ids,
         resume=resume,
         force_resume=force_resume,
@@ -147,10 +150,13 @@ def run_job(
         started: when the process began, on the clock of ``time.perf_counter``, for the report.
     """
     check_sampling(job.sampling, job.seed, grammar_limits(model) if isinstance(model, RunConfig) else None)
+    if job.result_column == "":
+        raise FlagError("--result-column needs a name")
     imported = time.perf_counter()
     # Read before the model is looked for: a missing file is the likelier mistake.
-    reader = PromptReader(job.input, job.sampling, job.input_format)
+    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column)
     destination = find_destination(job, reader)
+    reader.require_free_names()
     with _ready(model, quiet=job.quiet) as (plan, launched):
         if own := default_sampling(plan):
             job = replace(job, sampling=with_defaults(job.sampling, own))
@@ -175,7 +181,7 @@ def run_job(
                     (row for row in reader.rows(check) if row.index not in results),
                     launched,
                     results,
-                    BatchShape(plan.source.name, created) if reader.is_batch else PlainShape(),
+                    _shape(job, reader, plan.source.name, created),
                     tally,
                     progress,
                     seed=job.seed,
@@ -291,9 +297,12 @@ def _open_output(job: JobConfig, destination: Destination, reader: PromptReader,
             input_format="openai" if reader.is_batch else "parquet" if reader.is_parquet else "jsonl",
             sampling=job.sampling,
             seed=job.seed,
+            result_column=job.result_column,
             return_token_ids=job.return_token_ids,
         )
 
+    if job.result_column is not None and reader.is_batch:
+        raise FlagError("--result-column has no meaning for an OpenAI batch: its answers have a form of their own")
     return open_output(
         destination,
         reader,
@@ -307,6 +316,10 @@ def _open_output(job: JobConfig, destination: Destination, reader: PromptReader,
 def _is_exact(plan: LaunchPlan, job: JobConfig) -> bool:
     """Whether the rows of a resumed run equal those of a run without a break: none depends on its batch."""
     return plan.device.type == "cpu" and plan.toggles.batch_invariant and not job.force_resume
+
+
+def _shape(job: JobConfig, reader: PromptReader, model: str, created: int) -> Shape:
+    return BatchShape(model, created) if reader.is_batch else PlainShape(job.result_column)
 
 
 def _require_all_good(reader: PromptReader, plan: LaunchPlan) -> None:
@@ -357,12 +370,17 @@ class _Writer:
             )
 
     def _write(self, served: Served) -> None:
-        if isinstance(served, FailedRow):
-            self.output.add(served.index, self.shape.failure(served), failed=True)
-            self.tally.add_error(served.error)
-            self.progress.advance(failed=True)
-            return
-        found = answer(served, self.launched.tokenizer, return_token_ids=self.return_token_ids)
-        self.output.add(found.index, self.shape.result(found), failed=False)
-        self.tally.add_row(served.completions, [choice.finish_reason for choice in found.choices])
-        self.progress.advance(output_tokens=found.completion_tokens)
+        if not isinstance(served, FailedRow):
+            told = answer_or_failure(
+                served, self.launched.tokenizer, self.shape, return_token_ids=self.return_token_ids
+            )
+            if not isinstance(told, FailedRow):
+                found, line = told
+                self.output.add(found.index, line, failed=False)
+                self.tally.add_row(served.completions, [choice.finish_reason for choice in found.choices])
+                self.progress.advance(output_tokens=found.completion_tokens)
+                return
+            served = told
+        self.output.add(served.index, self.shape.failure(served), failed=True)
+        self.tally.add_error(served.error)
+        self.progress.advance(failed=True)

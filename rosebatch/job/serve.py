@@ -51,6 +51,8 @@ class ServedRow:
 
 
 Served = ServedRow | FailedRow
+# A completion's text, or why it has none. None without a tokenizer.
+_Text = str | RowError | None
 
 
 def serve(
@@ -194,7 +196,7 @@ class _Tickets:
         self._ids = count()
         self._open: dict[int, _Ticket] = {}
         self._whole: deque[_Ticket] = deque()
-        self._decoding: tuple[list[_Ticket], Future[Sequence[str | None]]] | None = None
+        self._decoding: tuple[list[_Ticket], Future[Sequence[_Text]]] | None = None
 
     def has_room(self, row: PreparedRow) -> bool:
         """Whether a row may be added now. Rows that share a grammar count it once; one that is too large runs alone."""
@@ -263,7 +265,7 @@ class _Tickets:
         token_ids = [done.token_ids for ticket in tickets for done in _ordered(ticket)]
         self._decoding = (tickets, self._pool.submit(self._texts, token_ids)) if tickets else None
 
-    def _texts(self, token_ids: Sequence[Sequence[int]]) -> Sequence[str | None]:
+    def _texts(self, token_ids: Sequence[Sequence[int]]) -> Sequence[_Text]:
         if self._tokenizer is None:
             return [None] * len(token_ids)
         with Stopwatch(self._seconds, "detokenizing"):
@@ -286,11 +288,16 @@ def _ordered(ticket: _Ticket) -> tuple[Completion, ...]:
     return tuple(ticket.completions[key] for key in sorted(ticket.completions))
 
 
-def _served(prepared: PreparedRow, completions: tuple[Completion, ...], texts: Iterator[str | None]) -> Served:
-    own = list(islice(texts, len(completions)))
+def _served(prepared: PreparedRow, completions: tuple[Completion, ...], texts: Iterator[_Text]) -> Served:
+    decoded = list(islice(texts, len(completions)))
     error = next((done.error for done in completions if done.error), None)
     if error is not None:
         return prepared.failed(error)
+    own: list[str | None] = []
+    for text in decoded:
+        if isinstance(text, RowError):
+            return prepared.failed(text)
+        own.append(text)
     return ServedRow(prepared, completions, own)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-from rosebatch.errors import RowError, UserError
+from rosebatch.errors import RowError, UserError, unexpected
 from rosebatch.model_files import (
     read_json,
     read_text,
@@ -20,6 +20,8 @@ from rosebatch.model_files import (
 )
 from rosebatch.pretrained import load_pretrained_tokenizer
 from rosebatch.text import panics
+from rosebatch.text.chat_template import ChatTemplate
+from rosebatch.text.each_alone import each_alone
 
 # The tokens before the prefix, before the suffix, and before the middle: of Qwen Coder, StarCoder, DeepSeek Coder and
 # Code Llama.
@@ -35,6 +37,8 @@ _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + number): byte for number, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
 }
+# A tokenizer's search through longer prompts can end in a panic, or take minutes.
+_MOST_PROMPT_BYTES = 8 * 2**20
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -45,6 +49,7 @@ class Tokenizer:
         backend: encodes and decodes.
         chat_template: a Jinja template; None if the model has no template.
         special_tokens: named tokens for the template, such as ``eos_token``.
+        max_prompt_bytes: longer prompts are refused.
     """
 
     def __init__(
@@ -52,21 +57,26 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         chat_template: str | None = None,
         special_tokens: dict[str, str] | None = None,
+        max_prompt_bytes: int = _MOST_PROMPT_BYTES,
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
-        self.chat_template = chat_template
         self.special_tokens = special_tokens or {}
+        self.chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
+        self.max_prompt_bytes = max_prompt_bytes
         self._token_bytes: dict[int, bytes] = {}
 
     @classmethod
-    def load(cls, folder: Path, chat_template: Path | None = None) -> "Tokenizer | None":
+    def load(
+        cls, folder: Path, chat_template: Path | None = None, max_prompt_bytes: int = _MOST_PROMPT_BYTES
+    ) -> "Tokenizer | None":
         """Load the tokenizer of a model folder.
 
         Args:
             folder: of the model.
             chat_template: a Jinja file that replaces the template of the model.
+            max_prompt_bytes: longer prompts are refused.
 
         Returns:
             None if the folder has no tokenizer: such a model takes only token ids.
@@ -76,8 +86,10 @@ class Tokenizer:
         """
         template = None if chat_template is None else _read_template(chat_template)
         found = cls._load(folder)
-        if found is not None and template is not None:
-            found.chat_template = template
+        if found is not None:
+            found.max_prompt_bytes = max_prompt_bytes
+            if template is not None:
+                found.chat_template = ChatTemplate(template, found.special_tokens)
         return found
 
     @classmethod
@@ -129,7 +141,10 @@ class Tokenizer:
         self, chats: Sequence[list[dict[str, Any]]], options: Sequence[Mapping[str, Any]]
     ) -> list[str | RowError]:
         """The text of each conversation; arguments as for ``encode_chats``. This holds the GIL, encoding does not."""
-        return [self._render(messages, given) for messages, given in zip(chats, options, strict=True)]
+        if self.chat_template is None:
+            error = RowError("no_chat_template", "the model has no chat template: give prompt instead of messages")
+            return [error] * len(chats)
+        return [self.chat_template.render(messages, given) for messages, given in zip(chats, options, strict=True)]
 
     def encode_rendered(self, rendered: Sequence[str | RowError]) -> list[list[int] | RowError]:
         """Token ids of rendered conversations. No special tokens are added: the template writes them."""
@@ -140,10 +155,13 @@ class Tokenizer:
         """The text of generated tokens, without special tokens."""
         return self.backend.decode(list(token_ids), skip_special_tokens=True)
 
-    def decode_batch(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
-        """``decode`` for each sequence, on all cores."""
-        texts: list[str] = self.backend.decode_batch([list(ids) for ids in token_ids], skip_special_tokens=True)
-        return texts
+    def decode_batch(self, token_ids: Sequence[Sequence[int]]) -> list[str | RowError]:
+        """``decode`` for each sequence, on all cores; a RowError for tokens that have no text."""
+
+        def decode(group: Sequence[Sequence[int]]) -> list[str | RowError]:
+            return list(self.backend.decode_batch([*map(list, group)], skip_special_tokens=True))
+
+        return each_alone(decode, token_ids, lambda error: unexpected("decoding the answer", error))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may end within a character. A special token gives its name."""
@@ -184,32 +202,34 @@ class Tokenizer:
         return "ByteLevel" in repr(self.backend.decoder)
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int] | RowError]:
-        try:
-            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        except (TypeError, UnicodeError) as error:
-            if len(texts) > 1:
-                return [ids for text in texts for ids in self._encode([text], add_special_tokens)]
-            return [RowError("invalid_prompt", f"the prompt is not valid Unicode text ({error})")]
-        return [encoding.ids for encoding in encodings]
+        # Characters have at most four bytes: nearly all prompts need no closer look.
+        if 4 * max(map(len, texts), default=0) > self.max_prompt_bytes:
+            refused = [self._too_long(text) for text in texts]
+            rest = [text for text, error in zip(texts, refused, strict=True) if error is None]
+            encoded = iter(self._encode_short(rest, add_special_tokens))
+            return [error or next(encoded) for error in refused]
+        return self._encode_short(texts, add_special_tokens)
 
-    def _render(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str | RowError:
-        if self.chat_template is None:
-            return RowError("no_chat_template", "the model has no chat template: give prompt instead of messages")
-        # Here and not above: the import takes 0.4 s, and plain prompts do not need it.
-        from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
+    def _encode_short(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int] | RowError]:
+        def encode(group: Sequence[str]) -> list[list[int] | RowError]:
+            encodings = self.backend.encode_batch_fast(list(group), add_special_tokens=add_special_tokens)
+            return [encoding.ids for encoding in encodings]
 
-        try:
-            rendered, _ = render_jinja_template(
-                # Copies: to find the end of a message to continue, the library writes a mark into the message.
-                conversations=[[dict(message) for message in messages]],
-                chat_template=self.chat_template,
-                **{"add_generation_prompt": True, **self.special_tokens, **options},
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            return RowError("invalid_messages", f"the chat template refuses the messages: {error}")
-        text: str = rendered[0]
-        return text
+        return each_alone(encode, texts, _encoding_error)
+
+    def _too_long(self, text: str) -> RowError | None:
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size <= self.max_prompt_bytes:
+            return None
+        return RowError(
+            "prompt_too_long", f"the prompt has {size} bytes; --max-prompt-bytes allows {self.max_prompt_bytes}"
+        )
+
+
+def _encoding_error(error: BaseException) -> RowError:
+    if isinstance(error, TypeError | UnicodeError):
+        return RowError("invalid_prompt", f"the prompt is not valid Unicode text ({error})")
+    return RowError("invalid_prompt", f"the tokenizer cannot encode the prompt ({error})")
 
 
 class StopStrings:
@@ -234,7 +254,7 @@ class StopStrings:
 
     def feed(self, token_id: int) -> bool:
         """Add the next generated token; True once a stop string has appeared."""
-        text = self._tail + (self._stream.step(self._tokenizer.backend, token_id) or "")
+        text = self._tail + self._next_text(token_id)
         begin = self._begin
         self._tail = text[-self._keep :] if self._keep else ""
         self._begin += len(text) - len(self._tail)
@@ -245,6 +265,14 @@ class StopStrings:
             self._protected = 0 if self._missing else len(self._tokenizer.decode(self._first))
             return False
         return cut_at_stop(text, self._stop, max(0, self._protected - begin)) != text
+
+    def _next_text(self, token_id: int) -> str:
+        try:
+            return self._stream.step(self._tokenizer.backend, token_id) or ""
+        # The library raises a plain Exception where a token changes the text before it.
+        except Exception:
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._tokenizer.decode([token_id])
 
 
 def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0) -> str:

@@ -37,6 +37,16 @@ def test_check_of_a_good_file(cli, source, model_folder):
     assert cli("check", source, "--model", model_folder).code == 0
 
 
+def test_check_finds_names_that_collide(cli, source, model_folder):
+    """With the column that the run will have, they do not."""
+    source.write_text('{"prompt":"hello","text":"gold"}\n')
+    result = cli("check", source, "--model", model_folder)
+    assert result.code == 3
+    assert result.out.startswith("line 1: name_collision: results have fields of these names too: text. ")
+    assert cli("check", source, "--model", model_folder, "--result-column", "out").code == 0
+    assert cli("check", source, "--model", model_folder, "--result-column", "text").code == 3
+
+
 def test_check_of_a_batch(cli, model_folder, tmp_path):
     """Outputs are limited as in the API: as long as the model allows."""
     body = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}

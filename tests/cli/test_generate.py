@@ -88,17 +88,21 @@ def test_parquet_to_parquet(cli, model_folder, tmp_path):
 
 
 def test_jsonl_to_parquet_and_back(generate, cli, model_folder, tmp_path):
-    """One run's results are the next one's input: old results are replaced and cause no error."""
+    """One run's results are the next one's input: old results are refused, or kept beside the new ones."""
     generate([{"prompt": "a", "id": 1, "max_tokens": 2, "kept": "a"}, {"prompt": "", "id": 2}], "-o", tmp_path / "1.pq")
     first = pq.read_table(tmp_path / "1.pq")
     assert first.column_names == ["id", "kept", "index", "text", "finish_reason", "usage", "error"]
     again = first.append_column("prompt", pa.array(["x", "y"]))
     pq.write_table(again, tmp_path / "2.pq")
-    result = cli("generate", tmp_path / "2.pq", "-q", "--model", model_folder, "--max-tokens", 1)
+    command = ("generate", tmp_path / "2.pq", "-q", "--model", model_folder, "--max-tokens", 1)
+    result = cli(*command)
+    assert (result.code, result.out) == (2, "")
+    assert "too: index, text, finish_reason, usage, error. Give --result-column NAME" in result.err
+    result = cli(*command, "--result-column", "again")
     assert result.code == 0
     rows = [json.loads(line) for line in result.out.split("\n")[:-1]]
-    keys = ["id", "kept", "prompt", "index", "text", "finish_reason", "usage"]
-    assert [list(row) for row in rows] == [keys] * 2
+    assert [list(row) for row in rows] == [[*again.column_names, "again"]] * 2
+    assert [list(row["again"]) for row in rows] == [["index", "text", "finish_reason", "usage"]] * 2
 
 
 def test_stdin(cli, model_folder, monkeypatch):

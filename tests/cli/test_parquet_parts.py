@@ -56,13 +56,13 @@ def test_parts_as_the_input_of_another_run(generate, cli, model_folder, tmp_path
     """All parts must have the first one's columns. The folder cannot be the output too: its rows would be lost."""
     lines = [{**line, "question": line["prompt"]} for line in LINES]
     generate(lines, "-o", f"{tmp_path}/answers/", "--rows-per-file", 2, "--return-token-ids")
-    flags = ["--model", model_folder, "--quiet", "--max-tokens", 1]
+    flags = ["--model", model_folder, "--quiet", "--max-tokens", 1, "--result-column", "again"]
     for source in ("answers", "answers/", "answers/*.parquet"):
         result = cli("generate", tmp_path / source, *flags)
         rows = [json.loads(line) for line in result.out.split("\n")[:-1]]
-        assert [row["index"] for row in rows] == [0, 1, 2, 3, 4]
+        assert [row["again"]["index"] for row in rows] == [row["index"] for row in rows] == [0, 1, 2, 3, 4]
         assert [row["question"] for row in rows] == [line["prompt"] for line in LINES]
-        assert {row["error"]["code"] for row in rows} == {"missing_prompt"}, "read, and without a prompt"
+        assert {row["again"]["error"]["code"] for row in rows} == {"missing_prompt"}, "read, and without a prompt"
     before = {part: part.read_bytes() for part in (tmp_path / "answers").iterdir()}
     result = cli("generate", tmp_path / "answers", "-o", tmp_path / "answers", "--rows-per-file", 3, *flags)
     assert result.code == USAGE

@@ -10,7 +10,7 @@ from pyarrow import dataset
 
 from rosebatch.io.parquet import Carried, write_parquet, write_parquet_parts
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.rows import RESULT_FIELDS
+from rosebatch.io.result_names import RESULT_FIELDS
 
 USAGE = pa.struct([(name, pa.int64()) for name in ("prompt_tokens", "completion_tokens")])
 RESULTS = [
@@ -399,3 +399,34 @@ def test_the_first_pass_does_not_read_a_parquet_input(tmp_path, encode):
     carried = Carried(pa.schema([("a", pa.int64())]), lambda: read.append(1) or iter([{"a": 1}]))
     write_parquet(tmp_path / "out.parquet", encode([{"index": 0}]), carried)
     assert read == [1]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1.5, True],
+        [True, 1.5],
+        [None, 0.5, False],
+        [[1.5], [True]],
+        [[True, 1.5]],
+        [{"a": True}, {"a": 1.5}],
+        [{"a": [{"b": 1.5}]}, {"a": [{"b": False}]}],
+        [1, True],
+    ],
+)
+@pytest.mark.parametrize("apart", [0, 1500])
+def test_a_flag_beside_numbers_stays_a_flag(write_table, json_text, values, apart):
+    """True became 1.0, and nobody could tell."""
+    first, *rest = values
+    rows = [{"a": first}] + [{"a": None}] * apart + [{"a": value} for value in rest]
+    found = write_table(rows).column("a").to_pylist()
+    assert [value for value in found if value is not None] == [
+        json_text(value) for value in values if value is not None
+    ]
+
+
+def test_flags_and_floats_apart(write_table):
+    """Each keeps its type where they do not meet."""
+    table = write_table([{"a": {"flag": True, "x": 1.5}, "b": [False]}, {"a": {"flag": False, "x": 2}, "b": []}])
+    assert table.schema.field("a").type == pa.struct([("flag", pa.bool_()), ("x", pa.float64())])
+    assert table.column("b").to_pylist() == [[False], []]

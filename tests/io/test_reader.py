@@ -296,12 +296,33 @@ def test_parquet_endings(tmp_path):
     ids=["nanosecond-timestamp", "nanosecond-duration", "nanosecond-time", "year-36812", "string-not-utf8"],
 )
 def test_a_parquet_value_that_python_has_no_type_for(tmp_path, column):
-    """It may be carried, fail its row or end the job with a UserError, but not raise a traceback."""
+    """It may be carried or fail its row; it ended the job, with all other rows."""
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"prompt": ["a"], "when": column}), path)
-    try:
-        rows = list(PromptReader(str(path), {}))
-    except UserError as error:
-        assert "in.parquet" in str(error)
-    else:
-        assert len(rows) == 1
+    (row,) = PromptReader(str(path), {})
+    if isinstance(row, FailedRow):
+        assert row.error.code == "invalid_value"
+        assert "column when" in row.error.message
+        assert row.metadata == {"prompt": "a"}
+
+
+def test_bad_values_of_a_table_fail_their_rows_only(tmp_path):
+    """All rows beside one date past year 9999, or one text that is not UTF-8, were lost."""
+    path, count = tmp_path / "in.parquet", 1500
+    when = pa.array([2**40 if i in (3, 1400) else 5 for i in range(count)], pa.timestamp("s"))
+    raw = pa.array([b"\xff" if i == 1400 else b"ok" for i in range(count)])
+    text = pa.Array.from_buffers(pa.string(), count, raw.buffers())
+    nested = pa.StructArray.from_arrays([text], ["text"])
+    table = pa.table({"prompt": [f"{i}" for i in range(count)], "when": when, "deep": nested, "text id": text})
+    pq.write_table(table, path)
+    reader = PromptReader(str(path), {})
+    rows = list(reader)
+    failed = [row for row in rows if isinstance(row, FailedRow)]
+    assert [(row.index, row.where, row.error.code) for row in failed] == [
+        (3, "row 4", "invalid_value"),
+        (1400, "row 1401", "invalid_value"),
+    ]
+    assert failed[0].metadata == {"prompt": "3", "deep": {"text": "ok"}, "text id": "ok"}
+    assert failed[1].metadata == {"prompt": "1400"}
+    assert [row.index for row in rows] == list(range(count))
+    assert [dict(each) for each in reader.carried()] == [dict(row.metadata) for row in rows]

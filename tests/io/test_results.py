@@ -1,10 +1,11 @@
 """One line of the output, and the same line as a later run's input."""
 
-import pyarrow as pa
 import pytest
 
+from rosebatch.errors import RowError
+from rosebatch.io.result_names import RESULT_FIELDS
 from rosebatch.io.results import Answer, Choice, PlainShape, ScoredToken
-from rosebatch.io.rows import PromptRow
+from rosebatch.io.rows import FailedRow, PromptRow, parse_row
 from rosebatch.sampling_params import SamplingParams
 
 
@@ -84,17 +85,36 @@ def test_the_line_of_several_completions():
 
 
 @pytest.mark.parametrize("choices", [[CHOICE], [CHOICE, CHOICE]])
-def test_the_results_of_an_earlier_run_as_input(parse, choices):
-    """Old log-probabilities are lists: not an error, not a request for new ones, not carried through."""
-    row = parse({**result(*choices, id="a", topic="t"), "prompt": "x", "max_tokens": 3})
+def test_the_results_of_an_earlier_run_as_input(choices):
+    """Their fields were lost without a word. In a result column they stay, and old lists request nothing."""
+    earlier = {**result(*choices, id="a", topic="t"), "prompt": "x", "max_tokens": 3}
+    refused = parse_row(earlier, index=0, where="line 1", defaults={})
+    assert refused.error.code == "name_collision"
+    assert refused.metadata == {"id": "a", "topic": "t"}
+    row = parse_row(earlier, index=0, where="line 1", defaults={}, result_column="again")
     assert isinstance(row, PromptRow)
     assert row.sampling == SamplingParams(max_tokens=3)
-    assert row.metadata == {"id": "a", "topic": "t"}
+    assert row.metadata == result(*choices, id="a", topic="t")
 
 
-def test_a_table_of_an_earlier_runs_results_as_input(read_table):
+def test_a_table_of_an_earlier_runs_results_as_input():
     """The same for Parquet, whose own columns are carried through."""
-    (row,) = read_table(pa.Table.from_pylist([{**result(CHOICE), "prompt": "x", "n": 2}]))
+    earlier = {**result(CHOICE), "prompt": "x", "n": 2}
+    refused = parse_row(earlier, index=0, where="row 1", defaults={}, keep_prompt=True)
+    assert refused.error.code == "name_collision"
+    row = parse_row(earlier, index=0, where="row 1", defaults={}, keep_prompt=True, result_column="again")
     assert isinstance(row, PromptRow)
     assert row.sampling == SamplingParams(n=2)
-    assert row.metadata == {"prompt": "x", "n": 2}
+    assert row.metadata == earlier
+
+
+def test_a_result_in_one_field():
+    """Carried fields of all names are beside it, in results and in error rows."""
+    shape = PlainShape("out")
+    carried = dict.fromkeys(RESULT_FIELDS, "old")
+    counts = {"prompt_tokens": 2, "completion_tokens": 2, "cached_tokens": 1}
+    line = shape.result(Answer(index=0, metadata=carried, choices=[CHOICE], **counts))
+    assert line == {**carried, "out": result(CHOICE)}
+    failed = FailedRow(index=7, where="line 8", metadata=carried, error=RowError("some_code", "no"))
+    error = {"code": "some_code", "message": "line 8: no"}
+    assert shape.failure(failed) == {**carried, "out": {"index": 7, "error": error}}

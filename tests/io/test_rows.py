@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rosebatch.io.fields import PromptOptions, sampling_params
-from rosebatch.io.rows import RESULT_FIELDS, FailedRow, PromptRow
+from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.sampling_params import MOST_SAMPLES, GrammarSpec, SamplingParams
 
 
@@ -361,12 +361,6 @@ def test_carried_fields_are_untouched(parse):
     extra = {"id": "a", "big": 123456789012345678901234567890, "nested": {"a": [1, None, {"b": "é"}]}, "": 0}
     row = parse({**extra, "prompt": "x", "temperature": 1.0, "stop": "s", "logprobs": False})
     assert row.metadata == extra
-
-
-def test_fields_of_an_earlier_result_are_not_carried(parse):
-    """An old text or error would be beside the new result."""
-    row = parse({"prompt": "x", "kept": 1, **dict.fromkeys(RESULT_FIELDS, "old")})
-    assert row.metadata == {"kept": 1}
 
 
 def test_a_failed_row_keeps_its_carried_fields(parse):

@@ -3,10 +3,15 @@
 import heapq
 import json
 import random
+from functools import cache
 
+import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.io.reader import PromptReader
+from rosebatch.job.check import check_rows
+from rosebatch.text.tokenizer import Tokenizer
+from tests.job.fake_model import FakeModel, byte_backend, launch_fake
 
 LINES = 2_000
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]
@@ -85,8 +90,12 @@ def test_mutated_lines(job, tmp_path, kind):
     expected = PromptReader(str(source), {}, kind).count()
     assert expected > LINES * 0.9
     limits = {"seqs": 32, "blocks": 1000, "budget": 1024}
-    result, _ = job.run_file(source, target, limits=limits, input_format=kind, sampling={"max_tokens": 3})
+    # A line whose logprobs became a list has the field of a result.
+    column = "out" if kind == "jsonl" else None
+    options = {"input_format": kind, "sampling": {"max_tokens": 3}, "result_column": column}
+    result, _ = job.run_file(source, target, limits=limits, **options)
     rows = [json.loads(line) for line in target.read_bytes().split(b"\n")[:-1]]
+    rows = [row[column] if column else row for row in rows]
     if kind == "openai":
         # Requests that fail have a file of their own.
         errors = (tmp_path / "out.errors.jsonl").read_bytes().split(b"\n")[:-1]
@@ -104,3 +113,162 @@ def test_mutated_lines(job, tmp_path, kind):
         assert [row["id"] for row in rows] == [f"batch_req_{i}" for i in range(expected)]
     assert not failed[-1]
     assert set(result.report["errors"]) >= {"invalid_json", "invalid_field", "invalid_sampling", "invalid_grammar"}
+
+
+# Renders all that a chat can say, through filters that break on odd values.
+CHATTY = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{{ m.extra | tojson if m.extra }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    "{{ 10 // divisor if divisor is defined }}{{ times + 1 if times is defined }}"
+)
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+TOOLS = [
+    {"role": "developer", "content": "brief"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "extra": {"a": 1}},
+    {"role": "tool", "content": "42", "tool_call_id": "1"},
+]
+AT_LIMITS = [
+    *PLAIN[:-2],
+    {"prompt": "hello", "suffix": None, "truncate_prompt_tokens": 3, "seed": 7, "min_p": 0.1, "temperature": 1},
+    {"messages": TOOLS, "chat_template_kwargs": {"divisor": 2, "times": 1, "a": [1]}, "add_generation_prompt": True},
+    {"messages": CHAT, "continue_final_message": True, "logprobs": True, "top_logprobs": 2, "carried": {"a": [1.5]}},
+]
+EDGES = [2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**400]
+NUMBERS = ["0", "NaN", "Infinity", "-Infinity", "1e308", "1e309", "5e-324", "-0.0"]
+NUMBERS += [f"{sign}{number}" for number in EDGES for sign in ("", "-")]
+SHORT = ["null", "true", "false", '""', '" "', '"\\u0000"', '"\\ud800"', '"{}"']
+SHORT += ["[]", "{}", "[null]", '[""]', '{"a": 1}', '["x", 1]']
+DEEP = [f"{'[' * depth}1{']' * depth}" for depth in (15, 490, 590, 990, 10_000)]
+DEEP += ['{"a":' * depth + "1" + "}" * depth for depth in (15, 490, 590, 990, 10_000)]
+# Tokens of a sequence.
+MOST = 40
+# Grammars have limits of their own.
+GRAMMARS = ("response_format", "structured_outputs")
+
+
+@cache
+def long_values():
+    """Ten megabytes of each kind."""
+    return [f'"{character * 10_000_000}"' for character in (" ", "x", "(", "é")] + [f"[{'1,' * 5_000_000}1]"]
+
+
+def places(value, path=()):
+    """The paths to all values inside of a value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield (*path, key)
+        yield from places(each, (*path, key))
+
+
+def replaced(value, path, text):
+    """The JSON of a value with another one, given as JSON, in one place."""
+    if path == ():
+        return text
+    if path is None or not isinstance(value, dict | list):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(k)}: {replaced(v, path[1:] if k == path[0] else None, text)}" for k, v in value.items()]
+        return "{" + ", ".join(parts) + "}"
+    return "[" + ", ".join(replaced(v, path[1:] if i == path[0] else None, text) for i, v in enumerate(value)) + "]"
+
+
+def at_limits(good, values, rng, most):
+    """Lines that each have one value at or past a limit, somewhere."""
+    cases = [(line, path, text) for line in good for path in places(line) for text in values]
+    return [replaced(*case) for case in rng.sample(cases, min(most, len(cases)))]
+
+
+def run_at_limits(job, tmp_path, lines, kind, target):
+    """Runs lines with good ones between them; gives the error codes of the others."""
+    job.tokenizer = Tokenizer(byte_backend(), CHATTY, {"eos_token": "<eos>"})
+    good = json.dumps(PLAIN[0] if kind == "jsonl" else {"custom_id": "good", **BATCH[1]})
+    between = [each.replace('"good"', f'"good {i}"') for i, line in enumerate(lines) for each in (line, good)]
+    source, at = tmp_path / "in.jsonl", tmp_path / target
+    source.write_text("\n".join(between), encoding="utf-8")
+    limits = {"seqs": 32, "blocks": 400, "budget": 1024, "max_model_len": MOST}
+    column = "out" if kind == "jsonl" else None
+    options = {"input_format": kind, "sampling": {"max_tokens": 3}, "result_column": column}
+    result, _ = job.run_file(source, at, limits=limits, **options)
+    assert result.report["completed"] + result.report["failed"] == len(between)
+    if at.suffix == ".parquet":
+        rows = pq.read_table(at).to_pylist()
+    else:
+        paths = [path for path in (at, tmp_path / "out.errors.jsonl") if path.exists()]
+        rows = [json.loads(line) for path in paths for line in path.read_bytes().split(b"\n")[:-1]]
+    rows = [row[column] if column else row for row in rows]
+    if kind == "openai":
+        rows.sort(key=lambda row: int(row["id"].rpartition("_")[2]))
+        assert [row["id"] for row in rows] == [f"batch_req_{i}" for i in range(len(between))]
+    else:
+        assert [row["index"] for row in rows] == list(range(len(between)))
+    assert [row.get("error") for row in rows[1::2]] == [None] * len(lines), "a good row pays for no other"
+    return {row["error"]["code"] for row in rows if row.get("error")}
+
+
+def limit_lines(kind, values, most):
+    """Lines with these values, of one kind of file."""
+    rng = random.Random(kind)
+    if kind == "jsonl":
+        return at_limits(AT_LIMITS, values, rng, most)
+    good = []
+    for number, line in enumerate(BATCH):
+        body = {name: value for name, value in line["body"].items() if name not in GRAMMARS}
+        url = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        good.append({"custom_id": f"any {number}", "url": url, "body": body})
+    return at_limits(good, values, rng, most)
+
+
+# What the job foresees. Anything else is a fault of ours that only the last net caught.
+FORESEEN = {
+    *("invalid_json", "invalid_line", "missing_prompt", "empty_prompt", "invalid_prompt", "prompt_too_long"),
+    *("invalid_token_id", "invalid_field", "invalid_sampling", "invalid_messages", "duplicate_id", "unsupported_field"),
+    *("unknown_field", "unsupported_url"),
+}
+
+
+def checked(job, source):
+    """Row and code of each line that ``check`` finds, with the limits of the run."""
+    config = launch_fake(job.engine(FakeModel(), max_model_len=MOST), job.tokenizer).plan.source.config
+    failed = []
+    check_rows(PromptReader(str(source), {"max_tokens": 3}, "jsonl", "out"), job.tokenizer, config, failed.append)
+    return {(row.index, row.error.code) for row in failed}
+
+
+def test_check_finds_what_fails_at_the_limits(job, tmp_path):
+    """A file that ``check`` calls good must have no error rows, and the other way round."""
+    lines = limit_lines("jsonl", NUMBERS + SHORT + DEEP, 200)
+    run_at_limits(job, tmp_path, lines, "jsonl", "out.jsonl")
+    rows = [json.loads(line)["out"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    failed = {(row["index"], row["error"]["code"]) for row in rows if "error" in row}
+    assert checked(job, tmp_path / "in.jsonl") == failed
+
+
+@pytest.mark.parametrize("target", ["out.jsonl", "out.parquet"])
+def test_values_at_and_past_every_limit(job, tmp_path, target):
+    """One result each, whatever stands in whichever field, and the file is finished at the end."""
+    codes = run_at_limits(job, tmp_path, limit_lines("jsonl", NUMBERS + SHORT + DEEP, 400), "jsonl", target)
+    assert {"invalid_json", "invalid_field", "invalid_sampling", "invalid_messages"} <= codes <= FORESEEN
+
+
+def test_values_at_and_past_every_limit_of_a_batch(job, tmp_path):
+    """The same for requests of the API."""
+    codes = run_at_limits(job, tmp_path, limit_lines("openai", NUMBERS + SHORT + DEEP, 400), "openai", "out.jsonl")
+    assert {"invalid_json", "invalid_field", "invalid_sampling"} <= codes <= FORESEEN
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", [("jsonl", "out.jsonl"), ("jsonl", "out.parquet"), ("openai", "out.jsonl")])
+def test_every_value_in_every_place(job, tmp_path, how):
+    """All of them, not a sample."""
+    kind, target = how
+    lines = limit_lines(kind, NUMBERS + SHORT + DEEP, 10**9)
+    assert len(lines) > 2_000
+    assert run_at_limits(job, tmp_path, lines, kind, target) <= FORESEEN
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["jsonl", "openai"])
+def test_ten_megabytes_in_every_place(job, tmp_path, kind):
+    """A prompt, a stop string, a role or a carried field: none may end the job."""
+    lines = limit_lines(kind, long_values(), 40)
+    assert run_at_limits(job, tmp_path, lines, kind, "out.jsonl") <= FORESEEN

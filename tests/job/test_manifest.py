@@ -19,7 +19,15 @@ TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 def manifest():
     """The manifest of a run with some options, as read back from a file."""
 
-    def make(input_digest="abc", input_format="jsonl", sampling=(), seed=None, return_token_ids=False, **options):
+    def make(
+        input_digest="abc",
+        input_format="jsonl",
+        sampling=(),
+        seed=None,
+        result_column=None,
+        return_token_ids=False,
+        **options,
+    ):
         options = {"model": str(TOML), "load_format": "dummy", "device": "cpu", **options}
         wait = build_manifest(
             plan_launch(RunConfig(**options)),
@@ -27,6 +35,7 @@ def manifest():
             input_format=input_format,
             sampling=dict(sampling),
             seed=seed,
+            result_column=result_column,
             return_token_ids=return_token_ids,
         )
         return json.loads(json.dumps(wait()))
@@ -46,6 +55,8 @@ def test_the_same_run_has_no_differences(manifest):
         ({"input_format": "openai"}, "input_format was jsonl, is openai"),
         ({"sampling": {"temperature": 0.5}}, "sampling.temperature was nothing, is 0.5"),
         ({"seed": 1}, "seed was None, is 1"),
+        ({"result_column": "out"}, "result_column was None, is out"),
+        ({"max_prompt_bytes": "1KiB"}, "max_prompt_bytes was 8388608, is 1024"),
         ({"return_token_ids": True}, "return_token_ids was False, is True"),
         ({"dtype": "float16"}, "dtype was float32, is float16"),
         ({"toggles": {"prefix_cache": False}}, "toggles.prefix_cache was True, is False"),
@@ -126,7 +137,8 @@ def test_the_hash_does_not_delay_the_start(folder, monkeypatch):
     go = threading.Event()
     monkeypatch.setattr("rosebatch.model.source.content_digests", lambda paths: go.wait(10) and ["x"] * len(paths))
     plan = plan_launch(RunConfig(model=str(folder), device="cpu"))
-    wait = build_manifest(plan, None, input_format="jsonl", sampling={}, seed=None, return_token_ids=False)
+    given = {"input_format": "jsonl", "sampling": {}, "seed": None, "return_token_ids": False, "result_column": None}
+    wait = build_manifest(plan, None, **given)
     go.set()
     assert len(wait()["model"]["fingerprint"]) == 64
 

@@ -142,11 +142,11 @@ def test_a_broken_tokenizer(make_backend, tmp_path, broken, content):
 def test_a_template_of_ones_own(make_backend, tmp_path):
     """It wins over the model's two places for one, with the model's special tokens and the library's own tags."""
     folder = write_folder(tmp_path, make_backend(), chat_template="old", eos_token="!")
-    (folder / "chat_template.jinja").write_text("old")
+    (folder / "chat_template.jinja").write_text("old{{ messages[0].content }}")
     template = tmp_path / "mine.txt"
     template.write_text("{% generation %}new{% endgeneration %}{{ eos_token }}{{ messages[0].content }}")
     assert Tokenizer.load(folder, template).encode_chats([CHAT]) == [list(b"new!hi")]
-    assert Tokenizer.load(folder).encode_chats([CHAT]) == [list(b"old")]
+    assert Tokenizer.load(folder).encode_chats([CHAT]) == [list(b"oldhi")]
 
 
 def test_a_template_for_a_model_without_tokenizer(tmp_path):

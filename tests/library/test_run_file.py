@@ -65,3 +65,25 @@ def test_what_is_impossible_is_said_before_anything_is_written(llm, prompts, tmp
         run_file(prompts, model=llm, resume=True)
     assert not (tmp_path / "a.jsonl").exists()
     assert llm.generate("a", SamplingParams(max_tokens=1)), "the model is free again"
+
+
+def test_values_past_the_devices_words_cost_one_row(tmp_path):
+    """min_tokens of 2^31 overflowed an int32 tensor: the job ended, and again at each --resume."""
+    prompts, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    extremes = [
+        {"min_tokens": 2**31, "max_tokens": 2**31},
+        {"min_tokens": 2**63, "max_tokens": 2**63, "temperature": 1e300, "top_k": 2**63, "seed": 2**64 - 1},
+        {"temperature": 1e-300, "top_p": 1e-300, "min_p": 1, "stop_token_ids": [2**63, 2**31]},
+        {"logit_bias": {"5": 1e28, "6": -1e28}, "repetition_penalty": 1e-9, "temperature": 1},
+        {"logit_bias": {"5": 1e300}},
+        {"logit_bias": {str(2**63): 1}},
+        {"repetition_penalty": 1e300},
+    ]
+    lines = [{"prompt": "a"}, *[{"prompt": "a", **values} for values in extremes], {"prompt": "a"}]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_file(prompts, target, model=NAME, max_model_len=24, max_num_seqs=4, sampling={"max_tokens": 2})
+    first, *rows, last = [json.loads(line) for line in target.read_text().splitlines()]
+    assert {**first, "index": 8} == last
+    codes = [row["error"]["code"] if "error" in row else "" for row in rows]
+    assert codes == ["", "", "", "", "invalid_sampling", "invalid_token_id", "invalid_sampling"]
+    assert [rows[i]["usage"]["completion_tokens"] for i in (0, 1)] == [23, 23]

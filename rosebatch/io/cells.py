@@ -1,0 +1,52 @@
+"""Rows of a table as Python values. A value that Python cannot hold fails its row only."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from rosebatch.errors import RowError
+
+# Years past 9999, texts that are not UTF-8, numbers out of range.
+_UNREADABLE = (ValueError, OverflowError, pa.ArrowException)
+
+
+class BadCells(NamedTuple):
+    """A row with values that cannot be read: the others, and the error of the first."""
+
+    values: dict[str, Any]
+    error: RowError
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | BadCells]:
+    """The rows of some columns. Nanoseconds are integers: Python's own types stop at microseconds."""
+    try:
+        yield from _python_types(batch).to_pylist()
+    except _UNREADABLE:
+        for number in range(batch.num_rows):
+            yield _row(batch.slice(number, 1))
+
+
+def _row(batch: pa.RecordBatch) -> dict[str, Any] | BadCells:
+    values, error = {}, None
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            (values[name],) = column.cast(_without_nanoseconds(column.type)).to_pylist()
+        except _UNREADABLE as reason:
+            error = error or RowError("invalid_value", f"column {name} has a value that cannot be read ({reason})")
+    return values if error is None else BadCells(values, error)
+
+
+def _python_types(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [column.cast(_without_nanoseconds(column.type)) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_nanoseconds(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_nanoseconds(kind.value_type)))
+    if kind in (pa.time64("ns"), pa.duration("ns")) or (pa.types.is_timestamp(kind) and kind.unit == "ns"):
+        return pa.int64()
+    return kind

@@ -1,0 +1,64 @@
+"""The names of a result's fields, and the input fields that would collide with them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rosebatch.errors import RowError
+
+# A result has these beside the fields that it takes over from its row, or in one field of their own.
+RESULT_FIELDS = (
+    "index", "text", "finish_reason", "choices", "usage", "token_ids", "logprobs", "prompt_logprobs", "error",
+)  # fmt: skip
+_RESULT_FIELDS = frozenset(RESULT_FIELDS)
+# A request has fields of these names too. In a result they are lists.
+LISTS_IN_RESULTS = frozenset({"logprobs", "prompt_logprobs"})
+
+
+def reserved_names(result_column: str | None) -> frozenset[str]:
+    """The names that a result needs for itself.
+
+    Args:
+        result_column: the one field that holds all of ``RESULT_FIELDS``; None: they are fields themselves.
+    """
+    return _RESULT_FIELDS if result_column is None else frozenset({result_column})
+
+
+def collisions(values: Mapping[str, Any], result_column: str | None) -> list[str]:
+    """The fields of an input row that its result would overwrite; see ``reserved_names``."""
+    names = reserved_names(result_column)
+    if names.isdisjoint(values):
+        return []
+    if result_column is not None:
+        return [result_column]
+    return [name for name in RESULT_FIELDS if name in values and not _is_request(name, values[name])]
+
+
+def _is_request(name: str, value: Any) -> bool:
+    return name in LISTS_IN_RESULTS and not isinstance(value, list)
+
+
+def require_no_collision(values: Mapping[str, Any], result_column: str | None) -> None:
+    """Check one row.
+
+    Raises:
+        RowError: its result would overwrite some of its fields.
+    """
+    names = collisions(values, result_column)
+    if names:
+        raise RowError("name_collision", collision_message(names, result_column))
+
+
+def collision_message(names: Sequence[str], result_column: str | None) -> str:
+    """What is wrong, and what mends it."""
+    if result_column is not None:
+        return f"--result-column {result_column}: the input has a field of this name; choose another"
+    return (
+        f"results have fields of these names too: {', '.join(names)}. Give --result-column NAME to put the results' "
+        "fields into one of their own, or remove these from the input"
+    )
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names in the order of a result's fields, any others behind."""
+    given = set(names)
+    return [name for name in RESULT_FIELDS if name in given] + sorted(given - _RESULT_FIELDS)

@@ -1,0 +1,99 @@
+"""Kinds of chats, and marks in place of what a chat says, to see whether a template leaves anything out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Message = Mapping[str, Any]
+
+# Digits pass through what templates do to contents: trimming, changes of case, JSON.
+_MARK = "7350924681"
+_LONGEST_OPTION = 64
+
+
+def kind_of(messages: Sequence[Message], options: Mapping[str, Any]) -> int:
+    """Chats of one kind differ only in what they say. A hash, because kinds can be long."""
+    return hash((*map(_message_kind, messages), *map(_option_kind, options.items())))
+
+
+def marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
+    """The chat with marks in place of its contents, and what each mark stands for.
+
+    What is empty gets no mark: it leaves no trace in any text.
+    """
+    marks: dict[str, str] = {}
+
+    def mark(what: str) -> str:
+        found = f"{_MARK}{len(marks):08}"
+        marks[found] = what
+        return found
+
+    def message(number: int, given: Message) -> Message:
+        where, changed = f"messages[{number}] (role {given.get('role')!r})", dict(given)
+        if _is_text(given.get("content")):
+            changed["content"] = mark(where)
+        if calls := given.get("tool_calls"):
+            changed["tool_calls"] = [call(f"a tool call of {where}", each) for each in calls]
+        return changed
+
+    def call(where: str, given: Any) -> Any:
+        parts = dict(call_parts(given))
+        if parts.get("name"):
+            parts["name"] = mark(where)
+        if _has_arguments(parts):
+            parts["arguments"] = {"mark": mark(f"the arguments of {where}")}
+        return with_call_parts(given, parts)
+
+    return [message(number, each) for number, each in enumerate(messages)], marks
+
+
+def says_something(message: Message) -> bool:
+    """Whether a message has anything that could leave a trace in a text."""
+    return _is_text(message.get("content")) or bool(message.get("tool_calls"))
+
+
+def call_parts(call: Any) -> Mapping[str, Any]:
+    """Name and arguments of a tool call, where the call has them: in ``function``, or by themselves."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    found = function if isinstance(function, Mapping) else call
+    return found if isinstance(found, Mapping) else {}
+
+
+def with_call_parts(call: Any, parts: Mapping[str, Any]) -> Any:
+    """The tool call with other parts in the same place."""
+    if not isinstance(call, Mapping):
+        return call
+    return {**call, "function": parts} if isinstance(call.get("function"), Mapping) else parts
+
+
+def _message_kind(message: Message) -> tuple[Any, ...]:
+    """What decides where a template puts a message: role, names of fields, and what is empty."""
+    says = _is_text(message.get("content"))
+    calls = message.get("tool_calls")
+    if not calls:
+        return message.get("role"), says, *message
+    return message.get("role"), says, *message, *_calls_kind(calls)
+
+
+def _calls_kind(calls: Sequence[Any]) -> Iterator[bool]:
+    for call in calls:
+        parts = call_parts(call)
+        yield bool(parts.get("name"))
+        yield _has_arguments(parts)
+
+
+def _option_kind(option: tuple[str, Any]) -> tuple[str, Any]:
+    """An option by its value if that is short, else by its type."""
+    name, value = option
+    if isinstance(value, (bool, int, float)) or (isinstance(value, str) and len(value) <= _LONGEST_OPTION):
+        return name, value
+    return name, type(value)
+
+
+def _is_text(content: Any) -> bool:
+    """Whether it is a text that is not blank."""
+    return isinstance(content, str) and content != "" and not content.isspace()
+
+
+def _has_arguments(parts: Mapping[str, Any]) -> bool:
+    arguments = parts.get("arguments")
+    return bool(arguments) and arguments != "{}"

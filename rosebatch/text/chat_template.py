@@ -1,0 +1,154 @@
+"""Chats as text: a model's chat template, and a check that the text has all that the chat says.
+
+A template that knows nothing of a role or of tools leaves messages out, or renders them as another role's, without an
+error. So the first chat of each kind is rendered once more with marks in it, and every mark must appear.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rosebatch.errors import RowError
+from rosebatch.text.chat_marks import Message, call_parts, kind_of, marked, says_something, with_call_parts
+
+# A role that no template has.
+_NO_ROLE = "\ue000"
+# Every template has a place for these.
+_BASIC_ROLES = ("user", "assistant")
+_MOST_KINDS = 4096
+
+
+class _Spelling(NamedTuple):
+    """How messages with tool calls reach the template."""
+
+    arguments_as_text: bool = False
+    null_content: bool = False
+
+
+# Nearly all templates take the first. Some older ones join texts, or look for a content that is null.
+_SPELLINGS = (_Spelling(), _Spelling(null_content=True), _Spelling(True), _Spelling(True, True))
+
+
+class ChatTemplate:
+    """A Jinja template with the named tokens that it may use, such as ``eos_token``."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
+        self._special_tokens = special_tokens
+        self._has_developer = "'developer'" in source or '"developer"' in source
+        self._spellings: dict[int, _Spelling | RowError] = {}
+
+    def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str | RowError:
+        """The text of a chat, or why the template cannot render all of it.
+
+        A developer's message becomes a system message where the template has no such role. ``content: null`` is empty.
+        Arguments of tool calls become objects.
+
+        Args:
+            messages: of the chat; contents are texts.
+            options: further variables of the template.
+        """
+        try:
+            spelling = self._spelling(messages, options)
+            if isinstance(spelling, RowError):
+                return spelling
+            return self._text(self._spelled(messages, spelling), options)
+        except RowError as error:
+            return error
+        # A template is a program of others, on values of any kind: recursion, overflow, division by zero, memory.
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            return RowError("invalid_messages", f"the chat template refuses the messages: {reason}")
+
+    def _text(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+        # Here and not above: the import takes 0.4 s, and plain prompts do not need it.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered, _ = render_jinja_template(
+            # Copies: to find the end of a message to continue, the library writes a mark into the message.
+            conversations=[[dict(message) for message in messages]],
+            chat_template=self.source,
+            **{"add_generation_prompt": True, **self._special_tokens, **options},
+        )
+        text: str = rendered[0]
+        return text
+
+    def _spelled(self, messages: Sequence[Message], spelling: _Spelling) -> list[Message]:
+        return [self._message(number, message, spelling) for number, message in enumerate(messages)]
+
+    def _message(self, number: int, message: Message, spelling: _Spelling) -> Message:
+        if message.get("content") is not None and "tool_calls" not in message and message.get("role") != "developer":
+            return message
+        calls = message.get("tool_calls")
+        changed = {name: value for name, value in message.items() if name != "tool_calls"}
+        if changed.get("role") == "developer" and not self._has_developer:
+            changed["role"] = "system"
+        if changed.get("content") is None:
+            changed["content"] = None if calls and spelling.null_content else ""
+        if calls is not None:
+            where = f"messages[{number}].tool_calls"
+            changed["tool_calls"] = [_call(f"{where}[{i}]", call, spelling) for i, call in enumerate(calls)]
+        return changed
+
+    def _spelling(self, messages: Sequence[Message], options: Mapping[str, Any]) -> _Spelling | RowError:
+        """How to spell the messages, or what the template leaves out. Found once for each kind of chat."""
+        kind = kind_of(messages, options)
+        spelling = self._spellings.get(kind)
+        if spelling is None:
+            if len(self._spellings) >= _MOST_KINDS:
+                self._spellings.clear()
+            spelling = self._spellings[kind] = self._find_spelling(messages, options)
+        return spelling
+
+    def _find_spelling(self, messages: Sequence[Message], options: Mapping[str, Any]) -> _Spelling | RowError:
+        chat, marks = marked(messages)
+        lost: RowError | None = None
+        for spelling in _SPELLINGS if any(message.get("tool_calls") for message in messages) else _SPELLINGS[:1]:
+            spelled = self._spelled(chat, spelling)
+            try:
+                text = self._text(spelled, options)
+            except Exception:
+                # Whether the template also refuses the chat itself will show.
+                continue
+            missing = next((what for mark, what in marks.items() if mark not in text), None)
+            if missing is None:
+                return self._role_error(spelled, options, text) or spelling
+            lost = lost or RowError("invalid_messages", f"the chat template leaves out {missing}")
+        return lost or _SPELLINGS[0]
+
+    def _role_error(self, messages: Sequence[Message], options: Mapping[str, Any], text: str) -> RowError | None:
+        """The error of a role that leaves no trace: its messages are rendered like those of any other role."""
+
+        def tells_apart(role: str, other: str) -> bool:
+            others = [{**message, "role": other} if message.get("role") == role else message for message in messages]
+            try:
+                return self._text(others, options) != text
+            except Exception:
+                return True
+
+        for role in dict.fromkeys(message.get("role") for message in messages if says_something(message)):
+            if not isinstance(role, str) or role in _BASIC_ROLES or tells_apart(role, _NO_ROLE):
+                continue
+            # Some templates render whatever is neither the user's nor the assistant's as a system message.
+            if role != "system" or not all(tells_apart(role, basic) for basic in _BASIC_ROLES):
+                return RowError("invalid_messages", f"the chat template has no role {role!r}")
+        return None
+
+
+def _call(where: str, call: Any, spelling: _Spelling) -> Any:
+    """A tool call with its arguments as an object, or as JSON text.
+
+    Raises:
+        RowError: they are no JSON object.
+    """
+    parts = call_parts(call)
+    given = arguments = parts.get("arguments")
+    if isinstance(given, str):
+        try:
+            arguments = msgspec.json.decode(given, type=dict[str, Any]) if given.strip() else {}
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            raise RowError("invalid_messages", f"{where}: its arguments are not a JSON object") from None
+    if spelling.arguments_as_text and isinstance(arguments, Mapping):
+        arguments = given if isinstance(given, str) else msgspec.json.encode(arguments).decode()
+    return call if arguments is given else with_call_parts(call, {**parts, "arguments": arguments})

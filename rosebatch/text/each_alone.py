@@ -1,0 +1,34 @@
+"""Work on many items in one call, so that an item that fails costs only itself."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+
+def each_alone(
+    work: Callable[[Sequence[ItemT]], list[ResultT]],
+    items: Sequence[ItemT],
+    failed: Callable[[BaseException], ResultT],
+) -> list[ResultT]:
+    """The result of each item. If the call for all of them raises, each item gets a call of its own.
+
+    Args:
+        work: gives one result for each item.
+        items: any number.
+        failed: the result of an item whose own call raises.
+    """
+    try:
+        return work(items)
+    except BaseException as error:
+        if not _is_failure(error):
+            raise
+        if len(items) == 1:
+            return [failed(error)]
+    return [result for item in items for result in each_alone(work, [item], failed)]
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether the work failed, and nobody wants to end the process. A library's panic is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

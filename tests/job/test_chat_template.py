@@ -1,0 +1,207 @@
+"""Chats that a template cannot render whole: each is an error of its row, never a wrong prompt."""
+
+import pytest
+
+from rosebatch.errors import RowError
+from rosebatch.text.chat_template import ChatTemplate
+
+USER = {"role": "user", "content": "hi"}
+SYSTEM = {"role": "system", "content": "be brief"}
+DEVELOPER = {"role": "developer", "content": "be brief"}
+ANSWER = {"role": "assistant", "content": "yes"}
+TOOL = {"role": "tool", "content": "42"}
+
+
+def calls(arguments, content=None, name="f"):
+    """An assistant's message with one tool call."""
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "content": content, "tool_calls": [{"type": "function", "function": function}]}
+
+
+LITERAL = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+# Roles with a branch of their own; others are left out.
+BRANCHES = (
+    "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }}{% elif m.role == 'system' %}S:{{ m.content }}"
+    "{% elif m.role == 'assistant' %}A:{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+    "{% elif m.role == 'tool' %}T:{{ m.content }}{% endif %}{% endfor %}"
+)
+# Whatever is not the user's is the assistant's.
+TWO = "{% for m in messages %}{% if m.role == 'user' %}U:{% else %}A:{% endif %}{{ m.content }}{% endfor %}"
+# Whatever is neither the user's nor the assistant's has no mark.
+THREE = (
+    "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }}{% elif m.role == 'assistant' %}A:{{ m.content }}"
+    "{% else %}{{ m.content }} {% endif %}{% endfor %}"
+)
+# Only the first system message.
+FIRST = (
+    "{% if messages[0].role == 'system' %}S:{{ messages[0].content }}{% endif %}"
+    "{% for m in messages %}{% if m.role != 'system' %}{{ m.role }}:{{ m.content }}{% endif %}{% endfor %}"
+)
+# An older way: a call has no content, and its arguments are text.
+JOINS = (
+    "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}{% for c in m.tool_calls %}"
+    "{{ '[' + c.function.name + ' ' + c.function.arguments + ']' }}{% endfor %}{% else %}{{ m.role + ':' + m.content }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def render(template, *messages, **options):
+    return ChatTemplate(template, {}).render(list(messages), options)
+
+
+def failure(result):
+    assert isinstance(result, RowError)
+    assert result.code == "invalid_messages"
+    return result.message
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (LITERAL, "<system>be brief<user>hi"),
+        (BRANCHES, "S:be briefU:hi"),
+        (THREE, "be brief U:hi"),
+        (LITERAL.replace("<", "{% if m.role == 'developer' %}!{% endif %}<", 1), "!<developer>be brief<user>hi"),
+    ],
+)
+def test_a_developer_is_the_system_where_the_template_has_no_such_role(template, text):
+    """The message was left out, or had a role that the model has never seen, with status 200."""
+    assert render(template, DEVELOPER, USER) == text
+
+
+@pytest.mark.parametrize(
+    "template", [BRANCHES, TWO, THREE, FIRST.replace("m.role !=", "m.role == 'user' and m.role !=")]
+)
+def test_a_role_without_a_place_in_the_template(template):
+    """It was left out, or rendered as another role's message, with status 200."""
+    assert "critic" in failure(render(template, USER, {"role": "critic", "content": "no"}))
+
+
+@pytest.mark.parametrize("template", [TWO, THREE])
+def test_a_tools_answer_that_is_rendered_as_another_roles(template):
+    """The model would take it for its own words."""
+    assert "'tool'" in failure(render(template, USER, ANSWER, TOOL))
+
+
+def test_a_system_message_that_is_rendered_as_an_answer():
+    """A template without a place for it; one that renders it unlike the other two has a place."""
+    assert "'system'" in failure(render(TWO, SYSTEM, USER))
+    assert render(THREE, SYSTEM, USER) == "be brief U:hi"
+
+
+def test_a_message_that_the_template_leaves_out():
+    """Only the message's place decides: the same role at the beginning is rendered."""
+    assert render(FIRST, SYSTEM, USER) == "S:be briefuser:hi"
+    assert "messages[1]" in failure(render(FIRST, USER, SYSTEM))
+    assert "messages[0]" in failure(render("{{ messages[-1].content }}", USER, ANSWER))
+
+
+def test_messages_without_content_leave_no_trace_anyway():
+    """An empty system message is usual, and a template may leave it out."""
+    template = "{% for m in messages if m.content | trim %}{{ m.role }}:{{ m.content }}{% endfor %}"
+    for empty in ("", "  \n", None):
+        assert render(template, {"role": "system", "content": empty}, USER) == "user:hi"
+
+
+def test_null_content_is_empty():
+    """It was rendered as the word None."""
+    assert render(LITERAL, USER, {"role": "assistant", "content": None}) == "<user>hi<assistant>"
+    assert render(LITERAL, USER, {"role": "assistant"}) == "<user>hi<assistant>"
+
+
+@pytest.mark.parametrize("arguments", ['{"x": "é"}', {"x": "é"}])
+def test_arguments_of_tool_calls_are_objects(arguments):
+    """As text they were encoded twice: a JSON string in place of an object."""
+    assert render(BRANCHES, USER, calls(arguments), TOOL) == 'U:hiA:[f {"x": "é"}]T:42'
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", {}, None])
+def test_tool_calls_without_arguments(arguments):
+    assert render(BRANCHES, USER, calls(arguments), TOOL).startswith("U:hiA:[f ")
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "5", '"x"', "[" * 5000, '{"a": 1} x'])
+def test_arguments_that_are_no_json_object(arguments):
+    """The template would render them as if they were."""
+    assert "messages[1].tool_calls[0]" in failure(render(BRANCHES, USER, calls(arguments), TOOL))
+
+
+@pytest.mark.parametrize("arguments", ['{"x":1}', {"x": 1}])
+def test_templates_that_join_the_arguments_as_text(arguments):
+    """Templates of this kind look for a content that is null, and cannot take an object."""
+    assert render(JOINS, USER, calls(arguments)) == 'user:hi[f {"x":1}]'
+
+
+@pytest.mark.parametrize(
+    "template", [LITERAL, BRANCHES.replace("| tojson", "and ''"), BRANCHES.replace("c.function.name", "''")]
+)
+def test_a_template_that_leaves_out_tool_calls(template):
+    """An empty answer, a call without its arguments or without its name: a history that never was."""
+    assert "tool call" in failure(render(template, USER, calls({"x": 1}), TOOL))
+
+
+def test_no_tool_calls():
+    """Clients write null for what a message does not have."""
+    template = "{% for m in messages %}{{ m.content }}{% if 'tool_calls' in m %}CALLS{% endif %}{% endfor %}"
+    assert render(template, {**USER, "tool_calls": None}) == "hi"
+
+
+@pytest.mark.parametrize("calls", [5, [5], [None], ["f"], [{}], [{"function": 5}], {"a": 1}, [[]], "f"])
+def test_tool_calls_of_any_form_cost_one_row(calls):
+    """Whatever the template says of them: it says it of one row."""
+    result = render(BRANCHES, USER, {"role": "assistant", "content": "x", "tool_calls": calls})
+    assert isinstance(result, (str, RowError))
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[0].x | tojson }}{{ messages[0].content }}", "recursion"),
+        ("{{ 1 // 0 }}", "division"),
+        ("{{ 10.0 ** 400 }}", "too large|out of range"),
+        ("{{ 'a' * 2 ** 62 }}", "MemoryError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+    ],
+)
+def test_whatever_a_template_raises_is_the_rows_error(template, message):
+    """RecursionError, ZeroDivisionError, OverflowError and MemoryError ended the job."""
+    deep = 1
+    for _ in range(490 if "tojson" in template else 1):
+        deep = {"a": deep}
+    with pytest.raises(RowError, match=f"(?i){message}") as raised:
+        raise render(template, {**USER, "x": deep})
+    assert raised.value.code == "invalid_messages"
+
+
+def test_rows_of_one_kind_are_checked_once():
+    """The check renders a chat again: for every row it would double the cost of chats."""
+    template, rendered = ChatTemplate(BRANCHES, {}), []
+    inner = template._text
+    template._text = lambda messages, options: rendered.append(1) or inner(messages, options)
+    for i in range(10):
+        assert template.render([SYSTEM, {"role": "user", "content": f"{i}"}], {}) == f"S:be briefU:{i}"
+    assert len(rendered) <= 13
+    assert "critic" in failure(template.render([{"role": "critic", "content": "x"}], {}))
+    before = len(rendered)
+    assert "critic" in failure(template.render([{"role": "critic", "content": "y"}], {}))
+    assert len(rendered) == before
+    assert template.render([{"role": "critic", "content": ""}], {}) == "", "it says nothing: another kind"
+
+
+def test_options_decide_too():
+    """A template may leave messages out if an option says so."""
+    template = ChatTemplate(
+        "{% for m in messages %}{% if not brief or loop.last %}{{ m.content }}{% endif %}{% endfor %}", {}
+    )
+    assert template.render([USER, ANSWER], {}) == "hiyes"
+    assert "messages[0]" in failure(template.render([USER, ANSWER], {"brief": True}))
+    assert template.render([USER, ANSWER], {"brief": False, "tools": [{"type": "function"}]}) == "hiyes"
+
+
+def test_a_long_chat_marks_every_message():
+    """Marks of different messages must not contain each other."""
+    chat = [USER, ANSWER] * 60
+    assert render(LITERAL, *chat) == "<user>hi<assistant>yes" * 60
+    cut = "{% for m in messages %}{% if loop.index0 != 1 %}{{ m.content }}{% endif %}{% endfor %}"
+    assert "messages[1]" in failure(render(cut, *chat))

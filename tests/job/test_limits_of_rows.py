@@ -1,0 +1,192 @@
+"""Values at and past every limit, through the whole job: each costs its own row at most."""
+
+import json
+
+import pytest
+
+from rosebatch.errors import RowError
+from rosebatch.sampling_params import MOST_TOKENS, SamplingParams
+from rosebatch.text.each_alone import each_alone
+from rosebatch.text.tokenizer import StopStrings, Tokenizer
+from tests.job.fake_model import TEMPLATE, byte_backend
+
+GOOD = {"prompt": "good", "max_tokens": 2}
+
+
+class PanicException(BaseException):
+    """As the tokenizers library raises it: no Exception."""
+
+
+def failing(method, bad, error):
+    """A method of a backend that raises for a group with a bad item."""
+
+    def call(items, *args, **kwargs):
+        if any(bad in item for item in items):
+            raise error
+        return method(items, *args, **kwargs)
+
+    return call
+
+
+class Backend:
+    """A backend with some methods replaced."""
+
+    def __init__(self, backend, **methods):
+        self._backend = backend
+        self.__dict__ |= methods
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+
+def codes(rows):
+    return [row["error"]["code"] if "error" in row else "" for row in rows]
+
+
+@pytest.mark.parametrize("error", [PanicException("over"), ValueError("no"), MemoryError(), RecursionError("deep")])
+def test_a_prompt_that_the_tokenizer_cannot_encode(job, error):
+    """A panic is no Exception, and its group was lost with it."""
+    backend = byte_backend()
+    tokenizer = Tokenizer(
+        Backend(backend, encode_batch_fast=failing(backend.encode_batch_fast, "bad", error)), TEMPLATE
+    )
+    chat = {"messages": [{"role": "user", "content": "bad"}]}
+    rows, _, _ = job.run([GOOD, {"prompt": "a bad one"}, chat, GOOD], tokenizer=tokenizer)
+    assert codes(rows) == ["", "invalid_prompt", "invalid_prompt", ""]
+
+
+def test_whoever_ends_the_process_is_heard():
+    """Only failures are caught: KeyboardInterrupt would else become an error of every row."""
+
+    def interrupted(items):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        each_alone(interrupted, [1, 2], lambda error: RowError("x", "x"))
+
+
+def test_an_answer_that_cannot_be_decoded(job, fake_model):
+    """decode_batch raised on another thread, and the job ended."""
+    backend = byte_backend()
+    tokenizer = Tokenizer(Backend(backend, decode_batch=failing(backend.decode_batch, ord("!"), OverflowError("big"))))
+    rows, tally, _ = job.run([GOOD, {"prompt": "x"}, GOOD], tokenizer=tokenizer, model=fake_model({"x": b"a!b"}))
+    assert codes(rows) == ["", "unexpected_error", ""]
+    assert (tally.completed, tally.failed) == (2, 1)
+
+
+def test_an_answer_that_cannot_be_told(job, monkeypatch):
+    """What an answer raises ended the job with a traceback, again at each --resume."""
+    tokenizer = Tokenizer(byte_backend(), TEMPLATE)
+    monkeypatch.setattr(tokenizer, "is_special", lambda token_id: 1 // 0)
+    rows, tally, _ = job.run([GOOD, {**GOOD, "logprobs": 1}, GOOD], tokenizer=tokenizer)
+    assert codes(rows) == ["", "unexpected_error", ""]
+    assert rows[1]["error"]["message"].startswith("line 2: telling the answer failed: ZeroDivisionError")
+    assert (tally.completed, tally.failed) == (2, 1)
+
+
+def test_stop_strings_where_the_library_gives_up(tokenizer):
+    """DecodeStream raises a plain Exception for some tokens, which ended the job in the middle of a step."""
+
+    class GivesUp:
+        def step(self, backend, token_id):
+            raise Exception("Invalid prefix encountered while decoding stream")
+
+    stop = StopStrings(tokenizer, ["END"])
+    fed = []
+    for byte in b"an END":
+        if byte == ord("n"):
+            stop._stream = GivesUp()
+        fed.append(stop.feed(byte))
+    assert fed == [False] * 5 + [True]
+
+
+def test_prompts_have_a_limit_in_bytes(job):
+    """Eleven million spaces made the tokenizers library panic, with a traceback on stderr."""
+    tokenizer = Tokenizer(byte_backend(), TEMPLATE, {"eos_token": "<eos>"}, max_prompt_bytes=12)
+    chat = {"messages": [{"role": "user", "content": "x" * 11}]}
+    lines = [{"prompt": "x" * 12}, {"prompt": "é" * 6}, {"prompt": "é" * 6 + "x"}, {"prompt": "x" * 13}, chat]
+    rows, _, _ = job.run(lines, tokenizer=tokenizer)
+    assert codes(rows) == ["", "", *["prompt_too_long"] * 3]
+    assert "--max-prompt-bytes allows 12" in rows[2]["error"]["message"]
+    # Not even looked at by the library.
+    backend = byte_backend()
+    tokenizer = Tokenizer(
+        Backend(backend, encode_batch_fast=failing(backend.encode_batch_fast, " " * 9, AssertionError()))
+    )
+    rows, _, _ = job.run([GOOD, {"prompt": " " * 11_000_000}, GOOD], tokenizer=tokenizer)
+    assert codes(rows) == ["", "prompt_too_long", ""]
+
+
+@pytest.mark.parametrize("most", [2**31 - 1, 2**31, 2**63, 2**64, 10**300])
+@pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "top_k", "truncate_prompt_tokens"])
+def test_large_integers_mean_no_limit(job, name, most):
+    """min_tokens of 2^31 overflowed an int32 and ended the job, again at each --resume."""
+    line = {"prompt": "x", "max_tokens": most, name: most}
+    (row, after), _, _ = job.run([line, GOOD], max_model_len=20)
+    if "error" in row:
+        assert row["error"]["code"] == "invalid_field"
+        assert most >= 2**64, "larger integers are no integers of JSON parsers"
+    else:
+        assert row["usage"]["completion_tokens"] == 19
+    assert "error" not in after
+
+
+def test_parameters_fit_a_devices_words():
+    """They reach int32 and fp32 tensors, the least length with the prompt's length added to it."""
+    params = SamplingParams(max_tokens=2**70, min_tokens=2**69, top_k=2**40, temperature=1e300)
+    assert params.min_tokens == params.max_tokens == MOST_TOKENS
+    assert params.min_tokens + 2**29 < 2**31
+    assert params.top_k < 2**31
+    assert params.temperature < 3e38
+    with pytest.raises(ValueError, match=r"min_tokens must be in \[0, max_tokens\]"):
+        SamplingParams(max_tokens=5, min_tokens=2**69)
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        ({"n": 2**31}, "invalid_sampling"),
+        ({"seed": 2**64}, "invalid_sampling"),
+        ({"seed": -1}, "invalid_sampling"),
+        ({"logprobs": 2**31}, "invalid_sampling"),
+        ({"prompt_logprobs": 2**63}, "invalid_sampling"),
+        ({"logprobs": True, "top_logprobs": 2**63}, "invalid_sampling"),
+        ({"logit_bias": {str(2**31): 1}}, "invalid_token_id"),
+        ({"logit_bias": {"9" * 5000: 1}}, "invalid_sampling"),
+        ({"logit_bias": {"5": 1e300}}, "invalid_sampling"),
+        ({"repetition_penalty": 1e-300}, "invalid_sampling"),
+        ({"repetition_penalty": 1e300}, "invalid_sampling"),
+        ({"stop_token_ids": [-(2**63)]}, "invalid_sampling"),
+        ({"stop_token_ids": [2**31, 2**63]}, ""),
+        ({"temperature": 1e300, "seed": 1}, ""),
+        ({"temperature": 1e-300, "top_p": 1e-300, "min_p": 1e-300, "seed": 2**64 - 1}, ""),
+        ({"truncate_prompt_tokens": -(2**63)}, "invalid_field"),
+        ({"stop": "x" * 100_000}, ""),
+        ({"stop": ["", "y" * 100_000]}, "invalid_sampling"),
+    ],
+)
+def test_values_past_their_limits(job, values, code):
+    """Each costs its own row at most, and its message has a bounded size."""
+    rows, _, _ = job.run([GOOD, {**GOOD, **values}, GOOD])
+    assert codes(rows) == ["", code, ""]
+    assert len(json.dumps(rows[1])) < 2000
+
+
+def test_lines_that_are_nested_too_deeply(tmp_path, job):
+    """What can just be read could not be written: the limit is the same wherever a line is handled."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [b'{"prompt": "a", "max_tokens": 1, "x": %s}' % (b"[" * n + b"]" * n) for n in (1, 599, 600, 900, 10_000)]
+    source.write_bytes(b"\n".join([*lines, b'{"prompt": "[[{{"}']))
+    job.run_file(source, target, limits={})
+    rows = target.read_text().splitlines()
+    assert ["invalid_json" in row for row in rows] == [False, False, True, True, True, False]
+
+
+def test_a_message_with_a_deep_field(job):
+    """An extra field nested 490 deep ended the job with a RecursionError."""
+    deep = 1
+    for _ in range(490):
+        deep = {"a": deep}
+    lines = [GOOD, {"messages": [{"role": "user", "content": "x", "extra": deep}]}, GOOD]
+    rows, _, _ = job.run(lines)
+    assert codes(rows) in (["", "invalid_messages", ""], ["", "", ""])
