@@ -85,7 +85,8 @@ def _architecture(values: Mapping[str, Any], source: str) -> str:
     first = named[0] if isinstance(named, list) else named
     architecture = first or _BY_MODEL_TYPE.get(str(values.get("model_type"))) or values.get("model_type")
     if architecture not in ARCHITECTURES:
-        raise refusal(source, f"{shown(architecture)} is not supported; supported are {', '.join(ARCHITECTURES)}")
+        name = shown(architecture).strip("'")
+        raise refusal(source, f"{name} is not supported; supported are {', '.join(ARCHITECTURES)}")
     return str(architecture)
 
 
