@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, overl
 import msgspec
 
 from rosebatch.errors import FlagError, UserError
-from rosebatch.model_files import refusal, shown
+from rosebatch.host.model_files import refusal, shown
 from rosebatch.toggles import SWITCH_NAMES
 
 Sampler = Literal["rosebatch", "flashinfer"]

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from rosebatch.config import RunConfig, in_bytes
 from rosebatch.errors import FlagError, RowError
+from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.io.fields import PromptOptions, plain_message
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow, PromptRow
@@ -16,7 +17,6 @@ from rosebatch.job.answers import answer
 from rosebatch.job.serve import serve
 from rosebatch.launch import Launched, LaunchPlan, default_sampling, launch
 from rosebatch.outputs import RequestOutput, failed_output, request_output
-from rosebatch.pretrained import load_pretrained_tokenizer
 from rosebatch.report.progress import Progress
 from rosebatch.sampling_params import SamplingParams
 

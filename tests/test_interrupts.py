@@ -59,7 +59,7 @@ THREAD = """
 import time
 from rosebatch.errors import InterruptionError
 from rosebatch.cli.interrupts import Interrupts
-from rosebatch.threads import DaemonPool, wait_for
+from rosebatch.host.threads import DaemonPool, wait_for
 
 interrupts = Interrupts()
 try:

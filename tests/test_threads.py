@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from rosebatch.threads import DaemonPool, done_within, wait_for
+from rosebatch.host.threads import DaemonPool, done_within, wait_for
 
 
 def test_calls_run_beside_each_other():

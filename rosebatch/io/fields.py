@@ -162,7 +162,7 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     Raises:
         RowError: a value is impossible.
     """
-    if _is_long(given):
+    if not _MAY_BE_LONG.isdisjoint(given) and _is_long(given):
         return _params(given)
     # Most lines of a file give the same fields. The key has types: logprobs true and 1 are equal but mean two things.
     key = tuple((name, type(value), value) for name, value in given.items())
@@ -176,6 +176,9 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
 @lru_cache(_MOST_CACHED)
 def _cached_params(key: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
     return _params({name: value for name, _, value in key})
+
+
+_MAY_BE_LONG = frozenset({"stop", "stop_token_ids"})
 
 
 def _is_long(given: Mapping[str, Any]) -> bool:

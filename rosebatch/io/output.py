@@ -229,7 +229,9 @@ class FileOutput:
         finally:
             for path in (self._path, self._errors):
                 if isinstance(path, Path):
-                    _remove(beside(path))
+                    # The next run deletes it too.
+                    with suppress(OSError):
+                        _remove(beside(path))
         self._part.remove()
 
     def _prepare(self, path: Path, write: Callable[[Path, Rows], None], rows: Rows) -> None:

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from rosebatch.errors import FlagError, UserError
 from rosebatch.io.part_lines import (
     PartLine,
+    claimed_index,
     decode_manifest,
     decode_row,
     encode_manifest,
@@ -188,8 +189,9 @@ class PartFile:
             content = file.readline()
             if not content:
                 raise self._damage()
-            if line := self._decode(content):
-                its_window, at = divmod(line.index, _WINDOW)
+            index = self._index_of(content)
+            if index is not None:
+                its_window, at = divmod(index, _WINDOW)
                 if its_window > window:
                     later = later or place
                 elif its_window == window and not places[at]:
@@ -235,6 +237,16 @@ class PartFile:
             elif content.endswith(b"\n"):
                 self.num_damaged += 1
         self._cut(end)
+
+    def _index_of(self, line: bytes) -> int | None:
+        """The index of a line; None for one that was damaged when the file was reopened.
+
+        Without such lines, the checksum can wait until the row is read.
+        """
+        if not self.num_damaged:
+            return claimed_index(line)
+        found = self._decode(line)
+        return None if found is None else found.index
 
     def _decode(self, line: bytes) -> PartLine | None:
         assert self._checksum is not None, "a file with rows has a manifest"

@@ -10,10 +10,10 @@ row's checksum starts from the manifest's: a line of another run counts as damag
 """
 
 import re
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -25,6 +25,7 @@ _BEGIN = _NAME + b"%d," % FORMAT
 # How format 1 began.
 _OLDEST = b'{"format":1,'
 _ROW = re.compile(rb"\[(\d{1,18}),([01]),")
+_encode = msgspec.json.Encoder(enc_hook=str).encode
 # ,"89abcdef"] and the end of the line.
 _END = 13
 
@@ -40,7 +41,8 @@ class PartLine:
 
 def encode_row(index: int, row: dict[str, Any], checksum: int, *, failed: bool) -> bytes:
     """The line of a row. ``checksum`` is that of the manifest."""
-    return _sealed(b"[%d,%d,%s" % (index, failed, msgspec.json.encode(row, enc_hook=str)), checksum)
+    line = b"[%d,%d,%s" % (index, failed, _encode(row))
+    return line + b',"%08x"]\n' % crc32(line, checksum)
 
 
 def decode_row(line: bytes, checksum: int) -> PartLine | None:
@@ -49,6 +51,12 @@ def decode_row(line: bytes, checksum: int) -> PartLine | None:
     if head is None or line[-_END:] != _seal(line[:-_END], checksum):
         return None
     return PartLine(int(head[1]), head[2] == b"1", line[head.end() : -_END])
+
+
+def claimed_index(line: bytes) -> int | None:
+    """The index that a line begins with, its checksum unseen; None if it begins otherwise."""
+    head = _ROW.match(line)
+    return None if head is None else int(head[1])
 
 
 def encode_manifest(manifest: dict[str, Any]) -> bytes:
@@ -73,7 +81,7 @@ def decode_manifest(line: bytes, path: Path) -> dict[str, Any]:
 
 def manifest_checksum(line: bytes) -> int:
     """The checksum that rows start from."""
-    return zlib.crc32(line)
+    return crc32(line)
 
 
 def begins_part_file(head: bytes) -> bool:
@@ -95,4 +103,4 @@ def _sealed(line: bytes, checksum: int = 0) -> bytes:
 
 
 def _seal(line: bytes, checksum: int = 0) -> bytes:
-    return b',"%08x"]\n' % zlib.crc32(line, checksum)
+    return b',"%08x"]\n' % crc32(line, checksum)

@@ -8,7 +8,7 @@ import weakref
 from typing import IO
 
 from rosebatch.errors import UserError
-from rosebatch.paths import open_stream
+from rosebatch.host.paths import open_stream
 
 
 class Copied:

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from rosebatch.config import InputFormat
 from rosebatch.errors import FlagError, RowError, UserError, printable, unexpected
-from rosebatch.file_state import FileState
+from rosebatch.host.file_state import FileState
+from rosebatch.host.paths import is_stream
 from rosebatch.io.cells import BadCells, rows_of
 from rosebatch.io.depth import is_deeper
 from rosebatch.io.files import as_path, digest, find_files, is_parquet, is_url, open_file
@@ -25,7 +26,6 @@ from rosebatch.io.result_names import collision_message, collisions, in_order, r
 from rosebatch.io.rows import FailedRow, PromptRow, parse_row
 from rosebatch.io.seen_ids import SeenIds
 from rosebatch.io.unread import MAGIC_BYTES, kind_of, require_lines
-from rosebatch.paths import is_stream
 
 Row = PromptRow | FailedRow
 # A line of JSON, or the values of a table's row.
@@ -197,7 +197,11 @@ class PromptReader:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             failure = RowError("invalid_json", f"not valid JSON: {error}")
             return FailedRow(index=index, where=where, metadata={}, error=failure)
-        if content.count(b"[") + content.count(b"{") > _DEEPEST and is_deeper(values, _DEEPEST):
+        if (
+            len(content) > _DEEPEST
+            and content.count(b"[") + content.count(b"{") > _DEEPEST
+            and is_deeper(values, _DEEPEST)
+        ):
             failure = RowError("invalid_json", f"nested more than {_DEEPEST} levels deep")
             return FailedRow(index=index, where=where, metadata={}, error=failure)
         if self.is_batch:

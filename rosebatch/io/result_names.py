@@ -43,6 +43,8 @@ def require_no_collision(values: Mapping[str, Any], result_column: str | None) -
     Raises:
         RowError: its result would overwrite some of its fields.
     """
+    if reserved_names(result_column).isdisjoint(values):
+        return
     names = collisions(values, result_column)
     if names:
         raise RowError("name_collision", collision_message(names, result_column))

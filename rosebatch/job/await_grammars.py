@@ -7,11 +7,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from rosebatch.errors import RowError
+from rosebatch.host.threads import done_within, wait_for
 from rosebatch.job.prepare import DEFAULT_BYTES, Prepared, PreparedRow
 from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.grammar_check import Tried
-from rosebatch.threads import done_within, wait_for
 
 # How long others wait for a row's grammar. Nearly every grammar is ready when its row's turn comes, so that rows keep
 # their order, and a second run takes the same steps. A grammar that takes longer usually fails.
@@ -49,7 +49,8 @@ def with_grammars(
     seconds = defaultdict(float) if seconds is None else seconds
     late: list[_Waiting] = []
     for item in items:
-        yield from _ready(late)
+        if late:
+            yield from _ready(late)
         if grammars is None or not isinstance(item, PreparedRow) or item.tried is None:
             yield item
             continue

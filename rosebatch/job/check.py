@@ -11,6 +11,7 @@ from rosebatch.engine.engine import require_servable
 from rosebatch.engine.kv_cache import bytes_for_longest
 from rosebatch.engine.roofline import Rates, find_floor, weight_bytes
 from rosebatch.errors import RowError, printable
+from rosebatch.host.threads import DaemonPool
 from rosebatch.io.reader import PromptReader, Row
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.await_grammars import with_grammars
@@ -20,7 +21,6 @@ from rosebatch.request import Request
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits
 from rosebatch.text.tokenizer import Tokenizer
-from rosebatch.threads import DaemonPool
 
 _BAR = 40
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rosebatch.errors import FlagError, UserError
+from rosebatch.host.paths import open_stream, takes_rows_in_order
 from rosebatch.io.files import file_name, is_parquet, is_url, remove_url, upload
 from rosebatch.io.output import (
     FileOutput,
@@ -31,7 +32,6 @@ from rosebatch.job.paths import (
     require_writable,
 )
 from rosebatch.job.target import Target
-from rosebatch.paths import open_stream, takes_rows_in_order
 
 _ROWS_PER_FILE = 1_000_000
 

@@ -1,12 +1,13 @@
 """How much memory a row takes while it is under way: estimates that are cheap, and the same in every run."""
 
-import sys
-from collections.abc import Mapping
+from sys import getsizeof
 
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import PromptRow
 from rosebatch.request import LOGPROB_BYTES
 from rosebatch.sampling_params import SamplingParams
+
+_LISTS = (list, tuple)
 
 # An integer of Python, and two places that refer to it: a tuple and the list of the engine's first completion.
 _PROMPT_TOKEN = 32 + 2 * 8
@@ -23,7 +24,7 @@ def row_bytes(row: Row) -> int:
     size = _ROW + _deep_bytes(row.metadata)
     if isinstance(row, PromptRow):
         if row.prompt is not None:
-            return size + sys.getsizeof(row.prompt)
+            return size + getsizeof(row.prompt)
         given = (row.messages, row.prompt_token_ids, row.prompts)
         size += sum(_deep_bytes(each) for each in given if each)
     return size
@@ -51,12 +52,12 @@ def prompt_bytes(sampling: SamplingParams, num_tokens: int, max_model_len: int) 
 def _deep_bytes(value: object) -> int:
     """Bytes of decoded JSON; nothing is assumed of its depth."""
     size, rest = 0, [value]
-    while rest:
-        each = rest.pop()
-        size += sys.getsizeof(each)
-        if isinstance(each, Mapping):
-            rest += each.keys()
+    # It grows while this runs through it.
+    for each in rest:
+        size += getsizeof(each)
+        if isinstance(each, dict):
+            rest += each
             rest += each.values()
-        elif isinstance(each, list | tuple):
+        elif isinstance(each, _LISTS):
             rest += each
     return size

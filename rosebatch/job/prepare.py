@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 
 from rosebatch.errors import RowError, unexpected
+from rosebatch.host.threads import wait_for
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.footprint import prompt_bytes, row_bytes
@@ -21,7 +22,6 @@ from rosebatch.sampling_params import SamplingParams
 from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.grammar_check import Tried
 from rosebatch.text.tokenizer import Tokenizer
-from rosebatch.threads import wait_for
 
 # Rows that are encoded in one call, and such groups under way.
 _GROUP = 64

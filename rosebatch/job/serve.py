@@ -15,6 +15,7 @@ from itertools import count, islice
 
 from rosebatch.engine.engine import Engine
 from rosebatch.errors import RowError
+from rosebatch.host.threads import DaemonPool, wait_for
 from rosebatch.io.reader import Row
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.await_grammars import with_grammars
@@ -23,7 +24,6 @@ from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.request import Completion, Request
 from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.tokenizer import StopStrings, Tokenizer
-from rosebatch.threads import DaemonPool, wait_for
 
 # Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes. More
 # where seats would stay empty, or many rows have finished at once.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from rosebatch.errors import FlagError
+from rosebatch.host.paths import descriptor_of, takes_rows_in_order
 from rosebatch.io.files import as_path, file_name, is_url, url_identity
 from rosebatch.io.output import aside, beside, require_parts
 from rosebatch.job.paths import (
@@ -17,7 +18,6 @@ from rosebatch.job.paths import (
     require_own_part,
     require_replaceable_file,
 )
-from rosebatch.paths import descriptor_of, takes_rows_in_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from rosebatch.file_state import FileState
+from rosebatch.host.file_state import FileState
 
 # One thread hashes a piece. About 60 ms with SHA instructions.
 _PIECE = 2**26

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.config import convert
-from rosebatch.model_files import read_json
+from rosebatch.host.model_files import read_json
 from rosebatch.sampling_params import SamplingParams
 
 # Our names; all but the last are transformers' names too.

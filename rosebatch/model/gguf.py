@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rosebatch.host.model_files import refusal, refused, require_file, shown
 from rosebatch.model.gguf_tokenizer import write_tokenizer
 from rosebatch.model.hf_config import parse_model_config
-from rosebatch.model_files import refusal, refused, require_file, shown
 
 # Part of the cache key: raise it when the conversion changes.
 CONVERTER_VERSION = 3

@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from rosebatch.model_files import refusal, refused, shown
-from rosebatch.pretrained import load_pretrained_tokenizer
+from rosebatch.host.model_files import refusal, refused, shown
+from rosebatch.host.pretrained import load_pretrained_tokenizer
 
 _SPLIT_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLIT_HEAD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.config import MOST_LAYERS, MOST_SIZE, ModelConfig, convert
-from rosebatch.model_files import read_json, refusal, shown
+from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.ops import ACTIVATIONS
 
 # The defaults of transformers' config classes, for fields that config.json leaves out.

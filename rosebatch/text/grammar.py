@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rosebatch.host.threads import DaemonPool
 from rosebatch.sampling_params import GrammarSpec
 from rosebatch.text.grammar_check import GrammarLimits, TokenTable, Tried, start_process, try_grammar
 from rosebatch.text.grammar_source import (
@@ -29,7 +30,6 @@ from rosebatch.text.grammar_source import (
     without_excerpts,
 )
 from rosebatch.text.tokenizer import Tokenizer
-from rosebatch.threads import DaemonPool
 
 # Imported in the functions: it takes 50 ms, and most runs have no grammar.
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from rosebatch.errors import RowError, UserError, unexpected
-from rosebatch.model_files import (
+from rosebatch.host.model_files import (
     read_json,
     read_text,
     refusal,
@@ -18,7 +18,7 @@ from rosebatch.model_files import (
     require_file,
     shown,
 )
-from rosebatch.pretrained import load_pretrained_tokenizer
+from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.text import panics
 from rosebatch.text.chat_template import ChatTemplate
 from rosebatch.text.each_alone import each_alone

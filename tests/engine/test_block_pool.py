@@ -2,7 +2,7 @@
 
 import pytest
 
-from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block
+from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block, token_bytes
 
 
 def test_allocate_hands_out_blocks_in_order():
@@ -178,24 +178,26 @@ def test_writable_needs_one_holder_and_no_hash():
     assert not pool.writable(1)
 
 
+def last_hash(token_ids):
+    """Of blocks of two tokens."""
+    found = ROOT_HASH
+    for tokens in token_bytes(token_ids, 2):
+        found = hash_block(found, tokens)
+    return found
+
+
 def test_hash_depends_on_all_tokens_before():
-    same = hash_block(hash_block(ROOT_HASH, [1, 2]), [3, 4])
-    assert same == hash_block(hash_block(ROOT_HASH, [1, 2]), [3, 4])
-    others = [
-        hash_block(ROOT_HASH, [3, 4]),
-        hash_block(hash_block(ROOT_HASH, [1, 9]), [3, 4]),
-        hash_block(hash_block(ROOT_HASH, [9, 2]), [3, 4]),
-        hash_block(hash_block(ROOT_HASH, [2, 1]), [3, 4]),
-        hash_block(hash_block(ROOT_HASH, [1, 2]), [4, 3]),
-        hash_block(hash_block(hash_block(ROOT_HASH, [5, 5]), [1, 2]), [3, 4]),
-    ]
-    assert len({same, *others}) == 7
-    assert all(len(h) == 16 for h in (same, *others))
+    same = last_hash([1, 2, 3, 4])
+    assert same == last_hash([1, 2, 3, 4])
+    others = [[3, 4], [1, 9, 3, 4], [9, 2, 3, 4], [2, 1, 3, 4], [1, 2, 4, 3], [5, 5, 1, 2, 3, 4]]
+    hashes = {same, *map(last_hash, others)}
+    assert len(hashes) == 7
+    assert all(len(each) == 16 for each in hashes)
 
 
 def test_hash_takes_ids_beyond_32_bits_and_any_sequence_type():
-    assert hash_block(ROOT_HASH, (1, 2)) == hash_block(ROOT_HASH, [1, 2])
-    assert hash_block(ROOT_HASH, [2**32 + 1]) != hash_block(ROOT_HASH, [1])
+    assert last_hash((1, 2)) == last_hash([1, 2])
+    assert last_hash([2**32 + 1, 0]) != last_hash([1, 0])
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_an_input_that_is_deleted_or_replaced_by_the_same(run, tmp_path, replace
 @pytest.mark.parametrize(("age", "reads"), [(60, 1), (0, 2)])
 def test_an_unchanged_input_is_hashed_once(run, tmp_path, monkeypatch, age, reads):
     """The plain case costs one stat; only a file written just before the run is read again."""
-    monkeypatch.setattr("rosebatch.file_state._TICK_NS", -(10**9) if age else 10**12)
+    monkeypatch.setattr("rosebatch.host.file_state._TICK_NS", -(10**9) if age else 10**12)
     real, calls = files.digest, []
     monkeypatch.setattr("rosebatch.io.reader.digest", lambda paths, opened: calls.append(paths) or real(paths, opened))
     source = tmp_path / "in.jsonl"
@@ -103,7 +103,7 @@ def test_an_unchanged_input_is_hashed_once(run, tmp_path, monkeypatch, age, read
 
 def test_times_that_are_set_back(run, tmp_path, monkeypatch):
     """An edit that keeps inode, size and mtime is still a change."""
-    monkeypatch.setattr("rosebatch.file_state._TICK_NS", -(10**9))
+    monkeypatch.setattr("rosebatch.host.file_state._TICK_NS", -(10**9))
     source = tmp_path / "in.jsonl"
     jsonl(source, LINES)
     status = source.stat()

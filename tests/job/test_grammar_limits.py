@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rosebatch.errors import FlagError, RowError
+from rosebatch.host.threads import DaemonPool
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.check import check_rows
 from rosebatch.job.prepare import prepare
@@ -17,7 +18,6 @@ from rosebatch.sampling_params import GrammarSpec
 from rosebatch.text import grammar_check
 from rosebatch.text.grammar import Grammars, TokenConstraint
 from rosebatch.text.grammar_check import GrammarLimits, Tried, check_grammar, try_grammar
-from rosebatch.threads import DaemonPool
 from tests.job.fake_model import EOS, launch_fake, make_engine
 from tests.job.lines import codes
 

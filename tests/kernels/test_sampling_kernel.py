@@ -110,6 +110,7 @@ def test_minus_infinity(device, randn):
     assert all(math.isfinite(logits[row, token]) for row, token in enumerate(tokens))
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("place", [0, 170, 299])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_rows_that_are_not_finite_give_no_token(value, place, device, randn):

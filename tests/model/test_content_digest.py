@@ -15,7 +15,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(content_digest, "_PIECE", 1000)
     monkeypatch.setattr(content_digest, "_REMEMBERED", 100)
-    monkeypatch.setattr("rosebatch.file_state._TICK_NS", -(10**9))
+    monkeypatch.setattr("rosebatch.host.file_state._TICK_NS", -(10**9))
     return tmp_path / "cache" / "rosebatch" / "digests"
 
 
@@ -78,7 +78,7 @@ def test_a_changed_file_is_read_again(tmp_path, hashed, times):
 
 def test_a_file_that_was_just_written(tmp_path, hashed, monkeypatch, cache):
     """A second change within one tick of the clock would leave the same times: nothing is remembered yet."""
-    monkeypatch.setattr("rosebatch.file_state._TICK_NS", 10**12)
+    monkeypatch.setattr("rosebatch.host.file_state._TICK_NS", 10**12)
     path = make(tmp_path / "a", 900)
     assert content_digests([path]) == content_digests([path])
     assert len(hashed) == 2

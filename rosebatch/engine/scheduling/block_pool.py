@@ -4,17 +4,23 @@ A block without a holder keeps its contents and its hash until it is handed out 
 cache's eviction order.
 """
 
-import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 ROOT_HASH = b""
 
 
-def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
+def hash_block(parent: bytes, tokens: bytes) -> bytes:
     """Identity of a full block: 16 bytes over its tokens and, through ``parent``, over all tokens before it."""
-    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+    return blake2b(parent + tokens, digest_size=16).digest()
+
+
+def token_bytes(token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """The tokens of successive full blocks as bytes, one item a block."""
+    content, width = array("q", token_ids).tobytes(), 8 * block_size
+    return [content[i : i + width] for i in range(0, len(content), width)]
 
 
 class BlockPool:

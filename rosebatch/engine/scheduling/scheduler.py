@@ -25,7 +25,7 @@ from rosebatch.engine.plan import (
     StepPlan,
     StepResult,
 )
-from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block
+from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block, token_bytes
 from rosebatch.engine.scheduling.sequence import SequenceState, Status
 
 
@@ -396,8 +396,8 @@ class Scheduler:
             return []
         size = self.pool.block_size
         hits: list[int] = []
-        for index in range(len(sequence.token_ids) // size):
-            block = self.pool.lookup(self._block_hash(sequence, index))
+        for block_hash in self._block_hashes(sequence, len(sequence.token_ids) // size):
+            block = self.pool.lookup(block_hash)
             if block is None:
                 break
             hits.append(block)
@@ -410,18 +410,24 @@ class Scheduler:
         first, behind = start // self.pool.block_size, end // self.pool.block_size
         if first == behind:
             return []
-        blocks = ((sequence.block_ids[i], self._block_hash(sequence, i)) for i in range(first, behind))
-        return [block for block, block_hash in blocks if self.pool.register(block, block_hash)]
+        hashes, register = self._block_hashes(sequence, behind), self.pool.register
+        blocks = zip(sequence.block_ids[first:behind], hashes[first:behind], strict=True)
+        return [block for block, block_hash in blocks if register(block, block_hash)]
 
-    def _block_hash(self, sequence: SequenceState, index: int) -> bytes:
+    def _block_hashes(self, sequence: SequenceState, count: int) -> list[bytes]:
+        """Hashes of at least so many of the sequence's first blocks, all of them full."""
         hashes, size = sequence.block_hashes, self.pool.block_size
-        for i in range(len(hashes), index + 1):
+        known = len(hashes)
+        if known < count:
             parent = hashes[-1] if hashes else ROOT_HASH
-            if self.exact_prefixes and i == sequence.num_prompt_tokens // size:
-                # The first block with generated tokens.
-                parent += b"%d generated" % sequence.num_prompt_tokens
-            hashes.append(hash_block(parent, sequence.token_ids[i * size : (i + 1) * size]))
-        return hashes[index]
+            blocks = token_bytes(sequence.token_ids[known * size : count * size], size)
+            for index, tokens in enumerate(blocks, start=known):
+                if self.exact_prefixes and index == sequence.num_prompt_tokens // size:
+                    # The first block with generated tokens.
+                    parent += b"%d generated" % sequence.num_prompt_tokens
+                parent = hash_block(parent, tokens)
+                hashes.append(parent)
+        return hashes
 
     def _make_room(self, draft: "_Draft") -> bool:
         """Take blocks back: those of a waiting fork, else all of the newest sequence.

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from rosebatch.model_files import require_file
+from rosebatch.host.model_files import require_file
 
 
 def load_pretrained_tokenizer(folder: Path, **options: Any) -> Any:
