@@ -232,8 +232,8 @@ class PartFile:
             if line := self._decode(content):
                 end = place
                 # A line that is there twice counts once.
-                if line.index not in self:
-                    self._count(line.index, line.failed)
+                if line.row_index not in self:
+                    self._count(line.row_index, line.failed)
             elif content.endswith(b"\n"):
                 self.num_damaged += 1
         self._cut(end)
@@ -246,7 +246,7 @@ class PartFile:
         if not self.num_damaged:
             return claimed_index(line)
         found = self._decode(line)
-        return None if found is None else found.index
+        return None if found is None else found.row_index
 
     def _decode(self, line: bytes) -> PartLine | None:
         assert self._checksum is not None, "a file with rows has a manifest"
@@ -254,7 +254,9 @@ class PartFile:
 
     def _count(self, index: int, failed: bool) -> None:
         window, place = divmod(index, _WINDOW)
-        bits = self._present.setdefault(window, bytearray(_WINDOW // 8))
+        bits = self._present.get(window)
+        if bits is None:
+            bits = self._present[window] = bytearray(_WINDOW // 8)
         bits[place // 8] |= 1 << place % 8
         self.num_rows += 1
         self.num_failed += failed

@@ -10,9 +10,8 @@ row's checksum starts from the manifest's: a line of another run counts as damag
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -26,15 +25,15 @@ _BEGIN = _NAME + b"%d," % FORMAT
 _OLDEST = b'{"format":1,'
 _ROW = re.compile(rb"\[(\d{1,18}),([01]),")
 _encode = msgspec.json.Encoder(enc_hook=str).encode
-# ,"89abcdef"] and the end of the line.
+# How a line ends.
+_SEAL = b',"%08x"]\n'
 _END = 13
 
 
-@dataclass(slots=True)
-class PartLine:
+class PartLine(NamedTuple):
     """A row of a part file: its index, whether it is an error row, its JSON."""
 
-    index: int
+    row_index: int
     failed: bool
     row: bytes
 
@@ -42,13 +41,14 @@ class PartLine:
 def encode_row(index: int, row: dict[str, Any], checksum: int, *, failed: bool) -> bytes:
     """The line of a row. ``checksum`` is that of the manifest."""
     line = b"[%d,%d,%s" % (index, failed, _encode(row))
-    return line + b',"%08x"]\n' % crc32(line, checksum)
+    return line + _SEAL % crc32(line, checksum)
 
 
 def decode_row(line: bytes, checksum: int) -> PartLine | None:
     """The row of a line; None if the line is damaged."""
     head = _ROW.match(line)
-    if head is None or line[-_END:] != _seal(line[:-_END], checksum):
+    # Without a copy of a line that may be long.
+    if head is None or line[-_END:] != _SEAL % crc32(memoryview(line)[:-_END], checksum):
         return None
     return PartLine(int(head[1]), head[2] == b"1", line[head.end() : -_END])
 
@@ -103,4 +103,4 @@ def _sealed(line: bytes, checksum: int = 0) -> bytes:
 
 
 def _seal(line: bytes, checksum: int = 0) -> bytes:
-    return b',"%08x"]\n' % crc32(line, checksum)
+    return _SEAL % crc32(line, checksum)

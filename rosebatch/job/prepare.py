@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
+from typing import NamedTuple
 
 from rosebatch.errors import RowError, unexpected
 from rosebatch.host.threads import wait_for
@@ -144,8 +145,7 @@ def prepare(
             yield None
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(NamedTuple):
     """A row, its bytes, and what becomes of its grammar."""
 
     row: Row

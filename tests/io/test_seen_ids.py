@@ -9,11 +9,13 @@ from rosebatch.errors import UserError
 from rosebatch.io.seen_ids import SeenIds
 
 
+@pytest.mark.parametrize("in_memory", [1, 4, 100])
 @pytest.mark.parametrize(
     "one", [0, 1, -5, 10**40, "", "1", "a\x00b", "é\U0001f600", "\ud800", "x" * 63, "x" * 64, "x" * 10**6]
 )
-def test_an_id_is_known_again(one):
+def test_an_id_is_known_again(one, in_memory, monkeypatch):
     """Numbers past 64 bits, lone surrogates and long texts work; a text and a number are never the same id."""
+    monkeypatch.setattr("rosebatch.io.seen_ids._MOST_IN_MEMORY", in_memory)
     others = [2, "2", "x" * 65, "x" * 10**6 + "y", "a\x00c", 10**40 + 1, "True"]
     seen = SeenIds()
     for other in others:
@@ -36,7 +38,9 @@ def test_memory_does_not_grow_with_the_ids():
 def test_a_disk_that_is_full():
     """A full disk of temporary files ended the job with a traceback's last line instead of a message."""
     seen = SeenIds()
-    seen._database.execute("PRAGMA max_page_count = 100")
+    for i in range(2**16):
+        seen.add(i)
+    seen._database.execute("PRAGMA max_page_count = 400")
     with pytest.raises(UserError, match=r"^the temporary database of row ids: database or disk is full; SQLITE_TMPDIR"):
         for i in range(100_000):
             seen.add(f"row number {i} {'x' * 30}")
