@@ -21,6 +21,11 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether something failed, and nobody asked the process to stop. A panic of a library in Rust is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 class UserError(Exception):
     """A mistake that ends the job: a missing file, an unreadable model, an impossible flag.
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rosebatch.errors import UserError
+from rosebatch.errors import UserError, is_failure, printable
 
 # Characters of a reason, and of a name within a reason.
 _REASON = 200
@@ -23,12 +23,12 @@ def refusal(place: object, reason: object) -> UserError:
         place: the file, and what of it.
         reason: a message or an exception, cut where it is long.
     """
-    return UserError(f"{_printable(str(place))}: {_cut(_printable(_text(reason)), _REASON)}")
+    return UserError(f"{printable(str(place))}: {_cut(printable(_text(reason)), _REASON)}")
 
 
 def shown(value: object) -> str:
     """A value of a file within a message."""
-    return _cut(_printable(repr(value[:_NAME]) if isinstance(value, str) else repr(value)), _NAME)
+    return _cut(printable(repr(value[:_NAME]) if isinstance(value, str) else repr(value)), _NAME)
 
 
 def require_file(path: Path) -> None:
@@ -93,8 +93,7 @@ def refused(place: object, what: str) -> Iterator[None]:
     except UserError:
         raise
     except BaseException as error:
-        # A panic of a library in Rust is no Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not is_failure(error):
             raise
         raise refusal(place, f"{what} ({_text(error)})") from None
 
@@ -104,10 +103,6 @@ def _text(reason: object) -> str:
     text = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
     # Cut first: escaping something huge takes long.
     return " ".join(text[: 4 * _REASON].split()) or type(reason).__name__
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _cut(text: str, most: int) -> str:

@@ -56,17 +56,27 @@ class DaemonPool(Executor):
         self.shutdown(wait=False)
 
 
+def in_background(call: Callable[[], T]) -> Callable[[], T]:
+    """Run a call on a thread of its own. The returned function waits for it, then returns or raises what it did."""
+    future: Future[T] = Future()
+    Thread(target=_finish, args=(future, call), daemon=True).start()
+    return future.result
+
+
 def _work(jobs: SimpleQueue[_Job]) -> None:
     while job := jobs.get():
         future, call = job
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
+        if future.set_running_or_notify_cancel():
+            _finish(future, call)
         # Else this thread would keep the last result until its next call.
         del job, future, call
+
+
+def _finish(future: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def wait_for(future: Future[T], check: Callable[[], None]) -> T:

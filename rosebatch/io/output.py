@@ -1,7 +1,6 @@
 """Where results go: to a file or folder that appears only when it is whole, or row by row to a stream."""
 
 import errno
-import os
 import stat
 from collections.abc import Callable, Container
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import IO, Any, Protocol
 import msgspec
 
 from rosebatch.errors import FlagError, UserError
+from rosebatch.host.sync import sync
 from rosebatch.io.parquet import PART_NAME, Rows
 from rosebatch.io.part_file import PartFile
 
@@ -241,11 +241,11 @@ class FileOutput:
         _remove(whole)
         write(whole, rows)
         for each in [*whole.iterdir(), whole] if whole.is_dir() else [whole]:
-            _sync(each)
+            sync(each)
 
     def _appear(self, path: Path) -> None:
         self._place(beside(path), path)
-        _sync(path.parent)
+        sync(path.parent)
 
     def close(self) -> None:
         """Release the part file. Delete it if it holds no result."""
@@ -311,7 +311,7 @@ def replace_folder(whole: Path, path: Path) -> None:
         if replaces:
             old.rename(path)
         raise
-    _sync(path.parent)
+    sync(path.parent)
     _remove(old)
 
 
@@ -345,11 +345,3 @@ def _remove(path: Path) -> None:
             path.rmdir()
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,6 +17,7 @@ from stat import S_ISREG
 from typing import Any, BinaryIO
 
 from rosebatch.errors import FlagError, UserError
+from rosebatch.host.sync import sync
 from rosebatch.io.part_lines import (
     PartLine,
     claimed_index,
@@ -88,7 +89,7 @@ class PartFile:
                 if os.fstat(descriptor).st_size > len(first):
                     raise FlagError(f"{path} holds results of an earlier run: rerun with --resume, or delete the file")
             part._cut(0)
-            _sync_folder(path.parent)
+            sync(path.parent)
         return part
 
     @classmethod
@@ -346,12 +347,3 @@ def _first_line(file: BinaryIO, path: Path) -> bytes | None:
     if not is_torn_manifest(line):
         raise UserError(f"{path}: is not a part file of rosebatch; delete it or choose another output")
     return None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ from typing import Any
 
 from rosebatch.config import in_bytes
 from rosebatch.errors import UserError
-from rosebatch.job.background import in_background
+from rosebatch.host.threads import in_background
 from rosebatch.launch import LaunchPlan
 from rosebatch.model.source import tokenizer_fingerprint
 from rosebatch.version import __version__

@@ -1,11 +1,12 @@
 """Checksums of the files of a folder, in a file beside them: a disk may damage what it keeps."""
 
-import errno
 import json
 import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from rosebatch.host.sync import sync
 
 SUMS = ".checksums"
 # Bytes that one thread sums at a time.
@@ -33,23 +34,6 @@ def is_intact(folder: Path) -> bool:
         return bool(_sums(folder, list(stored)) == stored)
     except (OSError, ValueError, TypeError, RecursionError):
         return False
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk.
-
-    Raises:
-        OSError: they cannot be written.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some file systems cannot do this for a folder.
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _sums(folder: Path, names: list[str]) -> dict[str, list[int]]:

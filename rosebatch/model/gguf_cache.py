@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rosebatch.errors import UserError
+from rosebatch.host.sync import sync
 from rosebatch.model import checksums
 
 # Listing the cache does not need it.
@@ -116,7 +117,7 @@ def _content_digest(path: Path, memos: Path) -> str:
         memos.mkdir(exist_ok=True)
         unfinished = memo.with_suffix(f".{os.getpid()}")
         unfinished.write_text(digest, encoding="ascii")
-        checksums.sync(unfinished)
+        sync(unfinished)
         unfinished.rename(memo)
     return digest
 
@@ -141,7 +142,7 @@ def _convert(path: Path, dtype: "torch.dtype", folder: Path) -> Path:
                 # Another process was faster; its folder is as good.
                 if not folder.exists():
                     raise
-            checksums.sync(folder.parent)
+            sync(folder.parent)
         finally:
             shutil.rmtree(working, ignore_errors=True)
     return folder

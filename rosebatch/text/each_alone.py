@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from rosebatch.errors import is_failure
+
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
@@ -22,13 +24,8 @@ def each_alone(
     try:
         return work(items)
     except BaseException as error:
-        if not _is_failure(error):
+        if not is_failure(error):
             raise
         if len(items) == 1:
             return [failed(error)]
     return [result for item in items for result in each_alone(work, [item], failed)]
-
-
-def _is_failure(error: BaseException) -> bool:
-    """Whether the work failed, and nobody wants to end the process. A library's panic is no Exception."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rosebatch.errors import is_failure
 from rosebatch.host.threads import DaemonPool
 from rosebatch.sampling_params import GrammarSpec
 from rosebatch.text.grammar_check import GrammarLimits, TokenTable, Tried, start_process, try_grammar
 from rosebatch.text.grammar_source import (
     compile_matcher,
-    is_failure,
     load_tokens,
     new_matcher,
     one_line,

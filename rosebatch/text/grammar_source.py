@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rosebatch.errors import is_failure
 from rosebatch.sampling_params import GrammarSpec
 
 # Imported in the functions: it takes 50 ms, and most runs have no grammar.
@@ -107,11 +108,6 @@ def new_matcher(tokens: "LLTokenizer", serialized: str) -> "LLMatcher":
     # Verbose errors contain the whole grammar.
     limits = LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)
     return LLMatcher(tokens, serialized, log_level=0, limits=limits)
-
-
-def is_failure(error: BaseException) -> bool:
-    """Whether it is a failure rather than a request to stop: a panic of Rust code is no subclass of Exception."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def unusable(spec: GrammarSpec, reason: object) -> str:

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from rosebatch.errors import is_failure
 from rosebatch.sampling_params import GrammarSpec
-from rosebatch.text.grammar_source import compile_matcher, is_failure, load_tokens, serialize, validate
+from rosebatch.text.grammar_source import compile_matcher, load_tokens, serialize, validate
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

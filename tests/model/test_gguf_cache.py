@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rosebatch.errors import UserError
+from rosebatch.host.sync import sync
 from rosebatch.model import checksums, gguf, gguf_cache
 from rosebatch.model.checksums import SUMS
 from rosebatch.model.gguf_cache import CachedModel, cache_dir, cached_models, clear_cache, converted_folder
@@ -220,8 +221,9 @@ def test_a_digest_that_a_crash_left_empty(file, fake_convert, tmp_path, cache):
 def test_everything_is_on_the_disk_before_the_folder_has_its_name(file, fake_convert, cache, monkeypatch):
     """After a power cut the folder was there, with empty files."""
     done = []
-    sync, rename = checksums.sync, Path.rename
-    monkeypatch.setattr(checksums, "sync", lambda path: (done.append(("sync", path.name)), sync(path)))
+    rename = Path.rename
+    for module in (checksums, gguf_cache):
+        monkeypatch.setattr(module, "sync", lambda path: (done.append(("sync", path.name)), sync(path)))
     monkeypatch.setattr(Path, "rename", lambda self, to: (done.append(("rename", to.name)), rename(self, to))[1])
     folder = converted_folder(file, torch.float32)
     named = done.index(("rename", folder.name))
