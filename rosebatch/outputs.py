@@ -38,6 +38,7 @@ class CompletionOutput:
         finish_reason: ``stop`` or ``length``.
         logprobs: for each token, if asked for.
         cumulative_logprob: their sum over the chosen tokens, if asked for.
+        token_times: seconds from the request's arrival to each token. Tokens of one decode window came together.
     """
 
     index: int
@@ -46,6 +47,7 @@ class CompletionOutput:
     finish_reason: str
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
+    token_times: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,7 @@ def request_output(served: ServedRow, answer: Answer) -> RequestOutput:
                 finish_reason=choice.finish_reason,
                 logprobs=None if choice.logprobs is None else [_by_id(token) for token in choice.logprobs],
                 cumulative_logprob=_sum(completion) if choice.logprobs is not None else None,
+                token_times=[time - completion.arrival_time for time in completion.token_times],
             )
             for index, (choice, completion) in enumerate(pairs)
         ],

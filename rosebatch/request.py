@@ -122,6 +122,8 @@ class Completion:
         request: the request as it was added.
         sample: which of the request's ``n`` completions this is, from 0.
         cached_tokens: prompt tokens that came from the prefix cache.
+        arrival_time: when the request came.
+        token_times: when each token was known to the host. Tokens of one decode window have the same time.
         prompt_logprobs: of the prompt's tokens from the second on; only the first sample has them.
         finish_reason: ``stop``, ``length``, or ``error``.
         error: why it cannot be used: it does not match its grammar, or its logits are not finite. None if it can.
@@ -133,8 +135,13 @@ class Completion:
     finish_reason: str
     cached_tokens: int
     arrival_time: float
-    first_token_time: float
     finish_time: float
+    token_times: Sequence[float] = ()
     logprobs: Sequence[Logprobs] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
     error: RowError | None = None
+
+    @property
+    def first_token_time(self) -> float:
+        """When the first token was known; without any, when the completion ended."""
+        return self.token_times[0] if self.token_times else self.finish_time

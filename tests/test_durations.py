@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rosebatch.report.durations import Durations
+from rosebatch.engine.durations import Durations
 
 RANKS = (1, 50, 90, 99, 100)
 
@@ -18,6 +18,16 @@ def test_as_exact_as_it_says(seed):
     ordered = sorted(values)
     expected = {f"p{rank}": ordered[-(-len(ordered) * rank // 100) - 1] for rank in RANKS}
     assert Durations(values).percentiles(RANKS) == pytest.approx(expected, rel=0.0026)
+
+
+def test_the_mean_and_repeated_values():
+    """A window of 256 sequences counts once, with the number of them; the mean is exact."""
+    one, other = Durations(), Durations([0.25] * 3 + [1.5] * 2)
+    one.add(0.25, 3)
+    one.add(1.5, 2)
+    assert one.summary() == other.summary()
+    assert one.summary()["mean"] == 0.75
+    assert Durations().summary() == {}
 
 
 def test_none_one_and_zero():

@@ -160,11 +160,27 @@ def test_a_request_by_position_and_by_name():
 
 
 def test_a_completion_reports_nothing_by_default():
-    times = {"arrival_time": 1.0, "first_token_time": 2.0, "finish_time": 3.0}
+    times = {"arrival_time": 1.0, "finish_time": 3.0}
     done = Completion(
         request=Request(0, (1,)), sample=0, token_ids=(5,), finish_reason="stop", cached_tokens=0, **times
     )
     assert (done.logprobs, done.prompt_logprobs, done.error) == ((), (), None)
+
+
+def test_the_time_of_the_first_token():
+    """A completion without tokens has one too: reports divide by what follows."""
+    done = Completion(
+        request=Request(0, (1,)),
+        sample=0,
+        token_ids=(5, 6, 7),
+        finish_reason="stop",
+        cached_tokens=0,
+        arrival_time=1.0,
+        finish_time=4.0,
+        token_times=(2.0, 2.0, 4.0),
+    )
+    assert done.first_token_time == 2.0
+    assert dataclasses.replace(done, token_ids=(), token_times=()).first_token_time == 4.0
 
 
 def test_frozen():
@@ -180,7 +196,6 @@ def test_frozen():
             finish_reason="stop",
             cached_tokens=0,
             arrival_time=1.0,
-            first_token_time=2.0,
             finish_time=3.0,
         ).sample = 1
 

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 
 from rosebatch.bench.case import Case, needed_kv_memory, release_memory, spread
-from rosebatch.bench.throughput import Run, gpu_name, machine_versions, run_once
+from rosebatch.bench.throughput import Run, machine_versions, run_once
 from rosebatch.errors import FlagError
 from rosebatch.launch import launch
+from rosebatch.report.provenance import gpu_name
 from rosebatch.toggles import Toggles, hidden_by
 
 ALL = "all"

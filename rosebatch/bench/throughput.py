@@ -72,7 +72,7 @@ def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: flo
     report |= {"graph_replays": median.stats.graph_replays, "graph_captures": median.stats.graph_captures}
     report |= {"kind": "run", "scenario": case.name, "model": case.source.name}
     report |= {"workload": msgspec.to_builtins(case.scenario)}
-    report |= {"seconds": seconds, "versions": report["versions"] | machine_versions(), "gpu": gpu_name()}
+    report |= {"seconds": seconds, "versions": report["versions"] | machine_versions()}
     return report | against_floor(case, median.seconds, rates)
 
 
@@ -100,11 +100,6 @@ def against_floor(case: Case, seconds: float, rates: Rates | None) -> dict[str, 
     floor = case.floor(rates)
     values = {"copy_bytes_per_s": rates.copy, "matmul_flops_per_s": rates.matmul, "seconds": floor.seconds}
     return {"floor": asdict(floor) | values, "share_of_floor": floor.seconds / seconds}
-
-
-def gpu_name() -> str | None:
-    """The GPU's own name; None without a GPU."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def machine_versions() -> dict[str, str]:

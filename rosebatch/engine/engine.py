@@ -1,5 +1,6 @@
 """The engine: requests of token ids in, completions of token ids out."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -206,10 +207,13 @@ class Engine:
     def _commit_oldest(self) -> list[SequenceState]:
         plan, wait = self._launched.popleft()
         result = wait()
+        now = time.perf_counter()
         pool = self.scheduler.pool
         live = len(self.scheduler.running)
-        self.stats.record(plan, result, blocks_used=pool.num_blocks - pool.num_free, live=live)
-        finished = self.scheduler.commit(plan, result)
+        self.stats.record(plan, result, now, blocks_used=pool.num_blocks - pool.num_free, live=live)
+        finished, waits = self.scheduler.commit(plan, result, now)
+        for seconds, count in waits.items():
+            self.stats.itl.add(seconds, count)
         for sequence in finished:
             self._constraints.pop(sequence.id, None)
         return finished

@@ -1,15 +1,20 @@
 """Counts of a run, for the report."""
 
-import time
 from dataclasses import dataclass, field
 
+from rosebatch.engine.durations import Durations
 from rosebatch.engine.plan import DecodeWindow, StepPlan, StepResult
 from rosebatch.engine.timeline import Timeline
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters over all steps; seconds are those in which the device was busy."""
+    """Counters over all steps; seconds are those in which the device was busy.
+
+    Attributes:
+        itl: inter-token latency, seconds between two moments at which tokens of a completion were known. The tokens of
+            one decode window are known together and count once.
+    """
 
     steps: int = 0
     decode_steps: int = 0
@@ -24,19 +29,23 @@ class EngineStats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     first_token_time: float | None = field(default=None)
+    itl: Durations = field(default_factory=Durations)
     timeline: Timeline = field(default_factory=Timeline)
     _began: float | None = None
 
-    def record(self, plan: StepPlan, result: StepResult, *, blocks_used: int, live: int) -> None:
-        """Count one plan. A step in which any sequence brings several tokens is prefill, the others are decode.
+    def record(self, plan: StepPlan, result: StepResult, now: float, *, blocks_used: int, live: int) -> None:
+        """Count one plan.
+
+        A sequence that brings several tokens to a step is in its prefill, one that brings a single token decodes. The
+        time of a step with both is divided by their tokens.
 
         Args:
             plan: the work.
             result: what it brought.
+            now: when that was known.
             blocks_used: of the KV cache, during the work.
             live: sequences that were running.
         """
-        now = time.perf_counter()
         if self._began is None:
             self._began = now - result.seconds
         steps, lengths = 1, []
@@ -52,11 +61,11 @@ class EngineStats:
             blocks=blocks_used,
         )
         self.steps += steps
-        if lengths:
-            self.prefill_seconds += result.seconds
-        else:
+        prefill = result.seconds * sum(lengths) / plan.num_tokens
+        self.prefill_seconds += prefill
+        self.decode_seconds += result.seconds - prefill
+        if not lengths:
             self.decode_steps += steps
-            self.decode_seconds += result.seconds
         if result.token_ids and self.first_token_time is None:
             self.first_token_time = now
         self.syncs += result.syncs

@@ -201,7 +201,17 @@ def run_job(
     description = {**launched.description, "sampling": dict(job.sampling)}
     exact = not resumed or _is_exact(plan, job)
     seconds = time.perf_counter() - begun
-    report = build_report(tally, stats, description, startup, seconds, resumed, resumed_exactly=exact)
+    report = build_report(
+        tally,
+        stats,
+        description,
+        startup,
+        seconds,
+        resumed,
+        resumed_exactly=exact,
+        input=job.input,
+        output=job.output or "-",
+    )
     for path in job.report:
         write_report(report, path)
     if not job.quiet:

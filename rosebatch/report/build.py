@@ -4,21 +4,17 @@ Fields have the names of ``vllm bench throughput`` and similar tools where they 
 """
 
 import json
-import platform
 import resource
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import UserError
 from rosebatch.host.paths import open_stream, takes_rows_in_order
-from rosebatch.report.table import table, throughput_line
+from rosebatch.report.provenance import provenance
+from rosebatch.report.table import provenance_rows, table, throughput_line
 from rosebatch.report.tally import Tally
-from rosebatch.version import __version__
-
-_PERCENTILES = (50, 90, 99)
 
 
 def build_report(
@@ -30,6 +26,8 @@ def build_report(
     resumed: int = 0,
     *,
     resumed_exactly: bool = True,
+    input: str | None = None,
+    output: str | None = None,
 ) -> dict[str, Any]:
     """The report as plain values.
 
@@ -41,6 +39,7 @@ def build_report(
         seconds: wall time of the job, start-up left out.
         resumed: rows that an earlier run finished. No other field counts them.
         resumed_exactly: whether the output equals that of a run without a break, whatever the batches were.
+        input, output: names of the job's files.
     """
     total = tally.prompt_tokens + tally.output_tokens
     rows = tally.completed + tally.failed
@@ -72,14 +71,15 @@ def build_report(
         "computed_tokens": stats.computed_tokens,
         "max_running": stats.max_running,
         "max_blocks_used": stats.max_blocks_used,
-        "ttft_s": tally.ttft.percentiles(_PERCENTILES),
-        "tpot_s": tally.tpot.percentiles(_PERCENTILES),
-        "e2e_s": tally.e2e.percentiles(_PERCENTILES),
+        "ttft_s": tally.ttft.summary(),
+        "tpot_s": tally.tpot.summary(),
+        "itl_s": stats.itl.summary(),
+        "e2e_s": tally.e2e.summary(),
         "host_us_per_row": {name: seconds / rows * 1e6 for name, seconds in tally.host_seconds.items()} if rows else {},
         "timeline": stats.timeline.as_dict(),
         "peak_memory_bytes": peak_memory(),
         "engine": description,
-        "versions": {"rosebatch": __version__, "python": platform.python_version(), **_versions()},
+        **provenance(input, output),
     }
 
 
@@ -92,7 +92,7 @@ def write_report(report: dict[str, Any], path: Path) -> None:
     if path.suffix.lower() in (".html", ".htm"):
         from rosebatch.report.page import page
 
-        content = page(report, throughput_line(report), table(report))
+        content = page(report, throughput_line(report), [*table(report), *provenance_rows(report)])
     else:
         content = json.dumps(report, indent=2) + "\n"
     try:
@@ -114,7 +114,3 @@ def peak_memory() -> dict[str, int]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         peak["gpu"] = torch.cuda.max_memory_allocated()
     return peak
-
-
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("torch", "tokenizers", "safetensors")}

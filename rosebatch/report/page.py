@@ -128,7 +128,12 @@ def _plot(values: Sequence[float], seconds: float, color: str, unit: str) -> str
 
 
 def _latencies(report: Mapping[str, Any]) -> str:
-    kinds = {"to the first token": "ttft_s", "between tokens": "tpot_s", "to the last token": "e2e_s"}
+    kinds = {
+        "to the first token (TTFT)": "ttft_s",
+        "a further token (TPOT)": "tpot_s",
+        "between two arrivals (ITL)": "itl_s",
+        "to the last token (E2E)": "e2e_s",
+    }
     rows = []
     for label, name in kinds.items():
         values = "".join(f'<td class="number">{_duration(value)}</td>' for value in report[name].values())

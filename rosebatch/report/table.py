@@ -6,6 +6,8 @@ from typing import Any, TextIO
 
 from rosebatch.toggles import Toggles
 
+_RANKS = "mean/p50/p90/p95/p99"
+
 
 def throughput_line(report: dict[str, Any]) -> str:
     """The line that other engines' benchmarks print too."""
@@ -40,9 +42,10 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
             f"{report['elapsed_s']:.2f} s (prefill {report['prefill_s']:.2f}, decode {report['decode_s']:.2f})",
         ),
         ("start-up", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in startup.items())),
-        ("TTFT p50/p90/p99", _milliseconds(report["ttft_s"])),
-        ("TPOT p50/p90/p99", _milliseconds(report["tpot_s"])),
-        ("E2E p50/p90/p99", _milliseconds(report["e2e_s"])),
+        (f"TTFT {_RANKS}", _milliseconds(report["ttft_s"])),
+        (f"TPOT {_RANKS}", _milliseconds(report["tpot_s"])),
+        (f"ITL {_RANKS}", _milliseconds(report["itl_s"])),
+        (f"E2E {_RANKS}", _milliseconds(report["e2e_s"])),
         ("steps", f"{report['steps']}, {report['syncs']} syncs, {report['preemptions']} preemptions"),
         ("host work per row", host_work or "-"),
         ("KV cache", f"{report['max_blocks_used']} of {engine['kv_cache_blocks']} blocks used at most"),
@@ -62,6 +65,13 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     if engine["sampler"] != "rosebatch":
         rows.append(("sampler", engine["sampler"]))
     return [*rows, ("switched off", ", ".join(off))] if off else rows
+
+
+def provenance_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where the figures come from."""
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    rows = [(name, report[name]) for name in ("date", "command", "input", "output", "host", "gpu", "git_revision")]
+    return [*((name.replace("_", " "), value) for name, value in rows if value), ("versions", versions)]
 
 
 def print_report(report: dict[str, Any], stream: TextIO) -> None:

@@ -8,8 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rosebatch.engine.durations import Durations
 from rosebatch.errors import RowError
-from rosebatch.report.durations import Durations
 from rosebatch.request import Completion
 
 

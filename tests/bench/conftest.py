@@ -80,8 +80,8 @@ class FakeEngine:
                 finish_reason="length",
                 cached_tokens=0,
                 arrival_time=0.0,
-                first_token_time=1.0,
                 finish_time=2.0,
+                token_times=(1.0, 2.0),
             )
 
 

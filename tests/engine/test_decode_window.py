@@ -89,7 +89,7 @@ def test_windows_block_by_block(make_sequence, fake_runner):
 
     def commit():
         plan, wait = launched.pop(0)
-        return scheduler.commit(plan, wait())
+        return scheduler.commit(plan, wait()).finished
 
     assert launch().started == (a.spec, b.spec)
     # The prompts' tokens are not known yet. Three more for a, which is then at its end.
@@ -104,6 +104,21 @@ def test_windows_block_by_block(make_sequence, fake_runner):
     assert scheduler.pool.num_free == 8
     scheduler.add(make_sequence([9], max_tokens=1, id=2))
     assert launch().released == (1,)
+
+
+def test_the_time_between_tokens(make_sequence, fake_runner):
+    """A reader sees the tokens of a window together, so it counts once; nothing is counted before a first token."""
+    scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=SeparateDecodes(4))
+    a, b = make_sequence([1, 2, 3], max_tokens=4, id=0), make_sequence([4, 5, 6, 7, 8], max_tokens=9, id=1)
+    scheduler.add(a)
+    scheduler.add(b)
+    waits = []
+    for now in (1.0, 3.5, 4.0):
+        plan = scheduler.schedule()
+        waits.append(scheduler.commit(plan, fake_runner.run(plan), now).waits)
+    assert waits == [{}, {2.5: 2}, {0.5: 1}]
+    assert list(a.token_times) == [1.0, 3.5, 3.5, 3.5]
+    assert list(b.token_times) == [1.0, *[3.5] * 4, *[4.0] * 4]
 
 
 def test_the_device_always_has_a_plan_behind_the_one_that_is_waited_for():

@@ -36,7 +36,7 @@ def step(scheduler, runner):
     scheduler.check_integrity()
     result = runner.run(plan)
     runner.check(scheduler)
-    finished = scheduler.commit(plan, result)
+    finished = scheduler.commit(plan, result).finished
     scheduler.check_integrity()
     return plan, finished
 
@@ -621,7 +621,7 @@ def test_finished_sequences_leave_at_once(make_sequence):
         make_sequence([3], max_tokens=1, id=2),
     )
     plan = scheduler.schedule()
-    assert scheduler.commit(plan, StepResult([[9], [9], [9]])) == [a, c]
+    assert scheduler.commit(plan, StepResult([[9], [9], [9]])).finished == [a, c]
     assert (a.finish_reason, b.finish_reason, c.finish_reason) == ("stop", None, "length")
     assert scheduler.running == [b]
     assert scheduler.pool.num_free == 31

@@ -203,7 +203,7 @@ def run_once(seed, make_sequence):
         frozen = {block for s, blocks in full if s.id not in preempted for block in blocks}
         result = runner.run(plan, frozen)
         runner.check(scheduler)
-        done += scheduler.commit(plan, result)
+        done += scheduler.commit(plan, result).finished
         scheduler.check_integrity()
     assert scheduler.pool.num_free == num_blocks
     assert sorted(s.id for s in done) == sorted(sequences)

@@ -1,6 +1,7 @@
 """The life of one sequence, from a request to its completion."""
 
 import time
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -112,7 +113,7 @@ def test_the_completion_of_a_sequence():
     sequence = start(sample=1, n=2, logprobs=0, constraint=constraint)
     sequence.num_cached_tokens = 2
     logprobs = (Logprobs(10, -1.0), Logprobs(11, -2.0))
-    sequence.apply_token_ids([10, 11], logprobs)
+    sequence.apply_token_ids([10, 11], logprobs, 7.5)
     completion = sequence.completion()
     assert (completion.error.code, completion.error.message) == ("grammar_failed", "cut off")
     assert completion == Completion(
@@ -122,8 +123,8 @@ def test_the_completion_of_a_sequence():
         finish_reason="stop",
         cached_tokens=2,
         arrival_time=sequence.arrival_time,
-        first_token_time=sequence.first_token_time,
-        finish_time=sequence.finish_time,
+        finish_time=7.5,
+        token_times=array("d", [7.5, 7.5]),
         logprobs=logprobs,
         error=completion.error,
     )
@@ -272,16 +273,17 @@ def test_the_matcher_sees_every_generated_token_once():
     assert matcher.fed == [10, 11, 12]
 
 
-def test_times_are_in_order_and_set_once():
+def test_every_token_has_its_time():
+    """Tokens that come together have one time; those behind the end have none."""
     before = time.perf_counter()
-    sequence = start(max_tokens=3)
-    assert (sequence.first_token_time, sequence.finish_time) == (None, None)
-    sequence.apply_token_ids([1])
-    first = sequence.first_token_time
+    sequence = start(max_tokens=4)
+    sequence.apply_token_ids([1], (), before + 1)
     assert sequence.finish_time is None
-    feed(sequence, [2, 3])
-    assert sequence.first_token_time == first
-    assert before <= sequence.arrival_time <= first <= sequence.finish_time <= time.perf_counter()
+    sequence.apply_token_ids([2, 3], (), before + 2)
+    sequence.apply_token_ids([4, 5], (), before + 3)
+    assert list(sequence.token_times) == [before + 1, before + 2, before + 2, before + 3]
+    assert sequence.finish_time == before + 3
+    assert before <= sequence.arrival_time <= time.perf_counter()
 
 
 def test_uncomputed_tokens_while_decoding():

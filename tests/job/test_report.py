@@ -5,10 +5,10 @@ import json
 
 import pytest
 
+from rosebatch.engine.durations import Durations
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import RowError, UserError
 from rosebatch.report.build import build_report, write_report
-from rosebatch.report.durations import Durations
 from rosebatch.report.table import print_report, table, throughput_line
 from rosebatch.report.tally import Tally
 from rosebatch.request import Completion, Request
@@ -44,7 +44,15 @@ FIELDS = {
     "max_blocks_used",
     "ttft_s",
     "tpot_s",
+    "itl_s",
     "e2e_s",
+    "date",
+    "command",
+    "input",
+    "output",
+    "host",
+    "gpu",
+    "git_revision",
     "host_us_per_row",
     "timeline",
     "peak_memory_bytes",
@@ -73,8 +81,8 @@ def completion(prompt=4, tokens=3, cached=0, reason="length", times=(0.0, 1.0, 2
         finish_reason=reason,
         cached_tokens=cached,
         arrival_time=arrival,
-        first_token_time=first,
         finish_time=finish,
+        token_times=(first, *[finish] * (tokens - 1))[:tokens],
     )
 
 
@@ -197,11 +205,11 @@ def test_report_of_a_run(job):
     ("values", "expected"),
     [
         ([], {}),
-        ([3.0], {"p50": 3.0, "p90": 3.0, "p99": 3.0}),
-        ([2.0, 1.0], {"p50": 1.0, "p90": 2.0, "p99": 2.0}),
-        ([float(n) for n in range(1, 11)], {"p50": 5.0, "p90": 9.0, "p99": 10.0}),
-        ([float(n) for n in range(100, 0, -1)], {"p50": 50.0, "p90": 90.0, "p99": 99.0}),
-        ([float(n) for n in range(1, 1001)], {"p50": 500.0, "p90": 900.0, "p99": 990.0}),
+        ([3.0], {"mean": 3.0, "p50": 3.0, "p90": 3.0, "p95": 3.0, "p99": 3.0}),
+        ([2.0, 1.0], {"mean": 1.5, "p50": 1.0, "p90": 2.0, "p95": 2.0, "p99": 2.0}),
+        ([float(n) for n in range(1, 11)], {"mean": 5.5, "p50": 5.0, "p90": 9.0, "p95": 10.0, "p99": 10.0}),
+        ([float(n) for n in range(100, 0, -1)], {"mean": 50.5, "p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}),
+        ([float(n) for n in range(1, 1001)], {"mean": 500.5, "p50": 500.0, "p90": 900.0, "p95": 950.0, "p99": 990.0}),
     ],
     ids=["none", "one", "two", "ten", "hundred", "thousand"],
 )
@@ -227,7 +235,7 @@ def test_table():
     assert shown["requests"] == "1 completed, 1 failed (1 some_code)"
     assert shown["finished by"] == "1 length"
     assert shown["prompt tokens"] == "8 (25.0% from the prefix cache)"
-    assert shown["TTFT p50/p90/p99"] == "250.0 / 250.0 / 250.0 ms"
+    assert shown["TTFT mean/p50/p90/p95/p99"] == "250.0 / 250.0 / 250.0 / 250.0 / 250.0 ms"
     assert shown["longest sequence"] == "64 tokens fit the KV cache; the model allows 100"
     assert shown["switched off"] == "prefix-cache"
     assert shown["sampler"] == "flashinfer"
@@ -240,7 +248,7 @@ def test_a_run_without_completions():
     tally.add_error(RowError("some_code", "no"))
     report = report_of(tally)
     assert (report["cache_hit_rate"], report["ttft_s"], report["tpot_s"]) == (0.0, {}, {})
-    assert dict(table(report))["TTFT p50/p90/p99"] == "-"
+    assert dict(table(report))["TTFT mean/p50/p90/p95/p99"] == "-"
     assert dict(table(report))["finished by"] == "-"
 
 

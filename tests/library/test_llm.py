@@ -36,6 +36,8 @@ def test_a_plain_vllm_script(llm):
             assert 1 <= len(each.token_ids) <= 5
             chosen = [scored[token].logprob for scored, token in zip(each.logprobs, each.token_ids, strict=True)]
             assert each.cumulative_logprob == pytest.approx(sum(chosen))
+            assert len(each.token_times) == len(each.token_ids)
+            assert 0 < each.token_times[0] <= each.token_times[-1] == max(each.token_times)
             assert all(3 <= len(scored) <= 4 for scored in each.logprobs)
             assert all(min(scored.values(), key=lambda one: one.rank or 99).rank == 1 for scored in each.logprobs)
     assert outputs[0].outputs[0].token_ids != outputs[0].outputs[1].token_ids

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.bench.case import spread
-from rosebatch.bench.throughput import gpu_name
 from rosebatch.job.run import run_file
 from rosebatch.llm import LLM
 from rosebatch.report.build import build_report
+from rosebatch.report.provenance import gpu_name
 from rosebatch.report.tally import Tally
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams

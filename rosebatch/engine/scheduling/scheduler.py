@@ -10,10 +10,11 @@ is known. Blocks that a commit frees may be handed out while a plan that still w
 works in the order of the plans.
 """
 
-from collections import deque
-from collections.abc import Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rosebatch.engine.plan import (
     BlockChange,
@@ -39,6 +40,18 @@ class SeparateDecodes:
     """Prompts go first, in packed steps of their own; decodes follow in windows of up to ``most_steps``."""
 
     most_steps: int
+
+
+class Committed(NamedTuple):
+    """What a commit brought.
+
+    Attributes:
+        finished: the sequences that finished.
+        waits: seconds between a sequence's last tokens and these, and how many sequences waited so long.
+    """
+
+    finished: list[SequenceState]
+    waits: Mapping[float, int]
 
 
 StepPolicy = MixedSteps | SeparateDecodes
@@ -139,12 +152,15 @@ class Scheduler:
             self._released, self._reset = [], False
         return plan
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceState]:
+    def commit(self, plan: StepPlan, result: StepResult, now: float | None = None) -> "Committed":
         """Record what a plan brought: tokens appended, stops decided, blocks freed. Plans are committed in order.
 
-        Returns:
-            the sequences that finished.
+        Args:
+            plan: the oldest that is not committed.
+            result: of the plan.
+            now: when the result was known, in seconds of ``time.perf_counter``; None reads the clock.
         """
+        now = time.perf_counter() if now is None else now
         # All plans so far have been launched. Their copies are safe, and the next plan can copy what they compute.
         self._in_flight.clear()
         self.pool.free(self._copy_sources)
@@ -158,6 +174,7 @@ class Scheduler:
             sampled = [(row.id, row.start, row.length) for row in plan.rows]
         all_logprobs = result.logprobs or [[]] * len(sampled)
         finished = []
+        waits: Counter[float] = Counter()
         for (sequence_id, start, length), token_ids, logprobs in zip(
             sampled, result.token_ids, all_logprobs, strict=True
         ):
@@ -166,7 +183,10 @@ class Scheduler:
                 # An earlier result ended it when this plan was under way already.
                 continue
             sequence.num_pending_tokens -= length
-            kept = sequence.apply_token_ids(token_ids, logprobs)
+            last = sequence.token_times[-1] if sequence.token_times else None
+            kept = sequence.apply_token_ids(token_ids, logprobs, now)
+            if kept and last is not None:
+                waits[now - last] += 1
             if self.prefix_cache and isinstance(plan, DecodeWindow):
                 self._register_full_blocks(sequence, start, start + kept)
             if sequence.not_finite:
@@ -177,7 +197,7 @@ class Scheduler:
         if finished:
             self.running = [s for s in self.running if s.status is Status.RUNNING]
             self.ending = [s for s in self.ending if s.status is Status.ENDING]
-        return finished
+        return Committed(finished, waits)
 
     def abort(self) -> None:
         """Drop all sequences, also after an error in the middle of a step.

@@ -2,6 +2,7 @@
 
 import enum
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -37,6 +38,7 @@ class SequenceState:
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         decoding: whether a plan has sampled its newest token.
         logprobs, prompt_logprobs: of the tokens so far, if asked for.
+        token_times: when each generated token arrived.
         not_finite: whether its logits were not finite, so that no further token follows.
     """
 
@@ -59,8 +61,8 @@ class SequenceState:
     finish_reason: str | None = None
     not_finite: bool = False
     arrival_time: float = field(default_factory=time.perf_counter)
-    first_token_time: float | None = None
     finish_time: float | None = None
+    token_times: "array[float]" = field(default_factory=lambda: array("d"))
 
     @classmethod
     def start(
@@ -134,15 +136,15 @@ class SequenceState:
         """The tokens generated so far."""
         return self.token_ids[self.num_prompt_tokens :]
 
-    def apply_token_ids(self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = ()) -> int:
+    def apply_token_ids(
+        self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = (), now: float | None = None
+    ) -> int:
         """Append sampled tokens up to the one that finishes the sequence; returns how many were appended.
 
         No other place writes a token (source: article S3). So first tokens, later tokens and tokens after a
-        preemption follow one rule.
+        preemption follow one rule. All of these arrived at the time ``now``.
         """
-        now = time.perf_counter()
-        if self.first_token_time is None:
-            self.first_token_time = now
+        now = time.perf_counter() if now is None else now
         room = self.spec.max_len - len(self.token_ids)
         not_finite = bool(token_ids) and token_ids[-1] == NOT_FINITE
         if not_finite:
@@ -156,6 +158,7 @@ class SequenceState:
             self.not_finite, self.finish_reason = True, "error"
         appended = min(len(token_ids), room) if appended is None else appended
         self.token_ids += token_ids[:appended]
+        self.token_times.extend([now] * appended)
         if logprobs:
             self.logprobs = self.logprobs or PackedLogprobs()
             self.logprobs.extend(islice(logprobs, appended))
@@ -183,7 +186,7 @@ class SequenceState:
 
     def completion(self) -> Completion:
         """The result of a finished sequence."""
-        assert self.finish_reason and self.first_token_time and self.finish_time
+        assert self.finish_reason and self.finish_time is not None
         return Completion(
             request=self.request,
             sample=self.sample,
@@ -191,8 +194,8 @@ class SequenceState:
             finish_reason=self.finish_reason,
             cached_tokens=self.num_cached_tokens or 0,
             arrival_time=self.arrival_time,
-            first_token_time=self.first_token_time,
             finish_time=self.finish_time,
+            token_times=self.token_times,
             logprobs=self.logprobs,
             prompt_logprobs=tuple(self.prompt_logprobs),
             error=self._error(),

@@ -1,4 +1,4 @@
-"""Percentiles of any number of durations, in memory that does not grow with the number."""
+"""Mean and percentiles of any number of durations, in memory that does not grow with the number."""
 
 import math
 from collections import Counter
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 # Relative width of a bucket. A percentile is off by at most half of it.
 _WIDTH = 0.005
 _SHORTEST = 1e-9
+_RANKS = (50, 90, 95, 99)
 
 
 class Durations:
@@ -14,17 +15,22 @@ class Durations:
 
     def __init__(self, values: Iterable[float] = ()) -> None:
         self._buckets: Counter[int] = Counter()
-        self._least, self._most = math.inf, 0.0
+        self._least, self._most, self._sum = math.inf, 0.0, 0.0
         for value in values:
             self.add(value)
 
     def __len__(self) -> int:
         return self._buckets.total()
 
-    def add(self, seconds: float) -> None:
-        """Count one duration."""
-        self._buckets[round(math.log(max(seconds, _SHORTEST)) / _WIDTH)] += 1
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Count a duration, so many times."""
+        self._buckets[round(math.log(max(seconds, _SHORTEST)) / _WIDTH)] += count
+        self._sum += seconds * count
         self._least, self._most = min(self._least, seconds), max(self._most, seconds)
+
+    def summary(self) -> dict[str, float]:
+        """``mean``, which is exact, and the percentiles of a report; empty without values."""
+        return {"mean": self._sum / len(self), **self.percentiles(_RANKS)} if self._buckets else {}
 
     def percentiles(self, ranks: Iterable[int]) -> dict[str, float]:
         """Nearest-rank percentiles as ``{"p50": ...}``, accurate to a quarter of a percent; empty without values."""

@@ -1,0 +1,63 @@
+"""Where the figures of a report come from: when, by which command, on which machine, with which versions."""
+
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rosebatch.errors import printable
+from rosebatch.version import __version__
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "flashinfer-python")
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def provenance(input: str | None = None, output: str | None = None) -> dict[str, Any]:
+    """Fields of a report. Logins and queries of URLs are left out.
+
+    Args:
+        input, output: names of the job's files, as they were given.
+    """
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": printable(shlex.join(sys.argv)),
+        "input": None if input is None else printable(input),
+        "output": None if output is None else printable(output),
+        "host": platform.node(),
+        "gpu": gpu_name(),
+        "git_revision": git_revision(_ROOT),
+        "versions": {"rosebatch": __version__, "python": platform.python_version(), **_versions()},
+    }
+
+
+def gpu_name() -> str | None:
+    """The GPU's own name; None without a GPU."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def git_revision(root: Path) -> str | None:
+    """The commit of a checkout, with ``-dirty`` where files have changed; None where there is none, or no git."""
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
