@@ -5,15 +5,18 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rosebatch.bench.case import Case
 from rosebatch.bench.hf_folder import write_config
 from rosebatch.bench.scenario import Sampling
+from rosebatch.bench.trace import Arrivals
 from rosebatch.bench.workload import require_fits
+from rosebatch.engine.durations import Durations
 from rosebatch.errors import FlagError, UserError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -112,18 +115,49 @@ def run_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, dict[
         groups.setdefault(engine, []).append(case)
     timed = {}
     for group in groups.values():
-        answer = _ask(peer, group, repeats)
+        answer = _ask(peer, partial(_specification, peer, group, repeats))
         for case, workload in zip(group, answer["workloads"], strict=True):
             startup = {"load": answer["load_s"], "warm-up": workload["warm_up_s"]}
             timed[case.name] = {"version": answer["version"], "startup_s": startup, "seconds": workload["seconds"]}
     return timed
 
 
-def _ask(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, Any]:
+def replay_peer(peer: Peer, case: Case, arrivals: Arrivals, scales: Sequence[float]) -> list[dict[str, Any]]:
+    """Replay arrivals on a peer, once for each scale.
+
+    Returns:
+        for each scale ``version``, ``startup_s``, ``elapsed_s``, token rates and latencies, named as in our reports.
+
+    Raises:
+        UserError: the process fails. Its log is kept, and the message names it.
+    """
+    workloads = [arrivals.workload(run) for run in range(len(scales) + 1)]
+    replays = {
+        "prompts": [workload.prompts for workload in workloads],
+        "output_lens": workloads[0].output_lens,
+        "sampling": _sampling(case.scenario.sampling),
+        "times": [[at / scale for at in arrivals.times] for scale in scales],
+    }
+    answer = _ask(peer, lambda folder: {**_engine_of(peer, [case], folder), "replays": replays})
+    startup = {"load": answer["load_s"], "warm-up": answer["warm_up_s"]}
+    return [
+        {
+            "version": answer["version"],
+            "startup_s": startup,
+            "elapsed_s": run["seconds"],
+            "requests_per_s": len(run["e2e"]) / run["seconds"],
+            "output_tokens_per_s": sum(workloads[0].output_lens) / run["seconds"],
+            **{f"{kind}_s": Durations(run[kind]).summary() for kind in ("ttft", "tpot", "itl", "e2e")},
+        }
+        for run in answer["runs"]
+    ]
+
+
+def _ask(peer: Peer, specify: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="rosebatch-") as name:
         folder = Path(name)
         spec, answer = folder / "spec.json", folder / "answer.json"
-        spec.write_text(json.dumps(_specification(peer, cases, repeats, folder)), encoding="utf-8")
+        spec.write_text(json.dumps(specify(folder)), encoding="utf-8")
         log_file, log = tempfile.mkstemp(prefix=f"rosebatch-{peer.name}-", suffix=".log")
         # Files, not pipes: a process that the peer leaves running would keep a pipe open, and we would wait for it.
         with answer.open("wb") as out, os.fdopen(log_file, "wb") as errors:
@@ -146,7 +180,8 @@ def _ask(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, Any]:
         return values
 
 
-def _specification(peer: Peer, cases: Sequence[Case], repeats: int, folder: Path) -> dict[str, Any]:
+def _engine_of(peer: Peer, cases: Sequence[Case], folder: Path) -> dict[str, Any]:
+    """The engine that all of these cases need."""
     first = cases[0]
     model = first.source.folder
     if model is None:
@@ -160,8 +195,14 @@ def _specification(peer: Peer, cases: Sequence[Case], repeats: int, folder: Path
         "dtype": first.dtype,
         "max_num_seqs": first.scenario.max_num_seqs,
         "prefix_cache": first.scenario.prefix_cache,
-        "repeats": repeats,
         "args": peer.args,
+    }
+
+
+def _specification(peer: Peer, cases: Sequence[Case], repeats: int, folder: Path) -> dict[str, Any]:
+    return {
+        **_engine_of(peer, cases, folder),
+        "repeats": repeats,
         "workloads": [
             {
                 "prompts": [case.workload(run).prompts for run in range(repeats + 1)],

@@ -6,10 +6,13 @@ from typing import Any
 
 import torch
 
-from rosebatch.bench.against import Peer, require_installed, run_peer
+from rosebatch.bench.against import Peer, replay_peer, require_installed, run_peer
 from rosebatch.bench.case import Case, release_memory, spread
 from rosebatch.bench.compare import compare_switch
+from rosebatch.bench.replay import replay_case
 from rosebatch.bench.throughput import against_floor, attribute_case, time_case
+from rosebatch.bench.trace import Arrivals
+from rosebatch.bench.workload import require_fits
 from rosebatch.engine.roofline import Rates, measure_rates
 from rosebatch.errors import UserError
 
@@ -64,6 +67,42 @@ def run_session(
     except torch.OutOfMemoryError as error:
         what = str(error).partition(". ")[0]
         raise UserError(f"{what}: choose a smaller scenario, fewer prompts or less --kv-cache-memory") from None
+
+
+def run_replays(
+    case: Case, arrivals: Arrivals, scales: Sequence[float], peers: Sequence[Peer], import_seconds: float
+) -> Iterator[Entry]:
+    """Replay arrivals on our engine and its peers.
+
+    Peers run first, while this process holds no GPU memory.
+
+    Yields:
+        for each scale our result, see ``replay_case``, and that of each peer. Those have ``peer``, or an ``error``.
+
+    Raises:
+        UserError: a request is too long for the engine, or ours is out of memory.
+    """
+    for peer in peers:
+        require_installed(peer)
+    require_fits(arrivals.workload(0), case.source.config.max_model_len)
+    others = [(peer, _try_replay(peer, case, arrivals, scales)) for peer in peers]
+    try:
+        ours = replay_case(case, arrivals, scales, import_seconds)
+    except torch.OutOfMemoryError as error:
+        what = str(error).partition(". ")[0]
+        raise UserError(f"{what}: choose a smaller model or less --kv-cache-memory") from None
+    for number, (scale, own) in enumerate(zip(scales, ours, strict=True)):
+        yield own
+        for peer, theirs in others:
+            named = {"kind": "replay", "scenario": arrivals.name, "model": case.source.name, "scale": scale}
+            yield {**named, "peer": peer.name, "args": peer.args, **theirs[number]}
+
+
+def _try_replay(peer: Peer, case: Case, arrivals: Arrivals, scales: Sequence[float]) -> list[Entry]:
+    try:
+        return replay_peer(peer, case, arrivals, scales)
+    except UserError as error:
+        return [{"error": str(error)} for _ in scales]
 
 
 def summarize(entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,7 @@ _NUMBERS = {
     "start-up": 9,
     "first run": 10,
 }
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
 _OF_SEVERAL_MODELS = ("model", "time/first")
 
 
@@ -51,9 +52,39 @@ def print_results(results: Iterable[Entry], cases: Sequence[Case], stream: TextI
     return entries
 
 
+def print_replays(results: Iterable[Entry], stream: TextIO) -> list[Entry]:
+    """Print a line for each scale and engine: rates, and latencies in milliseconds.
+
+    Returns:
+        the results.
+    """
+    entries = list(results)
+    first = next(entry for entry in entries if "peer" not in entry)
+    latencies = [f"{kind.upper()} p50/p90/p99 ms" for kind in LATENCIES]
+    header = f"{'scale':>6} {'engine':<18} {'requests/s':>10} {'output tok/s':>12}"
+    stream.write(f"{first['scenario']}, {first['model']}, {first['requests']} requests\n")
+    stream.write(header + "".join(f" {name:>24}" for name in latencies) + "\n")
+    for entry in entries:
+        start = f"{entry['scale']:>6g} {engine_name(entry):<18}"
+        if "error" in entry:
+            stream.write(f"{start} failed\n")
+            continue
+        rates = f" {entry['requests_per_s']:>10.2f} {entry['output_tokens_per_s']:>12.0f}"
+        stream.write(start + rates + "".join(f" {_ranks(entry[f'{kind}_s']):>24}" for kind in LATENCIES) + "\n")
+    return entries
+
+
+def engine_name(entry: Mapping[str, Any]) -> str:
+    """Who made a result: rosebatch, or a peer with its version."""
+    return f"{entry['peer']} {entry.get('version', '')}" if "peer" in entry else "rosebatch"
+
+
+def _ranks(summary: Mapping[str, float]) -> str:
+    return "/".join(f"{summary[rank] * 1000:.2f}" for rank in ("p50", "p90", "p99")) if summary else "-"
+
+
 def _line(entry: Entry) -> dict[str, str]:
-    name = f"{entry['peer']} {entry.get('version', '')}" if entry["kind"] == "peer" else "rosebatch"
-    line = {"scenario": entry["scenario"], "model": entry["model"], "engine": name}
+    line = {"scenario": entry["scenario"], "model": entry["model"], "engine": engine_name(entry)}
     if "error" in entry:
         return line | {"seconds (min-max)": "failed"}
     *before, warm_up = entry["startup_s"].values()

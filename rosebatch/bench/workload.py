@@ -52,8 +52,7 @@ def make_workload(scenario: Scenario, vocab_size: int, run: int = 0) -> Workload
     With the same ids a prefix cache would make the second run faster than any first one.
 
     Args:
-        vocab_size: ids are uniform in [100, vocab_size - 300), away from the special tokens at both ends. A smaller
-            vocabulary is used whole.
+        vocab_size: of the model, see ``token_range``.
         run: 0 is the warm-up.
     """
     numbers = random.Random(scenario.seed)
@@ -61,10 +60,15 @@ def make_workload(scenario: Scenario, vocab_size: int, run: int = 0) -> Workload
     output_lens = _draw(scenario.output_len, scenario.num_prompts, numbers)
     if run:
         numbers = random.Random(f"{scenario.seed} {run}")
-    ids = range(100, vocab_size - 300) or range(vocab_size)
+    ids = token_range(vocab_size)
     prefix = [numbers.choice(ids) for _ in range(scenario.shared_prefix_len)]
     prompts = [prefix + [numbers.choice(ids) for _ in range(length)] for length in input_lens]
     return Workload(prompts, output_lens)
+
+
+def token_range(vocab_size: int) -> range:
+    """Token ids away from the special tokens at both ends; all ids of a small vocabulary."""
+    return range(100, vocab_size - 300) or range(vocab_size)
 
 
 def require_fits(workload: Workload, most: int) -> None:
@@ -76,7 +80,7 @@ def require_fits(workload: Workload, most: int) -> None:
     if workload.longest > most:
         raise UserError(
             f"prompt and output have {workload.longest} tokens, but the engine holds at most {most}: "
-            "lower the input or the output length"
+            "choose shorter prompts and outputs, or another model"
         )
 
 

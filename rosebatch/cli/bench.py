@@ -3,21 +3,30 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from rosebatch.bench.against import choose_peers
 from rosebatch.bench.case import Case
 from rosebatch.bench.compare import chosen_switches
+from rosebatch.bench.page import bench_page
 from rosebatch.bench.scenario import Chosen, Sampling, Scenario, adapt, configs_dir, load_scenarios, load_suite
-from rosebatch.bench.session import run_session, summarize
-from rosebatch.bench.tables import print_results
+from rosebatch.bench.session import Entry, run_replays, run_session, summarize
+from rosebatch.bench.tables import print_replays, print_results
+from rosebatch.bench.trace import equal_steps, load_trace
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.common import run_config
 from rosebatch.engine.load import pick_device
 from rosebatch.errors import FlagError, UserError
+from rosebatch.host.paths import takes_rows_in_order
+from rosebatch.job.paths import require_writable
 from rosebatch.model.source import find_model
+from rosebatch.report.build import write_text
 
+# Engine and sampling of a trace, which says the rest.
+_TRACE = Scenario(num_prompts=1, input_len=1, output_len=1, prefix_cache=True)
 # Of a bench without --suite and --scenario.
 _AD_HOC = Scenario(num_prompts=32, input_len=512, output_len=128)
 
@@ -34,25 +43,75 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
         UserError: also after everything was printed, if a peer failed.
     """
     imported = time.perf_counter()
+    for path in work.report:
+        if not takes_rows_in_order(path):
+            require_writable(path, f"--report {path}")
+    run_all = _replays if _has_arrivals(work) else _throughput
+    entries = run_all(work, run, imported - started)
+    _write_reports(work.report, entries)
+    errors = dict.fromkeys(entry["error"] for entry in entries if "error" in entry)
+    if errors:
+        raise UserError("; ".join(errors))
+
+
+def _throughput(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> list[Entry]:
     cases = _cases(work, run)
     results = run_session(
         cases,
         repeats=work.repeats,
         switches=chosen_switches(work.compare, cases[0].device),
         peers=choose_peers(work.against, work.peer_args, work.peer_python, work.peer_path),
-        import_seconds=imported - started,
+        import_seconds=import_seconds,
     )
-    if work.as_json:
-        entries = list(results)
-        sys.stdout.write(json.dumps({"results": entries, "geometric_means": summarize(entries)}) + "\n")
+    if not work.as_json:
+        return print_results(results, cases, sys.stdout)
+    entries = list(results)
+    sys.stdout.write(_json(entries) + "\n")
+    return entries
+
+
+def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> list[Entry]:
+    """Arrivals of a trace, or of a scenario at equal steps."""
+    if any(scale <= 0 for scale in work.scale):
+        raise FlagError("--scale must be above 0")
+    lengths = (work.input_len, work.output_len, *work.scenario, work.suite, work.submit_interval_ms)
+    if work.compare or (work.trace is not None and any(lengths)):
+        raise FlagError("--trace says what is run: leave out scenarios, lengths, intervals and comparisons")
+    (case, *others) = _cases(work, run, _TRACE if work.trace is not None else _AD_HOC)
+    if others:
+        raise FlagError("--submit-interval-ms takes one scenario")
+    if work.trace is not None:
+        arrivals = load_trace(work.trace, case.source.config.vocab_size, most=work.num_prompts, seed=case.scenario.seed)
     else:
-        entries = print_results(results, cases, sys.stdout)
-    errors = dict.fromkeys(entry["error"] for entry in entries if "error" in entry)
-    if errors:
-        raise UserError("; ".join(errors))
+        assert work.submit_interval_ms is not None, "one of both was given"
+        arrivals = equal_steps(case.name, work.submit_interval_ms / 1000, case.workload)
+    peers = choose_peers(work.against, work.peer_args, work.peer_python, work.peer_path)
+    if any(peer.name == "transformers" for peer in peers):
+        raise FlagError("--against transformers: its generate takes no request while others run")
+    results = run_replays(case, arrivals, work.scale or (1.0,), peers, import_seconds)
+    if not work.as_json:
+        return print_replays(results, sys.stdout)
+    entries = list(results)
+    sys.stdout.write(_json(entries) + "\n")
+    return entries
 
 
-def _cases(work: BenchFlags, run: dict[str, Any]) -> list[Case]:
+def _has_arrivals(work: BenchFlags) -> bool:
+    if work.scale and work.trace is None and work.submit_interval_ms is None:
+        raise FlagError("--scale needs --trace")
+    return work.trace is not None or work.submit_interval_ms is not None
+
+
+def _json(entries: Sequence[Entry]) -> str:
+    return json.dumps({"results": entries, "geometric_means": summarize(entries)})
+
+
+def _write_reports(paths: Sequence[Path], entries: Sequence[Entry]) -> None:
+    for path in paths:
+        write_text(path, bench_page(entries) if path.suffix.lower() in (".html", ".htm") else _json(entries) + "\n")
+
+
+def _cases(work: BenchFlags, run: dict[str, Any], ad_hoc: Scenario | None = None) -> list[Case]:
     """The chosen scenarios, with the flags that were given in place of what they say.
 
     No scenario comes twice with the same model: ``--model`` leaves one of a suite's models.
@@ -66,7 +125,7 @@ def _cases(work: BenchFlags, run: dict[str, Any]) -> list[Case]:
     chosen += load_scenarios(work.scenario)
     cases: dict[tuple[str, str], Case] = {}
     try:
-        for each in chosen or [Chosen("ad-hoc", _AD_HOC)]:
+        for each in chosen or [Chosen("ad-hoc", ad_hoc or _AD_HOC)]:
             case = _case(replace(each, scenario=adapt(each.scenario, given)), run)
             cases.setdefault((case.name, case.source.name), case)
     except ValueError as error:

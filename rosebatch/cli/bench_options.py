@@ -1,6 +1,7 @@
 """The flags of ``rosebatch bench``: what to run, how often, and beside what."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from rosebatch.config import Flag
@@ -22,6 +23,13 @@ class BenchFlags:
     scenario: Annotated[
         tuple[str, ...], Flag("Name in configs/bench, or a .toml file. Repeatable; flags win.", WORK)
     ] = ()
+    trace: Annotated[
+        Path | None, Flag("Replay this CSV or JSONL of arrivals, instead of a scenario.", WORK, metavar="FILE")
+    ] = None
+    scale: Annotated[tuple[float, ...], Flag("Replay so many times faster. Repeatable.", WORK, metavar="FACTOR")] = ()
+    submit_interval_ms: Annotated[
+        float | None, Flag("A request of the scenario each so many milliseconds.", WORK, rare=True)
+    ] = None
     suite: Annotated[str | None, Flag("Several scenarios with all of their models, by name.", WORK)] = None
     repeats: Annotated[int, Flag("Timed runs, after one warm-up.", WORK, least=1)] = 3
     compare: Annotated[
@@ -40,4 +48,5 @@ class BenchFlags:
     peer_path: Annotated[
         tuple[str, ...], Flag("Goes in front of its PYTHONPATH.", COMPARE, metavar="[NAME=]DIR", rare=True)
     ] = ()
+    report: Annotated[tuple[Path, ...], Flag("Results as .html or .json. Repeatable.", WORK, metavar="FILE")] = ()
     as_json: Annotated[bool, Flag("Print one JSON object on stdout.", WORK, ("--json",))] = False

@@ -116,6 +116,7 @@ class Engine:
         *,
         stop_matcher: Callable[[], StopMatcher] | None = None,
         constraint: Callable[[], Constraint] | None = None,
+        arrival_time: float | None = None,
     ) -> None:
         """Queue a request: each of its ``n`` completions is a sequence of its own.
 
@@ -123,12 +124,15 @@ class Engine:
             request: what to complete.
             stop_matcher: makes one for each completion.
             constraint: makes one for each completion.
+            arrival_time: when it came, in seconds of ``time.perf_counter``; None is now.
 
         Raises:
             RowError: see ``require_servable``.
         """
         self.require_servable(request)
-        first, *forks = (self._start(request, sample, stop_matcher, constraint) for sample in range(request.sampling.n))
+        now = time.perf_counter() if arrival_time is None else arrival_time
+        samples = range(request.sampling.n)
+        first, *forks = (self._start(request, sample, stop_matcher, constraint, now) for sample in samples)
         first.forks = forks
         self.scheduler.add(first)
 
@@ -179,6 +183,7 @@ class Engine:
         sample: int,
         stop_matcher: Callable[[], StopMatcher] | None,
         constraint: Callable[[], Constraint] | None,
+        arrival_time: float,
     ) -> SequenceState:
         sequence = SequenceState.start(
             request,
@@ -188,6 +193,7 @@ class Engine:
             eos_token_ids=self.eos_token_ids,
             stop_matcher=None if stop_matcher is None else stop_matcher(),
             constraint=None if constraint is None else constraint(),
+            arrival_time=arrival_time,
         )
         self._num_started += 1
         if sequence.constraint is not None:

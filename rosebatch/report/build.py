@@ -95,6 +95,15 @@ def write_report(report: dict[str, Any], path: Path) -> None:
         content = page(report, throughput_line(report), [*table(report), *provenance_rows(report)])
     else:
         content = json.dumps(report, indent=2) + "\n"
+    write_text(path, content)
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a file. A pipe, device or descriptor is a stream.
+
+    Raises:
+        UserError: it cannot be written.
+    """
     try:
         if takes_rows_in_order(path):
             with open_stream(path, "wb") as stream:

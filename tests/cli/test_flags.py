@@ -74,6 +74,48 @@ def described(group):
                 yield field.name, declared, declared.names or (flag(field.name),)
 
 
+def test_a_trace(cli, toy_toml, tmp_path):
+    """From the file to the table, the JSON and the page."""
+    trace = tmp_path / "t.csv"
+    trace.write_text("timestamp,input_length,output_length\n0,6,3\n0.01,4,2\n")
+    model = ("bench", "--model", toy_toml, "--load-format", "dummy", "--trace", trace)
+    result = cli(*model, "--scale", 1, "--scale", 2.5, "--report", tmp_path / "r.html", "--report", tmp_path / "r.json")
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert lines[0] == "t, tiny-llama, 2 requests"
+    assert [line.split()[0] for line in lines[2:]] == ["1", "2.5"]
+    (one, other) = json.loads((tmp_path / "r.json").read_text())["results"]
+    assert (one["scale"], other["scale"], one["completed"]) == (1.0, 2.5, 2)
+    assert one["itl_s"]["p99"] > 0
+    assert (tmp_path / "r.html").read_text().count("<svg") == 5
+    steps = ("--submit-interval-ms", 1, "--num-prompts", 3, "--input-len", 4, "--output-len", 2, "--json")
+    (result,) = json.loads(cli(*model[:-2], *steps).out)["results"]
+    assert (result["kind"], result["scenario"], result["completed"]) == ("replay", "ad-hoc", 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--scale", 2], "--scale needs --trace"),
+        (["--trace", "t.csv", "--scale", 0], "--scale must be above 0"),
+        (["--trace", "t.csv", "--input-len", 3], "--trace says what is run"),
+        (["--trace", "t.csv", "--compare", "all"], "--trace says what is run"),
+        (["--trace", "t.csv", "--against", "transformers"], "takes no request while others run"),
+        (["--trace", "none.csv"], "--trace none.csv: no such file"),
+        (["--submit-interval-ms", 1, "--suite", "suite"], "takes one scenario"),
+        (["--report", "none/r.html"], "--report none/r.html: No such file or directory"),
+    ],
+)
+def test_traces_that_cannot_be_replayed(cli, toy_toml, tmp_path, monkeypatch, flags, part):
+    """Found before anything is loaded."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("timestamp,input_length,output_length\n0,6,3\n")
+    result = cli("bench", "--model", toy_toml, "--load-format", "dummy", *flags)
+    assert result.code in (1, 2)
+    assert part in result.err
+    assert result.err.count("\n") == 1
+
+
 @pytest.mark.parametrize("command", ["", "generate", "check", "bench", "cache"])
 def test_help_fits_a_screen(help_of, command):
     """80 columns, at most 60 lines, and no value where a flag takes none."""

@@ -1,10 +1,10 @@
 """SGLang's offline engine. ``python -m rosebatch.bench.peers.sglang SPEC.json``, see ``protocol``."""
 
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from rosebatch.bench.peers.protocol import Loaded, Prompts, serve
+from rosebatch.bench.peers.protocol import Loaded, Prompts, Streaming, serve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -12,6 +12,32 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def load(spec: dict[str, Any]) -> Loaded:
     """Build the engine with its defaults, but with graphs for all batch sizes: by default the largest have none."""
     import sglang
+
+    engine = _engine(spec)
+
+    def prepare(prompts: Prompts, output_lens: list[int], sampling: dict[str, Any]) -> Callable[[], list[int]]:
+        # SGLang needs a tokenizer for a minimum. Without end tokens every output has the maximum length.
+        params = [{"max_new_tokens": n, "ignore_eos": True, **sampling} for n in output_lens]
+        return lambda: [len(out["output_ids"]) for out in engine.generate(input_ids=prompts, sampling_params=params)]
+
+    return Loaded(sglang.__version__, prepare, engine.shutdown)
+
+
+async def load_streaming(spec: dict[str, Any]) -> Streaming:
+    """The same engine, which tells tokens as they come."""
+    import sglang
+
+    engine = _engine(spec)
+
+    async def stream(prompt: list[int], length: int, sampling: dict[str, Any]) -> AsyncIterator[int]:
+        params = {"max_new_tokens": length, "ignore_eos": True, **sampling}
+        async for out in await engine.async_generate(input_ids=prompt, sampling_params=params, stream=True):
+            yield out["meta_info"]["completion_tokens"]
+
+    return Streaming(sglang.__version__, stream, engine.shutdown)
+
+
+def _engine(spec: dict[str, Any]) -> Any:
     from sglang.srt.entrypoints.engine import Engine
     from sglang.srt.server_args import ServerArgs
 
@@ -30,15 +56,8 @@ def load(spec: dict[str, Any]) -> Loaded:
         "random_seed": 0,
         "log_level": "error",
     }
-    engine = Engine(**arguments | spec["args"])
-
-    def prepare(prompts: Prompts, output_lens: list[int], sampling: dict[str, Any]) -> Callable[[], list[int]]:
-        # SGLang needs a tokenizer for a minimum. Without end tokens every output has the maximum length.
-        params = [{"max_new_tokens": n, "ignore_eos": True, **sampling} for n in output_lens]
-        return lambda: [len(out["output_ids"]) for out in engine.generate(input_ids=prompts, sampling_params=params)]
-
-    return Loaded(sglang.__version__, prepare, engine.shutdown)
+    return Engine(**arguments | spec["args"])
 
 
 if __name__ == "__main__":
-    serve(load)
+    serve(load, load_streaming)

@@ -1,10 +1,11 @@
 """vLLM's offline engine. ``python -m rosebatch.bench.peers.vllm SPEC.json``, see ``protocol``."""
 
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from itertools import count
 from typing import Any
 
-from rosebatch.bench.peers.protocol import Loaded, Prompts, serve
+from rosebatch.bench.peers.protocol import Loaded, Prompts, Streaming, serve
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -15,17 +16,7 @@ def load(spec: dict[str, Any]) -> Loaded:
     """Build the engine with its defaults. Token ids go in and come out, so it needs no tokenizer."""
     import vllm
 
-    arguments = {
-        "model": spec["model"],
-        "load_format": spec["load_format"],
-        "dtype": spec["dtype"],
-        "max_num_seqs": spec["max_num_seqs"],
-        "enable_prefix_caching": spec["prefix_cache"],
-        "skip_tokenizer_init": True,
-        "gpu_memory_utilization": 0.9,
-        "seed": 0,
-    }
-    engine = vllm.LLM(**arguments | spec["args"])
+    engine = vllm.LLM(**_arguments(spec))
 
     def prepare(prompts: Prompts, output_lens: list[int], sampling: dict[str, Any]) -> Callable[[], list[int]]:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -38,5 +29,46 @@ def load(spec: dict[str, Any]) -> Loaded:
     return Loaded(vllm.__version__, prepare)
 
 
+async def load_streaming(spec: dict[str, Any]) -> Streaming:
+    """Build the engine of its server, which tells tokens as they come."""
+    import vllm
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**_arguments(spec), enable_log_requests=False))
+    numbers = count()
+
+    async def stream(prompt: list[int], length: int, sampling: dict[str, Any]) -> AsyncIterator[int]:
+        params = vllm.SamplingParams(
+            max_tokens=length,
+            min_tokens=length,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            **sampling,
+        )
+        total = 0
+        async for out in engine.generate({"prompt_token_ids": prompt}, params, request_id=str(next(numbers))):
+            total += len(out.outputs[0].token_ids)
+            yield total
+
+    return Streaming(vllm.__version__, stream, engine.shutdown)
+
+
+def _arguments(spec: dict[str, Any]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "model": spec["model"],
+        "load_format": spec["load_format"],
+        "dtype": spec["dtype"],
+        "max_num_seqs": spec["max_num_seqs"],
+        "enable_prefix_caching": spec["prefix_cache"],
+        "skip_tokenizer_init": True,
+        "gpu_memory_utilization": 0.9,
+        "seed": 0,
+    }
+    return {**arguments, **spec["args"]}
+
+
 if __name__ == "__main__":
-    serve(load)
+    serve(load, load_streaming)

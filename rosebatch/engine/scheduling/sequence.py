@@ -60,7 +60,7 @@ class SequenceState:
     decoding: bool = False
     finish_reason: str | None = None
     not_finite: bool = False
-    arrival_time: float = field(default_factory=time.perf_counter)
+    arrival_time: float = 0.0
     finish_time: float | None = None
     token_times: "array[float]" = field(default_factory=lambda: array("d"))
 
@@ -75,6 +75,7 @@ class SequenceState:
         eos_token_ids: frozenset[int] = frozenset(),
         stop_matcher: StopMatcher | None = None,
         constraint: Constraint | None = None,
+        arrival_time: float = 0.0,
     ) -> "SequenceState":
         """A completion of a request; prompt and completion together never exceed ``max_model_len`` tokens."""
         prompt, sampling = request.prompt_token_ids, _sampling_of(request.sampling, sample)
@@ -88,7 +89,7 @@ class SequenceState:
             guided=constraint is not None,
             has_extras=sampling.adjusts or sampling.logprobs is not None,
         )
-        return cls(request, sample, spec, list(prompt), stop_matcher, constraint)
+        return cls(request, sample, spec, list(prompt), stop_matcher, constraint, arrival_time=arrival_time)
 
     @property
     def id(self) -> int:

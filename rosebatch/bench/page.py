@@ -1,0 +1,176 @@
+"""Results of a bench run as a page: bars of throughput, and for replays the four latencies over the scale."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from rosebatch.bench.tables import LATENCIES, engine_name
+from rosebatch.report.html import COLORS, WIDTH, document, duration, grid, key, labelled, panel, round_up, short
+from rosebatch.report.table import provenance_rows
+
+Entry = Mapping[str, Any]
+
+_HEIGHT, _LEFT, _TOP, _BOTTOM = 240, 74, 10, 26
+_BAR, _GAP = 18, 10
+_NAMES = {
+    "ttft": "Time to first token (TTFT)",
+    "tpot": "Time per output token (TPOT)",
+    "itl": "Inter-token latency (ITL)",
+    "e2e": "End to end (E2E)",
+}
+
+
+def bench_page(entries: Sequence[Entry]) -> str:
+    """A whole HTML document of ``rosebatch.bench.session``'s results."""
+    replays = [entry for entry in entries if entry["kind"] == "replay" and "error" not in entry]
+    timed = [entry for entry in entries if entry["kind"] in ("run", "peer") and "error" not in entry]
+    own = next((entry for entry in entries if "versions" in entry), None)
+    models = ", ".join(dict.fromkeys(entry["model"] for entry in entries))
+    where = (own or {}).get("gpu") or "CPU"
+    parts = []
+    if replays:
+        parts += [_latencies(replays), _bars("Output tokens/s", replays, lambda entry: f"scale {entry['scale']:g}")]
+        parts.append(panel("Latencies, ms: p50 / p90 / p99", _latency_table(replays)))
+    if timed:
+        parts.append(_bars("Output tokens/s", timed, lambda entry: f"{entry['scenario']}, {entry['model']}"))
+        parts.append(panel("Runs", _run_table(timed)))
+    compared = [entry for entry in entries if entry["kind"] == "comparison"]
+    if compared:
+        parts.append(panel("Switches, on over off", _comparisons(compared)))
+    if own is not None and "date" in own:
+        parts.append(panel("Where this comes from", labelled(provenance_rows(dict(own)))))
+    scenarios = ", ".join(dict.fromkeys(entry["scenario"] for entry in entries))
+    return document(f"{models} on {where}", scenarios, parts)
+
+
+def _latencies(entries: Sequence[Entry]) -> str:
+    """Two by two plots. Bands go from p50 to p90, lines are p90, hollow points p99 (the form of article 0)."""
+    engines = list(dict.fromkeys(map(engine_name, entries)))
+    colors = dict(zip(engines, COLORS * len(engines), strict=False))
+    panels = [panel(_NAMES[kind], _plot(kind, entries, colors)) for kind in LATENCIES]
+    legend = key([(f"var(--{colors[engine]})", engine) for engine in engines])
+    about = "Line: p90. Band: p50 to p90. Hollow points: p99. At scale 2 requests come twice as fast as in the trace."
+    return grid(panels) + panel("Engines", f'{legend}<p class="key">{about}</p>')
+
+
+def _plot(kind: str, entries: Sequence[Entry], colors: Mapping[str, str]) -> str:
+    scales = sorted({entry["scale"] for entry in entries})
+    summaries = [entry[f"{kind}_s"] for entry in entries if entry[f"{kind}_s"]]
+    top = round_up(max((summary["p99"] for summary in summaries), default=0)) or 1
+    height, step = _HEIGHT - _TOP - _BOTTOM, (WIDTH - _LEFT) / len(scales)
+
+    def x(scale: float) -> float:
+        return _LEFT + step * (scales.index(scale) + 0.5)
+
+    def y(seconds: float) -> float:
+        return _TOP + height * (1 - seconds / top)
+
+    parts = [f'<svg viewBox="0 0 {WIDTH} {_HEIGHT}" role="img" aria-label="{escape(_NAMES[kind])} over the scale">']
+    for mark in (0, top / 2, top):
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH}" y1="{y(mark):.1f}" y2="{y(mark):.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y(mark) + 4:.1f}" text-anchor="end">{_axis(mark, top)}</text>')
+    for scale in scales:
+        parts.append(f'<text x="{x(scale):.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{scale:g}</text>')
+    for engine, color in colors.items():
+        points = sorted(
+            (entry["scale"], entry[f"{kind}_s"])
+            for entry in entries
+            if engine_name(entry) == engine and entry[f"{kind}_s"]
+        )
+        if not points:
+            continue
+        upper = [f"{x(scale):.1f},{y(each['p90']):.1f}" for scale, each in points]
+        lower = [f"{x(scale):.1f},{y(each['p50']):.1f}" for scale, each in reversed(points)]
+        parts.append(f'<polygon points="{" ".join(upper + lower)}" fill="var(--{color})" fill-opacity=".18"/>')
+        parts.append(f'<polyline points="{" ".join(upper)}" fill="none" stroke="var(--{color})" stroke-width="2"/>')
+        for scale, each in points:
+            ranks = ", ".join(f"{name} {duration(value)}" for name, value in each.items())
+            title = f"<title>{escape(f'{engine}, scale {scale:g}: {ranks}')}</title>"
+            at, hollow = f'cx="{x(scale):.1f}"', f'fill="var(--panel)" stroke="var(--{color})"'
+            parts.append(f'<circle {at} cy="{y(each["p90"]):.1f}" r="3" fill="var(--{color})">{title}</circle>')
+            parts.append(f'<circle {at} cy="{y(each["p99"]):.1f}" r="4" {hollow}>{title}</circle>')
+    return "".join([*parts, "</svg>"])
+
+
+def _axis(seconds: float, top: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if top < 1 else f"{seconds:.3g} s"
+
+
+def _bars(title: str, entries: Sequence[Entry], label: Any) -> str:
+    """A bar for each result, those of one place together."""
+    engines = list(dict.fromkeys(map(engine_name, entries)))
+    colors = dict(zip(engines, COLORS * len(engines), strict=False))
+    most = max(entry["output_tokens_per_s"] for entry in entries) or 1
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(label(entry), []).append(entry)
+    parts, y = [], 0.0
+    for name, members in groups.items():
+        parts.append(f'<text x="0" y="{y + 15:.0f}">{escape(name)}</text>')
+        y += 21
+        for entry in members:
+            rate = entry["output_tokens_per_s"]
+            width = (WIDTH - 90) * rate / most
+            about = escape(f"{engine_name(entry)}: {rate:,.0f} output tokens/s")
+            parts.append(
+                f'<rect x="0" y="{y:.0f}" width="{width:.1f}" height="{_BAR}" rx="2" '
+                f'fill="var(--{colors[engine_name(entry)]})"><title>{about}</title></rect>'
+            )
+            parts.append(f'<text x="{width + 6:.1f}" y="{y + 14:.0f}">{short(rate)}</text>')
+            y += _BAR + 2
+        y += _GAP
+    svg = f'<svg viewBox="0 0 {WIDTH} {y:.0f}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    return panel(title, svg + key([(f"var(--{color})", engine) for engine, color in colors.items()]))
+
+
+def _latency_table(entries: Sequence[Entry]) -> str:
+    head = ["scale", "engine", "requests/s", *(kind.upper() for kind in LATENCIES)]
+    rows = [
+        [
+            f"{entry['scale']:g}",
+            engine_name(entry),
+            f"{entry['requests_per_s']:.2f}",
+            *(_ranks(entry[f"{kind}_s"]) for kind in LATENCIES),
+        ]
+        for entry in entries
+    ]
+    return _table(head, rows)
+
+
+def _run_table(entries: Sequence[Entry]) -> str:
+    rows = [
+        [
+            entry["scenario"],
+            entry["model"],
+            engine_name(entry),
+            f"{entry['elapsed_s']:.3f}",
+            f"{entry['output_tokens_per_s']:,.0f}",
+            f"{entry['share_of_floor']:.0%}" if "share_of_floor" in entry else "-",
+            f"{entry['ratio']:.2f}" if "ratio" in entry else "",
+        ]
+        for entry in entries
+    ]
+    return _table(["scenario", "model", "engine", "seconds", "output tok/s", "of floor", "ours/theirs"], rows)
+
+
+def _comparisons(entries: Sequence[Entry]) -> str:
+    rows = [
+        [
+            entry["switch"].replace("_", "-"),
+            entry["scenario"],
+            *(f"{entry[side]['output_tokens_per_s']['median']:,.0f}" for side in ("on", "off")),
+            f"{entry['ratio']['median']:.3f}",
+        ]
+        for entry in entries
+    ]
+    return _table(["switch", "scenario", "on tok/s", "off tok/s", "on/off"], rows)
+
+
+def _ranks(summary: Mapping[str, float]) -> str:
+    return " / ".join(f"{summary[rank] * 1000:.2f}" for rank in ("p50", "p90", "p99")) if summary else "-"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    first = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{first}</tr>{body}</table></div>'

@@ -1,0 +1,112 @@
+"""The parts that pages share: style, panels, tables, axes. A page needs no script and no second file."""
+
+from collections.abc import Sequence
+from html import escape
+
+WIDTH, HEIGHT = 640, 150
+
+_STYLE = """
+:root { color-scheme: light dark; --text: #1c1b1a; --dim: #6b6763; --line: #dcd8d3; --ground: #fbfaf8;
+        --panel: #ffffff; --a: #b3264a; --b: #2f6f9f; --c: #5b7f3b; --d: #a8742a; --e: #77707a; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #ece9e4; --dim: #a19b94; --line: #3a3734; --ground: #191817; --panel: #22201f;
+          --a: #f07a98; --b: #7db6dd; --c: #a3c981; --d: #e0b26a; --e: #b5adb9; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1000px; padding: 28px 20px 48px; background: var(--ground); color: var(--text);
+       font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 22px; margin: 0 0 2px; } h2 { font-size: 15px; margin: 0 0 8px; }
+p { margin: 0 0 20px; color: var(--dim); }
+.tiles, .plots { display: grid; gap: 14px; margin-bottom: 14px; }
+.tiles { grid-template-columns: repeat(auto-fit, minmax(128px, 1fr)); }
+.plots { grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }
+.panel { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px;
+         min-width: 0; }
+.tile b { display: block; font-size: 22px; line-height: 1.25; font-variant-numeric: tabular-nums; }
+.tile span, .key { color: var(--dim); font-size: 13px; }
+svg { display: block; width: 100%; height: auto; overflow: visible; }
+svg text { fill: var(--dim); font-size: 11px; font-family: inherit; font-variant-numeric: tabular-nums; }
+.grid { stroke: var(--line); stroke-width: 1; }
+.key { margin: 6px 0 0; }
+.key i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 5px; }
+.key span { margin-right: 14px; white-space: nowrap; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+td, th { text-align: left; padding: 4px 12px 4px 0; border-top: 1px solid var(--line); vertical-align: top; }
+th { font-weight: normal; color: var(--dim); } tr:first-child > * { border-top: 0; }
+body > .panel { margin-bottom: 14px; } td { overflow-wrap: anywhere; } th { white-space: nowrap; }
+.wide { overflow-x: auto; } .wide td { white-space: nowrap; }
+td.number { text-align: right; white-space: nowrap; }
+@media (max-width: 500px) { svg text { font-size: 18px; } }
+"""
+
+COLORS = ("a", "b", "c", "d", "e")
+
+
+def document(title: str, about: str, parts: Sequence[str]) -> str:
+    """A whole page.
+
+    Args:
+        title, about: text for its head.
+        parts: HTML.
+    """
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            '<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>rosebatch: {escape(title)}</title>",
+            f"<style>{_STYLE}</style>",
+            f"<h1>{escape(title)}</h1>",
+            f"<p>{escape(about)}</p>",
+            *parts,
+            "</html>",
+            "",
+        ]
+    )
+
+
+def panel(title: str, inner: str) -> str:
+    """A framed part of a page; ``inner`` is HTML."""
+    return f'<section class="panel"><h2>{escape(title)}</h2>{inner}</section>'
+
+
+def grid(panels: Sequence[str]) -> str:
+    """Panels side by side where there is room."""
+    return f'<div class="plots">{"".join(panels)}</div>'
+
+
+def labelled(rows: Sequence[tuple[str, str]]) -> str:
+    """A table of labels and values."""
+    inner = "".join(f"<tr><th>{escape(label)}</th><td>{escape(value)}</td></tr>" for label, value in rows)
+    return f"<table>{inner}</table>"
+
+
+def key(entries: Sequence[tuple[str, str]]) -> str:
+    """What colours mean: CSS colours and texts."""
+    spans = (f'<span><i style="background:{color}"></i>{escape(text)}</span>' for color, text in entries)
+    return f'<div class="key">{"".join(spans)}</div>'
+
+
+def round_up(value: float) -> float:
+    """The next larger of 1, 2, 4, 5, 8, 10 times a power of ten."""
+    if value <= 0:
+        return 0.0
+    power = 1.0
+    while power * 10 <= value:
+        power *= 10
+    while power > value:
+        power /= 10
+    return next(power * factor for factor in (1, 2, 4, 5, 8, 10) if power * factor >= value)
+
+
+def duration(seconds: float) -> str:
+    """Milliseconds below a second."""
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
+
+
+def short(value: float) -> str:
+    """Three digits and a unit."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
