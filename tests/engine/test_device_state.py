@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rosebatch.engine.plan import Chunk, PackedStep
+from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import Slots, StateWrite
-from rosebatch.engine.triton_runner.staging import Staging
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch_kernels.feedback import layout
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rosebatch.engine.triton_runner import staging
-from rosebatch.engine.triton_runner.staging import Staging
+from rosebatch.engine import staging
+from rosebatch.engine.staging import Staging
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

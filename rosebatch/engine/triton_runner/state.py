@@ -10,8 +10,8 @@ from rosebatch.engine.extras import Extras
 from rosebatch.engine.logits import SampledRow
 from rosebatch.engine.logprobs import ROW
 from rosebatch.engine.marks import bias_cells, mark_cells
+from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import StateWrite
-from rosebatch.engine.triton_runner.staging import Staging
 from rosebatch_kernels.feedback import layout
 
 
