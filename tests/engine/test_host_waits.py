@@ -54,7 +54,7 @@ def test_one_wait_a_step_or_one_a_row():
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.usefixtures("few_programs")
 def test_one_wait_a_window(monkeypatch):
-    """Eight steps of a window are read at once; a plan whose tokens are not sampled on the device waits for each row."""
+    """The tokens of all steps of a window are read at once."""
     engine = device_engine("llama")
     plans = []
     launch = engine.runner.launch

@@ -1,5 +1,7 @@
 """Small arrays to the device and back: values, shapes, and copies that nobody can change afterwards."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -53,7 +55,7 @@ def test_places_of_numbers_of_8_bytes():
     places, total = staging.lay_out(MIXED)
     assert [place.stop - place.start for place in places] == [3, 10, 1, 4, 0, 3, 2]
     assert all(place.start % 2 == 0 for place, array in zip(places, MIXED, strict=True) if array.itemsize == 8)
-    assert all(a.stop <= b.start for a, b in zip(places, places[1:], strict=False))
+    assert all(a.stop <= b.start for a, b in pairwise(places))
     assert places[-1].stop == total == 3 + 1 + 10 + 1 + 1 + 4 + 3 + 1 + 2
 
 

@@ -87,7 +87,7 @@ class TritonRunner:
         self._first_tokens = torch.empty(1, max_num_seqs, dtype=torch.int32, device=device)
         self._steps = 0
         self._logits = torch.empty(0, device=device)
-        self._apply = self.state.apply if toggles.batched_rollover else self.state.apply_one_by_one
+        self._apply = self.state.apply if toggles.batched_rollover else self.state.apply_rollovers_one_by_one
         self._sample_rows = kernels.sample_rows
         self._batched_sampling = toggles.batched_sampling
         # Sampling that waits for the host: which tokens a grammar allows depends on the token before.
