@@ -16,6 +16,7 @@ from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.common import run_config
 from rosebatch.engine.load import pick_device
 from rosebatch.errors import FlagError, UserError
+from rosebatch.launch import resolve_switches
 from rosebatch.model.source import find_model
 
 # Of a bench without --suite and --scenario.
@@ -38,7 +39,7 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
     results = run_session(
         cases,
         repeats=work.repeats,
-        switches=chosen_switches(work.compare, cases[0].device),
+        switches=chosen_switches(work.compare, cases[0].device, resolve_switches(cases[0].config, cases[0].device)),
         peers=choose_peers(work.against, work.peer_args, work.peer_python, work.peer_path),
         import_seconds=imported - started,
     )
