@@ -17,15 +17,15 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Seconds of each turn, with the switch on and off."""
+    """The run of each turn, with the switch on and off."""
 
-    on: list[float]
-    off: list[float]
+    on: list[Run]
+    off: list[Run]
 
     @property
     def ratios(self) -> list[float]:
         """For each turn, how many times faster it is with the switch on."""
-        return [off / on for on, off in zip(self.on, self.off, strict=True)]
+        return [off.seconds / on.seconds for on, off in zip(self.on, self.off, strict=True)]
 
 
 def chosen_switches(names: Sequence[str], device: str, toggles: Toggles) -> list[str]:
@@ -68,8 +68,8 @@ def take_turns(on: Callable[[int], Run], off: Callable[[int], Run], repeats: int
     for number in range(1, repeats + 1):
         a, b = on(number), off(number)
         assert a.tally.output_tokens == b.tally.output_tokens, "both sides do the same work"
-        turns.on.append(a.seconds)
-        turns.off.append(b.seconds)
+        turns.on.append(a)
+        turns.off.append(b)
     return turns
 
 
@@ -114,5 +114,9 @@ def compare_switch(case: Case, switch: str, repeats: int) -> dict[str, Any]:
     }
 
 
-def _side(seconds: list[float], tokens: int) -> dict[str, Any]:
-    return {"seconds": seconds, "output_tokens_per_s": spread([tokens / each for each in seconds])}
+def _side(runs: list[Run], tokens: int) -> dict[str, Any]:
+    return {
+        "seconds": [run.seconds for run in runs],
+        "output_tokens_per_s": spread([tokens / run.seconds for run in runs]),
+        "syncs": runs[-1].stats.syncs,
+    }

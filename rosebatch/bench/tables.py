@@ -85,6 +85,9 @@ def _comparison(entry: Entry, several: bool) -> str:
     rates = [f"{side} {_spread(entry[side]['output_tokens_per_s'], '.0f')} tok/s" for side in ("on", "off")]
     texts = {"scenario": entry["scenario"], "model": entry["model"], "engine": entry["switch"].replace("_", "-")}
     line = f"{_columns(texts, several)} {rates[0]}, {rates[1]}, on/off {_spread(entry['ratio'], '.3f')}"
+    on_syncs, off_syncs = (entry[side]["syncs"] for side in ("on", "off"))
+    if on_syncs != off_syncs:
+        line += f", syncs {on_syncs}, {off_syncs}"
     off = [f"\n    {flag(other, on=False)} on both sides: {why}" for other, why in entry["switched_off"].items()]
     return line + "".join(off)
 

@@ -29,7 +29,8 @@ def test_turns():
     calls = []
     turns = take_turns(side("a", [99, 2, 4, 8], calls), side("b", [99, 3, 8, 8], calls), 3)
     assert calls == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3), ("b", 3)]
-    assert turns == Turns(on=[2, 4, 8], off=[3, 8, 8])
+    assert isinstance(turns, Turns)
+    assert [[run.seconds for run in runs] for runs in (turns.on, turns.off)] == [[2, 4, 8], [3, 8, 8]]
     assert turns.ratios == [1.5, 2.0, 1.0]
 
 
@@ -100,6 +101,9 @@ def test_what_was_off_anyway_is_not_switched_off(make_case, monkeypatch, fake_la
 
 def test_on_real_engines(make_case):
     """A given --kv-cache-memory is kept."""
+    result = compare_switch(make_case(), "batched_sampling", 1)
+    # 3 rows of 4 tokens in 4 steps: one read a step, or each row's as well.
+    assert (result["on"]["syncs"], result["off"]["syncs"]) == (4, 4 + 3 * 4)
     result = compare_switch(make_case(), "prefix_cache", 1)
     assert result["engine"]["toggles"]["prefix_cache"] is True
     assert result["engine"]["kv_cache_bytes"] == 2**20

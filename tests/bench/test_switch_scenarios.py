@@ -26,6 +26,7 @@ from rosebatch.toggles import Toggles, hiding
 from rosebatch_kernels.common import splits
 from rosebatch_kernels.linear.streamed import StreamedLinear
 from tests.engine.small_models import device_engine
+from tests.launches import note_launches
 
 ROOT = Path(__file__).resolve().parents[2]
 SWITCHES = {switch.name: switch for switch in fields(Toggles)}
@@ -71,20 +72,13 @@ def observe(monkeypatch):
     """Runs a few rows of a switch's scenario on a small model, with the switch on and off."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("Triton compiles for the GPU in this process")
-    from triton.runtime import interpreter
+    seen = Seen()
 
-    run, seen = interpreter.GridExecutor.__call__, Seen()
+    def note(name, grid, keywords):
+        kinds = sorted((key, str(value)) for key, value in keywords.items() if isinstance(value, bool | str | None))
+        seen.launches[name, str(grid), str(kinds)] += 1
 
-    def noted(self, *args, **kwargs):
-        kinds = sorted((key, str(value)) for key, value in kwargs.items() if isinstance(value, bool | str | None))
-        seen.launches[self.fn.__name__, str(self.grid), str(kinds)] += 1
-        if self.fn.__name__ == "_advance":
-            run(self, *args, **kwargs)
-
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", noted)
-    # What no kernel computes is 0: all tokens are.
-    monkeypatch.setattr(torch, "empty", torch.zeros)
-    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+    note_launches(monkeypatch, note)
 
     def side(switch: str, on: bool) -> Seen:
         nonlocal seen

@@ -12,6 +12,7 @@ from rosebatch.sampling_params import SamplingParams
 from rosebatch_kernels.common import host_waits
 from tests.engine.small_models import device_engine, plain_engine
 from tests.host_reads import HostReads
+from tests.launches import note_launches
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [
@@ -35,7 +36,7 @@ def test_every_read_is_counted(batched):
     with HostReads() as reads:
         completions = list(engine.run(REQUESTS))
     assert len(completions) == 6
-    assert engine.stats.syncs == len(reads.names) > engine.stats.steps
+    assert engine.stats.syncs == len(reads.reads) > engine.stats.steps
 
 
 def test_one_wait_a_step_or_one_a_row():
@@ -62,6 +63,27 @@ def test_one_wait_a_window(monkeypatch):
     list(engine.run(GREEDY))
     sampling = [plan for plan in plans if plan.sampled_ids]
     assert engine.stats.syncs == len(sampling) < engine.stats.steps
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles for the GPU in this process")
+@pytest.mark.parametrize("off", [(), ("fused_sampler",), ("fused_sampler", "batched_sampling"), ("late_results",)])
+def test_the_gpus_runner_waits_for_results_alone(off, monkeypatch):
+    """Copies of blocks and sampling parameters were built on the device, which waits for it.
+
+    PyTorch's own sampling reads tensors, and rows that are sampled alone are read alone: all of it is counted.
+    """
+    note_launches(monkeypatch, lambda *launch: None)
+    engine = device_engine("llama", off, blocks=9)
+    again = [Request(i + 4, (1, 2, 3, 4), SamplingParams(max_tokens=9, ignore_eos=True)) for i in range(4)]
+    with HostReads() as host:
+        for request in [*REQUESTS, *again]:
+            engine.add(request)
+        while engine.has_unfinished:
+            engine.step()
+    assert engine.stats.copied_blocks > 0 and engine.stats.preemptions > 0
+    assert host.uploads == []
+    assert len(host.reads) == engine.stats.syncs
+    assert ({"numpy"} == set(host.reads)) == ("fused_sampler" not in off)
 
 
 def test_threads_count_for_themselves():

@@ -193,7 +193,7 @@ def test_the_host_waits_for_nothing(theirs, top_k, min_p, last):
     with HostReads() as reads:
         tokens = ours.sample_filtered(wide, ones * 1e-30, numbers, top_k, ones, ones if min_p else None)
         plain = ours.sample(wide, ones * 1e30, numbers)
-    assert reads.names == []
+    assert reads.reads == []
     assert [plain[1:].tolist(), tokens[1:].tolist()] == [logits[1:].argmax(-1).tolist()] * 2
     assert (plain[0], tokens[0]) == (NOT_FINITE, NOT_FINITE)
     names = [name for name, *_ in fake.calls]
