@@ -1,8 +1,10 @@
 """From a run's config to an engine and a tokenizer that are ready to run."""
 
 import os
+import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from rosebatch.model.source import ModelSource, find_model, find_tokenizer
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits
 from rosebatch.text.tokenizer import Tokenizer
-from rosebatch.toggles import Toggles
+from rosebatch.toggles import Toggles, without_effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ def plan_launch(config: RunConfig, *, quiet: bool = False) -> LaunchPlan:
     started = time.perf_counter()
     device = pick_device(config.device)
     toggles = resolve_switches(config, device.type)
+    for sentence in without_effect(config.toggles, toggles, device.type):
+        _warn_once(sentence)
     source = find_model(
         config.model,
         config.load_format,
@@ -165,6 +169,12 @@ def load(plan: LaunchPlan) -> Launched:
     grammars = None if tokenizer is None else make_grammars(tokenizer, source.config, config)
     seconds = plan.seconds + time.perf_counter() - started
     return Launched(plan, loaded.engine, tokenizer, grammars, description, seconds)
+
+
+@cache
+def _warn_once(sentence: str) -> None:
+    """Once a process: a comparison launches two engines, a session many."""
+    sys.stderr.write(f"rosebatch: warning: {sentence}\n")
 
 
 def resolve_switches(config: RunConfig, device: str) -> Toggles:

@@ -156,6 +156,7 @@ class DeviceOps:
         decode_appends: whether both decode kernels write the new K and V to the cache.
         decode_rotates: whether they also norm and rotate q and k; only if they append.
         prepare: norms, rotates and appends in one; None to do so by the operators of ``Ops``.
+        norm_heads: norms q and k, ``[T, heads, D]`` each, before ``prepare`` or the decode kernel; None if those do it.
         sample_rows: from logits to tokens inside a graph; None to sample by the operators of ``Ops``, outside.
     """
 
@@ -167,6 +168,7 @@ class DeviceOps:
     decode_appends: bool
     decode_rotates: bool
     prepare: Callable[..., None] | None
+    norm_heads: Callable[[Tensor, Tensor, QKNorm], tuple[Tensor, Tensor]] | None
     sample_rows: Callable[..., Tensor] | None
     adjust: Callable[..., Tensor]
     mask_: Callable[[Tensor, Tensor, Tensor], None]
@@ -210,12 +212,23 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
         decode_appends=toggles.fused_kv_append,
         decode_rotates=toggles.fused_kv_append and toggles.fused_rotary,
         prepare=qkv_kernel.prepare if toggles.fused_rotary else None,
+        norm_heads=None if toggles.fused_qk_norm or not toggles.fused_rotary else _norm_heads,
         sample_rows=sampling_kernel.sample_rows if toggles.fused_sampler else None,
         adjust=logits_kernel.adjust,
         mask_=logits_kernel.mask_,
         count_=logits_kernel.count_,
         advance=feedback.advance,
     )
+
+
+def _norm_heads(q: Tensor, k: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor]:
+    from rosebatch_kernels.norm.kernel import rms_norm
+    from rosebatch_kernels.uclip.kernel import uclip_norm
+
+    if isinstance(norm, HeadUClip):
+        return uclip_norm(q, norm.q_alpha, norm.q_gamma), uclip_norm(k, norm.k_alpha, norm.k_gamma)
+    q_weight, k_weight, eps = norm
+    return rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
 
 
 def select(toggles: Toggles, device: str = "cpu", sampler: Sampler = "rosebatch") -> Ops:
@@ -252,7 +265,7 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         linear=make_linear,
         head=lambda weight: linear.PaddedLinear(weight.dense()),
         kv_append=kv_cache_kernel.append if toggles.batched_kv_append else kv_cache.append,
-        copy_blocks=kv_cache_kernel.copy_blocks if toggles.batched_kv_append else kv_cache.copy_blocks,
+        copy_blocks=kv_cache_kernel.copy_blocks,
         **_mlp_ops(toggles),
         **_norm_ops(toggles),
         **_clip_ops(toggles),

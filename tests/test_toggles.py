@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from rosebatch.errors import FlagError, UserError
-from rosebatch.toggles import Toggles, hidden_by
+from rosebatch.toggles import Toggles, hidden_by, hiding, missing, without_effect
 
 FIELDS = dataclasses.fields(Toggles)
 NAMES = [field.name for field in FIELDS]
@@ -70,6 +70,51 @@ def test_hidden_switches():
     assert hidden_by("batched_sampling", "cuda") == ["fused_sampler"]
     assert hidden_by("batched_sampling", "cpu") == []
     assert hidden_by("prefix_cache", "cuda") == []
+
+
+def test_what_a_switch_needs_is_another_one():
+    """Without cycles, or ``missing`` would never end; a device that has the switch has what it needs."""
+    for field in FIELDS:
+        assert set(field.metadata["needs"]) <= set(NAMES[: NAMES.index(field.name)])
+        for device in field.metadata["devices"]:
+            assert missing(field.name, Toggles.resolve({}, device)) == ""
+
+
+@pytest.mark.parametrize(
+    ("requested", "sentences"),
+    [
+        ({}, []),
+        ({"fused_sampler": False, "prefix_cache": True, "fused_rotary": None}, []),
+        ({"batched_sampling": False}, ["--no-batched-sampling has no effect while --fused-sampler is on"]),
+        ({"batched_sampling": True}, ["--batched-sampling has no effect while --fused-sampler is on"]),
+        ({"batched_sampling": False, "fused_sampler": False}, []),
+        ({"batched_sampling": False, "paged_attention": False}, []),
+        ({"batched_kv_append": False}, ["--no-batched-kv-append has no effect while --fused-rotary is on"]),
+        (
+            {"batched_kv_append": False, "fused_rotary": False},
+            ["--no-batched-kv-append has no effect in decode steps while --fused-kv-append is on"],
+        ),
+        ({"batched_kv_append": False, "fused_rotary": False, "fused_kv_append": False}, []),
+        ({"fused_qk_norm": False, "fused_rotary": False}, ["--no-fused-qk-norm has no effect with --no-fused-rotary"]),
+        (
+            {"paged_attention": False, "fused_qk_norm": False, "cuda_graph": True},
+            [
+                "--cuda-graph has no effect with --no-paged-attention",
+                "--no-fused-qk-norm has no effect with --no-paged-attention",
+            ],
+        ),
+    ],
+)
+def test_a_switch_without_effect_is_named(requested, sentences):
+    """``--no-batched-sampling`` changed nothing on a GPU, and nobody was told."""
+    assert without_effect(requested, Toggles.resolve(requested, "cuda"), "cuda") == sentences
+
+
+def test_on_a_cpu_no_switch_hides_another():
+    """Switches that it does not have are off, which is no reason for anything."""
+    requested = dict.fromkeys(NAMES, False)
+    assert without_effect(requested, Toggles.resolve(requested, "cpu"), "cpu") == []
+    assert hiding("batched_sampling", Toggles.resolve({}, "cpu")) == {}
 
 
 def test_frozen():

@@ -9,33 +9,39 @@ import msgspec
 from rosebatch.bench.case import Case, needed_kv_memory, release_memory, spread
 from rosebatch.bench.throughput import Run, machine_versions, run_once
 from rosebatch.errors import FlagError
-from rosebatch.launch import launch
+from rosebatch.launch import launch, resolve_switches
 from rosebatch.report.provenance import gpu_name
-from rosebatch.toggles import Toggles, hidden_by
+from rosebatch.toggles import Toggles, flag, hiding, missing
 
 ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Seconds of each turn, with the switch on and off."""
+    """The run of each turn, with the switch on and off."""
 
-    on: list[float]
-    off: list[float]
+    on: list[Run]
+    off: list[Run]
 
     @property
     def ratios(self) -> list[float]:
         """For each turn, how many times faster it is with the switch on."""
-        return [off / on for on, off in zip(self.on, self.off, strict=True)]
+        return [off.seconds / on.seconds for on, off in zip(self.on, self.off, strict=True)]
 
 
-def chosen_switches(names: Sequence[str], device: str) -> list[str]:
-    """Fields of ``Toggles`` from names on the command line; ``all`` means every switch that the device supports.
+def chosen_switches(names: Sequence[str], device: str, toggles: Toggles) -> list[str]:
+    """Fields of ``Toggles`` from names on the command line; ``all`` means every switch that can have an effect.
+
+    Args:
+        names: as given.
+        device: of the run.
+        toggles: of the run.
 
     Raises:
-        FlagError: there is no such switch, or it does nothing on the device.
+        FlagError: there is no such switch, or it does nothing on the device or beside a switch that is off.
     """
     served = [switch.name for switch in fields(Toggles) if device in switch.metadata["devices"]]
+    idle = {name: off for name in served if (off := missing(name, toggles))}
     known = [switch.name for switch in fields(Toggles)]
     chosen: list[str] = []
     for name in names:
@@ -45,7 +51,9 @@ def chosen_switches(names: Sequence[str], device: str) -> list[str]:
             raise FlagError(f"--compare {name}: no such switch; choose from {flags}")
         if name != ALL and field not in served:
             raise FlagError(f"--compare {name}: this switch does nothing on {device}; leave it out or change --device")
-        chosen += served if name == ALL else [field]
+        if field in idle:
+            raise FlagError(f"--compare {name}: this switch has no effect with {flag(idle[field], on=False)}")
+        chosen += [each for each in served if each not in idle] if name == ALL else [field]
     return list(dict.fromkeys(chosen))
 
 
@@ -61,23 +69,24 @@ def take_turns(on: Callable[[int], Run], off: Callable[[int], Run], repeats: int
     for number in range(1, repeats + 1):
         a, b = on(number), off(number)
         assert a.tally.output_tokens == b.tally.output_tokens, "both sides do the same work"
-        turns.on.append(a.seconds)
-        turns.off.append(b.seconds)
+        turns.on.append(a)
+        turns.off.append(b)
     return turns
 
 
 def compare_switch(case: Case, switch: str, repeats: int) -> dict[str, Any]:
     """Time a case with a switch on and off. Both engines are loaded at once, with no more KV cache than they need.
 
-    Switches beside which this one would have no effect are off on both sides.
+    Switches that would hide this one's effect are off on both sides; the result names them, each with the reason.
 
     Raises:
         FlagError: the device does not support the switch.
     """
     config = replace(case.config, kv_cache_memory=case.config.kv_cache_memory or needed_kv_memory(case))
+    hidden = hiding(switch, resolve_switches(config, case.device))
 
     def side(on: bool) -> tuple[Callable[[int], Run], dict[str, Any]]:
-        toggles = {**config.toggles, **dict.fromkeys(hidden_by(switch, case.device), False), switch: on}
+        toggles = {**config.toggles, **dict.fromkeys(hidden, False), switch: on}
         launched = launch(replace(config, toggles=toggles))
         return lambda run: run_once(launched.engine, case.workload(run), case.scenario.sampling), launched.description
 
@@ -91,7 +100,9 @@ def compare_switch(case: Case, switch: str, repeats: int) -> dict[str, Any]:
         "scenario": case.name,
         "model": case.source.name,
         "switch": switch,
-        "switched_off": hidden_by(switch, case.device),
+        "switched_off": {
+            other: f"{flag(switch)} has no effect{where} while it is on" for other, where in hidden.items()
+        },
         "output_tokens": tokens,
         "on": _side(turns.on, tokens),
         "off": _side(turns.off, tokens),
@@ -104,5 +115,9 @@ def compare_switch(case: Case, switch: str, repeats: int) -> dict[str, Any]:
     }
 
 
-def _side(seconds: list[float], tokens: int) -> dict[str, Any]:
-    return {"seconds": seconds, "output_tokens_per_s": spread([tokens / each for each in seconds])}
+def _side(runs: list[Run], tokens: int) -> dict[str, Any]:
+    return {
+        "seconds": [run.seconds for run in runs],
+        "output_tokens_per_s": spread([tokens / run.seconds for run in runs]),
+        "syncs": runs[-1].stats.syncs,
+    }

@@ -7,6 +7,7 @@ from typing import Any, TextIO
 from rosebatch.bench.case import Case, spread
 from rosebatch.bench.session import Entry, summarize
 from rosebatch.report.table import print_table, table, throughput_line
+from rosebatch.toggles import flag
 
 # Columns and their widths. Start-up is importing and loading. The first run is the warm-up, which compiles kernels and
 # captures graphs.
@@ -114,7 +115,12 @@ def _mean_line(means: dict[str, Any]) -> dict[str, str]:
 def _comparison(entry: Entry, several: bool) -> str:
     rates = [f"{side} {_spread(entry[side]['output_tokens_per_s'], '.0f')} tok/s" for side in ("on", "off")]
     texts = {"scenario": entry["scenario"], "model": entry["model"], "engine": entry["switch"].replace("_", "-")}
-    return f"{_columns(texts, several)} {rates[0]}, {rates[1]}, on/off {_spread(entry['ratio'], '.3f')}"
+    line = f"{_columns(texts, several)} {rates[0]}, {rates[1]}, on/off {_spread(entry['ratio'], '.3f')}"
+    on_syncs, off_syncs = (entry[side]["syncs"] for side in ("on", "off"))
+    if on_syncs != off_syncs:
+        line += f", syncs {on_syncs}, {off_syncs}"
+    off = [f"\n    {flag(other, on=False)} on both sides: {why}" for other, why in entry["switched_off"].items()]
+    return line + "".join(off)
 
 
 def _attribution(entry: Entry) -> str:

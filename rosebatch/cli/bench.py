@@ -22,6 +22,7 @@ from rosebatch.engine.load import pick_device
 from rosebatch.errors import FlagError, UserError
 from rosebatch.host.paths import takes_rows_in_order
 from rosebatch.job.paths import require_writable
+from rosebatch.launch import resolve_switches
 from rosebatch.model.source import find_model
 from rosebatch.report.build import write_text
 
@@ -59,7 +60,7 @@ def _throughput(work: BenchFlags, run: dict[str, Any], import_seconds: float) ->
     results = run_session(
         cases,
         repeats=work.repeats,
-        switches=chosen_switches(work.compare, cases[0].device),
+        switches=chosen_switches(work.compare, cases[0].device, resolve_switches(cases[0].config, cases[0].device)),
         peers=choose_peers(work.against, work.peer_args, work.peer_python, work.peer_path),
         import_seconds=import_seconds,
     )

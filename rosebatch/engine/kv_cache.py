@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.config import KVShape
+from rosebatch.engine.staging import Staging
 from rosebatch.ops import Ops
 
 
@@ -75,17 +76,17 @@ class KVCache:
         """One layer's cache, ``[2, blocks, kv_heads, block_size, D]``."""
         return self._layers[index]
 
-    def wipe(self, blocks: Sequence[int]) -> None:
+    def wipe(self, blocks: Sequence[int], staging: Staging) -> None:
         """Overwrite blocks with zeros in all layers."""
         if blocks:
-            index = torch.tensor(blocks, device=self.device)
+            (index,) = staging.send(np.array(blocks, np.int64))
             for data in self.groups:
                 data.index_fill_(2, index, 0)
 
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def copy(self, pairs: Sequence[tuple[int, int]], staging: Staging) -> None:
         """Copy (source, destination) blocks in all layers; no block is both."""
         if pairs:
-            sources, destinations = torch.tensor(pairs, device=self.device).unbind(1)
+            sources, destinations = staging.send(*np.array(pairs, np.int64).T)
             for data in self.groups:
                 self._copy_blocks(data, sources, destinations)
 

@@ -5,12 +5,14 @@ Real numbers are stored as the bits of fp32.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rosebatch.engine.plan import Chunk, SequenceSpec
+from rosebatch.engine.staging import Staging
 from rosebatch.request import Logprobs
 from rosebatch.sampling_params import MOST_LOGPROBS
 
@@ -36,28 +38,58 @@ def logprob_rows(logits: Tensor, tokens: Tensor, most: int) -> Tensor:
     return rows
 
 
+class _Asked(NamedTuple):
+    """A chunk whose prompt's log-probabilities are wanted: its number, its first row, the tokens behind its own."""
+
+    number: int
+    first: int
+    behind: tuple[int, ...]
+    most: int
+
+
 def prompt_logprobs(
     chunks: Sequence[Chunk],
     specs: Mapping[int, SequenceSpec],
     hidden: Tensor,
     logits_of: Callable[[Tensor], Tensor],
-) -> dict[int, list[Logprobs]]:
-    """What ``StepResult.prompt_logprobs`` holds, from the final hidden states ``[T, H]`` of a packed step.
+    up: Staging,
+    down: Staging,
+) -> Callable[[], dict[int, list[Logprobs]]]:
+    """Begin to fetch what ``StepResult.prompt_logprobs`` holds.
 
-    Fetched at once: whoever asks for them waits for the prompt anyway.
+    Args:
+        chunks: of a packed step.
+        specs: of their sequences.
+        hidden: ``[T, H]``, the step's final hidden states.
+        logits_of: hidden states to logits.
+        up, down: copy in stream order.
+
+    Returns:
+        a function that waits for them; it waits for nothing if nobody asks.
     """
-    found, first = {}, 0
+    asked, first = [], 0
     for number, chunk in enumerate(chunks):
         spec = specs[chunk.id]
         most, behind = spec.sampling.prompt_logprobs, spec.prompt_token_ids[chunk.start + 1 : chunk.end + 1]
         if most is not None and behind:
-            tokens = torch.tensor(behind, device=hidden.device)
-            states = hidden[first : first + len(behind)]
-            parts = zip(states.split(_PROMPT_ROWS), tokens.split(_PROMPT_ROWS), strict=True)
-            rows = torch.cat([logprob_rows(logits_of(some), ids, most) for some, ids in parts])
-            found[number] = read_logprobs(rows.cpu().numpy(), behind, most)
+            asked.append(_Asked(number, first, behind, most))
         first += len(chunk.token_ids)
-    return found
+    if not asked:
+        return dict
+    lengths = [len(each.behind) for each in asked]
+    (tokens,) = up.send(np.concatenate([np.array(each.behind, np.int64) for each in asked]))
+    parts = []
+    for each, own in zip(asked, tokens.split(lengths), strict=True):
+        states = hidden[each.first : each.first + len(own)]
+        pairs = zip(states.split(_PROMPT_ROWS), own.split(_PROMPT_ROWS), strict=True)
+        parts += [logprob_rows(logits_of(some), ids, each.most) for some, ids in pairs]
+    fetch = down.fetch(torch.cat(parts))
+
+    def read() -> dict[int, list[Logprobs]]:
+        rows = np.split(fetch(), np.cumsum(lengths)[:-1])
+        return {a.number: read_logprobs(own, a.behind, a.most) for a, own in zip(asked, rows, strict=True)}
+
+    return read
 
 
 def read_all(

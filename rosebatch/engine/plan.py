@@ -153,7 +153,7 @@ class StepResult:
         logprobs: in the same order, of each token; an empty list for a sequence that does not ask.
         prompt_logprobs: by the number of a chunk in the plan, of the prompt tokens behind each of its own.
         seconds: that the device was busy with it.
-        syncs: waits for the device.
+        syncs: how often the host waited for the device.
         graph_replays, graph_captures: of CUDA graphs.
     """
 

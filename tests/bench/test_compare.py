@@ -11,7 +11,9 @@ from rosebatch.bench.throughput import Run
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import FlagError
 from rosebatch.report.tally import Tally
-from rosebatch.toggles import Toggles
+from rosebatch.toggles import SWITCH_NAMES, Toggles, without_effect
+
+ON_CPU, ON_CUDA = (Toggles.resolve({}, device) for device in ("cpu", "cuda"))
 
 
 def side(name, seconds, calls, tokens=12):
@@ -27,7 +29,8 @@ def test_turns():
     calls = []
     turns = take_turns(side("a", [99, 2, 4, 8], calls), side("b", [99, 3, 8, 8], calls), 3)
     assert calls == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3), ("b", 3)]
-    assert turns == Turns(on=[2, 4, 8], off=[3, 8, 8])
+    assert isinstance(turns, Turns)
+    assert [[run.seconds for run in runs] for runs in (turns.on, turns.off)] == [[2, 4, 8], [3, 8, 8]]
     assert turns.ratios == [1.5, 2.0, 1.0]
 
 
@@ -52,7 +55,7 @@ def test_two_engines_one_switch_apart(make_case, monkeypatch, fake_launch):
     assert off.toggles == {"prefix_cache": False, "chunked_prefill": False}
     assert replace(on, toggles={}) == replace(off, toggles={})
     assert on.kv_cache_memory == needed_kv_memory(case)
-    assert result["switched_off"] == []
+    assert result["switched_off"] == {}
     assert (result["kind"], result["scenario"], result["switch"]) == ("comparison", "small", "chunked_prefill")
     assert result["model"] == "tiny-llama"
     assert result["output_tokens"] == 12
@@ -69,11 +72,38 @@ def test_a_switch_that_another_one_hides(make_case, monkeypatch, fake_launch):
     on, off = fake_launch.configs
     assert on.toggles == {"prefix_cache": False, "fused_sampler": False, "batched_sampling": True}
     assert off.toggles == {"prefix_cache": False, "fused_sampler": False, "batched_sampling": False}
-    assert result["switched_off"] == ["fused_sampler"]
+    assert result["switched_off"] == {"fused_sampler": "--batched-sampling has no effect while it is on"}
+
+
+def test_every_switch_is_compared_by_itself(make_case, monkeypatch, fake_launch):
+    """Of ``batched-sampling`` and ``batched-kv-append``, figures were published of code that did not run."""
+    monkeypatch.setattr(compare, "launch", fake_launch.launch)
+    case = replace(make_case(), device="cuda")
+    for switch in chosen_switches(["all"], "cuda", ON_CUDA):
+        result = compare_switch(case, switch, 1)
+        for config, value in zip(fake_launch.configs[-2:], (True, False), strict=True):
+            resolved = Toggles.resolve(config.toggles, "cuda")
+            assert without_effect({switch: value}, resolved, "cuda") == []
+            assert getattr(resolved, switch) is value
+        off = {name for name in SWITCH_NAMES if not getattr(resolved, name)} - {switch, "prefix_cache"}
+        assert set(result["switched_off"]) == off - {"batch_invariant"}
+    assert set(result["switched_off"]) == {"fused_rotary", "fused_kv_append"}, "the last one is batched_kv_append"
+
+
+def test_what_was_off_anyway_is_not_switched_off(make_case, monkeypatch, fake_launch):
+    """The plain runner samples by itself, whatever the fused sampler's switch says."""
+    monkeypatch.setattr(compare, "launch", fake_launch.launch)
+    case = replace(make_case(), device="cuda")
+    for name in ("fused_sampler", "paged_attention"):
+        config = replace(case.config, toggles={**case.config.toggles, name: False})
+        assert compare_switch(replace(case, config=config), "batched_sampling", 1)["switched_off"] == {}
 
 
 def test_on_real_engines(make_case):
     """A given --kv-cache-memory is kept."""
+    result = compare_switch(make_case(), "batched_sampling", 1)
+    # 3 rows of 4 tokens in 4 steps: one read a step, or each row's as well.
+    assert (result["on"]["syncs"], result["off"]["syncs"]) == (4, 4 + 3 * 4)
     result = compare_switch(make_case(), "prefix_cache", 1)
     assert result["engine"]["toggles"]["prefix_cache"] is True
     assert result["engine"]["kv_cache_bytes"] == 2**20
@@ -83,21 +113,32 @@ def test_on_real_engines(make_case):
 def test_chosen_switches():
     """Names are those of the command line; 'all' leaves out switches that the device does not support."""
     served = [f.name for f in fields(Toggles) if "cpu" in f.metadata["devices"]]
-    assert chosen_switches([], "cpu") == []
-    assert chosen_switches(["chunked-prefill", "prefix-cache", "chunked-prefill"], "cpu") == [
+    assert chosen_switches([], "cpu", ON_CPU) == []
+    assert chosen_switches(["chunked-prefill", "prefix-cache", "chunked-prefill"], "cpu", ON_CPU) == [
         "chunked_prefill",
         "prefix_cache",
     ]
-    assert chosen_switches(["all"], "cpu") == served
-    assert "batch_invariant" not in chosen_switches(["all"], "cuda")
+    assert chosen_switches(["all"], "cpu", ON_CPU) == served
+    assert "batch_invariant" not in chosen_switches(["all"], "cuda", ON_CUDA)
     with pytest.raises(FlagError, match=r"^--compare warp-drive: no such switch; choose from prefix-cache, .*, all$"):
-        chosen_switches(["all", "warp-drive"], "cpu")
+        chosen_switches(["all", "warp-drive"], "cpu", ON_CPU)
 
 
 def test_a_switch_without_effect_is_refused_before_anything_runs():
     """It was found only when its turn came, after the minutes of the comparisons before it."""
     with pytest.raises(FlagError, match=r"^--compare batch-invariant: this switch does nothing on cuda; leave it out"):
-        chosen_switches(["prefix-cache", "batch-invariant"], "cuda")
+        chosen_switches(["prefix-cache", "batch-invariant"], "cuda", ON_CUDA)
+
+
+def test_a_switch_that_misses_another_one_is_refused():
+    """Both sides would run the plain runner, and the ratio would be noise."""
+    gathered = Toggles.resolve({"paged_attention": False}, "cuda")
+    line = r"^--compare cuda-graph: this switch has no effect with --no-paged-attention$"
+    with pytest.raises(FlagError, match=line):
+        chosen_switches(["cuda-graph"], "cuda", gathered)
+    chosen = chosen_switches(["all"], "cuda", gathered)
+    assert {"paged_attention", "fused_mlp", "batched_sampling"} <= set(chosen)
+    assert not {"cuda_graph", "fused_rotary", "fused_qk_norm", "late_results"} & set(chosen)
 
 
 def test_a_switch_that_the_device_cannot_serve(make_case):

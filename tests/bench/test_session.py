@@ -45,10 +45,12 @@ def stages(monkeypatch):
 
     def compare_switch(case, switch, repeats):
         ran.order.append((switch, case.name))
-        side = {"seconds": [1.0], "output_tokens_per_s": {"median": 12.0, "min": 11.0, "max": 13.0}}
+        side = {"seconds": [1.0], "output_tokens_per_s": {"median": 12.0, "min": 11.0, "max": 13.0}, "syncs": 5}
+        other = side | {"syncs": 5 if switch == "prefix_cache" else 40}
         ratio = {"median": 1.25, "min": 1.2, "max": 1.5}
         names = {"scenario": case.name, "model": case.source.name, "switch": switch}
-        return {"kind": "comparison", **names, "on": side, "off": side, "ratio": ratio}
+        off = {"fused_mlp": "it hides the other"} if switch == "batched_sampling" else {}
+        return {"kind": "comparison", **names, "on": side, "off": other, "ratio": ratio, "switched_off": off}
 
     monkeypatch.setattr(session, "require_installed", lambda peer: ran.order.append(("installed", peer.name)))
     monkeypatch.setattr(session, "run_peer", run_peer)
@@ -272,6 +274,16 @@ def test_lines(stages, make_case):
         ["b", n] for n in ("prefix-cache", "rosebatch", "vllm", "sglang")
     ]
     assert lines[9:] == ["geometric mean rosebatch 2.0000 60 - vllm 2.00"]
+
+
+def test_what_was_switched_off_is_printed(stages, make_case):
+    """A ratio without the fused sampler is no ratio of a run with it."""
+    stream = io.StringIO()
+    cases = [make_case("a"), make_case("b")]
+    print_results(run(cases, ["batched_sampling"]), cases, stream)
+    lines = stream.getvalue().splitlines()
+    assert all(line.endswith(", on/off 1.250 (1.200-1.500), syncs 5, 40") for line in lines[::2])
+    assert lines[1::2] == ["    --no-fused-mlp on both sides: it hides the other"] * 2
 
 
 def test_results_are_printed_as_they_come(stages, make_case):

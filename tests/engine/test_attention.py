@@ -10,6 +10,7 @@ import torch
 from rosebatch.config import KVShape
 from rosebatch.engine.kv_cache import KVCache, bytes_per_block
 from rosebatch.engine.plan import Chunk, SequenceSpec
+from rosebatch.engine.staging import Staging
 from rosebatch.engine.torch_runner.attention import GatheredAttention
 from rosebatch.engine.torch_runner.batch import build_batch
 from rosebatch.model.layers import AttentionSpec
@@ -316,8 +317,8 @@ def test_cache_size_and_copies():
     assert not any(data.any() for data in cache.groups)
     for data in cache.groups:
         data[:, :, 1] = torch.randn(data[:, :, 1].shape).to(torch.bfloat16)
-    cache.copy([(1, 4), (1, 2)])
-    cache.copy([])
+    cache.copy([(1, 4), (1, 2)], Staging(CPU))
+    cache.copy([], Staging(CPU))
     for data in cache.groups:
         assert torch.equal(data[:, :, 4], data[:, :, 1])
         assert torch.equal(data[:, :, 2], data[:, :, 1])

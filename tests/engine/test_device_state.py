@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rosebatch.engine.plan import Chunk, PackedStep
+from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import Slots, StateWrite
-from rosebatch.engine.triton_runner.staging import Staging
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch_kernels.feedback import layout
 
@@ -43,14 +43,14 @@ UNTOUCHED = list(range(1000, 1000 + FIELD_CELLS + SLOTS * WIDTH))
 
 
 def apply_to_list(cells, write):
-    """What a write means, in Python: moves read what was there before any of them, cells come after."""
+    """What a write means, in Python: moves read what was there before any of them, cells and rollovers come after."""
     before, cells = list(cells), list(cells)
     for source, target in write.moves:
         for field in range(layout.NUM_FIELDS):
             cells[field * SLOTS + target] = before[field * SLOTS + source]
         for column in range(WIDTH):
             cells[FIELD_CELLS + target * WIDTH + column] = before[FIELD_CELLS + source * WIDTH + column]
-    for index, value in write.cells.items():
+    for index, value in (write.cells | write.rollovers).items():
         cells[index] = value
     return cells
 
@@ -65,7 +65,7 @@ def test_a_new_state_decodes_nothing(device):
 
 
 # The two ways to write.
-WAYS = [DeviceState.apply, DeviceState.apply_one_by_one]
+WAYS = [DeviceState.apply, DeviceState.apply_rollovers_one_by_one]
 
 
 @pytest.mark.parametrize("apply", WAYS)
@@ -107,7 +107,9 @@ def test_one_write_equals_cell_by_cell(make_state, device, seed):
         rows = rng.sample(range(SLOTS), 4)
         moves = list(zip(rows[:2], rows[2:], strict=True))[: rng.randrange(3)]
         chosen = rng.sample(range(len(UNTOUCHED)), rng.choice([0, 1, 5, len(UNTOUCHED)]))
-        write = StateWrite(moves, {index: rng.randrange(-(2**31), 2**31) for index in chosen})
+        values = {index: rng.randrange(-(2**31), 2**31) for index in chosen}
+        blocks = {index: values.pop(index) for index in chosen[::3]}
+        write = StateWrite(moves, values, blocks)
         for state, apply in zip(states, WAYS, strict=True):
             apply(state, write, staging)
         expected = apply_to_list(expected, write)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rosebatch.engine import sampler
+from rosebatch.engine.staging import Staging
 from rosebatch.ops import select
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
@@ -15,7 +16,7 @@ OPS = select(Toggles())
 
 
 def sample(*arguments, **options):
-    return sampler.sample(*arguments, **options).tolist()
+    return sampler.sample(*arguments, Staging(torch.device("cpu")), **options).tolist()
 
 
 def mixed_params(count, seed=0):

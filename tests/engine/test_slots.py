@@ -121,9 +121,17 @@ def test_decodes_tell_new_blocks_and_nothing_else(filled):
     slots, _ = filled
     write = slots.update(decodes(0, 1, 2, 3))
     assert (write.moves, write.cells) == ([], {})
-    write = slots.update(decodes(0, 1, 2, 3, steps=4, blocks={1: ((1, 40),), 3: ((0, 41), (1, 42))}))
-    assert write.moves == []
-    assert write.cells == block_cells(1, _1=40) | block_cells(3, _0=41, _1=42)
+    write = slots.update(decodes(0, 1, 2, 3, steps=4, blocks={1: ((1, 40),), 3: ((1, 41), (2, 42))}))
+    assert (write.moves, write.cells) == ([], {})
+    assert write.rollovers == block_cells(1, _1=40) | block_cells(3, _1=41, _2=42)
+
+
+def test_a_copied_block_is_no_rollover(filled):
+    """The first of several completions copies the last block of its prompt: that block was not full."""
+    slots, _ = filled
+    write = slots.update(decodes(0, 1, blocks={0: ((0, 40), (1, 41)), 1: ((1, 42),)}, copies=((10, 40),)))
+    assert write.cells == block_cells(0, _0=40)
+    assert write.rollovers == block_cells(0, _1=41) | block_cells(1, _1=42)
 
 
 def test_a_released_sequence_leaves_its_slot(filled, make_sequence):
@@ -170,7 +178,8 @@ def test_last_rows_move_into_gaps_of_a_smaller_bucket(filled):
     write = slots.update(decodes(1, 3, blocks={3: ((1, 70),)}, released=(0, 2)))
     assert write.moves == [(3, 0)]
     # Row 0 takes row 3's limit with the move, which comes first: no cell may end it after that.
-    assert write.cells == {cell(layout.LIMIT, 2): 0, cell(layout.LIMIT, 3): 0} | block_cells(0, _1=70)
+    assert write.cells == {cell(layout.LIMIT, 2): 0, cell(layout.LIMIT, 3): 0}
+    assert write.rollovers == block_cells(0, _1=70)
     assert slots.slot_of == {1: 1, 3: 0}
     assert slots.bucket([1, 3]) == 2
     write = slots.update(decodes(1, 3))

@@ -63,7 +63,7 @@ class ListDevice:
             for row in self.fields:
                 row[target] = row[source]
             self.table[target] = list(self.table[source])
-        for index, value in write.cells.items():
+        for index, value in (write.cells | write.rollovers).items():
             assert -(2**31) <= value < 2**31
             field, slot = divmod(index, len(self.table))
             if field < layout.NUM_FIELDS:

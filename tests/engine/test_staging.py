@@ -1,11 +1,13 @@
 """Small arrays to the device and back: values, shapes, and copies that nobody can change afterwards."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
-from rosebatch.engine.triton_runner import staging
-from rosebatch.engine.triton_runner.staging import Staging
+from rosebatch.engine import staging
+from rosebatch.engine.staging import Staging
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -27,6 +29,34 @@ def test_several_arrays_in_one_copy_keep_their_places(device):
     assert {tensor.dtype for tensor in sent} == {torch.int32}
     for tensor, array in zip(sent, arrays, strict=True):
         assert np.array_equal(tensor.cpu().numpy(), array)
+
+
+MIXED = [
+    numbers(3),
+    np.arange(5, dtype=np.int64) - 2**40,
+    numbers(1),
+    np.array([0.1, 1e-300]),
+    np.array([], np.int64),
+    np.array([0.5, 2**-30, -3.0], np.float32),
+    np.array([7], np.int64),
+]
+
+
+def test_numbers_of_all_kinds_in_one_copy(device):
+    """Block ids are int64, random numbers fp64: a sampled step sends them beside fp32 parameters."""
+    sent = Staging(device).send(*MIXED)
+    for tensor, array in zip(sent, MIXED, strict=True):
+        assert tensor.cpu().numpy().dtype == array.dtype
+        assert np.array_equal(tensor.cpu().numpy(), array)
+
+
+def test_places_of_numbers_of_8_bytes():
+    """At an odd place of the int32 buffer, a GPU cannot view them as what they are."""
+    places, total = staging.lay_out(MIXED)
+    assert [place.stop - place.start for place in places] == [3, 10, 1, 4, 0, 3, 2]
+    assert all(place.start % 2 == 0 for place, array in zip(places, MIXED, strict=True) if array.itemsize == 8)
+    assert all(a.stop <= b.start for a, b in pairwise(places))
+    assert places[-1].stop == total == 3 + 1 + 10 + 1 + 1 + 4 + 3 + 1 + 2
 
 
 def test_nothing_but_empty_arrays(device):

@@ -24,10 +24,10 @@ def recorded_logits(monkeypatch):
     """
     rows, original = {}, runner.sample
 
-    def sample(logits, params, positions, ops, **options):
+    def sample(logits, params, positions, ops, staging, **options):
         for row, p, position in zip(logits, params, positions, strict=True):
             rows[p.seed, position] = row.clone()
-        return original(logits, params, positions, ops, **options)
+        return original(logits, params, positions, ops, staging, **options)
 
     monkeypatch.setattr(runner, "sample", sample)
     return rows

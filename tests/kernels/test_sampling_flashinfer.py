@@ -1,11 +1,17 @@
 """The distribution of drawn tokens: ours against FlashInfer's kernels, and against a formula in float64."""
 
+import importlib
 import math
+import sys
+from types import ModuleType
 
 import pytest
 import torch
 
+import rosebatch_kernels.sampling as sampling_package
+from rosebatch_kernels.common.tokens import NOT_FINITE
 from rosebatch_kernels.sampling import kernel, reference
+from tests.host_reads import HostReads
 
 TEMPERATURE = 0.8
 # Top-k, top-p and min-p; the last one shows their order.
@@ -137,6 +143,67 @@ def flashinfer():
     return flashinfer
 
 
+class Theirs:
+    """Stands in for ``flashinfer.sampling`` on a CPU: each call takes the likeliest token and is noted."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def call(numbers, *args, **options):
+            self.calls.append((name, numbers, args, options))
+            if name in ("softmax", "top_k_renorm_probs", "top_p_renorm_probs"):
+                return numbers.softmax(-1)
+            return numbers.argmax(-1).int()
+
+        return call
+
+
+@pytest.fixture
+def theirs(monkeypatch):
+    """Our module with the stand-in, whether or not theirs is installed."""
+    fake = Theirs()
+    package = ModuleType("flashinfer")
+    package.sampling = fake
+    monkeypatch.setitem(sys.modules, "flashinfer", package)
+    monkeypatch.delitem(sys.modules, "rosebatch_kernels.sampling.flashinfer", raising=False)
+    ours = importlib.import_module("rosebatch_kernels.sampling.flashinfer")
+    yield ours, fake
+    # Others import the true one.
+    sys.modules.pop("rosebatch_kernels.sampling.flashinfer")
+    del sampling_package.flashinfer
+
+
+@pytest.mark.parametrize(
+    ("top_k", "min_p", "last"),
+    [
+        (5, False, "top_k_top_p_sampling_from_logits"),
+        (0, False, "top_p_sampling_from_probs"),
+        (2**70, False, "top_p_sampling_from_probs"),
+        (5, True, "min_p_sampling_from_probs"),
+    ],
+)
+def test_the_host_waits_for_nothing(theirs, top_k, min_p, last):
+    """Whether any row has a min-p was read from the device, once a step, before their kernel was launched."""
+    ours, fake = theirs
+    logits = torch.stack([make_logits(1000, seed) for seed in range(4)])
+    wide = torch.full((4, 1008), 100.0)[:, :1000].copy_(logits)
+    wide[0, 3], wide[1, 5] = float("nan"), float("-inf")
+    ones, numbers = torch.ones(4), torch.rand(4, dtype=torch.float64)
+    with HostReads() as reads:
+        tokens = ours.sample_filtered(wide, ones * 1e-30, numbers, top_k, ones, ones if min_p else None)
+        plain = ours.sample(wide, ones * 1e30, numbers)
+    assert reads.reads == []
+    assert [plain[1:].tolist(), tokens[1:].tolist()] == [logits[1:].argmax(-1).tolist()] * 2
+    assert (plain[0], tokens[0]) == (NOT_FINITE, NOT_FINITE)
+    names = [name for name, *_ in fake.calls]
+    assert names[-3] == last and names[-2:] == ["softmax", "sampling_from_probs"]
+    for _, given, args, options in fake.calls:
+        assert given.is_contiguous() and not given.isnan().any()
+        assert all(value.dtype == torch.int64 for name, value in options.items() if name in ("seed", "offset"))
+        assert all(k < 1000 for k in args if isinstance(k, int))
+
+
 def their_probabilities(theirs, logits, top_k, top_p, min_p):
     """``[V]`` float64 on the CPU. They have no kernel for what min-p keeps: their sampler finds it as it draws."""
     probabilities = theirs.softmax(logits.cuda()[None], torch.full((1,), TEMPERATURE, device="cuda"))
@@ -158,7 +225,7 @@ def their_draws(flashinfer, logits, top_k, top_p, min_p):
         uniform = torch.rand(rows, generator=generator, dtype=torch.float64).cuda()
         temperature, p, share = (torch.full((rows,), value, device="cuda") for value in (TEMPERATURE, top_p, min_p))
         if top_k or top_p < 1 or min_p:
-            tokens = flashinfer.sample_filtered(wide, temperature, uniform, top_k, p, share)
+            tokens = flashinfer.sample_filtered(wide, temperature, uniform, top_k, p, share if min_p else None)
         else:
             tokens = flashinfer.sample(wide, temperature, uniform)
         counts += torch.bincount(tokens.cpu(), minlength=len(logits))
@@ -206,5 +273,5 @@ def test_their_rows_within_a_wider_tensor(flashinfer, dtype):
     numbers = torch.rand(3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).cuda()
     ones = torch.ones(3, device="cuda")
     assert flashinfer.sample(logits, ones * 1e-30, numbers).tolist() == likeliest
-    assert flashinfer.sample_filtered(logits, ones, numbers, 1, ones, ones * 0).tolist() == likeliest
+    assert flashinfer.sample_filtered(logits, ones, numbers, 1, ones, None).tolist() == likeliest
     assert flashinfer.sample_filtered(logits, ones, numbers, 0, ones, ones).tolist() == likeliest

@@ -6,6 +6,7 @@ A row with a NaN or without a finite maximum gives ``NOT_FINITE``.
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common import host_waits
 from rosebatch_kernels.common.tokens import NOT_FINITE
 from rosebatch_kernels.sampling.distribution import lowest_kept, only_finite, pick, weights_of
 
@@ -37,7 +38,7 @@ def sample(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
 
 
 def sample_filtered(
-    logits: Tensor, temperature: Tensor, uniform: Tensor, top_k: int, top_p: Tensor, min_p: Tensor
+    logits: Tensor, temperature: Tensor, uniform: Tensor, top_k: int, top_p: Tensor, min_p: Tensor | None
 ) -> Tensor:
     """A token of each row, from the tokens that temperature, top-k, top-p and min-p leave, in that order.
 
@@ -47,17 +48,19 @@ def sample_filtered(
         uniform: ``[S]`` fp64 in (0, 1), a random number for each row.
         top_k: keep the tokens as likely as the k-th likeliest, in all rows; 0 keeps all.
         top_p: ``[S]`` fp32 in (0, 1]; keep the tokens whose likelier ones sum to less than this.
-        min_p: ``[S]`` fp32 in [0, 1]; keep the tokens at least this share as likely as the likeliest.
+        min_p: ``[S]`` fp32 in [0, 1]; keep the tokens at least this share as likely as the likeliest; None if no row
+            has this filter.
 
     Returns:
         ``[S]`` int64.
     """
     logits = logits.float()
+    min_p = torch.zeros_like(top_p) if min_p is None else min_p
     vocab = logits.shape[-1]
     # Twice top_k leaves room for ties.
     width = min(2 * top_k or _NARROW, vocab)
     tokens, complete = _from_likeliest(logits, width, temperature, uniform, top_k, top_p, min_p)
-    short = (~complete).nonzero().squeeze(-1)
+    short = host_waits.places_of(~complete)
     if short.numel():
         wide, _ = _from_likeliest(
             logits[short], vocab, temperature[short], uniform[short], top_k, top_p[short], min_p[short]
@@ -83,7 +86,7 @@ def _from_likeliest(
     # Tokens outside may tie with the last candidate, so the filters must drop that one.
     complete = (ranked[:, -1:] < (border if top_k else lowest)).squeeze(-1)
     kept = ranked >= lowest
-    count = max(int(kept.sum(-1).max()), 1)
+    count = max(host_waits.to_int(kept.sum(-1).max()), 1)
     ids, order = ids[:, :count].sort(-1)
     weights = (weights * kept).gather(-1, order)
     choice = pick(weights.cumsum(-1), uniform)

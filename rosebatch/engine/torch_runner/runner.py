@@ -14,11 +14,13 @@ from rosebatch.engine.logits import SampledRow, adjust, constrain
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
 from rosebatch.engine.sampler import sample
+from rosebatch.engine.staging import Staging
 from rosebatch.engine.torch_runner.attention import GatheredAttention
 from rosebatch.engine.torch_runner.batch import BlockTables, build_batch
 from rosebatch.model.layers import Model
 from rosebatch.ops import Ops
 from rosebatch.request import Logprobs
+from rosebatch_kernels.common import host_waits
 
 
 class TorchRunner:
@@ -37,13 +39,17 @@ class TorchRunner:
         self.ops = ops
         self.batched_sampling = batched_sampling
         self.tables = BlockTables()
+        self.staging = Staging(cache.device)
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """See ``rosebatch.engine.engine.StepRunner``: the result is there at once."""
         assert isinstance(plan, PackedStep), "a window of decodes needs tokens that stay on the device"
-        started = time.perf_counter()
+        started, waits = time.perf_counter(), host_waits.count()
+        if plan.reset:
+            # An interrupted plan may have left a fetch unread.
+            self.staging = Staging(self.cache.device)
         result = self._run(plan, masks)
-        result = replace(result, seconds=time.perf_counter() - started, syncs=int(bool(result.token_ids)))
+        result = replace(result, seconds=time.perf_counter() - started, syncs=host_waits.count() - waits)
         return lambda: result
 
     @torch.inference_mode()
@@ -52,11 +58,11 @@ class TorchRunner:
         specs, blocks = self.tables.specs, self.tables.blocks
         self.tables.update(plan)
         batch = build_batch(plan.chunks, specs, blocks, self.cache.block_size, self.cache.device)
-        self.cache.wipe(plan.wipes)
-        self.cache.copy(plan.copies)
+        self.cache.wipe(plan.wipes, self.staging)
+        self.cache.copy(plan.copies, self.staging)
         attention = GatheredAttention(batch, self.cache, self.model.attention, self.ops)
         hidden = self.model.forward(batch.input_ids, batch.positions, attention)
-        of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits)
+        of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits, self.staging, self.staging)()
         if not batch.sampled:
             return StepResult([], prompt_logprobs=of_prompts)
         logits = self.model.logits(hidden[batch.sample_rows])
@@ -65,8 +71,8 @@ class TorchRunner:
         if guided:
             changed = constrain(changed, guided, masks(), self.ops)
         params, positions = [row.spec.sampling for row in batch.sampled], [row.position for row in batch.sampled]
-        tokens = sample(changed, params, positions, self.ops, batched=self.batched_sampling)
-        token_ids = [[token] for token in tokens.tolist()]
+        tokens = sample(changed, params, positions, self.ops, self.staging, batched=self.batched_sampling)
+        token_ids = [[token] for token in host_waits.to_list(tokens)]
         return StepResult(token_ids, _logprobs(logits, tokens, batch.sampled, token_ids), of_prompts)
 
 
@@ -77,5 +83,5 @@ def _logprobs(
     most = Extras.of(specs).logprobs
     if most is None:
         return []
-    rows = logprob_rows(logits, tokens, most).cpu().numpy()[:, None]
+    rows = host_waits.to_numpy(logprob_rows(logits, tokens, most))[:, None]
     return read_all(rows, specs, token_ids)

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -108,6 +108,16 @@ def _prepare_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step)
     return qkv if spec.rotary is None and spec.qk_norm is None else q.reshape(len(qkv), -1)
 
 
+def _normed(spec: AttentionSpec, qkv: Tensor, kernels: DeviceOps) -> tuple[AttentionSpec, Tensor]:
+    """q and k normed by kernels of their own, and a layer that norms no more; the way of ``--no-fused-qk-norm``."""
+    if kernels.norm_heads is None or spec.qk_norm is None:
+        return spec, qkv
+    heads = qkv.view(len(qkv), -1, spec.head_dim)
+    q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+    q, k = kernels.norm_heads(q, k, spec.qk_norm)
+    return replace(spec, qk_norm=None), torch.cat((q, k, v), 1).view(len(qkv), -1)
+
+
 def _rotation(spec: AttentionSpec) -> dict[str, Any]:
     rotary = None if spec.rotary is None else (spec.rotary.cos, spec.rotary.sin)
     return {"rotary": rotary, "qk_norm": spec.qk_norm}
@@ -134,6 +144,7 @@ class PackedAttention:
         """K and V of all chunks are written before any is read."""
         kernels = self.shared.kernels
         cache = self.shared.cache.layer(spec.layer)
+        spec, qkv = _normed(spec, qkv, kernels)
         q = self.shared.prepare_packed(spec, qkv, cache, self)
         heads, scale = spec.num_heads, spec.scale
         if spec.gate is None:
@@ -173,6 +184,7 @@ class DecodeAttention:
         """The kernel does all of it, or attends to what was prepared."""
         kernels = self.shared.kernels
         cache = self.shared.cache.layer(spec.layer)
+        spec, qkv = _normed(spec, qkv, kernels)
         qkv = self.shared.prepare_decode(spec, qkv, cache, self)
         if spec.gate is None:
             decode = partial(kernels.decode, window=spec.window)

@@ -8,7 +8,7 @@ the logits.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,18 +22,22 @@ from rosebatch.engine.logits import SampledRow
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.plan import DecodeWindow, PackedStep, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.sampler import sample
+from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, SharedAttention
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
 from rosebatch.engine.triton_runner.slots import Slots
-from rosebatch.engine.triton_runner.staging import Staging
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import Model
 from rosebatch.ops import DeviceOps, Ops
 from rosebatch.request import Logprobs
 from rosebatch.toggles import Toggles
+from rosebatch_kernels.common import host_waits
 from rosebatch_kernels.common.tokens import NO_TOKEN
 from rosebatch_kernels.feedback import layout
+
+# Waits for the log-probabilities of prompts, by the number of a chunk.
+_PromptLogprobs = Callable[[], dict[int, list[Logprobs]]]
 
 
 class TritonRunner:
@@ -83,7 +87,7 @@ class TritonRunner:
         self._first_tokens = torch.empty(1, max_num_seqs, dtype=torch.int32, device=device)
         self._steps = 0
         self._logits = torch.empty(0, device=device)
-        self._apply = self.state.apply if toggles.batched_rollover else self.state.apply_one_by_one
+        self._apply = self.state.apply if toggles.batched_rollover else self.state.apply_rollovers_one_by_one
         self._sample_rows = kernels.sample_rows
         self._batched_sampling = toggles.batched_sampling
         # Sampling that waits for the host: which tokens a grammar allows depends on the token before.
@@ -91,10 +95,19 @@ class TritonRunner:
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """See ``rosebatch.engine.engine.StepRunner``."""
+        before = host_waits.count()
         if plan.reset:
             self._reset()
         self._run_deferred()
-        return self._launch(plan, masks)
+        wait = self._launch(plan, masks)
+        launching = host_waits.count() - before
+
+        def counted() -> StepResult:
+            before = host_waits.count()
+            result = wait()
+            return replace(result, syncs=launching + host_waits.count() - before)
+
+        return counted
 
     def _reset(self) -> None:
         """Start over, whatever an interrupted launch has left."""
@@ -107,8 +120,8 @@ class TritonRunner:
     def _launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         clock = _Clock(self.cache.device)
         self._apply(self.slots.update(plan), self.up)
-        self.cache.wipe(plan.wipes)
-        self.cache.copy(plan.copies)
+        self.cache.wipe(plan.wipes, self.up)
+        self.cache.copy(plan.copies, self.up)
         sampled = _Sampled.of(plan, self.slots, masks)
         self.state.make_room(sampled.extras)
         if isinstance(plan, DecodeWindow):
@@ -130,10 +143,10 @@ class TritonRunner:
                 assert plan.steps == 1, "tokens are sampled outside of the graph"
                 (columns,) = self.up.send(sampled.slots)
                 self._sample(ran.out[columns], sampled, columns, self.state.history, self.state.step)
+            clock.stop()
             fetched.append(self.down.fetch(self.state.history))
             if sampled.extras.logprobs is not None:
                 fetched.append(self.down.fetch(self.state.logprobs[:-1]))
-            clock.stop()
 
         def wait() -> StepResult:
             # Its own sampling only: a plan launched since then needs the tokens that are read here.
@@ -159,21 +172,21 @@ class TritonRunner:
         ran, columns, of_prompts = self._run_packed(plan, sampled)
         if not count:
             clock.stop()
-            return lambda: _result([], [], clock, ran, of_prompts)
+            return lambda: _result([], [], clock, ran, of_prompts())
         self._sample(self.model.logits(ran.out[:count]), sampled, columns, self._first_tokens, None)
+        clock.stop()
         fetch = self.down.fetch(self._first_tokens[0, :count])
         asked = sampled.extras.logprobs is not None
         fetch_logprobs = self.down.fetch(self.state.logprobs[-1, :count]) if asked else None
-        clock.stop()
 
         def wait() -> StepResult:
             ids = [[token] for token in fetch().tolist()]
             rows = None if fetch_logprobs is None else fetch_logprobs()[:, None]
-            return _result(ids, [] if rows is None else read_all(rows, sampled.specs, ids), clock, ran, of_prompts)
+            return _result(ids, [] if rows is None else read_all(rows, sampled.specs, ids), clock, ran, of_prompts())
 
         return wait
 
-    def _run_packed(self, plan: PackedStep, sampled: "_Sampled") -> tuple[Ran, Tensor, dict[int, list[Logprobs]]]:
+    def _run_packed(self, plan: PackedStep, sampled: "_Sampled") -> tuple[Ran, Tensor, _PromptLogprobs]:
         """The last token's final hidden state of each chunk that samples, their slots, and what prompts report."""
         specs = self.slots.specs
         reports = any(specs[chunk.id].sampling.prompt_logprobs is not None for chunk in plan.chunks)
@@ -183,10 +196,10 @@ class TritonRunner:
         cells, columns = self.up.send(pack(plan, self.slots, layout, tile_rows), sampled.slots)
         if padded:
             self._packed_cells[: len(cells)].copy_(cells)
-            return self.packed.run(layout.size), columns, {}
+            return self.packed.run(layout.size), columns, dict
         inputs = layout.inputs(cells)
         hidden = self._forward(inputs)
-        of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits) if reports else {}
+        of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits, self.up, self.down)
         return Ran(hidden[inputs.last_rows]), columns, of_prompts
 
     def _packed_step(self, size: int) -> Tensor:
@@ -264,7 +277,7 @@ class TritonRunner:
     def _sample_in_groups(self, logits: Tensor, sampled: "_Sampled | None") -> Tensor:
         assert sampled is not None, "the host knows who is sampled outside of a graph"
         params = [spec.sampling for spec in sampled.specs]
-        return sample(logits, params, sampled.positions, self.ops, batched=self._batched_sampling)
+        return sample(logits, params, sampled.positions, self.ops, self.up, batched=self._batched_sampling)
 
 
 class _Decode(NamedTuple):
@@ -323,7 +336,6 @@ def _result(
         logprobs,
         of_prompts or {},
         seconds=clock.seconds(),
-        syncs=int(bool(ids)),
         graph_replays=ran.replays,
         graph_captures=ran.captures,
     )
@@ -348,11 +360,12 @@ class _Clock:
         self._stopped = time.perf_counter()
 
     def seconds(self) -> float:
-        """Waits for the second point."""
+        """Waits for the second point, unless a result behind it is there."""
         if not self._cuda:
             return self._stopped - self._started
         start, end = self._events
-        end.synchronize()
+        if not end.query():
+            host_waits.wait_for(end)
         milliseconds: float = start.elapsed_time(end)
         return milliseconds * 1e-3
 

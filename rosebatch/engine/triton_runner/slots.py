@@ -24,10 +24,12 @@ class StateWrite:
     Attributes:
         moves: (from, to) rows; a row moved from is not read again.
         cells: flat index -> int32 value, see ``Slots``.
+        rollovers: the same, of blocks that follow a full one in decode steps.
     """
 
     moves: list[tuple[int, int]] = field(default_factory=list)
     cells: dict[int, int] = field(default_factory=dict)
+    rollovers: dict[int, int] = field(default_factory=dict)
 
 
 class Slots:
@@ -64,11 +66,13 @@ class Slots:
             self.slot_of[spec.id] = heapq.heappop(self._free)
         if isinstance(plan, DecodeWindow):
             self._compact([row.id for row in plan.rows], write)
+            copies = {copy for _, copy in plan.copies}
             for row in plan.rows:
-                self._tell_blocks(row.id, row.blocks, write)
+                for change in row.blocks:
+                    self._tell_blocks(row.id, [change], write.cells if change[1] in copies else write.rollovers)
         else:
             for chunk in plan.chunks:
-                self._tell_blocks(chunk.id, chunk.blocks, write)
+                self._tell_blocks(chunk.id, chunk.blocks, write.cells)
                 if chunk.samples:
                     self._tell_fields(chunk, write)
         return write
@@ -107,10 +111,10 @@ class Slots:
             write.cells[self._cell(layout.LIMIT, source)] = 0
             heapq.heappush(self._free, source)
 
-    def _tell_blocks(self, sequence_id: int, changes: Sequence[BlockChange], write: StateWrite) -> None:
+    def _tell_blocks(self, sequence_id: int, changes: Sequence[BlockChange], cells: dict[int, int]) -> None:
         start = layout.NUM_FIELDS * self.num_slots + self.slot_of[sequence_id] * self.width
         for index, block in changes:
-            write.cells[start + index] = block
+            cells[start + index] = block
 
     def _tell_fields(self, chunk: Chunk, write: StateWrite) -> None:
         slot, spec = self.slot_of[chunk.id], self.specs[chunk.id]

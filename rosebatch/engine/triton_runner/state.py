@@ -1,5 +1,6 @@
 """The state of all running sequences on the device: a decode step reads and advances it, the host changes little."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -10,8 +11,8 @@ from rosebatch.engine.extras import Extras
 from rosebatch.engine.logits import SampledRow
 from rosebatch.engine.logprobs import ROW
 from rosebatch.engine.marks import bias_cells, mark_cells
+from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import StateWrite
-from rosebatch.engine.triton_runner.staging import Staging
 from rosebatch_kernels.feedback import layout
 
 
@@ -57,15 +58,14 @@ class DeviceState:
     def apply(self, write: StateWrite, staging: Staging) -> None:
         """Carry out the host's changes behind the work launched before: all cells in one write."""
         self._move(write, staging)
-        if write.cells:
-            self._write(*_cells(write), staging)
+        self._write(write.cells | write.rollovers, staging)
 
-    def apply_one_by_one(self, write: StateWrite, staging: Staging) -> None:
-        """The same with a write for each cell: what one write for all is measured against."""
+    def apply_rollovers_one_by_one(self, write: StateWrite, staging: Staging) -> None:
+        """The same with a write for each rollover: what one write for all is measured against (source: article S1)."""
         self._move(write, staging)
-        indices, values = _cells(write)
-        for i in range(len(indices)):
-            self._write(indices[i : i + 1], values[i : i + 1], staging)
+        self._write(write.cells, staging)
+        for index, block in write.rollovers.items():
+            self._write({index: block}, staging)
 
     def _move(self, write: StateWrite, staging: Staging) -> None:
         if write.moves:
@@ -75,9 +75,11 @@ class DeviceState:
                 if len(table):
                     table.index_copy_(0, targets.long(), table.index_select(0, sources))
 
-    def _write(self, indices: np.ndarray, values: np.ndarray, staging: Staging) -> None:
-        where, what = staging.send(indices, values)
-        self._cells.index_copy_(0, where.long(), what)
+    def _write(self, cells: Mapping[int, int], staging: Staging) -> None:
+        if cells:
+            indices, values = (np.fromiter(part, np.int32, len(cells)) for part in (cells.keys(), cells.values()))
+            where, what = staging.send(indices, values)
+            self._cells.index_copy_(0, where.long(), what)
 
     def tell_tokens(self, told: Seq[tuple[int, SampledRow]], staging: Staging) -> None:
         """Set marks and bias of slots whose sequences begin to be sampled, from all their tokens so far."""
@@ -134,9 +136,3 @@ class DeviceState:
             "positions": fields[layout.NEXT],
             "min_positions": fields[layout.MIN_POSITION],
         }
-
-
-def _cells(write: StateWrite) -> tuple[np.ndarray, np.ndarray]:
-    """Flat indices and values, int32 each."""
-    indices = np.fromiter(write.cells.keys(), np.int32, len(write.cells))
-    return indices, np.fromiter(write.cells.values(), np.int32, len(write.cells))

@@ -1,17 +1,20 @@
 """Small arrays between host and device, on the stream and without waiting: pinned memory, reused in turn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common import host_waits
+
 # Transfers under way before the oldest is waited for.
 _DEPTH = 8
+_DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
 
 
 class Staging:
-    """Copies int32 arrays to the device and tensors back, in stream order.
+    """Copies arrays to the device and int32 tensors back, in stream order.
 
     Args:
         device: on a CPU, copies are immediate.
@@ -28,18 +31,23 @@ class Staging:
         self._turn = 0
 
     def send(self, *arrays: np.ndarray) -> list[Tensor]:
-        """The arrays as int32 tensors on the device, moved in one copy."""
-        sizes = [len(array) for array in arrays]
-        total = sum(sizes)
+        """One-dimensional arrays as tensors of their dtypes on the device, moved in one copy.
+
+        Args:
+            arrays: of numbers of 4 or 8 bytes.
+        """
         if self.device.type == "cpu":
-            return [torch.from_numpy(np.ascontiguousarray(array, np.int32).copy()) for array in arrays]
+            return [torch.from_numpy(np.array(array, order="C")) for array in arrays]
+        places, total = lay_out(arrays)
         turn = self._next()
-        host = self._buffer(turn, total)
-        np.concatenate(arrays, out=host.numpy()[:total], casting="same_kind")
+        host = self._buffer(turn, total)[:total]
+        cells = host.numpy()
+        for array, place in zip(arrays, places, strict=True):
+            cells[place].view(array.dtype)[:] = array
         there = torch.empty(total, dtype=torch.int32, device=self.device)
-        there.copy_(host[:total], non_blocking=True)
+        there.copy_(host, non_blocking=True)
         self._mark(turn)
-        return list(there.split(sizes))
+        return [there[place].view(_DTYPES[array.dtype.name]) for array, place in zip(arrays, places, strict=True)]
 
     def fetch(self, tensor: Tensor) -> Callable[[], np.ndarray]:
         """Begin to copy an int32 tensor to the host.
@@ -57,8 +65,10 @@ class Staging:
             event = self._mark(turn)
 
         def wait() -> np.ndarray:
-            if event is not None:
-                event.synchronize()
+            if event is None:
+                host_waits.note()
+            else:
+                host_waits.wait_for(event)
             self._unread[turn] = False
             return view.numpy()
 
@@ -72,8 +82,8 @@ class Staging:
 
     def _buffer(self, turn: int, size: int) -> Tensor:
         event = self._events[turn]
-        if event is not None:
-            event.synchronize()
+        if event is not None and not event.query():
+            host_waits.wait_for(event)
         if len(self._pinned[turn]) < size:
             self._pinned[turn] = torch.empty(max(1024, 2 * size), dtype=torch.int32, pin_memory=True)
         return self._pinned[turn]
@@ -83,3 +93,13 @@ class Staging:
         event.record()
         self._events[turn] = event
         return event
+
+
+def lay_out(arrays: Sequence[np.ndarray]) -> tuple[list[slice], int]:
+    """Places of arrays in a buffer of int32, and its length. Numbers of 8 bytes begin at even places."""
+    places, end = [], 0
+    for array in arrays:
+        start = end + (end % 2 if array.itemsize == 8 else 0)
+        end = start + array.nbytes // 4
+        places.append(slice(start, end))
+    return places, end

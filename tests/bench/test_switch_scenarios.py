@@ -1,0 +1,287 @@
+"""Every switch has a scenario in ``configs/bench`` in which the code that it chooses runs.
+
+A comparison in which both sides run the same code gives a ratio near 1 and says nothing. Where kernels decide, a small
+model of the scenario's family runs a few of its rows, and the launches of kernels are compared, which need not compute
+anything. Where lengths and numbers of rows decide, the scenario counts as it is.
+"""
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rosebatch.bench.scenario import Scenario, configs_dir, load_scenarios
+from rosebatch.bench.workload import Workload, make_workload
+from rosebatch.config import ModelConfig, load_toml
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.plan import DecodeWindow, StepResult
+from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.ops import PackedLinear, Weight, can_pack, select
+from rosebatch.toggles import Toggles, hiding
+from rosebatch_kernels.common import splits
+from rosebatch_kernels.linear.streamed import StreamedLinear
+from tests.engine.small_models import device_engine
+from tests.launches import note_launches
+
+ROOT = Path(__file__).resolve().parents[2]
+SWITCHES = {switch.name: switch for switch in fields(Toggles)}
+# What a GPU takes by default: tokens of a block and of a step, steps of a window.
+BLOCK_SIZE, BUDGET, WINDOW = 64, 16384, 8
+FAMILIES = {"gpt2": "gpt2", "qwen3-0.6b": "llama", "hp1-0.6b": "hp1"}
+
+
+def scenario_of(switch: str) -> Scenario:
+    (chosen,) = load_scenarios([SWITCHES[switch].metadata["scenario"]])
+    return chosen.scenario
+
+
+@dataclass
+class Seen:
+    """What a run did.
+
+    Attributes:
+        launches: of kernels: names, grids and what they were compiled for.
+        plans: kinds and sizes.
+        writes: to the state of the runner.
+        syncs: of the run.
+        most_launched: plans under way at a time.
+    """
+
+    launches: Counter = field(default_factory=Counter)
+    plans: list = field(default_factory=list)
+    writes: int = 0
+    syncs: int = 0
+    most_launched: int = 0
+
+    @property
+    def kernels(self) -> Counter:
+        """Launches by the name of the kernel."""
+        counts = Counter()
+        for (name, *_), number in self.launches.items():
+            counts[name] += number
+        return counts
+
+
+@pytest.fixture
+def observe(monkeypatch):
+    """Runs a few rows of a switch's scenario on a small model, with the switch on and off."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton compiles for the GPU in this process")
+    seen = Seen()
+
+    def note(name, grid, keywords):
+        kinds = sorted((key, str(value)) for key, value in keywords.items() if isinstance(value, bool | str | None))
+        seen.launches[name, str(grid), str(kinds)] += 1
+
+    note_launches(monkeypatch, note)
+
+    def side(switch: str, on: bool) -> Seen:
+        nonlocal seen
+        seen = now = Seen()
+        scenario = scenario_of(switch)
+        off = [*hiding(switch, Toggles.resolve({}, "cuda")), *([] if on else [switch])]
+        engine = device_engine(FAMILIES[scenario.model], off)
+        write = engine.runner.state._write
+
+        def counted_write(cells, staging):
+            now.writes += bool(cells)
+            write(cells, staging)
+
+        engine.runner.state._write = counted_write
+        launch = engine.runner.launch
+
+        def counted_launch(plan, masks):
+            now.plans.append((type(plan).__name__, plan.num_tokens))
+            return launch(plan, masks)
+
+        engine.runner.launch = counted_launch
+        prompts = [[number + 1] * min(scenario.input_len, 9) for number in range(3)]
+        for request in Workload(prompts, [6] * 3).requests(scenario.sampling):
+            engine.add(request)
+        while engine.has_unfinished:
+            engine.step()
+            now.most_launched = max(now.most_launched, len(engine._launched))
+        now.syncs = engine.stats.syncs
+        return now
+
+    return lambda switch: (side(switch, True), side(switch, False))
+
+
+def plan_all(switch: str, **options) -> list:
+    """The plans for the whole scenario, as a GPU's scheduler makes them; every token is 7."""
+    scenario = scenario_of(switch)
+    workload = make_workload(scenario, 1000)
+    most = scenario.max_num_seqs * (-(-workload.longest // BLOCK_SIZE) + 1)
+    plans = []
+
+    class Runner:
+        def launch(self, plan, masks):
+            plans.append(plan)
+            window = isinstance(plan, DecodeWindow)
+            lengths = [row.length for row in plan.rows] if window else [1] * len(plan.sampled_ids)
+            return lambda: StepResult([[7] * length for length in lengths])
+
+    limits = {"max_num_seqs": scenario.max_num_seqs, "max_num_batched_tokens": BUDGET}
+    policy = SeparateDecodes(WINDOW)
+    scheduler = Scheduler(BlockPool(most, BLOCK_SIZE), **limits, policy=policy, **{"prefix_cache": False, **options})
+    engine = Engine(scheduler, Runner(), vocab_size=1000, max_model_len=workload.longest, lookahead=1)
+    assert len(list(engine.run(workload.requests(scenario.sampling)))) == scenario.num_prompts
+    return plans
+
+
+def launches_other_kernels(switch, observe, *, of_on=(), of_off=()):
+    """The kernels named are launched on that side only, or more often there."""
+    on, off = (seen.kernels for seen in observe(switch))
+    for name in of_on:
+        assert on[name] > off[name], (name, on, off)
+    for name in of_off:
+        assert off[name] > on[name], (name, on, off)
+    assert on != off
+
+
+def shares_prefixes(switch, observe):
+    on, off = (sum(plan.num_tokens for plan in plan_all(switch, prefix_cache=value)) for value in (True, False))
+    assert on < off / 2
+
+
+def splits_prompts(switch, observe):
+    on, off = (plan_all(switch, chunked_prefill=value) for value in (True, False))
+    chunks = [chunk for plan in on if not isinstance(plan, DecodeWindow) for chunk in plan.chunks]
+    assert any(not chunk.samples for chunk in chunks)
+    assert all(plan.num_sequences == len(plan.sampled_ids) for plan in off)
+
+
+def reads_once_a_step(switch, observe):
+    on, off = observe(switch)
+    assert off.syncs == on.syncs + sum(tokens for kind, tokens in off.plans if kind == "DecodeWindow") + 3
+    assert "_choose" not in on.kernels
+
+
+def keeps_bits(switch, observe):
+    """Every product is packed, in fixed shapes or not."""
+    layouts = []
+    for value in (True, False):
+        toggles = replace(Toggles.resolve({}, "cpu"), **{switch: value})
+        dtype = getattr(torch, scenario_of(switch).dtype)
+        weight = Weight(torch.zeros(64, 32, dtype=dtype))
+        if not can_pack(weight.tensor):
+            pytest.skip("this PyTorch has no packed products in this dtype")
+        product = select(toggles).linear(weight, None)
+        assert isinstance(product, PackedLinear)
+        layouts.append(product.invariant)
+    assert layouts == [True, False]
+
+
+def results_come_late(switch, observe):
+    on, off = observe(switch)
+    assert (on.most_launched, off.most_launched) == (1, 0)
+    assert len(on.plans) < len(off.plans), "windows of one step"
+
+
+def rollovers_are_one_write(switch, observe):
+    on, off = observe(switch)
+    assert on.writes < off.writes
+    assert on.plans == off.plans
+
+
+def streams_weights(switch, observe):
+    scenario, model = scenario_of(switch), model_of(switch)
+    weight = torch.empty(model.hidden_size, model.num_heads * model.head_dim, dtype=getattr(torch, scenario.dtype))
+    on, off = (
+        select(replace(Toggles.resolve({}, "cuda"), **{switch: value}), "cuda").linear(Weight(weight), None)
+        for value in (True, False)
+    )
+    rows = torch.empty(min(scenario.num_prompts, scenario.max_num_seqs), weight.shape[1])
+    assert isinstance(on, StreamedLinear) and on.streams(rows)
+    assert not isinstance(off, StreamedLinear)
+
+
+def splits_sequences(switch, observe):
+    scenario, model = scenario_of(switch), model_of(switch)
+    batch = min(scenario.num_prompts, scenario.max_num_seqs)
+    assert splits.num_splits(batch, model.num_kv_heads) > 1
+    assert splits.least_keys(batch, model.num_kv_heads, warps=4) * 2 <= scenario.input_len
+    on, off = observe(switch)
+    assert on.kernels == off.kernels and on.launches != off.launches, "other grids"
+
+
+def leaves_values_out(switch, observe):
+    on, off = observe(switch)
+    assert on.kernels == off.kernels and on.launches != off.launches, "compiled for something else"
+
+
+def model_of(switch: str) -> ModelConfig:
+    return load_toml(configs_dir() / "models" / f"{scenario_of(switch).model}.toml", ModelConfig)
+
+
+# How each switch shows that it acts; None: only on a GPU, see tests/gpu/test_switches_gpu.py.
+ACTS = {
+    "prefix_cache": shares_prefixes,
+    "chunked_prefill": splits_prompts,
+    "batched_sampling": reads_once_a_step,
+    "batch_invariant": keeps_bits,
+    "paged_attention": None,
+    "cuda_graph": None,
+    "late_results": results_come_late,
+    "batched_rollover": rollovers_are_one_write,
+    "fused_sampler": {"of_on": ("_choose", "_summarise")},
+    "streamed_linear": streams_weights,
+    "fused_norm": {"of_on": ("_norm",)},
+    "fused_mlp": {"of_on": ("_activation",)},
+    "fused_rotary": {"of_on": ("_prepare",), "of_off": ("_append",)},
+    "fused_qk_norm": {"of_off": ("_uclip",)},
+    "fused_kv_append": {"of_off": ("_prepare",)},
+    "split_keys": splits_sequences,
+    "fused_peri_norm": {"of_off": ("_uclip",)},
+    "sparse_values": leaves_values_out,
+    "batched_kv_append": {"of_on": ("_append",)},
+}
+
+
+def test_every_switch_has_a_way_to_show_it():
+    """A new switch must say where it acts."""
+    assert list(ACTS) == list(SWITCHES)
+
+
+@pytest.mark.parametrize("switch", [name for name, acts in ACTS.items() if acts])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_switch_acts_in_its_scenario(switch, observe):
+    """Two published ratios were of switches whose code did not run."""
+    acts = ACTS[switch]
+    if isinstance(acts, dict):
+        launches_other_kernels(switch, observe, **acts)
+    else:
+        acts(switch, observe)
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_docs_name_the_scenario(switch):
+    """The reader who wants a switch's figure finds the work for it."""
+    rows = [line.split("|") for line in (ROOT / "docs" / "switches.md").read_text().splitlines()]
+    (row,) = [row for row in rows if len(row) == 6 and row[1].strip() == f"`{switch.replace('_', '-')}`"]
+    assert re.fullmatch(r"`([\w-]+)`", row[4].strip())[1] == SWITCHES[switch].metadata["scenario"]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts", "lengths", "batch"),
+    [
+        ("article-s0", 256, (512, 128), 32),
+        ("article-s1", 256, (1, 256), 16),
+        ("article-s2", 256, (1, 64), 256),
+        ("article-s3", 64, (1, 512), 64),
+    ],
+)
+def test_the_articles_own_work(name, prompts, lengths, batch):
+    """GPT-2 in fp16 without a prefix cache, as each article ran it."""
+    (chosen,) = load_scenarios([name])
+    scenario = chosen.scenario
+    assert (scenario.num_prompts, scenario.input_len, scenario.output_len) == (prompts, *lengths)
+    assert (scenario.max_num_seqs, scenario.model, scenario.dtype) == (batch, "gpt2", "float16")
+    assert not scenario.prefix_cache
+    sampled = (scenario.sampling.temperature, scenario.sampling.top_k, scenario.sampling.top_p)
+    assert sampled == ((1.0, 50, 0.9) if name == "article-s0" else (0.0, 0, 1.0))

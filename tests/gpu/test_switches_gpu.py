@@ -1,0 +1,51 @@
+"""On a GPU: the switches that no CPU can show act in the scenarios that they name (see tests/bench)."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from rosebatch.bench.scenario import configs_dir, load_scenarios
+from rosebatch.bench.workload import make_workload
+from rosebatch.config import RunConfig
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.torch_runner.runner import TorchRunner
+from rosebatch.engine.triton_runner.runner import TritonRunner
+from rosebatch.launch import launch
+from rosebatch.toggles import Toggles
+
+pytestmark = pytest.mark.gpu
+
+
+def run(switch: str, on: bool) -> Engine:
+    """A part of the switch's scenario, with it on or off."""
+    (field,) = (each for each in fields(Toggles) if each.name == switch)
+    (chosen,) = load_scenarios([field.metadata["scenario"]])
+    scenario = chosen.scenario
+    config = RunConfig.of(
+        str(configs_dir() / "models" / f"{scenario.model}.toml"),
+        load_format="dummy",
+        device="cuda",
+        dtype=scenario.dtype,
+        max_num_seqs=scenario.max_num_seqs,
+        kv_cache_memory=1 << 30,
+        prefix_cache=scenario.prefix_cache,
+    )
+    launched = launch(replace(config, toggles={**config.toggles, switch: on}))
+    requests: list[Any] = make_workload(scenario, 1000).requests(scenario.sampling)[:8]
+    short = [replace(each, sampling=replace(each.sampling, max_tokens=24)) for each in requests]
+    assert len(list(launched.engine.run(short))) == 8
+    return launched.engine
+
+
+def test_cuda_graph() -> None:
+    """Steps are replayed, or launched kernel by kernel."""
+    on, off = run("cuda_graph", True), run("cuda_graph", False)
+    assert on.stats.graph_replays > 0 == off.stats.graph_replays
+    assert on.stats.graph_captures > 0 == off.stats.graph_captures
+
+
+def test_paged_attention() -> None:
+    """Blocks are read in place by the one runner, gathered by the other."""
+    on, off = run("paged_attention", True), run("paged_attention", False)
+    assert isinstance(on.runner, TritonRunner) and isinstance(off.runner, TorchRunner)

@@ -1,0 +1,32 @@
+"""What is said before anything is loaded."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rosebatch import launch
+from rosebatch.config import RunConfig
+
+
+@pytest.fixture
+def on_cuda(monkeypatch):
+    """Plans for a GPU, wherever the test runs, and finds a model that nobody loads."""
+    launch._warn_once.cache_clear()
+    monkeypatch.setattr(launch, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(launch, "find_model", lambda *args, **options: SimpleNamespace(folder=None))
+    yield launch.plan_launch
+    launch._warn_once.cache_clear()
+
+
+def test_one_line_about_a_switch_without_effect(on_cuda, capsys):
+    """``--no-batched-sampling`` beside the fused sampler ran the same code in silence. Two engines need one line."""
+    for _ in range(2):
+        assert on_cuda(RunConfig.of("any", batched_sampling=False)).toggles.batched_sampling is False
+    line = "rosebatch: warning: --no-batched-sampling has no effect while --fused-sampler is on\n"
+    assert capsys.readouterr() == ("", line)
+
+
+def test_nothing_is_said_of_switches_that_act(on_cuda, capsys):
+    on_cuda(RunConfig.of("any", batched_sampling=False, fused_sampler=False, prefix_cache=True))
+    assert capsys.readouterr() == ("", "")
