@@ -26,6 +26,8 @@ GenerationConfig = Literal["none", "auto"]
 # Of any size of a model: far above those of all models, and low enough to compute with.
 MOST_SIZE = 2**24
 MOST_LAYERS = 2**12
+# Keys that the filter of HP1 spans: its kernels keep a sum for each in registers.
+_MOST_TAPS = 8
 # Kernels hold token ids and positions in 32 bits.
 _MOST_ID = 2**31
 _SIZES = (
@@ -64,15 +66,19 @@ class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The gate of HP1 attention; the formula is in ``rosebatch_kernels.hp1.reference``.
 
     Attributes:
+        fir_k: keys that the filter spans, the key itself included.
         relu_pre: subtract only the positive part of a score from others.
         clip_min, clip_max: bounds of a weight before its head's factor.
     """
 
+    fir_k: int = 3
     relu_pre: bool = True
     clip_min: float = 0.0
     clip_max: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 1 <= self.fir_k <= _MOST_TAPS:
+            raise ValueError(f"fir_k must be in [1, {_MOST_TAPS}], got {shown(self.fir_k)}")
         if not (math.isfinite(self.clip_min) and math.isfinite(self.clip_max)):
             raise ValueError(f"clip_min and clip_max must be finite, got {self.clip_min} and {self.clip_max}")
         if self.clip_min > self.clip_max:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rosebatch.config import Sampler
 from rosebatch.toggles import Toggles
+from rosebatch_kernels.common.head_norms import Gain as Gain
 from rosebatch_kernels.common.head_norms import HeadUClip as HeadUClip
 from rosebatch_kernels.common.head_norms import QKNorm as QKNorm
 from rosebatch_kernels.hp1 import torch_gathered as hp1
@@ -104,7 +105,7 @@ def _add_rms_norm(pending: Pending, residual: Tensor, weight: Tensor, eps: float
 
 
 def _add_uclip_norm(
-    pending: Pending, residual: Tensor, post_alpha: Tensor, post_gamma: float, alpha: Tensor, gamma: float
+    pending: Pending, residual: Tensor, post_alpha: Tensor, post_gamma: Gain, alpha: Tensor, gamma: Gain
 ) -> tuple[Tensor, Tensor]:
     assert pending.bias is None, "HP1 has no biases"
     return uclip.add_uclip_norm(pending.value, residual, post_alpha, post_gamma, alpha, gamma)
@@ -128,8 +129,8 @@ class Ops:
     add_layer_norm: Callable[[Pending, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_layer_norm
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = norm.rms_norm
     add_rms_norm: Callable[[Pending, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_rms_norm
-    uclip_norm: Callable[[Tensor, Tensor, float], Tensor] = uclip.uclip_norm
-    add_uclip_norm: Callable[[Pending, Tensor, Tensor, float, Tensor, float], tuple[Tensor, Tensor]] = _add_uclip_norm
+    uclip_norm: Callable[[Tensor, Tensor, Gain], Tensor] = uclip.uclip_norm
+    add_uclip_norm: Callable[[Pending, Tensor, Tensor, Gain, Tensor, Gain], tuple[Tensor, Tensor]] = _add_uclip_norm
     activated: Callable[[str, Linear, Tensor], Tensor] = _activated
     gated: Callable[[str, Linear, Tensor], Tensor] = _gated
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = qkv.split_heads
@@ -378,13 +379,13 @@ def _clip_ops(toggles: Toggles) -> dict[str, Any]:
         from rosebatch_kernels.uclip import kernel as clips
 
     def apart(
-        pending: Pending, residual: Tensor, post_alpha: Tensor, post_gamma: float, alpha: Tensor, gamma: float
+        pending: Pending, residual: Tensor, post_alpha: Tensor, post_gamma: Gain, alpha: Tensor, gamma: Gain
     ) -> tuple[Tensor, Tensor]:
         total = residual + clips.uclip_norm(pending.value, post_alpha, post_gamma)
         return clips.uclip_norm(total, alpha, gamma), total
 
     def fused(
-        pending: Pending, residual: Tensor, post_alpha: Tensor, post_gamma: float, alpha: Tensor, gamma: float
+        pending: Pending, residual: Tensor, post_alpha: Tensor, post_gamma: Gain, alpha: Tensor, gamma: Gain
     ) -> tuple[Tensor, Tensor]:
         out: tuple[Tensor, Tensor] = clips.add_uclip_norm(pending.value, residual, post_alpha, post_gamma, alpha, gamma)
         return out

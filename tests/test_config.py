@@ -76,7 +76,7 @@ def test_hp1_is_a_model_of_qwen3s_size():
 
 
 def test_hp1():
-    assert HP1Config() == HP1Config(relu_pre=True, clip_min=0.0, clip_max=1.0)
+    assert HP1Config() == HP1Config(fir_k=3, relu_pre=True, clip_min=0.0, clip_max=1.0)
     assert HP1Config(clip_min=1.0, clip_max=1.0).clip_min == 1.0
     assert ModelConfig(**HP1_SHAPE).hp1 == HP1Config()
 
@@ -111,6 +111,13 @@ def test_what_a_family_cannot_have(shape, changes, message):
 def test_impossible_bounds(bounds, message):
     with pytest.raises(ValueError, match=message):
         HP1Config(**bounds)
+
+
+@pytest.mark.parametrize("taps", [0, 9, 2**80])
+def test_filters_that_are_too_long_or_empty(taps):
+    """Kernels keep a sum for each key of the filter in registers: compiling one for 2^80 keys never ends."""
+    with pytest.raises(ValueError, match=r"fir_k must be in \[1, 8\], got"):
+        HP1Config(fir_k=taps)
 
 
 def test_heads_must_share_kv_heads_evenly():

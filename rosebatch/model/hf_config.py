@@ -168,7 +168,7 @@ def _hp1(values: Mapping[str, Any]) -> dict[str, Any]:
         "activation": _supported("hidden_act", values.get("hidden_act", "relu"), ("relu",)),
         "tie_word_embeddings": values.get("tie_word_embeddings", False),
         "rope": _rope(values),
-        "hp1": {name: values[name] for name in ("relu_pre", "clip_min", "clip_max") if name in values},
+        "hp1": {name: values[name] for name in ("fir_k", "relu_pre", "clip_min", "clip_max") if name in values},
     }
 
 

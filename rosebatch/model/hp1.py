@@ -6,15 +6,17 @@ transformers' for the parts that it knows::
     model.embed_tokens.weight           [V, H]
     model.layers.I.
         input_layernorm, post_attention_layernorm, pre_mlp_layernorm, post_mlp_layernorm
-            .alpha [H], .gamma [1]
+            .alpha, .gamma                      [H] each
         self_attn.q_norm, self_attn.k_norm
-            .alpha [D], .gamma [1]
-        self_attn.sigma, self_attn.gamma        [heads]
+            .alpha, .gamma                      [D] each
+        self_attn.sigma, self_attn.gamma        [heads] each
+        self_attn.taps                          [heads, fir_k] or [fir_k], in place of sigma
         self_attn.q_proj, .k_proj, .v_proj, .o_proj, mlp.gate_proj, .up_proj, .down_proj
             .weight
-    model.norm.alpha                    [H]
-    model.norm.gamma                    [1]
+    model.norm.alpha, model.norm.gamma  [H] each
     lm_head.weight                      [V, H], unless it is the embedding
+
+Each alpha, gamma and sigma may also be one number for all channels or heads, ``[1]`` or ``[]``.
 """
 
 import math
@@ -28,7 +30,7 @@ from torch.nn import functional
 from rosebatch.config import ModelConfig
 from rosebatch.model.layers import Attention, AttentionSpec, load_head, rope_tables
 from rosebatch.model.weights import DEVIATION, WeightSource
-from rosebatch.ops import Gate, HeadUClip, Linear, Ops, Weight, mean_taps
+from rosebatch.ops import Gain, Gate, HeadUClip, Linear, Ops, Weight, mean_taps
 
 # For random weights. With 1.4, some 70 % of attention's weights are zero, as in the article's trained model.
 _SIGMA = 1.4
@@ -39,13 +41,15 @@ _ATTENDED = 1.0
 # Factor on what a sub-layer adds. With 1 it would drown the embedding; the first tokens, which attend to almost
 # nothing, would stay close to zero in every layer. With 0.1 many completions repeat their last token.
 _POST_GAMMA = 0.2
+# Shapes of one number.
+_NUMBERS = ((), (1,))
 
 
 class _Clip(NamedTuple):
-    """A UClipNorm: ``alpha [H]`` and the scalar gamma."""
+    """A UClipNorm: ``alpha [H]``, and gamma as one number or ``[H]`` fp32."""
 
     alpha: Tensor
-    gamma: float
+    gamma: Gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class HP1:
         projected = _of_product(c.hidden_size, _CLIPPED)
         gated = projected**2 * math.sqrt(0.5)
         q_norm, k_norm = (_load_clip(f"{prefix}self_attn.{n}_norm", c.head_dim, weights, projected) for n in "qk")
+        q_gamma, k_gamma = _alike(q_norm.gamma, k_norm.gamma, q_norm.alpha)
         return _Layer(
             input_norm=hidden_clip("input", _of_residual(2 * index)),
             qkv=linear(attention, c.hidden_size),
@@ -113,7 +118,7 @@ class HP1:
                 num_kv_heads=c.num_kv_heads,
                 head_dim=c.head_dim,
                 scale=c.attention_scale(index),
-                qk_norm=HeadUClip(q_norm.alpha, k_norm.alpha, q_norm.gamma, k_norm.gamma),
+                qk_norm=HeadUClip(q_norm.alpha, k_norm.alpha, q_gamma, k_gamma),
                 rotary=self.rotary,
                 gate=self._load_gate(prefix, weights),
             ),
@@ -126,11 +131,18 @@ class HP1:
         )
 
     def _load_gate(self, prefix: str, weights: WeightSource) -> Gate:
-        heads, options = (self.config.num_heads,), self.config.hp1
+        heads, options = self.config.num_heads, self.config.hp1
         assert options is not None, "HP1 has a gate"
-        sigma = weights.get(f"{prefix}self_attn.sigma", heads, dtype=torch.float32, fill=_SIGMA)
-        gamma = weights.get(f"{prefix}self_attn.gamma", heads, dtype=torch.float32, fill=1.0)
-        return Gate(mean_taps(sigma), gamma, options.relu_pre, options.clip_min, options.clip_max)
+        name = f"{prefix}self_attn.taps"
+        stored = weights.shape(name)
+        if stored is not None:
+            shape = (heads, options.fir_k) if len(stored) > 1 else (options.fir_k,)
+            taps = weights.get(name, shape, dtype=torch.float32).expand(heads, -1).contiguous()
+        else:
+            sigma = _vector(f"{prefix}self_attn.sigma", heads, weights, torch.float32, _SIGMA)
+            taps = mean_taps(sigma, options.fir_k)
+        gamma = _vector(f"{prefix}self_attn.gamma", heads, weights, torch.float32, 1.0)
+        return Gate(taps, gamma, options.relu_pre, options.clip_min, options.clip_max)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
@@ -151,9 +163,28 @@ class HP1:
 
 
 def _load_clip(name: str, size: int, weights: WeightSource, deviation: float, gamma: float = 1.0) -> _Clip:
-    """A clip. With random weights it has this gamma and brings an input of this deviation to 1."""
-    alpha = weights.get(f"{name}.alpha", (size,), fill=1 / deviation)
-    return _Clip(alpha, float(weights.get(f"{name}.gamma", (1,), dtype=torch.float32, fill=gamma)))
+    """A clip. With random weights it has this one gamma and brings an input of this deviation to 1."""
+    alpha = _vector(f"{name}.alpha", size, weights, None, 1 / deviation)
+    name = f"{name}.gamma"
+    stored = weights.shape(name)
+    shape = (1,) if stored is None else stored if stored in _NUMBERS else (size,)
+    gain = weights.get(name, shape, dtype=torch.float32, fill=gamma)
+    return _Clip(alpha, float(gain) if shape in _NUMBERS else gain)
+
+
+def _vector(name: str, size: int, weights: WeightSource, dtype: torch.dtype | None, fill: float) -> Tensor:
+    """``[size]``: as stored, or the one stored number that often; with random weights all are ``fill``."""
+    stored = weights.shape(name)
+    shape = stored if stored is not None and stored in _NUMBERS else (size,)
+    return weights.get(name, shape, dtype=dtype, fill=fill).expand(size).contiguous()
+
+
+def _alike(q_gamma: Gain, k_gamma: Gain, like: Tensor) -> tuple[Gain, Gain]:
+    """Both as numbers, or both ``[D]``: the kernels have a form for either."""
+    if isinstance(q_gamma, float) and isinstance(k_gamma, float):
+        return q_gamma, k_gamma
+    q_each, k_each = (torch.as_tensor(g, dtype=torch.float32, device=like.device) for g in (q_gamma, k_gamma))
+    return q_each.expand(len(like)).contiguous(), k_each.expand(len(like)).contiguous()
 
 
 def _of_product(in_size: int, deviation: float) -> float:

@@ -22,6 +22,10 @@ _SHARD = re.compile(r".*-\d{5}-of-(\d{5})\.safetensors")
 class WeightSource(Protocol):
     """Tensors by transformers' names."""
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The stored shape of a tensor, for models that leave it open; None if there is none."""
+        ...
+
     def get(
         self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, fill: float | None = None
     ) -> Tensor:
@@ -57,6 +61,19 @@ class SafetensorsWeights:
                 handle = safe_open(str(path), framework="pt")
                 self._files.update(dict.fromkeys(handle.keys(), (path, handle)))
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """See ``WeightSource``."""
+        name = self._stored_name(name)
+        if name not in self._files:
+            return None
+        path, handle = self._files[name]
+        with refused(path, f"tensor {name!r} is unreadable"):
+            return tuple(handle.get_slice(name).get_shape())
+
+    def _stored_name(self, name: str) -> str:
+        bare = name.partition(".")[2]
+        return bare if name not in self._files and bare in self._files else name
+
     def get(
         self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, fill: float | None = None
     ) -> Tensor:
@@ -65,8 +82,7 @@ class SafetensorsWeights:
         Checkpoints of a bare transformer lack the first part of each name. A table of learned positions may have more
         rows than ``shape``: a lower ``--max-model-len`` uses the first ones.
         """
-        if name not in self._files:
-            name = name.partition(".")[2] if name.partition(".")[2] in self._files else name
+        name = self._stored_name(name)
         if name not in self._files:
             raise refusal(self.folder, f"weights have no tensor {name!r}")
         path, handle = self._files[name]
@@ -132,6 +148,10 @@ class RandomWeights:
         self.dtype = dtype
         self.device = device
         self.seed = seed
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """See ``WeightSource``: nothing is stored."""
+        return None
 
     def get(
         self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, fill: float | None = None

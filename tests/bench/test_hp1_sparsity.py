@@ -7,7 +7,7 @@ import torch
 
 from rosebatch.bench.scenario import configs_dir
 from rosebatch.bench.scripts import hp1_sparsity
-from rosebatch.bench.scripts.hp1_sparsity import CountingAttention, count_zeros
+from rosebatch.bench.scripts.hp1_sparsity import CountingAttention, CountingMlp, MlpZeros, count_zeros
 from rosebatch.config import ModelConfig, RunConfig, load_toml
 from rosebatch.engine.load import load_engine
 from rosebatch.errors import UserError
@@ -58,12 +58,31 @@ def test_shares(model, prompts):
         assert all(layer.values < layer.weights for layer in (low, middle, high))
 
 
+def test_shares_of_the_mlp():
+    """Zeros are elements of the product behind ReLU; a block counts only where all its channels are zero."""
+    x = torch.tensor([[0.0, 1, 0, 0], [0, 0, -2, 0], [0, 0, 0, 0]])
+    mlp = CountingMlp(lambda kind, gate_up, x: gate_up(x), 2)
+    assert torch.equal(mlp("relu_mul", lambda x: 2 * x, x), 2 * x)
+    assert mlp.zeros == [MlpZeros(pytest.approx(10 / 12), pytest.approx(4 / 6))]
+
+
+def test_a_block_that_does_not_divide_the_mlp(monkeypatch):
+    """A rest of another size would count as a block."""
+    monkeypatch.setattr(sys, "argv", ["hp1_sparsity", "--model", PATH, "--block", "24"])
+    with pytest.raises(UserError, match="--block 24 does not divide the 128 channels of the MLP"):
+        hp1_sparsity.main()
+
+
 def test_the_table(monkeypatch, capsys):
     """A line for each layer, and one for their mean."""
     monkeypatch.setattr(sys, "argv", ["hp1_sparsity", "--model", PATH, "--tokens", "20"])
     hp1_sparsity.main()
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[0] for line in lines] == ["layer", *map(str, range(CONFIG.num_layers)), "all"]
+    assert lines[0][1:4] == ["own", "filters", "MLP"]
+    # Random gates are negative half of the time, and sixteen of them at once hardly ever.
+    assert 40 < float(lines[-1][4].rstrip("%")) < 60
+    assert float(lines[-1][6].rstrip("%")) < 1
 
 
 def test_other_models_are_refused(monkeypatch):

@@ -31,7 +31,7 @@ BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 DTYPES = [torch.float32, *([torch.bfloat16] if BF16 else [])]
 # No two heads alike.
 SIGMA, GAMMA = torch.linspace(0.3, 1.8, HEADS), torch.linspace(1.5, 0.5, HEADS)
-GATE = Gate(mean_taps(SIGMA), GAMMA)
+GATE = Gate(mean_taps(SIGMA, 3), GAMMA)
 
 
 def make_specs(window=0, kv_heads=KV_HEADS, gate=None):

@@ -1,6 +1,11 @@
-"""HP1 once more, straight from its formulas: whole sequences, head by head, nothing kept between tokens."""
+"""HP1 once more, straight from the article: whole sequences, head by head, nothing kept between tokens.
+
+It shares no code with the model. The article's mean of scores is a pooling here, and taps are a convolution.
+"""
 
 import json
+import random
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +13,21 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Forms:
+    """What a checkpoint may leave to the shapes of its tensors.
+
+    Attributes:
+        alpha, gamma: "each" (a number for each channel or head), "one" (a single number), or "mixed", tensor by tensor.
+        filter: "sigma" or "taps", each for every head or, with "-layer", for the layer.
+    """
+
+    alpha: str = "each"
+    gamma: str = "one"
+    filter: str = "sigma"
 
 
 class PlainHP1:
@@ -16,18 +36,22 @@ class PlainHP1:
     Args:
         config: of config.json.
         weights: by name.
-        dtype: of the run; gates and factors stay in fp32.
+        dtype: of the run; gates and factors are in fp32, or in float64 if the run is.
     """
 
     def __init__(self, config: dict[str, Any], weights: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
         self.config = config
-        kept = ("sigma", "gamma")
-        self.weights = {n: w if n.endswith(kept) else w.to(dtype) for n, w in weights.items()}
+        self.wide = torch.promote_types(dtype, torch.float32)
+        kept = ("sigma", "gamma", "taps")
+        self.weights = {n: w.to(self.wide if n.endswith(kept) else dtype) for n, w in weights.items()}
 
     @classmethod
-    def random(cls, config: dict[str, Any], seed: int = 0) -> "PlainHP1":
-        """Random weights that use every part: clips cut much but not all, and no two channels or heads are alike."""
-        generator = torch.Generator().manual_seed(seed)
+    def random(cls, config: dict[str, Any], seed: int = 0, forms: Forms | None = None) -> "PlainHP1":
+        """Random weights that use every part: clips cut much but not all, and no two channels or heads are alike.
+
+        Without ``forms``: as in the article, and gammas of attention for each head.
+        """
+        generator, numbers = torch.Generator().manual_seed(seed), random.Random(seed)
         size, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
         kv_size = config["num_key_value_heads"] * head_dim
         inner, vocab = config["intermediate_size"], config["vocab_size"]
@@ -39,9 +63,27 @@ class PlainHP1:
         def vector(name: str, size: int, least: float, most: float) -> None:
             weights[name] = torch.rand(size, generator=generator) * (most - least) + least
 
+        def formed(form: str, name: str, size: int, least: float, most: float) -> None:
+            one = numbers.random() < 0.5 if form == "mixed" else form == "one"
+            vector(name, 1 if one else size, least, most)
+            if one and numbers.random() < 0.5:
+                weights[name] = weights[name][0]
+
         def clip(name: str, size: int) -> None:
-            vector(f"{name}.alpha", size, 0.3, 1.2)
-            vector(f"{name}.gamma", 1, 0.7, 1.4)
+            formed(forms.alpha if forms else "each", f"{name}.alpha", size, 0.3, 1.2)
+            if forms:
+                formed(forms.gamma, f"{name}.gamma", size, 0.7, 1.4)
+            else:
+                vector(f"{name}.gamma", 1, 0.7, 1.4)
+
+        def gate(name: str) -> None:
+            kind, _, by_layer = (forms.filter if forms else "sigma").partition("-")
+            if kind == "sigma":
+                formed("one" if by_layer else "each", f"{name}.sigma", heads, 0.2, 1.6)
+            else:
+                shape = (config["fir_k"],) if by_layer else (heads, config["fir_k"])
+                weights[f"{name}.taps"] = torch.rand(shape, generator=generator) - 0.3
+            formed(forms.gamma if forms else "each", f"{name}.gamma", heads, 0.5, 1.5)
 
         matrix("model.embed_tokens.weight", vocab, size)
         weights["model.embed_tokens.weight"] *= size**0.5
@@ -57,8 +99,7 @@ class PlainHP1:
             matrix(f"{layer}self_attn.o_proj.weight", size, heads * head_dim)
             clip(f"{layer}self_attn.q_norm", head_dim)
             clip(f"{layer}self_attn.k_norm", head_dim)
-            vector(f"{layer}self_attn.sigma", heads, 0.2, 1.6)
-            vector(f"{layer}self_attn.gamma", heads, 0.5, 1.5)
+            gate(f"{layer}self_attn")
             matrix(f"{layer}mlp.gate_proj.weight", inner, size)
             matrix(f"{layer}mlp.up_proj.weight", inner, size)
             matrix(f"{layer}mlp.down_proj.weight", size, inner)
@@ -97,8 +138,8 @@ class PlainHP1:
         return SimpleNamespace(sequences=input_ids, scores=steps, logits=steps)
 
     def _clip(self, name: str, x: Tensor) -> Tensor:
-        alpha, gamma = self.weights[f"{name}.alpha"].float(), self.weights[f"{name}.gamma"]
-        return (gamma * torch.clamp(alpha * x.float(), -1, 1)).to(x.dtype)
+        alpha, gamma = self.weights[f"{name}.alpha"].to(self.wide), self.weights[f"{name}.gamma"]
+        return (gamma * torch.clamp(alpha * x.to(self.wide), -1, 1)).to(x.dtype)
 
     def _project(self, name: str, x: Tensor) -> Tensor:
         return x @ self.weights[f"{name}.weight"].T
@@ -114,19 +155,33 @@ class PlainHP1:
             )
             query = self._rotate(self._clip(f"{layer}self_attn.q_norm", query))
             key = self._rotate(self._clip(f"{layer}self_attn.k_norm", key))
-            weights = self._gate(layer, head, query.float() @ key.float().mT * self.config["head_dim"] ** -0.5)
-            outputs.append((weights @ value.float()).to(x.dtype))
+            scores = query.to(self.wide) @ key.to(self.wide).mT * self.config["head_dim"] ** -0.5
+            outputs.append((self._gate(layer, head, scores) @ value.to(self.wide)).to(x.dtype))
         return self._project(f"{layer}self_attn.o_proj", torch.cat(outputs, -1))
 
     def _gate(self, layer: str, head: int, s: Tensor) -> Tensor:
         """Scores ``[B, T, T]`` to weights; keys after the query get none."""
-        sigma, gamma = (self.weights[f"{layer}self_attn.{name}"][head] for name in ("sigma", "gamma"))
         r = s.relu() if self.config.get("relu_pre", True) else s
-        one_before, two_before = torch.zeros_like(r), torch.zeros_like(r)
-        one_before[..., 1:], two_before[..., 2:] = r[..., :-1], r[..., :-2]
-        z = s - sigma * (r + one_before + two_before) / 3
+        z = s - self._filtered(layer, head, r)
         least, most = self.config.get("clip_min", 0.0), self.config.get("clip_max", 1.0)
-        return (gamma * torch.clamp(z, least, most)).tril()
+        p = torch.maximum(torch.minimum(z.relu(), z.new_tensor(most)), z.new_tensor(least))
+        return (self._of_head(f"{layer}self_attn.gamma", head) * p).tril()
+
+    def _filtered(self, layer: str, head: int, r: Tensor) -> Tensor:
+        """What each key's score loses to its own ``r [B, T, T]`` and to the keys' before it."""
+        taps = self.config.get("fir_k", 3)
+        rows = functional.pad(r, (taps - 1, 0)).flatten(0, 1)[:, None]
+        own = self.weights.get(f"{layer}self_attn.taps")
+        if own is None:
+            sigma = self._of_head(f"{layer}self_attn.sigma", head)
+            return sigma * functional.avg_pool1d(rows, taps, stride=1)[:, 0].view_as(r)
+        # A convolution in PyTorch meets the earliest key first.
+        factors = own.expand(self.config["num_attention_heads"], taps)[head].flip(0)
+        return functional.conv1d(rows, factors[None, None])[:, 0].view_as(r)
+
+    def _of_head(self, name: str, head: int) -> Tensor:
+        numbers = self.weights[name].flatten()
+        return numbers[head if len(numbers) > 1 else 0]
 
     def _rotate(self, x: Tensor) -> Tensor:
         """Rotates channels ``i`` and ``i + D/2`` of ``[B, T, D]`` as one complex number, by its angle."""

@@ -14,7 +14,7 @@ from rosebatch.model.source import find_model
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
-from tests.golden.plain_hp1 import PlainHP1
+from tests.golden.plain_hp1 import Forms, PlainHP1
 
 _SIZES = {
     "vocab_size": 211,
@@ -34,7 +34,18 @@ _FAMILIES = {
     "Qwen2": _SIZES,
     "Qwen3": {**_SIZES, "head_dim": 24},
     "HP1": {**_SIZES, "head_dim": 24, "tie_word_embeddings": False},
+    "HP1 options": {
+        **_SIZES,
+        "head_dim": 24,
+        "tie_word_embeddings": False,
+        "fir_k": 5,
+        "relu_pre": False,
+        "clip_min": -0.2,
+        "clip_max": 0.4,
+    },
 }
+# What the weights of a family decide by their shapes.
+_FORMS = {"HP1 options": Forms("mixed", "mixed", "taps")}
 
 
 @pytest.fixture(scope="session")
@@ -60,8 +71,8 @@ def saved_model(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     def save(family: str) -> Path:
         if family not in folders:
             folders[family] = tmp_path_factory.mktemp(family)
-            if family == "HP1":
-                PlainHP1.random(_FAMILIES[family]).save_pretrained(folders[family])
+            if family.startswith("HP1"):
+                PlainHP1.random(_FAMILIES[family], forms=_FORMS.get(family)).save_pretrained(folders[family])
                 return folders[family]
             config = getattr(transformers, f"{family}Config")(**_FAMILIES[family], eos_token_id=None)
             torch.manual_seed(0)
@@ -82,7 +93,7 @@ def reference(
         family: str, dtype: torch.dtype, prompts: Sequence[Sequence[int]], new_tokens: int
     ) -> tuple[list[list[int]], torch.Tensor]:
         model: Any
-        if family == "HP1":
+        if family.startswith("HP1"):
             model = PlainHP1.from_pretrained(saved_model(family), dtype, device)
         else:
             model = transformers.AutoModelForCausalLM.from_pretrained(saved_model(family), dtype=dtype)

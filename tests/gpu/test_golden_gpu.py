@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 NEW_TOKENS = 16
 
 
-@pytest.fixture(scope="module", params=["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "HP1"])
+@pytest.fixture(scope="module", params=["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "HP1", "HP1 options"])
 def golden(request: pytest.FixtureRequest, model_config: Callable, reference: Callable) -> tuple[str, list, list]:
     """A family, prompts, and transformers' tokens for each of them."""
     vocab, numbers = model_config(request.param).vocab_size, random.Random(0)

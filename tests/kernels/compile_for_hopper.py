@@ -75,21 +75,28 @@ def attention() -> None:
 def gated_attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadUClip
     from rosebatch_kernels.common.splits import DecodeWorkspace
+    from rosebatch_kernels.hp1 import compacted
     from rosebatch_kernels.hp1.decode import decode, num_splits
     from rosebatch_kernels.hp1.gate import Gate
     from rosebatch_kernels.hp1.prefill import prefill
     from rosebatch_kernels.qkv.kernel import prepare
 
-    for heads, kv_heads, size, dtype, append in [(8, 4, 128, torch.bfloat16, True), (3, 3, 80, torch.float16, False)]:
+    for heads, kv_heads, size, dtype, append, taps in [
+        (8, 4, 128, torch.bfloat16, True, 3),
+        (3, 3, 80, torch.float16, False, 8),
+        (2, 1, 64, torch.bfloat16, True, 1),
+    ]:
         cache = empty(2, 4, kv_heads, 64, size, dtype=dtype)
-        gate = Gate(empty(heads, 3, dtype=torch.float32), empty(heads, dtype=torch.float32), relu_pre=append)
-        clip = HeadUClip(empty(size, dtype=dtype), empty(size, dtype=dtype), 1.0, 0.5)
+        gate = Gate(empty(heads, taps, dtype=torch.float32), empty(heads, dtype=torch.float32), relu_pre=append)
+        gammas = (1.0, 0.5) if taps == 3 else (empty(size, dtype=torch.float32),) * 2
+        clip = HeadUClip(empty(size, dtype=dtype), empty(size, dtype=dtype), *gammas)
         options = {"num_heads": heads, "rotary": (empty(8, size, dtype=dtype),) * 2, "qk_norm": clip}
         qkv, table, fields = empty(2, (heads + 2 * kv_heads) * size, dtype=dtype), ints(2, 4), ints(2)
         workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"), num_splits)
         for sparse in (True, False):
             more = {"scale": 0.1, "append": append, "sparse": sparse}
             decode(qkv, cache, table, fields, fields, workspace, gate, **more, **options)
+        compacted.decode(qkv, cache, table, fields, fields, workspace, gate, num_heads=heads, scale=0.1)
         prepare(qkv, cache, table, fields, fields, **options)
         prefill(qkv, cache, table, ints(3, 4), gate, num_heads=heads, scale=0.1)
 
@@ -112,7 +119,9 @@ def layers() -> None:
     mlp.bias_residual_(x, x, weight)
     mlp.silu_mul(x)
     mlp.relu_mul(x)
-    uclip.add_uclip_norm(empty(8192, size), empty(8192, size), weight, -1.5, weight, 0.5)
+    each = empty(size, dtype=torch.float32)
+    for post_gamma, gamma in ((-1.5, 0.5), (each, 0.5), (each, each)):
+        uclip.add_uclip_norm(empty(8192, size), empty(8192, size), weight, post_gamma, weight, gamma)
     # One row of the weight is a size that Triton makes a constant.
     for rows, out in ((1, 2048), (64, 1)):
         linear.linear(empty(rows, size), empty(out, size), empty(out), None)

@@ -12,27 +12,26 @@ def gated_attention(q, k, v, scale, gate):
     for head in range(len(q)):
         scores = k[:, head // group].double() @ q[head].double() * scale
         passed = scores.clamp_min(0) if gate.relu_pre else scores
-        taps = gate.taps[head].double().cpu()
-        z = scores - taps[0] * passed
-        z[1:] -= taps[1] * passed[:-1]
-        z[2:] -= taps[2] * passed[:-2]
-        weights = float(gate.gamma[head]) * z.clamp(gate.clip_min, gate.clip_max)
+        z = scores.clone()
+        for back, tap in enumerate(gate.taps[head].tolist()):
+            z[back:] -= tap * passed[: max(len(z) - back, 0)]
+        weights = float(gate.gamma[head]) * z.clamp_min(0).clamp(gate.clip_min, gate.clip_max)
         out.append(weights @ v[:, head // group].double())
     return torch.cat(out)
 
 
-def make_gate(heads, randn, device="cpu", *, sigma=None, **options):
+def make_gate(heads, randn, device="cpu", *, sigma=None, taps=3, **options):
     """Sigma anywhere from 0 to 3, another for each head.
 
     Gammas so small that results are of size 1, as the tolerances take them to be: nothing else divides the sums.
     """
     sigmas = randn(heads).abs().clamp_max(2.99) if sigma is None else torch.full((heads,), float(sigma))
-    return Gate(mean_taps(sigmas).to(device), _gammas(heads, randn, device), **options)
+    return Gate(mean_taps(sigmas, taps).to(device), _gammas(heads, randn, device), **options)
 
 
-def general_gate(heads, randn, device="cpu", **options):
+def general_gate(heads, randn, device="cpu", *, taps=3, **options):
     """Taps that are no mean."""
-    return Gate(randn(heads, 3).to(device), _gammas(heads, randn, device), **options)
+    return Gate(randn(heads, taps).to(device), _gammas(heads, randn, device), **options)
 
 
 def _gammas(heads, randn, device):

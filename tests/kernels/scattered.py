@@ -86,16 +86,26 @@ def rms_norm(size, dtype, device, randn):
 
 def uclip(size, dtype, device, randn):
     """The same of a clip, which takes hold of about a third of normal channels; the gammas are fp32's."""
-    alphas = [(1 + 0.1 * randn(size)).to(dtype) for _ in range(2)]
-    gammas = [1.25, -0.875]
-
-    def formula(alpha, gamma):
-        return lambda x: (x * alpha.double()).clamp(-1, 1) * gamma
-
-    return HeadUClip(*(alpha.to(device) for alpha in alphas), *gammas), list(map(formula, alphas, gammas))
+    alphas, gammas = _alphas(size, dtype, randn), [1.25, -0.875]
+    return HeadUClip(*(alpha.to(device) for alpha in alphas), *gammas), list(map(_clip, alphas, gammas))
 
 
-NORMS = {"rms": rms_norm, "uclip": uclip}
+def uclip_each(size, dtype, device, randn):
+    """The same with a gamma of either sign for each channel."""
+    alphas, gammas = _alphas(size, dtype, randn), [1.25 * randn(size), -0.875 * randn(size)]
+    norm = HeadUClip(*(numbers.to(device) for numbers in (*alphas, *gammas)))
+    return norm, list(map(_clip, alphas, (gamma.double() for gamma in gammas)))
+
+
+def _alphas(size, dtype, randn):
+    return [(1 + 0.1 * randn(size)).to(dtype) for _ in range(2)]
+
+
+def _clip(alpha, gamma):
+    return lambda x: (x * alpha.double()).clamp(-1, 1) * gamma
+
+
+NORMS = {"rms": rms_norm, "uclip": uclip, "uclip_each": uclip_each}
 
 
 def untouched(*shape, dtype, device):

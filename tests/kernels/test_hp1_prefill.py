@@ -72,11 +72,16 @@ def test_gates(implementation, sigma, relu_pre, bounds, device, randn, assert_cl
     assert_close(run(implementation, q, paged, chunks, gate), exact_rows(q, paged, chunks, gate))
 
 
-def test_any_taps(implementation, dtype, device, randn, assert_close):
-    """Three numbers a head, none like another: which is whose shows."""
-    chunks = [(3, 20), (0, 5)]
-    q, paged = make(chunks, 2, 2, 24, 16, dtype, device, randn)
-    gate = general_gate(4, randn, device)
+@pytest.mark.parametrize("taps", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("block_size", [16, 2])
+def test_any_taps(implementation, taps, block_size, dtype, device, randn, assert_close):
+    """Numbers of each head's own, none like another: which is whose shows, and so does a filter cut off at three.
+
+    Eight keys with pages of two lie in more than the two pages that a piece of a run lies in.
+    """
+    chunks = [(3, 20), (0, 5), (70, 2)]
+    q, paged = make(chunks, 2, 2, 24, block_size, dtype, device, randn)
+    gate = general_gate(4, randn, device, taps=taps)
     assert_close(run(implementation, q, paged, chunks, gate), exact_rows(q, paged, chunks, gate))
 
 

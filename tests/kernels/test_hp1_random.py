@@ -40,6 +40,7 @@ def length(numbers, device):
 def gate_of(numbers, heads, randn, device):
     low = numbers.choice([0.0, 0.0, -0.5, 0.1])
     options = {"relu_pre": numbers.random() < 0.7, "clip_min": low, "clip_max": low + numbers.choice([0.25, 1.0, 3.0])}
+    options["taps"] = numbers.choice([1, 2, 3, 3, 3, 4, 5, 8])
     return numbers.choice([make_gate, general_gate])(heads, randn, device, **options)
 
 
@@ -76,7 +77,7 @@ def test_decode(seed, dtype, device, randn, assert_sums_close):
         randn,
         gate=gate,
         rotary=numbers.random() < 0.5,
-        qk_norm=numbers.choice([None, "uclip"]),
+        qk_norm=numbers.choice([None, "uclip", "uclip_each"]),
         append=numbers.random() < 0.7,
     )
     step.options["sparse"] = numbers.random() < 0.7

@@ -71,7 +71,16 @@ def check(prepare, qkv, tokens, paged, heads, assert_close, tables=None, norm=No
 
 @pytest.mark.parametrize(
     ("rotary", "qk_norm"),
-    [(False, None), (True, None), (False, "rms"), (True, "rms"), (False, "uclip"), (True, "uclip")],
+    [
+        (False, None),
+        (True, None),
+        (False, "rms"),
+        (True, "rms"),
+        (False, "uclip"),
+        (False, "uclip_each"),
+        (True, "uclip"),
+        (True, "uclip_each"),
+    ],
 )
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "block_size"), [(3, 3, 64, 16), (7, 1, 24, 64), (4, 2, 80, 24), (8, 4, 128, 16)]

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 # One program and several, in rows and in columns, each cut short; the last is past one wave, where tiles are larger.
 SIZES = [(1, 1), (1, 63), (63, 1), (3, 1000), (1000, 64), (5, 257), (2, 4096), (1050, 500)]
-# A gain below zero turns the clip around.
-GAMMAS = [0.5, -1.5]
+# A gain below zero turns the clip around; "each" is one of either sign for each channel.
+GAMMAS = [0.5, -1.5, "each"]
 POST_GAMMA = -1.25
 
 
@@ -26,7 +26,11 @@ def implementation(request):
 def naive_uclip(x, alpha, gamma):
     scaled = x.double() * alpha.double()
     scaled = torch.where(scaled > 1, 1.0, scaled)
-    return gamma * torch.where(scaled < -1, -1.0, scaled)
+    return torch.as_tensor(gamma).double() * torch.where(scaled < -1, -1.0, scaled)
+
+
+def gain(gamma, size, randn, device):
+    return randn(size).to(device) if gamma == "each" else gamma
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
@@ -34,7 +38,7 @@ def naive_uclip(x, alpha, gamma):
 def test_uclip_norm(implementation, rows, size, gamma, dtype, device, randn, assert_close):
     """Alphas of both signs, and products within and without the clip."""
     x, alpha = randn(rows, size, dtype=dtype).to(device), randn(size, dtype=dtype).to(device)
-    before = x.clone()
+    before, gamma = x.clone(), gain(gamma, size, randn, device)
     out = implementation.uclip_norm(x, alpha, gamma)
     assert out.dtype == dtype
     assert_close(out, naive_uclip(x, alpha, gamma))
@@ -45,12 +49,13 @@ def test_uclip_norm(implementation, rows, size, gamma, dtype, device, randn, ass
 def test_uclip_norm_over_heads(implementation, gamma, dtype, device, randn, assert_close):
     """HP1 clips each head of [T, heads, D], taken out of a wider tensor: two strides, and one alpha for every head."""
     x, alpha = randn(63, 7, 24, dtype=dtype).to(device)[:, 2:5], randn(24, dtype=dtype).to(device)
+    gamma = gain(gamma, 24, randn, device)
     out = implementation.uclip_norm(x, alpha, gamma)
     assert out.shape == x.shape
     assert_close(out, naive_uclip(x, alpha, gamma))
 
 
-@pytest.mark.parametrize("gamma", GAMMAS)
+@pytest.mark.parametrize("gamma", GAMMAS[:2])
 def test_at_the_clip_and_far_outside(implementation, gamma, dtype, device):
     """Exactly gamma from the clip on, also where the scaled value overflows; NaN is no value inside the clip."""
     x = torch.tensor([[0.5, -0.5, 0.25, 0.0, 6e4, -6e4, inf, -inf, nan]], dtype=dtype, device=device)
@@ -86,6 +91,25 @@ def test_add_returns_the_sum_and_its_norm(implementation, rows, size, dtype, dev
     # The models go on using the old residual's storage nowhere, but an input must not change all the same.
     assert torch.equal(y, before[0])
     assert torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize(("post_gamma", "gamma"), [("each", 0.5), (POST_GAMMA, "each"), ("each", "each")])
+def test_add_with_gains_for_each_channel(implementation, post_gamma, gamma, dtype, device, randn, assert_close):
+    """Each of the two clips may have one number or one for each channel: none must take the other's."""
+    rows, size = 5, 257
+    shapes = (rows, size), (rows, size), (size,), (size,)
+    y, residual, post_alpha, alpha = (randn(*s, dtype=dtype).to(device) for s in shapes)
+    post_gamma, gamma = (gain(g, size, randn, device) for g in (post_gamma, gamma))
+    normed, total = implementation.add_uclip_norm(y, residual, post_alpha, post_gamma, alpha, gamma)
+    assert_close(total, residual.double() + naive_uclip(y, post_alpha, post_gamma))
+    assert torch.equal(normed, implementation.uclip_norm(total, alpha, gamma))
+
+
+def test_one_gain_is_the_same_as_many_alike(implementation, dtype, device, randn):
+    """To the bit, or tokens would depend on how a checkpoint writes a number down."""
+    x, alpha, each = randn(9, 63, dtype=dtype).to(device), randn(63, dtype=dtype).to(device), torch.full((63,), 0.7)
+    alike = implementation.uclip_norm(x, alpha, each.to(device))
+    assert torch.equal(implementation.uclip_norm(x, alpha, 0.7), alike)
 
 
 @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])

@@ -91,6 +91,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "hp1",
         "hidden_act": "relu",
         "rope_theta": 10000.0,
+        "fir_k": 3,
         "relu_pre": True,
         "clip_min": 0.0,
         "clip_max": 1.0,

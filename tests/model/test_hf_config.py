@@ -157,7 +157,7 @@ def test_llama_biases_and_head_dim():
 
 def test_hp1():
     """Every field of an HP1 config arrives."""
-    config = parse({**HP1, "rope_theta": 500.0, "relu_pre": False, "clip_min": -1, "clip_max": 2.5})
+    config = parse({**HP1, "rope_theta": 500.0, "fir_k": 5, "relu_pre": False, "clip_min": -1, "clip_max": 2.5})
     assert config == ModelConfig(
         family="hp1",
         vocab_size=49152,
@@ -171,7 +171,7 @@ def test_hp1():
         activation="relu",
         tie_word_embeddings=True,
         rope=RopeConfig(theta=500.0),
-        hp1=HP1Config(relu_pre=False, clip_min=-1.0, clip_max=2.5),
+        hp1=HP1Config(fir_k=5, relu_pre=False, clip_min=-1.0, clip_max=2.5),
         eos_token_ids=(2,),
         dtype="bfloat16",
     )
@@ -392,6 +392,8 @@ def test_an_empty_config_is_refused():
         ({**HP1, "clip_min": 2.0}, "clip_min 2.0 is above clip_max 1.0"),
         ({**HP1, "clip_max": float("inf")}, "clip_min and clip_max must be finite"),
         ({**HP1, "relu_pre": "yes"}, "relu_pre"),
+        ({**HP1, "fir_k": 9}, "fir_k must be in [1, 8], got 9"),
+        ({**HP1, "fir_k": 2.5}, "fir_k"),
         ({k: v for k, v in HP1.items() if k != "max_position_embeddings"}, "'max_position_embeddings' is missing"),
     ],
 )

@@ -217,6 +217,15 @@ def test_random_weights_that_are_filled():
     assert weights.get("sigma", (3,), dtype=torch.float32).dtype == torch.float32
 
 
+def test_stored_shapes(tmp_path):
+    """A model that leaves a shape to the checkpoint asks for it, by bare names too; random weights have none."""
+    save_file({"model.a": torch.ones(2, 3), "b": torch.tensor(1.0)}, tmp_path / "model.safetensors")
+    weights = source(tmp_path)
+    assert [weights.shape(name) for name in ("model.a", "model.b", "model.c")] == [(2, 3), (), None]
+    assert torch.equal(weights.get("model.b", ()), torch.tensor(1.0))
+    assert RandomWeights(torch.float32, CPU).shape("model.a") is None
+
+
 def test_a_dtype_of_its_own(tmp_path):
     """fp32 values must not be rounded to the run's dtype first; checkpoints ignore ``fill``."""
     save_file(FIRST, tmp_path / "model.safetensors")

@@ -42,36 +42,40 @@ def turn(cos, sin, position, D: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.co
 
 
 @triton.jit
-def weight_halves(weight, D: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr):
-    """The halves of a norm's weight ``[D]``; unused values without NORM."""
+def weight_halves(weight, number, D: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr):
+    """The halves of a norm's weight ``[D]`` and of its number; unused values without NORM.
+
+    The number is eps of an RMSNorm or gamma of a UClip, with "uclip_each" a pointer to ``[D]``.
+    """
     one = tl.zeros([1, 1], tl.int32)
     if NORM is not None:
         own, swapped = halves(weight + one, one == 0, D, WIDTH, ROTARY)
     else:
         own = one
         swapped = one
-    return own, swapped
+    numbers = halves(number + one, one == 0, D, WIDTH, ROTARY) if NORM == "uclip_each" else (number, number)
+    return own, swapped, numbers
 
 
 @triton.jit
-def normed_and_rotated(x, weight, turned, D: tl.constexpr, number, ROTARY: tl.constexpr, NORM: tl.constexpr):
+def normed_and_rotated(x, weight, turned, D: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr):
     """Heads ``[R, WIDTH]`` after norm and rotation, rounded where PyTorch rounds.
 
     Args:
-        x, weight: halves. The caller loads them, and cos and sin, so that all loads are in flight together.
+        x: halves. The caller loads them, weight, cos and sin, so that all loads are in flight together.
+        weight: from ``weight_halves``.
         turned: from ``turn``.
-        number: eps of an RMSNorm, or gamma of a UClip.
     """
     own, other = x
     cos, sin = turned
     dtype = own.dtype
-    if NORM == "uclip":
-        own = clip(own.to(tl.float32) * weight[0].to(tl.float32), number).to(dtype)
+    if NORM == "uclip" or NORM == "uclip_each":
+        own = clip(own.to(tl.float32) * weight[0].to(tl.float32), weight[2][0]).to(dtype)
         if ROTARY:
-            other = clip(other.to(tl.float32) * weight[1].to(tl.float32), number).to(dtype)
+            other = clip(other.to(tl.float32) * weight[1].to(tl.float32), weight[2][1]).to(dtype)
     elif NORM == "rms":
         wide = own.to(tl.float32)
-        factor = tl.rsqrt(tl.sum(wide * wide, 1) / D + number)[:, None]
+        factor = tl.rsqrt(tl.sum(wide * wide, 1) / D + weight[2][0])[:, None]
         own = ((wide * factor).to(dtype).to(tl.float32) * weight[0].to(tl.float32)).to(dtype)
         if ROTARY:
             other = ((other.to(tl.float32) * factor).to(dtype).to(tl.float32) * weight[1].to(tl.float32)).to(dtype)

@@ -94,7 +94,7 @@ def _median_us(step: Callable[..., Tensor], layers: Sequence[tuple[Tensor, Tenso
 
 def _gate(sigma: float) -> Gate:
     sigmas = torch.full((_HEADS,), sigma, device="cuda")
-    return Gate(mean_taps(sigmas), torch.ones(_HEADS, device="cuda"))
+    return Gate(mean_taps(sigmas, 3), torch.ones(_HEADS, device="cuda"))
 
 
 def _share_of_zeros(sigma: float) -> float:

@@ -29,7 +29,7 @@ from rosebatch_kernels.common.launch import launch_options, wait, wait_before_re
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tuned import Steps, value_at
 from rosebatch_kernels.hp1.gate import Gate
-from rosebatch_kernels.hp1.runs import filtered, gated, subtracted
+from rosebatch_kernels.hp1.runs import filtered, gated, load_taps, nothing_due, subtracted
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,8 @@ def decode(
     runs, keys = _runs_and_keys(width, group, cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
+    # Of unscaled scores: the scale is applied to the sums of values, which are fewer.
+    clip_min, clip_max = gate.bounds(scale)
     _gated_decode[(kv_heads, batch, splits)](
         out,
         qkv,
@@ -141,10 +143,10 @@ def decode(
         APPEND=append,
         ROTARY=append and rotary is not None,
         NORM=norm,
+        TAPS=gate.taps.shape[1],
         RELU_PRE=gate.relu_pre,
-        # Bounds of unscaled scores: the scale is applied to the sums of values, which are fewer.
-        CLIP_MIN=gate.clip_min / scale,
-        CLIP_MAX=gate.clip_max / scale,
+        CLIP_MIN=clip_min,
+        CLIP_MAX=clip_max,
         SPARSE=sparse,
         num_warps=TUNED.warps,
         **launch_options(),
@@ -204,6 +206,7 @@ def _gated_decode(
     APPEND: tl.constexpr,
     ROTARY: tl.constexpr,
     NORM: tl.constexpr,
+    TAPS: tl.constexpr,
     RELU_PRE: tl.constexpr,
     CLIP_MIN: tl.constexpr,
     CLIP_MAX: tl.constexpr,
@@ -236,29 +239,44 @@ def _gated_decode(
         wait()
     # Keys of earlier steps are older than the kernel in front as well.
     flight = _first_group(rows, table, first, last_group, real, D, BLOCK, KEYS, stride)
-    # The two keys in front of each run, for their scores alone.
+    # The keys in front of each run, for their scores alone.
     begin = tl.minimum(first, end)
-    before = _before(rows, table, begin, real, BLOCK, D, stride)
-    slot = _new_slot(rows, table, position, split, real, D, BLOCK, stride, APPEND)
+    before = _before(rows, table, begin, real, BLOCK, D, stride, TAPS)
+    slot = _new_slot(rows, table, position, split, real, D, BLOCK, stride, TAPS, APPEND)
     turned = turn(cos, sin, position, D, WIDTH, ROTARY)
-    q_weights = weight_halves(q_weight, D, WIDTH, ROTARY, NORM)
-    k_weights = weight_halves(k_weight, D, WIDTH, ROTARY, NORM)
-    filters, factors = _filters(taps, gamma, head, scale, GROUP)
+    q_weights = weight_halves(q_weight, q_number, D, WIDTH, ROTARY, NORM)
+    k_weights = weight_halves(k_weight, k_number, D, WIDTH, ROTARY, NORM)
+    filters, factors = _filters(taps, gamma, head, scale, GROUP, TAPS)
     if PDL and APPEND:
         wait()
 
     q_halves, k_halves, v_new = _new_token(qkv, qkv_stride, row, head, HEADS, KV_HEADS, GROUP, D, WIDTH, APPEND, ROTARY)
-    q = _heads(q_halves, q_weights, turned, q_number, GROUP, D, ROTARY, NORM)
+    q = _heads(q_halves, q_weights, turned, GROUP, D, ROTARY, NORM)
     new_weights = ()
     if APPEND:
-        k_new = normed_and_rotated(k_halves, k_weights, turned, D, k_number, ROTARY, NORM)
+        k_new = normed_and_rotated(k_halves, k_weights, turned, D, ROTARY, NORM)
         _append(slot, k_new, v_new, v_distance)
-        new_weights = _weights_of_new(q, k_new, slot, split, filters, GROUP, RELU_PRE, CLIP_MIN, CLIP_MAX)
-    states = _states(q, before, begin, filters, GROUP, RELU_PRE)
+        new_weights = _weights_of_new(q, k_new, slot, split, filters, GROUP, TAPS, RELU_PRE, CLIP_MIN, CLIP_MAX)
+    states = _states(q, before, begin, filters, GROUP, TAPS, RELU_PRE)
     cached = rows, v_distance, table, real
     runs = first, run, end, last_group
     acc = _walk(
-        q, flight, cached, runs, states, filters, GROUP, D, BLOCK, KEYS, stride, RELU_PRE, CLIP_MIN, CLIP_MAX, SPARSE
+        q,
+        flight,
+        cached,
+        runs,
+        states,
+        filters,
+        GROUP,
+        D,
+        BLOCK,
+        KEYS,
+        stride,
+        TAPS,
+        RELU_PRE,
+        CLIP_MIN,
+        CLIP_MAX,
+        SPARSE,
     )
     target = out + row.to(tl.int64) * (HEADS * D) + head * GROUP * D + d
     part = sums + ((row * KV_HEADS + head) * SPLITS * GROUP).to(tl.int64) * D + d
@@ -302,9 +320,10 @@ def _new_slot(
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     STRIDE: tl.constexpr,
+    TAPS: tl.constexpr,
     APPEND: tl.constexpr,
 ):
-    """Where the first split writes the new K, the mask of that, the two keys before it, and its position.
+    """Where the first split writes the new K, the mask of that, the keys before it, and its position.
 
     Nothing without APPEND. The other splits' masks are false.
     """
@@ -312,17 +331,17 @@ def _new_slot(
     if APPEND:
         n = position + tl.zeros([1], tl.int32)
         mask = real & ((split + tl.zeros([1, 1], tl.int32)) == 0)
-        before = _before(rows, table, n, mask, BLOCK, D, STRIDE)
+        before = _before(rows, table, n, mask, BLOCK, D, STRIDE, TAPS)
         slot = rows + _place(table, n, BLOCK, D, STRIDE)[:, None], mask, before, n
     return slot
 
 
 @triton.jit
-def _heads(x, weights, turned, number, GROUP: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr):
+def _heads(x, weights, turned, GROUP: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr):
     """q of each head of a group, ``[1, WIDTH]`` fp32, from its halves."""
     q = ()
     for g in tl.static_range(GROUP):
-        q += (normed_and_rotated(x[g], weights, turned, D, number, ROTARY, NORM).to(tl.float32),)
+        q += (normed_and_rotated(x[g], weights, turned, D, ROTARY, NORM).to(tl.float32),)
     return q
 
 
@@ -339,6 +358,7 @@ def _walk(
     BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
     STRIDE: tl.constexpr,
+    TAPS: tl.constexpr,
     RELU_PRE: tl.constexpr,
     CLIP_MIN: tl.constexpr,
     CLIP_MAX: tl.constexpr,
@@ -358,7 +378,23 @@ def _walk(
         block = tl.load(table + group // BLOCK)
         v_rows = rows + v_distance + place[:, None]
         next_weights, next_v, states = _weights_and_values(
-            q, k, v_rows, first, i, end, states, filters, real, GROUP, KEYS, D, RELU_PRE, CLIP_MIN, CLIP_MAX, SPARSE
+            q,
+            k,
+            v_rows,
+            first,
+            i,
+            end,
+            states,
+            filters,
+            real,
+            GROUP,
+            KEYS,
+            D,
+            TAPS,
+            RELU_PRE,
+            CLIP_MIN,
+            CLIP_MAX,
+            SPARSE,
         )
         acc = _added(acc, weights, v, GROUP, KEYS)
         weights = next_weights
@@ -369,19 +405,14 @@ def _walk(
 
 
 @triton.jit
-def _filters(taps, gamma, head, scale, GROUP: tl.constexpr):
-    """Three taps for each head of a group, and the factor on its sum of values."""
-    tap_0 = ()
-    tap_1 = ()
-    tap_2 = ()
+def _filters(taps, gamma, head, scale, GROUP: tl.constexpr, TAPS: tl.constexpr):
+    """The taps of each head of a group, and the factor on its sum of values."""
+    filters = ()
     factors = ()
     for g in tl.static_range(GROUP):
-        tap = taps + (head * GROUP + g) * 3
-        tap_0 += (tl.load(tap),)
-        tap_1 += (tl.load(tap + 1),)
-        tap_2 += (tl.load(tap + 2),)
+        filters += (load_taps(taps, head * GROUP + g, TAPS),)
         factors += (tl.load(gamma + head * GROUP + g) * scale,)
-    return (tap_0, tap_1, tap_2), factors
+    return filters, factors
 
 
 @triton.jit
@@ -432,33 +463,29 @@ def _weights_of_new(
     split,
     filters,
     GROUP: tl.constexpr,
+    TAPS: tl.constexpr,
     RELU_PRE: tl.constexpr,
     CLIP_MIN: tl.constexpr,
     CLIP_MAX: tl.constexpr,
 ):
     """The new key's weight for each head in the first split, 0 in the others, so that it counts once."""
     _, _, before, n = slot
-    tap_0, tap_1, tap_2 = filters
     weights = ()
     for g in tl.static_range(GROUP):
-        state = _state(q[g], before, n, tap_1[g], tap_2[g], RELU_PRE)
+        state = _state(q[g], before, n, filters[g], TAPS, RELU_PRE)
         score = tl.sum(q[g] * k.to(tl.float32), 1)
-        weight, _, _ = gated(score, state[0], state[1], tap_0[g], tap_1[g], tap_2[g], RELU_PRE, CLIP_MIN, CLIP_MAX)
+        weight, _ = gated(score, state, filters[g], TAPS, RELU_PRE, CLIP_MIN, CLIP_MAX)
         weights += (tl.where(split == 0, weight, 0.0),)
     return weights
 
 
 @triton.jit
-def _states(q, before, n, filters, GROUP: tl.constexpr, RELU_PRE: tl.constexpr):
-    """Each head's filter state in front of the keys ``n``: all ``due``, then all ``due_later``."""
-    _, tap_1, tap_2 = filters
-    due = ()
-    due_later = ()
+def _states(q, before, n, filters, GROUP: tl.constexpr, TAPS: tl.constexpr, RELU_PRE: tl.constexpr):
+    """Each head's filter state in front of the keys ``n``."""
+    states = ()
     for g in tl.static_range(GROUP):
-        state = _state(q[g], before, n, tap_1[g], tap_2[g], RELU_PRE)
-        due += (state[0],)
-        due_later += (state[1],)
-    return due, due_later
+        states += (_state(q[g], before, n, filters[g], TAPS, RELU_PRE),)
+    return states
 
 
 @triton.jit
@@ -475,6 +502,7 @@ def _weights_and_values(
     GROUP: tl.constexpr,
     KEYS: tl.constexpr,
     D: tl.constexpr,
+    TAPS: tl.constexpr,
     RELU_PRE: tl.constexpr,
     CLIP_MIN: tl.constexpr,
     CLIP_MAX: tl.constexpr,
@@ -484,8 +512,6 @@ def _weights_and_values(
 
     With SPARSE, values without weight are 0.
     """
-    due, due_later = states
-    tap_0, tap_1, tap_2 = filters
     weights = ()
     values = ()
     for key in tl.static_range(KEYS):
@@ -493,23 +519,18 @@ def _weights_and_values(
         # False everywhere: no head gives weight so far.
         wanted = first < 0
         wide = k[key].to(tl.float32)
-        next_due = ()
-        next_due_later = ()
+        next_states = ()
         for g in tl.static_range(GROUP):
             scores = tl.sum(q[g] * wide, 1)
-            p, soon, later = gated(
-                scores, due[g], due_later[g], tap_0[g], tap_1[g], tap_2[g], RELU_PRE, CLIP_MIN, CLIP_MAX
-            )
+            p, state = gated(scores, states[g], filters[g], TAPS, RELU_PRE, CLIP_MIN, CLIP_MAX)
             p = tl.where(exists, p, 0.0)
             wanted |= p != 0.0
             weights += (p,)
-            next_due += (soon,)
-            next_due_later += (later,)
-        due = next_due
-        due_later = next_due_later
+            next_states += (state,)
+        states = next_states
         wanted = wanted if SPARSE else exists
         values += (_row(v_rows + key * D, wanted[:, None] & real),)
-    return weights, values, (due, due_later)
+    return weights, values, states
 
 
 @triton.jit
@@ -581,20 +602,26 @@ def _zeros(shape: tl.constexpr, dtype: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _before(rows, table, n, mask, BLOCK: tl.constexpr, D: tl.constexpr, STRIDE: tl.constexpr):
-    """The two keys before each of ``n [N]``, ``[N, WIDTH]`` each; something sound where there are none."""
-    second = _place(table, tl.maximum(n - 2, 0), BLOCK, D, STRIDE)
-    nearest = _place(table, tl.maximum(n - 1, 0), BLOCK, D, STRIDE)
-    return tl.load(rows + second[:, None], mask=mask, other=0.0), tl.load(rows + nearest[:, None], mask=mask, other=0.0)
+def _before(rows, table, n, mask, BLOCK: tl.constexpr, D: tl.constexpr, STRIDE: tl.constexpr, TAPS: tl.constexpr):
+    """The ``TAPS - 1`` keys before each of ``n [N]``, ``[N, WIDTH]`` each; something sound where there are none."""
+    places = ()
+    for i in tl.static_range(1, TAPS):
+        places += (_place(table, tl.maximum(n - (TAPS - i), 0), BLOCK, D, STRIDE),)
+    keys = ()
+    for i in tl.static_range(1, TAPS):
+        keys += (tl.load(rows + places[i - 1][:, None], mask=mask, other=0.0),)
+    return keys
 
 
 @triton.jit
-def _state(q, before, n, tap_1, tap_2, RELU_PRE: tl.constexpr):
-    """The filter's state in front of the keys ``n``, from the two ``before`` each, where there are any."""
-    passed = tl.where(n >= 2, filtered(tl.sum(q * before[0].to(tl.float32), 1), RELU_PRE), 0.0)
-    _, due_later = subtracted(passed, 0.0, tap_1, tap_2)
-    passed = tl.where(n >= 1, filtered(tl.sum(q * before[1].to(tl.float32), 1), RELU_PRE), 0.0)
-    return subtracted(passed, due_later, tap_1, tap_2)
+def _state(q, before, n, taps, TAPS: tl.constexpr, RELU_PRE: tl.constexpr):
+    """The filter's state in front of the keys ``n``, from the keys ``before`` each, where there are any."""
+    due = nothing_due(0.0, TAPS)
+    for i in tl.static_range(1, TAPS):
+        scores = tl.sum(q * before[i - 1].to(tl.float32), 1)
+        passed = tl.where(n >= TAPS - i, filtered(scores, RELU_PRE), 0.0)
+        due = subtracted(passed, due, taps, TAPS)
+    return due
 
 
 @triton.jit

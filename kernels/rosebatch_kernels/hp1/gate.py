@@ -5,16 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Keys that the filter spans: a key and the two before it.
-TAPS = 3
-
 
 class Gate(NamedTuple):
     """The gate of a layer (source: article S4); ``rosebatch_kernels.hp1.reference`` has the formula.
 
     Attributes:
-        taps: ``[heads, TAPS]`` fp32: factors on the key's own score, on the score before it, and so on. The products
-            are subtracted.
+        taps: ``[heads, K]`` fp32: factors on the key's own score, on the score before it, and so on. The products are
+            subtracted. Kernels are compiled for each K and keep K - 1 sums of a score in registers.
         gamma: ``[heads]`` fp32, factor on the weights.
         relu_pre: whether only the positive part of a score is subtracted.
         clip_min, clip_max: bounds of a weight before ``gamma``.
@@ -26,7 +23,11 @@ class Gate(NamedTuple):
     clip_min: float = 0.0
     clip_max: float = 1.0
 
+    def bounds(self, scale: float) -> tuple[float, float]:
+        """Bounds that do in one clamp what the formula does in two, for scores that are yet to be scaled."""
+        return min(max(self.clip_min, 0.0), self.clip_max) / scale, self.clip_max / scale
 
-def mean_taps(sigma: Tensor) -> Tensor:
-    """The article's taps ``[heads, TAPS]``: they subtract ``sigma [heads]`` times the mean over the filter."""
-    return (sigma.to(torch.float32) / TAPS)[:, None].repeat(1, TAPS)
+
+def mean_taps(sigma: Tensor, taps: int) -> Tensor:
+    """The article's taps ``[heads, taps]``: they subtract ``sigma [heads]`` times the mean over the filter."""
+    return (sigma.to(torch.float32) / taps)[:, None].repeat(1, taps)

@@ -5,7 +5,7 @@ sequence's keys in runs (see ``rosebatch_kernels.hp1.runs``) and applies the gat
 the tensor cores. There is no maximum, no sum and nothing to rescale.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.tiles import TILE_ROWS, tile_of_program
 from rosebatch_kernels.common.tuned import Program
 from rosebatch_kernels.hp1.gate import Gate
-from rosebatch_kernels.hp1.runs import filtered, gated, subtracted
+from rosebatch_kernels.hp1.runs import filtered, gated, load_taps, nothing_due, subtracted
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ def prefill(
     _, blocks, kv_heads, block_size, size = cache.shape
     out = torch.empty(len(q), num_heads * size, dtype=q.dtype, device=q.device)
     tuned = TUNED.fp32 if q.dtype.itemsize == 4 else TUNED.narrow
+    # Of unscaled scores: the scale is applied to the sums of values, which are fewer.
+    clip_min, clip_max = gate.bounds(scale)
     _gated_prefill[(num_heads, len(tiles))](
         out,
         q,
@@ -79,10 +81,10 @@ def prefill(
         BLOCK=block_size,
         ROWS=TILE_ROWS,
         KEYS=tuned.keys,
+        TAPS=gate.taps.shape[1],
         RELU_PRE=gate.relu_pre,
-        # Bounds of unscaled scores: the scale is applied to the sums of values, which are fewer.
-        CLIP_MIN=gate.clip_min / scale,
-        CLIP_MAX=gate.clip_max / scale,
+        CLIP_MIN=clip_min,
+        CLIP_MAX=clip_max,
         STAGES=tuned.stages,
         num_warps=tuned.warps,
         **launch_options(),
@@ -110,6 +112,7 @@ def _gated_prefill(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    TAPS: tl.constexpr,
     RELU_PRE: tl.constexpr,
     CLIP_MIN: tl.constexpr,
     CLIP_MAX: tl.constexpr,
@@ -117,9 +120,7 @@ def _gated_prefill(
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
-    tap_0 = tl.load(taps + head * 3)
-    tap_1 = tl.load(taps + head * 3 + 1)
-    tap_2 = tl.load(taps + head * 3 + 2)
+    filter_taps = load_taps(taps, head, TAPS)
     factor = tl.load(gamma + head) * scale
     if PDL:
         wait()
@@ -142,13 +143,8 @@ def _gated_prefill(
     # Keys of a column. All exist, except some of the last column's.
     run = tl.cdiv(last_key + 1, KEYS)
     first = tl.arange(0, KEYS) * run
-    due_later = tl.zeros([ROWS, KEYS], tl.float32)
-    page, start, page_step = _two_pages(table, first - 2, last_key, BLOCK, stride)
-    k = _load(keys + _places(_nearest(first - 2, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
-    # Loaded before the first is used, so that both loads are in flight together.
-    k_next = _load(keys + _places(_nearest(first - 1, last_key), page, start, page_step, d, D, BLOCK), d, D, WIDTH)
-    _, due_later = _seen(query, k, first - 2, due_later, tap_1, tap_2, RELU_PRE)
-    due, due_later = _seen(query, k_next, first - 1, due_later, tap_1, tap_2, RELU_PRE)
+    before = _before(keys, table, first, last_key, d, D, WIDTH, BLOCK, stride, TAPS)
+    due = _due_in_front(query, before, first, filter_taps, ROWS, KEYS, TAPS, RELU_PRE)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     for piece in range(0, run, BLOCK):
         page, start, page_step = _two_pages(table, first + piece, last_key, BLOCK, stride)
@@ -158,17 +154,57 @@ def _gated_prefill(
             k = _load(keys + offsets, d, D, WIDTH)
             v = _load(keys + v_distance + offsets, d, D, WIDTH)
             scores = tl.dot(query, tl.trans(k), input_precision="ieee")
-            weights, due, due_later = gated(scores, due, due_later, tap_0, tap_1, tap_2, RELU_PRE, CLIP_MIN, CLIP_MAX)
+            weights, due = gated(scores, due, filter_taps, TAPS, RELU_PRE, CLIP_MIN, CLIP_MAX)
             weights = tl.where(n[None, :] <= own, weights, 0.0)
             acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     tl.store(out + rows * (HEADS * D) + head * D + d, (acc * factor).to(out.dtype.element_ty), mask=mine)
 
 
 @triton.jit
-def _seen(query, k, n, due_later, tap_1, tap_2, RELU_PRE: tl.constexpr):
-    """The filter's state after the keys ``n``, which get no weight here."""
-    scores = tl.dot(query, tl.trans(k), input_precision="ieee")
-    return subtracted(tl.where((n >= 0)[None, :], filtered(scores, RELU_PRE), 0.0), due_later, tap_1, tap_2)
+def _before(
+    keys,
+    table,
+    first,
+    last,
+    d,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr,
+    TAPS: tl.constexpr,
+):
+    """The ``TAPS - 1`` keys before each of ``first [N]``, ``[N, WIDTH]`` each; something sound where there are none.
+
+    All are loaded before the first is used, so that the loads are in flight together.
+    """
+    before = ()
+    for i in tl.static_range(1, TAPS):
+        n = first - (TAPS - i)
+        # Two pages hold a page's number of keys and one more.
+        if (i - 1) % (BLOCK + 1) == 0:
+            page, start, page_step = _two_pages(table, n, last, BLOCK, STRIDE)
+        before += (_load(keys + _places(_nearest(n, last), page, start, page_step, d, D, BLOCK), d, D, WIDTH),)
+    return before
+
+
+@triton.jit
+def _due_in_front(
+    query,
+    before,
+    first,
+    taps,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    TAPS: tl.constexpr,
+    RELU_PRE: tl.constexpr,
+):
+    """The filter's state in front of the keys ``first``, from the keys ``before`` each, where there are any."""
+    due = nothing_due(tl.zeros([ROWS, KEYS], tl.float32), TAPS)
+    for i in tl.static_range(1, TAPS):
+        scores = tl.dot(query, tl.trans(before[i - 1]), input_precision="ieee")
+        exists = first >= TAPS - i
+        due = subtracted(tl.where(exists[None, :], filtered(scores, RELU_PRE), 0.0), due, taps, TAPS)
+    return due
 
 
 @triton.jit

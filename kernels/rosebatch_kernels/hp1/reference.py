@@ -1,10 +1,10 @@
 """PyTorch reference of HP1 attention: the formula, and attention over the paged cache.
 
 For query i and key j ≤ i, the score is ``s_j = scale · q_i·k_j``. The filter reads ``r_j = max(s_j, 0)``, or ``s_j``
-itself without ``relu_pre``; ``r_j = 0`` for j < 0. Then:
+itself without ``relu_pre``; ``r_j = 0`` for j < 0. Then, with K taps:
 
-    z_j = s_j - taps_0 · r_j - taps_1 · r_(j-1) - taps_2 · r_(j-2)
-    p_j = gamma · clamp(z_j, clip_min, clip_max)
+    z_j = s_j - taps_0 · r_j - taps_1 · r_(j-1) - … - taps_(K-1) · r_(j-K+1)
+    p_j = gamma · clamp(max(z_j, 0), clip_min, clip_max)
     o_i = sum over j ≤ i of p_j · v_j
 
 There is no denominator, so the sums over parts of the keys simply add up.
@@ -16,7 +16,7 @@ from torch.nn import functional
 from rosebatch_kernels.common.each_sequence import Weigh, decode_each, prefill_each
 from rosebatch_kernels.common.head_norms import QKNorm
 from rosebatch_kernels.common.splits import DecodeWorkspace
-from rosebatch_kernels.hp1.gate import TAPS, Gate
+from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.qkv.reference import prepared
 
 
@@ -32,10 +32,10 @@ def probabilities(scores: Tensor, gate: Gate) -> Tensor:
     """
     passed = scores.clamp_min(0) if gate.relu_pre else scores
     z = scores
-    for tap in range(min(TAPS, scores.shape[-1])):
+    for tap in range(min(gate.taps.shape[1], scores.shape[-1])):
         earlier = functional.pad(passed[..., : passed.shape[-1] - tap], (tap, 0))
         z = z - gate.taps[:, tap].to(scores.dtype)[:, None, None] * earlier
-    return gate.gamma.to(scores.dtype)[:, None, None] * z.clamp(gate.clip_min, gate.clip_max)
+    return gate.gamma.to(scores.dtype)[:, None, None] * z.clamp_min(0).clamp(gate.clip_min, gate.clip_max)
 
 
 def decode(

@@ -1,12 +1,12 @@
 """How the kernels of HP1 attention walk over the keys, and the gate that this serves.
 
-The gate needs the scores of the two keys before each key. So a tile of keys is not one piece of a sequence: each of
-its columns walks along its own run of successive keys. What a column needs of earlier keys, it computed in earlier
-iterations. Columns exchange nothing, and the gate stays in registers. The price: every run begins with the scores of
-the two keys in front of it.
+The gate needs the scores of the keys before each key, in the article of two. So a tile of keys is not one piece of a
+sequence: each of its columns walks along its own run of successive keys. What a column needs of earlier keys, it
+computed in earlier iterations. Columns exchange nothing, and the gate stays in registers. The price: every run begins
+with the scores of the keys in front of it.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 import triton
 import triton.language as tl
@@ -14,27 +14,20 @@ import triton.language as tl
 
 @triton.jit
 def gated(
-    scores,
-    due,
-    due_later,
-    tap_0,
-    tap_1,
-    tap_2,
-    RELU_PRE: tl.constexpr,
-    CLIP_MIN: tl.constexpr,
-    CLIP_MAX: tl.constexpr,
+    scores, due, taps, TAPS: tl.constexpr, RELU_PRE: tl.constexpr, CLIP_MIN: tl.constexpr, CLIP_MAX: tl.constexpr
 ):
     """Weights of some keys, without gamma, and the filter's state for the keys after them.
 
-    The state is what earlier keys subtract from the next scores (``due``) and from the ones after (``due_later``): the
+    The state is what earlier keys subtract from the next scores, from the ones after, and so on: ``TAPS - 1`` sums, the
     transposed form of the filter. If the state were the passed scores themselves, an iteration would hand one of them
     on unchanged, and the compiler does not pipeline such a loop. Scores may be in any unit, if the clip bounds are in
     the same one: the scale can be applied later.
     """
     passed = filtered(scores, RELU_PRE)
-    z = scores - tap_0 * passed - due
-    due, due_later = subtracted(passed, due_later, tap_1, tap_2)
-    return tl.minimum(tl.maximum(z, CLIP_MIN), CLIP_MAX), due, due_later
+    z = scores - taps[0] * passed
+    if TAPS > 1:
+        z -= due[0]
+    return tl.minimum(tl.maximum(z, CLIP_MIN), CLIP_MAX), subtracted(passed, due, taps, TAPS)
 
 
 @triton.jit
@@ -44,6 +37,29 @@ def filtered(scores, RELU_PRE: tl.constexpr):
 
 
 @triton.jit
-def subtracted(passed, due_later, tap_1, tap_2):
+def subtracted(passed, due, taps, TAPS: tl.constexpr):
     """The filter's state after keys with these inputs."""
-    return tap_1 * passed + due_later, tap_2 * passed
+    after = ()
+    for tap in tl.static_range(1, TAPS - 1):
+        after += (taps[tap] * passed + due[tap],)
+    if TAPS > 1:
+        after += (taps[TAPS - 1] * passed,)
+    return after
+
+
+@triton.jit
+def nothing_due(zero, TAPS: tl.constexpr):
+    """The filter's state in front of all keys; ``zero`` has the scores' shape."""
+    due = ()
+    for _ in tl.static_range(1, TAPS):
+        due += (zero,)
+    return due
+
+
+@triton.jit
+def load_taps(taps, head, TAPS: tl.constexpr):
+    """A head's taps, of ``taps [heads, TAPS]``."""
+    loaded = ()
+    for tap in tl.static_range(TAPS):
+        loaded += (tl.load(taps + head * TAPS + tap),)
+    return loaded

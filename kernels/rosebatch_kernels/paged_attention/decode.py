@@ -201,8 +201,8 @@ def _decode(
     last_block = tl.maximum(end - 1, 0) // BLOCK
     block = tl.load(table_row + tl.minimum((start_tile * TILE) // BLOCK, last_block))
     turned = turn(cos, sin, position, D, WIDTH, ROTARY)
-    q_weights = weight_halves(q_weight, D, WIDTH, ROTARY, NORM)
-    k_weights = weight_halves(k_weight, D, WIDTH, ROTARY, NORM)
+    q_weights = weight_halves(q_weight, q_number, D, WIDTH, ROTARY, NORM)
+    k_weights = weight_halves(k_weight, k_number, D, WIDTH, ROTARY, NORM)
     if PDL:
         wait()
 
@@ -210,7 +210,7 @@ def _decode(
     q_halves, k_halves, v_new = _new_token(
         qkv, qkv_stride, row, head, HEADS, KV_HEADS, GROUP, MEMBERS, D, WIDTH, APPEND, ROTARY
     )
-    q = normed_and_rotated(q_halves, q_weights, turned, D, q_number, ROTARY, NORM)
+    q = normed_and_rotated(q_halves, q_weights, turned, D, ROTARY, NORM)
     # A matrix product needs more rows than a group has heads: rows are copied, after norm and rotation of each head.
     copies: tl.constexpr = ROWS // MEMBERS
     g, own_head = _heads_of_rows(GROUP, ROWS, copies)
@@ -219,7 +219,7 @@ def _decode(
     most, total, acc = _no_key(ROWS, WIDTH)
     if APPEND:  # noqa: SIM102 (a compile-time condition)
         if split == 0:
-            k_new = normed_and_rotated(k_halves, k_weights, turned, D, k_number, ROTARY, NORM)
+            k_new = normed_and_rotated(k_halves, k_weights, turned, D, ROTARY, NORM)
             _append(cache, table_row, position, head, k_new, v_new, v_distance, KV_HEADS, D, WIDTH, BLOCK)
             most, total, acc = _attend_new(q, k_new, v_new, total, acc, scale, copies)
     q = _repeated(q, copies)

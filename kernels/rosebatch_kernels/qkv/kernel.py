@@ -97,15 +97,15 @@ def _prepare(
     if ROTARY or NORM is not None:
         h = tl.arange(0, HEADS_WIDTH)[:, None]
         heads = start + h * D
-        weight = weight_halves(q_weight, D, WIDTH, ROTARY, NORM)
-        q = normed_and_rotated(halves(heads, h < HEADS, D, WIDTH, ROTARY), weight, turned, D, q_number, ROTARY, NORM)
+        weight = weight_halves(q_weight, q_number, D, WIDTH, ROTARY, NORM)
+        q = normed_and_rotated(halves(heads, h < HEADS, D, WIDTH, ROTARY), weight, turned, D, ROTARY, NORM)
         # All threads must read both halves before any thread overwrites one.
         tl.debug_barrier()
         tl.store(heads + d, q, mask=(h < HEADS) & (d < D))
     h = tl.arange(0, KV_WIDTH)[:, None]
     k_halves = halves(start + (HEADS + h) * D, h < KV_HEADS, D, WIDTH, ROTARY)
-    weight = weight_halves(k_weight, D, WIDTH, ROTARY, NORM)
-    k = normed_and_rotated(k_halves, weight, turned, D, k_number, ROTARY, NORM)
+    weight = weight_halves(k_weight, k_number, D, WIDTH, ROTARY, NORM)
+    k = normed_and_rotated(k_halves, weight, turned, D, ROTARY, NORM)
     mask = (h < KV_HEADS) & (d < D)
     v = tl.load(start + (HEADS + KV_HEADS + h) * D + d, mask=mask)
     block = tl.load(block_table + row * table_stride + position // BLOCK).to(tl.int64)

@@ -33,6 +33,10 @@ def _norms(tokens: int, size: int) -> None:
     compare("uclip_norm", shape, _MODULES, [(x, alpha, _GAMMA) for x, _ in pairs], moved=2 * row)
     inputs = [(*pair, post_alpha, _POST_GAMMA, alpha, _GAMMA) for pair in pairs]
     compare("add_uclip_norm", shape, _MODULES, inputs, moved=4 * row)
+    gains = torch.full((size,), _GAMMA, device="cuda")
+    compare("uclip_norm", f"{shape} gains", _MODULES, [(x, alpha, gains) for x, _ in pairs], moved=2 * row)
+    with_gains = [(*pair, post_alpha, gains, alpha, gains) for pair in pairs]
+    compare("add_uclip_norm", f"{shape} gains", _MODULES, with_gains, moved=4 * row)
 
 
 def _parts(tokens: int, size: int) -> None:

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.clip import clip
+from rosebatch_kernels.common.head_norms import Gain
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rows import rows_of
 
@@ -40,14 +41,17 @@ class Tuned:
 TUNED = Tuned()
 
 
-def uclip_norm(x: Tensor, alpha: Tensor, gamma: float) -> Tensor:
-    """UClipNorm of ``x [T, H]`` or ``[T, heads, H]``, rows and heads at any stride; ``alpha [H]``; same dtype out."""
+def uclip_norm(x: Tensor, alpha: Tensor, gamma: Gain) -> Tensor:
+    """UClipNorm of ``x [T, H]`` or ``[T, heads, H]``, rows and heads at any stride; same dtype out.
+
+    ``alpha`` is ``[H]``, ``gamma`` a number or ``[H]`` fp32.
+    """
     normed, _ = _launch(x, None, None, 0.0, alpha, gamma)
     return normed
 
 
 def add_uclip_norm(
-    y: Tensor, residual: Tensor, post_alpha: Tensor, post_gamma: float, alpha: Tensor, gamma: float
+    y: Tensor, residual: Tensor, post_alpha: Tensor, post_gamma: Gain, alpha: Tensor, gamma: Gain
 ) -> tuple[Tensor, Tensor]:
     """``residual + UClip_post(y)``, and its UClipNorm: ``(normed [T, H], residual [T, H])``, both new.
 
@@ -58,7 +62,7 @@ def add_uclip_norm(
 
 
 def _launch(
-    x: Tensor, residual: Tensor | None, post_alpha: Tensor | None, post_gamma: float, alpha: Tensor, gamma: float
+    x: Tensor, residual: Tensor | None, post_alpha: Tensor | None, post_gamma: Gain, alpha: Tensor, gamma: Gain
 ) -> tuple[Tensor, Tensor]:
     """Without a residual the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
@@ -84,6 +88,8 @@ def _launch(
         gamma,
         heads=rows.heads,
         parts=rows.parts,
+        post_gamma_each=isinstance(post_gamma, Tensor),
+        gamma_each=isinstance(gamma, Tensor),
         tile_rows=tile_rows,
         columns=columns,
         num_warps=TUNED.warps,
@@ -111,6 +117,8 @@ def _uclip(
     gamma,
     heads: tl.constexpr,
     parts: tl.constexpr,
+    post_gamma_each: tl.constexpr,
+    gamma_each: tl.constexpr,
     tile_rows: tl.constexpr,
     columns: tl.constexpr,
     PDL: tl.constexpr,
@@ -125,8 +133,10 @@ def _uclip(
     row = row.to(tl.int64)
     # All loads come before the first use of any, so that they are in flight together; weights before the wait.
     factor = tl.load(alpha + column, exists)
+    gain = tl.load(gamma + column, exists) if gamma_each else gamma
     if residual is not None:
         post_factor = tl.load(post_alpha + column, exists)
+        post_gain = tl.load(post_gamma + column, exists) if post_gamma_each else post_gamma
     if PDL:
         wait()
     source = x + token * x_stride + head * inner_stride + column
@@ -139,8 +149,8 @@ def _uclip(
     dtype = normed.dtype.element_ty
     place = row * size + column
     if residual is not None:
-        post = clip(value * post_factor.to(tl.float32), post_gamma).to(dtype)
+        post = clip(value * post_factor.to(tl.float32), post_gain).to(dtype)
         rounded = (addend.to(tl.float32) + post.to(tl.float32)).to(dtype)
         tl.store(total + place, rounded, inside)
         value = rounded.to(tl.float32)
-    tl.store(normed + place, clip(value * factor.to(tl.float32), gamma).to(dtype), inside)
+    tl.store(normed + place, clip(value * factor.to(tl.float32), gain).to(dtype), inside)

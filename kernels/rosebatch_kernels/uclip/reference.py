@@ -1,19 +1,22 @@
 """PyTorch reference of UClipNorm, ``gamma · clamp(alpha · x, -1, 1)``: fp32 inside, rounded once.
 
+alpha has a number for each channel. gamma has one too, or is one number. A model whose alpha is one number repeats it.
 A relative of DyT (arXiv 2503.10622), which has tanh in place of the clip.
 """
 
 from torch import Tensor
 
+from rosebatch_kernels.common.head_norms import Gain
 
-def uclip_norm(x: Tensor, alpha: Tensor, gamma: float) -> Tensor:
-    """UClipNorm of ``x [..., H]`` with ``alpha [H]``; same dtype out."""
+
+def uclip_norm(x: Tensor, alpha: Tensor, gamma: Gain) -> Tensor:
+    """UClipNorm of ``x [..., H]`` with ``alpha [H]`` and gamma a number or ``[H]`` fp32; same dtype out."""
     wide = x.double() if x.dtype.itemsize == 8 else x.float()
     return ((wide * alpha.to(wide.dtype)).clamp(-1, 1) * gamma).to(x.dtype)
 
 
 def add_uclip_norm(
-    y: Tensor, residual: Tensor, post_alpha: Tensor, post_gamma: float, alpha: Tensor, gamma: float
+    y: Tensor, residual: Tensor, post_alpha: Tensor, post_gamma: Gain, alpha: Tensor, gamma: Gain
 ) -> tuple[Tensor, Tensor]:
     """``residual + UClip_post(y)``, and its UClipNorm: ``(normed [T, H], residual [T, H])``, both new.
 
