@@ -74,7 +74,5 @@ def test_require_fits():
     """Prompt and output of the same row are added up."""
     workload = Workload([[1] * 7, [1] * 2], [2, 6])
     require_fits(workload, 9)
-    with pytest.raises(
-        UserError, match="have 9 tokens, but the engine holds at most 8: choose shorter"
-    ):
+    with pytest.raises(UserError, match="have 9 tokens, but the engine holds at most 8: choose shorter"):
         require_fits(workload, 8)

@@ -75,7 +75,6 @@ def attention() -> None:
 def gated_attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadUClip
     from rosebatch_kernels.common.splits import DecodeWorkspace
-    from rosebatch_kernels.hp1 import compacted
     from rosebatch_kernels.hp1.decode import decode, num_splits
     from rosebatch_kernels.hp1.gate import Gate
     from rosebatch_kernels.hp1.prefill import prefill
@@ -96,7 +95,6 @@ def gated_attention() -> None:
         for sparse in (True, False):
             more = {"scale": 0.1, "append": append, "sparse": sparse}
             decode(qkv, cache, table, fields, fields, workspace, gate, **more, **options)
-        compacted.decode(qkv, cache, table, fields, fields, workspace, gate, num_heads=heads, scale=0.1)
         prepare(qkv, cache, table, fields, fields, **options)
         prefill(qkv, cache, table, ints(3, 4), gate, num_heads=heads, scale=0.1)
 

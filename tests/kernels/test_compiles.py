@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
 MOST_SHARED = 227 * 1024
 KERNELS = {
     "_activation", "_activation_mul", "_adjust", "_advance", "_append", "_bias_residual", "_choose",
-    "_compacted_decode", "_copy_blocks", "_count", "_decode", "_gated_decode", "_gated_prefill", "_mask", "_norm",
+    "_copy_blocks", "_count", "_decode", "_gated_decode", "_gated_prefill", "_mask", "_norm",
     "_prefill", "_prepare", "_product", "_summarise", "_uclip",
 }  # fmt: skip
 

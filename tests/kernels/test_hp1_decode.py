@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nan
 
-from rosebatch_kernels.hp1 import compacted, reference
 from rosebatch_kernels.hp1 import decode as kernel
+from rosebatch_kernels.hp1 import reference
 from tests.kernels.decode_step import SCALE, check, make_step
 from tests.kernels.hp1_exact import gated_attention, general_gate, make_gate
 from tests.kernels.scattered import rotary_tables, uclip, untouched
@@ -151,21 +151,6 @@ def test_all_values_or_those_with_weight(dtype, device, randn, assert_close, as_
     step.options["sparse"] = False
     every = check(kernel.decode, step, assert_close)
     assert device == "cuda" or torch.equal(every, sparse)
-
-
-@pytest.mark.parametrize("sigma", [0, 1.4, 2.99])
-@pytest.mark.parametrize("group", [1, 2])
-def test_lists_of_keys_with_weight(sigma, group, dtype, device, randn, assert_close):
-    """The variant that a bench times: an entry too many, or one of another list, would be a figure for another result.
-
-    Lists of any length, empty ones too.
-    """
-    gate = make_gate(2 * group, randn, device, sigma=sigma)
-    step = make_gated_step([130, 0, 63, 7], 2, group, 24, 16, dtype, device, randn, append=False, idle=(3,), gate=gate)
-    del step.options["append"]
-    out = compacted.decode(*step.arguments, **step.options)
-    assert_close(out[step.live], step.exact[step.live])
-    assert not step.workspace.arrived.any()
 
 
 def test_one_split(implementation, device, randn, assert_close, monkeypatch):

@@ -2,7 +2,7 @@
 
 The article found its own numbers for each of these. The parts, all of them by default:
 
-    values    V of all keys, V of the keys with weight (in use), or a list of these keys first
+    values    V of all keys, or V of the keys with weight (in use)
     groups    runs of a warp, keys in a group, and warps: a row of K is held by 32 threads with one run, by 16 with two.
               With four the compiler gives each thread a part of two rows, because it loads 16 bytes at once
     splits    programs that run at once, and keys that make a split
@@ -29,7 +29,7 @@ from rosebatch_kernels.common.bench_inputs import block_table, randn
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.hp1 import compacted, decode, prefill
+from rosebatch_kernels.hp1 import decode, prefill
 from rosebatch_kernels.hp1.gate import Gate, mean_taps
 
 _HEADS, _KV_HEADS, _SIZE = 8, 4, 128
@@ -79,7 +79,6 @@ def _values() -> Iterator[tuple[str, Times]]:
                     {
                         "all": step.time(partial(decode.decode, append=False, sparse=False), sigma),
                         "with weight": step.time(_IN_USE, sigma),
-                        "listed": step.time(compacted.decode, sigma),
                     },
                 )
 
