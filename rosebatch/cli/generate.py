@@ -10,7 +10,9 @@ from rosebatch.job.run import run_job
 
 def generate(source: str, job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any], started: float) -> int:
     """Run the job; returns the number of rows that failed."""
-    config = JobConfig(input=source, sampling=sampling_defaults(sampling), **job)
+    schema = sampling.get("json_schema")
+    settings = () if schema is None else (schema,)
+    config = JobConfig(input=source, sampling=sampling_defaults(sampling), settings=settings, **job)
     interrupts = Interrupts()
     with interrupts.watch():
         return run_job(config, run_config(run), listen=interrupts.listen, started=started).num_failed

@@ -4,13 +4,14 @@ import fnmatch
 import glob
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
 from rosebatch.errors import UserError
-from rosebatch.io.unread import require_all_read
+from rosebatch.io.unread import is_unread_data, is_visible, require_all_read
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 _SUFFIXES = (*PARQUET_SUFFIXES, ".jsonl")
@@ -83,8 +84,8 @@ def open_file(path: str) -> IO[bytes]:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def would_read(source: str, path: str) -> bool:
-    """Whether a folder or glob would take a file, once it is there, for input. Both are local, or both are URLs."""
+def would_find(source: str, path: str) -> bool:
+    """Whether a folder or glob would read a file, once it is there, or refuse it. Both are local, or both are URLs."""
     source = as_path(source)
     if is_url(source):
         source, path = source.rstrip("/"), url_identity(path)
@@ -95,8 +96,11 @@ def would_read(source: str, path: str) -> bool:
         if not is_folder and Path(source).exists():
             return False
         source, path = _real_pattern(source), os.path.realpath(path)
-    folder, _, name = path.rpartition("/")
-    return (folder == source and _wanted(name)) if is_folder else _matches(path.split("/"), source.split("/"))
+    if not is_folder:
+        return _matches(path.split("/"), source.split("/"))
+    inside = path.removeprefix(f"{source}/").split("/")
+    skipped = len(inside) == 1 and is_unread_data(inside[0])
+    return path.startswith(f"{source}/") and all(map(is_visible, inside)) and (skipped or _is_data(inside[-1]))
 
 
 def digest(paths: Sequence[str], opened: Callable[[str], IO[bytes]] | None = None) -> str:
@@ -132,6 +136,29 @@ def upload(path: Path, url: str) -> None:
     path.unlink()
 
 
+def require_writable_url(url: str) -> None:
+    """Check that a file can be made at a URL, under another name. Over HTTP there is no name to try.
+
+    Args:
+        url: of a file; with ``/`` at its end, of a folder.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if url.startswith(("http://", "https://")):
+        return
+    file_system, inside = _remote(url)
+    folder = inside.rstrip("/") if url.endswith("/") else inside.rpartition("/")[0]
+    trial = f"{folder}/.rosebatch-{secrets.token_hex(8)}"
+    # Each file system has errors of its own.
+    try:
+        file_system.pipe_file(trial, b"")
+    except Exception as error:
+        raise UserError(f"{url}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+    with suppress(Exception):
+        file_system.rm_file(trial)
+
+
 def remove_url(url: str) -> None:
     """Delete the file at a URL, if there is one. HTTP knows no deletion.
 
@@ -160,8 +187,10 @@ def _find_local(source: str) -> list[str] | None:
     path = Path(source)
     if path.is_dir():
         names = [each.name for each in path.iterdir()]
-        require_all_read(source, filter(_visible, names), f"'{path / '*.jsonl'}'")
-        return [str(path / name) for name in names if _wanted(name)]
+        folders = [name for name in names if is_visible(name) and _holds_data(os.walk(path / name))]
+        wanted = [name for name in names if name not in folders and _wanted(name)]
+        require_all_read(source, names, folders, _pattern(str(path), wanted))
+        return [str(path / name) for name in wanted]
     if source == "-" or path.exists():
         return None
     if any(mark in source for mark in _WILD):
@@ -180,9 +209,15 @@ def _find_remote(source: str) -> list[str] | None:
         elif file_name(source).lower().endswith(_SUFFIXES) and file_system.exists(inside):
             return None
         elif file_system.isdir(inside):
-            found = {each: each.rpartition("/")[2] for each in file_system.ls(inside, detail=False)}
-            require_all_read(source, filter(_visible, found.values()), f"'{source.rstrip('/')}/*.jsonl'")
-            paths = [each for each, name in found.items() if _wanted(name)]
+            found = {each["name"].rstrip("/"): each["type"] for each in file_system.ls(inside, detail=True)}
+            names = {path: path.rpartition("/")[2] for path in found}
+            folders = [
+                names[path]
+                for path, kind in found.items()
+                if kind == "directory" and is_visible(names[path]) and _holds_data(file_system.walk(path))
+            ]
+            paths = [path for path in found if found[path] != "directory" and _wanted(names[path])]
+            require_all_read(source, names.values(), folders, _pattern(source.rstrip("/"), paths))
         elif file_system.exists(inside):
             return None
         else:
@@ -192,12 +227,27 @@ def _find_remote(source: str) -> list[str] | None:
     return [file_system.unstrip_protocol(each) for each in paths]
 
 
-def _visible(name: str) -> bool:
-    return not name.startswith((".", "_"))
-
-
 def _wanted(name: str) -> bool:
-    return name.lower().endswith(_SUFFIXES) and _visible(name)
+    return name.lower().endswith(_SUFFIXES) and is_visible(name)
+
+
+def _is_data(name: str) -> bool:
+    """Whether a file in an inner folder is rows of a user, rather than the settings of a model."""
+    return _wanted(name) or (is_unread_data(name) and not name.lower().endswith(".json"))
+
+
+def _holds_data(walked: Iterable[tuple[str, list[str], list[str]]]) -> bool:
+    """Whether a folder has data at any depth, from what ``os.walk`` gives for it. It ends with the first file."""
+    for _, folders, names in walked:
+        folders[:] = filter(is_visible, folders)
+        if any(map(_is_data, names)):
+            return True
+    return False
+
+
+def _pattern(folder: str, wanted: Sequence[str]) -> str:
+    """A pattern of the files that are read, for messages."""
+    return f"'{folder}/*{'.parquet' if wanted and is_parquet(wanted[0]) else '.jsonl'}'"
 
 
 def _real_pattern(pattern: str) -> str:

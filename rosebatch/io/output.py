@@ -15,8 +15,9 @@ from rosebatch.host.sync import sync
 from rosebatch.io.parquet import PART_NAME, Rows
 from rosebatch.io.part_file import PartFile
 
-# Results that a stream holds back while it waits for an earlier row.
+# Results that a stream holds back while it waits for an earlier row, and their bytes.
 _MOST_HELD = 4096
+_MOST_HELD_BYTES = 64 << 20
 
 
 class Output(Protocol):
@@ -90,7 +91,8 @@ class StreamOutput:
         self._errors = errors or stream
         self._close = close
         self._next = 0
-        self._held: dict[int, tuple[dict[str, Any], bool]] = {}
+        self._held: dict[int, tuple[bytes, bool]] = {}
+        self._held_bytes = 0
         self.num_rows = 0
         self.num_failed = 0
         self.kept = ""
@@ -100,17 +102,20 @@ class StreamOutput:
 
     @property
     def full(self) -> bool:
-        """Whether thousands of results wait for one row."""
-        return len(self._held) >= _MOST_HELD
+        """Whether thousands of results, or many bytes, wait for one row."""
+        return len(self._held) >= _MOST_HELD or self._held_bytes >= _MOST_HELD_BYTES
 
     def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
         """Write the row and those that waited for it, or hold it until its turn."""
         self.num_rows += 1
         self.num_failed += failed
-        self._held[index] = row, failed
+        line = msgspec.json.encode(row, enc_hook=str) + b"\n"
+        self._held[index] = line, failed
+        self._held_bytes += len(line)
         while self._next in self._held:
-            row, failed = self._held.pop(self._next)
-            (self._errors if failed else self._stream).write(msgspec.json.encode(row, enc_hook=str) + b"\n")
+            line, failed = self._held.pop(self._next)
+            (self._errors if failed else self._stream).write(line)
+            self._held_bytes -= len(line)
             self._next += 1
 
     def flush(self) -> None:

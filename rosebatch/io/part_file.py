@@ -93,8 +93,12 @@ class PartFile:
         return part
 
     @classmethod
-    def reopen(cls, path: Path) -> "PartFile | None":
+    def reopen(cls, path: Path, most: int | None = None) -> "PartFile | None":
         """Open an earlier run's file and drop a torn last line.
+
+        Args:
+            path: of the file.
+            most: ignore the results of rows from this index on; None keeps all.
 
         Returns:
             None if there is no file, or not even a whole manifest in it.
@@ -113,7 +117,7 @@ class PartFile:
                 return None
             part.manifest = decode_manifest(first, path)
             part._checksum = manifest_checksum(first)
-            part._recover(file, len(first))
+            part._recover(file, len(first), most)
         return part
 
     def __contains__(self, index: int) -> bool:
@@ -195,7 +199,7 @@ class PartFile:
                 its_window, at = divmod(index, _WINDOW)
                 if its_window > window:
                     later = later or place
-                elif its_window == window and not places[at]:
+                elif its_window == window and index in self and not places[at]:
                     places[at] = place
                     missing -= 1
             place += len(content)
@@ -225,15 +229,15 @@ class PartFile:
         finally:
             self.close()
 
-    def _recover(self, file: BinaryIO, place: int) -> None:
-        """Count the rows from byte ``place`` on. Cut off what follows the last intact one."""
+    def _recover(self, file: BinaryIO, place: int, most: int | None) -> None:
+        """Count the rows from byte ``place`` on, up to the index ``most``. Cut off what follows the last intact one."""
         end = place
         for content in file:
             place += len(content)
             if line := self._decode(content):
                 end = place
                 # A line that is there twice counts once.
-                if line.row_index not in self:
+                if line.row_index not in self and (most is None or line.row_index < most):
                     self._count(line.row_index, line.failed)
             elif content.endswith(b"\n"):
                 self.num_damaged += 1

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
+from operator import attrgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -16,7 +17,7 @@ from rosebatch.config import InputFormat
 from rosebatch.errors import FlagError, RowError, UserError, printable, unexpected
 from rosebatch.host.file_state import FileState
 from rosebatch.host.paths import is_stream
-from rosebatch.io.cells import BadCells, rows_of
+from rosebatch.io.cells import BadCells
 from rosebatch.io.depth import is_deeper
 from rosebatch.io.files import as_path, digest, find_files, is_parquet, is_url, open_file
 from rosebatch.io.openai_batch import is_request, parse_request
@@ -25,17 +26,25 @@ from rosebatch.io.read_ahead import read_ahead
 from rosebatch.io.result_names import collision_message, collisions, in_order, reserved_names
 from rosebatch.io.rows import FailedRow, PromptRow, parse_row
 from rosebatch.io.seen_ids import SeenIds
+from rosebatch.io.tables import open_table, table_rows
 from rosebatch.io.unread import MAGIC_BYTES, kind_of, require_lines
 
 Row = PromptRow | FailedRow
 # A line of JSON, or the values of a table's row.
 _Content = bytes | dict[str, Any] | BadCells
-_Record = tuple[int, str, _Content]
+
+
+class _Record(NamedTuple):
+    """A row as it is read: its number, its place for messages, and its bytes."""
+
+    number: int
+    where: str
+    content: _Content
+    size: int
+
 
 # Lines of a file that may be looked at to recognize an OpenAI batch.
 _MOST_PEEKED = 100
-# Rows of a Parquet file that are read at once.
-_BATCH = 1024
 # Levels of lists and objects in a line. Python's own limit, near 1000, depends on where a line is read or written.
 _DEEPEST = 600
 _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
@@ -162,24 +171,25 @@ class PromptReader:
 
     def rows(self, check: Callable[[], None]) -> Iterator[Row]:
         """The same, read ahead on a thread. ``check`` is called while waiting for input."""
-        return self._rows(read_ahead(self._records(), check, _size))
+        return self._rows(read_ahead(self._records(), check, attrgetter("size")))
 
     def carried(self) -> Iterator[Mapping[str, Any]]:
         """The fields of each row that its result takes over. Reads the input again, so not from stdin."""
         for record in self._records():
-            yield self._parse(*record).metadata
+            yield self._parse(record).metadata
 
     def _rows(self, records: Iterator[_Record]) -> Iterator[Row]:
         seen = SeenIds()
         for record in records:
-            row = self._parse(*record)
+            row = self._parse(record)
             if isinstance(row, PromptRow) and row.id is not None and not seen.add(row.id):
                 error = RowError("duplicate_id", f"id {row.id!r} was used by an earlier row")
                 yield FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
             else:
                 yield row
 
-    def _parse(self, index: int, where: str, content: _Content) -> Row:
+    def _parse(self, record: _Record) -> Row:
+        index, where, content, _ = record
         try:
             return self._row(index, where, content)
         except Exception as error:
@@ -290,7 +300,7 @@ class PromptReader:
 
     @contextmanager
     def _table(self, path: str) -> Iterator[pq.ParquetFile]:
-        with self._open(path) as raw, _parquet(raw, path) as file:
+        with self._open(path) as raw, open_table(raw, path) as file:
             yield file
 
     def _where(self, path: str, what: str) -> str:
@@ -298,12 +308,11 @@ class PromptReader:
         return f"{what} " if len(self.paths) == 1 else f"{printable(path)} {what} "
 
     def _records(self) -> Iterator[_Record]:
-        """Index, place and content of each row."""
-        numbered: Iterator[tuple[str, Any]] = self._table_rows() if self.is_parquet else self._json_lines()
-        for index, (where, content) in enumerate(numbered):
-            yield index, where, content
+        placed: Iterator[tuple[str, _Content, int]] = self._table_rows() if self.is_parquet else self._json_lines()
+        for index, row in enumerate(placed):
+            yield _Record(index, *row)
 
-    def _json_lines(self) -> Iterator[tuple[str, bytes]]:
+    def _json_lines(self) -> Iterator[tuple[str, bytes, int]]:
         # Decide this first: on stdin it takes the first lines.
         _ = self.is_batch
         for path in self.paths:
@@ -311,30 +320,14 @@ class PromptReader:
             with self._open(path) as file:
                 for number, line in enumerate(chain(self._peeked, _lines(file, path)), start=1):
                     if text := _stripped(line):
-                        yield f"{where}{number}", text
+                        yield f"{where}{number}", text, len(text)
 
-    def _table_rows(self) -> Iterator[tuple[str, dict[str, Any] | BadCells]]:
+    def _table_rows(self) -> Iterator[tuple[str, dict[str, Any] | BadCells, int]]:
         for path in self.paths:
             where = self._where(path, "row")
             with self._table(path) as file:
-                rows = (values for batch in file.iter_batches(_BATCH) for values in rows_of(batch))
-                for number, values in enumerate(rows, start=1):
-                    yield f"{where}{number}", values
-
-
-def _size(record: _Record) -> int:
-    """Bytes of a line. Rows of a table have been read a thousand at a time already."""
-    content = record[2]
-    return len(content) if isinstance(content, bytes) else 0
-
-
-@contextmanager
-def _parquet(raw: IO[bytes], path: str) -> Iterator[pq.ParquetFile]:
-    try:
-        with pq.ParquetFile(raw) as file:
-            yield file
-    except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
-        raise UserError(f"{path}: unreadable Parquet file ({error})") from None
+                for number, (values, size) in enumerate(table_rows(file), start=1):
+                    yield f"{where}{number}", values, size
 
 
 def _lines(file: IO[bytes], path: str) -> Iterator[bytes]:

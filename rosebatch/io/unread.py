@@ -28,18 +28,34 @@ _MOST_NAMES = 5
 _WAY_OUT = "convert them to .jsonl or .parquet"
 
 
-def require_all_read(source: str, names: Iterable[str], pattern: str) -> None:
-    """Check that a folder has no data in files that are skipped.
+def is_visible(name: str) -> bool:
+    """Whether a file or folder counts. Names with a leading dot or underscore are for marks and unfinished files."""
+    return not name.startswith((".", "_"))
+
+
+def is_unread_data(name: str) -> bool:
+    """Whether a file holds data in a format that is not read."""
+    return is_visible(name) and name.lower().endswith((*_COMPRESSED, *_TABLES, *_OTHER_JSON))
+
+
+def require_all_read(source: str, names: Iterable[str], folders: Iterable[str], pattern: str) -> None:
+    """Check that a folder has no data that is skipped.
 
     Args:
         source: the folder, for the message.
-        names: of its visible files.
+        names: of its files.
+        folders: its folders that hold data.
         pattern: chooses the files that are read, for the message.
 
     Raises:
         UserError: it has some.
     """
-    unread = sorted(name for name in names if name.lower().endswith((*_COMPRESSED, *_TABLES, *_OTHER_JSON)))
+    unread = sorted(filter(is_unread_data, names))
+    if inner := sorted(folders):
+        deep = pattern.replace("/*", "/**/*")
+        raise UserError(
+            f"{source}: {_listed([f'{name}/' for name in inner])} would not be read; give {pattern} or {deep}"
+        )
     if unread:
         raise UserError(
             f"{source}: {_listed(unread)} would not be read; {_WAY_OUT}, or give a pattern such as {pattern}"

@@ -17,6 +17,7 @@ class JobConfig:
     Attributes:
         input: path, URL, folder or glob; ``-`` for stdin.
         sampling: fields of a row, for the rows that do not say themselves.
+        settings: files that some of these values come from. No result may replace one.
     """
 
     input: str
@@ -44,3 +45,4 @@ class JobConfig:
     seed: Annotated[int | None, Flag("Base seed: line numbers no longer matter.", FILES)] = None
     quiet: Annotated[bool, Flag("No progress or report on stderr.", FILES, ("--quiet", "-q"))] = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    settings: tuple[Path, ...] = ()

@@ -1,16 +1,17 @@
 """Where a run's results go: to a stream, or through a part file to a file or folder."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from rosebatch.config import RunConfig
 from rosebatch.errors import FlagError, UserError
 from rosebatch.host.paths import open_stream, takes_rows_in_order
-from rosebatch.io.files import file_name, is_parquet, is_url, remove_url, upload
+from rosebatch.io.files import file_name, is_parquet, is_url, remove_url, require_writable_url, upload
 from rosebatch.io.output import (
     FileOutput,
     Output,
@@ -51,12 +52,13 @@ class Destination:
     always_split: bool
 
 
-def find_destination(job: JobConfig, reader: PromptReader) -> Destination:
+def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | None = None) -> Destination:
     """Where the results of a job go, once all its paths are checked. Nothing is opened for writing yet.
 
     Args:
         job: names the files.
         reader: of the input.
+        model: names files of the model that is to be loaded.
 
     Raises:
         FlagError: two paths of the job are one file, or flags exclude each other.
@@ -82,19 +84,26 @@ def find_destination(job: JobConfig, reader: PromptReader) -> Destination:
         errors = Target.of(output.default_errors())
     if errors is not None and errors.kind == "folder":
         raise FlagError(f"--errors {errors.name}: is a folder, name a JSONL file")
-    _require_apart(job, reader, output, errors)
+    _require_apart(job, reader, model, output, errors)
     for target in (output, errors):
         if target is not None:
             target.require_replaceable(output.part)
+            if is_url(target.name):
+                require_writable_url(target.name)
     for report in job.report:
         if not takes_rows_in_order(report):
             require_writable(report, f"--report {report}")
     return Destination(output, errors, job.errors is not None)
 
 
-def _require_apart(job: JobConfig, reader: PromptReader, output: Target, errors: Target | None) -> None:
+def _require_apart(
+    job: JobConfig, reader: PromptReader, model: RunConfig | None, output: Target, errors: Target | None
+) -> None:
     """Check all paths that the run reads or writes against each other."""
     reads = [Used("the input", "/dev/stdin" if path == "-" else path) for path in reader.paths]
+    reads += [Used("the file of settings", str(path)) for path in job.settings]
+    if model is not None:
+        reads += [Used("the model's file", str(path)) for path in _model_files(model)]
     writes = [*output.used("the output"), *(Used("the report", str(path)) for path in job.report)]
     if output.kind != "stream":
         writes.append(Used("the part file", str(output.part)))
@@ -103,6 +112,14 @@ def _require_apart(job: JobConfig, reader: PromptReader, output: Target, errors:
     require_apart(reads, writes)
     if reader.paths != [reader.source]:
         require_not_read(reader.source, writes)
+
+
+def _model_files(model: RunConfig) -> Iterator[Path]:
+    """The files that a model is read from, as far as they lie here."""
+    for name in (model.model, model.tokenizer, model.chat_template):
+        path = None if name is None else Path(name).expanduser()
+        if path is not None and path.exists():
+            yield from path.iterdir() if path.is_dir() else (path,)
 
 
 def open_output(
@@ -153,7 +170,8 @@ def open_output(
             at.unlink(missing_ok=True)
 
     digest = None if reader.source == "-" else reader.digest()
-    part = _part_file(output.part, manifest(digest), resume=resume, force=force)
+    most = sum(1 for _ in reader) if force else None
+    part = _part_file(output.part, manifest(digest), resume=resume, force=force, most=most)
     if not to_parquet:
         split = error_stream or (None if errors is None else errors.path)
         return FileOutput(part, path, write_jsonl, errors=split, place=place, remove=remove)
@@ -200,8 +218,11 @@ def _close(*streams: IO[bytes] | None) -> None:
                 stream.close()
 
 
-def _part_file(path: Path, manifest: Callable[[], dict[str, Any]], *, resume: bool, force: bool) -> PartFile:
-    part = PartFile.reopen(path) if resume else None
+def _part_file(
+    path: Path, manifest: Callable[[], dict[str, Any]], *, resume: bool, force: bool, most: int | None
+) -> PartFile:
+    """A new part file, or that of an earlier run. An input that has become shorter has at ``most`` so many rows."""
+    part = PartFile.reopen(path, most) if resume else None
     if part is None:
         return PartFile.create(path, manifest)
     try:

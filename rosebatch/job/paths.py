@@ -11,7 +11,7 @@ from typing import Any
 
 from rosebatch.errors import FlagError, UserError
 from rosebatch.host import paths
-from rosebatch.io.files import is_url, url_identity, would_read
+from rosebatch.io.files import is_url, url_identity, would_find
 from rosebatch.io.part_lines import begins_part_file
 
 # Bytes of a file that show whose it is.
@@ -67,8 +67,8 @@ def require_not_read(source: str, writes: Iterable[Used]) -> None:
     """
     for each in writes:
         written = f"{each.path.rstrip('/')}/part-00000.parquet" if each.is_folder else each.path
-        if is_url(each.path) == is_url(source) and would_read(source, written):
-            raise FlagError(f"{each} would be input of the next run of {source}: choose another folder for it")
+        if is_url(each.path) == is_url(source) and would_find(source, written):
+            raise FlagError(f"{each} would be found by the next run of {source}: choose another folder for it")
 
 
 def require_writable(path: Path, shown: str) -> None:

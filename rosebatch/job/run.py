@@ -155,7 +155,7 @@ def run_job(
     imported = time.perf_counter()
     # Read before the model is looked for: a missing file is the likelier mistake.
     reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column)
-    destination = find_destination(job, reader)
+    destination = find_destination(job, reader, model if isinstance(model, RunConfig) else None)
     reader.require_free_names()
     with _ready(model, quiet=job.quiet) as (plan, launched):
         if own := default_sampling(plan):

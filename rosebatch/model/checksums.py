@@ -3,10 +3,10 @@
 import json
 import os
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rosebatch.host.sync import sync
+from rosebatch.host.threads import DaemonPool
 
 SUMS = ".checksums"
 # Bytes that one thread sums at a time.
@@ -39,7 +39,7 @@ def is_intact(folder: Path) -> bool:
 def _sums(folder: Path, names: list[str]) -> dict[str, list[int]]:
     """For each file, the CRC-32 of each of its chunks, the last of which may be short or empty."""
     chunks = [(name, at) for name in names for at in range(0, (folder / name).stat().st_size + 1, _CHUNK)]
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+    with DaemonPool(min(_THREADS, os.cpu_count() or 1), "rosebatch-checksum") as pool:
         sums = pool.map(lambda chunk: _crc(folder / chunk[0], chunk[1]), chunks)
         found: dict[str, list[int]] = {}
         for (name, _), crc in zip(chunks, sums, strict=True):

@@ -10,10 +10,9 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
 
 from rosebatch.host.file_state import FileState
+from rosebatch.host.threads import DaemonPool
 
 # One thread hashes a piece. About 60 ms with SHA instructions.
 _PIECE = 2**26
@@ -50,30 +49,9 @@ def content_digests(paths: Sequence[Path]) -> list[str]:
 
 
 def _hash_all(pieces: Sequence[tuple[Path, int]]) -> list[bytes]:
-    """SHA-256 of each piece. Daemon threads, because an error elsewhere must end the process at once."""
-    found: list[bytes] = [b""] * len(pieces)
-    errors: list[OSError] = []
-    waiting: SimpleQueue[int] = SimpleQueue()
-    for number in range(len(pieces)):
-        waiting.put(number)
-
-    def work() -> None:
-        with suppress(Empty):
-            while not errors:
-                number = waiting.get_nowait()
-                try:
-                    found[number] = _hash_piece(*pieces[number])
-                except OSError as error:
-                    errors.append(error)
-
-    threads = [Thread(target=work, daemon=True) for _ in range(min(len(pieces), _cores(), _MOST_THREADS))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return found
+    """SHA-256 of each piece. An error elsewhere does not wait for these threads."""
+    with DaemonPool(min(_cores(), _MOST_THREADS), "rosebatch-digest") as pool:
+        return list(pool.map(lambda piece: _hash_piece(*piece), pieces))
 
 
 def _hash_piece(path: Path, offset: int) -> bytes:
@@ -90,9 +68,13 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def digests_dir() -> Path:
+    """The folder of remembered digests; it may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rosebatch" / "digests"
+
+
 def _memo(state: FileState) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "rosebatch" / "digests" / f"{state.device:x}-{state.inode:x}"
+    return digests_dir() / f"{state.device:x}-{state.inode:x}"
 
 
 def _recall(state: FileState) -> str | None:

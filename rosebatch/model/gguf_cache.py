@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -22,16 +21,15 @@ from typing import TYPE_CHECKING
 from rosebatch.errors import UserError
 from rosebatch.host.sync import sync
 from rosebatch.model import checksums
+from rosebatch.model.content_digest import content_digests, digests_dir
 
 # Listing the cache does not need it.
 if TYPE_CHECKING:
     import torch
 
 _LOCK = ".lock"
-_DIGESTS = ".digests"
 # Folders that are being written or deleted.
 _TEMPORARY = ".tmp-"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,8 @@ def converted_folder(path: Path, dtype: "torch.dtype") -> Path:
     try:
         cache = cache_dir()
         cache.mkdir(parents=True, exist_ok=True)
-        parts = [_content_digest(path, cache / _DIGESTS), str(dtype), CONVERTER_VERSION]
+        # Any changed byte, of weights or metadata, has to change the key.
+        parts = [*content_digests([path]), str(dtype), CONVERTER_VERSION]
         key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
         found = next(cache.glob(f"*-{key}"), None)
         if found is not None and checksums.is_intact(found):
@@ -79,7 +78,9 @@ def cached_models() -> list[CachedModel]:
 
 
 def clear_cache() -> int:
-    """Delete all converted models and what failed conversions left behind, but not a running conversion.
+    """Delete all converted models, what failed conversions left behind and remembered digests of weights.
+
+    A running conversion stays.
 
     Returns:
         the bytes freed.
@@ -87,39 +88,16 @@ def clear_cache() -> int:
     Raises:
         UserError: something cannot be deleted.
     """
-    cache = cache_dir()
-    if not cache.is_dir():
-        return 0
+    cache, digests = cache_dir(), digests_dir()
     try:
+        freed = _delete(digests) if digests.is_dir() else 0
+        if not cache.is_dir():
+            return freed
         with _locked(cache, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
             entries = [e for e in cache.iterdir() if e.name != _LOCK and (alone or not e.name.startswith(_TEMPORARY))]
-            return sum(_delete(entry) for entry in entries)
+            return freed + sum(_delete(entry) for entry in entries)
     except OSError as error:
         raise UserError(f"{cache}: cannot clear the cache ({error})") from None
-
-
-def _content_digest(path: Path, memos: Path) -> str:
-    """SHA-256 of the whole file: any changed byte, of weights or metadata, has to change the key.
-
-    Hashing takes about a second per gigabyte. So the digest is stored under path, size, mtime and inode of the file.
-    """
-    status = path.stat()
-    identity = json.dumps([str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino])
-    memo = memos / hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
-    with suppress(OSError, UnicodeError):
-        known = memo.read_text(encoding="ascii")
-        if _SHA256.fullmatch(known):
-            return known
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    # A cache that others filled may be read-only: then each start hashes the file.
-    with suppress(OSError):
-        memos.mkdir(exist_ok=True)
-        unfinished = memo.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(digest, encoding="ascii")
-        sync(unfinished)
-        unfinished.rename(memo)
-    return digest
 
 
 def _convert(path: Path, dtype: "torch.dtype", folder: Path) -> Path:

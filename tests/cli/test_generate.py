@@ -273,11 +273,11 @@ def test_from_url_to_url(cli, model_folder, tmp_path, monkeypatch):
 
 def test_a_folder_of_parquet_files(cli, model_folder, tmp_path):
     """All files of the folder become one output file."""
+    (tmp_path / "data").mkdir()
     for part in range(3):
-        pq.write_table(pa.table({"prompt": ["a", "b"], "part": [part, part]}), tmp_path / f"{part}.parquet")
-    out = tmp_path / "results" / "out.parquet"
-    out.parent.mkdir()
-    assert cli("generate", tmp_path, "-o", out, "--model", model_folder, "--max-tokens", 2, "-q").code == 0
+        pq.write_table(pa.table({"prompt": ["a", "b"], "part": [part, part]}), tmp_path / "data" / f"{part}.parquet")
+    out = tmp_path / "out.parquet"
+    assert cli("generate", tmp_path / "data", "-o", out, "--model", model_folder, "--max-tokens", 2, "-q").code == 0
     table = pq.read_table(out)
     assert table.column("part").to_pylist() == [0, 0, 1, 1, 2, 2]
     assert table.column("index").to_pylist() == list(range(6))

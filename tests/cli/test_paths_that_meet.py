@@ -29,7 +29,7 @@ def contents(folder):
         ["in.jsonl", "-o", "link.jsonl"],
         ["link.jsonl", "-o", "in.jsonl"],
         ["in.jsonl", "-o", "hard.jsonl"],
-        ["in.jsonl", "-o", "sub/loop/in.jsonl"],
+        ["in.jsonl", "-o", "links/loop/in.jsonl"],
         ["in.jsonl", "-o", "file://{cwd}/in.jsonl"],
         ["file://{cwd}/in.jsonl", "-o", "in.jsonl"],
         ["in.jsonl", "-o", "out.jsonl", "--errors", "in.jsonl"],
@@ -52,12 +52,15 @@ def contents(folder):
         ["sub", "-o", "sub/a.jsonl"],
         ["parts/part-00000.parquet", "-o", "parts/"],
         ["in.jsonl", "-o", "answers/", "--report", "answers/report.json"],
+        ["in.jsonl", "-o", "schema.json", "--json-schema", "schema.json"],
+        ["in.jsonl", "-o", "out.jsonl", "--errors", "chat.jinja", "--chat-template", "./chat.jinja"],
+        ["in.jsonl", "-o", "out.jsonl", "--report", "{model}"],
         ["parts.old/part-00000.parquet", "-o", "parts/"],
         ["parts.tmp/part-00000.parquet", "-o", "parts/"],
     ],
     ids=" ".join,
 )
-def test_one_file_under_two_names(toy, tmp_path, args):
+def test_one_file_under_two_names(toy, toy_toml, tmp_path, args):
     """Most of these deleted or replaced the user's own file, exit code 0; others mixed two results."""
     for name, text in (("in", ROW), ("batch", REQUEST), ("x.errors", REQUEST), ("q.jsonl.tmp", ROW)):
         (tmp_path / (name if "." in name and name[0] == "q" else f"{name}.jsonl")).write_text(text)
@@ -65,14 +68,17 @@ def test_one_file_under_two_names(toy, tmp_path, args):
     (tmp_path / "link.jsonl").symlink_to("in.jsonl")
     os.link(tmp_path / "in.jsonl", tmp_path / "hard.jsonl")
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "loop").symlink_to("..")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "loop").symlink_to("..")
     (tmp_path / "sub" / "a.jsonl").write_text(ROW)
     for folder in ("parts", "parts.old", "parts.tmp"):
         (tmp_path / folder).mkdir()
         _write_table(tmp_path / folder / "part-00000.parquet")
     (tmp_path / "answers").mkdir()
+    (tmp_path / "schema.json").write_text("{}")
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
     before = contents(tmp_path)
-    result = toy(*(arg.format(cwd=tmp_path) for arg in args))
+    result = toy(*(arg.format(cwd=tmp_path, model=toy_toml) for arg in args))
     assert (result.code, result.out) == (2, "")
     assert "is the same file as" in result.err or "which is replaced: choose another folder" in result.err
     assert contents(tmp_path) == before
@@ -109,6 +115,9 @@ def test_stdin_that_is_the_output(process, toy_toml, tmp_path, args):
         ("data/**", ["-o", "data/out.jsonl"]),
         ("data/*", ["-o", "out.jsonl", "--report", "data/report.json"]),
         ("data", ["-o", "out.jsonl", "--errors", "data/errors.jsonl"]),
+        ("data", ["-o", "out.jsonl", "--report", "data/report.json"]),
+        ("data", ["-o", "data/deep/out.jsonl"]),
+        ("data", ["-o", "data/answers/"]),
         ("memory://{own}/data", ["-o", "memory://{own}/data/out.jsonl"]),
         ("memory://{own}/data/*.jsonl", ["-o", "memory:///{own}/data/out.jsonl"]),
     ],
@@ -124,16 +133,17 @@ def test_an_output_that_the_next_run_would_read(toy, tmp_path, source, flags):
     before = contents(tmp_path)
     result = toy(source.format(own=own), *(flag.format(own=own) for flag in flags))
     assert (result.code, result.out) == (2, "")
-    assert "would be input of the next run of" in result.err
+    assert "would be found by the next run of" in result.err
     assert contents(tmp_path) == before
 
 
 def test_outputs_that_only_look_like_input(toy, tmp_path):
     """Refusing more than what is read would refuse good commands."""
     (tmp_path / "data" / "results").mkdir(parents=True)
+    (tmp_path / "data" / "_results").mkdir()
     (tmp_path / "data" / "a.jsonl").write_text(ROW)
     for source, target in (
-        ("data", "data/results/out.jsonl"),
+        ("data", "data/_results/out.jsonl"),
         ("data", "data/_out.jsonl"),
         ("data/*.jsonl", "data/.out.jsonl"),
         ("data/[a-c].jsonl", "data/d.jsonl"),
@@ -141,6 +151,25 @@ def test_outputs_that_only_look_like_input(toy, tmp_path):
     ):
         assert toy(source, "-o", target, "--report", "data/results/report.json").code == 0
         (tmp_path / target).unlink()
+
+
+def test_a_url_that_cannot_be_written(toy, tmp_path, monkeypatch):
+    """It was found after the run; and what finds it leaves nothing there."""
+    (tmp_path / "in.jsonl").write_text(REQUEST)
+    url = f"memory://{tmp_path.name}"
+    assert toy("in.jsonl", "-o", f"{url}/out.jsonl").code == 0
+    file_system = fsspec.filesystem("memory")
+    assert file_system.ls(url, detail=False) == [f"/{tmp_path.name}/out.jsonl"]
+
+    def refuse(self, path, value, **options):
+        raise PermissionError(13, "Access Denied")
+
+    monkeypatch.setattr(type(file_system), "pipe_file", refuse)
+    result = toy("in.jsonl", "-o", f"{url}/other.jsonl")
+    assert (result.code, result.out) == (1, "")
+    assert result.err == f"rosebatch: error: {url}/other.jsonl: cannot be written (Access Denied)\n"
+    assert toy("in.jsonl", "-o", "out.jsonl", "--errors", f"{url}/errors.jsonl").code == 1
+    assert contents(tmp_path) == {"in.jsonl": REQUEST.encode()}
 
 
 def test_devices_may_be_shared(toy, tmp_path):

@@ -161,6 +161,24 @@ def test_data_of_a_folder_that_would_be_skipped(folder, name):
     assert len(find_files(f"{folder}/[ab].jsonl")) == 2
 
 
+@pytest.mark.parametrize("name", ["b.jsonl", "year=2024/b.parquet", "b.CSV", "deep/er/b.jsonl.gz"])
+def test_data_in_a_folder_of_the_folder(folder, name):
+    """Other tools read all that is below a folder; here the rows were missing from the results, exit code 0."""
+    with fsspec.open(f"{folder}/inner/{name}", "wb", auto_mkdir=True) as file:
+        file.write(b"data")
+    with pytest.raises(UserError, match=r": inner/ would not be read; give '.*/\*\.jsonl' or '.*/\*\*/\*\.jsonl'$"):
+        find_files(folder)
+    assert len(find_files(f"{folder}/[ab].jsonl")) == 2
+
+
+@pytest.mark.parametrize("name", ["inner/tokenizer.json", "inner/a.png", "_temporary/b.jsonl", "inner/.cache/b.jsonl"])
+def test_folders_of_the_folder_without_data(folder, name):
+    """A model or pictures beside the prompts are no rows."""
+    with fsspec.open(f"{folder}/{name}", "wb", auto_mkdir=True) as file:
+        file.write(b"data")
+    assert len(find_files(folder)) == 2
+
+
 def test_many_files_that_would_be_skipped(tmp_path):
     """The message names the first ones and counts the others."""
     for number in range(8):

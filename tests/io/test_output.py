@@ -101,6 +101,16 @@ def test_a_stream_gets_rows_in_order(monkeypatch):
     assert raw.getvalue() == b"".join(b'{"index":%d}\n' % i for i in range(4))
 
 
+def test_a_stream_holds_back_a_bounded_number_of_bytes():
+    """It counted rows: 4,096 of them with log-probabilities are gigabytes."""
+    output = StreamOutput(io.BytesIO())
+    for index in range(1, 17):
+        output.add(index, {"text": "x" * 5_000_000}, failed=False)
+        assert output.full == (index > 13)
+    output.add(0, {}, failed=False)
+    assert not output.full
+
+
 def test_given_up_a_file_keeps_its_results(tmp_path, open_jsonl):
     """An error must not destroy hours of results; a part file without rows is deleted."""
     for name, rows in (("some.jsonl", [0, 2]), ("none.jsonl", [])):

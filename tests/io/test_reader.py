@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.errors import FlagError, UserError
+from rosebatch.io import tables
+from rosebatch.io.cells import rows_of
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, PromptRow
 
@@ -326,3 +328,14 @@ def test_bad_values_of_a_table_fail_their_rows_only(tmp_path):
     assert failed[1].metadata == {"prompt": "1400"}
     assert [row.index for row in rows] == list(range(count))
     assert [dict(each) for each in reader.carried()] == [dict(row.metadata) for row in rows]
+
+
+def test_long_rows_of_a_table_are_decoded_a_few_at_a_time(tmp_path, monkeypatch):
+    """A thousand rows of 1 MB were in memory at once, and again as Python's own values."""
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": [str(i) * 500_000 for i in range(40)]}), path, use_dictionary=False)
+    sizes = []
+    monkeypatch.setattr(tables, "rows_of", lambda batch: sizes.append(batch.nbytes) or rows_of(batch))
+    assert [row.prompt[:2] for row in PromptReader(str(path), {})] == [(str(i) * 2)[:2] for i in range(40)]
+    assert len(sizes) >= 8
+    assert max(sizes) < 5_000_000

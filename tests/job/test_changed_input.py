@@ -114,3 +114,31 @@ def test_times_that_are_set_back(run, tmp_path, monkeypatch):
 
     with pytest.raises(UserError, match="changed during the run"):
         run(source, between)
+
+
+@pytest.mark.parametrize("target", ["out.jsonl", "out.parquet"])
+@pytest.mark.parametrize(("name", "write"), [("in.jsonl", jsonl), ("in.parquet", parquet)])
+@pytest.mark.parametrize("num_rows", [7, 31])
+def test_an_input_of_another_length_that_is_accepted(job, fake_model, tmp_path, target, name, write, num_rows):
+    """A shorter one left extra rows in JSONL, and ended Parquet with a traceback after the whole run."""
+    source, target = tmp_path / name, tmp_path / target
+
+    def stop(plan):
+        if len(part.read_bytes().splitlines()) > 15:
+            raise UserError("the power failed")
+
+    part = tmp_path / f"{target.name}.part"
+    write(source, LINES)
+    with pytest.raises(UserError, match="the power failed"):
+        job.run_file(source, target, model=fake_model(before_step=stop), limits={"seqs": 2})
+    kept = len(part.read_bytes().splitlines()) - 1
+    assert 7 < kept < 20
+    write(source, (LINES * 2)[:num_rows])
+    result, _ = job.run_file(source, target, limits={"seqs": 2}, force_resume=True)
+    rows = (
+        pq.read_table(target).to_pylist()
+        if target.suffix == ".parquet"
+        else map(json.loads, target.read_text().splitlines())
+    )
+    assert [row["index"] for row in rows] == list(range(num_rows))
+    assert (result.report["completed"], result.report["resumed"]) == (max(0, num_rows - kept), min(num_rows, kept))

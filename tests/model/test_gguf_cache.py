@@ -1,7 +1,6 @@
 """The cache of converted GGUF files: what shares a conversion, what does not, and how it is emptied."""
 
 import fcntl
-import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -12,8 +11,9 @@ import torch
 
 from rosebatch.errors import UserError
 from rosebatch.host.sync import sync
-from rosebatch.model import checksums, gguf, gguf_cache
+from rosebatch.model import checksums, content_digest, gguf, gguf_cache
 from rosebatch.model.checksums import SUMS
+from rosebatch.model.content_digest import digests_dir
 from rosebatch.model.gguf_cache import CachedModel, cache_dir, cached_models, clear_cache, converted_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread", "cache")
@@ -59,10 +59,17 @@ def test_the_second_call_converts_nothing(write_gguf, toy, cache):
     assert names() == [folder.name]
 
 
-def test_the_second_call_does_not_read_the_file(file, fake_convert, monkeypatch):
+@pytest.fixture
+def remembers(monkeypatch):
+    """Digests of small files too, and of new ones."""
+    monkeypatch.setattr(content_digest, "_REMEMBERED", 0)
+    monkeypatch.setattr("rosebatch.host.file_state._TICK_NS", -(10**9))
+
+
+def test_the_second_call_does_not_read_the_file(file, fake_convert, remembers, monkeypatch):
     """To hash an 8 GB file takes as long as to load it."""
     folder = converted_folder(file, torch.float32)
-    monkeypatch.delattr(hashlib, "file_digest")
+    monkeypatch.delattr(content_digest, "_hash_piece")
     assert converted_folder(file, torch.float32) == folder
 
 
@@ -96,11 +103,11 @@ def test_another_converter_converts_again(file, fake_convert, monkeypatch):
     assert converted_folder(file, torch.float32) != before
 
 
-def test_a_cache_that_is_read_only(file, fake_convert, cache):
+def test_a_cache_that_is_read_only(file, fake_convert, remembers):
     """Filled when a container was built, say: found all the same, without a place for digests."""
     folder = converted_folder(file, torch.float32)
-    shutil.rmtree(cache / ".digests")
-    (cache / ".digests").write_text("no folder can be made here")
+    shutil.rmtree(digests_dir())
+    digests_dir().write_text("no folder can be made here")
     assert converted_folder(file, torch.float32) == folder
     assert len(fake_convert) == 1
 
@@ -206,13 +213,14 @@ def test_files_of_several_chunks(tmp_path, monkeypatch):
         assert not checksums.is_intact(folder)
 
 
-def test_a_digest_that_a_crash_left_empty(file, fake_convert, tmp_path, cache):
+def test_a_digest_that_a_crash_left_empty(file, fake_convert, remembers, tmp_path):
     """Two files with no digest had one key: the second got the weights of the first."""
     other = tmp_path / "other.gguf"
     other.write_bytes(b"another model")
     converted_folder(file, torch.float32)
     converted_folder(other, torch.float32)
-    for memo in (cache / ".digests").iterdir():
+    assert len(list(digests_dir().iterdir())) == 2
+    for memo in digests_dir().iterdir():
         memo.write_text("")
     assert converted_folder(file, torch.float32) != converted_folder(other, torch.float32)
     assert len(fake_convert) == 2
@@ -271,16 +279,17 @@ def test_sizes(file, fake_convert, cache):
     assert cached_models() == [CachedModel("abc-0123456789ab", 0), CachedModel(folder.name, 7 + sums)]
 
 
-def test_clearing(file, fake_convert, cache):
-    """Models of this and of older versions, and what a killed conversion left behind."""
+def test_clearing(file, fake_convert, remembers, cache):
+    """Models of this and of older versions, what a killed conversion left behind, and digests of weights."""
     assert clear_cache() == 0
     sums = (converted_folder(file, torch.float32) / SUMS).stat().st_size
-    memo = sum(each.stat().st_size for each in (cache / ".digests").iterdir())
+    memo = sum(each.stat().st_size for each in digests_dir().iterdir())
     for name in ("old-0123456789ab", "old-0123456789abx7f_k2qz", ".tmp-killed"):
         (cache / name).mkdir()
         (cache / name / "model.safetensors").write_bytes(b"1234567890")
     assert clear_cache() == 2 + sums + 30 + memo
     assert [path.name for path in cache.iterdir()] == [".lock"]
+    assert not digests_dir().exists()
     assert clear_cache() == 0
     converted_folder(file, torch.float32)
     assert len(fake_convert) == 2
