@@ -2,7 +2,10 @@
 
 import gc
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,33 @@ from rosebatch.llm import LLM
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import FakeModel, byte_backend, launch_fake, make_engine
 from tests.job.fuzz_lines import CHATTY
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def peak(folder: Path, lines: Sequence[str], name: str, settings: dict[str, Any]) -> int:
+    """Bytes that the rows of a file take at most, in a process of their own.
+
+    Args:
+        folder: of the input and the output.
+        lines: of the input.
+        name: of the output.
+        settings: see ``main``.
+    """
+    source = folder / "in.jsonl"
+    source.write_text("\n".join(lines), encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.job.job_memory", source, folder / name, json.dumps(settings)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["completed"] + sum(told["errors"].values()) == len(lines)
+    return int(told["peak"])
 
 
 def main(source: str, target: str, settings: str) -> None:
