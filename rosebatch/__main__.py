@@ -1,6 +1,18 @@
-"""``python -m rosebatch``: the same command as the installed ``rosebatch`` script."""
+"""``python -m rosebatch`` and the installed ``rosebatch`` script."""
 
-from rosebatch.cli.app import run
+from typing import NoReturn
+
+from rosebatch.cli.early_signals import end_at_once
+
+
+def run() -> NoReturn:
+    """Run the command line as a process."""
+    end_at_once()
+    # Only now: a signal would break the import.
+    from rosebatch.cli.app import run
+
+    run()
+
 
 if __name__ == "__main__":
     run()

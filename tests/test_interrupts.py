@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rosebatch.cli.early_signals import end_at_once
 from rosebatch.cli.interrupts import Interrupts
 from rosebatch.errors import InterruptionError
 
@@ -100,3 +101,39 @@ def test_a_run_that_ends_in_time_is_left_alone():
             break
         time.sleep(0.01)
     assert len(list(Path("/dev/fd").iterdir())) == before
+
+
+# A finalizer, as imports have: KeyboardInterrupt is printed there, and lost.
+IMPORTS = """
+import os, signal, sys
+from rosebatch.cli.early_signals import end_at_once
+
+end_at_once()
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+
+Finalized()
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_run_ends_the_process_at_once(number):
+    """KeyboardInterrupt inside an import of torch aborted the process, or was ignored and the run went on."""
+    root = Path(__file__).resolve().parents[1]
+    ended = subprocess.run([sys.executable, "-c", IMPORTS, str(int(number))], cwd=root, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-number, "", "")
+
+
+def test_the_first_process_of_a_container_handles_signals(monkeypatch):
+    """The system ignores those that it does not handle: a container could not be stopped while it loaded a model."""
+    handlers = {}
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    end_at_once()
+    for number, handler in handlers.items():
+        handler(number, None)
+    assert codes == [130, 143]

@@ -1,6 +1,7 @@
 """``rosebatch bench``, once its flags are parsed."""
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -44,6 +45,8 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
         UserError: also after everything was printed, if a peer failed.
     """
     imported = time.perf_counter()
+    # Ctrl-C ends a peer's process and deletes its files, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for path in work.report:
         if not takes_rows_in_order(path):
             require_writable(path, f"--report {path}")

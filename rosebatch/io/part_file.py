@@ -31,6 +31,8 @@ from rosebatch.io.part_lines import (
 
 # The most that a power cut can lose. The end of the process loses no row that the system already has.
 _SYNC_ROWS = 1024
+# Bytes of rows that wait to be handed to the system, at most.
+_MOST_UNWRITTEN = 4 << 20
 _SYNC_SECONDS = 2.0
 # Rows whose places in the file are in memory at once.
 _WINDOW = 2**16
@@ -57,6 +59,7 @@ class PartFile:
         self._checksum: int | None = None
         self._size = 0
         self._lines: list[bytes] = []
+        self._unwritten = 0
         # For each window of indices with a row: one bit an index.
         self._present: dict[int, bytearray] = {}
         self._synced = time.monotonic()
@@ -136,16 +139,20 @@ class PartFile:
             first = encode_manifest(self.manifest)
             self._checksum = manifest_checksum(first)
             self._lines.append(first)
-        self._lines.append(encode_row(index, row, self._checksum, failed=failed))
+        line = encode_row(index, row, self._checksum, failed=failed)
+        self._lines.append(line)
+        self._unwritten += len(line)
         self._count(index, failed)
         self._unsynced += 1
         if self._unsynced >= _SYNC_ROWS or time.monotonic() - self._synced >= _SYNC_SECONDS:
             self.sync()
+        elif self._unwritten >= _MOST_UNWRITTEN:
+            self.flush()
 
     def flush(self) -> None:
         """Hand all rows to the system: the end of this process then loses none."""
         if self._lines:
-            lines, self._lines = self._lines, []
+            lines, self._lines, self._unwritten = self._lines, [], 0
             self._write(b"".join(lines))
 
     def sync(self) -> None:

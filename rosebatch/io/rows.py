@@ -61,8 +61,8 @@ class FailedRow:
     error: RowError
 
     def __post_init__(self) -> None:
-        # It would keep the whole line in memory, and the tokens of its prompt.
-        self.error.__traceback__ = None
+        # These would keep the whole line in memory, and the tokens of its prompt.
+        self.error.__traceback__ = self.error.__context__ = self.error.__cause__ = None
 
 
 class _Fields(RequestFields):

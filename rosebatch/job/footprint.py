@@ -1,5 +1,6 @@
 """How much memory a row takes while it is under way: estimates that are cheap, and the same in every run."""
 
+from collections.abc import Collection
 from sys import getsizeof
 
 from rosebatch.io.reader import Row
@@ -8,6 +9,7 @@ from rosebatch.request import LOGPROB_BYTES
 from rosebatch.sampling_params import SamplingParams
 
 _LISTS = (list, tuple)
+_CONTAINERS = (dict, *_LISTS)
 
 # An integer of Python, and two places that refer to it: a tuple and the list of the engine's first completion.
 _PROMPT_TOKEN = 32 + 2 * 8
@@ -51,13 +53,16 @@ def prompt_bytes(sampling: SamplingParams, num_tokens: int, max_model_len: int) 
 
 def _deep_bytes(value: object) -> int:
     """Bytes of decoded JSON; nothing is assumed of its depth."""
-    size, rest = 0, [value]
-    # It grows while this runs through it.
-    for each in rest:
-        size += getsizeof(each)
+    size, rest = getsizeof(value), [value]
+    while rest:
+        each = rest.pop()
+        inner: Collection[object] = ()
         if isinstance(each, dict):
-            rest += each
-            rest += each.values()
+            size += sum(map(getsizeof, each))
+            inner = each.values()
         elif isinstance(each, _LISTS):
-            rest += each
+            inner = each
+        size += sum(map(getsizeof, inner))
+        # Never the values themselves, of which there may be millions.
+        rest += [found for found in inner if isinstance(found, _CONTAINERS)]
     return size

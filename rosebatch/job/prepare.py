@@ -27,8 +27,10 @@ from rosebatch.text.tokenizer import Tokenizer
 # Rows that are encoded in one call, and such groups under way.
 _GROUP = 64
 _GROUPS_AHEAD = 4
-# A group ends early if its rows have so many bytes: while it is encoded, a token takes 300 bytes.
+# A group ends early if its rows have so many bytes.
 _GROUP_BYTES = 1 << 19
+# While a text is encoded, each of its bytes takes so many, where every byte becomes a token.
+_ENCODING_BYTES = 200
 
 # What rows under way may take, see ``RunConfig.max_inflight_bytes``.
 DEFAULT_BYTES = 1 << 30
@@ -102,7 +104,7 @@ def prepare(
         rows: of the input; None says that there is none at the moment, and is handed on.
         tokenizer: None for a model that works on token ids.
         grammars: tries what completions have to match; None for such a model.
-        pool: encodes texts.
+        pool: encodes texts. One thread is enough, for a call uses all cores; two would encode two large texts at once.
         seed: of the job.
         seconds: host time by kind of work is added there.
         check: called while waiting; what it raises ends the wait.
@@ -110,7 +112,7 @@ def prepare(
         max_model_len: most tokens of prompt and completion together, for estimates.
     """
     source = iter(rows)
-    group_bytes = min(_GROUP_BYTES, most_bytes // 64)
+    group_bytes = min(_GROUP_BYTES, most_bytes // 16 // _ENCODING_BYTES)
     seconds = defaultdict(float) if seconds is None else seconds
 
     def encode(texts: _Texts) -> list[list[_Encoded]]:
@@ -118,18 +120,22 @@ def prepare(
             return texts.encode()
 
     ahead: deque[tuple[list[_Read], Future[list[list[_Encoded]]]]] = deque()
+    bytes_ahead = 0
     ended = False
     while True:
         idle = False
-        while not (ended or idle) and len(ahead) < _GROUPS_AHEAD:
+        # Of large rows, one encodes while another is served.
+        while not (ended or idle) and len(ahead) < (_GROUPS_AHEAD if bytes_ahead < 2 * group_bytes else 2):
             with Stopwatch(seconds, "reading"):
                 group, ended, idle = _next_group(source, grammars, group_bytes)
             if group:
                 texts = _rendered([each.row for each in group], tokenizer, seconds)
                 ahead.append((group, pool.submit(encode, texts)))
+                bytes_ahead += sum(each.size for each in group)
                 del texts
         if ahead:
             group, encoded = ahead.popleft()
+            bytes_ahead -= sum(each.size for each in group)
             texts_of_rows = wait_for(encoded, check)
             prompts = iter(texts_of_rows)
             del texts_of_rows

@@ -263,6 +263,8 @@ def run_rows(
     with closing(batches):
         for batch in batches:
             writer.write(batch)
+            # Else its rows would stay until the next batch has come.
+            batch.clear()
     before_finish()
     writer.finish()
 

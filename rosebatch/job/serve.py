@@ -30,8 +30,6 @@ from rosebatch.text.tokenizer import StopStrings, Tokenizer
 _ROWS_A_STEP = 32
 # Rows that fail one after the other before the caller hears of them.
 _MOST_FAILED = 1024
-# One encodes while the other decodes; each call uses all cores.
-_TEXT_THREADS = 2
 # New objects before Python looks for garbage cycles, of which this loop makes few. Python's default looks far more
 # often, which took 7 % of the host's time.
 _GARBAGE_THRESHOLD = 50_000
@@ -92,12 +90,14 @@ def serve(
     window = 2 * engine.max_num_seqs
     # Half of the bytes are for the engine. A quarter is for rows that are sorted, and the rest for those around them.
     most_bytes = max_inflight_bytes
-    with DaemonPool(_TEXT_THREADS, "rosebatch-text") as pool, _few_collections():
-        source = prepare(rows, tokenizer, grammars, pool, seed, seconds, check, most_bytes, engine.max_model_len)
+    # One encodes while the other decodes; each call uses all cores.
+    encoder, decoder = DaemonPool(1, "rosebatch-encode"), DaemonPool(1, "rosebatch-decode")
+    with encoder, decoder, _few_collections():
+        source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, most_bytes, engine.max_model_len)
         if engine.prefix_cache and not in_order:
             source = by_prefix(source, window, most_bytes // 4)
         source = with_grammars(source, grammars, check, seconds, most_bytes // 8)
-        tickets = _Tickets(tokenizer, pool, seconds, most_bytes // 2, check)
+        tickets = _Tickets(tokenizer, decoder, seconds, most_bytes // 2, check)
         try:
             yield from _steps(engine, source, tickets, tokenizer, window, paused, check)
         except BaseException:
@@ -128,7 +128,7 @@ def _steps(
             check()
             if paused() and engine.has_unfinished:
                 break
-            if len(failed) == _MOST_FAILED or failed_bytes > tickets.most_bytes:
+            if len(failed) == _MOST_FAILED or failed_bytes > tickets.most_bytes // 8:
                 break
             item, kept = kept or next(source, _END), None
             if item is None:

@@ -1,5 +1,7 @@
 """Rows under way are bounded by bytes, not only by their number, and still by numbers alone."""
 
+import time
+
 import pytest
 
 from rosebatch.io.rows import PromptRow
@@ -71,6 +73,8 @@ def test_failed_rows_keep_no_prompt(job, tokenizer, fake_model):
     codes = {row.error.code for row in failed}
     assert codes == {"prompt_too_long", "empty_prompt", "invalid_field"}
     assert [row.error.__traceback__ for row in failed] == [None] * 3
+    # Neither by the error that was being handled, whose traceback has the line.
+    assert [row.error.__context__ for row in failed] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -90,3 +94,24 @@ def test_log_probabilities_and_completions_count():
     scored = SamplingParams(n=2, logprobs=20, max_tokens=100, temperature=1)
     assert prompt_bytes(scored, 1000, 4096) == plain + 8000 + 2 * 100 * 21 * 8
     assert prompt_bytes(SamplingParams(logprobs=0, max_tokens=10_000), 1000, 1010) == plain + 10 * 8
+
+
+def test_texts_are_encoded_one_group_at_a_time(job, tokenizer, fake_model, monkeypatch):
+    """Two texts of 1 MB were encoded at once, at 150 MB each, and four were read ahead."""
+    encode, running, most, texts_at_once = tokenizer.encode, [], 0, []
+
+    def slowly(texts):
+        nonlocal most
+        running.append(texts)
+        most = max(most, len(running))
+        texts_at_once.append(len(texts))
+        time.sleep(0.01)
+        running.pop()
+        return encode(texts)
+
+    monkeypatch.setattr(tokenizer, "encode", slowly)
+    rows = job.rows([{"prompt": "x" * 900, "max_tokens": 1}] * 40)
+    served = serve(make_engine(fake_model(), blocks=1000), tokenizer, None, rows, max_inflight_bytes=16 << 20)
+    assert sum(len(batch) for batch in served) == 40
+    assert most == 1
+    assert max(texts_at_once) == 2, "16 MiB / 16 are the encoding of 5 KB"

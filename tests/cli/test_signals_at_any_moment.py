@@ -1,0 +1,135 @@
+"""SIGINT and SIGTERM at random moments of the whole command: start, imports, loading, rows, grammars, writing."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import ROOT
+from tests.job.fuzz_lines import DEEP, NUMBERS, SHORT, limit_lines
+
+SECONDS = 2.0
+# Takes minutes to compile, and gigabytes.
+PATTERNS = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(23)]}
+FLAGS = ["--device", "cpu", "--quiet", "--temperature", "1", "--max-num-seqs", "8", "--result-column", "out"]
+FLAGS += ["--max-tokens", "20", "--grammar-timeout", "0.6", "--grammar-memory", "256MiB"]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Values at and past every limit, texts of 10 MB, and grammars that never end, between rows that are served."""
+    rng = random.Random(0)
+    lines = limit_lines("jsonl", NUMBERS + SHORT + DEEP, 40)
+    lines += [json.dumps({"prompt": f"row {i}", "max_tokens": 5 + i * 7 % 50, "id": i}) for i in range(60)]
+    lines += [json.dumps({"prompt": character * 9_000_000}) for character in "x é"]
+    lines += ["[" * 10_000_000, json.dumps({"prompt": "x", "doc": "y" * 10_000_000})]
+    for i in range(20):
+        own = {"regex": f"[ab]*a[ab]{{{i % 9}}}"} if i % 5 else {"json": {"minLength": i, **PATTERNS}}
+        lines.append(json.dumps({"prompt": f"g {i}", "n": 2, "logprobs": 3, "structured_outputs": own}))
+    rng.shuffle(lines)
+    path = tmp_path_factory.mktemp("signals") / "in.jsonl"
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def start(source, model_folder):
+    """Starts the command as a process."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+
+    def start(target, *more):
+        command = [sys.executable, "-m", "rosebatch", "generate", source, "-o", target, "--model", model_folder]
+        return subprocess.Popen(
+            [str(part) for part in [*command, *FLAGS, *more]],
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def await_start(process):
+    """Wait until the interpreter's own start is over: there, SIGINT prints a traceback of Python itself.
+
+    Python catches SIGINT from early on; then the command leaves it to the system again.
+    """
+    status = Path(f"/proc/{process.pid}/status")
+    has_caught = False
+    while process.poll() is None:
+        mask = next((line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigCgt")), "0")
+        catches = bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)
+        if has_caught and not catches:
+            return
+        has_caught = has_caught or catches
+        time.sleep(0.0005)
+
+
+def end_at(process, number, moment):
+    """Send a signal so many seconds after the start. The exit code, as a shell gives it, and the seconds it took."""
+    await_start(process)
+    time.sleep(moment)
+    sent = time.monotonic()
+    process.send_signal(number)
+    _, message = process.communicate()
+    took = time.monotonic() - sent
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    assert took < SECONDS, f"{signal.Signals(number).name} after {moment:.2f} s took {took:.2f} s"
+    assert "Traceback" not in message, f"after {moment:.2f} s: {message}"
+    assert message.count("\n") <= 1, f"after {moment:.2f} s: {message}"
+    # 3: the run was over, and some rows have failed.
+    assert code in (128 + number, 3), f"after {moment:.2f} s: exit code {code}, {message}"
+    return code
+
+
+@pytest.mark.parametrize("moment", [0, 0.1, 0.4])
+def test_a_signal_during_the_imports(start, tmp_path, moment):
+    """SIGINT printed a traceback, or aborted the process, or was lost."""
+    target = tmp_path / "out.jsonl"
+    assert end_at(start(target), signal.SIGINT, moment) == 130
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", "out/"])
+def test_signals_at_random_moments(cli, start, source, model_folder, tmp_path, name):
+    """Each ends the process in time, and what a resumed run writes in the end equals the output of an unbroken one."""
+    rng = random.Random(name)
+    whole, target = tmp_path / "whole" / name, tmp_path / "ended" / name
+    whole.parent.mkdir()
+    target.parent.mkdir()
+    more = ["--rows-per-file", "50"] if name == "out/" else []
+    begun = time.monotonic()
+    process = start(f"{whole}/" if more else whole, *more)
+    await_start(process)
+    process.communicate()
+    assert process.returncode == 3
+    seconds = time.monotonic() - begun
+    output = f"{target}/" if more else target
+    codes = []
+    for _ in range(14):
+        number = rng.choice([signal.SIGINT, signal.SIGTERM])
+        codes.append(end_at(start(output, *more, "--resume"), number, rng.uniform(0, seconds)))
+        if codes[-1] == 3:
+            require_equal(target, whole)
+    command = ["generate", source, "-o", output, "--model", model_folder, *FLAGS, *more]
+    assert cli(*command, "--resume").code == 3
+    require_equal(target, whole)
+    assert {130, 143} <= set(codes)
+    assert not list(tmp_path.glob("ended/*.part"))
+
+
+def require_equal(path, other):
+    """Two outputs have the same bytes."""
+    assert contents(path) == contents(other)
+
+
+def contents(path):
+    return {each.name: each.read_bytes() for each in path.iterdir()} if path.is_dir() else path.read_bytes()
