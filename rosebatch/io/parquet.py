@@ -25,9 +25,11 @@ _Pair = tuple[bytes, Mapping[str, Any]]
 PART_NAME = re.compile(r"part-\d+\.parquet")
 _DIGITS = 5
 
-# Most rows and bytes of JSON that are decoded at once. Rows with log-probabilities are long.
+# Most rows that are decoded at once, and about the most bytes that they take then: their text, and an object for each
+# value in it. Rows with log-probabilities have many.
 _CHUNK_ROWS = 1024
-_CHUNK_BYTES = 8 * 2**20
+_CHUNK_BYTES = 16 * 2**20
+_VALUE_BYTES = 64
 # Parquet readers refuse types that are nested much deeper.
 _DEEPEST = 16
 _EXACT_IN_FLOAT = 2**53
@@ -143,7 +145,7 @@ def _chunks(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
     size = 0
     for pair in pairs:
         chunk.append(pair)
-        size += len(pair[0])
+        size += len(pair[0]) + _VALUE_BYTES * pair[0].count(b",")
         if len(chunk) == _CHUNK_ROWS or size >= _CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0

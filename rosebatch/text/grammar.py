@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,7 +169,6 @@ class Grammar:
         self._vocabulary = vocabulary
         self._serialized = serialized
         self._renewals = renewals
-        self._renewal = renewals.count
         started = time.perf_counter()
         self._matchers = [compile_matcher(tokens, serialized)]
         self._slow = time.perf_counter() - started > _SLOW_SECONDS
@@ -189,9 +189,7 @@ class Grammar:
 
     def matcher(self) -> "LLMatcher":
         """A matcher for one completion, at the beginning."""
-        if self._renewal != self._renewals.count:
-            self._renewal = self._renewals.count
-            self._matchers.clear()
+        self._renewals.used(self)
         wanted = 1 if self._slow else min(_MOST_MATCHERS, 1 + self._started // _COMPLETIONS_A_MATCHER)
         if len(self._matchers) < wanted:
             self._matchers.append(new_matcher(self._tokens, self._serialized))
@@ -202,6 +200,10 @@ class Grammar:
     def look_at_memory(self) -> None:
         """Find out whether matchers should be renewed."""
         self._renewals.look()
+
+    def forget_matchers(self) -> None:
+        """Free the states that completions have found, as far as no completion follows them any more."""
+        self._matchers.clear()
 
     def replace_matcher(self) -> "LLMatcher":
         """A new matcher that shares no states with earlier ones. Later completions start from new matchers too."""
@@ -383,6 +385,12 @@ class _Renewals:
         self.count = 0
         self._memory = memory
         self._most: int | None = None
+        # Those without a completion now are still remembered, with all of their states.
+        self._used: WeakSet[Grammar] = WeakSet()
+
+    def used(self, grammar: Grammar) -> None:
+        """Completions follow this grammar from now on."""
+        self._used.add(grammar)
 
     def look(self) -> None:
         """Compare the peak with what it may be."""
@@ -391,6 +399,9 @@ class _Renewals:
             self._most = peak + self._memory
         elif peak > self._most:
             self.count += 1
+            for grammar in self._used:
+                grammar.forget_matchers()
+            self._used.clear()
             # The memory that is freed now is used again. If the peak still grows, something else may be the reason.
             self._most = peak + self._memory // 4
 

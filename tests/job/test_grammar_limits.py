@@ -174,3 +174,18 @@ def test_matchers_are_renewed_when_memory_grows(grammars, monkeypatch):
         for constraint, ids in zip(constraints, allowed, strict=True):
             constraint.feed(ids[0])
     assert own._renewals.count == 1, "memory that something else takes does not renew them at every step"
+
+
+def test_grammars_without_completions_are_renewed_too(grammars, monkeypatch):
+    """They are remembered for later rows. 32 regexes kept 500 MiB of states after their last row."""
+    peaks = iter((0, 1 << 31))
+    monkeypatch.setattr("rosebatch.text.grammar._peak_memory", lambda: next(peaks))
+    own = grammars(GrammarLimits(memory=1 << 30))
+    idle, busy = (own.compile(GrammarSpec("regex", pattern)) for pattern in ("a+", "b+"))
+    idle.start()
+    constraint, before = busy.start(), idle._matchers[0]
+    masks = np.zeros((1, 9), np.int32)
+    for _ in range(2):
+        TokenConstraint.fill_all([constraint], masks)
+    assert idle._matchers == []
+    assert idle.start()._matcher is not before
