@@ -15,6 +15,7 @@ from rosebatch.bench.session import run_session, summarize
 from rosebatch.bench.tables import print_results
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.common import run_config
+from rosebatch.cli.early_signals import is_ignored
 from rosebatch.engine.load import pick_device
 from rosebatch.errors import FlagError, UserError
 from rosebatch.model.source import find_model
@@ -36,7 +37,8 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
     """
     imported = time.perf_counter()
     # Ctrl-C ends a peer's process and deletes its files, too.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not is_ignored(signal.SIGINT):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     cases = _cases(work, run)
     results = run_session(
         cases,
