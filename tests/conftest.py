@@ -9,6 +9,11 @@ cases, need not look through it each time (0.2 s).
 
 import gc
 import os
+import signal
+
+# A script's background jobs start with SIGINT ignored, and so would all processes of the tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # As a run on a CPU has it, see rosebatch/launch.py. MKL reads it at its first product.

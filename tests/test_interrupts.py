@@ -126,6 +126,32 @@ def test_a_signal_before_the_run_ends_the_process_at_once(number):
     assert (ended.returncode, ended.stdout, ended.stderr) == (-number, "", "")
 
 
+def test_an_ignored_signal_stays_ignored():
+    """Ctrl-C on a script would end the run in its background."""
+    code = f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{IMPORTS}"
+    command = [sys.executable, "-c", code, str(int(signal.SIGINT))]
+    root = Path(__file__).resolve().parents[1]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "went on\n", "")
+
+
+def test_a_run_leaves_an_ignored_signal_alone():
+    """The other signal still ends it, once and at once."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupts().listen() as check:
+            os.kill(os.getpid(), signal.SIGINT)
+            check()
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(InterruptionError, match="SIGTERM"):
+                check()
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_the_first_process_of_a_container_handles_signals(monkeypatch):
     """The system ignores those that it does not handle: a container could not be stopped while it loaded a model."""
     handlers = {}

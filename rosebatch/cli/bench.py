@@ -19,6 +19,7 @@ from rosebatch.bench.tables import print_replays, print_results
 from rosebatch.bench.trace import equal_steps, load_trace
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.common import run_config
+from rosebatch.cli.early_signals import is_ignored
 from rosebatch.engine.load import pick_device
 from rosebatch.errors import FlagError, UserError
 from rosebatch.host.paths import takes_rows_in_order
@@ -53,6 +54,21 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
     run_all = _replays if _has_arrivals(work) else _throughput
     entries = run_all(work, run, imported - started)
     _write_reports(work.report, entries)
+    if not is_ignored(signal.SIGINT):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    cases = _cases(work, run)
+    results = run_session(
+        cases,
+        repeats=work.repeats,
+        switches=chosen_switches(work.compare, cases[0].device),
+        peers=choose_peers(work.against, work.peer_args, work.peer_python, work.peer_path),
+        import_seconds=imported - started,
+    )
+    if work.as_json:
+        entries = list(results)
+        sys.stdout.write(json.dumps({"results": entries, "geometric_means": summarize(entries)}) + "\n")
+    else:
+        entries = print_results(results, cases, sys.stdout)
     errors = dict.fromkeys(entry["error"] for entry in entries if "error" in entry)
     if errors:
         raise UserError("; ".join(errors))

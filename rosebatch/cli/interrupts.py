@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from types import FrameType
 
+from rosebatch.cli.early_signals import SIGNALS, is_ignored
 from rosebatch.errors import InterruptionError
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # What a run has after a signal. Some calls take minutes and cannot be interrupted: a step of a large model, a text of
 # 100 MB, a grammar.
 _GRACE_SECONDS = 1.5
@@ -39,12 +39,14 @@ class Interrupts:
 
     @contextmanager
     def listen(self, kept: Callable[[], str] = _nothing) -> Iterator[Callable[[], None]]:
-        """Handle signals inside the ``with`` block; yields ``check``. Works in the main thread only.
+        """Handle signals inside the ``with`` block, but those that are ignored; yields ``check``.
+
+        Works in the main thread only.
 
         Args:
             kept: where the results so far are, should the process have to end at once. Another thread calls it.
         """
-        before = {number: signal.signal(number, self._take) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._take) for number in SIGNALS if not is_ignored(number)}
         self._kept = kept
         try:
             yield self.check
@@ -74,7 +76,7 @@ class Interrupts:
     def _await_end(self, pipe: int, ended: Event) -> None:
         with os.fdopen(pipe, "rb", buffering=0) as signals:
             while numbers := signals.read(1):
-                if numbers[0] in _SIGNALS and not ended.wait(_GRACE_SECONDS):
+                if numbers[0] in SIGNALS and not ended.wait(_GRACE_SECONDS):
                     self._end(numbers[0])
 
     def _end(self, number: int) -> None:
@@ -88,5 +90,6 @@ class Interrupts:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         self._number = number
-        for each in _SIGNALS:
-            signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
+        for each in SIGNALS:
+            if not is_ignored(each):
+                signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
