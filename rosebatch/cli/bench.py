@@ -47,28 +47,14 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
     """
     imported = time.perf_counter()
     # Ctrl-C ends a peer's process and deletes its files, too.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not is_ignored(signal.SIGINT):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for path in work.report:
         if not takes_rows_in_order(path):
             require_writable(path, f"--report {path}")
     run_all = _replays if _has_arrivals(work) else _throughput
     entries = run_all(work, run, imported - started)
     _write_reports(work.report, entries)
-    if not is_ignored(signal.SIGINT):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    cases = _cases(work, run)
-    results = run_session(
-        cases,
-        repeats=work.repeats,
-        switches=chosen_switches(work.compare, cases[0].device),
-        peers=choose_peers(work.against, work.peer_args, work.peer_python, work.peer_path),
-        import_seconds=imported - started,
-    )
-    if work.as_json:
-        entries = list(results)
-        sys.stdout.write(json.dumps({"results": entries, "geometric_means": summarize(entries)}) + "\n")
-    else:
-        entries = print_results(results, cases, sys.stdout)
     errors = dict.fromkeys(entry["error"] for entry in entries if "error" in entry)
     if errors:
         raise UserError("; ".join(errors))
