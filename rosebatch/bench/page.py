@@ -1,11 +1,24 @@
 """Results of a bench run as a page: bars of throughput, and for replays the four latencies over the scale."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import cycle
 from typing import Any
 
 from rosebatch.bench.tables import LATENCIES, engine_name
-from rosebatch.report.html import COLORS, WIDTH, document, duration, grid, key, labelled, panel, round_up, short
+from rosebatch.report.html import (
+    COLORS,
+    WIDTH,
+    document,
+    duration,
+    grid,
+    horizontals,
+    key,
+    labelled,
+    panel,
+    round_up,
+    short,
+)
 from rosebatch.report.table import provenance_rows
 
 Entry = Mapping[str, Any]
@@ -24,7 +37,7 @@ def bench_page(entries: Sequence[Entry]) -> str:
     """A whole HTML document of ``rosebatch.bench.session``'s results."""
     replays = [entry for entry in entries if entry["kind"] == "replay" and "error" not in entry]
     timed = [entry for entry in entries if entry["kind"] in ("run", "peer") and "error" not in entry]
-    own = next((entry for entry in entries if "versions" in entry), None)
+    own = next((entry for entry in entries if "date" in entry), None)
     models = ", ".join(dict.fromkeys(entry["model"] for entry in entries))
     where = (own or {}).get("gpu") or "CPU"
     parts = []
@@ -37,7 +50,7 @@ def bench_page(entries: Sequence[Entry]) -> str:
     compared = [entry for entry in entries if entry["kind"] == "comparison"]
     if compared:
         parts.append(panel("Switches, on over off", _comparisons(compared)))
-    if own is not None and "date" in own:
+    if own is not None:
         parts.append(panel("Where this comes from", labelled(provenance_rows(dict(own)))))
     scenarios = ", ".join(dict.fromkeys(entry["scenario"] for entry in entries))
     return document(f"{models} on {where}", scenarios, parts)
@@ -45,12 +58,20 @@ def bench_page(entries: Sequence[Entry]) -> str:
 
 def _latencies(entries: Sequence[Entry]) -> str:
     """Two by two plots. Bands go from p50 to p90, lines are p90, hollow points p99 (the form of article 0)."""
-    engines = list(dict.fromkeys(map(engine_name, entries)))
-    colors = dict(zip(engines, COLORS * len(engines), strict=False))
+    colors = _colors(entries)
     panels = [panel(_NAMES[kind], _plot(kind, entries, colors)) for kind in LATENCIES]
-    legend = key([(f"var(--{colors[engine]})", engine) for engine in engines])
+    legend = _legend(colors)
     about = "Line: p90. Band: p50 to p90. Hollow points: p99. At scale 2 requests come twice as fast as in the trace."
     return grid(panels) + panel("Engines", f'{legend}<p class="key">{about}</p>')
+
+
+def _colors(entries: Sequence[Entry]) -> dict[str, str]:
+    engines = dict.fromkeys(map(engine_name, entries))
+    return dict(zip(engines, cycle(COLORS), strict=False))
+
+
+def _legend(colors: Mapping[str, str]) -> str:
+    return key([(f"var(--{color})", engine) for engine, color in colors.items()])
 
 
 def _plot(kind: str, entries: Sequence[Entry], colors: Mapping[str, str]) -> str:
@@ -66,9 +87,8 @@ def _plot(kind: str, entries: Sequence[Entry], colors: Mapping[str, str]) -> str
         return _TOP + height * (1 - seconds / top)
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {_HEIGHT}" role="img" aria-label="{escape(_NAMES[kind])} over the scale">']
-    for mark in (0, top / 2, top):
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH}" y1="{y(mark):.1f}" y2="{y(mark):.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y(mark) + 4:.1f}" text-anchor="end">{_axis(mark, top)}</text>')
+    unit, name = (1000, "ms") if top < 1 else (1, "s")
+    parts.append(horizontals(_LEFT, _TOP, height, top, lambda seconds: f"{seconds * unit:.3g} {name}"))
     for scale in scales:
         parts.append(f'<text x="{x(scale):.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{scale:g}</text>')
     for engine, color in colors.items():
@@ -92,14 +112,9 @@ def _plot(kind: str, entries: Sequence[Entry], colors: Mapping[str, str]) -> str
     return "".join([*parts, "</svg>"])
 
 
-def _axis(seconds: float, top: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if top < 1 else f"{seconds:.3g} s"
-
-
-def _bars(title: str, entries: Sequence[Entry], label: Any) -> str:
+def _bars(title: str, entries: Sequence[Entry], label: Callable[[Entry], str]) -> str:
     """A bar for each result, those of one place together."""
-    engines = list(dict.fromkeys(map(engine_name, entries)))
-    colors = dict(zip(engines, COLORS * len(engines), strict=False))
+    colors = _colors(entries)
     most = max(entry["output_tokens_per_s"] for entry in entries) or 1
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -120,7 +135,7 @@ def _bars(title: str, entries: Sequence[Entry], label: Any) -> str:
             y += _BAR + 2
         y += _GAP
     svg = f'<svg viewBox="0 0 {WIDTH} {y:.0f}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    return panel(title, svg + key([(f"var(--{color})", engine) for engine, color in colors.items()]))
+    return panel(title, svg + _legend(colors))
 
 
 def _latency_table(entries: Sequence[Entry]) -> str:

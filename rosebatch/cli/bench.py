@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -69,11 +69,7 @@ def _throughput(work: BenchFlags, run: dict[str, Any], import_seconds: float) ->
         peers=choose_peers(work.against, work.peer_args, work.peer_python, work.peer_path),
         import_seconds=import_seconds,
     )
-    if not work.as_json:
-        return print_results(results, cases, sys.stdout)
-    entries = list(results)
-    sys.stdout.write(_json(entries) + "\n")
-    return entries
+    return _print_json(results) if work.as_json else print_results(results, cases, sys.stdout)
 
 
 def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> list[Entry]:
@@ -95,17 +91,19 @@ def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> li
     if any(peer.name == "transformers" for peer in peers):
         raise FlagError("--against transformers: its generate takes no request while others run")
     results = run_replays(case, arrivals, work.scale or (1.0,), peers, import_seconds)
-    if not work.as_json:
-        return print_replays(results, sys.stdout)
-    entries = list(results)
-    sys.stdout.write(_json(entries) + "\n")
-    return entries
+    return _print_json(results) if work.as_json else print_replays(results, sys.stdout)
 
 
 def _has_arrivals(work: BenchFlags) -> bool:
     if work.scale and work.trace is None and work.submit_interval_ms is None:
         raise FlagError("--scale needs --trace")
     return work.trace is not None or work.submit_interval_ms is not None
+
+
+def _print_json(results: Iterable[Entry]) -> list[Entry]:
+    entries = list(results)
+    sys.stdout.write(_json(entries) + "\n")
+    return entries
 
 
 def _json(entries: Sequence[Entry]) -> str:

@@ -1,6 +1,6 @@
 """The parts that pages share: style, panels, tables, axes. A page needs no script and no second file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 640, 150
@@ -85,6 +85,22 @@ def key(entries: Sequence[tuple[str, str]]) -> str:
     """What colours mean: CSS colours and texts."""
     spans = (f'<span><i style="background:{color}"></i>{escape(text)}</span>' for color, text in entries)
     return f'<div class="key">{"".join(spans)}</div>'
+
+
+def horizontals(left: int, top: int, height: int, most: float, label: Callable[[float], str]) -> str:
+    """Lines at zero, half and ``most`` of a plot as SVG, with labels on their left.
+
+    Args:
+        left, top, height: of the plot inside.
+        most: the value at its top.
+        label: the text of a value.
+    """
+    parts = []
+    for share in (0, 0.5, 1):
+        y, text = top + height * (1 - share), label(share * most)
+        parts.append(f'<line class="grid" x1="{left}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+    return "".join(parts)
 
 
 def round_up(value: float) -> float:

@@ -4,7 +4,19 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from rosebatch.report.html import HEIGHT, WIDTH, document, duration, grid, key, labelled, panel, round_up, short
+from rosebatch.report.html import (
+    HEIGHT,
+    WIDTH,
+    document,
+    duration,
+    grid,
+    horizontals,
+    key,
+    labelled,
+    panel,
+    round_up,
+    short,
+)
 
 _LEFT, _TOP, _BOTTOM = 52, 8, 22
 
@@ -67,9 +79,7 @@ def _plot(values: Sequence[float], seconds: float, color: str, unit: str) -> str
         return _TOP + inner_height * (1 - value / top)
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(unit)} over time">']
-    for mark in (0, top / 2, top):
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH}" y1="{y(mark):.1f}" y2="{y(mark):.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y(mark) + 4:.1f}" text-anchor="end">{short(mark)}</text>')
+    parts.append(horizontals(_LEFT, _TOP, inner_height, top, short))
     steps = "".join(f"V{y(v):.1f}H{_LEFT + step * (i + 1):.1f}" for i, v in enumerate(values))
     outline = f"M{_LEFT} {y(0):.1f}{steps}V{y(0):.1f}Z"
     parts.append(f'<path d="{outline}" fill="var(--{color})" fill-opacity=".25" stroke="var(--{color})"/>')
