@@ -117,6 +117,12 @@ class Toggles:
         return cls(**values)
 
 
+def hidden_by(switch: str, device: str) -> list[str]:
+    """Switches that must be off on ``device`` for this one to have all of its effect."""
+    served = {each.name for each in fields(Toggles) if device in each.metadata["devices"]}
+    return [name for name in _metadata(switch)["hidden_by"] if name in served]
+
+
 def hiding(switch: str, toggles: Toggles) -> dict[str, str]:
     """The switches that leave this one without effect while they are on, and where: nothing means anywhere."""
     named = _metadata(switch)["hidden_by"].items()

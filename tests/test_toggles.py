@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from rosebatch.errors import FlagError, UserError
-from rosebatch.toggles import Toggles, hiding, missing, without_effect
+from rosebatch.toggles import Toggles, hidden_by, hiding, missing, without_effect
 
 FIELDS = dataclasses.fields(Toggles)
 NAMES = [field.name for field in FIELDS]
@@ -59,18 +59,17 @@ def test_some_switch_is_not_served_everywhere():
 def test_what_hides_a_switch_is_another_one(field):
     """A misspelt name would hide nothing, and a comparison would time the same code twice."""
     for device in ("cpu", "cuda"):
-        toggles = Toggles.resolve({}, device)
-        found = hiding(field.name, toggles)
-        assert field.name not in found
-        assert all(getattr(toggles, name) for name in found)
+        hiding = hidden_by(field.name, device)
+        assert field.name not in hiding
+        assert all(getattr(Toggles.resolve({}, device), name) for name in hiding)
     assert set(field.metadata["hidden_by"]) <= set(NAMES)
 
 
 def test_hidden_switches():
     """Only by switches that the device has."""
-    assert list(hiding("batched_sampling", Toggles.resolve({}, "cuda"))) == ["fused_sampler"]
-    assert list(hiding("batched_sampling", Toggles.resolve({}, "cpu"))) == []
-    assert list(hiding("prefix_cache", Toggles.resolve({}, "cuda"))) == []
+    assert hidden_by("batched_sampling", "cuda") == ["fused_sampler"]
+    assert hidden_by("batched_sampling", "cpu") == []
+    assert hidden_by("prefix_cache", "cuda") == []
 
 
 def test_what_a_switch_needs_is_another_one():
