@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from rosebatch.bench.case import Case, spread
+from rosebatch.bench.profile_tables import attribution_text, profile_text
 from rosebatch.bench.session import Entry, summarize
 from rosebatch.report.table import print_table, table, throughput_line
 
@@ -36,7 +37,9 @@ def print_results(results: Iterable[Entry], cases: Sequence[Case], stream: TextI
         if entry["kind"] == "comparison":
             stream.write(_comparison(entry, several) + "\n")
         elif entry["kind"] == "attribution":
-            stream.write(_attribution(entry))
+            stream.write(attribution_text(entry))
+        elif entry["kind"] == "profile":
+            stream.write(profile_text(entry))
         elif entry["kind"] == "run" and len(cases) == 1:
             print_table(throughput_line(entry), _report(entry, cases[0].scenario.about), stream)
         else:
@@ -84,18 +87,6 @@ def _comparison(entry: Entry, several: bool) -> str:
     rates = [f"{side} {_spread(entry[side]['output_tokens_per_s'], '.0f')} tok/s" for side in ("on", "off")]
     texts = {"scenario": entry["scenario"], "model": entry["model"], "engine": entry["switch"].replace("_", "-")}
     return f"{_columns(texts, several)} {rates[0]}, {rates[1]}, on/off {_spread(entry['ratio'], '.3f')}"
-
-
-def _attribution(entry: Entry) -> str:
-    lines = [f"{entry['scenario']}, {entry['model']}"]
-    for name, times in (
-        ("prompt steps", entry["prefill_us"]),
-        (f"a decode step, {entry['decode_kernels']} kernels", entry["decode_step_us"]),
-    ):
-        whole = sum(times.values())
-        parts = ", ".join(f"{part} {us:.0f} ({us / whole:.0%})" for part, us in times.items())
-        lines.append(f"    {name}: {whole:.0f} µs: {parts or '-'}")
-    return "\n".join(lines) + "\n"
 
 
 def _report(entry: Entry, about: str) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 from rosebatch.bench.against import choose_peers
 from rosebatch.bench.case import Case
 from rosebatch.bench.compare import chosen_switches
+from rosebatch.bench.profile import choose_profile
 from rosebatch.bench.scenario import Chosen, Sampling, Scenario, adapt, configs_dir, load_scenarios, load_suite
 from rosebatch.bench.session import run_session, summarize
 from rosebatch.bench.tables import print_results
@@ -41,6 +42,7 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
         switches=chosen_switches(work.compare, cases[0].device),
         peers=choose_peers(work.against, work.peer_args, work.peer_python, work.peer_path),
         import_seconds=imported - started,
+        profile=choose_profile(work.profile, work.profile_output, cases[0].device),
     )
     if work.as_json:
         entries = list(results)
@@ -67,14 +69,14 @@ def _cases(work: BenchFlags, run: dict[str, Any]) -> list[Case]:
     cases: dict[tuple[str, str], Case] = {}
     try:
         for each in chosen or [Chosen("ad-hoc", _AD_HOC)]:
-            case = _case(replace(each, scenario=adapt(each.scenario, given)), run)
+            case = _case(replace(each, scenario=adapt(each.scenario, given)), run, parts=work.profile == "parts")
             cases.setdefault((case.name, case.source.name), case)
     except ValueError as error:
         raise FlagError(str(error)) from None
     return list(cases.values())
 
 
-def _case(chosen: Chosen, run: dict[str, Any]) -> Case:
+def _case(chosen: Chosen, run: dict[str, Any], *, parts: bool) -> Case:
     scenario = chosen.scenario
     named = {}
     if run.get("model") is None and scenario.model is not None:
@@ -99,4 +101,6 @@ def _case(chosen: Chosen, run: dict[str, Any]) -> Case:
         served_model_name=config.served_model_name,
         max_model_len=config.max_model_len,
     )
-    return Case(chosen.name, scenario, config, source, device.type, chosen.attribution)
+    # A suite's attribution is of kernels. On a CPU it would only take time.
+    attribution = parts or (chosen.attribution and device.type == "cuda")
+    return Case(chosen.name, scenario, config, source, device.type, attribution)

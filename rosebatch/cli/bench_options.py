@@ -1,11 +1,12 @@
 """The flags of ``rosebatch bench``: what to run, how often, and beside what."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from rosebatch.config import Flag
 
-WORK, COMPARE = "Workload", "Comparisons"
+WORK, COMPARE, PROFILE = "Workload", "Comparisons", "Profiles"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,4 +41,11 @@ class BenchFlags:
     peer_path: Annotated[
         tuple[str, ...], Flag("Goes in front of its PYTHONPATH.", COMPARE, metavar="[NAME=]DIR", rare=True)
     ] = ()
+    profile: Annotated[
+        Literal["parts", "torch", "nvtx"] | None,
+        Flag("After the timed runs: table of parts, trace file, or ranges.", PROFILE),
+    ] = None
+    profile_output: Annotated[
+        Path, Flag("Trace of --profile torch. Default: rosebatch-trace.json.", PROFILE, rare=True)
+    ] = Path("rosebatch-trace.json")
     as_json: Annotated[bool, Flag("Print one JSON object on stdout.", WORK, ("--json",))] = False
