@@ -1,10 +1,12 @@
 """Profiles after the timed runs: what they run, what they write, and what a mistake costs."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from rosebatch.bench import profile
 from rosebatch.bench.parts import PARTS, STEPS, ranges
@@ -67,6 +69,32 @@ def test_a_trace_that_cannot_be_written(make_case, tmp_path):
     """One line that names the file, not a traceback."""
     with pytest.raises(UserError, match=rf"^{tmp_path}: Is a directory$"):
         profile_case(make_case(), Profile("torch", tmp_path), alone=True)
+
+
+def test_nvtx_ranges_of_one_run(make_case, monkeypatch):
+    """Another profiler would record warm-up and captures too, or a run without its ranges."""
+    seen = []
+
+    @contextmanager
+    def nvtx_range(name):
+        seen.append(name)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: seen.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: seen.append("stop"))
+    monkeypatch.setattr(torch.cuda.nvtx, "range", nvtx_range)
+    entry = profile_case(make_case(output_len=3), Profile("nvtx", Path("unused")), alone=True)
+    assert entry == {"kind": "profile", "scenario": "small", "model": "tiny-llama", "profile": "nvtx"}
+    assert [name for name in seen if name in ("start", "stop", *STEPS)] == [
+        "start",
+        "prompt step",
+        "decode step",
+        "decode step",
+        "stop",
+    ]
+    assert {*PARTS} - {"activations"} <= {*seen}
+    assert "NVTX" in profile_text(entry)
 
 
 def test_choosing_a_profile():
