@@ -1,4 +1,4 @@
-"""Ranges around the steps of the runner that the GPU has: its operators are kernels, or PyTorch where a switch is off."""
+"""Ranges around the steps of the GPU's runner: its operators are kernels, or PyTorch's where a switch is off."""
 
 import os
 from contextlib import contextmanager
