@@ -1,74 +1,96 @@
-"""Where an engine's time on a GPU goes: the kernels in a trace of PyTorch's profiler, and the kind of work of each.
+"""Where an engine's time goes: the parts of its steps, in all and per layer, and what the host calls meanwhile.
 
-Kernels of one graph may overlap. So a kernel's share is the time by which it extends the end of all kernels so far.
-These shares add up to the whole.
+Nothing in a replayed graph says which projection a product is. So a run is traced twice on a GPU: first with the
+steps launched kernel by kernel inside named ranges, which gives the names, then as they always run, which gives the
+times. A graph has the kernels of the step that was captured, in the same order. So each kernel of the second trace
+takes the part of the kernel at its place in the first. Where the two differ, the longest runs of equal kernel names
+decide; a kernel without a partner is called by its own name only. On a CPU the ranges have names and times.
 """
 
-import json
-import re
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from difflib import SequenceMatcher
 from itertools import chain
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import record_function
 
+from rosebatch.bench.kernel_trace import (
+    Events,
+    KernelTime,
+    Steps,
+    api_calls,
+    has_feedback,
+    kernel_times,
+    read_steps,
+    record,
+    without_waiting,
+)
+from rosebatch.bench.parts import ranges
 from rosebatch.engine.engine import Engine
+from rosebatch.engine.triton_runner.graphs import StepGraphs
+from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.request import Request
 
-_FEEDBACK = "feedback"
-# The first pattern that matches a kernel's name decides. Kernels that match none are PyTorch's own.
-_PARTS = {
-    "attention": r"^_(gated_)?(decode|prefill)",
-    "norms": r"^_(norm|uclip)",
-    "KV and rotary": r"^_(prepare|append|copy_blocks)",
-    "sampling": r"^_(summarise|choose)",
-    _FEEDBACK: r"^_advance",
-    "activations": r"^_(activation|bias_residual)",
-    "matrix products": r"^_product|gemm|nvjet|cutlass|cublas|splitK",
-}
-_OTHER = "the rest"
-_DECODES = re.compile(r"^_(gated_)?decode")
-# Decode steps whose results a profiled run waits for. When those of the first plan arrive, the second plan runs
-# already. The trace of a whole run would have hundreds of megabytes.
-_DECODE_STEPS = 2
+# Decode steps whose results a traced run waits for. The trace of a whole run would have hundreds of megabytes.
+_DECODE_STEPS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTime:
-    """One kernel, in microseconds.
+def attribute(engine: Engine, requests: Callable[[int], Iterable[Request]], *, cuda: bool) -> dict[str, Any]:
+    """Run a workload to its end several times, and look at the beginning of some of these runs.
 
-    Attributes:
-        name: without namespaces and arguments.
-        part: the kind of work.
-        duration: from its start to its end.
-        advances: from the end of all earlier kernels to its own end; 0 if it ended earlier.
-    """
-
-    name: str
-    part: str
-    duration: float
-    advances: float
-
-
-class Steps(NamedTuple):
-    """The kernels of each step: steps with prompts, and decode steps."""
-
-    prompts: list[list[KernelTime]]
-    decodes: list[list[KernelTime]]
-
-
-def attribute(engine: Engine, requests: Iterable[Request]) -> dict[str, Any]:
-    """Run requests to their end, and look at the beginning of the run. The engine must use our attention kernels.
+    Args:
+        engine: warm, idle.
+        requests: those of the run with this number, 1 to 3. Runs have the same lengths, but not the same ids.
+        cuda: whether the engine runs on a GPU.
 
     Returns:
-        ``prefill_us``: microseconds of each part, over all prompt steps before the first decode step.
-        ``decode_step_us``: the same for one early decode step. ``decode_kernels``: the number of its kernels.
+        ``num_layers``. ``prefill_us``: microseconds of each part, over all prompt steps before the first decode step.
+        ``decode_step_us``: the same for one early decode step. ``decode_waiting_us``: for how long the GPU waited in
+        it for kernels that the host launched one by one; no part has this time. ``decode_kernels``: the number of
+        its kernels. ``decode_kernel_us``: for each kernel's name and part, their ``number``, ``us`` and
+        ``duration_us``, which counts overlaps twice. ``replays``: of a whole run's graphs, see ``time_replays``.
+        ``api_us``: for each function of CUDA's API, ``calls`` and the host's ``us`` from the first step until
+        ``api_decode_steps`` decode steps were done, under the profiler.
     """
+    replays = time_replays(engine, requests(1))
+    with ranges(engine, record_function), launch_by_launch(engine):
+        events = _trace_beginning(engine, requests(2), cuda=cuda, host=True)
+    steps = named = read_steps(events)
+    if has_feedback(kernel_times(events)):
+        events = _trace_beginning(engine, requests(3), cuda=cuda, host=False)
+        steps = read_steps(events)
+    prompts = [
+        take_parts(timed, names) for timed, names in zip(steps.prompts, named.prompts, strict=False)
+    ] + steps.prompts[len(named.prompts) :]
+    step = _usual_named_step(steps, named)
+    return {
+        "num_layers": len(engine.runner.model.attention),  # type: ignore[attr-defined]
+        "prefill_us": _microseconds(list(chain.from_iterable(prompts))),
+        "decode_step_us": _microseconds([_counted(time) for time in step]),
+        "decode_waiting_us": sum(time.advances - _counted(time).advances for time in step),
+        "decode_kernels": len(step) if cuda else 0,
+        "decode_kernel_us": _kernels([_counted(time) for time in step]) if cuda else [],
+        "replays": replays,
+        "api_us": {name: {"calls": n, "us": us} for name, (n, us) in api_calls(events).items()},
+        "api_decode_steps": len(steps.decodes),
+    }
+
+
+def trace_beginning(engine: Engine, requests: Iterable[Request], *, cuda: bool, path: Any = None) -> Events:
+    """Run requests to their end with named ranges, and trace the beginning of the run: kernels, ranges, operators.
+
+    Raises:
+        OSError: the file ``path`` cannot be written.
+    """
+    with ranges(engine, record_function):
+        return _trace_beginning(engine, requests, cuda=cuda, host=True, path=path)
+
+
+def _trace_beginning(engine: Engine, requests: Iterable[Request], **options: Any) -> Events:
     engine.restart_stats()
     for request in requests:
         engine.add(request)
@@ -77,64 +99,79 @@ def attribute(engine: Engine, requests: Iterable[Request]) -> dict[str, Any]:
         while engine.has_unfinished and engine.stats.decode_steps < _DECODE_STEPS:
             engine.step()
 
-    prompts, decodes = split_steps(trace(begin))
-    while engine.has_unfinished:
-        engine.step()
-    step = usual_step(decodes) if decodes else []
-    return {
-        "prefill_us": _microseconds(list(chain.from_iterable(prompts))),
-        "decode_step_us": _microseconds(step),
-        "decode_kernels": len(step),
-    }
+    try:
+        return record(begin, **options)
+    finally:
+        while engine.has_unfinished:
+            engine.step()
 
 
-def trace(work: Callable[[], None]) -> list[KernelTime]:
-    """The kernels that ``work`` launches on the GPU."""
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        work()
-        torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiled.export_chrome_trace(str(path))
-        return kernel_times(json.loads(path.read_bytes())["traceEvents"])
+@contextmanager
+def launch_by_launch(engine: Engine) -> Iterator[None]:
+    """Let steps run without their graphs for a while, so that a profiler sees every launch."""
+    graphs = _graphs(engine)
+    for each in graphs.values():
+        each.replaying = False
+    try:
+        yield
+    finally:
+        for each in graphs.values():
+            each.replaying = True
 
 
-def kernel_times(events: Iterable[dict[str, Any]]) -> list[KernelTime]:
-    """The kernels among a Chrome trace's events, in the order in which they began."""
-    kernels = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: float(e["ts"]))
-    times, end = [], float(kernels[0]["ts"]) if kernels else 0.0
-    for event in kernels:
-        name, duration = _short(event["name"]), float(event["dur"])
-        stop = float(event["ts"]) + duration
-        times.append(KernelTime(name, _part(event["name"]), duration, max(stop - end, 0.0)))
-        end = max(end, stop)
-    return times
+def time_replays(engine: Engine, requests: Iterable[Request]) -> dict[str, dict[str, float]]:
+    """Run requests to their end, with the times of all replays by events on the GPU, and no profiler.
 
-
-def split_steps(times: Iterable[KernelTime]) -> Steps:
-    """Split kernels into steps. Each step ends with the kernel that feeds its tokens back.
-
-    A chunk of a prompt that feeds no token back counts with the next step. Kernels after the last step are dropped.
-
-    The time for which the GPU waited before a step is left out. In prompt steps so is the wait before every kernel: the
-    host launches those one by one, slowly under a profiler. Only a decode step is one graph.
+    Returns:
+        for ``decode`` and ``prompt`` steps that ran as graphs: ``number``, ``total_us`` and ``mean_us``.
     """
-    steps, step = Steps([], []), list[KernelTime]()
-    for time in times:
-        step.append(time if step else _without_waiting(time))
-        if time.part == _FEEDBACK:
-            if any(_DECODES.search(kernel.name) for kernel in step):
-                steps.decodes.append(step)
-            else:
-                steps.prompts.append([_without_waiting(kernel) for kernel in step])
-            step = []
-    return steps
+    graphs = _graphs(engine)
+    spans: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {kind: [] for kind in graphs}
+
+    def timed(kind: str, replay: Callable[[torch.cuda.CUDAGraph], None]) -> Callable[[torch.cuda.CUDAGraph], None]:
+        def run(graph: torch.cuda.CUDAGraph) -> None:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            replay(graph)
+            end.record()
+            spans[kind].append((begin, end))
+
+        return run
+
+    if not graphs:
+        return {}
+    before = {kind: each.replay for kind, each in graphs.items()}
+    for kind, each in graphs.items():
+        each.replay = timed(kind, each.replay)
+    try:
+        for request in requests:
+            engine.add(request)
+        while engine.has_unfinished:
+            engine.step()
+        torch.cuda.synchronize()
+    finally:
+        for kind, each in graphs.items():
+            each.replay = before[kind]
+    times = {kind: [a.elapsed_time(b) * 1e3 for a, b in pairs] for kind, pairs in spans.items() if pairs}
+    return {kind: {"number": len(us), "total_us": sum(us), "mean_us": sum(us) / len(us)} for kind, us in times.items()}
 
 
-def _without_waiting(time: KernelTime) -> KernelTime:
-    """The kernel without the time in which the GPU waited for it."""
-    return replace(time, advances=min(time.advances, time.duration))
+def _graphs(engine: Engine) -> dict[str, StepGraphs[Any]]:
+    """The graphs of an engine that has some."""
+    runner = engine.runner
+    if not isinstance(runner, TritonRunner) or not runner.decodes.enabled:
+        return {}
+    return {"decode": runner.decodes, "prompt": runner.packed}
+
+
+def take_parts(timed: Sequence[KernelTime], named: Sequence[KernelTime]) -> list[KernelTime]:
+    """The timed kernels with the parts of the same kernels in a named step, matched by name and order."""
+    taken = list(timed)
+    matcher = SequenceMatcher(None, [time.name for time in timed], [time.name for time in named], autojunk=False)
+    for start, first, size in matcher.get_matching_blocks():
+        for offset in range(size):
+            taken[start + offset] = replace(timed[start + offset], part=named[first + offset].part)
+    return taken
 
 
 def usual_step(steps: Sequence[list[KernelTime]]) -> list[KernelTime]:
@@ -146,6 +183,13 @@ def usual_step(steps: Sequence[list[KernelTime]]) -> list[KernelTime]:
     usual = max(counts, key=lambda length: (counts[length], -length))
     timed = sorted((step for step in steps if len(step) == usual), key=total)
     return timed[(len(timed) - 1) // 2]
+
+
+def _usual_named_step(steps: Steps, named: Steps) -> list[KernelTime]:
+    if not steps.decodes:
+        return []
+    step = usual_step(steps.decodes)
+    return take_parts(step, usual_step(named.decodes)) if named.decodes else step
 
 
 def total(times: Iterable[KernelTime]) -> float:
@@ -162,14 +206,18 @@ def by_key(times: Iterable[KernelTime], key: str) -> dict[str, tuple[int, float,
     return dict(sorted(sums.items(), key=lambda item: -item[1][1]))
 
 
+def _counted(time: KernelTime) -> KernelTime:
+    """What counts of a decode step's kernel: the GPU's wait for the host is no work of it."""
+    return time if time.replayed else without_waiting(time)
+
+
 def _microseconds(times: Iterable[KernelTime]) -> dict[str, float]:
     return {part: advances for part, (_, advances, _) in by_key(times, "part").items()}
 
 
-def _part(name: str) -> str:
-    return next((part for part, pattern in _PARTS.items() if re.search(pattern, name)), _OTHER)
-
-
-def _short(name: str) -> str:
-    """The name without return type, namespaces and arguments: ``void ns::kernel<int>(float*)`` gives ``kernel``."""
-    return re.split(r"[<(]", name.removeprefix("void "))[0].rpartition("::")[2]
+def _kernels(times: Sequence[KernelTime]) -> list[dict[str, Any]]:
+    rows = []
+    for part in by_key(times, "part"):
+        for name, (number, us, duration) in by_key((t for t in times if t.part == part), "name").items():
+            rows.append({"name": name, "part": part, "number": number, "us": us, "duration_us": duration})
+    return rows

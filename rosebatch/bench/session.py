@@ -9,8 +9,9 @@ import torch
 from rosebatch.bench.against import Peer, replay_peer, require_installed, run_peer
 from rosebatch.bench.case import Case, release_memory, spread
 from rosebatch.bench.compare import compare_switch
+from rosebatch.bench.profile import Profile, attribute_case, profile_case
 from rosebatch.bench.replay import replay_case
-from rosebatch.bench.throughput import against_floor, attribute_case, time_case
+from rosebatch.bench.throughput import against_floor, time_case
 from rosebatch.bench.trace import Arrivals
 from rosebatch.bench.workload import require_fits
 from rosebatch.engine.roofline import Rates, measure_rates
@@ -20,7 +21,13 @@ Entry = dict[str, Any]
 
 
 def run_session(
-    cases: Sequence[Case], *, repeats: int, switches: Sequence[str], peers: Sequence[Peer], import_seconds: float
+    cases: Sequence[Case],
+    *,
+    repeats: int,
+    switches: Sequence[str],
+    peers: Sequence[Peer],
+    import_seconds: float,
+    profile: Profile | None = None,
 ) -> Iterator[Entry]:
     """Run all cases, with the comparisons and peers that were requested.
 
@@ -36,6 +43,7 @@ def run_session(
           many times faster ours is. If the peer failed, the result has an ``error`` instead.
         - ``comparison``: see ``compare_switch``.
         - ``attribution``: see ``attribute_case``.
+        - ``profile``: see ``profile_case``.
 
     Raises:
         UserError: a run of ours is impossible or out of memory.
@@ -62,8 +70,10 @@ def run_session(
                 yield _beside(ours, theirs[case.name], peer, timed[case.name], rates)
         # Last, after everything that is timed: a profiler may go on working in the same process.
         for case in cases:
-            if case.attribution and (attribution := attribute_case(case)) is not None:
-                yield attribution
+            if case.attribution:
+                yield attribute_case(case)
+            if profile is not None:
+                yield profile_case(case, profile, alone=len(cases) == 1)
     except torch.OutOfMemoryError as error:
         what = str(error).partition(". ")[0]
         raise UserError(f"{what}: choose a smaller scenario, fewer prompts or less --kv-cache-memory") from None

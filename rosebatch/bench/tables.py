@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from rosebatch.bench.case import Case, spread
+from rosebatch.bench.profile_tables import attribution_text, profile_text
 from rosebatch.bench.session import Entry, summarize
 from rosebatch.report.table import print_table, table, throughput_line
 from rosebatch.toggles import flag
@@ -38,7 +39,9 @@ def print_results(results: Iterable[Entry], cases: Sequence[Case], stream: TextI
         if entry["kind"] == "comparison":
             stream.write(_comparison(entry, several) + "\n")
         elif entry["kind"] == "attribution":
-            stream.write(_attribution(entry))
+            stream.write(attribution_text(entry))
+        elif entry["kind"] == "profile":
+            stream.write(profile_text(entry))
         elif entry["kind"] == "run" and len(cases) == 1:
             print_table(throughput_line(entry), _report(entry, cases[0].scenario.about), stream)
         else:
@@ -121,18 +124,6 @@ def _comparison(entry: Entry, several: bool) -> str:
         line += f", syncs {on_syncs}, {off_syncs}"
     off = [f"\n    {flag(other, on=False)} on both sides: {why}" for other, why in entry["switched_off"].items()]
     return line + "".join(off)
-
-
-def _attribution(entry: Entry) -> str:
-    lines = [f"{entry['scenario']}, {entry['model']}"]
-    for name, times in (
-        ("prompt steps", entry["prefill_us"]),
-        (f"a decode step, {entry['decode_kernels']} kernels", entry["decode_step_us"]),
-    ):
-        whole = sum(times.values())
-        parts = ", ".join(f"{part} {us:.0f} ({us / whole:.0%})" for part, us in times.items())
-        lines.append(f"    {name}: {whole:.0f} µs: {parts or '-'}")
-    return "\n".join(lines) + "\n"
 
 
 def _report(entry: Entry, about: str) -> list[tuple[str, str]]:

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import torch
 
-from rosebatch.bench.attribution import attribute
 from rosebatch.bench.case import Case, release_memory, spread
 from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.workload import Workload, require_fits
@@ -74,23 +73,6 @@ def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: flo
     report |= {"workload": msgspec.to_builtins(case.scenario)}
     report |= {"seconds": seconds, "versions": report["versions"] | machine_versions()}
     return report | against_floor(case, median.seconds, rates)
-
-
-def attribute_case(case: Case) -> dict[str, Any] | None:
-    """Where the time of a case goes (see ``attribute``), on a warm engine launched for it.
-
-    None if the engine runs none of our kernels.
-    """
-    launched = launch(case.config)
-    attribution = None
-    if launched.description["toggles"]["paged_attention"]:
-        run_once(launched.engine, case.workload(0), case.scenario.sampling)
-        attribution = attribute(launched.engine, case.workload(1).requests(case.scenario.sampling))
-    del launched
-    release_memory()
-    if attribution is None:
-        return None
-    return {"kind": "attribution", "scenario": case.name, "model": case.source.name, **attribution}
 
 
 def against_floor(case: Case, seconds: float, rates: Rates | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rosebatch.bench.against import choose_peers
 from rosebatch.bench.case import Case
 from rosebatch.bench.compare import chosen_switches
 from rosebatch.bench.page import bench_page
+from rosebatch.bench.profile import choose_profile
 from rosebatch.bench.scenario import Chosen, Sampling, Scenario, adapt, configs_dir, load_scenarios, load_suite
 from rosebatch.bench.session import Entry, run_replays, run_session, summarize
 from rosebatch.bench.tables import print_replays, print_results
@@ -68,6 +69,7 @@ def _throughput(work: BenchFlags, run: dict[str, Any], import_seconds: float) ->
         switches=chosen_switches(work.compare, cases[0].device, resolve_switches(cases[0].config, cases[0].device)),
         peers=choose_peers(work.against, work.peer_args, work.peer_python, work.peer_path),
         import_seconds=import_seconds,
+        profile=choose_profile(work.profile, work.profile_output, cases[0].device),
     )
     return _print_json(results) if work.as_json else print_results(results, cases, sys.stdout)
 
@@ -77,8 +79,8 @@ def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> li
     if any(scale <= 0 for scale in work.scale):
         raise FlagError("--scale must be above 0")
     lengths = (work.input_len, work.output_len, *work.scenario, work.suite, work.submit_interval_ms)
-    if work.compare or (work.trace is not None and any(lengths)):
-        raise FlagError("--trace says what is run: leave out scenarios, lengths, intervals and comparisons")
+    if work.compare or work.profile or (work.trace is not None and any(lengths)):
+        raise FlagError("--trace says what is run: leave out scenarios, lengths, intervals, comparisons and profiles")
     (case, *others) = _cases(work, run, _TRACE if work.trace is not None else _AD_HOC)
     if others:
         raise FlagError("--submit-interval-ms takes one scenario")
@@ -130,14 +132,14 @@ def _cases(work: BenchFlags, run: dict[str, Any], ad_hoc: Scenario | None = None
     cases: dict[tuple[str, str], Case] = {}
     try:
         for each in chosen or [Chosen("ad-hoc", ad_hoc or _AD_HOC)]:
-            case = _case(replace(each, scenario=adapt(each.scenario, given)), run)
+            case = _case(replace(each, scenario=adapt(each.scenario, given)), run, parts=work.profile == "parts")
             cases.setdefault((case.name, case.source.name), case)
     except ValueError as error:
         raise FlagError(str(error)) from None
     return list(cases.values())
 
 
-def _case(chosen: Chosen, run: dict[str, Any]) -> Case:
+def _case(chosen: Chosen, run: dict[str, Any], *, parts: bool) -> Case:
     scenario = chosen.scenario
     named = {}
     if run.get("model") is None and scenario.model is not None:
@@ -162,4 +164,6 @@ def _case(chosen: Chosen, run: dict[str, Any]) -> Case:
         served_model_name=config.served_model_name,
         max_model_len=config.max_model_len,
     )
-    return Case(chosen.name, scenario, config, source, device.type, chosen.attribution)
+    # A suite's attribution is of kernels. On a CPU it would only take time.
+    attribution = parts or (chosen.attribution and device.type == "cuda")
+    return Case(chosen.name, scenario, config, source, device.type, attribution)

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from rosebatch.config import Flag
 
-WORK, COMPARE = "Workload", "Comparisons"
+WORK, COMPARE, PROFILE = "Workload", "Comparisons", "Profiles"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,4 +49,11 @@ class BenchFlags:
         tuple[str, ...], Flag("Goes in front of its PYTHONPATH.", COMPARE, metavar="[NAME=]DIR", rare=True)
     ] = ()
     report: Annotated[tuple[Path, ...], Flag("Results as .html or .json. Repeatable.", WORK, metavar="FILE")] = ()
+    profile: Annotated[
+        Literal["parts", "torch", "nvtx"] | None,
+        Flag("After the timed runs: table of parts, trace file, or ranges.", PROFILE),
+    ] = None
+    profile_output: Annotated[
+        Path, Flag("Trace of --profile torch. Default: rosebatch-trace.json.", PROFILE, rare=True)
+    ] = Path("rosebatch-trace.json")
     as_json: Annotated[bool, Flag("Print one JSON object on stdout.", WORK, ("--json",))] = False

@@ -3,7 +3,9 @@
 import pytest
 
 from rosebatch.bench import attribution
-from rosebatch.bench.attribution import attribute, by_key, kernel_times, split_steps, usual_step
+from rosebatch.bench.attribution import attribute, by_key, take_parts, usual_step
+from rosebatch.bench.kernel_trace import Calls, api_calls, kernel_times, read_steps, split_steps
+from rosebatch.bench.parts import PARTS
 from rosebatch.launch import launch
 
 PRODUCT = "void cutlass::Kernel2<(int)3>(Params)"
@@ -116,7 +118,10 @@ def test_overlapping_kernels_add_up_to_the_step():
         ("norms", ["_norm", "_uclip"]),
         ("KV and rotary", ["_prepare", "_append", "_copy_blocks"]),
         ("activations", ["_activation", "_activation_mul", "_bias_residual"]),
-        ("matrix products", ["_product", "nvjet_tst_128x8", "sm90_xmma_gemm_bf16", PRODUCT, "cublasSplitKParams"]),
+        (
+            "matrix products",
+            ["_product", "nvjet_tst_128x8", "sm90_xmma_gemm_bf16", "gemv2T", PRODUCT, "cublasSplitKParams"],
+        ),
         ("sampling", ["_summarise", "_choose"]),
         ("feedback", ["_advance"]),
         ("the rest", [COPY, "void at::native::vectorized_gather_kernel<16>(char*)"]),
@@ -127,31 +132,146 @@ def test_parts(part, names):
     assert [time.part for time in kernel_times(trace((names, [1] * len(names))))] == [part] * len(names)
 
 
+HOST = {
+    "qkv projection": PRODUCT,
+    "attention": "_gated_decode",
+    "out projection": PRODUCT,
+    "gate, up projection": PRODUCT,
+    "down projection": PRODUCT,
+    "logits": PRODUCT,
+    "sampling": "void at::native::reduce_kernel<int>(int*)",
+}
+
+
+def launched_in_ranges(parts=HOST, step="decode step"):
+    """A step as the host launches it: one kernel in each range, 5 µs late, all in the range of the step."""
+    events, now = [], 100.0
+    for number, (part, name) in enumerate(parts.items()):
+        events += [
+            {"cat": "user_annotation", "name": part, "ts": now, "dur": 10.0},
+            {
+                "cat": "cuda_runtime",
+                "name": "cudaLaunchKernel",
+                "ts": now + 2,
+                "dur": 3.0,
+                "args": {"correlation": number},
+            },
+            {"cat": "kernel", "name": name, "ts": now + 7, "dur": 4.0, "args": {"correlation": number}},
+        ]
+        now += 20
+    return [{"cat": "user_annotation", "name": step, "ts": 95.0, "dur": now - 95.0}, *events]
+
+
+def test_products_by_the_range_that_launched_them():
+    """All products have one name: without ranges qkv, out, MLP and logits were a single row."""
+    (step,) = read_steps(launched_in_ranges()).decodes
+    assert [time.part for time in step] == list(HOST)
+    # The GPU waits 16 µs for each kernel that the host launches: nobody's time.
+    assert [time.advances for time in step] == [4.0] * len(HOST)
+    assert not any(time.replayed for time in step)
+
+
+def test_what_a_range_says_of_kernels_by_pytorch():
+    """A switch that is off leaves PyTorch's kernels, whose names say nothing; ours say more than their range."""
+    kernels = {"norms": COPY, "gate, up projection": "void at::native::gelu_kernel(float*)", "attention": "_prepare"}
+    (step,) = read_steps(launched_in_ranges(kernels)).decodes
+    assert [time.part for time in step] == ["norms", "activations", "KV and rotary"]
+
+
+def test_the_innermost_range_counts():
+    """The operators of a projection that lies in a range of its own within attention are the projection's."""
+    events = launched_in_ranges({"KV and rotary": COPY})
+    events.append({"cat": "user_annotation", "name": "attention", "ts": 98.0, "dur": 15.0})
+    (step,) = read_steps(events).decodes
+    assert [time.part for time in step] == ["KV and rotary"]
+
+
+def test_steps_without_a_feedback_kernel():
+    """The PyTorch runner has none: its ranges split the steps, and what no step launched is dropped."""
+    prompt = launched_in_ranges(step="prompt step")
+    late = [
+        {**e, "ts": e["ts"] + 1000, "args": {"correlation": e["args"]["correlation"] + 50}}
+        for e in prompt
+        if "args" in e
+    ]
+    decode = {"cat": "user_annotation", "name": "decode step", "ts": 1095.0, "dur": 90.0}
+    steps = read_steps([*prompt, decode, *late])
+    assert [len(step) for step in steps.prompts] == [len(HOST)]
+    assert [len(step) for step in steps.decodes] == [5]
+
+
+def test_graphs_take_the_names_of_launched_steps():
+    """A graph's kernels have no ranges. Another kernel for one product, or one more, must not shift the names."""
+    (named,) = read_steps(launched_in_ranges()).decodes
+    names = list(HOST.values())
+    replayed = trace((names, [1] * len(names)))
+    taken = take_parts(kernel_times(replayed), named)
+    assert [time.part for time in taken] == list(HOST)
+    assert [time.duration for time in taken] == [1] * len(names)
+    other = trace((["copy", *names[:2], "nvjet_other", *names[3:]], [1] * (len(names) + 1)))
+    parts = [time.part for time in take_parts(kernel_times(other), named)]
+    assert parts == ["the rest", *list(HOST)[:2], "matrix products", *list(HOST)[3:]]
+
+
+def test_replays_are_told_from_launches():
+    """Waiting for the host within a step counts for no kernel, but idle time inside a graph does."""
+    events = trace((DECODE, (1, 2, 3, 4, 5)))
+    for number, event in enumerate(events[1:]):
+        event["args"] = {"correlation": 1 if number < 3 else number}
+        if number >= 3:
+            event["ts"] += 50
+    events.append({"cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 0, "dur": 1, "args": {"correlation": 1}})
+    for number in (3, 4):
+        args = {"correlation": number}
+        events.append({"cat": "cuda_driver", "name": "cuLaunchKernelEx", "ts": number, "dur": 1, "args": args})
+    (step,) = read_steps(events).decodes
+    assert [time.replayed for time in step] == [True] * 3 + [False] * 2
+    assert [time.waited for time in step] == [0, 1, 1, 51, 1]
+
+
+def test_calls_of_cuda():
+    """The profiler's own wait at the end would be the longest call of all."""
+    names = [
+        ("cudaGraphLaunch", 5),
+        ("cudaEventSynchronize", 90),
+        ("cudaGraphLaunch", 6),
+        ("cudaDeviceSynchronize", 900),
+    ]
+    events = [{"cat": "cuda_runtime", "name": name, "ts": 0, "dur": dur} for name, dur in names]
+    events.append({"cat": "kernel", "name": "_norm", "ts": 0, "dur": 7})
+    assert api_calls(events) == {"cudaEventSynchronize": Calls(1, 90), "cudaGraphLaunch": Calls(2, 11)}
+    assert list(api_calls(events)) == ["cudaEventSynchronize", "cudaGraphLaunch"]
+
+
 @pytest.fixture
 def engine(make_case):
     """An engine of the toy model on the CPU, with room for all requests."""
     return launch(make_case().config).engine
 
 
+def requests_of(case):
+    return lambda run: case.workload(run).requests(case.scenario.sampling)
+
+
 def test_only_the_beginning_of_a_run_is_traced(engine, make_case, monkeypatch):
     """A whole run's trace would not fit into memory, and a run left unfinished would spoil the engine's next one."""
     seen = []
 
-    def fake_trace(work):
+    def fake_record(work, *, cuda, host, path=None):
         work()
-        seen.append((engine.stats.decode_steps, engine.has_unfinished))
-        return kernel_times(
-            trace((PROMPT, (1, 2, 3, 4, 5, 6)), (PROMPT, (1, 2, 3, 4, 5, 6)), (DECODE, (1, 2, 3, 4, 5)))
-        )
+        seen.append((cuda, host, engine.stats.decode_steps, engine.has_unfinished))
+        steps = trace((PROMPT, (1, 2, 3, 4, 5, 6)), (PROMPT, (1, 2, 3, 4, 5, 6)), (DECODE, (1, 2, 3, 4, 5)))
+        launched = {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 0, "dur": 8}
+        return [*steps, launched]
 
-    monkeypatch.setattr(attribution, "trace", fake_trace)
-    case = make_case(output_len=8)
-    found = attribute(engine, case.workload().requests(case.scenario.sampling))
-    assert seen == [(2, True)]
+    monkeypatch.setattr(attribution, "record", fake_record)
+    found = attribute(engine, requests_of(make_case(output_len=40)), cuda=True)
+    # First with the host's ranges, then without what they cost.
+    assert seen == [(True, True, 32, True), (True, False, 32, True)]
     assert not engine.has_unfinished
-    assert engine.stats.decode_steps == 7
+    assert engine.stats.decode_steps == 39
     # In a decode step the microsecond before each kernel counts, except before the first.
-    assert found == {
+    assert {name: found[name] for name in ("prefill_us", "decode_step_us", "decode_kernels")} == {
         "prefill_us": {
             "feedback": 12.0,
             "sampling": 10.0,
@@ -169,17 +289,45 @@ def test_only_the_beginning_of_a_run_is_traced(engine, make_case, monkeypatch):
         },
         "decode_kernels": 5,
     }
+    assert found["num_layers"] == 2
+    assert (found["replays"], found["decode_waiting_us"], found["api_decode_steps"]) == ({}, 0, 1)
+    assert found["api_us"] == {"cudaGraphLaunch": {"calls": 1, "us": 8}}
+    attention = {"name": "_gated_decode", "part": "attention", "number": 1, "us": 4.0, "duration_us": 3.0}
+    assert attention in found["decode_kernel_us"]
 
 
 def test_a_run_without_decode_steps(engine, make_case, monkeypatch):
     """One token each comes from prefill: there is no decode step to show or to wait for."""
 
-    def fake_trace(work):
+    def fake_record(work, *, cuda, host, path=None):
         work()
-        return kernel_times(trace((PROMPT, (1, 2, 3, 4, 5, 6))))
+        return trace((PROMPT, (1, 2, 3, 4, 5, 6)))
 
-    monkeypatch.setattr(attribution, "trace", fake_trace)
-    case = make_case(output_len=1)
-    found = attribute(engine, case.workload().requests(case.scenario.sampling))
+    monkeypatch.setattr(attribution, "record", fake_record)
+    found = attribute(engine, requests_of(make_case(output_len=1)), cuda=True)
     assert (found["decode_step_us"], found["decode_kernels"]) == ({}, 0)
     assert sum(found["prefill_us"].values()) == 21
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-hp1"])
+def test_a_cpu_has_all_parts(make_case, model):
+    """On a CPU the ranges themselves are timed; an operator outside of them would count with the rest."""
+    case = make_case(model=model, output_len=4)
+    found = attribute(launch(case.config).engine, requests_of(case), cuda=False)
+    for name in ("prefill_us", "decode_step_us"):
+        assert found[name].keys() == {*PARTS, "the rest"} - {"activations"}
+    assert (found["decode_kernels"], found["replays"], found["api_us"]) == (0, {}, {})
+
+
+def test_an_error_in_a_traced_run_leaves_the_engine_without_ranges(engine, make_case, monkeypatch):
+    """The next run would otherwise open the ranges of a profiler that has gone, and give other times."""
+    before = engine.runner.model.ops, engine.runner.ops, engine.runner.model.layers
+
+    def broken_record(work, **options):
+        raise RuntimeError
+
+    monkeypatch.setattr(attribution, "record", broken_record)
+    with pytest.raises(RuntimeError):
+        attribute(engine, requests_of(make_case()), cuda=True)
+    assert not engine.has_unfinished
+    assert (engine.runner.model.ops, engine.runner.ops, engine.runner.model.layers) == before

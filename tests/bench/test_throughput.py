@@ -8,7 +8,7 @@ import pytest
 from rosebatch.bench import throughput
 from rosebatch.bench.case import needed_kv_memory, spread
 from rosebatch.bench.scenario import Sampling
-from rosebatch.bench.throughput import attribute_case, run_once, time_case
+from rosebatch.bench.throughput import run_once, time_case
 from rosebatch.bench.workload import Workload
 from rosebatch.engine.roofline import Rates
 from rosebatch.errors import UserError
@@ -42,30 +42,6 @@ def test_the_report_is_of_the_run_in_the_middle(make_case, monkeypatch, fake_lau
     assert report["workload"]["input_len"] == 6
     assert "floor" not in report
     assert json.loads(json.dumps(report)) == report
-
-
-def test_an_attribution_is_of_a_warm_engine(make_case, monkeypatch, fake_launch):
-    """Compiling and capturing must not count; the ids must be unknown to any cache."""
-
-    def attribute(engine, requests):
-        fake_launch.ran.append(("attributed", [request.prompt_token_ids for request in requests]))
-        return {"decode_kernels": 3}
-
-    def launch(config):
-        return replace(fake_launch.launch(config), description={"toggles": {"paged_attention": True}})
-
-    monkeypatch.setattr(throughput, "launch", launch)
-    monkeypatch.setattr(throughput, "attribute", attribute)
-    case = make_case()
-    found = {"kind": "attribution", "scenario": "small", "model": "tiny-llama", "decode_kernels": 3}
-    assert attribute_case(case) == found
-    assert [name for name, _ in fake_launch.ran] == [0, "attributed"]
-    assert fake_launch.ran[-1][1] == [tuple(prompt) for prompt in case.workload(1).prompts]
-
-
-def test_no_attribution_without_kernels(make_case):
-    """A suite that requests attributions must also run on a CPU."""
-    assert attribute_case(make_case()) is None
 
 
 def test_the_share_of_the_floor(make_case, monkeypatch, fake_launch):

@@ -306,3 +306,19 @@ def test_sizes_of_the_kv_cache(report, size, expected):
     engine = report("--kv-cache-memory", size)["engine"]
     block = engine["kv_cache_bytes"] // engine["kv_cache_blocks"]
     assert engine["kv_cache_blocks"] == expected // block
+
+
+def test_profiles_of_a_scenario(cli, toy_toml, tmp_path):
+    """The switches of the command line apply to the profiled engine; on a CPU --profile parts works too."""
+    output = tmp_path / "trace.json"
+    bench = ["bench", "--model", toy_toml, "--load-format", "dummy", "--num-prompts", 2, "--input-len", 8]
+    bench += ["--output-len", 4, "--repeats", 1, "--json", "--no-batch-invariant"]
+    parts = cli(*bench, "--profile", "parts")
+    trace = cli(*bench, "--profile", "torch", "--profile-output", output)
+    assert (parts.code, trace.code) == (0, 0)
+    _, attribution = json.loads(parts.out)["results"]
+    assert (attribution["kind"], attribution["toggles"]["batch_invariant"]) == ("attribution", False)
+    assert "qkv projection" in attribution["decode_step_us"]
+    _, profile = json.loads(trace.out)["results"]
+    assert profile["output"] == str(output)
+    assert json.loads(output.read_bytes())["traceEvents"]

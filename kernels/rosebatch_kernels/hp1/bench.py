@@ -7,7 +7,7 @@ V, and prefill with the rate of a matrix product, by the products under the caus
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ _SCALE = _SIZE**-0.5
 _BLOCK_SIZE = 64
 # Sequences and tokens of each.
 _DECODES = ((32, 1024), (128, 256), (32, 320), (32, 4096), (128, 112), (256, 600))
+# Of article S4's table, at one sigma.
+_BATCHES, _LENGTHS = (1, 16, 64, 128), (128, 512, 2048)
 _PROMPTS = ((32, 256), (16, 1024), (4, 2048))
 _SIGMAS = (0.0, 0.5, 1.0, 1.4, 2.0)
 _SIGMA = 1.4
@@ -38,13 +40,15 @@ _SAMPLE = 512
 
 def main() -> None:
     """Write several lines for each shape."""
+    for batch, length in product(_BATCHES, _LENGTHS):
+        _decode(batch, length, (_SIGMA,))
     for batch, length in _DECODES:
-        _decode(batch, length)
+        _decode(batch, length, _SIGMAS)
     for sequences, length in _PROMPTS:
         _prefill(sequences, length)
 
 
-def _decode(batch: int, length: int) -> None:
+def _decode(batch: int, length: int, sigmas: Sequence[float]) -> None:
     """The last token of each sequence: all others come from the cache."""
     limits = torch.full((batch,), length, dtype=torch.int32, device="cuda")
     table = block_table(batch, length, _BLOCK_SIZE)
@@ -66,7 +70,7 @@ def _decode(batch: int, length: int) -> None:
     norm, clip = (randn(_SIZE), randn(_SIZE), 1e-6), HeadUClip(randn(_SIZE), randn(_SIZE), 1.0, 1.0)
     line("softmax", partial(softmax_decode.decode, workspace=DecodeWorkspace(*shape), qk_norm=norm, **common))
     gated = partial(decode.decode, workspace=DecodeWorkspace(*shape, decode.num_splits), qk_norm=clip, **common)
-    for sigma in _SIGMAS:
+    for sigma in sigmas:
         line(f"HP1 sigma {sigma}, {_share_of_zeros(sigma):.0%} zero", partial(gated, gate=_gate(sigma)))
     line(f"HP1 sigma {_SIGMA}, all of V", partial(gated, gate=_gate(_SIGMA), sparse=False))
 

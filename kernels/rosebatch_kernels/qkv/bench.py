@@ -1,6 +1,8 @@
 """Bandwidth of QK norm, rotation and append in one kernel: ``python -m rosebatch_kernels.qkv.bench``.
 
 The reference is not timed: it picks out the real tokens and so waits for the device, and no graph can hold it.
+The first lines have article S4's comparison: HP1's clips of q and k by a kernel for each, and by ``prepare``, which
+also appends K and V.
 """
 
 from functools import partial
@@ -10,20 +12,59 @@ import torch
 from torch import Tensor
 
 from rosebatch_kernels.common.bench_inputs import HEADS, randn
+from rosebatch_kernels.common.head_norms import HeadUClip
 from rosebatch_kernels.common.timing import median_us, report
 from rosebatch_kernels.qkv.kernel import prepare
+from rosebatch_kernels.uclip.kernel import uclip_norm
 
 # Sequences, and tokens of each: decode steps, and prefills.
 _SIZES = ((32, 1), (256, 1), (16, 512), (16, 1024))
+# Tokens in article S4's table of the norms of q and k, and HP1's heads, K/V heads and head size.
+_TOKENS = (1, 32, 128, 512, 2048)
+_HP1 = (8, 4, 128)
 _BLOCK_SIZE = 64
 _TURNS = 8
 
 
 def main() -> None:
     """Write one line for each model and number of tokens."""
+    for tokens in _TOKENS:
+        _qk_norm(tokens, *_HP1)
     for model in HEADS:
         for sequences, length in _SIZES:
             _prepare(model, sequences, length)
+
+
+def _qk_norm(tokens: int, heads: int, kv_heads: int, size: int) -> None:
+    """One new token of each sequence."""
+    alphas = randn(size), randn(size)
+    projections = [randn(tokens, (heads + 2 * kv_heads) * size) for _ in range(_TURNS)]
+    cache = randn(2, tokens, kv_heads, _BLOCK_SIZE, size)
+    numbers = torch.arange(tokens, dtype=torch.int32, device="cuda")
+    step = partial(
+        prepare,
+        block_table=numbers.view(tokens, 1),
+        rows=numbers,
+        positions=torch.zeros_like(numbers),
+        num_heads=heads,
+        qk_norm=HeadUClip(*alphas, 1.0, 1.0),
+    )
+
+    def apart(qkv: Tensor) -> None:
+        q, k, _ = qkv.view(tokens, -1, size).split((heads, kv_heads, kv_heads), dim=1)
+        uclip_norm(q, alphas[0], 1.0)
+        uclip_norm(k, alphas[1], 1.0)
+
+    def fused(qkv: Tensor) -> None:
+        step(qkv, cache)
+
+    clipped = 2 * 2 * tokens * (heads + kv_heads) * size
+    # Of v: read and written.
+    appended = 2 * 2 * tokens * kv_heads * size
+    for name, run, moved in (("two kernels", apart, clipped), ("one kernel, with append", fused, clipped + appended)):
+        turns = cycle(projections)
+        microseconds = median_us(lambda run=run, turns=turns: run(next(turns)))  # type: ignore[misc]
+        report(f"QK clip  N={tokens} {heads}+{kv_heads} heads of {size}  {name}", microseconds, moved=moved)
 
 
 def _prepare(model: str, sequences: int, length: int) -> None:

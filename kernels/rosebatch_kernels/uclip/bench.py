@@ -1,9 +1,16 @@
-"""Bandwidth of UClipNorm at decode and prefill sizes: ``python -m rosebatch_kernels.uclip.bench``."""
+"""Bandwidth of UClipNorm at decode and prefill sizes: ``python -m rosebatch_kernels.uclip.bench``.
+
+The first lines have article S4's sizes: clip, addition and next clip in one kernel, and in three.
+"""
+
+from collections.abc import Callable
+from itertools import cycle
 
 import torch
+from torch import Tensor
 
 from rosebatch_kernels.common.bench_inputs import randn
-from rosebatch_kernels.common.timing import compare
+from rosebatch_kernels.common.timing import compare, median_us, report
 from rosebatch_kernels.uclip import kernel, reference
 
 _MODULES = (kernel, reference)
@@ -12,6 +19,8 @@ _POST_GAMMA = -1.5
 # HP1's hidden size.
 _SIZE = 1024
 _TOKENS = (32, 256, 8192)
+# Of article S4's table of clips around a residual addition.
+_ROWS = (32, 128, 2048, 8192)
 # Parts of a decode step's projection.
 _PARTS = 8
 _TURNS = 8
@@ -19,11 +28,34 @@ _TURNS = 8
 
 def main() -> None:
     """Write one line for each form, size and implementation."""
+    for rows in _ROWS:
+        _fused_and_apart(rows, _SIZE)
     for tokens in _TOKENS:
         _norms(tokens, _SIZE)
     _parts(_TOKENS[0], _SIZE)
     for tokens in _TOKENS:
         _head_norm(tokens, heads=8, head_dim=128, width=2048)
+
+
+def _fused_and_apart(rows: int, size: int) -> None:
+    """The same bytes for both: what three kernels write and read again in between is their loss."""
+    alpha, post_alpha = randn(size), randn(size)
+    inputs = [(randn(rows, size), randn(rows, size)) for _ in range(_TURNS)]
+
+    def fused(y: Tensor, residual: Tensor) -> None:
+        kernel.add_uclip_norm(y, residual, post_alpha, _POST_GAMMA, alpha, _GAMMA)
+
+    def apart(y: Tensor, residual: Tensor) -> None:
+        kernel.uclip_norm(residual + kernel.uclip_norm(y, post_alpha, _POST_GAMMA), alpha, _GAMMA)
+
+    for name, step in (("one kernel", fused), ("two kernels and an addition", apart)):
+        microseconds = median_us(_in_turns(step, inputs))
+        report(f"clip, add, clip  N={rows} H={size}  {name}", microseconds, moved=4 * 2 * rows * size)
+
+
+def _in_turns(step: Callable[[Tensor, Tensor], None], inputs: list[tuple[Tensor, Tensor]]) -> Callable[[], None]:
+    turns = cycle(inputs)
+    return lambda: step(*next(turns))
 
 
 def _norms(tokens: int, size: int) -> None:

@@ -27,11 +27,17 @@ class StepGraphs(Generic[KindT]):
         body: launches a step of a kind and returns a tensor. It neither waits nor reads from the host: all it
             reads and changes lies in tensors that stay in place.
         enabled: False runs the body every time.
+
+    Attributes:
+        replaying: a profiler sets it to False for a while, to see every launch: the bodies of steps run, not graphs.
+        replay: launches a graph; a profiler puts one that takes the time in its place.
     """
 
     def __init__(self, body: Callable[[KindT], Tensor], *, enabled: bool) -> None:
         self.body = body
         self.enabled = enabled
+        self.replaying = True
+        self.replay: Callable[[torch.cuda.CUDAGraph], None] = torch.cuda.CUDAGraph.replay
         self._seen: set[KindT] = set()
         self._graphs: dict[KindT, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._pool: Any = None
@@ -41,7 +47,7 @@ class StepGraphs(Generic[KindT]):
 
         The first step of a kind runs the body: a capture must not compile or load anything.
         """
-        eager = steps if not self.enabled else int(kind not in self._seen)
+        eager = int(kind not in self._seen) if self.enabled and self.replaying else steps
         for _ in range(eager):
             out = self.body(kind)
         self._seen.add(kind)
@@ -52,7 +58,7 @@ class StepGraphs(Generic[KindT]):
             self._graphs[kind] = self._capture(kind)
         graph, out = self._graphs[kind]
         for _ in range(steps - eager):
-            graph.replay()
+            self.replay(graph)
         return Ran(out, steps - eager, int(captured))
 
     def _capture(self, kind: KindT) -> tuple[torch.cuda.CUDAGraph, Tensor]:

@@ -1,0 +1,105 @@
+"""The parts of a step by name: ranges around the operators of an engine, for a profiler to see.
+
+The ranges are put around a built engine from outside and taken away again, so an engine without them pays nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import fields, replace
+from functools import wraps
+from typing import Any
+
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.plan import DecodeWindow, StepPlan
+from rosebatch.engine.triton_runner.runner import TritonRunner
+from rosebatch.ops import Ops
+
+QKV, OUT, UP, DOWN = "qkv projection", "out projection", "gate, up projection", "down projection"
+ATTENTION, KV, NORMS, ACTIVATIONS = "attention", "KV and rotary", "norms", "activations"
+LOGITS, SAMPLING, FEEDBACK, REST = "logits", "sampling", "feedback", "the rest"
+# Those that every layer has.
+OF_LAYERS = (QKV, ATTENTION, KV, OUT, NORMS, UP, ACTIVATIONS, DOWN)
+PARTS = (*OF_LAYERS, LOGITS, SAMPLING)
+PROMPT_STEP, DECODE_STEP = "prompt step", "decode step"
+STEPS = (PROMPT_STEP, DECODE_STEP)
+
+# Opens a range of this name, such as ``torch.profiler.record_function`` or ``torch.cuda.nvtx.range``.
+Mark = Callable[[str], AbstractContextManager[Any]]
+
+# The range of an MLP's first product includes its activation: one kernel may do both.
+_OF_OPS = {
+    "activated": UP,
+    "gated": UP,
+    "split_heads": KV,
+    "kv_append": KV,
+    **dict.fromkeys((field.name for field in fields(Ops) if field.name.endswith("_norm")), NORMS),
+    **dict.fromkeys(("adjust", "mask_", "greedy", "sample", "sample_filtered"), SAMPLING),
+}
+_LAST_PRODUCTS = ("project", "project_to_clip")
+
+
+@contextmanager
+def ranges(engine: Engine, mark: Mark) -> Iterator[None]:
+    """Name the parts of all steps that the host launches inside the ``with``; ranges nest.
+
+    Steps are ``PROMPT_STEP`` or ``DECODE_STEP``; a window of decode steps is one range. Parts are those of ``PARTS``.
+    A replayed graph has no parts, because the host launches it as a whole.
+    """
+    runner: Any = engine.runner
+    model = runner.model
+    outs = {id(layer.out) for layer in model.layers}
+    with ExitStack() as stack:
+
+        def swap(owner: Any, name: str, value: Any) -> None:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        swap(model, "ops", _named_ops(model.ops, outs, mark))
+        swap(model, "layers", [replace(layer, qkv=_named(layer.qkv, QKV, mark)) for layer in model.layers])
+        swap(model, "forward", _with_named_attention(model.forward, mark))
+        swap(model, "logits", _named(model.logits, LOGITS, mark))
+        swap(runner, "ops", _named_ops(runner.ops, outs, mark))
+        if isinstance(runner, TritonRunner):
+            swap(runner, "attention", replace(runner.attention, ops=_named_ops(runner.attention.ops, outs, mark)))
+        swap(runner, "launch", _with_named_steps(runner.launch, mark))
+        yield
+
+
+def _named(function: Callable[..., Any], name: str, mark: Mark) -> Callable[..., Any]:
+    def inside(*args: Any, **options: Any) -> Any:
+        with mark(name):
+            return function(*args, **options)
+
+    return inside
+
+
+def _named_ops(ops: Ops, outs: set[int], mark: Mark) -> Ops:
+    """The operators in ranges; ``outs`` are the ids of the attention's output projections."""
+
+    def last_product(project: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(project)
+        def inside(projection: Any, x: Any) -> Any:
+            with mark(OUT if id(projection) in outs else DOWN):
+                return project(projection, x)
+
+        return inside
+
+    named = {name: _named(getattr(ops, name), part, mark) for name, part in _OF_OPS.items()}
+    return replace(ops, **named, **{name: last_product(getattr(ops, name)) for name in _LAST_PRODUCTS})
+
+
+def _with_named_attention(forward: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
+    return lambda ids, positions, attention: forward(ids, positions, _named(attention, ATTENTION, mark))
+
+
+def _with_named_steps(launch: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
+    def inside(plan: StepPlan, masks: Any) -> Any:
+        with mark(PROMPT_STEP if brings_prompts(plan) else DECODE_STEP):
+            return launch(plan, masks)
+
+    return inside
+
+
+def brings_prompts(plan: StepPlan) -> bool:
+    """Whether any sequence of the plan brings several tokens, as ``EngineStats`` counts prefill."""
+    return not isinstance(plan, DecodeWindow) and any(len(chunk.token_ids) > 1 for chunk in plan.chunks)

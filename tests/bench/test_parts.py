@@ -1,0 +1,41 @@
+"""Ranges around the steps of the GPU's runner: its operators are kernels, or PyTorch's where a switch is off."""
+
+import os
+from contextlib import contextmanager
+
+import pytest
+
+from rosebatch.bench.parts import PARTS, STEPS, ranges
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
+from tests.engine.small_models import device_engine
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
+    # The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+ALWAYS = {"qkv projection", "attention", "out projection", "norms", "gate, up projection", "down projection", "logits"}
+FUSED = ("fused_norm", "fused_mlp", "fused_rotary", "fused_kv_append", "fused_sampler", "fused_peri_norm")
+
+
+@pytest.mark.parametrize(("name", "off"), [("llama", ()), ("gpt2", FUSED), ("hp1", FUSED)])
+def test_parts_of_kernels_and_of_operators(name, off):
+    """A fallback outside of every range would count with the rest; an operator's range must not change a token."""
+    engine = device_engine(name, off=off)
+    opened = []
+
+    @contextmanager
+    def mark(part):
+        opened.append(part)
+        yield
+
+    requests = [Request(i, (1, 2, 3 + i), SamplingParams(max_tokens=4, ignore_eos=True)) for i in range(2)]
+    with ranges(engine, mark):
+        named = [completion.token_ids for completion in engine.run(requests)]
+    assert {*opened} == {*STEPS, *ALWAYS} | ({"KV and rotary", "sampling"} if off else set())
+    assert {*opened} <= {*STEPS, *PARTS}
+    opened.clear()
+    assert [completion.token_ids for completion in engine.run(requests)] == named
+    assert opened == []
