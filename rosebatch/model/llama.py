@@ -9,7 +9,7 @@ from torch.nn import functional
 from rosebatch.config import ModelConfig
 from rosebatch.model.layers import Attention, AttentionSpec, load_head, rope_tables
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops import Linear, Ops, Weight
+from rosebatch.ops import HeadRMSNorm, Linear, Ops, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Llama:
         qk_norm = None
         if c.qk_norm:
             q_weight, k_weight = (norm(f"self_attn.{name}_norm", c.head_dim) for name in "qk")
-            qk_norm = (q_weight, k_weight, c.norm_eps)
+            qk_norm = HeadRMSNorm(q_weight, k_weight, c.norm_eps)
         return _Layer(
             input_norm=norm("input_layernorm", c.hidden_size),
             qkv=linear(attention, c.hidden_size, c.qkv_bias),
