@@ -19,6 +19,7 @@ Sampler = Literal["rosebatch", "flashinfer"]
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "dummy"]
+ModelImpl = Literal["auto", "rosebatch", "transformers"]
 InputFormat = Literal["auto", "jsonl", "openai", "parquet"]
 GenerationConfig = Literal["none", "auto"]
 
@@ -92,6 +93,22 @@ class KVShape(NamedTuple):
     head_dim: int
 
 
+class TransformersShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The shape of a model that runs by transformers' own code, as far as ``ModelConfig`` has no field for it.
+
+    Attributes:
+        architecture: transformers' class.
+        layer_weights: of the matrices in all layers.
+        active_weights: those of them that a token is multiplied with; fewer where a router chooses experts.
+        kv_shapes: of each layer.
+    """
+
+    architecture: str
+    layer_weights: int
+    active_weights: int
+    kv_shapes: tuple[KVShape, ...]
+
+
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The shape of a model: what the engine, the weights and a memory estimate need to know.
 
@@ -106,10 +123,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         attention_scales: factor on q·k, for each layer; empty means head_dim ** -0.5 in every layer.
         rope: None if positions are learned embeddings.
         hp1: the gate of attention; for that family only.
+        transformers: of the family of that name only; ``intermediate_size`` is then the width of a layer's widest
+            tensor, and ``activation`` and ``norm_eps`` have no meaning.
         dtype: of the checkpoint; the default of a run.
     """
 
-    family: Literal["gpt2", "llama", "hp1"]
+    family: Literal["gpt2", "llama", "hp1", "transformers"]
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -129,6 +148,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     attention_scales: tuple[float, ...] = ()
     rope: RopeConfig | None = None
     hp1: HP1Config | None = None
+    transformers: TransformersShape | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
 
@@ -154,6 +174,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(
                 "hp1 is missing: the gate of attention" if hp1 else f"hp1 has no meaning for {self.family}"
             )
+        if (self.family == "transformers") is (self.transformers is None):
+            raise ValueError(f"transformers does not fit the family {self.family}")
         if hp1 is (0 < self.norm_eps < math.inf):
             raise ValueError("norm_eps has no meaning for hp1" if hp1 else f"norm_eps must be > 0, got {self.norm_eps}")
         for name in ("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows"):
@@ -165,6 +187,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
         """What each layer keeps in the KV cache."""
+        if self.transformers is not None:
+            return self.transformers.kv_shapes
         return (KVShape(self.num_kv_heads, self.head_dim),) * self.num_layers
 
     def sliding_window(self, layer: int) -> int:
@@ -219,6 +243,9 @@ class RunConfig:
     dtype: Annotated[DType, Flag("float32, float16 or bfloat16.", MODEL, metavar="DTYPE")] = "auto"
     device: Annotated[Device, Flag("Default: the GPU if there is one.", MODEL)] = "auto"
     load_format: Annotated[LoadFormat, Flag("'dummy' runs random weights.", MODEL, rare=True)] = "auto"
+    model_impl: Annotated[
+        ModelImpl, Flag("'transformers' runs any decoder by transformers' own code.", MODEL, rare=True)
+    ] = "auto"
     tokenizer: Annotated[str | None, Flag("Folder or hub id of another tokenizer.", MODEL, rare=True)] = None
     chat_template: Annotated[
         str | None, Flag("Jinja file in place of the model's template.", MODEL, metavar="FILE", rare=True)
@@ -318,6 +345,7 @@ _CHOICES = {
         "dtype": DType,
         "device": Device,
         "load_format": LoadFormat,
+        "model_impl": ModelImpl,
         "generation_config": GenerationConfig,
         "sampler": Sampler,
     }.items()

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,6 +91,7 @@ def plan_launch(config: RunConfig, *, quiet: bool = False) -> LaunchPlan:
         config.load_format,
         config.dtype,
         device,
+        model_impl=config.model_impl,
         revision=config.revision,
         served_model_name=config.served_model_name,
         max_model_len=config.max_model_len,
@@ -151,9 +152,13 @@ def load(plan: LaunchPlan) -> Launched:
         os.environ.setdefault("MKL_CBWR", "AUTO")
     tokenizer = load_tokenizer(plan)
     loaded = load_engine(source, config, toggles, plan.device)
+    if loaded.waits is not None and toggles.cuda_graph:
+        _warn_once(f"no CUDA graphs, because the model waits for the host: {loaded.waits}")
+        toggles = replace(toggles, cuda_graph=False)
     description = {
         "model": source.name,
         "load_format": source.load_format,
+        "model_impl": source.model_impl,
         "device": plan.device.type,
         "dtype": str(source.dtype).removeprefix("torch."),
         "sampler": config.sampler,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.bench.case import Case
-from rosebatch.bench.hf_folder import write_config
+from rosebatch.model.hf_folder import write_config
 from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.trace import Arrivals
 from rosebatch.bench.workload import require_fits

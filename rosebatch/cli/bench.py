@@ -160,6 +160,7 @@ def _case(chosen: Chosen, run: dict[str, Any], *, parts: bool) -> Case:
         config.load_format,
         config.dtype,
         device,
+        model_impl=config.model_impl,
         revision=config.revision,
         served_model_name=config.served_model_name,
         max_model_len=config.max_model_len,

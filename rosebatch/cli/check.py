@@ -36,5 +36,6 @@ def _check(
     checked = check_file(PromptReader(source, defaults, input_format, result_column), plan, sys.stdout)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
     rows = summary(checked, plan, choose_block_size(plan.config, plan.device), rates)
-    print_table(f"{printable(source)}: {plan.source.name}, {plan.device.type}", rows, sys.stdout)
+    title = f"{printable(source)}: {plan.source.name} by {plan.source.model_impl}, {plan.device.type}"
+    print_table(title, rows, sys.stdout)
     return checked.errors.total()

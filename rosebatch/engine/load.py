@@ -1,6 +1,6 @@
 """From a model source and limits to an engine that is ready to run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,8 +13,8 @@ from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDeco
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.errors import FlagError
+from rosebatch.model.fallback import Fallback
 from rosebatch.model.layers import Model
-from rosebatch.model.registry import build_model
 from rosebatch.model.source import ModelSource
 from rosebatch.ops import Ops, device_ops, select
 from rosebatch.toggles import Toggles
@@ -27,12 +27,17 @@ _DECODE_WINDOW = 8
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine and what was decided for it."""
+    """An engine and what was decided for it.
+
+    Attributes:
+        waits: why its steps cannot be CUDA graphs, if the model is the reason.
+    """
 
     engine: Engine
     num_blocks: int
     block_size: int
     kv_cache_bytes: int
+    waits: str | None = None
 
 
 def pick_device(name: str) -> torch.device:
@@ -66,9 +71,12 @@ def load_engine(
     """
     assert limits.sampler == "rosebatch" or not toggles.fused_sampler, "the fused sampler is rosebatch's own"
     ops = select(toggles, device.type, limits.sampler)
-    with torch.inference_mode():
-        model = build_model(source.config, ops, source.weights(device))
-    return build_engine(model, source.config, limits, toggles, ops, source.dtype, device)
+    model = source.build(ops, device)
+    waits = model.waits if isinstance(model, Fallback) else None
+    if waits is not None:
+        toggles = replace(toggles, cuda_graph=False)
+    loaded = build_engine(model, source.config, limits, toggles, ops, source.dtype, device)
+    return replace(loaded, waits=waits)
 
 
 def build_engine(

@@ -63,7 +63,8 @@ def measure_host_rates(dtype: torch.dtype) -> Rates:
 def weight_bytes(config: ModelConfig, itemsize: int) -> int:
     """Bytes of a model's matrices."""
     embedding = config.vocab_size * config.hidden_size
-    return (_matmul_parameters(config) + embedding * (1 if config.tie_word_embeddings else 2)) * itemsize
+    layers = _matmul_parameters(config) if config.transformers is None else config.transformers.layer_weights
+    return (layers + embedding * (1 if config.tie_word_embeddings else 2)) * itemsize
 
 
 def find_floor(
@@ -108,7 +109,9 @@ def find_floor(
 
 
 def _matmul_parameters(config: ModelConfig) -> int:
-    """Weights of the layers' matrices. Norms and biases are too few to count."""
+    """Weights of the layers' matrices that a token needs. Norms and biases are too few to count."""
+    if config.transformers is not None:
+        return config.transformers.active_weights
     attention = 2 * config.hidden_size * (config.num_heads + config.num_kv_heads) * config.head_dim
     mlp = FAMILIES[config.family].mlp_matrices * config.hidden_size * config.intermediate_size
     return config.num_layers * (attention + mlp)

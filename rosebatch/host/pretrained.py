@@ -24,3 +24,12 @@ def load_pretrained_tokenizer(folder: Path, **options: Any) -> Any:
     # Calls inside transformers that do not know of our answer give up instead of asking for one.
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
     return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, **options)
+
+
+def load_pretrained_config(folder: Path) -> Any:
+    """transformers' config of a folder, like ``load_pretrained_tokenizer``."""
+    require_file(folder / "config.json")
+    from transformers import AutoConfig, dynamic_module_utils
+
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+    return AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)

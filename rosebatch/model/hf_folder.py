@@ -1,4 +1,4 @@
-"""ModelConfig -> transformers' config.json, so that other engines can build the same shape with random weights."""
+"""ModelConfig -> transformers' config.json, so that other code can build the same shape with random weights."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,21 @@ def write_config(config: ModelConfig, folder: Path) -> None:
     Raises:
         UserError: transformers has no architecture with these options.
     """
+    try:
+        values = hf_values(config)
+    except UserError as error:
+        raise UserError(f"--against: {error}") from None
+    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def hf_values(config: ModelConfig) -> dict[str, Any]:
+    """The values of that file.
+
+    Raises:
+        UserError: transformers has no architecture with these options.
+    """
     if config.family not in _VALUES:
-        raise UserError(f"--against: other engines cannot run models of the family {config.family}")
+        raise UserError(f"other engines cannot run models of the family {config.family}")
     values = _VALUES[config.family](config)
     eos = list(config.eos_token_ids)
     values |= {
@@ -24,7 +37,7 @@ def write_config(config: ModelConfig, folder: Path) -> None:
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
         "torch_dtype": config.dtype,
     }
-    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    return values
 
 
 def _gpt2(config: ModelConfig) -> dict[str, Any]:
@@ -44,7 +57,7 @@ def _gpt2(config: ModelConfig) -> dict[str, Any]:
 def _llama(config: ModelConfig) -> dict[str, Any]:
     if config.qkv_bias or config.out_bias or config.mlp_bias or config.sliding_windows or config.attention_scales:
         raise UserError(
-            "--against: no config.json can be written for a shape with biases, windows or attention scales; "
+            "no config.json can be written for a shape with biases, windows or attention scales; "
             "give the model's transformers folder with --model"
         )
     rope = config.rope

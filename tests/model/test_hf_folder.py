@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from rosebatch.bench.hf_folder import write_config
+from rosebatch.model.hf_folder import write_config
 from rosebatch.bench.scenario import configs_dir
 from rosebatch.config import ModelConfig, RopeConfig, load_toml
 from rosebatch.errors import UserError

@@ -1,0 +1,117 @@
+"""The transformers fallback: a network of transformers' as a ``Model``, with our attention and operators inside."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from rosebatch.config import ModelConfig
+from rosebatch.host.model_files import refusal
+from rosebatch.model.fallback_attention import Call, answering, attend
+from rosebatch.model.fallback_config import error_text
+from rosebatch.model.fallback_fusion import fuse
+from rosebatch.model.fallback_network import (
+    Head,
+    build_network,
+    find_attention,
+    fix_rope,
+    our_functions,
+    require_decoder,
+    run,
+)
+from rosebatch.model.fallback_check import require_tokenwise, waits_for_host
+from rosebatch.model.layers import Attention, AttentionSpec
+from rosebatch.model.weights import weight_files
+from rosebatch.ops import Ops
+
+_SEED = 0
+
+
+class Fallback:
+    """A decoder of transformers' as a ``rosebatch.model.layers.Model``.
+
+    Args:
+        network: on its device.
+        attention: of each call of the attention function, in order.
+
+    Attributes:
+        waits: why its steps cannot be CUDA graphs; None if they can.
+    """
+
+    def __init__(self, network: Module, attention: Sequence[AttentionSpec], waits: str | None) -> None:
+        self.network = network
+        self.attention = attention
+        self.waits = waits
+        self._head = Head(network)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """See ``rosebatch.model.layers.Model``."""
+        specs = iter(self.attention)
+
+        def answer(call: Call) -> Tensor:
+            return attend(next(specs), call, attention)
+
+        with answering(answer):
+            return run(self.network, input_ids.long(), positions.long())
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See ``rosebatch.model.layers.Model``."""
+        return self._head(hidden)
+
+
+def load_fallback(
+    hf_config: Any, config: ModelConfig, folder: Path | None, ops: Ops, dtype: torch.dtype, device: torch.device
+) -> Fallback:
+    """Load a model of transformers'.
+
+    Args:
+        hf_config: of transformers.
+        config: made of it.
+        folder: with safetensors weights; None for random ones.
+        ops: the operators of the run.
+        dtype: of weights and activations.
+        device: of the run.
+
+    Raises:
+        UserError: weights are missing, or a layer cannot be served.
+    """
+    assert config.transformers is not None
+    place = folder or config.transformers.architecture
+    try:
+        network = _random(hf_config, dtype, device) if folder is None else _load(hf_config, folder, dtype, device)
+        fix_rope(network, config.max_model_len)
+        require_tokenwise(network, config.vocab_size)
+        fuse(network, ops)
+        specs, _ = find_attention(network)
+    except Exception as error:
+        raise refusal(place, f"{config.transformers.architecture} is not supported: {error_text(error)}") from None
+    return Fallback(network, specs, waits_for_host(network))
+
+
+def _random(hf_config: Any, dtype: torch.dtype, device: torch.device) -> Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(_SEED)
+        return build_network(hf_config, dtype, device)
+
+
+def _load(hf_config: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> Module:
+    from transformers import AutoModelForCausalLM
+
+    weight_files(folder)
+    network, info = AutoModelForCausalLM.from_pretrained(
+        str(folder),
+        config=hf_config,
+        dtype=dtype,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        **our_functions(),
+    )
+    for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if info.get(kind):
+            raise ValueError(f"weights have {kind.replace('_', ' ')}: {sorted(map(str, info[kind]))[0]}")
+    return require_decoder(network.to(device))

@@ -1,0 +1,119 @@
+"""Attention as transformers' models ask for it: a function that they call by name, and what a call says of a layer."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module, functional
+
+from rosebatch.model.layers import Attention, AttentionSpec
+
+# transformers builds no masks for a function that has no mask function of this name.
+NAME = "rosebatch"
+# Options of a call that describe the layer, or change nothing here.
+_KNOWN = {"scaling", "sliding_window", "softcap", "s_aux", "dropout", "is_causal", "position_ids", "cache_position"}
+_KNOWN |= {"position_embeddings", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
+_running = threading.local()
+
+
+class UnservedError(Exception):
+    """What a layer needs and the engine does not have, as the end of a sentence."""
+
+
+class Call(NamedTuple):
+    """One call of the attention function.
+
+    Attributes:
+        module: the layer's attention.
+        q: ``[1, H, T, D]``, rotated.
+        k, v: ``[1, K, T, D]`` and ``[1, K, T, D']``.
+        mask: None unless the model builds its own.
+        options: the other arguments.
+    """
+
+    module: Module
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    options: dict[str, Any]
+
+
+# Returns ``[1, T, H, D']``.
+Answer = Callable[[Call], Tensor]
+
+
+def register() -> None:
+    """Make the function known to transformers."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _attend)
+
+
+@contextmanager
+def answering(answer: Answer) -> Iterator[None]:
+    """Answer the calls of models that run in this thread."""
+    before = getattr(_running, "answer", None)
+    _running.answer = answer
+    try:
+        yield
+    finally:
+        _running.answer = before
+
+
+def _attend(
+    module: Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
+) -> tuple[Tensor, None]:
+    return _running.answer(Call(module, query, key, value, attention_mask, options)), None
+
+
+def describe(call: Call, layer: int) -> AttentionSpec:
+    """The attention of a layer; q and k come normed and rotated.
+
+    Raises:
+        UnservedError: it is none that the engine has.
+    """
+    q, k, v, options = call.q, call.k, call.v, call.options
+    unknown = [name for name, value in options.items() if value is not None and name not in _KNOWN]
+    if unknown:
+        raise UnservedError(f"needs {unknown[0]}")
+    if call.mask is not None:
+        raise UnservedError("builds a mask of its own")
+    if options.get("is_causal") is False or getattr(call.module, "is_causal", True) is False:
+        raise UnservedError("is not causal")
+    tokens = q.shape[2]
+    if len(q) != 1 or k.shape[2] != tokens or v.shape[2] != tokens:
+        raise UnservedError("attends to something other than its own input")
+    if k.shape[3] != q.shape[3] or v.shape[3] > q.shape[3] or v.shape[1] != k.shape[1] or q.shape[1] % k.shape[1]:
+        raise UnservedError(f"has q, k and v of shapes {_heads(q)}, {_heads(k)} and {_heads(v)}")
+    head_dim = q.shape[3]
+    scale, sinks = options.get("scaling"), options.get("s_aux")
+    if sinks is not None and sinks.numel() != q.shape[1]:
+        raise UnservedError(f"has sinks of shape {list(sinks.shape)}")
+    return AttentionSpec(
+        layer=layer,
+        num_heads=q.shape[1],
+        num_kv_heads=k.shape[1],
+        head_dim=head_dim,
+        scale=head_dim**-0.5 if scale is None else float(scale),
+        window=options.get("sliding_window") or 0,
+        soft_cap=options.get("softcap") or 0.0,
+        sinks=None if sinks is None else sinks.detach().reshape(-1),
+    )
+
+
+def _heads(x: Tensor) -> list[int]:
+    return [x.shape[1], x.shape[3]]
+
+
+def attend(spec: AttentionSpec, call: Call, attention: Attention) -> Tensor:
+    """Answer a call with the engine's attention. Values of fewer channels than keys are stored with zeros behind."""
+    dtype, missing = call.v.dtype, spec.head_dim - call.v.shape[3]
+    v = functional.pad(call.v, (0, missing)) if missing else call.v
+    tokens = v.shape[2]
+    qkv = torch.cat([x[0].transpose(0, 1).to(dtype) for x in (call.q, call.k, v)], 1)
+    out = attention(spec, qkv.view(tokens, -1)).view(1, tokens, spec.num_heads, spec.head_dim)
+    return out[..., : call.v.shape[3]]

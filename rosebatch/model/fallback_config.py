@@ -1,0 +1,159 @@
+"""From transformers' config of any decoder to ModelConfig, by a trial run without weights."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Embedding, Module
+
+from rosebatch.config import ModelConfig, convert
+from rosebatch.host.model_files import read_json, refusal
+from rosebatch.host.pretrained import load_pretrained_config
+from rosebatch.model.fallback_attention import NAME, UnservedError, answering
+from rosebatch.model.fallback_network import (
+    build_network,
+    find_attention,
+    fix_rope,
+    per_token,
+    require_layer_types,
+    run,
+)
+
+_META = torch.device("meta")
+# Where configs say how long a sequence may be, and how many experts a token has.
+_LENGTHS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_ctx", "max_seq_len")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+# Tokens of a trial run.
+_TOKENS = 4
+
+
+def read_any_config(folder: Path, max_model_len: int | None) -> tuple[Any, ModelConfig]:
+    """transformers' config of a folder and the shape of its model, of any architecture that can be served.
+
+    Args:
+        folder: with config.json; the end tokens in generation_config.json win.
+        max_model_len: lowers the most tokens of prompt and completion together.
+
+    Raises:
+        UserError: a file is broken, or the model cannot be served.
+    """
+    path = folder / "config.json"
+    values = read_json(path)
+    if values.get("quantization_config"):
+        raise refusal(path, "quantized checkpoints are not supported: use the 16-bit weights of the model")
+    try:
+        config = load_pretrained_config(folder)
+    except Exception as error:
+        raise refusal(path, f"transformers cannot read it: {error}") from None
+    generation = folder / "generation_config.json"
+    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+    return config, describe_config(config, str(path), max_model_len, eos)
+
+
+def config_of_values(values: Mapping[str, Any], source: str) -> tuple[Any, ModelConfig]:
+    """The same for the values of a config.json."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(**{**values})
+    return config, describe_config(config, source, None, None)
+
+
+def describe_config(config: Any, source: str, max_model_len: int | None, eos: Any) -> ModelConfig:
+    """The shape of the model that a transformers config describes; ``eos`` are end tokens that win over its own.
+
+    Raises:
+        UserError: it cannot be served; the message starts with ``source`` and says which layer and why.
+    """
+    name = _architecture(config)
+    try:
+        text = config.get_text_config(decoder=True)
+        length = _first(text, _LENGTHS)
+        if length is None:
+            raise UnservedError("its config has no max_position_embeddings")
+        require_layer_types(text, max_model_len or length)
+        network = build_network(config, torch.bfloat16, _META)
+        fix_rope(network, max_model_len or length)
+        specs, _ = find_attention(network)
+    except Exception as error:
+        raise refusal(source, f"{name} is not supported: {error_text(error)}") from None
+    eos = eos if eos is not None else getattr(text, "eos_token_id", None) or getattr(config, "eos_token_id", None)
+    layers, active = _count_weights(network, text)
+    widest = max(spec.num_heads * spec.head_dim for spec in specs)
+    heads = max(spec.num_kv_heads for spec in specs)
+    dtype = getattr(text, "dtype", None) or getattr(config, "dtype", None) or torch.float32
+    values = {
+        "family": "transformers",
+        "vocab_size": text.vocab_size,
+        "hidden_size": text.hidden_size,
+        "num_layers": len(specs),
+        "num_heads": max(spec.num_heads for spec in specs),
+        "num_kv_heads": heads if not max(spec.num_heads for spec in specs) % heads else 1,
+        "head_dim": max(spec.head_dim for spec in specs),
+        "intermediate_size": max(widest, _widest(network, text)),
+        "max_model_len": length,
+        "norm_eps": 1e-6,
+        "activation": "",
+        "tie_word_embeddings": bool(getattr(text, "tie_word_embeddings", False)),
+        "transformers": {
+            "architecture": name,
+            "layer_weights": layers,
+            "active_weights": active,
+            "kv_shapes": [tuple(spec.kv_shape) for spec in specs],
+        },
+        "eos_token_ids": [] if eos is None else eos if isinstance(eos, list) else [eos],
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    return convert(values, ModelConfig, source)
+
+
+def error_text(error: Exception) -> str:
+    """Why a network cannot be served: its refusal, or what its code raised."""
+    if isinstance(error, UnservedError):
+        return str(error)
+    if isinstance(error, KeyError) and error.args == (NAME,):
+        return "its attention does not go through transformers' attention interface"
+    first = str(error).partition("\n")[0]
+    return f"a trial run fails: {type(error).__name__}: {first}"
+
+
+def _architecture(config: Any) -> str:
+    named = getattr(config, "architectures", None) or [type(config).__name__.removesuffix("Config") + "ForCausalLM"]
+    return str(named[0])
+
+
+def _first(config: Any, names: Sequence[str]) -> int | None:
+    found = (getattr(config, name, None) for name in names)
+    return next((value for value in found if type(value) is int and value > 0), None)
+
+
+def _count_weights(network: Module, text: Any) -> tuple[int, int]:
+    """Elements of the layers' matrices, and of those that a token is multiplied with."""
+    decoder = network.get_decoder() if hasattr(network, "get_decoder") else network.base_model
+    tables = {id(module.weight) for module in decoder.modules() if isinstance(module, Embedding)}
+    head = network.get_output_embeddings()
+    tables |= {id(head.weight)} if head is not None else set()
+    matrices = [(n, p.numel()) for n, p in decoder.named_parameters() if p.ndim > 1 and id(p) not in tables]
+    every = sum(count for _, count in matrices)
+    of_experts = sum(count for name, count in matrices if ".experts." in name)
+    share = min(1.0, (_first(text, _TOP_K) or 1) / (_first(text, _EXPERTS) or 1))
+    return every, every - of_experts + int(of_experts * share)
+
+
+def _widest(network: Module, text: Any) -> int:
+    """Most elements a token has in any tensor between modules."""
+    widths = [(_first(text, _TOP_K) or 0) * (getattr(text, "moe_intermediate_size", None) or text.hidden_size)]
+
+    def look(module: Module, args: Any, out: Any) -> None:
+        if isinstance(out, Tensor):
+            widths.append(out.numel() // _TOKENS)
+
+    hooks = [module.register_forward_hook(look) for module in network.modules()]
+    ids = torch.arange(_TOKENS, device=_META)
+    with torch.no_grad(), answering(per_token):
+        run(network, ids, ids)
+    for hook in hooks:
+        hook.remove()
+    return max(widths)
