@@ -35,7 +35,14 @@ from rosebatch_kernels.uclip import reference as uclip
 
 # transformers' names, as a model's config.json has them -> the kernels' names.
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-_GATED = {"silu_mul": mlp.silu_mul, "relu_mul": mlp.relu_mul}
+# The same for the gate of an MLP.
+GATES = {
+    "silu": "silu_mul",
+    "relu": "relu_mul",
+    "gelu": "gelu_erf_mul",
+    "gelu_new": "gelu_tanh_mul",
+    "gelu_pytorch_tanh": "gelu_tanh_mul",
+}
 # Query heads, K/V heads, head size.
 Heads = tuple[int, int, int]
 
@@ -91,17 +98,29 @@ def _activated(name: str, up: Linear, x: Tensor) -> Tensor:
 
 
 def _gated(kind: str, gate_up: Linear, x: Tensor) -> Tensor:
-    return _GATED[kind](gate_up(x))
+    return mlp.GATED[kind](gate_up(x))
 
 
 def _add_layer_norm(
-    pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+    pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     return norm.add_layer_norm(pending.value, residual, weight, bias, eps, pending.bias)
 
 
-def _add_rms_norm(pending: Pending, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return norm.add_rms_norm(pending.value, residual, weight, eps, pending.bias)
+def _add_rms_norm(
+    pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    return norm.add_rms_norm(pending.value, residual, weight, eps, pending.bias, scale)
+
+
+def _add_post_norm(
+    pending: Pending, residual: Tensor, post_weight: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    return norm.add_post_norm(pending.value, residual, post_weight, weight, eps, pending.bias)
+
+
+def _add(pending: Pending, residual: Tensor) -> Tensor:
+    return norm.add(pending.value, residual, pending.bias)
 
 
 def _add_uclip_norm(
@@ -116,19 +135,21 @@ class Ops:
     """The operators of a run; each reference documents shapes and dtypes.
 
     ``linear`` and ``head`` make a product with a weight, and a bias if there is one. ``project`` applies the last
-    product of a sub-layer and leaves to ``add_layer_norm`` or ``add_rms_norm`` what these can do on the way;
+    product of a sub-layer and leaves to the operators whose names begin with ``add`` what these can do on the way;
     ``project_to_clip`` does so for ``add_uclip_norm``. ``activated`` and ``gated`` apply the product whose result is
-    activated; ``gated`` takes ``silu_mul`` or ``relu_mul``.
+    activated; ``gated`` takes the values of ``GATES``.
     """
 
     linear: Callable[[Weight, Tensor | None], Linear]
     head: Callable[[Weight], Callable[[Tensor], Tensor]]
     project: Callable[[Linear, Tensor], Pending] = _whole
     project_to_clip: Callable[[Linear, Tensor], Pending] = _whole
-    layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = norm.layer_norm
-    add_layer_norm: Callable[[Pending, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_layer_norm
+    add: Callable[[Pending, Tensor], Tensor] = _add
+    layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor] = norm.layer_norm
+    add_layer_norm: Callable[[Pending, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]] = _add_layer_norm
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = norm.rms_norm
-    add_rms_norm: Callable[[Pending, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_rms_norm
+    add_rms_norm: Callable[..., tuple[Tensor, Tensor]] = _add_rms_norm
+    add_post_norm: Callable[[Pending, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]] = _add_post_norm
     uclip_norm: Callable[[Tensor, Tensor, Gain], Tensor] = uclip.uclip_norm
     add_uclip_norm: Callable[[Pending, Tensor, Tensor, Gain, Tensor, Gain], tuple[Tensor, Tensor]] = _add_uclip_norm
     activated: Callable[[str, Linear, Tensor], Tensor] = _activated
@@ -142,6 +163,7 @@ class Ops:
     gathered_gated_prefill: Callable[[Tensor, Tensor, Tensor, Tensor, float, Gate], Tensor] = hp1.prefill
     adjust: Callable[..., Tensor] = logits.adjust
     mask_: Callable[[Tensor, Tensor, Tensor], None] = logits.mask_
+    scale_and_cap_: Callable[[Tensor, float, float], Tensor] = logits.scale_and_cap_
     greedy: Callable[[Tensor], Tensor] = sampling.greedy
     sample: Callable[[Tensor, Tensor, Tensor], Tensor] = sampling.sample
     sample_filtered: Callable[..., Tensor] = sampling.sample_filtered
@@ -256,6 +278,7 @@ def _cuda_ops(toggles: Toggles) -> Ops:
     """Triton kernels where a switch is on. They are imported here, so that a run on a CPU need not load Triton."""
     from rosebatch_kernels.kv_cache import kernel as kv_cache_kernel
     from rosebatch_kernels.linear.streamed import StreamedLinear, can_stream
+    from rosebatch_kernels.logits import kernel as logits_kernel
 
     def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
         dense = weight.dense()
@@ -267,6 +290,7 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         head=lambda weight: linear.PaddedLinear(weight.dense()),
         kv_append=kv_cache_kernel.append if toggles.batched_kv_append else kv_cache.append,
         copy_blocks=kv_cache_kernel.copy_blocks,
+        scale_and_cap_=logits_kernel.scale_and_cap_,
         **_mlp_ops(toggles),
         **_norm_ops(toggles),
         **_clip_ops(toggles),
@@ -285,7 +309,7 @@ def _mlp_ops(toggles: Toggles) -> dict[str, Any]:
         "gelu_tanh": mlp_kernel.bias_gelu_tanh_,
         "relu": mlp_kernel.bias_relu_,
     }
-    gates = {"silu_mul": mlp_kernel.silu_mul, "relu_mul": mlp_kernel.relu_mul}
+    gates = {kind: getattr(mlp_kernel, kind) for kind in mlp.GATED}
 
     def activated(name: str, up: Linear, x: Tensor) -> Tensor:
         kind = ACTIVATIONS[name]
@@ -332,36 +356,50 @@ def _norm_ops(toggles: Toggles) -> dict[str, Any]:
     if toggles.fused_norm:
         from rosebatch_kernels.norm import kernel
 
+        def add(pending: Pending, residual: Tensor) -> Tensor:
+            return kernel.add(pending.value, residual, pending.bias)
+
         def add_layer_norm(
-            pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+            pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
         ) -> tuple[Tensor, Tensor]:
             return kernel.add_layer_norm(pending.value, residual, weight, bias, eps, pending.bias)
 
-        def add_rms_norm(pending: Pending, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-            return kernel.add_rms_norm(pending.value, residual, weight, eps, pending.bias)
+        def add_rms_norm(
+            pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0
+        ) -> tuple[Tensor, Tensor]:
+            return kernel.add_rms_norm(pending.value, residual, weight, eps, pending.bias, scale)
+
+        def add_post_norm(
+            pending: Pending, residual: Tensor, post_weight: Tensor, weight: Tensor | None, eps: float
+        ) -> tuple[Tensor, Tensor]:
+            return kernel.add_post_norm(pending.value, residual, post_weight, weight, eps, pending.bias)
 
         return {
             "project": _parts_or_product() if toggles.fused_mlp else _biased_or_parts(),
+            "add": add,
             "layer_norm": kernel.layer_norm,
             "add_layer_norm": add_layer_norm,
             "rms_norm": kernel.rms_norm,
             "add_rms_norm": add_rms_norm,
+            "add_post_norm": add_post_norm,
         }
     if not toggles.fused_mlp:
         return {}
     from rosebatch_kernels.mlp import kernel as mlp_kernel
 
     def add_bias_then_layer_norm(
-        pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+        pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
         if pending.bias is None:
             return _add_layer_norm(pending, residual, weight, bias, eps)
         total = mlp_kernel.bias_residual_(residual, pending.value, pending.bias)
         return norm.layer_norm(total, weight, bias, eps), total
 
-    def add_bias_then_rms_norm(pending: Pending, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        if pending.bias is None:
-            return _add_rms_norm(pending, residual, weight, eps)
+    def add_bias_then_rms_norm(
+        pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        if pending.bias is None or scale != 1.0:
+            return _add_rms_norm(pending, residual, weight, eps, scale)
         total = mlp_kernel.bias_residual_(residual, pending.value, pending.bias)
         return norm.rms_norm(total, weight, eps), total
 

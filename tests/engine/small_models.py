@@ -12,8 +12,9 @@ from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.model.layers import AttentionSpec, rope_tables
+from rosebatch.model.layers import AttentionSpec
 from rosebatch.model.registry import build_model
+from rosebatch.model.rope import rope_tables
 from rosebatch.model.weights import RandomWeights
 from rosebatch.ops import device_ops, select
 from rosebatch.toggles import Toggles
