@@ -17,8 +17,11 @@ from torch import Tensor
 from rosebatch.config import Sampler
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.common.head_norms import Gain as Gain
+from rosebatch_kernels.common.head_norms import HeadLayerNorm as HeadLayerNorm
+from rosebatch_kernels.common.head_norms import HeadRMSNorm as HeadRMSNorm
 from rosebatch_kernels.common.head_norms import HeadUClip as HeadUClip
 from rosebatch_kernels.common.head_norms import QKNorm as QKNorm
+from rosebatch_kernels.common.head_norms import WholeRMSNorm as WholeRMSNorm
 from rosebatch_kernels.hp1 import torch_gathered as hp1
 from rosebatch_kernels.hp1.gate import Gate as Gate
 from rosebatch_kernels.hp1.gate import mean_taps as mean_taps
@@ -157,7 +160,7 @@ class Ops:
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = qkv.split_heads
     kv_append: Callable[[Tensor, Tensor, Tensor, Tensor], None] = kv_cache.append
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None] = kv_cache.copy_blocks
-    gathered_decode: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor] = paged_attention.decode
+    gathered_decode: Callable[..., Tensor] = paged_attention.decode
     gathered_prefill: Callable[..., Tensor] = paged_attention.prefill
     gathered_gated_decode: Callable[[Tensor, Tensor, Tensor, Tensor, float, Gate], Tensor] = hp1.decode
     gathered_gated_prefill: Callable[[Tensor, Tensor, Tensor, Tensor, float, Gate], Tensor] = hp1.prefill

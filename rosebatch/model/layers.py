@@ -16,7 +16,9 @@ class Rotary:
     """Rotary tables; layers with the same positions share one object.
 
     Attributes:
-        cos, sin: ``[max_len, D]`` in the model's dtype, both halves of cos alike, the first half of sin negated.
+        cos, sin: ``[max_len, R]`` in the model's dtype, both halves of cos alike, the first half of sin negated. R is
+            even and at most D: the first R channels of a head are rotated, channel ``i`` with channel ``i + R/2``; the
+            others stay (partial rotary). Factors on attention (yarn, longrope) are inside the tables.
     """
 
     cos: Tensor
@@ -33,9 +35,11 @@ class AttentionSpec:
         head_dim: D.
         scale: factor on q·k.
         window: keys that a query sees, its own included; 0 for all.
-        qk_norm: what each head of q and k goes through before the rotation.
+        soft_cap: a score becomes ``soft_cap · tanh(score / soft_cap)`` before the mask; 0 for no cap (Gemma 2).
+        sinks: ``[num_heads]``, a further logit of each head's softmax, which has no value (gpt-oss); None for none.
+        qk_norm: what q and k go through before the rotation.
         rotary: None if positions are not rotary.
-        gate: of HP1 attention; None for softmax.
+        gate: of HP1 attention, which has no cap and no sinks; None for softmax.
     """
 
     layer: int
@@ -44,9 +48,14 @@ class AttentionSpec:
     head_dim: int
     scale: float
     window: int = 0
+    soft_cap: float = 0.0
+    sinks: Tensor | None = None
     qk_norm: QKNorm | None = None
     rotary: Rotary | None = None
     gate: Gate | None = None
+
+    def __post_init__(self) -> None:
+        assert self.gate is None or (self.soft_cap == 0 and self.sinks is None), "a gate takes the softmax's place"
 
     @property
     def heads(self) -> Heads:

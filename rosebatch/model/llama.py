@@ -16,7 +16,7 @@ from rosebatch.model.layers import Attention, AttentionSpec, Rotary, load_head
 from rosebatch.model.rope import layer_rotaries
 from rosebatch.model.sublayers import MLP, GatedMLP, SelfAttention, load_linear
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops import Ops, Pending, QKNorm
+from rosebatch.ops import HeadRMSNorm, Ops, Pending, QKNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Llama:
         """What q and k of the layer whose names begin with ``prefix`` go through before the rotation."""
         size = self.config.head_dim
         q_weight, k_weight = (self.load_norm(f"{prefix}self_attn.{name}_norm", size, weights) for name in "qk")
-        return q_weight, k_weight, self.config.norm_eps
+        return HeadRMSNorm(q_weight, k_weight, self.config.norm_eps)
 
     def qkv_order(self) -> Tensor | None:
         """The rows of the fused q, k and v projection in the order that attention wants; None for the stored order."""

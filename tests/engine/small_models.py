@@ -16,7 +16,7 @@ from rosebatch.model.layers import AttentionSpec
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.weights import RandomWeights
-from rosebatch.ops import device_ops, select
+from rosebatch.ops import HeadRMSNorm, device_ops, select
 from rosebatch.toggles import Toggles
 
 CPU = torch.device("cpu")
@@ -105,7 +105,12 @@ class Uneven:
             AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=16, scale=0.3, rotary=_rotary(16), window=5),
             AttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2, rotary=_rotary(32, 500.0)),
             AttentionSpec(
-                layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=(weight(16), weight(16), 1e-5)
+                layer=2,
+                num_heads=3,
+                num_kv_heads=3,
+                head_dim=16,
+                scale=0.5,
+                qk_norm=HeadRMSNorm(weight(16), weight(16), 1e-5),
             ),
         ]
         self.qkv = [weight((s.num_heads + 2 * s.num_kv_heads) * s.head_dim, 32) for s in self.attention]

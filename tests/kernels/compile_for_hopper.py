@@ -47,6 +47,7 @@ def ints(*shape):
 
 
 def attention() -> None:
+    from rosebatch_kernels.common.head_norms import HeadRMSNorm
     from rosebatch_kernels.common.splits import DecodeWorkspace
     from rosebatch_kernels.paged_attention.decode import decode
     from rosebatch_kernels.paged_attention.prefill import prefill
@@ -59,7 +60,7 @@ def attention() -> None:
     ]:
         cache = empty(2, 4, kv_heads, 64, size, dtype=dtype)
         rotary = (empty(8, size, dtype=dtype),) * 2
-        qk_norm = (empty(size, dtype=dtype), empty(size, dtype=dtype), 1e-6)
+        qk_norm = HeadRMSNorm(empty(size, dtype=dtype), empty(size, dtype=dtype), 1e-6)
         for batch, append in [(1, True), (300, False)]:
             qkv = empty(batch, (heads + 2 * kv_heads) * size, dtype=dtype)
             table, fields = ints(batch, 4), ints(batch)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nan
 
-from rosebatch_kernels.common.head_norms import HeadUClip
+from rosebatch_kernels.common.head_norms import HeadRMSNorm, HeadUClip
 from rosebatch_kernels.kv_cache.layout import cache_rows
 from rosebatch_kernels.kv_cache.reference import append
 
@@ -81,7 +81,7 @@ def rms_norm(size, dtype, device, randn):
     def formula(weight):
         return lambda x: x / ((x * x).sum(-1, keepdim=True) / x.shape[-1] + EPS).sqrt() * weight.double()
 
-    return (*(weight.to(device) for weight in weights), EPS), [formula(weight) for weight in weights]
+    return HeadRMSNorm(*(weight.to(device) for weight in weights), EPS), [formula(weight) for weight in weights]
 
 
 def uclip(size, dtype, device, randn):

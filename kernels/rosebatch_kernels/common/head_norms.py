@@ -1,4 +1,4 @@
-"""What normalises each head of q and k before the rotation: RMSNorm or UClip."""
+"""What normalises q and k before the rotation."""
 
 from typing import NamedTuple
 
@@ -20,8 +20,33 @@ class HeadUClip(NamedTuple):
     k_gamma: Gain
 
 
-# ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head, or a UClip of its channels.
-QKNorm = tuple[Tensor, Tensor, float] | HeadUClip
+class HeadRMSNorm(NamedTuple):
+    """RMSNorm over each head; all heads share a weight ``[D]`` (Qwen 3, Gemma 3)."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+class HeadLayerNorm(NamedTuple):
+    """LayerNorm over each head, without a bias; weights ``[heads, D]`` and ``[kv_heads, D]`` (Cohere, StableLM)."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+class WholeRMSNorm(NamedTuple):
+    """RMSNorm over all heads together; weights ``[heads · D]`` and ``[kv_heads · D]`` (OLMo 2)."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+# Kernels of attention apply the first kind themselves.
+FusedNorm = HeadRMSNorm | HeadUClip
+QKNorm = FusedNorm | HeadLayerNorm | WholeRMSNorm
 
 
 def norm_arguments(qk_norm: QKNorm | None, unused: Tensor) -> tuple[str | None, Tensor, Tensor, Gain, Gain]:

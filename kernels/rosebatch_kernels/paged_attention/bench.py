@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rosebatch_kernels.common.bench_inputs import HEADS, block_table, prompt_tiles, randn
+from rosebatch_kernels.common.head_norms import HeadRMSNorm
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.common.timing import median_us, report
@@ -61,7 +62,7 @@ def _decode(model: str, shape: str, lengths: Sequence[int]) -> None:
         num_heads=heads,
         scale=size**-0.5,
         rotary=tables,
-        qk_norm=(randn(size), randn(size), 1e-6) if qk_norm else None,
+        qk_norm=HeadRMSNorm(randn(size), randn(size), 1e-6) if qk_norm else None,
     )
     layers = [(randn(batch, (heads + 2 * kv_heads) * size), _cache(batch, longest, model)) for _ in range(_TURNS)]
     turns = cycle(layers)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rosebatch_kernels.common.bench_inputs import HEADS, randn
-from rosebatch_kernels.common.head_norms import HeadUClip
+from rosebatch_kernels.common.head_norms import HeadRMSNorm, HeadUClip
 from rosebatch_kernels.common.timing import median_us, report
 from rosebatch_kernels.qkv.kernel import prepare
 from rosebatch_kernels.uclip.kernel import uclip_norm
@@ -78,7 +78,7 @@ def _prepare(model: str, sequences: int, length: int) -> None:
         positions=torch.arange(length, dtype=torch.int32, device="cuda").repeat(sequences),
         num_heads=heads,
         rotary=_rotation(length, size) if rotary else None,
-        qk_norm=(randn(size), randn(size), 1e-6) if qk_norm else None,
+        qk_norm=HeadRMSNorm(randn(size), randn(size), 1e-6) if qk_norm else None,
     )
     projections = [randn(tokens, (heads + 2 * kv_heads) * size) for _ in range(_TURNS)]
     cache = randn(2, blocks, kv_heads, _BLOCK_SIZE, size)

@@ -29,8 +29,8 @@ def prepare(
         rows: ``[T]`` int32, each token's row of the block table; a token with -1 is skipped.
         positions: ``[T]`` int32.
         num_heads: query heads.
-        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype; both halves of cos are equal, the first half of
-            sin is negated.
+        rotary: ``(cos, sin)``, ``[max_len, R]`` each in qkv's dtype; both halves of cos are equal, the first half of
+            sin is negated. The first R of D channels are rotated.
         qk_norm: of each head, before the rotation.
     """
     real = rows >= 0

@@ -104,7 +104,7 @@ class GatheredAttention:
         ops, rows, mask = self.ops, group.cache_rows[spec.num_kv_heads], group.masks[spec.window]
         if spec.gate is None:
             attend = ops.gathered_decode if group.generated else ops.gathered_prefill
-            return attend(q, cache, rows, mask, spec.scale)
+            return attend(q, cache, rows, mask, spec.scale, spec.soft_cap, spec.sinks)
         gated = ops.gathered_gated_decode if group.generated else ops.gathered_gated_prefill
         return gated(q, cache, rows, mask, spec.scale, spec.gate)
 
