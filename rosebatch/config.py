@@ -141,7 +141,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         rope: None if positions are learned embeddings.
         sliding_rope: of layers with a sliding window, if it is another one (Gemma 3).
         rotary_layers: whether a layer has rotary positions, for each layer; empty means all.
-        rotary_dim: the first channels of a head that are rotated; 0 for all.
+        rotary_dim: the first channels of a head that are rotated; 0 for all. The last pair of an odd number is whole.
         parallel_residual: whether attention and MLP read the same residual, and both are added to it.
         embedding_multiplier, residual_multiplier, logit_multiplier: on embeddings (rounded to the dtype of the run), on
             what a sub-layer adds to the residual, and on logits before their soft cap.
@@ -221,9 +221,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             return
         if not 0 <= self.rotary_dim <= self.head_dim:
             raise ValueError(f"rotary_dim must be in [0, {self.head_dim}], got {shown(self.rotary_dim)}")
-        if self.rotary_size % 2:
-            name = "rotary_dim" if self.rotary_dim else "head_dim"
-            raise ValueError(f"{name} {self.rotary_size} is odd: rotary positions turn pairs of channels")
+        if self.rotary_size > self.head_dim:
+            raise ValueError(f"head_dim {self.head_dim} is odd: rotary positions turn pairs of channels")
         for rope in (self.rope, self.sliding_rope):
             if rope and rope.scaling == "longrope":
                 for name in ("short_factor", "long_factor"):
@@ -233,8 +232,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def rotary_size(self) -> int:
-        """Channels of a head that are rotated."""
-        return self.rotary_dim or self.head_dim
+        """Channels of a head that are rotated: whole pairs."""
+        channels = self.rotary_dim or self.head_dim
+        return channels + channels % 2
 
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:

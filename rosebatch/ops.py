@@ -360,7 +360,8 @@ def _norm_ops(toggles: Toggles) -> dict[str, Any]:
         from rosebatch_kernels.norm import kernel
 
         def add(pending: Pending, residual: Tensor) -> Tensor:
-            return kernel.add(pending.value, residual, pending.bias)
+            total: Tensor = kernel.add(pending.value, residual, pending.bias)
+            return total
 
         def add_layer_norm(
             pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 

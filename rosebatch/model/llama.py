@@ -86,9 +86,7 @@ class Llama:
         sizes = (c.intermediate_size, c.intermediate_size)
         gate_up = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=c.mlp_bias)
         down_name = [f"{prefix}mlp.down_proj"]
-        down = load_linear(
-            self.ops, weights, down_name, (c.hidden_size,), c.intermediate_size, bias=c.mlp_bias
-        )
+        down = load_linear(self.ops, weights, down_name, (c.hidden_size,), c.intermediate_size, bias=c.mlp_bias)
         return GatedMLP(self.ops, c.activation, gate_up, down)
 
     def _load_layer(self, index: int, rotary: Rotary | None, weights: WeightSource) -> _Layer:
@@ -106,16 +104,12 @@ class Llama:
             post_mlp_norm=norm(self.post_mlp_norm_name),
         )
 
-    def _load_attention(
-        self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource
-    ) -> SelfAttention:
+    def _load_attention(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> SelfAttention:
         c = self.config
         q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         names = [prefix + name for name in self.qkv_names]
         sizes = (q_size, kv_size, kv_size)
-        qkv = load_linear(
-            self.ops, weights, names, sizes, c.hidden_size, bias=c.qkv_bias, order=self.qkv_order()
-        )
+        qkv = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=c.qkv_bias, order=self.qkv_order())
         out_name = [f"{prefix}self_attn.o_proj"]
         out = load_linear(self.ops, weights, out_name, (c.hidden_size,), q_size, bias=c.out_bias)
         spec = AttentionSpec(

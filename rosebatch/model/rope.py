@@ -21,24 +21,24 @@ def layer_rotaries(config: ModelConfig, like: Tensor) -> list[Rotary | None]:
     """
     ropes = [config.layer_rope(layer) for layer in range(config.num_layers)]
     tables = {
-        rope: rope_tables(rope, config.rotary_size, config.max_model_len, like.dtype, like.device)
+        rope: rope_tables(rope, config.rotary_dim or config.head_dim, config.max_model_len, like.dtype, like.device)
         for rope in dict.fromkeys(ropes)
         if rope is not None
     }
     return [None if rope is None else tables[rope] for rope in ropes]
 
 
-def rope_tables(rope: RopeConfig, rotary_size: int, max_len: int, dtype: torch.dtype, device: torch.device) -> Rotary:
-    """Tables for ``max_len`` positions, ``[max_len, rotary_size]`` each.
+def rope_tables(rope: RopeConfig, channels: int, max_len: int, dtype: torch.dtype, device: torch.device) -> Rotary:
+    """Tables for ``max_len`` positions of so many rotated channels, in whole pairs.
 
     Raises:
         UserError: they are too large: the length of a model is only a number in its config.
     """
-    if max_len * rotary_size > _MOST_ROTARY:
-        most = _MOST_ROTARY // rotary_size
+    if max_len * channels > _MOST_ROTARY:
+        most = _MOST_ROTARY // channels
         raise UserError(f"tables for {max_len} positions take too much memory: give --max-model-len {most} or less")
     positions = torch.arange(max_len, dtype=torch.float32, device=device)
-    angles = positions[:, None] * _inverse_frequencies(rope, rotary_size, max_len).to(device)
+    angles = positions[:, None] * _inverse_frequencies(rope, channels, max_len).to(device)
     cos, sin = ((turn * rope.attention_factor).to(dtype) for turn in (angles.cos(), angles.sin()))
     return Rotary(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
@@ -62,7 +62,7 @@ def pairs_to_halves(config: ModelConfig) -> Tensor:
 
 
 def _inverse_frequencies(rope: RopeConfig, size: int, max_len: int) -> Tensor:
-    """Radians per position of each channel pair: ``[size / 2]`` fp32."""
+    """Radians per position of each channel pair: ``[ceil(size / 2)]`` fp32."""
     frequencies = 1.0 / rope.theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     if rope.scaling == "linear":
         return frequencies / rope.factor
@@ -84,7 +84,7 @@ def _inverse_frequencies(rope: RopeConfig, size: int, max_len: int) -> Tensor:
 
 
 def _yarn_ramp(rope: RopeConfig, size: int) -> Tensor:
-    """How far each channel pair is interpolated, ``[size / 2]`` from 0 to 1 (arXiv 2309.00071)."""
+    """How far each channel pair is interpolated, ``[ceil(size / 2)]`` from 0 to 1 (arXiv 2309.00071)."""
 
     def channel(turns: float) -> float:
         """The channel that makes so many turns in the trained length."""
@@ -96,4 +96,4 @@ def _yarn_ramp(rope: RopeConfig, size: int) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
     width = high - low if high != low else 0.001
-    return ((torch.arange(size // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return ((torch.arange((size + 1) // 2, dtype=torch.float32) - low) / width).clamp(0, 1)

@@ -85,9 +85,7 @@ def load_linear(
     stored = sizes if len(names) == len(sizes) else (sum(sizes),)
 
     def load(kind: str, *shape: int) -> Tensor:
-        each = [
-            weights.get(f"{name}.{kind}", (size, *shape)) for name, size in zip(names, stored, strict=True)
-        ]
+        each = [weights.get(f"{name}.{kind}", (size, *shape)) for name, size in zip(names, stored, strict=True)]
         whole = each[0] if len(each) == 1 else torch.cat(each)
         return whole if order is None else whole[order.to(whole.device)]
 

@@ -83,7 +83,7 @@ class SafetensorsWeights:
     ) -> Tensor:
         """See ``WeightSource``.
 
-        Checkpoints of a bare transformer lack the first part of each name, others have more parts. A table of learned positions may have more
+        Checkpoints of a bare transformer lack the first part of each name. A table of learned positions may have more
         rows than ``shape``: a lower ``--max-model-len`` uses the first ones.
         """
         name = self._stored_name(name)

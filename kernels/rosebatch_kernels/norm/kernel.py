@@ -35,7 +35,7 @@ TUNED = Tuned()
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """LayerNorm of ``x [T, H]``, rows at any stride, with ``weight`` and, unless None, ``bias`` ``[H]``; same dtype out."""
+    """LayerNorm of ``x [T, H]``, rows at any stride, with ``weight`` and perhaps ``bias`` ``[H]``; same dtype out."""
     normed, _ = _launch(x, None, None, weight, bias, eps, kind="layer")
     return normed
 
