@@ -7,6 +7,7 @@ from tests.golden.families import FAMILIES, VARIANTS
 CASES = [*FAMILIES, *(pytest.param(name, marks=pytest.mark.thorough) for name in VARIANTS)]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", CASES)
 def test_whole_prompts_and_chunks_with_few_seats(name, goldens, make_engine, greedy_tokens):
     """A wrong name, norm, multiplier, order or table changes tokens; so would one that the schedule can reach."""
