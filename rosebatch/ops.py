@@ -18,6 +18,7 @@ from rosebatch.config import Sampler
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.common.head_norms import Gain as Gain
 from rosebatch_kernels.common.head_norms import HeadLayerNorm as HeadLayerNorm
+from rosebatch_kernels.common.head_norms import HeadNorm as HeadNorm
 from rosebatch_kernels.common.head_norms import HeadRMSNorm as HeadRMSNorm
 from rosebatch_kernels.common.head_norms import HeadUClip as HeadUClip
 from rosebatch_kernels.common.head_norms import QKNorm as QKNorm
@@ -182,7 +183,8 @@ class DeviceOps:
         decode_appends: whether both decode kernels write the new K and V to the cache.
         decode_rotates: whether they also norm and rotate q and k; only if they append.
         prepare: norms, rotates and appends in one; None to do so by the operators of ``Ops``.
-        norm_heads: norms q and k, ``[T, heads, D]`` each, before ``prepare`` or the decode kernel; None if those do it.
+        norms_apart: whether neither ``prepare`` nor an operator of ``Ops`` applies this norm.
+        norm_heads: applies it before those, to q and k, ``[T, heads, D]`` each.
         sample_rows: from logits to tokens inside a graph; None to sample by the operators of ``Ops``, outside.
     """
 
@@ -194,7 +196,8 @@ class DeviceOps:
     decode_appends: bool
     decode_rotates: bool
     prepare: Callable[..., None] | None
-    norm_heads: Callable[[Tensor, Tensor, QKNorm], tuple[Tensor, Tensor]] | None
+    norms_apart: Callable[[QKNorm], bool]
+    norm_heads: Callable[[Tensor, Tensor, QKNorm], tuple[Tensor, Tensor]]
     sample_rows: Callable[..., Tensor] | None
     adjust: Callable[..., Tensor]
     mask_: Callable[[Tensor, Tensor, Tensor], None]
@@ -228,6 +231,10 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
 
         return run
 
+    def norms_apart(norm: QKNorm) -> bool:
+        """``prepare`` norms each head by itself. Without it, the operator that splits heads applies every norm."""
+        return toggles.fused_rotary and not (toggles.fused_qk_norm and isinstance(norm, HeadNorm))
+
     gated_decode = partial(hp1_decode.decode, sparse=toggles.sparse_values)
     return DeviceOps(
         decode=with_workspaces(decode.decode, splits.num_splits),
@@ -238,7 +245,8 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
         decode_appends=toggles.fused_kv_append,
         decode_rotates=toggles.fused_kv_append and toggles.fused_rotary,
         prepare=qkv_kernel.prepare if toggles.fused_rotary else None,
-        norm_heads=None if toggles.fused_qk_norm or not toggles.fused_rotary else _norm_heads,
+        norms_apart=norms_apart,
+        norm_heads=_norm_heads,
         sample_rows=sampling_kernel.sample_rows if toggles.fused_sampler else None,
         adjust=logits_kernel.adjust,
         mask_=logits_kernel.mask_,
@@ -253,7 +261,13 @@ def _norm_heads(q: Tensor, k: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor]:
 
     if isinstance(norm, HeadUClip):
         return uclip_norm(q, norm.q_alpha, norm.q_gamma), uclip_norm(k, norm.k_alpha, norm.k_gamma)
+    if isinstance(norm, HeadLayerNorm):
+        return qkv.normed_heads(q, k, norm)
     q_weight, k_weight, eps = norm
+    if isinstance(norm, WholeRMSNorm):
+        # Rows of the projection: a view, and no copy.
+        whole = rms_norm(q.flatten(1), q_weight, eps), rms_norm(k.flatten(1), k_weight, eps)
+        return whole[0].view(q.shape), whole[1].view(k.shape)
     return rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
 
 
