@@ -140,7 +140,7 @@ def layers() -> None:
 
 def tokens() -> None:
     from rosebatch_kernels.feedback.kernel import advance
-    from rosebatch_kernels.logits.kernel import adjust, count_, mask_
+    from rosebatch_kernels.logits.kernel import adjust, count_, mask_, scale_and_cap_
     from rosebatch_kernels.sampling.kernel import sample_rows
 
     fields, history, step = ints(layout.NUM_FIELDS, 9), ints(8, 9), ints(1)
@@ -172,6 +172,8 @@ def tokens() -> None:
             )
             count_(marks, ints(9), slots)
         mask_(logits, ints(2, -(-vocab // 32)), ints(2))
+        for cap in (0.0, 30.0):
+            scale_and_cap_(logits, 1.0, cap)
     advance(ints(9), fields, None, history, step, ints(2))
     advance(ints(2), fields, ints(2), history, None, ints(0))
 
