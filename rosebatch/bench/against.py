@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.bench.case import Case
-from rosebatch.model.hf_folder import write_config
 from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.trace import Arrivals
 from rosebatch.bench.workload import require_fits
 from rosebatch.engine.durations import Durations
 from rosebatch.errors import FlagError, UserError
+from rosebatch.model.hf_folder import write_config
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 

@@ -1,6 +1,5 @@
 """The transformers fallback: a network of transformers' as a ``Model``, with our attention and operators inside."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,17 @@ from torch.nn import Module
 from rosebatch.config import ModelConfig
 from rosebatch.host.model_files import refusal
 from rosebatch.model.fallback_attention import Call, answering, attend
+from rosebatch.model.fallback_check import require_tokenwise, waits_for_host
 from rosebatch.model.fallback_config import error_text
 from rosebatch.model.fallback_fusion import fuse
 from rosebatch.model.fallback_network import (
-    Head,
+    Decoder,
     build_network,
-    find_attention,
     fix_rope,
     our_functions,
     require_decoder,
-    run,
 )
-from rosebatch.model.fallback_check import require_tokenwise, waits_for_host
-from rosebatch.model.layers import Attention, AttentionSpec
+from rosebatch.model.layers import Attention
 from rosebatch.model.weights import weight_files
 from rosebatch.ops import Ops
 
@@ -34,18 +31,14 @@ class Fallback:
     """A decoder of transformers' as a ``rosebatch.model.layers.Model``.
 
     Args:
-        network: on its device.
-        attention: of each call of the attention function, in order.
-
-    Attributes:
+        decoder: on its device.
         waits: why its steps cannot be CUDA graphs; None if they can.
     """
 
-    def __init__(self, network: Module, attention: Sequence[AttentionSpec], waits: str | None) -> None:
-        self.network = network
-        self.attention = attention
+    def __init__(self, decoder: Decoder, waits: str | None) -> None:
+        self.decoder = decoder
+        self.attention = decoder.layers.specs
         self.waits = waits
-        self._head = Head(network)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
@@ -55,11 +48,11 @@ class Fallback:
             return attend(next(specs), call, attention)
 
         with answering(answer):
-            return run(self.network, input_ids.long(), positions.long())
+            return self.decoder.hidden(input_ids.long(), positions.long())
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
-        return self._head(hidden)
+        return self.decoder.logits(hidden)
 
 
 def load_fallback(
@@ -83,12 +76,12 @@ def load_fallback(
     try:
         network = _random(hf_config, dtype, device) if folder is None else _load(hf_config, folder, dtype, device)
         fix_rope(network, config.max_model_len)
-        require_tokenwise(network, config.vocab_size)
-        fuse(network, ops)
-        specs, _ = find_attention(network)
+        decoder = Decoder(network)
+        require_tokenwise(decoder, config.vocab_size)
+        fuse(decoder, ops)
     except Exception as error:
         raise refusal(place, f"{config.transformers.architecture} is not supported: {error_text(error)}") from None
-    return Fallback(network, specs, waits_for_host(network))
+    return Fallback(decoder, waits_for_host(decoder))
 
 
 def _random(hf_config: Any, dtype: torch.dtype, device: torch.device) -> Module:

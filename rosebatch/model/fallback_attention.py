@@ -13,9 +13,20 @@ from rosebatch.model.layers import Attention, AttentionSpec
 
 # transformers builds no masks for a function that has no mask function of this name.
 NAME = "rosebatch"
+# The same function, for which transformers asks us for descriptions of masks.
+TRIAL = "rosebatch-trial"
 # Options of a call that describe the layer, or change nothing here.
 _KNOWN = {"scaling", "sliding_window", "softcap", "s_aux", "dropout", "is_causal", "position_ids", "cache_position"}
-_KNOWN |= {"position_embeddings", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
+_KNOWN |= {
+    "output_router_logits",
+    "logits_to_keep",
+    "labels",
+    "position_embeddings",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+}
 _running = threading.local()
 
 
@@ -30,7 +41,7 @@ class Call(NamedTuple):
         module: the layer's attention.
         q: ``[1, H, T, D]``, rotated.
         k, v: ``[1, K, T, D]`` and ``[1, K, T, D']``.
-        mask: None unless the model builds its own.
+        mask: None; in a trial run a description.
         options: the other arguments.
     """
 
@@ -46,11 +57,13 @@ class Call(NamedTuple):
 Answer = Callable[[Call], Tensor]
 
 
-def register() -> None:
-    """Make the function known to transformers."""
-    from transformers import AttentionInterface
+def register(describe_mask: Callable[..., Tensor]) -> None:
+    """Make the function known to transformers; ``describe_mask`` makes the masks of trial runs."""
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attend)
+    AttentionInterface.register(TRIAL, _attend)
+    AttentionMaskInterface.register(TRIAL, describe_mask)
 
 
 @contextmanager
@@ -80,7 +93,8 @@ def describe(call: Call, layer: int) -> AttentionSpec:
     unknown = [name for name, value in options.items() if value is not None and name not in _KNOWN]
     if unknown:
         raise UnservedError(f"needs {unknown[0]}")
-    if call.mask is not None:
+    window = 0 if call.mask is None else getattr(call.mask, "rosebatch_window", None)
+    if window is None:
         raise UnservedError("builds a mask of its own")
     if options.get("is_causal") is False or getattr(call.module, "is_causal", True) is False:
         raise UnservedError("is not causal")
@@ -99,7 +113,7 @@ def describe(call: Call, layer: int) -> AttentionSpec:
         num_kv_heads=k.shape[1],
         head_dim=head_dim,
         scale=head_dim**-0.5 if scale is None else float(scale),
-        window=options.get("sliding_window") or 0,
+        window=window,
         soft_cap=options.get("softcap") or 0.0,
         sinks=None if sinks is None else sinks.detach().reshape(-1),
     )

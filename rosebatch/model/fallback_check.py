@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from rosebatch.model.fallback_attention import UnservedError, answering
-from rosebatch.model.fallback_network import per_token, run
+from rosebatch.model.fallback_network import Decoder
+from rosebatch.model.fallback_trial import per_token
 
 # Two runs share these many tokens, in another order; the others differ.
 _SHARED, _OTHERS = 6, 5
@@ -16,7 +17,7 @@ _SHARED, _OTHERS = 6, 5
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
-def require_tokenwise(network: Module, vocab_size: int) -> None:
+def require_tokenwise(decoder: Decoder, vocab_size: int) -> None:
     """Check that with attention left out, a token's hidden state depends on its id and position only.
 
     State-space layers, convolutions over tokens, and positions that a model counts itself fail this check. So do
@@ -29,9 +30,9 @@ def require_tokenwise(network: Module, vocab_size: int) -> None:
     order = [3, 0, 5, 4, 1, 2]
     ids = [numbers.randrange(vocab_size) for _ in range(tokens + _OTHERS)]
     positions = [2, 7, 0, 9, 4, 5, 1, 8, 3, 6, 10, 11, 3, 2, 6, 0]
-    first = _outputs(network, ids[:tokens], positions[:tokens])
+    first = _outputs(decoder, ids[:tokens], positions[:tokens])
     second = _outputs(
-        network, [ids[i] for i in order] + ids[tokens:], [positions[i] for i in order] + positions[tokens:]
+        decoder, [ids[i] for i in order] + ids[tokens:], [positions[i] for i in order] + positions[tokens:]
     )
     for name, whole in first.items():
         expected, found = whole[:, order].float(), second[name][:, :_SHARED].float()
@@ -42,12 +43,12 @@ def require_tokenwise(network: Module, vocab_size: int) -> None:
             raise UnservedError(f"{name} mixes tokens outside of attention")
 
 
-def _outputs(network: Module, ids: list[int], positions: list[int]) -> dict[str, Tensor]:
+def _outputs(decoder: Decoder, ids: list[int], positions: list[int]) -> dict[str, Tensor]:
     """What modules return for each token, in the order of their calls."""
     outputs: dict[str, Tensor] = {}
     hooks = []
-    device = next(network.parameters()).device
-    for name, module in network.base_model.named_modules():
+    device = next(decoder.network.parameters()).device
+    for name, module in decoder.layers.body.named_modules():
 
         def keep(module: Module, args: Any, out: Any, name: str = name) -> None:
             out = out[0] if isinstance(out, tuple) and out else out
@@ -56,24 +57,24 @@ def _outputs(network: Module, ids: list[int], positions: list[int]) -> dict[str,
 
         hooks.append(module.register_forward_hook(keep))
     with torch.no_grad(), answering(per_token):
-        hidden = run(network, torch.tensor(ids, device=device), torch.tensor(positions, device=device))
+        hidden = decoder.hidden(torch.tensor(ids, device=device), torch.tensor(positions, device=device))
     for hook in hooks:
         hook.remove()
     return {**outputs, "the model": hidden[None]}
 
 
-def waits_for_host(network: Module) -> str | None:
+def waits_for_host(decoder: Decoder) -> str | None:
     """Why a forward pass waits for the host, which a CUDA graph cannot; None if it does not, or on a CPU."""
-    device = next(network.parameters()).device
+    device = next(decoder.network.parameters()).device
     if device.type != "cuda":
         return None
     ids = torch.arange(_SHARED, device=device)
     mode = torch.cuda.get_sync_debug_mode()
     with torch.no_grad(), answering(per_token):
-        run(network, ids, ids)
+        decoder.hidden(ids, ids)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            run(network, ids, ids)
+            decoder.hidden(ids, ids)
         except RuntimeError as error:
             return str(error).partition("\n")[0]
         finally:

@@ -13,21 +13,19 @@ from rosebatch.host.model_files import read_json, refusal
 from rosebatch.host.pretrained import load_pretrained_config
 from rosebatch.model.fallback_attention import NAME, UnservedError, answering
 from rosebatch.model.fallback_network import (
+    Decoder,
     build_network,
-    find_attention,
     fix_rope,
-    per_token,
+    require_agreement,
     require_layer_types,
-    run,
 )
+from rosebatch.model.fallback_trial import TOKENS, per_token
 
 _META = torch.device("meta")
 # Where configs say how long a sequence may be, and how many experts a token has.
 _LENGTHS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_ctx", "max_seq_len")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-# Tokens of a trial run.
-_TOKENS = 4
 
 
 def read_any_config(folder: Path, max_model_len: int | None) -> tuple[Any, ModelConfig]:
@@ -57,7 +55,7 @@ def config_of_values(values: Mapping[str, Any], source: str) -> tuple[Any, Model
     """The same for the values of a config.json."""
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model(**{**values})
+    config = AutoConfig.for_model(**values)
     return config, describe_config(config, source, None, None)
 
 
@@ -71,12 +69,14 @@ def describe_config(config: Any, source: str, max_model_len: int | None, eos: An
     try:
         text = config.get_text_config(decoder=True)
         length = _first(text, _LENGTHS)
+        require_layer_types(text, max_model_len or length or 0)
+        network = build_network(config, torch.bfloat16, _META)
+        fix_rope(network, max_model_len or length or 0)
+        decoder = Decoder(network)
+        specs = decoder.layers.specs
         if length is None:
             raise UnservedError("its config has no max_position_embeddings")
-        require_layer_types(text, max_model_len or length)
-        network = build_network(config, torch.bfloat16, _META)
-        fix_rope(network, max_model_len or length)
-        specs, _ = find_attention(network)
+        require_agreement(text, specs, max_model_len or length)
     except Exception as error:
         raise refusal(source, f"{name} is not supported: {error_text(error)}") from None
     eos = eos if eos is not None else getattr(text, "eos_token_id", None) or getattr(config, "eos_token_id", None)
@@ -92,7 +92,7 @@ def describe_config(config: Any, source: str, max_model_len: int | None, eos: An
         "num_heads": max(spec.num_heads for spec in specs),
         "num_kv_heads": heads if not max(spec.num_heads for spec in specs) % heads else 1,
         "head_dim": max(spec.head_dim for spec in specs),
-        "intermediate_size": max(widest, _widest(network, text)),
+        "intermediate_size": max(widest, _widest(decoder, text)),
         "max_model_len": length,
         "norm_eps": 1e-6,
         "activation": "",
@@ -142,18 +142,18 @@ def _count_weights(network: Module, text: Any) -> tuple[int, int]:
     return every, every - of_experts + int(of_experts * share)
 
 
-def _widest(network: Module, text: Any) -> int:
+def _widest(decoder: Decoder, text: Any) -> int:
     """Most elements a token has in any tensor between modules."""
     widths = [(_first(text, _TOP_K) or 0) * (getattr(text, "moe_intermediate_size", None) or text.hidden_size)]
 
     def look(module: Module, args: Any, out: Any) -> None:
         if isinstance(out, Tensor):
-            widths.append(out.numel() // _TOKENS)
+            widths.append(out.numel() // TOKENS)
 
-    hooks = [module.register_forward_hook(look) for module in network.modules()]
-    ids = torch.arange(_TOKENS, device=_META)
+    hooks = [module.register_forward_hook(look) for module in decoder.layers.body.modules()]
+    ids = torch.arange(TOKENS, device=_META)
     with torch.no_grad(), answering(per_token):
-        run(network, ids, ids)
+        decoder.hidden(ids, ids)
     for hook in hooks:
         hook.remove()
     return max(widths)

@@ -1,6 +1,6 @@
-"""A network of transformers' that calls our attention: how it is built, run, and what its attention layers are."""
+"""A network of transformers' that calls our attention: how it is built and run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from rosebatch.model.fallback_attention import NAME, Call, UnservedError, answering, describe
+from rosebatch.model.fallback_attention import NAME, UnservedError
 from rosebatch.model.fallback_attention import register as register_attention
 from rosebatch.model.fallback_experts import register as register_experts
+from rosebatch.model.fallback_trial import Layers, describe_mask, find_layers
 from rosebatch.model.layers import AttentionSpec
 
-# Tokens of a trial run.
-_TOKENS = 4
 _SERVED_TYPES = {"full_attention", "sliding_attention", "attention"}
 # Kinds of rotary positions whose frequencies change with the longest sequence so far.
 _CHANGING_ROPE = ("dynamic", "longrope")
@@ -35,7 +34,7 @@ def build_network(config: Any, dtype: torch.dtype, device: torch.device) -> Modu
 
 def our_functions() -> dict[str, str]:
     """Make our functions known to transformers; returns the options that choose them for a network."""
-    register_attention()
+    register_attention(describe_mask)
     register_experts()
     return {"attn_implementation": NAME, "experts_implementation": NAME}
 
@@ -48,8 +47,10 @@ def require_decoder(network: Module) -> Module:
     """
     if getattr(network.config, "is_encoder_decoder", False):
         raise UnservedError("it has an encoder")
-    if network.base_model is network:
-        raise UnservedError("its layers and its output projection are not apart")
+    for module in network.modules():
+        if hasattr(module, "warn_if_padding_and_no_attention_mask"):
+            # It would read token ids on the host.
+            module.warn_if_padding_and_no_attention_mask = lambda *_: None
     return network.eval().requires_grad_(False)
 
 
@@ -64,6 +65,18 @@ def require_layer_types(text_config: Any, max_model_len: int) -> None:
             continue
         if kind not in _SERVED_TYPES:
             raise UnservedError(f"layer {layer} is of type {kind}")
+
+
+def require_agreement(text_config: Any, specs: Sequence[AttentionSpec], max_model_len: int) -> None:
+    """Refuse models whose masks have no window though the cache of transformers goes by one.
+
+    Raises:
+        UnservedError: so it is; transformers' own tokens then depend on where the prompt ends.
+    """
+    window = getattr(text_config, "sliding_window", None)
+    if getattr(text_config, "layer_types", None) is None and window and window < max_model_len:
+        if not any(spec.window for spec in specs):
+            raise UnservedError(f"its config has a window of {window}, its masks have none")
 
 
 def fix_rope(network: Module, max_model_len: int) -> None:
@@ -84,73 +97,39 @@ def fix_rope(network: Module, max_model_len: int) -> None:
             module.rope_type = "default" if not isinstance(kinds, dict) else dict.fromkeys(kinds, "default")
 
 
-def run(network: Module, input_ids: Tensor, positions: Tensor) -> Tensor:
-    """Hidden states ``[T, H]`` of ids and positions ``[T]``."""
-    out = network.base_model(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
-    hidden: Tensor = out[0]
-    return hidden[0]
-
-
-def find_attention(network: Module) -> tuple[list[AttentionSpec], list[str]]:
-    """What a trial run says of each layer's attention, and the names of the modules.
+class Decoder:
+    """A network whose layers and output projection run apart.
 
     Raises:
-        UnservedError: a layer cannot be served, or none calls the attention function.
-    """
-    names = {id(module): name for name, module in network.named_modules()}
-    specs: list[AttentionSpec] = []
-    found: list[str] = []
+        UnservedError: a layer cannot be served.
 
-    def answer(call: Call) -> Tensor:
-        name = names.get(id(call.module), "?")
-        try:
-            specs.append(describe(call, len(specs)))
-        except UnservedError as error:
-            raise UnservedError(f"{name} {error}") from None
-        found.append(name)
-        return per_token(call)
-
-    device = next(network.parameters()).device
-    ids = torch.arange(_TOKENS, device=device)
-    with torch.no_grad(), answering(answer):
-        run(network, ids, ids)
-    if not specs:
-        raise UnservedError("its attention does not go through transformers' attention interface")
-    return specs, found
-
-
-def per_token(call: Call) -> Tensor:
-    """An answer that makes each token depend on itself only, but on all of its q, k and v."""
-    q, k, v = call.q, call.k, call.v
-    group, channels = q.shape[1] // k.shape[1], v.shape[3]
-    out = q[..., :channels] + k[..., :channels].repeat_interleave(group, 1) + v.repeat_interleave(group, 1)
-    return out.transpose(1, 2).to(v.dtype)
-
-
-class Head:
-    """The network behind its layers: output projection, and what it does to logits.
-
-    The network itself computes it, with the hidden states in place of its layers.
+    Attributes:
+        layers: see ``find_layers``.
     """
 
     def __init__(self, network: Module) -> None:
         self.network = network
+        self.layers = find_layers(network)
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """``[S, V]`` logits of ``hidden [S, H]``."""
+    def hidden(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """Hidden states ``[T, H]`` of ids and positions ``[T]``."""
+        out = self.layers.body(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        hidden: Tensor = out[0]
+        return hidden[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[S, V]`` logits of ``hidden [S, H]``: the network computes them with these in place of its layers' own."""
         ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
-        with _in_place_of_layers(self.network, hidden):
+        with _in_place_of_body(self.layers, hidden):
             logits: Tensor = self.network(input_ids=ids, use_cache=False).logits
         return logits[0]
 
 
 @contextmanager
-def _in_place_of_layers(network: Module, hidden: Tensor) -> Iterator[None]:
-    from transformers.modeling_outputs import MoeModelOutputWithPast
-
-    base = network.base_model
-    base.forward = lambda *args, **options: MoeModelOutputWithPast(last_hidden_state=hidden[None])
+def _in_place_of_body(layers: Layers, hidden: Tensor) -> Iterator[None]:
+    out = (hidden[None],) if layers.output is tuple else layers.output(last_hidden_state=hidden[None])
+    layers.body.forward = lambda *args, **options: out
     try:
         yield
     finally:
-        del base.forward
+        del layers.body.forward

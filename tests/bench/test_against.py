@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rosebatch.bench.against import PEERS, Peer, choose_peers, require_installed, run_peer
-from rosebatch.model.hf_folder import write_config
 from rosebatch.bench.peers import transformers
 from rosebatch.bench.scenario import Range, Sampling
 from rosebatch.errors import FlagError, UserError
+from rosebatch.model.hf_folder import write_config
 
 HERE = Path(__file__).parent
 

@@ -12,11 +12,13 @@ from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.model.layers import AttentionSpec, rope_tables
+from rosebatch.model.layers import AttentionSpec
 from rosebatch.model.registry import build_model
+from rosebatch.model.rope import rope_tables
 from rosebatch.model.weights import RandomWeights
 from rosebatch.ops import HeadRMSNorm, device_ops, select
 from rosebatch.toggles import Toggles
+from tests.engine.family_models import FAMILIES
 
 CPU = torch.device("cpu")
 VOCAB = 50
@@ -130,7 +132,11 @@ def _rotary(size, theta=10000.0):
 
 
 def build(name, ops):
-    return Uneven(ops) if name == "uneven" else build_model(MODELS[name], ops, Weights(name))
+    return Uneven(ops) if name == "uneven" else build_model(_shape(name), ops, Weights(name))
+
+
+def _shape(name):
+    return MODELS[name] if name in MODELS else FAMILIES[name]
 
 
 def make_cache(model, blocks, ops):
@@ -138,7 +144,7 @@ def make_cache(model, blocks, ops):
 
 
 def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
-    config = MODELS[name]
+    config = _shape(name)
     scheduler = Scheduler(BlockPool(blocks, BLOCK_SIZE), max_num_seqs=SEATS, max_num_batched_tokens=10, **scheduling)
     return Engine(
         scheduler,

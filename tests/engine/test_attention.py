@@ -1,5 +1,6 @@
 """Attention of whole steps over the paged cache against naive attention over the full sequence, in float64."""
 
+import dataclasses
 import math
 import random
 
@@ -296,6 +297,24 @@ def test_nothing_of_others_is_read():
             stream.block_ids.append(machine.free.pop())
             data[:, :, stream.block_ids[-1]] = 0
         machine.step((stream, start, length))
+    assert_exact(stream, specs)
+
+
+@pytest.mark.parametrize("block_size", [7, 16])
+def test_blocks_in_front_of_the_window_are_not_read(block_size):
+    """They belong to others by then, NaN here, and their entries in the table may be anything."""
+    specs = [spec for spec in make_specs(window=24, sinks=SINKS) if spec.window]
+    specs = [dataclasses.replace(spec, layer=layer) for layer, spec in enumerate(specs)]
+    machine = Machine(specs, block_size)
+    stream = Stream(100, 130, seed=4, specs=specs)
+    (data,) = machine.cache.groups
+    for start, length in cut(130, [50, 20, 1]):
+        for index in range(max(0, start + 1 - 24) // block_size):
+            if stream.block_ids[index] < 10**6:
+                data[:, :, stream.block_ids[index]] = math.nan
+                stream.block_ids[index] = 10**6
+        machine.step((stream, start, length))
+    assert stream.block_ids.count(10**6) > 3
     assert_exact(stream, specs)
 
 

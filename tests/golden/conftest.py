@@ -19,6 +19,7 @@ from rosebatch.model.source import find_model
 from rosebatch.request import Completion, Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
+from tests.golden.families import FAMILIES, VARIANTS
 from tests.golden.plain_hp1 import PlainHP1
 
 CPU = torch.device("cpu")
@@ -134,7 +135,7 @@ def goldens(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 
 def _make(transformers: Any, name: str, folder: Path) -> Golden:
-    kind, values = MODELS[name]
+    kind, values = {**MODELS, **FAMILIES, **VARIANTS}[name]
     model = PlainHP1.random(values) if kind == "HP1" else _random_model(transformers, kind, values)
     model.save_pretrained(folder)
     prompts = _prompts(values["vocab_size"])

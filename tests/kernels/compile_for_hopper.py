@@ -110,14 +110,20 @@ def layers() -> None:
     for rows, size in ((1, 768), (64, 1024)):
         x, weight = empty(rows, size), empty(size)
         norm.rms_norm(x, weight, 1e-6)
+        norm.rms_norm(x, weight.float(), 1e-6)
+        norm.layer_norm(x, weight, None, 1e-6)
+        norm.add(x, x)
+        in_parts = empty(4, rows, size, dtype=torch.float32)
+        for last in (weight.float(), None):
+            norm.add_post_norm(in_parts, x, weight.float(), last, 1e-6, weight)
         norm.add_layer_norm(empty(4, rows, size, dtype=torch.float32), x, weight, weight, 1e-6, weight)
         uclip.uclip_norm(x.view(rows, -1, 64), empty(64), 0.5)
         uclip.add_uclip_norm(empty(8, rows, size, dtype=torch.float32), x, weight, -1.5, weight, 0.5)
     for name in ("bias_gelu_erf_", "bias_gelu_tanh_", "bias_relu_"):
         getattr(mlp, name)(x, weight)
     mlp.bias_residual_(x, x, weight)
-    mlp.silu_mul(x)
-    mlp.relu_mul(x)
+    for name in ("silu_mul", "relu_mul", "gelu_tanh_mul", "gelu_erf_mul"):
+        getattr(mlp, name)(x)
     each = empty(size, dtype=torch.float32)
     for post_gamma, gamma in ((-1.5, 0.5), (each, 0.5), (each, each)):
         uclip.add_uclip_norm(empty(8192, size), empty(8192, size), weight, post_gamma, weight, gamma)
@@ -125,7 +131,7 @@ def layers() -> None:
     for rows, out in ((1, 2048), (64, 1)):
         linear.linear(empty(rows, size), empty(out, size), empty(out), None)
         linear.parts(empty(rows, size), empty(out, size))
-    for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul", "relu_mul"):
+    for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul", "relu_mul", "gelu_tanh_mul"):
         linear.linear(x, empty(2048, size), empty(2048), activation)
     cache = empty(1, 2, 4, 2, 64, 64)
     kv_cache.append(cache[0], empty(3, 2, 64), empty(3, 2, 64), torch.zeros(3, 2, dtype=torch.int64))
@@ -134,7 +140,7 @@ def layers() -> None:
 
 def tokens() -> None:
     from rosebatch_kernels.feedback.kernel import advance
-    from rosebatch_kernels.logits.kernel import adjust, count_, mask_
+    from rosebatch_kernels.logits.kernel import adjust, count_, mask_, scale_and_cap_
     from rosebatch_kernels.sampling.kernel import sample_rows
 
     fields, history, step = ints(layout.NUM_FIELDS, 9), ints(8, 9), ints(1)
@@ -166,6 +172,8 @@ def tokens() -> None:
             )
             count_(marks, ints(9), slots)
         mask_(logits, ints(2, -(-vocab // 32)), ints(2))
+        for cap in (0.0, 30.0):
+            scale_and_cap_(logits, 1.0, cap)
     advance(ints(9), fields, None, history, step, ints(2))
     advance(ints(2), fields, ints(2), history, None, ints(0))
 

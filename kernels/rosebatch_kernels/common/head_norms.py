@@ -44,15 +44,15 @@ class WholeRMSNorm(NamedTuple):
     eps: float
 
 
-# Kernels of attention apply the first kind themselves.
-FusedNorm = HeadRMSNorm | HeadUClip
-QKNorm = FusedNorm | HeadLayerNorm | WholeRMSNorm
+# Of each head by itself: kernels that rotate heads apply these as well.
+HeadNorm = HeadRMSNorm | HeadLayerNorm | HeadUClip
+QKNorm = HeadNorm | WholeRMSNorm
 
 
-def norm_arguments(qk_norm: QKNorm | None, unused: Tensor) -> tuple[str | None, Tensor, Tensor, Gain, Gain]:
+def norm_arguments(qk_norm: HeadNorm | None, unused: Tensor) -> tuple[str | None, Tensor, Tensor, Gain, Gain]:
     """Arguments of a kernel: the kind of norm, the weights of q and k, and the number of each (eps or gamma).
 
-    The kind ``uclip_each`` has a gamma for each channel.
+    The kind ``uclip_each`` has a gamma for each channel, ``layer`` a weight for each head.
 
     Args:
         qk_norm: None gives the kind None.
@@ -63,4 +63,4 @@ def norm_arguments(qk_norm: QKNorm | None, unused: Tensor) -> tuple[str | None, 
     if isinstance(qk_norm, HeadUClip):
         return "uclip_each" if isinstance(qk_norm.q_gamma, Tensor) else "uclip", *qk_norm
     q_weight, k_weight, eps = qk_norm
-    return "rms", q_weight, k_weight, eps, eps
+    return "layer" if isinstance(qk_norm, HeadLayerNorm) else "rms", q_weight, k_weight, eps, eps

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rosebatch_kernels.common.each_sequence import Weigh, decode_each, prefill_each
-from rosebatch_kernels.common.head_norms import QKNorm
+from rosebatch_kernels.common.head_norms import HeadNorm
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.qkv.reference import prepared
 
@@ -23,7 +23,7 @@ def decode(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: QKNorm | None = None,
+    qk_norm: HeadNorm | None = None,
     append: bool = True,
 ) -> Tensor:
     """See ``rosebatch_kernels.paged_attention.decode``; the workspace is not used."""
@@ -31,7 +31,7 @@ def decode(
     if append:
         qkv = prepared(qkv, cache, block_table, positions, live, num_heads=num_heads, rotary=rotary, qk_norm=qk_norm)
     weigh = _softmax(scale, window, soft_cap, sinks)
-    return decode_each(qkv, cache, block_table, positions, live, weigh, num_heads=num_heads)
+    return decode_each(qkv, cache, block_table, positions, live, weigh, num_heads=num_heads, window=window)
 
 
 def prefill(
@@ -48,7 +48,7 @@ def prefill(
 ) -> Tensor:
     """See ``rosebatch_kernels.paged_attention.prefill``."""
     weigh = _softmax(scale, window, soft_cap, sinks)
-    return prefill_each(q, cache, block_table, tiles, weigh, num_heads=num_heads)
+    return prefill_each(q, cache, block_table, tiles, weigh, num_heads=num_heads, window=window)
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:

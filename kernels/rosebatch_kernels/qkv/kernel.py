@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.head_norms import QKNorm, norm_arguments
+from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait
 
@@ -21,7 +21,7 @@ def prepare(
     *,
     num_heads: int,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: QKNorm | None = None,
+    qk_norm: HeadNorm | None = None,
 ) -> None:
     """See ``rosebatch_kernels.qkv.reference``."""
     tokens = len(qkv)
@@ -50,7 +50,7 @@ def prepare(
         D=size,
         WIDTH=triton.next_power_of_2(size),
         BLOCK=block_size,
-        ROTARY=rotary is not None,
+        ROTARY=0 if rotary is None else cos.shape[1],
         NORM=norm,
         num_warps=_WARPS,
         **launch_options(),
@@ -93,18 +93,18 @@ def _prepare(
         return
     start = qkv + token.to(tl.int64) * qkv_stride
     d = tl.arange(0, WIDTH)[None, :]
-    turned = turn(cos, sin, position, D, WIDTH, ROTARY)
+    turned = turn(cos, sin, position, WIDTH, ROTARY)
     if ROTARY or NORM is not None:
         h = tl.arange(0, HEADS_WIDTH)[:, None]
         heads = start + h * D
-        weight = weight_halves(q_weight, q_number, D, WIDTH, ROTARY, NORM)
+        weight = weight_halves(q_weight, q_number, h, h < HEADS, D, WIDTH, ROTARY, NORM)
         q = normed_and_rotated(halves(heads, h < HEADS, D, WIDTH, ROTARY), weight, turned, D, ROTARY, NORM)
         # All threads must read both halves before any thread overwrites one.
         tl.debug_barrier()
         tl.store(heads + d, q, mask=(h < HEADS) & (d < D))
     h = tl.arange(0, KV_WIDTH)[:, None]
     k_halves = halves(start + (HEADS + h) * D, h < KV_HEADS, D, WIDTH, ROTARY)
-    weight = weight_halves(k_weight, k_number, D, WIDTH, ROTARY, NORM)
+    weight = weight_halves(k_weight, k_number, h, h < KV_HEADS, D, WIDTH, ROTARY, NORM)
     k = normed_and_rotated(k_halves, weight, turned, D, ROTARY, NORM)
     mask = (h < KV_HEADS) & (d < D)
     v = tl.load(start + (HEADS + KV_HEADS + h) * D + d, mask=mask)

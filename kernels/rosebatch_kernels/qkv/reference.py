@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.common.head_norms import QKNorm
+from rosebatch_kernels.common.head_norms import HeadNorm
 from rosebatch_kernels.kv_cache.layout import cache_rows
 from rosebatch_kernels.kv_cache.reference import append
 from rosebatch_kernels.qkv.torch_heads import split_heads
@@ -18,7 +18,7 @@ def prepare(
     *,
     num_heads: int,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: QKNorm | None = None,
+    qk_norm: HeadNorm | None = None,
 ) -> None:
     """Normalise and rotate q in place. Normalise and rotate k, and write k and v to the cache.
 
@@ -51,7 +51,7 @@ def prepared(
     *,
     num_heads: int,
     rotary: tuple[Tensor, Tensor] | None,
-    qk_norm: QKNorm | None,
+    qk_norm: HeadNorm | None,
 ) -> Tensor:
     """A copy of ``qkv`` after ``prepare``, for a decode step: row i of the block table is token i's.
 

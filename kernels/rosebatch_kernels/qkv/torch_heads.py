@@ -51,14 +51,15 @@ def split_heads(
         return q, k, v
     rotated = heads[:, : num_heads + kv_heads]
     if qk_norm is not None:
-        rotated = torch.cat(_normed(q, k, qk_norm), dim=1)
+        rotated = torch.cat(normed_heads(q, k, qk_norm), dim=1)
     if rotary is not None:
         rotated = rope(rotated, *rotary)
     q, k = rotated.split((num_heads, kv_heads), dim=1)
     return q, k, v
 
 
-def _normed(q: Tensor, k: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor]:
+def normed_heads(q: Tensor, k: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor]:
+    """q ``[T, heads, D]`` and k ``[T, kv_heads, D]`` after their norm."""
     if isinstance(norm, HeadUClip):
         return uclip_norm(q, norm.q_alpha, norm.q_gamma), uclip_norm(k, norm.k_alpha, norm.k_gamma)
     q_weight, k_weight, eps = norm

@@ -54,7 +54,7 @@ _SIZES: dict[str, Any] = {
     "initializer_range": 0.2,
     "layer_types": None,
     "mlp_layer_types": None,
-    **dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"), None),
+    **dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"), 1),
 }
 
 
@@ -62,9 +62,7 @@ def tiny_config(model_type: str) -> Any:
     """The config of a family with every size small; also those of its parts."""
     from transformers import AutoConfig
 
-    default = AutoConfig.for_model(model_type)
-    config = AutoConfig.for_model(model_type, **_small(default))
-    return config
+    return AutoConfig.for_model(model_type, **_small(AutoConfig.for_model(model_type)))
 
 
 def _small(config: Any) -> dict[str, Any]:
@@ -73,6 +71,9 @@ def _small(config: Any) -> dict[str, Any]:
 
     own = config.to_dict()
     values = {name: value for name, value in _SIZES.items() if name in own}
+    if "kv_lora_rank" in own:
+        # A head of keys for each of queries; the size of a head is that of its rotated part.
+        values |= {"num_key_value_heads": _SIZES["num_attention_heads"], "head_dim": _SIZES["qk_rope_head_dim"]}
     if isinstance(own.get("layer_types"), list):
         kinds = list(dict.fromkeys(own["layer_types"]))
         values["layer_types"] = [kinds[i % len(kinds)] for i in range(4)]
@@ -93,6 +94,7 @@ def save_tiny_model(config: Any, folder: Path) -> Any:
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter, 1.0 if "norm" in name and name.endswith("weight") else 0.0, 0.2)
+    model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     return model
 

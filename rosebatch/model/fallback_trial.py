@@ -1,0 +1,115 @@
+"""A trial run of a network: what its attention layers are, and which of its modules its layers are in."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from rosebatch.model.fallback_attention import NAME, TRIAL, Call, UnservedError, answering, describe
+from rosebatch.model.layers import AttentionSpec
+
+# Tokens of a trial run.
+TOKENS = 4
+# Queries beyond the longest sliding window of any model.
+_FAR = 2**18
+
+
+class Layers(NamedTuple):
+    """What a trial run finds.
+
+    Attributes:
+        body: the module that makes hidden states of token ids; what follows are logits.
+        output: the class of what it returns.
+        specs: the attention of each layer, in order.
+        modules: that called the attention function, in the same order.
+    """
+
+    body: Module
+    output: type
+    specs: list[AttentionSpec]
+    modules: list[Module]
+
+
+def find_layers(network: Module) -> Layers:
+    """Run a network with masks that are descriptions; afterwards it runs without masks.
+
+    Raises:
+        UnservedError: a layer cannot be served, or none calls the attention function.
+    """
+    names = {module: name for name, module in network.named_modules()}
+    specs: list[AttentionSpec] = []
+    modules: list[Module] = []
+    entered: list[Module] = []
+    outputs: list[tuple[type, int]] = []
+
+    def answer(call: Call) -> Tensor:
+        try:
+            specs.append(describe(call, len(specs)))
+        except UnservedError as error:
+            raise UnservedError(f"{names.get(call.module, 'a layer')} {error}") from None
+        modules.append(call.module)
+        return per_token(call)
+
+    def enter(module: Module, *_: Any) -> None:
+        if not entered:
+            hooks.append(module.register_forward_hook(lambda _, __, out: outputs.append((type(out), len(specs)))))
+        entered.append(module)
+
+    hooks = [module.register_forward_pre_hook(enter) for module in names if module is not network]
+    ids = torch.arange(TOKENS, device=next(network.parameters()).device)[None]
+    try:
+        _choose(network, TRIAL)
+        with torch.no_grad(), answering(answer):
+            network(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    finally:
+        _choose(network, NAME)
+        for hook in hooks:
+            hook.remove()
+    if not specs:
+        raise UnservedError("its attention does not go through transformers' attention interface")
+    if [count for _, count in outputs] != [len(specs)]:
+        raise UnservedError("its layers and its output projection are not apart")
+    return Layers(entered[0], outputs[0][0], specs, modules)
+
+
+def per_token(call: Call) -> Tensor:
+    """An answer that makes each token depend on itself only, but on all of its q, k and v."""
+    q, k, v = call.q, call.k, call.v
+    group, channels = q.shape[1] // k.shape[1], v.shape[3]
+    out = q[..., :channels] + k[..., :channels].repeat_interleave(group, 1) + v.repeat_interleave(group, 1)
+    return out.transpose(1, 2).to(v.dtype)
+
+
+def describe_mask(q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any) -> Tensor:
+    """In place of a mask: an empty tensor that carries the window, so that the layers that get it can be told apart.
+
+    Raises:
+        UnservedError: it is neither causal nor a sliding window.
+    """
+    keys = torch.arange(_FAR + 1)
+    windows = []
+    for query in (_FAR - 1, _FAR):
+        try:
+            seen = mask_function(0, 0, torch.tensor(query), keys)
+        except RuntimeError:
+            raise UnservedError("its masks depend on the input") from None
+        windows.append(int(seen.sum()))
+        if bool(seen[query + 1 :].any()) or not bool(seen[query + 1 - windows[-1] : query + 1].all()):
+            raise UnservedError("its masks are neither causal nor sliding windows")
+    mask = torch.empty(1, 1, q_length, kv_length, device="meta")
+    if windows == [_FAR, _FAR + 1]:
+        mask.rosebatch_window = 0  # type: ignore[attr-defined]
+    elif windows[0] == windows[1]:
+        mask.rosebatch_window = windows[0]  # type: ignore[attr-defined]
+    else:
+        raise UnservedError("its masks are neither causal nor sliding windows")
+    return mask
+
+
+def _choose(network: Module, name: str) -> None:
+    """Have all parts of a network call the attention function of this name."""
+    for module in network.modules():
+        if hasattr(module, "config") and hasattr(module.config, "_attn_implementation"):
+            module.config._attn_implementation = name
