@@ -9,8 +9,8 @@ from torch.nn import Module
 
 from rosebatch.config import ModelConfig
 from rosebatch.host.model_files import refusal
-from rosebatch.model.fallback_attention import Call, answering, attend
-from rosebatch.model.fallback_check import require_tokenwise, waits_for_host
+from rosebatch.model.fallback_attention import Attending, UnservedError, running
+from rosebatch.model.fallback_check import close, require_tokenwise, waits_for_host
 from rosebatch.model.fallback_config import error_text
 from rosebatch.model.fallback_fusion import fuse
 from rosebatch.model.fallback_network import (
@@ -25,6 +25,8 @@ from rosebatch.model.weights import weight_files
 from rosebatch.ops import Ops
 
 _SEED = 0
+# Tokens of the check of fused layers.
+_TOKENS = 12
 
 
 class Fallback:
@@ -42,12 +44,7 @@ class Fallback:
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
-        specs = iter(self.attention)
-
-        def answer(call: Call) -> Tensor:
-            return attend(next(specs), call, attention)
-
-        with answering(answer):
+        with running(Attending(self.attention, attention)):
             return self.decoder.hidden(input_ids.long(), positions.long())
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -78,10 +75,23 @@ def load_fallback(
         fix_rope(network, config.max_model_len)
         decoder = Decoder(network)
         require_tokenwise(decoder, config.vocab_size)
-        fuse(decoder, ops)
+        _fuse_and_check(decoder, config, ops)
     except Exception as error:
         raise refusal(place, f"{config.transformers.architecture} is not supported: {error_text(error)}") from None
     return Fallback(decoder, waits_for_host(decoder))
+
+
+def _fuse_and_check(decoder: Decoder, config: ModelConfig, ops: Ops) -> None:
+    """Fuse, and see that nothing changed but rounding."""
+    device = next(decoder.network.parameters()).device
+    ids = torch.arange(_TOKENS, device=device) * 7 % config.vocab_size
+    positions = torch.arange(_TOKENS, device=device) * 5 % min(_TOKENS, config.max_model_len)
+    before = decoder.hidden_per_token(ids, positions)
+    with torch.inference_mode():
+        fuse(decoder, ops, config.max_model_len)
+        after = decoder.hidden_per_token(ids, positions)
+    if not close(after, before):
+        raise UnservedError("its fused layers compute something else")
 
 
 def _random(hf_config: Any, dtype: torch.dtype, device: torch.device) -> Module:

@@ -1,9 +1,9 @@
 """Attention as transformers' models ask for it: a function that they call by name, and what a call says of a layer."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,18 +16,12 @@ NAME = "rosebatch"
 # The same function, for which transformers asks us for descriptions of masks.
 TRIAL = "rosebatch-trial"
 # Options of a call that describe the layer, or change nothing here.
-_KNOWN = {"scaling", "sliding_window", "softcap", "s_aux", "dropout", "is_causal", "position_ids", "cache_position"}
-_KNOWN |= {
-    "output_router_logits",
-    "logits_to_keep",
-    "labels",
-    "position_embeddings",
-    "use_cache",
-    "output_attentions",
-    "output_hidden_states",
-    "return_dict",
+_KNOWN = {
+    *("scaling", "sliding_window", "softcap", "s_aux", "dropout", "is_causal"),
+    *("position_ids", "position_embeddings", "cache_position", "use_cache", "return_dict", "labels", "logits_to_keep"),
+    *("output_attentions", "output_hidden_states", "output_router_logits"),
 }
-_running = threading.local()
+_local = threading.local()
 
 
 class UnservedError(Exception):
@@ -53,8 +47,37 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
 
-# Returns ``[1, T, H, D']``.
-Answer = Callable[[Call], Tensor]
+class Step(Protocol):
+    """What answers the layers of one run of a network, in their order."""
+
+    def call(self, call: Call) -> Tensor:
+        """The attention of a call, ``[1, T, H, D']``."""
+        ...
+
+    def project(self, qkv: Tensor) -> Tensor:
+        """The attention ``[T, H · D]`` of a layer whose norms and rotation are in its spec: ``qkv`` as projected."""
+        ...
+
+
+class Attending:
+    """A run whose layers are known.
+
+    Args:
+        specs: of the layers.
+        attention: of the run.
+    """
+
+    def __init__(self, specs: Iterable[AttentionSpec], attention: Attention) -> None:
+        self._specs = iter(specs)
+        self._attention = attention
+
+    def call(self, call: Call) -> Tensor:
+        """See ``Step``."""
+        return attend(next(self._specs), call, self._attention)
+
+    def project(self, qkv: Tensor) -> Tensor:
+        """See ``Step``."""
+        return self._attention(next(self._specs), qkv)
 
 
 def register(describe_mask: Callable[..., Tensor]) -> None:
@@ -67,20 +90,26 @@ def register(describe_mask: Callable[..., Tensor]) -> None:
 
 
 @contextmanager
-def answering(answer: Answer) -> Iterator[None]:
-    """Answer the calls of models that run in this thread."""
-    before = getattr(_running, "answer", None)
-    _running.answer = answer
+def running(step: Step) -> Iterator[None]:
+    """Answer the layers of networks that run in this thread."""
+    before = getattr(_local, "step", None)
+    _local.step = step
     try:
         yield
     finally:
-        _running.answer = before
+        _local.step = before
+
+
+def project(qkv: Tensor) -> Tensor:
+    """See ``Step.project``: of the run in this thread."""
+    out: Tensor = _local.step.project(qkv)
+    return out
 
 
 def _attend(
     module: Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, None]:
-    return _running.answer(Call(module, query, key, value, attention_mask, options)), None
+    return _local.step.call(Call(module, query, key, value, attention_mask, options)), None
 
 
 def describe(call: Call, layer: int) -> AttentionSpec:

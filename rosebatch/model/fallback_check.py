@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from rosebatch.model.fallback_attention import UnservedError, answering
+from rosebatch.model.fallback_attention import UnservedError
 from rosebatch.model.fallback_network import Decoder
-from rosebatch.model.fallback_trial import per_token
 
 # Two runs share these many tokens, in another order; the others differ.
 _SHARED, _OTHERS = 6, 5
@@ -35,12 +34,15 @@ def require_tokenwise(decoder: Decoder, vocab_size: int) -> None:
         decoder, [ids[i] for i in order] + ids[tokens:], [positions[i] for i in order] + positions[tokens:]
     )
     for name, whole in first.items():
-        expected, found = whole[:, order].float(), second[name][:, :_SHARED].float()
-        if not torch.isfinite(expected).all():
-            continue
-        difference, size = (expected - found).norm(), expected.norm()
-        if difference > _TOLERANCE[whole.dtype] * size:
+        expected, found = whole[:, order], second[name][:, :_SHARED]
+        if torch.isfinite(expected).all() and not close(found, expected):
             raise UnservedError(f"{name} mixes tokens outside of attention")
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    """Whether two results are the same but for rounding."""
+    difference = (found.float() - expected.float()).norm()
+    return bool(difference <= _TOLERANCE[expected.dtype] * expected.float().norm())
 
 
 def _outputs(decoder: Decoder, ids: list[int], positions: list[int]) -> dict[str, Tensor]:
@@ -56,8 +58,7 @@ def _outputs(decoder: Decoder, ids: list[int], positions: list[int]) -> dict[str
                 outputs[name or "the model"] = out.clone()
 
         hooks.append(module.register_forward_hook(keep))
-    with torch.no_grad(), answering(per_token):
-        hidden = decoder.hidden(torch.tensor(ids, device=device), torch.tensor(positions, device=device))
+    hidden = decoder.hidden_per_token(torch.tensor(ids, device=device), torch.tensor(positions, device=device))
     for hook in hooks:
         hook.remove()
     return {**outputs, "the model": hidden[None]}
@@ -70,13 +71,12 @@ def waits_for_host(decoder: Decoder) -> str | None:
         return None
     ids = torch.arange(_SHARED, device=device)
     mode = torch.cuda.get_sync_debug_mode()
-    with torch.no_grad(), answering(per_token):
-        decoder.hidden(ids, ids)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            decoder.hidden(ids, ids)
-        except RuntimeError as error:
-            return str(error).partition("\n")[0]
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
+    decoder.hidden_per_token(ids, ids)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        decoder.hidden_per_token(ids, ids)
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
     return None

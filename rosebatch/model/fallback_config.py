@@ -11,7 +11,7 @@ from torch.nn import Embedding, Module
 from rosebatch.config import ModelConfig, convert
 from rosebatch.host.model_files import read_json, refusal
 from rosebatch.host.pretrained import load_pretrained_config
-from rosebatch.model.fallback_attention import NAME, UnservedError, answering
+from rosebatch.model.fallback_attention import NAME, UnservedError
 from rosebatch.model.fallback_network import (
     Decoder,
     build_network,
@@ -19,7 +19,7 @@ from rosebatch.model.fallback_network import (
     require_agreement,
     require_layer_types,
 )
-from rosebatch.model.fallback_trial import TOKENS, per_token
+from rosebatch.model.fallback_trial import TOKENS
 
 _META = torch.device("meta")
 # Where configs say how long a sequence may be, and how many experts a token has.
@@ -152,8 +152,7 @@ def _widest(decoder: Decoder, text: Any) -> int:
 
     hooks = [module.register_forward_hook(look) for module in decoder.layers.body.modules()]
     ids = torch.arange(TOKENS, device=_META)
-    with torch.no_grad(), answering(per_token):
-        decoder.hidden(ids, ids)
+    decoder.hidden_per_token(ids, ids)
     for hook in hooks:
         hook.remove()
     return max(widths)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from rosebatch.model.fallback_attention import NAME, UnservedError
+from rosebatch.model.fallback_attention import NAME, Attending, UnservedError, running
 from rosebatch.model.fallback_attention import register as register_attention
 from rosebatch.model.fallback_experts import register as register_experts
-from rosebatch.model.fallback_trial import Layers, describe_mask, find_layers
+from rosebatch.model.fallback_trial import Layers, PerToken, describe_mask, find_layers
 from rosebatch.model.layers import AttentionSpec
 
 _SERVED_TYPES = {"full_attention", "sliding_attention", "attention"}
@@ -116,6 +116,11 @@ class Decoder:
         out = self.layers.body(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
         hidden: Tensor = out[0]
         return hidden[0]
+
+    def hidden_per_token(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """The same with every token by itself, for checks."""
+        with torch.no_grad(), running(Attending(self.layers.specs, PerToken(positions))):
+            return self.hidden(input_ids, positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[S, V]`` logits of ``hidden [S, H]``: the network computes them with these in place of its layers' own."""

@@ -7,8 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from rosebatch.model.fallback_attention import NAME, TRIAL, Call, UnservedError, answering, describe
+from rosebatch.model.fallback_attention import NAME, TRIAL, Call, UnservedError, attend, describe, running
 from rosebatch.model.layers import AttentionSpec
+from rosebatch.ops import Ops
+
+# Norms and rotations of a trial run: PyTorch's operators, on every device.
+split_heads = Ops.__dataclass_fields__["split_heads"].default
 
 # Tokens of a trial run.
 TOKENS = 4
@@ -44,13 +48,17 @@ def find_layers(network: Module) -> Layers:
     entered: list[Module] = []
     outputs: list[tuple[type, int]] = []
 
-    def answer(call: Call) -> Tensor:
-        try:
-            specs.append(describe(call, len(specs)))
-        except UnservedError as error:
-            raise UnservedError(f"{names.get(call.module, 'a layer')} {error}") from None
-        modules.append(call.module)
-        return per_token(call)
+    class Describing:
+        def call(self, call: Call) -> Tensor:
+            try:
+                specs.append(describe(call, len(specs)))
+            except UnservedError as error:
+                raise UnservedError(f"{names.get(call.module, 'a layer')} {error}") from None
+            modules.append(call.module)
+            return attend(specs[-1], call, PerToken(ids[0]))
+
+        def project(self, qkv: Tensor) -> Tensor:
+            raise AssertionError("no layer is fused yet")
 
     def enter(module: Module, *_: Any) -> None:
         if not entered:
@@ -61,7 +69,7 @@ def find_layers(network: Module) -> Layers:
     ids = torch.arange(TOKENS, device=next(network.parameters()).device)[None]
     try:
         _choose(network, TRIAL)
-        with torch.no_grad(), answering(answer):
+        with torch.no_grad(), running(Describing()):
             network(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     finally:
         _choose(network, NAME)
@@ -74,12 +82,23 @@ def find_layers(network: Module) -> Layers:
     return Layers(entered[0], outputs[0][0], specs, modules)
 
 
-def per_token(call: Call) -> Tensor:
-    """An answer that makes each token depend on itself only, but on all of its q, k and v."""
-    q, k, v = call.q, call.k, call.v
-    group, channels = q.shape[1] // k.shape[1], v.shape[3]
-    out = q[..., :channels] + k[..., :channels].repeat_interleave(group, 1) + v.repeat_interleave(group, 1)
-    return out.transpose(1, 2).to(v.dtype)
+class PerToken:
+    """In place of attention: each token depends on itself only, but on all of its q, k and v.
+
+    Args:
+        positions: of the tokens, for layers whose spec rotates.
+    """
+
+    def __init__(self, positions: Tensor) -> None:
+        self.positions = positions
+
+    def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
+        """See ``rosebatch.model.layers.Attention``."""
+        turned = None
+        if spec.rotary is not None:
+            turned = spec.rotary.cos[self.positions][:, None], spec.rotary.sin[self.positions][:, None]
+        q, k, v = split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)
+        return (q + (k + v).repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)).flatten(1)
 
 
 def describe_mask(q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any) -> Tensor:
