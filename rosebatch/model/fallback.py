@@ -9,7 +9,7 @@ from torch.nn import Module
 
 from rosebatch.config import ModelConfig
 from rosebatch.host.model_files import refusal
-from rosebatch.model.fallback_attention import Attending, UnservedError, running
+from rosebatch.model.fallback_attention import Attending, running
 from rosebatch.model.fallback_check import close, require_tokenwise, waits_for_host
 from rosebatch.model.fallback_config import error_text
 from rosebatch.model.fallback_fusion import fuse
@@ -27,6 +27,8 @@ from rosebatch.ops import Ops
 _SEED = 0
 # Tokens of the check of fused layers.
 _TOKENS = 12
+# Most relative difference of hidden states: rounding adds up over the layers of a random model.
+_MOST = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
 
 
 class Fallback:
@@ -75,23 +77,26 @@ def load_fallback(
         fix_rope(network, config.max_model_len)
         decoder = Decoder(network)
         require_tokenwise(decoder, config.vocab_size)
-        _fuse_and_check(decoder, config, ops)
+        _fuse_if_same(decoder, config, ops)
     except Exception as error:
         raise refusal(place, f"{config.transformers.architecture} is not supported: {error_text(error)}") from None
     return Fallback(decoder, waits_for_host(decoder))
 
 
-def _fuse_and_check(decoder: Decoder, config: ModelConfig, ops: Ops) -> None:
-    """Fuse, and see that nothing changed but rounding."""
+def _fuse_if_same(decoder: Decoder, config: ModelConfig, ops: Ops) -> None:
+    """Fuse, unless the whole then computes something else; its parts were checked one by one."""
     device = next(decoder.network.parameters()).device
     ids = torch.arange(_TOKENS, device=device) * 7 % config.vocab_size
     positions = torch.arange(_TOKENS, device=device) * 5 % min(_TOKENS, config.max_model_len)
     before = decoder.hidden_per_token(ids, positions)
-    with torch.inference_mode():
-        fuse(decoder, ops, config.max_model_len)
+    with torch.no_grad():
+        fusion = fuse(decoder, ops, config.max_model_len)
         after = decoder.hidden_per_token(ids, positions)
-    if not close(after, before):
-        raise UnservedError("its fused layers compute something else")
+    print(before.dtype, (before - after).norm() / before.norm())
+    if close(after, before, _MOST[before.dtype]):
+        fusion.release()
+    else:
+        fusion.undo()
 
 
 def _random(hf_config: Any, dtype: torch.dtype, device: torch.device) -> Module:

@@ -35,14 +35,13 @@ def require_tokenwise(decoder: Decoder, vocab_size: int) -> None:
     )
     for name, whole in first.items():
         expected, found = whole[:, order], second[name][:, :_SHARED]
-        if torch.isfinite(expected).all() and not close(found, expected):
+        if torch.isfinite(expected).all() and not close(found, expected, _TOLERANCE[whole.dtype]):
             raise UnservedError(f"{name} mixes tokens outside of attention")
 
 
-def close(found: Tensor, expected: Tensor) -> bool:
-    """Whether two results are the same but for rounding."""
-    difference = (found.float() - expected.float()).norm()
-    return bool(difference <= _TOLERANCE[expected.dtype] * expected.float().norm())
+def close(found: Tensor, expected: Tensor, most: float) -> bool:
+    """Whether the relative difference of two results is at most this."""
+    return bool((found.float() - expected.float()).norm() <= most * expected.float().norm())
 
 
 def _outputs(decoder: Decoder, ids: list[int], positions: list[int]) -> dict[str, Tensor]:

@@ -25,9 +25,9 @@ from rosebatch.model.fallback_parts import (
     fused,
     rms_norm,
 )
-from rosebatch.model.fallback_trial import PerToken, split_heads
+from rosebatch.model.fallback_trial import PerToken
 from rosebatch.model.layers import AttentionSpec, Rotary
-from rosebatch.ops import Linear, Ops, Weight
+from rosebatch.ops import Linear, Ops, Pending, Weight
 
 # Tokens of the trial run, at these positions.
 _POSITIONS = (3, 0, 5, 1, 7, 2)
@@ -36,7 +36,7 @@ _MOST_ROTARY = 2**28
 _OUT = ("o_proj", "out_proj", "dense")
 
 
-def fuse(decoder: Decoder, ops: Ops, max_model_len: int) -> None:
+def fuse(decoder: Decoder, ops: Ops, max_model_len: int) -> "Fusion":
     """Replace what our operators compute as well; the results stay the same but for rounding.
 
     Args:
@@ -44,10 +44,14 @@ def fuse(decoder: Decoder, ops: Ops, max_model_len: int) -> None:
         ops: the operators of the run.
         max_model_len: the longest sequence, for tables of positions.
     """
-    _Fusion(decoder, ops, max_model_len).run()
+    fusion = Fusion(decoder, ops, max_model_len)
+    fusion.run()
+    return fusion
 
 
-class _Fusion:
+class Fusion:
+    """What was found in a network and replaced; see ``fuse``."""
+
     def __init__(self, decoder: Decoder, ops: Ops, max_model_len: int) -> None:
         self.decoder = decoder
         self.ops = ops
@@ -57,10 +61,28 @@ class _Fusion:
         self.mlps: dict[Module, GatedMLP] = {}
         self.attention: dict[Module, tuple[Linear, Linear]] = {}
         self.tables: dict[int, Rotary] = {}
-        # The residual that a layer returned last, and its norm for the next one.
-        self.normed: tuple[Any, Tensor | None] = (None, None)
+        # The residual that a layer returned last, the norm behind it, and what that returns.
+        self.normed: tuple[Tensor, Norm, Tensor] | None = None
+        self._specs = list(decoder.layers.specs)
+
+    def undo(self) -> None:
+        """Everything is as it was."""
+        self.decoder.layers.specs[:] = self._specs
+        for module in self.seen:
+            vars(module).pop("forward", None)
+
+    def release(self) -> None:
+        """Forget the weights that operators hold instead, some in a layout of their own."""
+        ran = [module for module, seen in self.seen.items() if "forward" in vars(module)]
+        inside = {each for module in [*self.attention, *self.mlps] for each in module.children()}
+        for module in {*ran, *inside}:
+            if type(module) is nn.Linear:
+                module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
+        self.seen.clear()
+        self.calls.clear()
 
     def run(self) -> None:
+        """Replace parts from the inside out."""
         for module in self.seen:
             if (norm := find_norm(module, self.seen[module], self.ops)) is not None:
                 self.norms[module] = norm
@@ -73,10 +95,9 @@ class _Fusion:
         self._fuse_linears()
 
     def _norm(self, norm: Norm, x: Tensor) -> Tensor:
-        source, normed = self.normed
-        if x is source and normed is not None:
-            self.normed = None, None
-            return normed
+        ready, self.normed = self.normed, None
+        if ready is not None and x is ready[0] and norm is ready[1]:
+            return ready[2]
         return rms_norm(norm, x, self.ops)
 
     def _mlp(self, mlp: GatedMLP, x: Tensor) -> Tensor:
@@ -112,27 +133,20 @@ class _Fusion:
             return None
         x = hidden[0]
         qkv = torch.cat([part(x) for part in parts], 1)
-        spec = replace(
-            spec,
-            rotary=self._rotary(seen.options.get("position_embeddings")),
-            qk_norm=find_qk_norm(module, self.seen, spec.head_dim, self.ops),
-        )
         positions = torch.tensor(_POSITIONS, device=x.device)
-        turned = None
-        if spec.rotary is not None:
-            turned = spec.rotary.cos[positions][:, None], spec.rotary.sin[positions][:, None]
         expected = [each[0].transpose(0, 1) for each in (call.q, call.k, call.v)]
-        try:
-            heads = split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)
-        except RuntimeError:
-            return None
-        out = last(PerToken(positions)(spec, qkv))
-        if not all(map(agrees, [*heads, out[None]], [*expected, seen.out[0]])):
-            return None
-        first, second = fused(parts, self.ops), fused([last], self.ops)
-        return None if first is None or second is None else (spec, first, second)
+        qk_norm = find_qk_norm(module, self.seen, spec.head_dim, self.ops)
+        # A layer may get positions and not use them (SmolLM3).
+        for rotary in dict.fromkeys((self._rotary(seen.options.get("position_embeddings"), x.dtype), None)):
+            spec = replace(spec, rotary=rotary, qk_norm=qk_norm)
+            heads = PerToken(positions).heads(spec, qkv)
+            out = last(PerToken(positions)(spec, qkv))
+            if all(map(agrees, [*heads, out[None]], [*expected, seen.out[0]])):
+                first, second = fused(parts, self.ops), fused([last], self.ops)
+                return None if first is None or second is None else (spec, first, second)
+        return None
 
-    def _rotary(self, given: Any) -> Rotary | None:
+    def _rotary(self, given: Any, dtype: torch.dtype) -> Rotary | None:
         """Tables of all positions, by the module whose cosines and sines a layer got."""
         if not isinstance(given, tuple) or len(given) != 2:
             return None
@@ -143,7 +157,7 @@ class _Fusion:
             cos, sin = self._all_positions(maker, self.seen[maker])
             half = cos.shape[-1] // 2
             signed = torch.cat((-sin[:, :half], sin[:, half:]), 1)
-            self.tables[id(given[0])] = Rotary(cos.contiguous(), signed)
+            self.tables[id(given[0])] = Rotary(cos.to(dtype), signed.to(dtype))
         return self.tables[id(given[0])]
 
     def _all_positions(self, maker: Module, seen: Seen) -> tuple[Tensor, Tensor]:
@@ -172,36 +186,36 @@ class _Fusion:
     def _is_pre_norm(self, layer: Module) -> bool:
         names = ("input_layernorm", "post_attention_layernorm", "self_attn", "mlp")
         first, second, attention, mlp = (getattr(layer, name, None) for name in names)
-        known = (first in self.norms, second in self.norms, attention in self.attention, mlp in self.mlps)
+        known = (first in self.norms, second in self.norms, attention in self.attention, mlp in self.seen)
         if not all(known) or {name for name, _ in layer.named_children()} != set(names):
             return False
         seen, inner = self.seen[layer], self.seen[attention]  # type: ignore[index]
         hidden = seen.args[0] if seen.args else None
-        if not isinstance(hidden, Tensor) or not isinstance(seen.out, Tensor):
+        added = self.seen[mlp].out  # type: ignore[index]
+        if not all(isinstance(each, Tensor) for each in (hidden, seen.out, added)):
             return False
         residual = hidden + inner.out[0]
         middle = self.seen[second].args[0]  # type: ignore[index]
-        return agrees(middle, residual) and agrees(seen.out, residual + self.seen[mlp].out)  # type: ignore[index]
+        return agrees(middle, residual) and agrees(seen.out, residual + added)
 
     def _pre_norm_step(self, layer: Any, following: Norm | None) -> Callable[..., Tensor]:
         ops = self.ops
-        first, second, mlp = (
-            self.norms[layer.input_layernorm],
-            self.norms[layer.post_attention_layernorm],
-            self.mlps[layer.mlp],
-        )
-        qkv, out = self.attention[layer.self_attn]
+        first, second = self.norms[layer.input_layernorm], self.norms[layer.post_attention_layernorm]
+        mlp, (qkv, out) = self.mlps.get(layer.mlp), self.attention[layer.self_attn]
 
         def step(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
             residual, normed = hidden_states[0], self._norm(first, hidden_states)[0]
             attended = ops.project(out, project(qkv(normed)))
             normed, residual = ops.add_rms_norm(attended, residual, second.weight, second.eps)
-            last = ops.project(mlp.down, ops.gated(mlp.kind, mlp.gate_up, normed))
+            if mlp is None:
+                last = Pending(layer.mlp(normed[None])[0])
+            else:
+                last = ops.project(mlp.down, ops.gated(mlp.kind, mlp.gate_up, normed))
             if following is None:
                 return ops.add(last, residual)[None]
             normed, residual = ops.add_rms_norm(last, residual, following.weight, following.eps)
             result = residual[None]
-            self.normed = result, normed[None]
+            self.normed = result, following, normed[None]
             return result
 
         return step

@@ -12,7 +12,7 @@ from rosebatch.model.layers import AttentionSpec
 from rosebatch.ops import Ops
 
 # Norms and rotations of a trial run: PyTorch's operators, on every device.
-split_heads = Ops.__dataclass_fields__["split_heads"].default
+_split_heads = Ops.__dataclass_fields__["split_heads"].default
 
 # Tokens of a trial run.
 TOKENS = 4
@@ -94,11 +94,15 @@ class PerToken:
 
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Attention``."""
+        q, k, v = self.heads(spec, qkv)
+        return (q + (k + v).repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)).flatten(1)
+
+    def heads(self, spec: AttentionSpec, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v, normed and rotated as the spec says."""
         turned = None
         if spec.rotary is not None:
             turned = spec.rotary.cos[self.positions][:, None], spec.rotary.sin[self.positions][:, None]
-        q, k, v = split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)
-        return (q + (k + v).repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)).flatten(1)
+        return _split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)
 
 
 def describe_mask(q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any) -> Tensor:
