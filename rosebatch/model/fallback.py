@@ -92,7 +92,6 @@ def _fuse_if_same(decoder: Decoder, config: ModelConfig, ops: Ops) -> None:
     with torch.no_grad():
         fusion = fuse(decoder, ops, config.max_model_len)
         after = decoder.hidden_per_token(ids, positions)
-    print(before.dtype, (before - after).norm() / before.norm())
     if close(after, before, _MOST[before.dtype]):
         fusion.release()
     else:

@@ -70,10 +70,10 @@ def waits_for_host(decoder: Decoder) -> str | None:
         return None
     ids = torch.arange(_SHARED, device=device)
     mode = torch.cuda.get_sync_debug_mode()
-    decoder.hidden_per_token(ids, ids)
+    decoder.logits(decoder.hidden_per_token(ids, ids))
     torch.cuda.set_sync_debug_mode("error")
     try:
-        decoder.hidden_per_token(ids, ids)
+        decoder.logits(decoder.hidden_per_token(ids, ids))
     except RuntimeError as error:
         return str(error).partition("\n")[0]
     finally:

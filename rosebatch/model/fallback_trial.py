@@ -115,7 +115,7 @@ def describe_mask(q_length: int, kv_length: int, mask_function: Callable[..., An
     windows = []
     for query in (_FAR - 1, _FAR):
         try:
-            seen = mask_function(0, 0, torch.tensor(query), keys)
+            seen = torch.as_tensor(mask_function(0, 0, torch.tensor(query), keys)).expand(keys.shape)
         except RuntimeError:
             raise UnservedError("its masks depend on the input") from None
         windows.append(int(seen.sum()))

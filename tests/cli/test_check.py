@@ -24,7 +24,7 @@ def test_check(cli, source, model_folder, monkeypatch):
     assert (result.code, result.err) == (3, "")
     assert lines[0] == "line 2: invalid_sampling: top_p must be in (0, 1], got 2.0"
     assert lines[1].startswith("line 3: invalid_json: not valid JSON: ")
-    assert lines[2] == f"{source}: {model_folder.name}, cpu"
+    assert lines[2] == f"{source}: {model_folder.name} by rosebatch, cpu"
     assert "rows: 1 can be served, 2 cannot (1 invalid_sampling, 1 invalid_json)" in lines
     assert "prompt tokens: 5 (5 to 5 a row, median 5, p90 5)" in lines
     labels = [line.partition(": ")[0] for line in lines[3:]]

@@ -210,8 +210,9 @@ def main() -> None:
     for model_type in sys.argv[1:] or sorted(NAMES):
         state, reason = _alone(model_type)
         counts[state] += 1
-        print(f"{state:8} {model_type:24} {reason}", flush=True)
-    print(f"transformers {transformers.__version__}: {', '.join(f'{n} {s}' for s, n in counts.most_common())}")
+        sys.stdout.write(f"{state:8} {model_type:24} {reason}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"transformers {transformers.__version__}: {', '.join(f'{n} {s}' for s, n in counts.most_common())}\n")
 
 
 if __name__ == "__main__":
