@@ -129,7 +129,7 @@ def _first(config: Any, names: Sequence[str]) -> int | None:
     return next((value for value in found if type(value) is int and value > 0), None)
 
 
-def _count_weights(network: Module, text: Any) -> tuple[int, int]:
+def _count_weights(network: Any, text: Any) -> tuple[int, int]:
     """Elements of the layers' matrices, and of those that a token is multiplied with."""
     decoder = network.get_decoder() if hasattr(network, "get_decoder") else network.base_model
     tables = {id(module.weight) for module in decoder.modules() if isinstance(module, Embedding)}
@@ -144,7 +144,8 @@ def _count_weights(network: Module, text: Any) -> tuple[int, int]:
 
 def _widest(decoder: Decoder, text: Any) -> int:
     """Most elements a token has in any tensor between modules."""
-    widths = [(_first(text, _TOP_K) or 0) * (getattr(text, "moe_intermediate_size", None) or text.hidden_size)]
+    of_expert: int = getattr(text, "moe_intermediate_size", None) or text.hidden_size
+    widths = [(_first(text, _TOP_K) or 0) * of_expert]
 
     def look(module: Module, args: Any, out: Any) -> None:
         if isinstance(out, Tensor):

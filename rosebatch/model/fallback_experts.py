@@ -19,4 +19,5 @@ def _experts(module: Module, hidden: Tensor, top_k_index: Tensor, top_k_weights:
 
     if hidden.device.type == "meta":
         return hidden.clone()
-    return grouped_mm_experts_forward(module, hidden, top_k_index, top_k_weights)
+    out: Tensor = grouped_mm_experts_forward(module, hidden, top_k_index, top_k_weights)
+    return out

@@ -111,8 +111,8 @@ class Fusion:
             found = self._find_attention(module, spec, self.calls[index])
             if found is None:
                 continue
-            layers.specs[index], *self.attention[module] = found
-            qkv, out = found[1:]
+            layers.specs[index], qkv, out = found
+            self.attention[module] = qkv, out
             _replace(module, lambda *args, qkv=qkv, out=out, **options: self._attend(qkv, out, args, options))
 
     def _attend(self, qkv: Linear, out: Linear, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Tensor, None]:
@@ -126,13 +126,14 @@ class Fusion:
         parts = [getattr(module, f"{name}_proj", None) for name in "qkv"]
         last = next((getattr(module, name) for name in _OUT if hasattr(module, name)), None)
         seen = self.seen.get(module)
-        if seen is None or any(type(part) is not nn.Linear for part in [*parts, last]) or len(seen.out) != 2:
+        plain = [part for part in [*parts, last] if type(part) is nn.Linear]
+        if seen is None or len(plain) < 4 or len(seen.out) != 2:
             return None
         hidden = seen.args[0] if seen.args else seen.options.get("hidden_states")
         if not isinstance(hidden, Tensor) or call.v.shape[3] != spec.head_dim:
             return None
         x = hidden[0]
-        qkv = torch.cat([part(x) for part in parts], 1)
+        qkv = torch.cat([part(x) for part in plain[:3]], 1)
         positions = torch.tensor(_POSITIONS, device=x.device)
         expected = [each[0].transpose(0, 1) for each in (call.q, call.k, call.v)]
         qk_norm = find_qk_norm(module, self.seen, spec.head_dim, self.ops)
@@ -140,9 +141,9 @@ class Fusion:
         for rotary in dict.fromkeys((self._rotary(seen.options.get("position_embeddings"), x.dtype), None)):
             spec = replace(spec, rotary=rotary, qk_norm=qk_norm)
             heads = PerToken(positions).heads(spec, qkv)
-            out = last(PerToken(positions)(spec, qkv))
+            out = plain[3](PerToken(positions)(spec, qkv))
             if all(map(agrees, [*heads, out[None]], [*expected, seen.out[0]])):
-                first, second = fused(parts, self.ops), fused([last], self.ops)
+                first, second = fused(plain[:3], self.ops), fused(plain[3:], self.ops)
                 return None if first is None or second is None else (spec, first, second)
         return None
 
@@ -177,7 +178,7 @@ class Fusion:
     def _fuse_layers(self) -> None:
         """Layers that add attention and MLP to the residual, each behind a norm."""
         found = [layer for layer in self.seen if self._is_pre_norm(layer)]
-        final = [module for name, module in self.decoder.layers.body.named_children() if module in self.norms]
+        final = [module for module in self.decoder.layers.body.children() if module in self.norms]
         for index, layer in enumerate(found):
             following = found[index + 1].input_layernorm if index + 1 < len(found) else (final[0] if final else None)
             step = self._pre_norm_step(layer, self.norms.get(following))  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ def our_functions() -> dict[str, str]:
     return {"attn_implementation": NAME, "experts_implementation": NAME}
 
 
-def require_decoder(network: Module) -> Module:
+def require_decoder(network: Any) -> Module:
     """The network, unless it is more than a decoder.
 
     Raises:
@@ -51,7 +51,8 @@ def require_decoder(network: Module) -> Module:
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
             # It would read token ids on the host.
             module.warn_if_padding_and_no_attention_mask = lambda *_: None
-    return network.eval().requires_grad_(False)
+    decoder: Module = network.eval().requires_grad_(False)
+    return decoder
 
 
 def require_layer_types(text_config: Any, max_model_len: int) -> None:
@@ -74,12 +75,12 @@ def require_agreement(text_config: Any, specs: Sequence[AttentionSpec], max_mode
         UnservedError: so it is; transformers' own tokens then depend on where the prompt ends.
     """
     window = getattr(text_config, "sliding_window", None)
-    if getattr(text_config, "layer_types", None) is None and window and window < max_model_len:
-        if not any(spec.window for spec in specs):
-            raise UnservedError(f"its config has a window of {window}, its masks have none")
+    by_layer = getattr(text_config, "layer_types", None) is not None or any(spec.window for spec in specs)
+    if window and window < max_model_len and not by_layer:
+        raise UnservedError(f"its config has a window of {window}, its masks have none")
 
 
-def fix_rope(network: Module, max_model_len: int) -> None:
+def fix_rope(network: Any, max_model_len: int) -> None:
     """Keep rotary frequencies as they are within the original length; transformers would read positions on the host.
 
     Raises:
@@ -107,7 +108,7 @@ class Decoder:
         layers: see ``find_layers``.
     """
 
-    def __init__(self, network: Module) -> None:
+    def __init__(self, network: Any) -> None:
         self.network = network
         self.layers = find_layers(network)
 

@@ -90,7 +90,7 @@ def find_gated_mlp(module: Module, seen: Seen | None, ops: Ops) -> GatedMLP | No
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     if seen is None or not isinstance(seen.out, Tensor) or any(type(part) is not nn.Linear for part in parts):
         return None
-    gate, up, down = parts
+    gate, up, down = (part for part in parts if part is not None)
     (x,) = seen.args
     for kind in dict.fromkeys(GATES.values()):
         if agrees(down(_ACTIVATIONS[kind](gate(x)) * up(x)), seen.out):

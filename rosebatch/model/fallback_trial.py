@@ -9,10 +9,11 @@ from torch.nn import Module
 
 from rosebatch.model.fallback_attention import NAME, TRIAL, Call, UnservedError, attend, describe, running
 from rosebatch.model.layers import AttentionSpec
-from rosebatch.ops import Ops
+from rosebatch.ops import select
+from rosebatch.toggles import Toggles
 
 # Norms and rotations of a trial run: PyTorch's operators, on every device.
-_split_heads = Ops.__dataclass_fields__["split_heads"].default
+_split_heads = select(Toggles(), "cpu").split_heads
 
 # Tokens of a trial run.
 TOKENS = 4
@@ -102,7 +103,8 @@ class PerToken:
         turned = None
         if spec.rotary is not None:
             turned = spec.rotary.cos[self.positions][:, None], spec.rotary.sin[self.positions][:, None]
-        return _split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)
+        q, k, v = _split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)
+        return q, k, v
 
 
 def describe_mask(q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any) -> Tensor:

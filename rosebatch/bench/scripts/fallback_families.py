@@ -144,9 +144,9 @@ def make_prompts() -> list[list[int]]:
     ]
 
 
-def try_family(model_type: str) -> tuple[str, str]:
+def try_family(model_type: str, prompts: list[list[int]] | None = None) -> tuple[str, str]:
     """``served``, ``refused``, ``wrong`` or ``untried``, and why."""
-    prompts = make_prompts()
+    prompts = prompts or make_prompts()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
@@ -212,7 +212,9 @@ def main() -> None:
         counts[state] += 1
         sys.stdout.write(f"{state:8} {model_type:24} {reason}\n")
         sys.stdout.flush()
-    sys.stdout.write(f"transformers {transformers.__version__}: {', '.join(f'{n} {s}' for s, n in counts.most_common())}\n")
+    sys.stdout.write(
+        f"transformers {transformers.__version__}: {', '.join(f'{n} {s}' for s, n in counts.most_common())}\n"
+    )
 
 
 if __name__ == "__main__":
