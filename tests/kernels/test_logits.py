@@ -318,7 +318,6 @@ def test_the_cap_of_extremes(implementation, device):
     assert logits[0, 3].isnan()
 
 
-
 def test_no_rows(implementation, device):
     """A step in which nothing is to be done is no error, and changes nothing."""
     none, logits = torch.zeros(0, dtype=torch.int32, device=device), torch.ones(3, 40, device=device)

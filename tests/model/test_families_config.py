@@ -85,7 +85,7 @@ def test_gemma_3_of_transformers_4(name):
 
 def test_a_part_that_is_no_object_is_refused():
     """It must give a UserError, not an AttributeError."""
-    with pytest.raises(UserError, match="config.json: text_config is no object: 3"):
+    with pytest.raises(UserError, match="text_config is no object: 3"):
         parse("Gemma3ForConditionalGeneration", text_config=3)
 
 
@@ -143,9 +143,10 @@ def test_olmo_3_scales_full_layers_only():
 )
 def test_what_is_not_served_says_what_may_serve_it(name, options, message):
     """One line: the field, and the flag that may run the model nevertheless."""
-    with pytest.raises(UserError, match="; --model-impl transformers may run it$") as caught:
+    with pytest.raises(UserError) as caught:
         parse(name, **options)
     assert message in str(caught.value)
+    assert str(caught.value).endswith("; --model-impl transformers may run it")
     assert "\n" not in str(caught.value)
 
 

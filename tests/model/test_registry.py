@@ -16,7 +16,7 @@ from tests.engine.small_models import CPU, MODELS
 
 
 class CountedWeights(RandomWeights):
-    """Counts the elements of all matrices but norms of heads, and tables of positions: a step reads one row of these."""
+    """Counts the elements of all matrices but norms, and tables of positions: a step reads one row of these."""
 
     def __init__(self):
         super().__init__(torch.float32, CPU)
