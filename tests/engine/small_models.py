@@ -15,7 +15,7 @@ from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.layers import AttentionSpec, rope_tables
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights
-from rosebatch.ops import HeadRMSNorm, device_ops, select
+from rosebatch.ops import HeadLayerNorm, HeadRMSNorm, WholeRMSNorm, device_ops, select
 from rosebatch.toggles import Toggles
 
 CPU = torch.device("cpu")
@@ -68,6 +68,9 @@ MODELS = {
     "uneven": ModelConfig(
         family="gpt2", num_kv_heads=2, norm_eps=1e-5, activation="gelu_new", eos_token_ids=(46,), **_SIZES
     ),
+    "softmaxes": ModelConfig(
+        family="gpt2", num_kv_heads=2, norm_eps=1e-5, activation="gelu_new", eos_token_ids=(10,), **_SIZES
+    ),
 }
 
 
@@ -90,9 +93,12 @@ class Weights(RandomWeights):
 
 
 class Uneven:
-    """Layers that differ in all that attention can differ in. No family has such layers yet."""
+    """Layers that differ in all that attention can differ in, more than those of any family.
 
-    def __init__(self, ops):
+    ``specs`` makes them, with a function that makes weights.
+    """
+
+    def __init__(self, ops, specs):
         generator = torch.Generator().manual_seed(0)
 
         def weight(*shape):
@@ -100,18 +106,7 @@ class Uneven:
 
         self.ops = ops
         self.embedding, self.head = weight(VOCAB, 32), weight(VOCAB, 32)
-        self.attention = [
-            AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=16, scale=0.3, rotary=_rotary(16), window=5),
-            AttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2, rotary=_rotary(32, 500.0)),
-            AttentionSpec(
-                layer=2,
-                num_heads=3,
-                num_kv_heads=3,
-                head_dim=16,
-                scale=0.5,
-                qk_norm=HeadRMSNorm(weight(16), weight(16), 1e-5),
-            ),
-        ]
+        self.attention = specs(weight)
         self.qkv = [weight((s.num_heads + 2 * s.num_kv_heads) * s.head_dim, 32) for s in self.attention]
         self.out = [weight(32, s.num_heads * s.head_dim) for s in self.attention]
 
@@ -129,8 +124,35 @@ def _rotary(size, theta=10000.0):
     return rope_tables(RopeConfig(theta=theta), size, _SIZES["max_model_len"], torch.float32, CPU)
 
 
+def _uneven(weight):
+    norm = HeadRMSNorm(weight(16), weight(16), 1e-5)
+    return [
+        AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=16, scale=0.3, rotary=_rotary(16), window=5),
+        AttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2, rotary=_rotary(32, 500.0)),
+        AttentionSpec(layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=norm),
+    ]
+
+
+def _softmaxes(weight):
+    """Caps, sinks, windows smaller than a block, rotation of some channels, each kind of norm, odd numbers of heads."""
+    norm = WholeRMSNorm(1 + weight(80), 1 + weight(40), 1e-5)
+    each = HeadLayerNorm(1 + weight(3, 16), 1 + weight(3, 16), 1e-5)
+    more = {"sinks": weight(5) + 1, "rotary": _rotary(4)}, {"soft_cap": 1.5, "rotary": _rotary(20, 500.0)}
+    last = {"soft_cap": 2.5, "sinks": weight(3), "rotary": _rotary(6)}
+    return [
+        AttentionSpec(layer=0, num_heads=5, num_kv_heads=1, head_dim=12, scale=0.3, window=7, **more[0]),
+        AttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.5, qk_norm=norm, **more[1]),
+        AttentionSpec(layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=each, window=3, **last),
+    ]
+
+
+_SPECS = {"uneven": _uneven, "softmaxes": _softmaxes}
+
+
 def build(name, ops):
-    return Uneven(ops) if name == "uneven" else build_model(MODELS[name], ops, Weights(name))
+    if name in _SPECS:
+        return Uneven(ops, _SPECS[name])
+    return build_model(MODELS[name], ops, Weights(name))
 
 
 def make_cache(model, blocks, ops):
