@@ -326,7 +326,7 @@ def _mlp_ops(toggles: Toggles) -> dict[str, Any]:
         "gelu_tanh": mlp_kernel.bias_gelu_tanh_,
         "relu": mlp_kernel.bias_relu_,
     }
-    gates = {kind: getattr(mlp_kernel, kind) for kind in mlp.GATED}
+    gates: dict[str, Callable[[Tensor], Tensor]] = {kind: getattr(mlp_kernel, kind) for kind in mlp.GATED}
 
     def activated(name: str, up: Linear, x: Tensor) -> Tensor:
         kind = ACTIVATIONS[name]

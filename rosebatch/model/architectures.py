@@ -41,6 +41,8 @@ class Architecture:
         defaults: of fields that config.json leaves out: those of transformers' config class.
         part: the object of config.json that holds the language model; empty if that is all of it.
         window: whether models of it may have sliding windows.
+        experts: whether its MLPs are mixtures of experts.
+        fallback: whether transformers' own code may run it, with ``--model-impl transformers``.
     """
 
     model_type: str
@@ -49,6 +51,8 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     part: str = ""
     window: bool = False
+    experts: bool = False
+    fallback: bool = True
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -68,11 +72,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteForCausalLM": Architecture("granite", "Granite 3.x", granite, GRANITE_DEFAULTS),
     "SmolLM3ForCausalLM": Architecture("smollm3", "SmolLM3", smollm3, SMOLLM3_DEFAULTS, window=True),
     "Glm4ForCausalLM": Architecture("glm4", "GLM-4-0414", glm4, GLM4_DEFAULTS),
-    "StableLmForCausalLM": Architecture("stablelm", "StableLM", stablelm, STABLELM_DEFAULTS),
+    "StableLmForCausalLM": Architecture("stablelm", "StableLM", stablelm, STABLELM_DEFAULTS, fallback=False),
     "CohereForCausalLM": Architecture("cohere", "Command R, R+, Aya", cohere, COHERE_DEFAULTS),
     "Cohere2ForCausalLM": Architecture("cohere2", "Command R7B, Command A", cohere2, COHERE2_DEFAULTS, window=True),
     "GPTNeoXForCausalLM": Architecture("gpt_neox", "GPT-NeoX, Pythia", gpt_neox, GPT_NEOX_DEFAULTS),
     "Starcoder2ForCausalLM": Architecture("starcoder2", "StarCoder2", starcoder2, STARCODER2_DEFAULTS, window=True),
     # A format of our own: transformers has no such class.
-    "HP1ForCausalLM": Architecture("hp1", "HP1", hp1),
+    "HP1ForCausalLM": Architecture("hp1", "[HP1](hp1.md), attention without softmax", hp1, fallback=False),
 }

@@ -15,8 +15,6 @@ from rosebatch.model.fallback_trial import Layers, PerToken, describe_mask, find
 from rosebatch.model.layers import AttentionSpec
 
 _SERVED_TYPES = {"full_attention", "sliding_attention", "attention"}
-# Kinds of rotary positions whose frequencies change with the longest sequence so far.
-_CHANGING_ROPE = ("dynamic", "longrope")
 
 
 def build_network(config: Any, dtype: torch.dtype, device: torch.device) -> Module:
@@ -81,7 +79,9 @@ def require_agreement(text_config: Any, specs: Sequence[AttentionSpec], max_mode
 
 
 def fix_rope(network: Any, max_model_len: int) -> None:
-    """Keep rotary frequencies as they are within the original length; transformers would read positions on the host.
+    """Keep rotary frequencies as they are; to change some, transformers would read positions on the host.
+
+    The kind ``dynamic`` changes them past the model's own length only.
 
     Raises:
         UnservedError: sequences may be longer than that.
@@ -89,13 +89,15 @@ def fix_rope(network: Any, max_model_len: int) -> None:
     for module in network.modules():
         kinds = getattr(module, "rope_type", None)
         for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
-            if kind is None or not any(name in kind for name in _CHANGING_ROPE):
-                continue
-            rope = module.config.rope_parameters
-            most = rope.get("original_max_position_embeddings") or getattr(module, "original_max_seq_len", 0)
-            if max_model_len > most:
+            if kind == "longrope" and max_model_len > (most := _trained_length(module.config)):
                 raise UnservedError(f"rotary positions of type {kind} change: give --max-model-len {most} or less")
+        if kinds is not None:
             module.rope_type = "default" if not isinstance(kinds, dict) else dict.fromkeys(kinds, "default")
+
+
+def _trained_length(config: Any) -> int:
+    length: int = config.rope_parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+    return length
 
 
 class Decoder:

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from rosebatch.config import ModelConfig
+from rosebatch.errors import UserError
 from rosebatch.model.cohere import Cohere
 from rosebatch.model.gemma import Gemma
 from rosebatch.model.glm4 import Glm4
@@ -16,7 +17,10 @@ from rosebatch.model.phi3 import Phi3
 from rosebatch.model.stablelm import StableLM
 from rosebatch.model.starcoder2 import Starcoder2
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops import Ops
+from rosebatch.ops import ACTIVATIONS, GATES, Ops
+
+# Matrices of an MLP with a gate.
+_GATED = 3
 
 
 class Family(Protocol):
@@ -50,6 +54,10 @@ def build_model(config: ModelConfig, ops: Ops, weights: WeightSource) -> Model:
     """Build the model that ``config`` describes.
 
     Raises:
-        UserError: a weight is missing or has the wrong shape.
+        UserError: a weight is missing or has the wrong shape, or the MLP cannot have this activation.
     """
-    return FAMILIES[config.family](config, ops, weights)
+    family = FAMILIES[config.family]
+    served = GATES if family.mlp_matrices == _GATED else ACTIVATIONS
+    if config.activation not in served:
+        raise UserError(f"activation {config.activation!r} is not supported; supported are {', '.join(served)}")
+    return family(config, ops, weights)

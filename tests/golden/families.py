@@ -132,6 +132,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gelu": ("LlamaConfig", {**_SIZES, "hidden_act": "gelu"}),
     "qwen3-yarn": ("Qwen3Config", {**_SIZES, "head_dim": 24, "rope_parameters": {**_YARN, "attention_factor": 0.8}}),
 }
-# Prompts of one side of the trained length only: transformers picks the factors of each sequence by its length,
-# rosebatch those of the run.
-LONGROPE = ("Phi3Config", {**_SIZES, "hidden_size": 32, "rope_parameters": _LONGROPE})
+# Trained for 64 tokens. transformers picks the factors of each sequence by its length, rosebatch those of the run.
+LONGROPE = {
+    "phi3-longrope": (
+        "Phi3Config",
+        {**_SIZES, "hidden_size": 32, "original_max_position_embeddings": 64, "rope_parameters": _LONGROPE},
+    )
+}

@@ -73,6 +73,39 @@ def attention() -> None:
         prefill(qkv, cache, table, ints(3, 4), num_heads=heads, scale=1.0, window=100 if heads == kv_heads else 0)
 
 
+def attention_of_more_families() -> None:
+    """Heads of odd sizes, rotated in part; sinks and caps; groups of 5, 7 and 8 heads."""
+    from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadRMSNorm
+    from rosebatch_kernels.common.splits import DecodeWorkspace
+    from rosebatch_kernels.paged_attention.decode import decode
+    from rosebatch_kernels.paged_attention.prefill import prefill
+    from rosebatch_kernels.qkv.kernel import prepare
+
+    for heads, kv_heads, size, rotated, dtype, cap, with_sinks in [
+        (64, 8, 64, 64, torch.bfloat16, 0.0, True),
+        (8, 4, 256, 256, torch.bfloat16, 50.0, False),
+        (8, 4, 256, 64, torch.float32, 50.0, True),
+        (5, 1, 80, 20, torch.bfloat16, 0.0, False),
+        (24, 8, 96, 72, torch.float16, 30.0, True),
+        (7, 1, 12, 4, torch.bfloat16, 0.0, True),
+        (2, 2, 20, 10, torch.float16, 5.0, True),
+    ]:
+        cache = empty(2, 4, kv_heads, 16, size, dtype=dtype)
+        qkv = empty(2, (heads + 2 * kv_heads) * size, dtype=dtype)
+        if cap:
+            norm = HeadLayerNorm(empty(heads, size, dtype=dtype), empty(kv_heads, size, dtype=dtype), 1e-5)
+        else:
+            norm = HeadRMSNorm(empty(size, dtype=dtype), empty(size, dtype=dtype), 1e-6)
+        heads_before = {"num_heads": heads, "rotary": (empty(8, rotated, dtype=dtype),) * 2, "qk_norm": norm}
+        softmax = {"scale": 0.1, "soft_cap": cap, "sinks": empty(heads, dtype=dtype) if with_sinks else None}
+        table, fields = ints(2, 4), ints(2)
+        workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"))
+        decode(qkv, cache, table, fields, fields, workspace, window=100, **softmax, **heads_before)
+        prepare(qkv, cache, table, fields, fields, **heads_before)
+        for window in (0, 100):
+            prefill(qkv, cache, table, ints(3, 4), num_heads=heads, window=window, **softmax)
+
+
 def gated_attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadUClip
     from rosebatch_kernels.common.splits import DecodeWorkspace
@@ -181,6 +214,7 @@ def tokens() -> None:
 if __name__ == "__main__":
     compile_only()
     attention()
+    attention_of_more_families()
     gated_attention()
     layers()
     tokens()

@@ -201,7 +201,8 @@ def test_a_rows_activation_does_not_depend_on_its_neighbours(name, dtype, randn)
     assert dtype != torch.bfloat16 or changed == {}
 
 
-# Not the forms of gelu: of gelu_tanh, for one, at -5.0625 to -5.15625 PyTorch's vectorised and plain loops round to different bf16 numbers.
+# Not the forms of gelu: PyTorch's vectorised and plain loops round some numbers to different bf16 ones, such as
+# gelu_tanh of -5.0625 to -5.15625.
 @pytest.mark.parametrize("name", ["relu", "relu_mul", "silu_mul"])
 def test_every_bf16_number_alone_and_in_a_vector(name):
     """All there are: where one differs, equal bits in every batch are luck and not a promise."""

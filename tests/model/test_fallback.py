@@ -135,9 +135,9 @@ def test_code_of_a_folder_never_runs(tmp_path):
 
 def test_rotary_positions_that_change_are_served_within_their_original_length(config_folder):
     """transformers changes all frequencies with the longest sequence of a batch: rows would depend on each other."""
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 128}
-    place = config_folder("arcee", rope_parameters=rope)
-    with pytest.raises(UserError, match="rotary positions of type dynamic change: give --max-model-len 128 or less"):
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128}
+    place = config_folder("arcee", rope_parameters={**rope, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8})
+    with pytest.raises(UserError, match="rotary positions of type longrope change: give --max-model-len 128 or less"):
         find(place)
     assert find(place, max_model_len=128).config.max_model_len == 128
 

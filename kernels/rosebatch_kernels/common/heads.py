@@ -1,7 +1,8 @@
 """Device functions that load heads of q and k, normalise them and rotate them.
 
 ROTARY is how many of a head's D channels are rotated, the first ones; 0 for none. "Halves" are a pair ``[R, WIDTH]``:
-the channels of each head, and the same with the first and second half of those exchanged. Rotation combines the two.
+the channels of each head, and the same with the first and second half of those exchanged. Rotation combines the two; it
+multiplies what stands for a partner from ROTARY on by 0.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -23,10 +24,7 @@ def halves(place, mask, D: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constex
     x = tl.load(place + d, mask=mask, other=0.0)
     swapped = x
     if ROTARY:
-        partner = tl.where(d < ROTARY // 2, d + ROTARY // 2, d - ROTARY // 2)
-        if ROTARY < D:
-            partner = tl.where(d < ROTARY, partner, d)
-        swapped = tl.load(place + partner, mask=mask, other=0.0)
+        swapped = tl.load(place + tl.where(d < ROTARY // 2, d + ROTARY // 2, d - ROTARY // 2), mask=mask, other=0.0)
     return x, swapped
 
 

@@ -69,13 +69,13 @@ def prefill(
         cache,
         block_table,
         tiles,
-        q if sinks is None else sinks,
         scale,
-        cap,
         blocks,
         q.stride(0),
         block_table.stride(0),
         window,
+        cap,
+        q if sinks is None else sinks,
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         D=size,
@@ -100,13 +100,13 @@ def _prefill(
     cache,
     block_table,
     tiles,
-    sinks,
     scale,
-    cap,
     num_blocks,
     q_stride,
     table_stride,
     window,
+    cap,
+    sinks,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -137,17 +137,26 @@ def _prefill(
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     own = position + r
     end = position + count
-    # Every row of the tile sees the keys before `whole`. With a window, the first tiles need a mask as well.
+    # Every row of the tile sees the keys from `full` up to `whole`: only the others need a mask.
     first = 0
     start = 0
+    full = 0
     whole = (position + 1) // KEYS * KEYS
     if WINDOW:
         first = tl.maximum(position + 1 - window, 0)
         start = first // KEYS * KEYS
-        whole = start
+        whole = tl.maximum(whole, start)
+        full = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), KEYS) * KEYS, whole)
     # A tile of padding may have no row of the table.
     block = tl.load(table + start // BLOCK, mask=count > 0, other=0)
-    for n in tl.range(start, whole, KEYS, num_stages=STAGES):
+    if WINDOW:
+        for n in tl.range(start, full, KEYS, num_stages=STAGES):
+            k, v, block = _keys_of_tile(
+                cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True, True
+            )
+            seen = _seen(n, own, window, KEYS, True)
+            most, total, acc = _attend(query, k, v, seen, most, total, acc, scale, cap, True, CAPPED)
+    for n in tl.range(full, whole, KEYS, num_stages=STAGES):
         k, v, block = _keys_of_tile(
             cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, False, WINDOW
         )
@@ -156,16 +165,23 @@ def _prefill(
         k, v, block = _keys_of_tile(
             cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True, WINDOW
         )
-        key = n + tl.arange(0, KEYS)[None, :]
-        seen = key <= own[:, None]
-        if WINDOW:
-            seen = seen & (key > own[:, None] - window)
+        seen = _seen(n, own, window, KEYS, WINDOW)
         most, total, acc = _attend(query, k, v, seen, most, total, acc, scale, cap, True, CAPPED)
     if SINKS:
         total += sink_weights(tl.load(sinks + head), most)
     # Rows past the tile's count may have seen no key.
     result = acc / tl.maximum(total, 1e-30)[:, None]
     tl.store(out + rows * (HEADS * D) + head * D + d, result.to(out.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _seen(start, own, window, KEYS: tl.constexpr, WINDOW: tl.constexpr):
+    """Which keys from ``start`` on the rows at positions ``own [ROWS]`` see."""
+    key = start + tl.arange(0, KEYS)[None, :]
+    seen = key <= own[:, None]
+    if WINDOW:
+        seen = seen & (key > own[:, None] - window)
+    return seen
 
 
 @triton.jit

@@ -7,9 +7,10 @@ from torch import Tensor
 from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.tuned import Steps, value_at
 
-# Of the one program of each token, on an H100 80GB HBM3.
-_WARPS = 4
+# Warps of the one program of each token, by the elements of q in its registers; 4 measured on an H100 80GB HBM3.
+_WARPS: Steps = ((16384, 16), (8192, 8), (0, 4))
 
 
 def prepare(
@@ -27,6 +28,7 @@ def prepare(
     tokens = len(qkv)
     _, blocks, kv_heads, block_size, size = cache.shape
     cos, sin = rotary if rotary is not None else (qkv, qkv)
+    heads_width, width = triton.next_power_of_2(num_heads), triton.next_power_of_2(size)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm, qkv)
     _prepare[(tokens,)](
         qkv,
@@ -45,14 +47,14 @@ def prepare(
         block_table.stride(0),
         HEADS=num_heads,
         KV_HEADS=kv_heads,
-        HEADS_WIDTH=triton.next_power_of_2(num_heads),
+        HEADS_WIDTH=heads_width,
         KV_WIDTH=triton.next_power_of_2(kv_heads),
         D=size,
-        WIDTH=triton.next_power_of_2(size),
+        WIDTH=width,
         BLOCK=block_size,
         ROTARY=0 if rotary is None else cos.shape[1],
         NORM=norm,
-        num_warps=_WARPS,
+        num_warps=value_at(_WARPS, heads_width * width),
         **launch_options(),
     )
 
