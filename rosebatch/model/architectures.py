@@ -72,7 +72,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteForCausalLM": Architecture("granite", "Granite 3.x", granite, GRANITE_DEFAULTS),
     "SmolLM3ForCausalLM": Architecture("smollm3", "SmolLM3", smollm3, SMOLLM3_DEFAULTS, window=True),
     "Glm4ForCausalLM": Architecture("glm4", "GLM-4-0414", glm4, GLM4_DEFAULTS),
-    "StableLmForCausalLM": Architecture("stablelm", "StableLM", stablelm, STABLELM_DEFAULTS, fallback=False),
+    "StableLmForCausalLM": Architecture("stablelm", "StableLM", stablelm, STABLELM_DEFAULTS),
     "CohereForCausalLM": Architecture("cohere", "Command R, R+, Aya", cohere, COHERE_DEFAULTS),
     "Cohere2ForCausalLM": Architecture("cohere2", "Command R7B, Command A", cohere2, COHERE2_DEFAULTS, window=True),
     "GPTNeoXForCausalLM": Architecture("gpt_neox", "GPT-NeoX, Pythia", gpt_neox, GPT_NEOX_DEFAULTS),

@@ -36,11 +36,17 @@ class Fallback:
 
     Args:
         decoder: on its device.
+        ops: the operators of the run.
         waits: why its steps cannot be CUDA graphs; None if they can.
+
+    Attributes:
+        layers: none that a profiler could name parts of.
     """
 
-    def __init__(self, decoder: Decoder, waits: str | None) -> None:
+    def __init__(self, decoder: Decoder, ops: Ops, waits: str | None) -> None:
         self.decoder = decoder
+        self.ops = ops
+        self.layers: list[Any] = []
         self.attention = decoder.layers.specs
         self.waits = waits
 
@@ -80,7 +86,10 @@ def load_fallback(
         _fuse_if_same(decoder, config, ops)
     except Exception as error:
         raise refusal(place, f"{config.transformers.architecture} is not supported: {error_text(error)}") from None
-    return Fallback(decoder, waits_for_host(decoder))
+    if device.type == "cuda":
+        # What fusing left free counts as taken otherwise, and the KV cache would be smaller.
+        torch.cuda.empty_cache()
+    return Fallback(decoder, ops, waits_for_host(decoder))
 
 
 def _fuse_if_same(decoder: Decoder, config: ModelConfig, ops: Ops) -> None:

@@ -67,46 +67,49 @@ def describe_config(config: Any, source: str, max_model_len: int | None, eos: An
     """
     name = _architecture(config)
     try:
+        values = _fields(config, name, max_model_len)
         text = config.get_text_config(decoder=True)
-        length = _first(text, _LENGTHS)
-        require_layer_types(text, max_model_len or length or 0)
-        network = build_network(config, torch.bfloat16, _META)
-        fix_rope(network, max_model_len or length or 0)
-        decoder = Decoder(network)
-        specs = decoder.layers.specs
-        if length is None:
-            raise UnservedError("its config has no max_position_embeddings")
-        require_agreement(text, specs, max_model_len or length)
+        eos = eos if eos is not None else getattr(text, "eos_token_id", None) or getattr(config, "eos_token_id", None)
+        dtype = getattr(text, "dtype", None) or getattr(config, "dtype", None) or torch.float32
     except Exception as error:
         raise refusal(source, f"{name} is not supported: {error_text(error)}") from None
-    eos = eos if eos is not None else getattr(text, "eos_token_id", None) or getattr(config, "eos_token_id", None)
-    layers, active = _count_weights(network, text)
-    widest = max(spec.num_heads * spec.head_dim for spec in specs)
-    heads = max(spec.num_kv_heads for spec in specs)
-    dtype = getattr(text, "dtype", None) or getattr(config, "dtype", None) or torch.float32
-    values = {
+    values["eos_token_ids"] = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    values["dtype"] = str(dtype).removeprefix("torch.")
+    return convert(values, ModelConfig, source)
+
+
+def _fields(config: Any, name: str, max_model_len: int | None) -> dict[str, Any]:
+    text = config.get_text_config(decoder=True)
+    length = _first(text, _LENGTHS)
+    require_layer_types(text, max_model_len or length or 0)
+    network = build_network(config, torch.bfloat16, _META)
+    fix_rope(network, max_model_len or length or 0)
+    decoder = Decoder(network)
+    specs = decoder.layers.specs
+    if length is None:
+        raise UnservedError("its config has no max_position_embeddings")
+    require_agreement(text, specs, max_model_len or length)
+    layer_weights, active_weights = _count_weights(network, text)
+    shapes = [tuple(spec.kv_shape) for spec in specs]
+    return {
         "family": "transformers",
         "vocab_size": text.vocab_size,
         "hidden_size": text.hidden_size,
         "num_layers": len(specs),
-        "num_heads": max(spec.num_heads for spec in specs),
-        "num_kv_heads": heads if not max(spec.num_heads for spec in specs) % heads else 1,
-        "head_dim": max(spec.head_dim for spec in specs),
-        "intermediate_size": max(widest, _widest(decoder, text)),
+        **dict(zip(("num_heads", "num_kv_heads", "head_dim"), max(spec.heads for spec in specs), strict=True)),
+        "intermediate_size": _widest(decoder, text),
+        "sliding_windows": [spec.window for spec in specs],
         "max_model_len": length,
         "norm_eps": 1e-6,
         "activation": "",
         "tie_word_embeddings": bool(getattr(text, "tie_word_embeddings", False)),
         "transformers": {
             "architecture": name,
-            "layer_weights": layers,
-            "active_weights": active,
-            "kv_shapes": [tuple(spec.kv_shape) for spec in specs],
+            "layer_weights": layer_weights,
+            "active_weights": active_weights,
+            "kv_shapes": shapes,
         },
-        "eos_token_ids": [] if eos is None else eos if isinstance(eos, list) else [eos],
-        "dtype": str(dtype).removeprefix("torch."),
     }
-    return convert(values, ModelConfig, source)
 
 
 def error_text(error: Exception) -> str:
@@ -120,8 +123,8 @@ def error_text(error: Exception) -> str:
 
 
 def _architecture(config: Any) -> str:
-    named = getattr(config, "architectures", None) or [type(config).__name__.removesuffix("Config") + "ForCausalLM"]
-    return str(named[0])
+    named = getattr(config, "architectures", None)
+    return str(named[0]) if isinstance(named, list) and named else type(config).__name__.removesuffix("Config")
 
 
 def _first(config: Any, names: Sequence[str]) -> int | None:

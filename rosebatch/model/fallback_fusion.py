@@ -70,6 +70,8 @@ class Fusion:
         self.decoder.layers.specs[:] = self._specs
         for module in self.seen:
             vars(module).pop("forward", None)
+        self.seen.clear()
+        self.calls.clear()
 
     def release(self) -> None:
         """Forget the weights that operators hold instead, some in a layout of their own."""

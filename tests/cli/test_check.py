@@ -31,6 +31,13 @@ def test_check(cli, source, model_folder, monkeypatch):
     assert labels[-3:] == ["weights", "KV cache", "time"]
 
 
+def test_check_names_whose_code_runs(cli, source, model_folder):
+    """A user must see that a model runs by transformers' code, before it does."""
+    result = cli("check", source, "--model", model_folder, "--dtype", "float32", "--model-impl", "transformers")
+    assert f"{source}: {model_folder.name} by transformers, cpu" in result.out.splitlines()
+    assert "weights: " in result.out
+
+
 def test_check_of_a_good_file(cli, source, model_folder):
     """Exit code 0, so that a pipeline continues."""
     source.write_text(source.read_text().splitlines()[0])

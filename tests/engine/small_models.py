@@ -5,6 +5,7 @@ from dataclasses import fields
 import torch
 from torch.nn import functional
 
+from rosebatch.bench.scripts.fallback_families import tiny_config
 from rosebatch.config import HP1Config, ModelConfig, RopeConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import KVCache
@@ -12,6 +13,8 @@ from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
+from rosebatch.model.fallback import load_fallback
+from rosebatch.model.fallback_config import describe_config
 from rosebatch.model.layers import AttentionSpec
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
@@ -94,6 +97,10 @@ class Weights(RandomWeights):
         return weight + 0.1 * noise if len(shape) == 1 else self.factor * weight
 
 
+# Before the name of a family that transformers' code computes.
+FALLBACK = "fallback "
+
+
 class Uneven:
     """Layers that differ in all that attention can differ in, more than those of any family.
 
@@ -154,10 +161,21 @@ def build(name, ops, device=CPU):
     """The model; families' own are made on the CPU only."""
     if name in _SPECS:
         return Uneven(ops, _SPECS[name], device)
+    if name.startswith(FALLBACK):
+        return load_fallback(_tiny(name), _shape(name), None, ops, torch.float32, device)
     return build_model(_shape(name), ops, Weights(name))
 
 
+def _tiny(name):
+    """transformers' config of a name such as ``fallback llama``."""
+    config = tiny_config(name.removeprefix(FALLBACK))
+    config.vocab_size = VOCAB
+    return config
+
+
 def _shape(name):
+    if name.startswith(FALLBACK):
+        return describe_config(_tiny(name), name, None, None)
     return MODELS[name] if name in MODELS else FAMILIES[name]
 
 

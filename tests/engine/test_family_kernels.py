@@ -34,3 +34,10 @@ def tokens(engine):
 def test_kernels_give_the_plain_tokens(name, off):
     """A kernel, or PyTorch in its place, that leaves out what a family adds would change tokens."""
     assert tokens(device_engine(name, off)) == tokens(plain_engine(name))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["fallback qwen3", "fallback gpt_oss", "fallback deepseek_v3", "fallback gemma2"])
+def test_kernels_inside_transformers_networks(name):
+    """Fused or not, kernels must get what they expect from code that is not ours."""
+    assert tokens(device_engine(name)) == tokens(plain_engine(name))

@@ -7,7 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rosebatch.bench.scripts.fallback_families import save_tiny_model, tiny_config
+from rosebatch.config import RunConfig
 from rosebatch.errors import UserError
+from rosebatch.launch import launch
 from rosebatch.model.fallback import load_fallback
 from rosebatch.model.fallback_attention import UnservedError
 from rosebatch.model.fallback_check import require_tokenwise
@@ -71,6 +73,12 @@ def decoder_of(model_type, **changes):
 def test_whose_code_runs_a_model(folder, model_type, model_impl, expected):
     """rosebatch's own is faster, so it must win where there is one, unless the flag says otherwise."""
     assert find(folder(model_type), model_impl).model_impl == expected
+
+
+def test_the_report_names_whose_code_ran(folder):
+    """Two reports of one model could not be told apart."""
+    config = RunConfig.of(str(folder("arcee")), model_impl="transformers", dtype="float32", kv_cache_memory="8MiB")
+    assert launch(config).description["model_impl"] == "transformers"
 
 
 def test_rosebatch_alone_refuses_other_architectures(folder):
