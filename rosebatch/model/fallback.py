@@ -12,7 +12,7 @@ from rosebatch.host.model_files import refusal
 from rosebatch.model.fallback_attention import Attending, running
 from rosebatch.model.fallback_check import close, require_tokenwise, waits_for_host
 from rosebatch.model.fallback_config import error_text
-from rosebatch.model.fallback_fusion import fuse
+from rosebatch.model.fallback_fusion import Fusion, spread_positions
 from rosebatch.model.fallback_network import (
     Decoder,
     build_network,
@@ -96,12 +96,17 @@ def _fuse_if_same(decoder: Decoder, config: ModelConfig, ops: Ops) -> None:
     """Fuse, unless the whole then computes something else; its parts were checked one by one."""
     device = next(decoder.network.parameters()).device
     ids = torch.arange(_TOKENS, device=device) * 7 % config.vocab_size
-    positions = torch.arange(_TOKENS, device=device) * 5 % min(_TOKENS, config.max_model_len)
+    positions = spread_positions(_TOKENS, config.max_model_len, device)
     before = decoder.hidden_per_token(ids, positions)
     with torch.no_grad():
-        fusion = fuse(decoder, ops, config.max_model_len)
-        after = decoder.hidden_per_token(ids, positions)
-    if close(after, before, _MOST[before.dtype]):
+        fusion = Fusion(decoder, ops, config.max_model_len)
+        try:
+            fusion.run()
+            same = close(decoder.hidden_per_token(ids, positions), before, _MOST[before.dtype])
+        except (KeyError, RuntimeError, TypeError, AttributeError):
+            # A part of the network needed something from a part that is no longer run.
+            same = False
+    if same:
         fusion.release()
     else:
         fusion.undo()

@@ -29,34 +29,28 @@ from rosebatch.model.fallback_trial import PerToken
 from rosebatch.model.layers import AttentionSpec, Rotary
 from rosebatch.ops import Linear, Ops, Pending, Weight
 
-# Tokens of the trial run, at these positions.
-_POSITIONS = (3, 0, 5, 1, 7, 2)
+# Tokens of the trial run.
+_TOKENS = 6
 # Elements of a rotary table, see ``rosebatch.model.layers``.
 _MOST_ROTARY = 2**28
 _OUT = ("o_proj", "out_proj", "dense")
 
 
-def fuse(decoder: Decoder, ops: Ops, max_model_len: int) -> "Fusion":
-    """Replace what our operators compute as well; the results stay the same but for rounding.
+class Fusion:
+    """What was found in a network and replaced; results stay the same but for rounding.
 
     Args:
         decoder: as loaded.
         ops: the operators of the run.
         max_model_len: the longest sequence, for tables of positions.
     """
-    fusion = Fusion(decoder, ops, max_model_len)
-    fusion.run()
-    return fusion
-
-
-class Fusion:
-    """What was found in a network and replaced; see ``fuse``."""
 
     def __init__(self, decoder: Decoder, ops: Ops, max_model_len: int) -> None:
         self.decoder = decoder
         self.ops = ops
         self.max_model_len = max_model_len
-        self.seen, self.calls = _watch(decoder)
+        self.positions = spread_positions(_TOKENS, max_model_len, next(decoder.network.parameters()).device)
+        self.seen, self.calls = _watch(decoder, self.positions)
         self.norms: dict[Module, Norm] = {}
         self.mlps: dict[Module, GatedMLP] = {}
         self.attention: dict[Module, tuple[Linear, Linear]] = {}
@@ -136,14 +130,13 @@ class Fusion:
             return None
         x = hidden[0]
         qkv = torch.cat([part(x) for part in plain[:3]], 1)
-        positions = torch.tensor(_POSITIONS, device=x.device)
         expected = [each[0].transpose(0, 1) for each in (call.q, call.k, call.v)]
         qk_norm = find_qk_norm(module, self.seen, spec.head_dim, self.ops)
         # A layer may get positions and not use them (SmolLM3).
         for rotary in dict.fromkeys((self._rotary(seen.options.get("position_embeddings"), x.dtype), None)):
             spec = replace(spec, rotary=rotary, qk_norm=qk_norm)
-            heads = PerToken(positions).heads(spec, qkv)
-            out = plain[3](PerToken(positions)(spec, qkv))
+            heads = PerToken(self.positions).heads(spec, qkv)
+            out = plain[3](PerToken(self.positions)(spec, qkv))
             if all(map(agrees, [*heads, out[None]], [*expected, seen.out[0]])):
                 first, second = fused(plain[:3], self.ops), fused(plain[3:], self.ops)
                 return None if first is None or second is None else (spec, first, second)
@@ -168,9 +161,7 @@ class Fusion:
         positions = torch.arange(self.max_model_len, device=device)[None]
 
         def longer(value: Any) -> Any:
-            of_positions = (
-                isinstance(value, Tensor) and value.shape == (1, len(_POSITIONS)) and not value.is_floating_point()
-            )
+            of_positions = isinstance(value, Tensor) and value.shape == (1, _TOKENS) and not value.is_floating_point()
             return positions if of_positions else value
 
         options = {name: longer(value) for name, value in seen.options.items()}
@@ -236,18 +227,21 @@ class Fusion:
             _replace(module, lambda x, product=product: product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1))
 
 
+def spread_positions(count: int, length: int, device: torch.device) -> Tensor:
+    """Positions from the first to the last of a sequence, in no order: some models treat late ones otherwise."""
+    return (torch.arange(count, device=device) * 5 % count) * (length - 1) // (count - 1)
+
+
 def _replace(module: Module, forward: Callable[..., Any]) -> None:
     module.forward = forward
 
 
-def _watch(decoder: Decoder) -> tuple[dict[Module, Seen], list[Call]]:
+def _watch(decoder: Decoder, positions: Tensor) -> tuple[dict[Module, Seen], list[Call]]:
     """What every module got and returned in a trial run, and the calls of the attention function."""
     seen: dict[Module, Seen] = {}
     calls: list[Call] = []
     specs = iter(decoder.layers.specs)
-    device = next(decoder.network.parameters()).device
-    ids = torch.arange(len(_POSITIONS), device=device)
-    positions = torch.tensor(_POSITIONS, device=device)
+    ids = torch.arange(_TOKENS, device=positions.device)
 
     def keep(module: Module, args: tuple[Any, ...], options: dict[str, Any], out: Any) -> None:
         seen[module] = Seen(args, options, out)

@@ -216,6 +216,16 @@ def test_a_part_that_only_looks_alike_stays():
     assert len(fusion.mlps) == 3
 
 
+def test_attention_that_treats_late_positions_otherwise_stays():
+    """Ministral scales queries past a length: agreement on the first positions proves nothing."""
+    rope = {**tiny_config("ministral3").rope_parameters, "original_max_position_embeddings": 64}
+    decoder = decoder_of("ministral3", rope_parameters=rope)
+    fusion = Fusion(decoder, OPS, 256)
+    with torch.no_grad():
+        fusion.run()
+    assert (len(fusion.attention), len(fusion.mlps)) == (0, 4)
+
+
 def test_a_fusion_that_changes_the_whole_is_undone(folder, monkeypatch):
     """A slower model is better than a wrong one."""
     run = Fusion.run
