@@ -40,7 +40,7 @@ PRODUCTS = "matrix products"
 # The first pattern that matches a kernel's name decides. Kernels that match none are PyTorch's own.
 _PARTS = {
     ATTENTION: r"^_(gated_)?(decode|prefill)",
-    NORMS: r"^_(norm|uclip)",
+    NORMS: r"^_(whole_norm|norm|uclip)",
     KV: r"^_(prepare|append|copy_blocks)",
     SAMPLING: r"^_(summarise|choose)",
     FEEDBACK: r"^_advance",

@@ -115,7 +115,7 @@ def test_overlapping_kernels_add_up_to_the_step():
     ("part", "names"),
     [
         ("attention", ["_decode", "_prefill", "_gated_decode", "_gated_prefill"]),
-        ("norms", ["_norm", "_uclip"]),
+        ("norms", ["_norm", "_whole_norm", "_uclip"]),
         ("KV and rotary", ["_prepare", "_append", "_copy_blocks"]),
         ("activations", ["_activation", "_activation_mul", "_bias_residual"]),
         (
