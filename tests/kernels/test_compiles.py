@@ -13,7 +13,7 @@ MOST_SHARED = 227 * 1024
 KERNELS = {
     "_activation", "_activation_mul", "_adjust", "_advance", "_append", "_bias_residual", "_choose",
     "_copy_blocks", "_count", "_decode", "_gated_decode", "_gated_prefill", "_mask", "_norm",
-    "_prefill", "_prepare", "_product", "_scale_and_cap", "_summarise", "_uclip",
+    "_prefill", "_prepare", "_product", "_scale_and_cap", "_summarise", "_uclip", "_whole_norm",
 }  # fmt: skip
 
 
