@@ -1,6 +1,6 @@
 """The report for people: the throughput line and a table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TextIO
 
@@ -26,7 +26,7 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     off = [name.replace("_", "-") for name, on in engine["toggles"].items() if not on and name in served]
     host_work = ", ".join(f"{name} {us:.0f} µs" for name, us in report["host_us_per_row"].items())
     rows = [
-        ("model", f"{engine['model']}, {engine['dtype']} on {engine['device']}"),
+        ("model", f"{engine['model']}, {engine['dtype']} on {engine['device']}" + _by_transformers(engine)),
         (
             "requests",
             f"{report['completed']} completed, {report['failed']} failed" + (f" ({errors})" if errors else ""),
@@ -65,6 +65,10 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     if engine["sampler"] != "rosebatch":
         rows.append(("sampler", engine["sampler"]))
     return [*rows, ("switched off", ", ".join(off))] if off else rows
+
+
+def _by_transformers(engine: Mapping[str, Any]) -> str:
+    return ", by transformers' code" if engine.get("model_impl") == "transformers" else ""
 
 
 def provenance_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
