@@ -110,7 +110,8 @@ def record(work: Callable[[], None], *, cuda: bool, host: bool, path: Path | Non
     activities = [ProfilerActivity.CUDA] * cuda + [ProfilerActivity.CPU] * host
     if cuda:
         torch.cuda.synchronize()
-    with profile(activities=activities) as profiled:
+    # One cycle has all events; without acc_events PyTorch warns that it would drop those of earlier ones.
+    with profile(activities=activities, acc_events=True) as profiled:
         work()
         if cuda:
             torch.cuda.synchronize()

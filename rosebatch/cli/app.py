@@ -65,10 +65,14 @@ def generate(source: _Source, *, job: dict[str, Any], run: dict[str, Any], sampl
 def check(
     source: _Source,
     input_format: Annotated[
-        InputFormat, typer.Option(metavar="|".join(get_args(InputFormat)), help="As for generate.", show_default=False)
+        InputFormat,
+        typer.Option(
+            "--input-format", metavar="|".join(get_args(InputFormat)), help="As for generate.", show_default=False
+        ),
     ] = "auto",
     result_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="As for generate.", show_default=False, hidden=True)
+        str | None,
+        typer.Option("--result-column", metavar="NAME", help="As for generate.", show_default=False, hidden=True),
     ] = None,
     *,
     run: dict[str, Any],

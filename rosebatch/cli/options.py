@@ -126,7 +126,8 @@ def _option(name: str, kind: Any, flag: Flag, *, unset: bool) -> Any:
         kind = next(each for each in get_args(kind) if each is not NoneType)
     if get_origin(kind) is tuple:
         kind = list[get_args(kind)[0]]  # type: ignore[misc]
-    names = flag.names or ((f"--{name.replace('_', '-')}",) if kind is bool else ())
+    # Explicit: typer 0.27 makes --DTYPE of the metavar.
+    names = flag.names or (f"--{name.replace('_', '-')}",)
     option = typer.Option(
         *names,
         help=flag.help,

@@ -1,5 +1,6 @@
 """The flags: all of them exist, work both ways, and are in the help."""
 
+import inspect
 import json
 from dataclasses import asdict, fields
 from typing import get_args
@@ -7,6 +8,7 @@ from typing import get_args
 import pytest
 
 from rosebatch import __version__
+from rosebatch.cli import app
 from rosebatch.cli.app import _OF_ROWS
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.options import SamplingFlags
@@ -158,6 +160,17 @@ def test_every_field_of_a_config_is_a_flag():
     others = {JobConfig: {"input", "sampling", "settings"}, RunConfig: {"toggles"}, SamplingFlags: set()}
     for group, own in others.items():
         assert {f.name for f in fields(group)} - {field for field, _, _ in described(group)} == own
+
+
+@pytest.mark.parametrize("command", [app.generate, app.check, app.bench, app.cache])
+def test_flags_are_spelled_out(command):
+    """Typer 0.27 made ``--DTYPE`` of a metavar, and ``--dtype`` was unknown."""
+    options = [
+        get_args(p.annotation)[1] for p in inspect.signature(command).parameters.values() if p.default is not p.empty
+    ]
+    assert options
+    # In an annotation, Typer keeps the first name as the default.
+    assert all(str(option.default).startswith("--") for option in options)
 
 
 def test_help_lists_the_commands(cli):

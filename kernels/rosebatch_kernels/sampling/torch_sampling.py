@@ -86,7 +86,8 @@ def _from_likeliest(
     # Tokens outside may tie with the last candidate, so the filters must drop that one.
     complete = (ranked[:, -1:] < (border if top_k else lowest)).squeeze(-1)
     kept = ranked >= lowest
-    count = max(host_waits.to_int(kept.sum(-1).max()), 1)
+    # A GPU sorts candidates without weight in less time than the host would wait for their number.
+    count = width if kept.is_cuda else max(host_waits.to_int(kept.sum(-1).max()), 1)
     ids, order = ids[:, :count].sort(-1)
     weights = (weights * kept).gather(-1, order)
     choice = pick(weights.cumsum(-1), uniform)
