@@ -99,6 +99,29 @@ def gated_attention() -> None:
         prefill(qkv, cache, table, ints(3, 4), gate, num_heads=heads, scale=0.1)
 
 
+def delta_rule() -> None:
+    from rosebatch_kernels.gated_delta.decode import decode
+    from rosebatch_kernels.gated_delta.gated_norm import gated_norm
+    from rosebatch_kernels.gated_delta.layout import State, Weights, pack
+    from rosebatch_kernels.gated_delta.prefill import prefill
+
+    fp32 = torch.float32
+    for key_heads, heads, key_dim, value_dim, dtype in [
+        (16, 32, 128, 128, torch.bfloat16),
+        (2, 2, 64, 80, torch.float16),
+        (1, 3, 24, 40, fp32),
+    ]:
+        channels = 2 * key_heads * key_dim + heads * value_dim
+        state = State(empty(3, 4, channels, dtype=dtype), empty(3, heads, key_dim, value_dim, dtype=fp32))
+        bias = empty(channels, dtype=dtype) if dtype == torch.float16 else None
+        weights = Weights(empty(channels, 4, dtype=dtype), bias, empty(heads, dtype=fp32), empty(heads, dtype=dtype))
+        qkv, a = empty(70, channels, dtype=dtype), empty(70, heads, dtype=dtype)
+        decode(qkv, a, a, state, ints(70), ints(70), ints(70), weights)
+        prefill(qkv, a, a, state, pack([(0, 0, 0, 70)]), weights)
+        out = empty(70, heads, value_dim, dtype=dtype)
+        gated_norm(out, out, empty(value_dim, dtype=dtype), 1e-6)
+
+
 def layers() -> None:
     from rosebatch_kernels.kv_cache import kernel as kv_cache
     from rosebatch_kernels.linear import kernel as linear
@@ -173,6 +196,7 @@ if __name__ == "__main__":
     compile_only()
     attention()
     gated_attention()
+    delta_rule()
     layers()
     tokens()
     for line in sorted(set(compiled)):
