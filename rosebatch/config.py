@@ -39,18 +39,33 @@ _SIZES = (
 class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Rotary position embedding: base frequency and how it is stretched past the trained length.
 
-    ``llama3`` needs all four factors, ``linear`` only ``factor``. Names as in transformers' configs.
+    Names as in transformers' configs. ``linear`` needs ``factor``. ``llama3`` needs it too, with the two frequency
+    factors; ``yarn`` with the two betas. ``longrope`` needs the two lists.
+
+    Attributes:
+        original_max_position_embeddings: trained length, for all kinds but ``linear``.
+        attention_factor: on cos and sin, for ``yarn`` and ``longrope``.
+        truncate: whether yarn rounds the bounds of its ramp to whole channels.
+        short_factor, long_factor: of each channel pair; the second holds where the model's most tokens exceed the
+            trained length.
     """
 
     theta: float = 10000.0
-    scaling: Literal["default", "linear", "llama3"] = "default"
+    scaling: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
+        names = ("theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        for name in (*names, "attention_factor", "beta_fast", "beta_slow"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {shown(value)}")
@@ -60,6 +75,14 @@ class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ValueError(
                 f"low_freq_factor {self.low_freq_factor} must be below high_freq_factor {self.high_freq_factor}"
             )
+        if self.scaling == "yarn" and self.theta == 1:
+            raise ValueError("theta must not be 1 with yarn")
+        for name in ("short_factor", "long_factor"):
+            factors = getattr(self, name)
+            if (self.scaling == "longrope") is not bool(factors):
+                raise ValueError(f"{name} is {'missing' if not factors else 'for longrope only'}")
+            if any(not 0 < factor < math.inf for factor in factors):
+                raise ValueError(f"{name} must have positive numbers")
 
 
 class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -85,6 +108,16 @@ class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ValueError(f"clip_min {self.clip_min} is above clip_max {self.clip_max}")
 
 
+# By the class that builds a model: families differ in how a layer is made, or in the names of its tensors.
+Family = Literal[
+    "gpt2", "llama", "gemma", "phi3", "olmo2", "glm4", "stablelm", "cohere", "gpt_neox", "starcoder2", "hp1"
+]
+_NOT_OF_HP1 = (
+    *("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows", "attention_soft_cap", "logit_soft_cap"),
+    *("sliding_rope", "rotary_layers", "rotary_dim", "parallel_residual"),
+)
+
+
 class KVShape(NamedTuple):
     """The K and V that one layer keeps of a token."""
 
@@ -96,20 +129,27 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The shape of a model: what the engine, the weights and a memory estimate need to know.
 
     Attributes:
-        family: the file of ``rosebatch.model`` that builds it.
+        family: the class of ``rosebatch.model.registry`` that builds it.
         max_model_len: most tokens of prompt and completion together.
         norm_eps: of RMSNorm and LayerNorm; hp1 has none.
         activation: of the MLP, in transformers' spelling.
         qkv_bias, out_bias, mlp_bias: whether these projections have a bias (GPT-2 has them all).
-        qk_norm: RMSNorm over each head of q and k before RoPE (Qwen3).
+        qk_norm: whether q and k are normalised before the rotation; the family says how.
         sliding_windows: keys that a query sees, for each layer, 0 for all; empty means all in every layer.
         attention_scales: factor on q·k, for each layer; empty means head_dim ** -0.5 in every layer.
+        attention_soft_cap, logit_soft_cap: a score or logit x becomes cap · tanh(x / cap); 0 for no cap.
         rope: None if positions are learned embeddings.
+        sliding_rope: of layers with a sliding window, if it is another one (Gemma 3).
+        rotary_layers: whether a layer has rotary positions, for each layer; empty means all.
+        rotary_dim: the first channels of a head that are rotated; 0 for all. The last pair of an odd number is whole.
+        parallel_residual: whether attention and MLP read the same residual, and both are added to it.
+        embedding_multiplier, residual_multiplier, logit_multiplier: on embeddings (rounded to the dtype of the run), on
+            what a sub-layer adds to the residual, and on logits before their soft cap.
         hp1: the gate of attention; for that family only.
         dtype: of the checkpoint; the default of a run.
     """
 
-    family: Literal["gpt2", "llama", "hp1"]
+    family: Family
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -127,7 +167,16 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     qk_norm: bool = False
     sliding_windows: tuple[int, ...] = ()
     attention_scales: tuple[float, ...] = ()
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
     rope: RopeConfig | None = None
+    sliding_rope: RopeConfig | None = None
+    rotary_layers: tuple[bool, ...] = ()
+    rotary_dim: int = 0
+    parallel_residual: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
     hp1: HP1Config | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
@@ -139,9 +188,14 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 raise ValueError(f"{name} must be in [1, {most}], got {shown(getattr(self, name))}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
-        if self.rope is not None and self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd: rotary positions turn pairs of channels")
-        for name in ("sliding_windows", "attention_scales"):
+        self._check_rope()
+        for name in ("attention_soft_cap", "logit_soft_cap"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a number >= 0, got {shown(getattr(self, name))}")
+        for name in ("embedding_multiplier", "residual_multiplier", "logit_multiplier"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be finite, got {shown(getattr(self, name))}")
+        for name in ("sliding_windows", "attention_scales", "rotary_layers"):
             if len(getattr(self, name)) not in (0, self.num_layers):
                 raise ValueError(f"{name} has {len(getattr(self, name))} values for {self.num_layers} layers")
         if any(not 0 <= window < _MOST_ID for window in self.sliding_windows):
@@ -156,11 +210,31 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
         if hp1 is (0 < self.norm_eps < math.inf):
             raise ValueError("norm_eps has no meaning for hp1" if hp1 else f"norm_eps must be > 0, got {self.norm_eps}")
-        for name in ("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows"):
+        for name in _NOT_OF_HP1:
             if hp1 and getattr(self, name):
                 raise ValueError(f"{name} is not supported for hp1")
         if hp1 and self.activation != "relu":
             raise ValueError(f"activation {self.activation!r} is not supported for hp1: its MLP has relu")
+
+    def _check_rope(self) -> None:
+        if self.rope is None:
+            return
+        if not 0 <= self.rotary_dim <= self.head_dim:
+            raise ValueError(f"rotary_dim must be in [0, {self.head_dim}], got {shown(self.rotary_dim)}")
+        if self.rotary_size > self.head_dim:
+            raise ValueError(f"head_dim {self.head_dim} is odd: rotary positions turn pairs of channels")
+        for rope in (self.rope, self.sliding_rope):
+            if rope and rope.scaling == "longrope":
+                for name in ("short_factor", "long_factor"):
+                    if len(getattr(rope, name)) != self.rotary_size // 2:
+                        count = len(getattr(rope, name))
+                        raise ValueError(f"{name} has {count} values for {self.rotary_size // 2} pairs of channels")
+
+    @property
+    def rotary_size(self) -> int:
+        """Channels of a head that are rotated: whole pairs."""
+        channels = self.rotary_dim or self.head_dim
+        return channels + channels % 2
 
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
@@ -170,6 +244,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def sliding_window(self, layer: int) -> int:
         """Keys a query of this layer sees, its own included; 0 for all."""
         return self.sliding_windows[layer] if self.sliding_windows else 0
+
+    def layer_rope(self, layer: int) -> RopeConfig | None:
+        """Rotary positions of this layer; None if it has none."""
+        if self.rotary_layers and not self.rotary_layers[layer]:
+            return None
+        return self.sliding_rope if self.sliding_rope and self.sliding_window(layer) else self.rope
 
     def attention_scale(self, layer: int) -> float:
         """Factor on q·k in this layer."""

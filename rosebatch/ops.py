@@ -17,8 +17,12 @@ from torch import Tensor
 from rosebatch.config import Sampler
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.common.head_norms import Gain as Gain
+from rosebatch_kernels.common.head_norms import HeadLayerNorm as HeadLayerNorm
+from rosebatch_kernels.common.head_norms import HeadNorm as HeadNorm
+from rosebatch_kernels.common.head_norms import HeadRMSNorm as HeadRMSNorm
 from rosebatch_kernels.common.head_norms import HeadUClip as HeadUClip
 from rosebatch_kernels.common.head_norms import QKNorm as QKNorm
+from rosebatch_kernels.common.head_norms import WholeRMSNorm as WholeRMSNorm
 from rosebatch_kernels.hp1 import torch_gathered as hp1
 from rosebatch_kernels.hp1.gate import Gate as Gate
 from rosebatch_kernels.hp1.gate import mean_taps as mean_taps
@@ -35,7 +39,14 @@ from rosebatch_kernels.uclip import reference as uclip
 
 # transformers' names, as a model's config.json has them -> the kernels' names.
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-_GATED = {"silu_mul": mlp.silu_mul, "relu_mul": mlp.relu_mul}
+# The same for the gate of an MLP.
+GATES = {
+    "silu": "silu_mul",
+    "relu": "relu_mul",
+    "gelu": "gelu_erf_mul",
+    "gelu_new": "gelu_tanh_mul",
+    "gelu_pytorch_tanh": "gelu_tanh_mul",
+}
 # Query heads, K/V heads, head size.
 Heads = tuple[int, int, int]
 
@@ -91,17 +102,29 @@ def _activated(name: str, up: Linear, x: Tensor) -> Tensor:
 
 
 def _gated(kind: str, gate_up: Linear, x: Tensor) -> Tensor:
-    return _GATED[kind](gate_up(x))
+    return mlp.GATED[kind](gate_up(x))
 
 
 def _add_layer_norm(
-    pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+    pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     return norm.add_layer_norm(pending.value, residual, weight, bias, eps, pending.bias)
 
 
-def _add_rms_norm(pending: Pending, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return norm.add_rms_norm(pending.value, residual, weight, eps, pending.bias)
+def _add_rms_norm(
+    pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    return norm.add_rms_norm(pending.value, residual, weight, eps, pending.bias, scale)
+
+
+def _add_post_norm(
+    pending: Pending, residual: Tensor, post_weight: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    return norm.add_post_norm(pending.value, residual, post_weight, weight, eps, pending.bias)
+
+
+def _add(pending: Pending, residual: Tensor) -> Tensor:
+    return norm.add(pending.value, residual, pending.bias)
 
 
 def _add_uclip_norm(
@@ -116,19 +139,21 @@ class Ops:
     """The operators of a run; each reference documents shapes and dtypes.
 
     ``linear`` and ``head`` make a product with a weight, and a bias if there is one. ``project`` applies the last
-    product of a sub-layer and leaves to ``add_layer_norm`` or ``add_rms_norm`` what these can do on the way;
+    product of a sub-layer and leaves to the operators whose names begin with ``add`` what these can do on the way;
     ``project_to_clip`` does so for ``add_uclip_norm``. ``activated`` and ``gated`` apply the product whose result is
-    activated; ``gated`` takes ``silu_mul`` or ``relu_mul``.
+    activated; ``gated`` takes the values of ``GATES``.
     """
 
     linear: Callable[[Weight, Tensor | None], Linear]
     head: Callable[[Weight], Callable[[Tensor], Tensor]]
     project: Callable[[Linear, Tensor], Pending] = _whole
     project_to_clip: Callable[[Linear, Tensor], Pending] = _whole
-    layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = norm.layer_norm
-    add_layer_norm: Callable[[Pending, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_layer_norm
+    add: Callable[[Pending, Tensor], Tensor] = _add
+    layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor] = norm.layer_norm
+    add_layer_norm: Callable[[Pending, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]] = _add_layer_norm
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = norm.rms_norm
-    add_rms_norm: Callable[[Pending, Tensor, Tensor, float], tuple[Tensor, Tensor]] = _add_rms_norm
+    add_rms_norm: Callable[..., tuple[Tensor, Tensor]] = _add_rms_norm
+    add_post_norm: Callable[[Pending, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]] = _add_post_norm
     uclip_norm: Callable[[Tensor, Tensor, Gain], Tensor] = uclip.uclip_norm
     add_uclip_norm: Callable[[Pending, Tensor, Tensor, Gain, Tensor, Gain], tuple[Tensor, Tensor]] = _add_uclip_norm
     activated: Callable[[str, Linear, Tensor], Tensor] = _activated
@@ -136,12 +161,13 @@ class Ops:
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = qkv.split_heads
     kv_append: Callable[[Tensor, Tensor, Tensor, Tensor], None] = kv_cache.append
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None] = kv_cache.copy_blocks
-    gathered_decode: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor] = paged_attention.decode
+    gathered_decode: Callable[..., Tensor] = paged_attention.decode
     gathered_prefill: Callable[..., Tensor] = paged_attention.prefill
     gathered_gated_decode: Callable[[Tensor, Tensor, Tensor, Tensor, float, Gate], Tensor] = hp1.decode
     gathered_gated_prefill: Callable[[Tensor, Tensor, Tensor, Tensor, float, Gate], Tensor] = hp1.prefill
     adjust: Callable[..., Tensor] = logits.adjust
     mask_: Callable[[Tensor, Tensor, Tensor], None] = logits.mask_
+    scale_and_cap_: Callable[[Tensor, float, float], Tensor] = logits.scale_and_cap_
     greedy: Callable[[Tensor], Tensor] = sampling.greedy
     sample: Callable[[Tensor, Tensor, Tensor], Tensor] = sampling.sample
     sample_filtered: Callable[..., Tensor] = sampling.sample_filtered
@@ -157,7 +183,8 @@ class DeviceOps:
         decode_appends: whether both decode kernels write the new K and V to the cache.
         decode_rotates: whether they also norm and rotate q and k; only if they append.
         prepare: norms, rotates and appends in one; None to do so by the operators of ``Ops``.
-        norm_heads: norms q and k, ``[T, heads, D]`` each, before ``prepare`` or the decode kernel; None if those do it.
+        norms_apart: whether neither ``prepare`` nor an operator of ``Ops`` applies this norm.
+        norm_heads: applies it before those, to q and k, ``[T, heads, D]`` each.
         sample_rows: from logits to tokens inside a graph; None to sample by the operators of ``Ops``, outside.
     """
 
@@ -169,7 +196,8 @@ class DeviceOps:
     decode_appends: bool
     decode_rotates: bool
     prepare: Callable[..., None] | None
-    norm_heads: Callable[[Tensor, Tensor, QKNorm], tuple[Tensor, Tensor]] | None
+    norms_apart: Callable[[QKNorm], bool]
+    norm_heads: Callable[[Tensor, Tensor, QKNorm], tuple[Tensor, Tensor]]
     sample_rows: Callable[..., Tensor] | None
     adjust: Callable[..., Tensor]
     mask_: Callable[[Tensor, Tensor, Tensor], None]
@@ -203,6 +231,10 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
 
         return run
 
+    def norms_apart(norm: QKNorm) -> bool:
+        """``prepare`` norms each head by itself. Without it, the operator that splits heads applies every norm."""
+        return toggles.fused_rotary and not (toggles.fused_qk_norm and isinstance(norm, HeadNorm))
+
     gated_decode = partial(hp1_decode.decode, sparse=toggles.sparse_values)
     return DeviceOps(
         decode=with_workspaces(decode.decode, splits.num_splits),
@@ -213,7 +245,8 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
         decode_appends=toggles.fused_kv_append,
         decode_rotates=toggles.fused_kv_append and toggles.fused_rotary,
         prepare=qkv_kernel.prepare if toggles.fused_rotary else None,
-        norm_heads=None if toggles.fused_qk_norm or not toggles.fused_rotary else _norm_heads,
+        norms_apart=norms_apart,
+        norm_heads=_norm_heads,
         sample_rows=sampling_kernel.sample_rows if toggles.fused_sampler else None,
         adjust=logits_kernel.adjust,
         mask_=logits_kernel.mask_,
@@ -228,7 +261,13 @@ def _norm_heads(q: Tensor, k: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor]:
 
     if isinstance(norm, HeadUClip):
         return uclip_norm(q, norm.q_alpha, norm.q_gamma), uclip_norm(k, norm.k_alpha, norm.k_gamma)
+    if isinstance(norm, HeadLayerNorm):
+        return qkv.normed_heads(q, k, norm)
     q_weight, k_weight, eps = norm
+    if isinstance(norm, WholeRMSNorm):
+        # Rows of the projection: a view, and no copy.
+        whole = rms_norm(q.flatten(1), q_weight, eps), rms_norm(k.flatten(1), k_weight, eps)
+        return whole[0].view(q.shape), whole[1].view(k.shape)
     return rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
 
 
@@ -256,6 +295,7 @@ def _cuda_ops(toggles: Toggles) -> Ops:
     """Triton kernels where a switch is on. They are imported here, so that a run on a CPU need not load Triton."""
     from rosebatch_kernels.kv_cache import kernel as kv_cache_kernel
     from rosebatch_kernels.linear.streamed import StreamedLinear, can_stream
+    from rosebatch_kernels.logits import kernel as logits_kernel
 
     def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
         dense = weight.dense()
@@ -267,6 +307,7 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         head=lambda weight: linear.PaddedLinear(weight.dense()),
         kv_append=kv_cache_kernel.append if toggles.batched_kv_append else kv_cache.append,
         copy_blocks=kv_cache_kernel.copy_blocks,
+        scale_and_cap_=logits_kernel.scale_and_cap_,
         **_mlp_ops(toggles),
         **_norm_ops(toggles),
         **_clip_ops(toggles),
@@ -285,7 +326,7 @@ def _mlp_ops(toggles: Toggles) -> dict[str, Any]:
         "gelu_tanh": mlp_kernel.bias_gelu_tanh_,
         "relu": mlp_kernel.bias_relu_,
     }
-    gates = {"silu_mul": mlp_kernel.silu_mul, "relu_mul": mlp_kernel.relu_mul}
+    gates: dict[str, Callable[[Tensor], Tensor]] = {kind: getattr(mlp_kernel, kind) for kind in mlp.GATED}
 
     def activated(name: str, up: Linear, x: Tensor) -> Tensor:
         kind = ACTIVATIONS[name]
@@ -332,36 +373,51 @@ def _norm_ops(toggles: Toggles) -> dict[str, Any]:
     if toggles.fused_norm:
         from rosebatch_kernels.norm import kernel
 
+        def add(pending: Pending, residual: Tensor) -> Tensor:
+            total: Tensor = kernel.add(pending.value, residual, pending.bias)
+            return total
+
         def add_layer_norm(
-            pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+            pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
         ) -> tuple[Tensor, Tensor]:
             return kernel.add_layer_norm(pending.value, residual, weight, bias, eps, pending.bias)
 
-        def add_rms_norm(pending: Pending, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-            return kernel.add_rms_norm(pending.value, residual, weight, eps, pending.bias)
+        def add_rms_norm(
+            pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0
+        ) -> tuple[Tensor, Tensor]:
+            return kernel.add_rms_norm(pending.value, residual, weight, eps, pending.bias, scale)
+
+        def add_post_norm(
+            pending: Pending, residual: Tensor, post_weight: Tensor, weight: Tensor | None, eps: float
+        ) -> tuple[Tensor, Tensor]:
+            return kernel.add_post_norm(pending.value, residual, post_weight, weight, eps, pending.bias)
 
         return {
             "project": _parts_or_product() if toggles.fused_mlp else _biased_or_parts(),
+            "add": add,
             "layer_norm": kernel.layer_norm,
             "add_layer_norm": add_layer_norm,
             "rms_norm": kernel.rms_norm,
             "add_rms_norm": add_rms_norm,
+            "add_post_norm": add_post_norm,
         }
     if not toggles.fused_mlp:
         return {}
     from rosebatch_kernels.mlp import kernel as mlp_kernel
 
     def add_bias_then_layer_norm(
-        pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+        pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
         if pending.bias is None:
             return _add_layer_norm(pending, residual, weight, bias, eps)
         total = mlp_kernel.bias_residual_(residual, pending.value, pending.bias)
         return norm.layer_norm(total, weight, bias, eps), total
 
-    def add_bias_then_rms_norm(pending: Pending, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        if pending.bias is None:
-            return _add_rms_norm(pending, residual, weight, eps)
+    def add_bias_then_rms_norm(
+        pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        if pending.bias is None or scale != 1.0:
+            return _add_rms_norm(pending, residual, weight, eps, scale)
         total = mlp_kernel.bias_residual_(residual, pending.value, pending.bias)
         return norm.rms_norm(total, weight, eps), total
 

@@ -7,7 +7,7 @@ import pytest
 
 from rosebatch.config import HP1Config, ModelConfig, RopeConfig, RunConfig, convert, load_toml, parse_size
 from rosebatch.errors import FlagError, UserError
-from rosebatch.ops import ACTIVATIONS
+from rosebatch.ops import ACTIVATIONS, GATES
 
 MODELS = sorted((Path(__file__).resolve().parents[1] / "configs" / "models").glob("*.toml"))
 SHAPE = {
@@ -37,8 +37,8 @@ def test_models_that_ship(path):
     """Each is a model that could be built: positions fit the family, end tokens are in the vocabulary."""
     config = load_toml(path, ModelConfig)
     assert (config.rope is None) == (config.family == "gpt2")
-    gates = {"llama": ("silu",), "hp1": ("relu",)}
-    assert config.activation in gates.get(config.family, ACTIVATIONS)
+    gates = {"gpt2": ACTIVATIONS, "hp1": ("relu",)}
+    assert config.activation in gates.get(config.family, GATES)
     assert all(0 <= token < config.vocab_size for token in config.eos_token_ids)
     assert len(config.sliding_windows) in (0, config.num_layers)
     assert len(config.attention_scales) in (0, config.num_layers)

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rosebatch.config import ModelConfig
 from rosebatch.errors import UserError
+from rosebatch.model.hf_config import parse_model_config
 
 
 def write_config(config: ModelConfig, folder: Path) -> None:
@@ -24,7 +27,18 @@ def write_config(config: ModelConfig, folder: Path) -> None:
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
         "torch_dtype": config.dtype,
     }
+    if _plain(parse_model_config(values, "config.json")) != _plain(config):
+        raise UserError(
+            "--against: no config.json can be written for a shape with these options, such as biases or windows of "
+            f"the family {config.family}; give the model's transformers folder with --model"
+        )
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def _plain(config: ModelConfig) -> ModelConfig:
+    """With a factor on q·k for every layer, which is optional."""
+    scales = tuple(config.attention_scale(layer) for layer in range(config.num_layers))
+    return msgspec.structs.replace(config, attention_scales=scales)
 
 
 def _gpt2(config: ModelConfig) -> dict[str, Any]:
@@ -42,11 +56,6 @@ def _gpt2(config: ModelConfig) -> dict[str, Any]:
 
 
 def _llama(config: ModelConfig) -> dict[str, Any]:
-    if config.qkv_bias or config.out_bias or config.mlp_bias or config.sliding_windows or config.attention_scales:
-        raise UserError(
-            "--against: no config.json can be written for a shape with biases, windows or attention scales; "
-            "give the model's transformers folder with --model"
-        )
     rope = config.rope
     assert rope is not None, "the Llama family has rotary positions"
     scaling: dict[str, Any] | None = None
@@ -56,8 +65,53 @@ def _llama(config: ModelConfig) -> dict[str, Any]:
         names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         scaling |= {name: getattr(rope, name) for name in names}
     return {
+        **_decoder(config),
         "architectures": ["Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM"],
         "model_type": "qwen3" if config.qk_norm else "llama",
+        "hidden_act": config.activation,
+        "rope_theta": rope.theta,
+        "rope_scaling": scaling,
+    }
+
+
+def _gemma(config: ModelConfig) -> dict[str, Any]:
+    """Gemma 3: full layers with linear scaling or none."""
+    rope, sliding = config.rope, config.sliding_rope
+    assert rope is not None, "Gemma has rotary positions"
+    return {
+        **_decoder(config),
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": config.activation,
+        "query_pre_attn_scalar": round(config.attention_scale(0) ** -2),
+        "sliding_window": max(config.sliding_windows, default=0),
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in config.sliding_windows],
+        "final_logit_softcapping": config.logit_soft_cap or None,
+        "rope_theta": rope.theta,
+        "rope_local_base_freq": sliding.theta if sliding else rope.theta,
+        "rope_scaling": {"rope_type": "linear", "factor": rope.factor} if rope.scaling == "linear" else None,
+    }
+
+
+def _phi3(config: ModelConfig) -> dict[str, Any]:
+    """Phi-3 and Phi-4 without longrope, whose factors change no shape."""
+    assert config.rope is not None, "Phi-3 has rotary positions"
+    return {
+        **_decoder(config),
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "hidden_act": config.activation,
+        "original_max_position_embeddings": config.max_model_len,
+        "partial_rotary_factor": config.rotary_size / config.head_dim,
+        "rope_theta": config.rope.theta,
+        # Its own are beyond a small vocabulary.
+        "pad_token_id": 0,
+        "bos_token_id": 0,
+    }
+
+
+def _decoder(config: ModelConfig) -> dict[str, Any]:
+    return {
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
@@ -66,11 +120,8 @@ def _llama(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.max_model_len,
         "rms_norm_eps": config.norm_eps,
-        "hidden_act": config.activation,
-        "rope_theta": rope.theta,
-        "rope_scaling": scaling,
     }
 
 
 # The families that other engines have.
-_VALUES = {"gpt2": _gpt2, "llama": _llama}
+_VALUES = {"gpt2": _gpt2, "llama": _llama, "gemma": _gemma, "phi3": _phi3}

@@ -7,6 +7,7 @@ reaches 100 %.
 
 import heapq
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -78,8 +79,8 @@ def find_floor(
 ) -> Floor:
     """The floor of a workload.
 
-    It assumes that every query sees all keys before it. So it is too high for sequences longer than a sliding window,
-    and for an HP1 model, which skips values without weight.
+    It is too high for an HP1 model, which skips values without weight. Queries see all keys before them, or those in
+    their layer's sliding window.
 
     Args:
         config: of the model.
@@ -94,15 +95,19 @@ def find_floor(
     layers, head = _matmul_parameters(config), config.vocab_size * config.hidden_size
 
     tokens = cached_prefix + sum(own_lens)
-    pairs = _triangle(cached_prefix) + sum(_triangle(n) - _triangle(cached_prefix) for n in prompt_lens)
     products = 2 * layers * tokens + 2 * head * len(prompt_lens)
-    attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
-
     steps = _decode_steps(output_lens, max_num_seqs)
-    # The step after k generated tokens reads their K and V and the prompt's.
-    keys = cached_prefix * steps
-    keys += sum((o - 1) * n + _triangle(o - 1) for n, o in zip(own_lens, output_lens, strict=True))
-    key_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+    longest = max((n + o for n, o in zip(own_lens, output_lens, strict=True)), default=0)
+    pairs = keys = 0
+    for window, count in Counter(config.sliding_window(layer) for layer in range(config.num_layers)).items():
+        prefix_pairs = _seen(cached_prefix, window)
+        pairs += count * (prefix_pairs + sum(_seen(n, window) - prefix_pairs for n in prompt_lens))
+        # The step after k generated tokens reads their K and V and the prompt's. A window leaves the prefix behind.
+        prefix_keys = min(cached_prefix, max(window - longest, 0)) if window else cached_prefix
+        own_keys = sum(_seen(n + o - 1, window) - _seen(n, window) for n, o in zip(own_lens, output_lens, strict=True))
+        keys += count * (prefix_keys * steps + own_keys)
+    attention = 4 * config.num_heads * config.head_dim * pairs
+    key_bytes = 2 * config.num_kv_heads * config.head_dim * itemsize
     read = steps * (layers + head) * itemsize + keys * key_bytes
     return Floor(prefill_s=(products + attention) / rates.matmul, decode_s=read / rates.copy)
 
@@ -128,6 +133,7 @@ def _seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _triangle(n: int) -> int:
-    """1 + 2 + … + n."""
-    return n * (n + 1) // 2
+def _seen(queries: int, window: int) -> int:
+    """Keys that the first so many queries of a sequence see together: 1 + 2 + … + queries without a window."""
+    inside = min(queries, window or queries)
+    return inside * (inside + 1) // 2 + (queries - inside) * window

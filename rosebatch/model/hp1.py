@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention, AttentionSpec, load_head, rope_tables
+from rosebatch.model.layers import Attention, AttentionSpec, load_head
+from rosebatch.model.rope import rope_tables
 from rosebatch.model.weights import DEVIATION, WeightSource
 from rosebatch.ops import Gain, Gate, HeadUClip, Linear, Ops, Weight, mean_taps
 

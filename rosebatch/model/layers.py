@@ -1,20 +1,14 @@
-"""What the model families share: how a model describes its attention, the contract of a model, rotary tables."""
+"""What the model families share: how a model describes its attention, the contract of a model."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from rosebatch.config import KVShape, ModelConfig, RopeConfig
-from rosebatch.errors import UserError
+from rosebatch.config import KVShape, ModelConfig
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import Gate, Heads, Ops, QKNorm, Weight
-
-# Elements of a rotary table: 2 million positions of usual heads. Its fp32 values take a gigabyte.
-_MOST_ROTARY = 2**28
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +16,9 @@ class Rotary:
     """Rotary tables; layers with the same positions share one object.
 
     Attributes:
-        cos, sin: ``[max_len, D]`` in the model's dtype, both halves of cos alike, the first half of sin negated.
+        cos, sin: ``[max_len, R]`` in the model's dtype, both halves of cos alike, the first half of sin negated. R is
+            even and at most D: the first R channels of a head are rotated, channel ``i`` with channel ``i + R/2``; the
+            others stay (partial rotary). Factors on attention (yarn, longrope) are inside the tables.
     """
 
     cos: Tensor
@@ -39,9 +35,11 @@ class AttentionSpec:
         head_dim: D.
         scale: factor on q·k.
         window: keys that a query sees, its own included; 0 for all.
-        qk_norm: what each head of q and k goes through before the rotation.
+        soft_cap: a score becomes ``soft_cap · tanh(score / soft_cap)`` before the mask; 0 for no cap (Gemma 2).
+        sinks: ``[num_heads]``, a further logit of each head's softmax, which has no value (gpt-oss); None for none.
+        qk_norm: what q and k go through before the rotation.
         rotary: None if positions are not rotary.
-        gate: of HP1 attention; None for softmax.
+        gate: of HP1 attention, which has no cap and no sinks; None for softmax.
     """
 
     layer: int
@@ -50,9 +48,14 @@ class AttentionSpec:
     head_dim: int
     scale: float
     window: int = 0
+    soft_cap: float = 0.0
+    sinks: Tensor | None = None
     qk_norm: QKNorm | None = None
     rotary: Rotary | None = None
     gate: Gate | None = None
+
+    def __post_init__(self) -> None:
+        assert self.gate is None or (self.soft_cap == 0 and self.sinks is None), "a gate takes the softmax's place"
 
     @property
     def heads(self) -> Heads:
@@ -99,37 +102,12 @@ class Model(Protocol):
 
 
 def load_head(config: ModelConfig, ops: Ops, weights: WeightSource, embedding: Tensor) -> Callable[[Tensor], Tensor]:
-    """The product that makes logits of hidden states: with its own weight, or with the embedding ``[V, H]``."""
-    if config.tie_word_embeddings:
-        return ops.head(Weight(embedding))
-    return ops.head(Weight(weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))))
+    """What makes logits of hidden states: a product, and the model's scale and soft cap if it has them.
 
-
-def rope_tables(rope: RopeConfig, head_dim: int, max_len: int, dtype: torch.dtype, device: torch.device) -> Rotary:
-    """Tables for ``max_len`` positions.
-
-    Raises:
-        UserError: they are too large: the length of a model is only a number in its config.
+    The product's weight is its own, or the embedding ``[V, H]``.
     """
-    if max_len * head_dim > _MOST_ROTARY:
-        most = _MOST_ROTARY // head_dim
-        raise UserError(f"tables for {max_len} positions take too much memory: give --max-model-len {most} or less")
-    positions = torch.arange(max_len, dtype=torch.float32, device=device)
-    angles = positions[:, None] * _inverse_frequencies(rope, head_dim).to(device)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    return Rotary(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
-
-
-def _inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each channel pair: ``[D / 2]`` fp32."""
-    frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    if rope.scaling == "linear":
-        return frequencies / rope.factor
-    if rope.scaling == "llama3":
-        # Long waves are stretched by the factor, short ones kept, those between interpolated (Llama 3.1's rule).
-        wavelengths = 2 * math.pi / frequencies
-        turns = rope.original_max_position_embeddings / wavelengths
-        smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-        smooth = smooth.clamp(0, 1)
-        return (1 - smooth) * frequencies / rope.factor + smooth * frequencies
-    return frequencies
+    weight = embedding
+    if not config.tie_word_embeddings:
+        weight = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))
+    head, scale, cap = ops.head(Weight(weight)), config.logit_multiplier, config.logit_soft_cap
+    return head if scale == 1 and not cap else lambda hidden: ops.scale_and_cap_(head(hidden), scale, cap)

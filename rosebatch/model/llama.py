@@ -1,30 +1,40 @@
-"""The Llama family: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3. Their differences are in the config."""
+"""The Llama family: Llama 2 and 3, SmolLM2 and 3, Mistral, Qwen2, Qwen3, Granite. Their differences are in the config.
+
+Families whose checkpoints have other names, norms or orders are subclasses in files of their own. They say so in the
+attributes at the top of ``Llama``.
+"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention, AttentionSpec, load_head, rope_tables
+from rosebatch.model.layers import Attention, AttentionSpec, Rotary, load_head
+from rosebatch.model.rope import layer_rotaries
+from rosebatch.model.sublayers import MLP, GatedMLP, SelfAttention, load_linear
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops import Linear, Ops, Weight
+from rosebatch.ops import HeadRMSNorm, Ops, Pending, QKNorm
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    input_norm: Tensor
-    qkv: Linear
-    attention: AttentionSpec
-    out: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    """A norm that the family does not have is None."""
+
+    input_norm: Tensor | None
+    attention: SelfAttention
+    post_attention_norm: Tensor | None
+    mlp_norm: Tensor | None
+    mlp: MLP
+    post_mlp_norm: Tensor | None
 
 
 class Llama:
-    """Pre-norm transformer with RMSNorm, rotary positions, grouped K/V heads and a gated SiLU MLP.
+    """Transformer with RMSNorm, rotary positions, grouped K/V heads and a gated MLP.
+
+    Norms stand before a sub-layer, as in Llama, behind it, as in OLMo 2, or on both sides, as in Gemma.
 
     Args:
         config: with ``rope`` set.
@@ -33,71 +43,111 @@ class Llama:
     """
 
     mlp_matrices = 3
+    # Names of a layer's tensors. A single name in place of several: the checkpoint holds them fused.
+    qkv_names: ClassVar[tuple[str, ...]] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    gate_up_names: ClassVar[tuple[str, ...]] = ("mlp.gate_proj", "mlp.up_proj")
+    # A norm without a name does not exist.
+    input_norm_name: ClassVar[str | None] = "input_layernorm"
+    post_attention_norm_name: ClassVar[str | None] = None
+    mlp_norm_name: ClassVar[str | None] = "post_attention_layernorm"
+    post_mlp_norm_name: ClassVar[str | None] = None
 
     def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:
         assert config.rope is not None, "the Llama family has rotary positions"
         self.config = config
         self.ops = ops
         self.embedding = weights.get("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-        self.rotary = rope_tables(
-            config.rope, config.head_dim, config.max_model_len, self.embedding.dtype, self.embedding.device
-        )
-        self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
-        self.attention = [layer.attention for layer in self.layers]
-        self.norm = weights.get("model.norm.weight", (config.hidden_size,), fill=1.0)
+        # Rounded as transformers does for Gemma; the multipliers of other families are exact in 16 bits.
+        self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.embedding.dtype).item()
+        rotaries = layer_rotaries(config, self.embedding)
+        self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
+        self.attention = [layer.attention.spec for layer in self.layers]
+        self.norm = self.load_norm("model.norm", config.hidden_size, weights)
         self.head = load_head(config, ops, weights, self.embedding)
 
-    def _load_layer(self, index: int, weights: WeightSource) -> _Layer:
+    def load_norm(self, name: str, size: int, weights: WeightSource) -> Tensor:
+        """The weight of an RMSNorm ``[size]``; an fp32 one is applied before the result is rounded."""
+        return weights.get(f"{name}.weight", (size,), fill=1.0)
+
+    def load_qk_norm(self, prefix: str, weights: WeightSource) -> QKNorm:
+        """What q and k of the layer whose names begin with ``prefix`` go through before the rotation."""
+        size = self.config.head_dim
+        q_weight, k_weight = (self.load_norm(f"{prefix}self_attn.{name}_norm", size, weights) for name in "qk")
+        return HeadRMSNorm(q_weight, k_weight, self.config.norm_eps)
+
+    def qkv_order(self) -> Tensor | None:
+        """The rows of the fused q, k and v projection in the order that attention wants; None for the stored order."""
+        return None
+
+    def load_mlp(self, prefix: str, weights: WeightSource) -> MLP:
+        """The MLP of the layer whose names begin with ``prefix``."""
         c = self.config
+        names = [prefix + name for name in self.gate_up_names]
+        sizes = (c.intermediate_size, c.intermediate_size)
+        gate_up = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=c.mlp_bias)
+        down_name = [f"{prefix}mlp.down_proj"]
+        down = load_linear(self.ops, weights, down_name, (c.hidden_size,), c.intermediate_size, bias=c.mlp_bias)
+        return GatedMLP(self.ops, c.activation, gate_up, down)
+
+    def _load_layer(self, index: int, rotary: Rotary | None, weights: WeightSource) -> _Layer:
         prefix = f"model.layers.{index}."
-        q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
 
-        def norm(name: str, size: int) -> Tensor:
-            return weights.get(f"{prefix}{name}.weight", (size,), fill=1.0)
+        def norm(name: str | None) -> Tensor | None:
+            return None if name is None else self.load_norm(prefix + name, self.config.hidden_size, weights)
 
-        def linear(names: dict[str, int], in_size: int, bias: bool) -> Linear:
-            """Several projections of one input as a single product."""
-            weight = [weights.get(f"{prefix}{n}.weight", (size, in_size)) for n, size in names.items()]
-            biases = [weights.get(f"{prefix}{n}.bias", (size,)) for n, size in names.items()] if bias else None
-            return self.ops.linear(Weight(torch.cat(weight)), None if biases is None else torch.cat(biases))
-
-        attention = {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
-        gate_up = {"mlp.gate_proj": c.intermediate_size, "mlp.up_proj": c.intermediate_size}
-        qk_norm = None
-        if c.qk_norm:
-            q_weight, k_weight = (norm(f"self_attn.{name}_norm", c.head_dim) for name in "qk")
-            qk_norm = (q_weight, k_weight, c.norm_eps)
         return _Layer(
-            input_norm=norm("input_layernorm", c.hidden_size),
-            qkv=linear(attention, c.hidden_size, c.qkv_bias),
-            attention=AttentionSpec(
-                layer=index,
-                num_heads=c.num_heads,
-                num_kv_heads=c.num_kv_heads,
-                head_dim=c.head_dim,
-                scale=c.attention_scale(index),
-                window=c.sliding_window(index),
-                qk_norm=qk_norm,
-                rotary=self.rotary,
-            ),
-            out=linear({"self_attn.o_proj": c.hidden_size}, q_size, c.out_bias),
-            mlp_norm=norm("post_attention_layernorm", c.hidden_size),
-            gate_up=linear(gate_up, c.hidden_size, c.mlp_bias),
-            down=linear({"mlp.down_proj": c.hidden_size}, c.intermediate_size, c.mlp_bias),
+            input_norm=norm(self.input_norm_name),
+            attention=self._load_attention(index, prefix, rotary, weights),
+            post_attention_norm=norm(self.post_attention_norm_name),
+            mlp_norm=norm(self.mlp_norm_name),
+            mlp=self.load_mlp(prefix, weights),
+            post_mlp_norm=norm(self.post_mlp_norm_name),
         )
+
+    def _load_attention(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> SelfAttention:
+        c = self.config
+        q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        names = [prefix + name for name in self.qkv_names]
+        sizes = (q_size, kv_size, kv_size)
+        qkv = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=c.qkv_bias, order=self.qkv_order())
+        out_name = [f"{prefix}self_attn.o_proj"]
+        out = load_linear(self.ops, weights, out_name, (c.hidden_size,), q_size, bias=c.out_bias)
+        spec = AttentionSpec(
+            layer=index,
+            num_heads=c.num_heads,
+            num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            scale=c.attention_scale(index),
+            window=c.sliding_window(index),
+            soft_cap=c.attention_soft_cap,
+            qk_norm=self.load_qk_norm(prefix, weights) if c.qk_norm else None,
+            rotary=rotary,
+        )
+        return SelfAttention(self.ops, qkv, spec, out)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
-        ops, eps = self.ops, self.config.norm_eps
-        residual = functional.embedding(input_ids, self.embedding)
-        normed = ops.rms_norm(residual, self.layers[0].input_norm, eps)
+        residual = self._embed(input_ids)
+        first = self.layers[0].input_norm
+        normed = residual if first is None else self.ops.rms_norm(residual, first, self.config.norm_eps)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, following, strict=True):
-            attended = attention(layer.attention, layer.qkv(normed))
-            normed, residual = ops.add_rms_norm(ops.project(layer.out, attended), residual, layer.mlp_norm, eps)
-            hidden = ops.gated("silu_mul", layer.gate_up, normed)
-            normed, residual = ops.add_rms_norm(ops.project(layer.down, hidden), residual, next_norm, eps)
+            attended = layer.attention(normed, attention)
+            normed, residual = self._add(attended, residual, layer.post_attention_norm, layer.mlp_norm)
+            normed, residual = self._add(layer.mlp(normed), residual, layer.post_mlp_norm, next_norm)
         return normed
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        embedded = functional.embedding(input_ids, self.embedding)
+        return embedded if self.embedding_multiplier == 1 else embedded.mul_(self.embedding_multiplier)
+
+    def _add(
+        self, pending: Pending, residual: Tensor, post_norm: Tensor | None, norm: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The residual with the sub-layer's result, normed for the next sub-layer, and as it is."""
+        if post_norm is not None:
+            return self.ops.add_post_norm(pending, residual, post_norm, norm, self.config.norm_eps)
+        return self.ops.add_rms_norm(pending, residual, norm, self.config.norm_eps, self.config.residual_multiplier)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""

@@ -3,12 +3,24 @@
 from typing import Protocol
 
 from rosebatch.config import ModelConfig
+from rosebatch.errors import UserError
+from rosebatch.model.cohere import Cohere
+from rosebatch.model.gemma import Gemma
+from rosebatch.model.glm4 import Glm4
 from rosebatch.model.gpt2 import GPT2
+from rosebatch.model.gpt_neox import GPTNeoX
 from rosebatch.model.hp1 import HP1
 from rosebatch.model.layers import Model
 from rosebatch.model.llama import Llama
+from rosebatch.model.olmo2 import Olmo2
+from rosebatch.model.phi3 import Phi3
+from rosebatch.model.stablelm import StableLM
+from rosebatch.model.starcoder2 import Starcoder2
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops import Ops
+from rosebatch.ops import ACTIVATIONS, GATES, Ops
+
+# Matrices of an MLP with a gate.
+_GATED = 3
 
 
 class Family(Protocol):
@@ -23,13 +35,29 @@ class Family(Protocol):
 
 
 # By the names that ``ModelConfig.family`` may have.
-FAMILIES: dict[str, Family] = {"gpt2": GPT2, "hp1": HP1, "llama": Llama}
+FAMILIES: dict[str, Family] = {
+    "gpt2": GPT2,
+    "llama": Llama,
+    "gemma": Gemma,
+    "phi3": Phi3,
+    "olmo2": Olmo2,
+    "glm4": Glm4,
+    "stablelm": StableLM,
+    "cohere": Cohere,
+    "gpt_neox": GPTNeoX,
+    "starcoder2": Starcoder2,
+    "hp1": HP1,
+}
 
 
 def build_model(config: ModelConfig, ops: Ops, weights: WeightSource) -> Model:
     """Build the model that ``config`` describes.
 
     Raises:
-        UserError: a weight is missing or has the wrong shape.
+        UserError: a weight is missing or has the wrong shape, or the MLP cannot have this activation.
     """
-    return FAMILIES[config.family](config, ops, weights)
+    family = FAMILIES[config.family]
+    served = GATES if family.mlp_matrices == _GATED else ACTIVATIONS
+    if config.activation not in served:
+        raise UserError(f"activation {config.activation!r} is not supported; supported are {', '.join(served)}")
+    return family(config, ops, weights)

@@ -15,6 +15,8 @@ from rosebatch.host.model_files import read_json, refusal, refused, require_file
 # Standard deviation of random weights.
 DEVIATION = 0.02
 
+# Names of other versions of transformers.
+_FORMER_NAMES = {"lm_head.weight": "embed_out.weight"}
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _SHARD = re.compile(r".*-\d{5}-of-(\d{5})\.safetensors")
 
@@ -71,8 +73,10 @@ class SafetensorsWeights:
             return tuple(handle.get_slice(name).get_shape())
 
     def _stored_name(self, name: str) -> str:
+        """The name in this checkpoint: other versions of transformers, and models of more than text, have prefixes."""
         bare = name.partition(".")[2]
-        return bare if name not in self._files and bare in self._files else name
+        others = (bare, f"language_model.{name}", f"model.language_model.{bare}", _FORMER_NAMES.get(name, name))
+        return next((other for other in (name, *others) if other in self._files), name)
 
     def get(
         self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, fill: float | None = None

@@ -104,6 +104,23 @@ def test_a_cached_prefix_counts_once():
     assert apart.decode_s - shared.decode_s == 2 * 5 * TOKEN
 
 
+def test_a_window_bounds_what_is_read_and_multiplied():
+    """Counting all keys of a long sequence would put a model with windows above its floor."""
+    whole = floor_of([9], [4])
+    one_slides = floor_of([9], [4], sliding_windows=(0, 4, 0))
+    # Prefill: 1 + 2 + 3 + 6 * 4 pairs instead of 45; decode: 3 * 4 keys instead of 10 + 11 + 12.
+    assert whole.prefill_s - one_slides.prefill_s == 4 * 4 * 5 * (45 - 30)
+    assert whole.decode_s - one_slides.decode_s == TOKEN // 3 * (33 - 12)
+    assert floor_of([9], [4], sliding_windows=(0, 40, 0)) == whole
+
+
+def test_a_window_may_leave_the_cached_prefix_behind():
+    """Only what every step's window reaches of the prefix counts."""
+    narrow, wide = (floor_of([9], [4], cached_prefix=5, sliding_windows=(w,) * 3) for w in (4, 100))
+    assert narrow.decode_s == 3 * 2 * (LAYERS + HEAD) + TOKEN * 3 * 4
+    assert wide == floor_of([9], [4], cached_prefix=5)
+
+
 def test_no_floor_on_a_cpu():
     """A CPU's rates depend too much on threads and caches."""
     assert measure_rates("cpu") is None

@@ -43,7 +43,14 @@ def test_linear_scaling(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"qkv_bias": True}, {"out_bias": True}, {"mlp_bias": True}, {"sliding_windows": (4,) * 28}],
+    [
+        {"qkv_bias": True},
+        {"out_bias": True},
+        {"mlp_bias": True},
+        {"sliding_windows": (4,) * 28},
+        {"residual_multiplier": 0.5},
+        {"rotary_layers": (True, False) * 14},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_shapes_without_an_architecture(tmp_path, change):

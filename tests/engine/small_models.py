@@ -12,11 +12,13 @@ from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.model.layers import AttentionSpec, rope_tables
+from rosebatch.model.layers import AttentionSpec
 from rosebatch.model.registry import build_model
+from rosebatch.model.rope import rope_tables
 from rosebatch.model.weights import RandomWeights
-from rosebatch.ops import device_ops, select
+from rosebatch.ops import HeadLayerNorm, HeadRMSNorm, WholeRMSNorm, device_ops, select
 from rosebatch.toggles import Toggles
+from tests.engine.family_models import FAMILIES
 
 CPU = torch.device("cpu")
 VOCAB = 50
@@ -68,6 +70,9 @@ MODELS = {
     "uneven": ModelConfig(
         family="gpt2", num_kv_heads=2, norm_eps=1e-5, activation="gelu_new", eos_token_ids=(46,), **_SIZES
     ),
+    "softmaxes": ModelConfig(
+        family="gpt2", num_kv_heads=2, norm_eps=1e-5, activation="gelu_new", eos_token_ids=(10,), **_SIZES
+    ),
 }
 
 
@@ -90,23 +95,23 @@ class Weights(RandomWeights):
 
 
 class Uneven:
-    """Layers that differ in all that attention can differ in. No family has such layers yet."""
+    """Layers that differ in all that attention can differ in, more than those of any family.
 
-    def __init__(self, ops):
+    ``specs`` makes them, with functions that make weights and rotary tables.
+    """
+
+    def __init__(self, ops, specs, device=CPU):
         generator = torch.Generator().manual_seed(0)
 
         def weight(*shape):
-            return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+            return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(device)
+
+        def rotary(size, theta=10000.0):
+            return rope_tables(RopeConfig(theta=theta), size, _SIZES["max_model_len"], torch.float32, device)
 
         self.ops = ops
         self.embedding, self.head = weight(VOCAB, 32), weight(VOCAB, 32)
-        self.attention = [
-            AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=16, scale=0.3, rotary=_rotary(16), window=5),
-            AttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2, rotary=_rotary(32, 500.0)),
-            AttentionSpec(
-                layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=(weight(16), weight(16), 1e-5)
-            ),
-        ]
+        self.attention = specs(weight, rotary)
         self.qkv = [weight((s.num_heads + 2 * s.num_kv_heads) * s.head_dim, 32) for s in self.attention]
         self.out = [weight(32, s.num_heads * s.head_dim) for s in self.attention]
 
@@ -120,12 +125,40 @@ class Uneven:
         return hidden @ self.head.t()
 
 
-def _rotary(size, theta=10000.0):
-    return rope_tables(RopeConfig(theta=theta), size, _SIZES["max_model_len"], torch.float32, CPU)
+def _uneven(weight, rotary):
+    norm = HeadRMSNorm(weight(16), weight(16), 1e-5)
+    return [
+        AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=16, scale=0.3, rotary=rotary(16), window=5),
+        AttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2, rotary=rotary(32, 500.0)),
+        AttentionSpec(layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=norm),
+    ]
 
 
-def build(name, ops):
-    return Uneven(ops) if name == "uneven" else build_model(MODELS[name], ops, Weights(name))
+def _softmaxes(weight, rotary):
+    """Caps, sinks, windows smaller than a block, rotation of some channels, each kind of norm, odd numbers of heads."""
+    norm = WholeRMSNorm(1 + weight(80), 1 + weight(40), 1e-5)
+    each = HeadLayerNorm(1 + weight(3, 16), 1 + weight(3, 16), 1e-5)
+    more = {"sinks": weight(5) + 1, "rotary": rotary(4)}, {"soft_cap": 1.5, "rotary": rotary(20, 500.0)}
+    last = {"soft_cap": 2.5, "sinks": weight(3), "rotary": rotary(6)}
+    return [
+        AttentionSpec(layer=0, num_heads=5, num_kv_heads=1, head_dim=12, scale=0.3, window=7, **more[0]),
+        AttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.5, qk_norm=norm, **more[1]),
+        AttentionSpec(layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=each, window=3, **last),
+    ]
+
+
+_SPECS = {"uneven": _uneven, "softmaxes": _softmaxes}
+
+
+def build(name, ops, device=CPU):
+    """The model; families' own are made on the CPU only."""
+    if name in _SPECS:
+        return Uneven(ops, _SPECS[name], device)
+    return build_model(_shape(name), ops, Weights(name))
+
+
+def _shape(name):
+    return MODELS[name] if name in MODELS else FAMILIES[name]
 
 
 def make_cache(model, blocks, ops):
@@ -133,7 +166,7 @@ def make_cache(model, blocks, ops):
 
 
 def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
-    config = MODELS[name]
+    config = _shape(name)
     scheduler = Scheduler(BlockPool(blocks, BLOCK_SIZE), max_num_seqs=SEATS, max_num_batched_tokens=10, **scheduling)
     return Engine(
         scheduler,

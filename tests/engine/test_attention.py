@@ -1,5 +1,6 @@
 """Attention of whole steps over the paged cache against naive attention over the full sequence, in float64."""
 
+import dataclasses
 import math
 import random
 
@@ -13,10 +14,10 @@ from rosebatch.engine.plan import Chunk, SequenceSpec
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.torch_runner.attention import GatheredAttention
 from rosebatch.engine.torch_runner.batch import build_batch
-from rosebatch.model.layers import AttentionSpec
+from rosebatch.model.layers import AttentionSpec, Rotary
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights
-from rosebatch.ops import Gate, mean_taps, select
+from rosebatch.ops import Gate, HeadLayerNorm, HeadRMSNorm, WholeRMSNorm, mean_taps, select
 from rosebatch.sampling_params import GREEDY
 from rosebatch.toggles import Toggles
 from tests.engine.small_models import MODELS
@@ -34,14 +35,46 @@ SIGMA, GAMMA = torch.linspace(0.3, 1.8, HEADS), torch.linspace(1.5, 0.5, HEADS)
 GATE = Gate(mean_taps(SIGMA, 3), GAMMA)
 
 
-def make_specs(window=0, kv_heads=KV_HEADS, gate=None):
-    """The first layer sees everything, the second one a window."""
+def make_specs(window=0, kv_heads=KV_HEADS, **more):
+    """The first layer sees everything, the second one a window; ``more`` is alike in both."""
     return [
         AttentionSpec(
-            layer=layer, num_heads=HEADS, num_kv_heads=kv_heads, head_dim=SIZE, scale=scale, window=own, gate=gate
+            layer=layer, num_heads=HEADS, num_kv_heads=kv_heads, head_dim=SIZE, scale=scale, window=own, **more
         )
         for layer, (scale, own) in enumerate([(0.5, 0), (0.7, window)])
     ]
+
+
+# Caps and sinks that move every weight: scores are mostly within 4 of 0.
+CAP, SINKS = 1.5, torch.linspace(-2.0, 3.0, HEADS)
+SOFTMAXES = {
+    "plain": {},
+    "cap": {"soft_cap": CAP},
+    "sinks": {"sinks": SINKS},
+    "cap and sinks": {"soft_cap": CAP, "sinks": SINKS},
+}
+
+
+def rotary(size, length=200):
+    """Angles of ``size`` channels, of any size."""
+    angles = torch.arange(length)[:, None] / torch.linspace(1, 9, size // 2)
+    return Rotary(torch.cat((angles.cos(),) * 2, -1), torch.cat((-angles.sin(), angles.sin()), -1))
+
+
+def rotated(x, rotary):
+    """Channel pairs of ``x [T, heads, D]`` as complex numbers, turned by the tables' angles."""
+    half, length = rotary.cos.shape[1] // 2, len(x)
+    turn = torch.complex(rotary.cos[:length, :half].double(), rotary.sin[:length, half:].double())[:, None]
+    turned = torch.complex(x[..., :half], x[..., half : 2 * half]) * turn
+    return torch.cat((turned.real, turned.imag, x[..., 2 * half :]), -1)
+
+
+def normed(x, norm, weight):
+    """``x [T, heads, D]`` by the formula of each kind of norm."""
+    over = (1, 2) if isinstance(norm, WholeRMSNorm) else (2,)
+    centred = x - x.mean(2, keepdim=True) if isinstance(norm, HeadLayerNorm) else x
+    factor = weight.double().view(x.shape[1:]) if weight.numel() > x.shape[2] else weight.double()
+    return centred / (centred.square().mean(over, keepdim=True) + norm.eps).sqrt() * factor
 
 
 class Stream:
@@ -69,6 +102,10 @@ class Stream:
     def exact(self, spec):
         """Every position's attention, straight from the definition of softmax or of HP1's gate."""
         q, k, v = (x.double() for x in self.qkv[spec.layer])
+        if spec.qk_norm is not None:
+            q, k = normed(q, spec.qk_norm, spec.qk_norm.q_weight), normed(k, spec.qk_norm, spec.qk_norm.k_weight)
+        if spec.rotary is not None:
+            q, k = rotated(q, spec.rotary), rotated(k, spec.rotary)
         group = spec.num_heads // spec.num_kv_heads
         position = torch.arange(len(q))
         seen = position[None] <= position[:, None]
@@ -77,7 +114,11 @@ class Stream:
         out = []
         for head in range(spec.num_heads):
             scores = q[:, head] @ k[:, head // group].t() * spec.scale
-            weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+            if spec.soft_cap:
+                scores = spec.soft_cap * (scores / spec.soft_cap).tanh()
+            exponentials = scores.masked_fill(~seen, -math.inf).exp()
+            sink = 0.0 if spec.sinks is None else spec.sinks[head].double().exp()
+            weights = exponentials / (exponentials.sum(-1, keepdim=True) + sink)
             if spec.gate is not None:
                 positive = torch.nn.functional.pad(scores.relu(), (2, 0))
                 means = (positive[:, 2:] + positive[:, 1:-1] + positive[:, :-2]) / 3
@@ -156,6 +197,50 @@ def test_a_prompt_in_chunks_of_any_size_with_a_gate(sizes):
     assert_exact(stream, specs)
 
 
+@pytest.mark.parametrize("kind", ["cap", "sinks", "cap and sinks"])
+@pytest.mark.parametrize("kv_heads", [KV_HEADS, 1, HEADS])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_soft_caps_and_sinks(dtype, kv_heads, kind):
+    """A sink of another head, a cap behind the mask, or a sink counted for each tile would change every row."""
+    specs = make_specs(window=9, kv_heads=kv_heads, **SOFTMAXES[kind])
+    stream, machine = Stream(100, 130, seed=2, specs=specs, dtype=dtype), Machine(specs, 7, dtype=dtype)
+    for start, length in cut(130, [63, 2, 60, 1]):
+        machine.step((stream, start, length))
+    assert_exact(stream, specs)
+
+
+@pytest.mark.parametrize("size", [2, 4, 6, 8])
+def test_rotation_of_the_first_channels(size):
+    """The others pass through; a pair lies half of the rotated channels apart, not half of the head."""
+    specs = make_specs(window=9, rotary=rotary(size))
+    stream, machine = Stream(70, 90, seed=3, specs=specs), Machine(specs, 16)
+    for start, length in cut(90, [50, 30, 1]):
+        machine.step((stream, start, length))
+    assert_exact(stream, specs)
+
+
+@pytest.mark.parametrize("kind", [HeadRMSNorm, HeadLayerNorm, WholeRMSNorm])
+def test_norms_of_q_and_k(kind):
+    """Each family's statistics: over a head or over all of them, about the mean or about 0."""
+    shapes = {HeadRMSNorm: [(SIZE,)] * 2, HeadLayerNorm: [(HEADS, SIZE), (KV_HEADS, SIZE)]}
+    q_weight, k_weight = (
+        1 + 0.3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        for seed, shape in enumerate(shapes.get(kind, [(HEADS * SIZE,), (KV_HEADS * SIZE,)]))
+    )
+    specs = make_specs(window=9, rotary=rotary(4), qk_norm=kind(q_weight, k_weight, 1e-2))
+    stream, machine = Stream(70, 90, seed=5, specs=specs), Machine(specs, 16)
+    for start, length in cut(90, [50, 30, 1]):
+        machine.step((stream, start, length))
+    assert_exact(stream, specs)
+
+
+@pytest.mark.parametrize("more", [{"soft_cap": 1.0}, {"sinks": SINKS}])
+def test_a_gate_has_no_softmax_to_change(more):
+    """HP1's kernels would ignore them without a word."""
+    with pytest.raises(AssertionError):
+        make_specs(gate=GATE, **more)
+
+
 @pytest.mark.parametrize("gate", [None, GATE], ids=["softmax", "gate"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [7, 16])
@@ -215,13 +300,32 @@ def test_nothing_of_others_is_read():
     assert_exact(stream, specs)
 
 
+@pytest.mark.parametrize("block_size", [7, 16])
+def test_blocks_in_front_of_the_window_are_not_read(block_size):
+    """They belong to others by then, NaN here, and their entries in the table may be anything."""
+    specs = [spec for spec in make_specs(window=24, sinks=SINKS) if spec.window]
+    specs = [dataclasses.replace(spec, layer=layer) for layer, spec in enumerate(specs)]
+    machine = Machine(specs, block_size)
+    stream = Stream(100, 130, seed=4, specs=specs)
+    (data,) = machine.cache.groups
+    for start, length in cut(130, [50, 20, 1]):
+        for index in range(max(0, start + 1 - 24) // block_size):
+            if stream.block_ids[index] < 10**6:
+                data[:, :, stream.block_ids[index]] = math.nan
+                stream.block_ids[index] = 10**6
+        machine.step((stream, start, length))
+    assert stream.block_ids.count(10**6) > 3
+    assert_exact(stream, specs)
+
+
 def test_layers_that_differ():
     """In heads, grouping, head size, scale and window: nothing of one layer is used for another."""
     specs = [
         AttentionSpec(layer=0, num_heads=6, num_kv_heads=2, head_dim=8, scale=0.5),
         AttentionSpec(layer=1, num_heads=4, num_kv_heads=4, head_dim=16, scale=0.3, window=9),
         AttentionSpec(layer=2, num_heads=6, num_kv_heads=1, head_dim=8, scale=0.7, window=30),
-        AttentionSpec(layer=3, num_heads=2, num_kv_heads=2, head_dim=8, scale=0.4),
+        AttentionSpec(layer=3, num_heads=2, num_kv_heads=2, head_dim=8, scale=0.4, soft_cap=2.0, rotary=rotary(8)),
+        AttentionSpec(layer=4, num_heads=2, num_kv_heads=2, head_dim=8, scale=0.4, sinks=SINKS[:2], rotary=rotary(4)),
     ]
     streams = [Stream(70, 80, seed=i, specs=specs) for i in range(3)]
     machine = Machine(specs, block_size=7)
@@ -255,16 +359,17 @@ def run_alone(make, sizes, specs, block_size):
     return stream.outputs
 
 
-@pytest.mark.parametrize("gate", [None, GATE], ids=["softmax", "gate"])
+@pytest.mark.parametrize("kind", ["softmax", "gate", "cap and sinks"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("kv_heads", "block_size"), [(KV_HEADS, 7), (KV_HEADS, 16), (HEADS, 16)])
-def test_a_tokens_bits_do_not_depend_on_company_chunks_or_blocks(kv_heads, block_size, dtype, gate):
+def test_a_tokens_bits_do_not_depend_on_company_chunks_or_blocks(kv_heads, block_size, dtype, kind):
     """Alone in one chunk, alone in others, or in random steps beside twelve sequences: the same bits.
 
     Without grouped heads a generated token is a product of one row, which has other bits than a row of a tile: so
     generated tokens must never be computed in one.
     """
-    specs = make_specs(window=0 if gate else 33, kv_heads=kv_heads, gate=gate)
+    more = {"gate": GATE} if kind == "gate" else SOFTMAXES.get(kind, {})
+    specs = make_specs(window=0 if kind == "gate" else 33, kv_heads=kv_heads, **more)
     numbers = random.Random(block_size)
     shapes = [(1, 90), (64, 70), (65, 66), (130, 140), (20, 200), (600, 610)]
     shapes += [(numbers.randint(1, 150), 160) for _ in range(7)]

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 # Tokens that the models do generate.
-STOP_TOKENS = {"llama": 7, "gpt2": 15, "hp1": 10, "uneven": 40}
+STOP_TOKENS = {"llama": 7, "gpt2": 15, "hp1": 10, "uneven": 40, "softmaxes": 24}
 
 
 def requests(name):
@@ -84,6 +84,11 @@ def test_the_requests_end_in_every_way(name, expected):
         ("hp1", ("fused_rotary", "fused_kv_append", "fused_norm", "fused_mlp", "sparse_values")),
         ("uneven", ()),
         ("uneven", ("fused_rotary", "fused_kv_append", "batched_kv_append", "late_results")),
+        ("softmaxes", ()),
+        ("softmaxes", ("fused_qk_norm", "split_keys")),
+        ("softmaxes", ("fused_kv_append",)),
+        ("softmaxes", ("fused_rotary",)),
+        ("softmaxes", ("fused_rotary", "fused_kv_append")),
     ],
     ids=lambda value: value if isinstance(value, str) else "no " + ", ".join(value) if value else "all on",
 )
@@ -96,7 +101,7 @@ def test_tokens_equal_the_plain_runners(name, off, expected):
     assert engine.stats.max_running == SEATS
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "softmaxes", "gpt2"])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_tokens_after_a_preemption(name, expected):
     """A sequence comes back to another slot and other blocks, between windows that are under way."""

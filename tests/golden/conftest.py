@@ -19,6 +19,7 @@ from rosebatch.model.source import find_model
 from rosebatch.request import Completion, Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
+from tests.golden.families import FAMILIES, LONGROPE, VARIANTS
 from tests.golden.plain_hp1 import PlainHP1
 
 CPU = torch.device("cpu")
@@ -134,7 +135,7 @@ def goldens(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 
 def _make(transformers: Any, name: str, folder: Path) -> Golden:
-    kind, values = MODELS[name]
+    kind, values = {**MODELS, **FAMILIES, **VARIANTS, **LONGROPE}[name]
     model = PlainHP1.random(values) if kind == "HP1" else _random_model(transformers, kind, values)
     model.save_pretrained(folder)
     prompts = _prompts(values["vocab_size"])
@@ -235,9 +236,10 @@ def make_engine() -> Callable[..., Engine]:
         chunk: int = 8192,
         block_size: int = 16,
         blocks: int = 0,
+        max_model_len: int | None = None,
         **switches: bool,
     ) -> Engine:
-        source = find_model(str(folder), "auto", dtype, CPU)
+        source = find_model(str(folder), "auto", dtype, CPU, max_model_len=max_model_len)
         memory = blocks * bytes_per_block(source.config.kv_shapes, block_size, source.dtype) or 64 << 20
         limits = RunConfig(
             max_num_seqs=seqs, max_num_batched_tokens=chunk, block_size=block_size, kv_cache_memory=memory

@@ -14,6 +14,7 @@ from rosebatch.model.source import find_model
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
+from tests.golden.families import FAMILIES
 from tests.golden.plain_hp1 import Forms, PlainHP1
 
 _SIZES = {
@@ -74,7 +75,9 @@ def saved_model(transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> 
             if family.startswith("HP1"):
                 PlainHP1.random(_FAMILIES[family], forms=_FORMS.get(family)).save_pretrained(folders[family])
                 return folders[family]
-            config = getattr(transformers, f"{family}Config")(**_FAMILIES[family], eos_token_id=None)
+            kind, values = FAMILIES.get(family) or (f"{family}Config", _FAMILIES[family])
+            tokens = dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"))
+            config = getattr(transformers, kind)(**{"initializer_range": 0.2, **tokens, **values})
             torch.manual_seed(0)
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
             model.save_pretrained(folders[family])

@@ -47,6 +47,7 @@ def ints(*shape):
 
 
 def attention() -> None:
+    from rosebatch_kernels.common.head_norms import HeadRMSNorm
     from rosebatch_kernels.common.splits import DecodeWorkspace
     from rosebatch_kernels.paged_attention.decode import decode
     from rosebatch_kernels.paged_attention.prefill import prefill
@@ -59,7 +60,7 @@ def attention() -> None:
     ]:
         cache = empty(2, 4, kv_heads, 64, size, dtype=dtype)
         rotary = (empty(8, size, dtype=dtype),) * 2
-        qk_norm = (empty(size, dtype=dtype), empty(size, dtype=dtype), 1e-6)
+        qk_norm = HeadRMSNorm(empty(size, dtype=dtype), empty(size, dtype=dtype), 1e-6)
         for batch, append in [(1, True), (300, False)]:
             qkv = empty(batch, (heads + 2 * kv_heads) * size, dtype=dtype)
             table, fields = ints(batch, 4), ints(batch)
@@ -70,6 +71,39 @@ def attention() -> None:
             decode(qkv, cache, table, fields, fields, workspace, **options)
         prepare(qkv, cache, table, fields, fields, num_heads=heads, rotary=rotary, qk_norm=qk_norm)
         prefill(qkv, cache, table, ints(3, 4), num_heads=heads, scale=1.0, window=100 if heads == kv_heads else 0)
+
+
+def attention_of_more_families() -> None:
+    """Heads of odd sizes, rotated in part; sinks and caps; groups of 5, 7 and 8 heads."""
+    from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadRMSNorm
+    from rosebatch_kernels.common.splits import DecodeWorkspace
+    from rosebatch_kernels.paged_attention.decode import decode
+    from rosebatch_kernels.paged_attention.prefill import prefill
+    from rosebatch_kernels.qkv.kernel import prepare
+
+    for heads, kv_heads, size, rotated, dtype, cap, with_sinks in [
+        (64, 8, 64, 64, torch.bfloat16, 0.0, True),
+        (8, 4, 256, 256, torch.bfloat16, 50.0, False),
+        (8, 4, 256, 64, torch.float32, 50.0, True),
+        (5, 1, 80, 20, torch.bfloat16, 0.0, False),
+        (24, 8, 96, 72, torch.float16, 30.0, True),
+        (7, 1, 12, 4, torch.bfloat16, 0.0, True),
+        (2, 2, 20, 10, torch.float16, 5.0, True),
+    ]:
+        cache = empty(2, 4, kv_heads, 16, size, dtype=dtype)
+        qkv = empty(2, (heads + 2 * kv_heads) * size, dtype=dtype)
+        if cap:
+            norm = HeadLayerNorm(empty(heads, size, dtype=dtype), empty(kv_heads, size, dtype=dtype), 1e-5)
+        else:
+            norm = HeadRMSNorm(empty(size, dtype=dtype), empty(size, dtype=dtype), 1e-6)
+        heads_before = {"num_heads": heads, "rotary": (empty(8, rotated, dtype=dtype),) * 2, "qk_norm": norm}
+        softmax = {"scale": 0.1, "soft_cap": cap, "sinks": empty(heads, dtype=dtype) if with_sinks else None}
+        table, fields = ints(2, 4), ints(2)
+        workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"))
+        decode(qkv, cache, table, fields, fields, workspace, window=100, **softmax, **heads_before)
+        prepare(qkv, cache, table, fields, fields, **heads_before)
+        for window in (0, 100):
+            prefill(qkv, cache, table, ints(3, 4), num_heads=heads, window=window, **softmax)
 
 
 def gated_attention() -> None:
@@ -132,14 +166,20 @@ def layers() -> None:
     for rows, size in ((1, 768), (64, 1024)):
         x, weight = empty(rows, size), empty(size)
         norm.rms_norm(x, weight, 1e-6)
+        norm.rms_norm(x, weight.float(), 1e-6)
+        norm.layer_norm(x, weight, None, 1e-6)
+        norm.add(x, x)
+        in_parts = empty(4, rows, size, dtype=torch.float32)
+        for last in (weight.float(), None):
+            norm.add_post_norm(in_parts, x, weight.float(), last, 1e-6, weight)
         norm.add_layer_norm(empty(4, rows, size, dtype=torch.float32), x, weight, weight, 1e-6, weight)
         uclip.uclip_norm(x.view(rows, -1, 64), empty(64), 0.5)
         uclip.add_uclip_norm(empty(8, rows, size, dtype=torch.float32), x, weight, -1.5, weight, 0.5)
     for name in ("bias_gelu_erf_", "bias_gelu_tanh_", "bias_relu_"):
         getattr(mlp, name)(x, weight)
     mlp.bias_residual_(x, x, weight)
-    mlp.silu_mul(x)
-    mlp.relu_mul(x)
+    for name in ("silu_mul", "relu_mul", "gelu_tanh_mul", "gelu_erf_mul"):
+        getattr(mlp, name)(x)
     each = empty(size, dtype=torch.float32)
     for post_gamma, gamma in ((-1.5, 0.5), (each, 0.5), (each, each)):
         uclip.add_uclip_norm(empty(8192, size), empty(8192, size), weight, post_gamma, weight, gamma)
@@ -147,7 +187,7 @@ def layers() -> None:
     for rows, out in ((1, 2048), (64, 1)):
         linear.linear(empty(rows, size), empty(out, size), empty(out), None)
         linear.parts(empty(rows, size), empty(out, size))
-    for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul", "relu_mul"):
+    for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul", "relu_mul", "gelu_tanh_mul"):
         linear.linear(x, empty(2048, size), empty(2048), activation)
     cache = empty(1, 2, 4, 2, 64, 64)
     kv_cache.append(cache[0], empty(3, 2, 64), empty(3, 2, 64), torch.zeros(3, 2, dtype=torch.int64))
@@ -156,7 +196,7 @@ def layers() -> None:
 
 def tokens() -> None:
     from rosebatch_kernels.feedback.kernel import advance
-    from rosebatch_kernels.logits.kernel import adjust, count_, mask_
+    from rosebatch_kernels.logits.kernel import adjust, count_, mask_, scale_and_cap_
     from rosebatch_kernels.sampling.kernel import sample_rows
 
     fields, history, step = ints(layout.NUM_FIELDS, 9), ints(8, 9), ints(1)
@@ -188,6 +228,8 @@ def tokens() -> None:
             )
             count_(marks, ints(9), slots)
         mask_(logits, ints(2, -(-vocab // 32)), ints(2))
+        for cap in (0.0, 30.0):
+            scale_and_cap_(logits, 1.0, cap)
     advance(ints(9), fields, None, history, step, ints(2))
     advance(ints(2), fields, ints(2), history, None, ints(0))
 
@@ -195,6 +237,7 @@ def tokens() -> None:
 if __name__ == "__main__":
     compile_only()
     attention()
+    attention_of_more_families()
     gated_attention()
     delta_rule()
     layers()

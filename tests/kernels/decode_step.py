@@ -23,8 +23,10 @@ def make_step(
     *,
     scale=SCALE,
     window=0,
+    soft_cap=0.0,
+    sinks=None,
     attend=None,
-    rotary=False,
+    rotary=0,
     qk_norm=None,
     append=True,
     idle=(),
@@ -32,13 +34,16 @@ def make_step(
 ):
     """Arguments of a decode step, and what to hold its result against; rows in ``idle`` are not live.
 
-    ``attend`` is the formula, of softmax by default; ``qk_norm`` is one of ``NORMS``.
+    ``attend`` is the formula, of softmax by default; ``rotary`` is how many channels are rotated, True for all;
+    ``qk_norm`` is one of ``NORMS``.
     """
-    attend = attend or (lambda q, k, v: attention(q, k, v, scale, window))
+    attend = attend or (lambda q, k, v: attention(q, k, v, scale, window, soft_cap, sinks))
     heads, batch = kv_heads * group, len(positions)
     qkv = randn(batch, heads + 2 * kv_heads, size, dtype=dtype)
-    tables = rotary_tables(max(positions) + 1, size, dtype) if rotary else None
-    norm, exact_norms = NORMS[qk_norm](size, dtype, device, randn) if qk_norm else (None, (None, None))
+    tables = rotary_tables(max(positions) + 1, size if rotary is True else rotary, dtype) if rotary else None
+    norm, exact_norms = (None, (None, None))
+    if qk_norm:
+        norm, exact_norms = NORMS[qk_norm](size, dtype, device, randn, (heads, kv_heads))
     paged = Scattered([n if append else n + 1 for n in positions], kv_heads, size, block_size, dtype, device, randn)
     exact, new_keys = [], []
     for row, position in enumerate(positions):
@@ -55,6 +60,10 @@ def make_step(
     state = torch.tensor([(n, n if row in idle else n + 1 + row) for row, n in enumerate(where)], dtype=torch.int32)
     where, limits = state.t().contiguous().to(device)
     options = {"num_heads": heads, "scale": scale, "window": window, "append": append}
+    if soft_cap:
+        options["soft_cap"] = soft_cap
+    if sinks is not None:
+        options["sinks"] = sinks.to(device)
     if rotary:
         options["rotary"] = tuple(table.to(device) for table in tables)
     if norm is not None:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nan
 
-from rosebatch_kernels.common.head_norms import HeadUClip
+from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadRMSNorm, HeadUClip
 from rosebatch_kernels.kv_cache.layout import cache_rows
 from rosebatch_kernels.kv_cache.reference import append
 
@@ -43,27 +43,40 @@ class Scattered:
         block = int(self.table[row, position // self.block_size])
         return slice(None), block, slice(None), position % self.block_size
 
+    def free_before(self, row, first):
+        """Give the blocks away whose tokens all come before ``first``: NaN, and numbers that no block has."""
+        for column in range(first // self.block_size):
+            self.cache[:, int(self.table[row, column])] = nan
+            self.table[row, column] = (-1, 2**30)[column % 2]
 
-def attention(q, k, v, scale, window=0):
+
+def attention(q, k, v, scale, window=0, soft_cap=0.0, sinks=None):
     """float64: one token's ``q [heads, D]`` over ``k`` and ``v [keys, kv_heads, D]``, its own the last of them."""
     first = max(0, len(k) - window) if window else 0
     group = len(q) // k.shape[1]
     k, v = (x[first:].double().repeat_interleave(group, 1) for x in (k, v))
     scores = (q.double() * k).sum(-1) * scale
+    if soft_cap:
+        scores = soft_cap * (scores / soft_cap).tanh()
+    # A sink is a score of a key whose value is zero.
+    rest = torch.zeros(len(q)) if sinks is None else (sinks.double() - scores.max(0).values).exp()
     weights = (scores - scores.max(0).values).exp()
-    return ((weights / weights.sum(0))[..., None] * v).sum(0).flatten()
+    return ((weights / (weights.sum(0) + rest))[..., None] * v).sum(0).flatten()
 
 
 def normed_and_rotated(x, position, norm=None, rotary=None):
-    """float64: heads ``x [heads, D]`` of a token at ``position``, by the formulas of a norm and of rotation."""
+    """float64: heads ``x [heads, D]`` of a token at ``position``, by the formulas of a norm and of rotation.
+
+    The tables' channels are rotated, the first ones.
+    """
     x = x.double()
     if norm is not None:
         x = norm(x)
     if rotary is not None:
-        half = x.shape[-1] // 2
         cos, sin = (table[position].double() for table in rotary)
-        low, high = x[..., :half], x[..., half:]
-        x = torch.cat((low * cos[:half] - high * sin[half:], high * cos[half:] + low * sin[half:]), -1)
+        half = len(cos) // 2
+        low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        x = torch.cat((low * cos[:half] - high * sin[half:], high * cos[half:] + low * sin[half:], rest), -1)
     return x
 
 
@@ -74,23 +87,37 @@ def rotary_tables(length, size, dtype):
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
-def rms_norm(size, dtype, device, randn):
+def rms_norm(size, dtype, device, randn, heads=None):
     """A norm of q and k as kernels take it, weights around 1 as in trained models; and both formulas in float64."""
     weights = [(1 + 0.1 * randn(size)).to(dtype) for _ in range(2)]
 
     def formula(weight):
         return lambda x: x / ((x * x).sum(-1, keepdim=True) / x.shape[-1] + EPS).sqrt() * weight.double()
 
-    return (*(weight.to(device) for weight in weights), EPS), [formula(weight) for weight in weights]
+    return HeadRMSNorm(*(weight.to(device) for weight in weights), EPS), [formula(weight) for weight in weights]
 
 
-def uclip(size, dtype, device, randn):
+def layer_norm(size, dtype, device, randn, heads=None):
+    """The same of a LayerNorm, each of the ``heads`` of q, and of k, with weights of its own."""
+    weights = [(1 + 0.1 * randn(count, size)).to(dtype) for count in heads]
+
+    def formula(weight):
+        def norm(x):
+            centred = x - x.mean(-1, keepdim=True)
+            return centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+        return norm
+
+    return HeadLayerNorm(*(weight.to(device) for weight in weights), EPS), [formula(weight) for weight in weights]
+
+
+def uclip(size, dtype, device, randn, heads=None):
     """The same of a clip, which takes hold of about a third of normal channels; the gammas are fp32's."""
     alphas, gammas = _alphas(size, dtype, randn), [1.25, -0.875]
     return HeadUClip(*(alpha.to(device) for alpha in alphas), *gammas), list(map(_clip, alphas, gammas))
 
 
-def uclip_each(size, dtype, device, randn):
+def uclip_each(size, dtype, device, randn, heads=None):
     """The same with a gamma of either sign for each channel."""
     alphas, gammas = _alphas(size, dtype, randn), [1.25 * randn(size), -0.875 * randn(size)]
     norm = HeadUClip(*(numbers.to(device) for numbers in (*alphas, *gammas)))
@@ -105,7 +132,7 @@ def _clip(alpha, gamma):
     return lambda x: (x * alpha.double()).clamp(-1, 1) * gamma
 
 
-NORMS = {"rms": rms_norm, "uclip": uclip, "uclip_each": uclip_each}
+NORMS = {"rms": rms_norm, "layer": layer_norm, "uclip": uclip, "uclip_each": uclip_each}
 
 
 def untouched(*shape, dtype, device):

@@ -16,6 +16,7 @@ ACTIVATIONS = {
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "gelu_erf": torch.nn.functional.gelu,
     "relu": torch.relu,
+    "gelu_tanh_mul": lambda x: torch.nn.functional.gelu(x.chunk(2, -1)[0], approximate="tanh") * x.chunk(2, -1)[1],
     "silu_mul": lambda x: torch.nn.functional.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
     "relu_mul": lambda x: torch.relu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
 }

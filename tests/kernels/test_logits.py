@@ -298,6 +298,26 @@ def test_mask_of_nan_and_infinity(implementation, dtype, device):
     assert torch.equal(bits(logits)[real], bits(expected)[real])
 
 
+@pytest.mark.parametrize("size", [1, 63, 5000])
+@pytest.mark.parametrize(("scale", "cap"), [(0.25, 0.0), (1.0, 3.0), (-2.0, 0.5)])
+def test_scale_and_cap(implementation, size, scale, cap, dtype, device, randn, assert_close):
+    """Rows are views of padded ones, whose padding must stay as it is."""
+    padded = (randn(7, size + 5) * 4).to(device, dtype)
+    before, logits = padded.clone(), padded[:, :size]
+    exact = before[:, :size].double() * scale
+    out = implementation.scale_and_cap_(logits, scale, cap)
+    assert out is logits
+    assert_close(out, (exact / cap).tanh() * cap if cap else exact)
+    assert torch.equal(padded[:, size:], before[:, size:])
+
+
+def test_the_cap_of_extremes(implementation, device):
+    """Far from zero nothing overflows, and a barred token's logit and NaN stay what they are."""
+    logits = torch.tensor([[-3e38, 0.0, 3e38, float("nan")]], device=device)
+    assert implementation.scale_and_cap_(logits, 1.0, 30.0)[0, :3].tolist() == [-30.0, 0.0, 30.0]
+    assert logits[0, 3].isnan()
+
+
 def test_no_rows(implementation, device):
     """A step in which nothing is to be done is no error, and changes nothing."""
     none, logits = torch.zeros(0, dtype=torch.int32, device=device), torch.ones(3, 40, device=device)

@@ -18,7 +18,12 @@ FORMULAS = {
 }
 
 # What the gate goes through before it is multiplied.
-GATES = {"silu_mul": lambda x: x / (1 + math.exp(-x)), "relu_mul": FORMULAS["relu"]}
+GATES = {
+    "silu_mul": lambda x: x / (1 + math.exp(-x)),
+    "relu_mul": FORMULAS["relu"],
+    "gelu_tanh_mul": FORMULAS["gelu_tanh"],
+    "gelu_erf_mul": FORMULAS["gelu"],
+}
 BIAS_FORMS = {"bias_gelu_erf_": "gelu", "bias_gelu_tanh_": "gelu_tanh", "bias_relu_": "relu"}
 # One program and several, in rows and in columns, and the number of tokens from which a program takes more rows.
 SHAPES = [(1, 1), (1, 63), (63, 17), (3, 1000), (2, 1030), (1025, 3)]
@@ -196,8 +201,9 @@ def test_a_rows_activation_does_not_depend_on_its_neighbours(name, dtype, randn)
     assert dtype != torch.bfloat16 or changed == {}
 
 
-# Not gelu_tanh: at -5.0625 to -5.15625 PyTorch's vectorised and plain loops round to different bf16 numbers.
-@pytest.mark.parametrize("name", ["relu", *GATES])
+# Not the forms of gelu: PyTorch's vectorised and plain loops round some numbers to different bf16 ones, such as
+# gelu_tanh of -5.0625 to -5.15625.
+@pytest.mark.parametrize("name", ["relu", "relu_mul", "silu_mul"])
 def test_every_bf16_number_alone_and_in_a_vector(name):
     """All there are: where one differs, equal bits in every batch are luck and not a promise."""
     x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)

@@ -82,6 +82,73 @@ def test_rms_norm_rounds_before_the_weight(implementation, narrow, device, randn
     assert (out != (weight * normed).to(narrow)).sum() > 100
 
 
+def test_layer_norm_without_a_bias(implementation, dtype, device, randn, assert_close):
+    """Cohere has none; a kernel that took its place for an RMSNorm would leave the mean in."""
+    x, weight = (randn(63, 48) + 1).to(device, dtype), randn(48, dtype=dtype).to(device)
+    exact = naive_layer_norm(x, weight, torch.zeros_like(weight))
+    assert_close(implementation.layer_norm(x, weight, None, EPS), exact)
+    normed, total = implementation.add_layer_norm(x, torch.zeros_like(x), weight, None, EPS)
+    assert_close(normed, exact)
+    assert torch.equal(total, x)
+
+
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+def test_rms_norm_with_an_fp32_weight_rounds_once(implementation, narrow, device, randn):
+    """As Gemma and OLMo do: rounding before the weight too gives other bits."""
+    x, weight = randn(1, 1000, dtype=narrow).to(device), randn(1000).to(device)
+    normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPS)
+    out = implementation.rms_norm(x, weight, EPS)
+    assert out.dtype == narrow
+    assert (out != (weight * normed).to(narrow)).sum() <= (0 if implementation is reference else 10)
+    assert (out != (weight * normed.to(narrow)).to(narrow)).sum() > 100
+
+
+@pytest.mark.parametrize("scale", [0.22, -1.5])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_scaled_addition(implementation, scale, biased, dtype, device, randn, assert_close):
+    """Granite multiplies all that a sub-layer adds, its bias too, and not the residual."""
+    shapes = (63, 48), (63, 48), (48,), (48,)
+    x, residual, weight, x_bias = (randn(*s, dtype=dtype).to(device) for s in shapes)
+    normed, total = implementation.add_rms_norm(x, residual, weight, EPS, x_bias if biased else None, scale)
+    assert_close(total, residual.double() + scale * (x.double() + (x_bias.double() if biased else 0)))
+    assert torch.equal(normed, implementation.rms_norm(total, weight, EPS))
+
+
+@pytest.mark.parametrize("parts", [0, 1, 4])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(("rows", "size"), [(63, 48), (3, 1000)])
+def test_add_post_norm(implementation, parts, biased, wide, rows, size, dtype, device, randn, assert_close):
+    """Gemma's norms are on both sides of the addition, OLMo's on one: without the second, both results are the sum."""
+    kind = torch.float32 if wide else dtype
+    x = (randn(parts, rows, size) * parts**-0.5 if parts else randn(rows, size, dtype=dtype)).to(device)
+    residual, x_bias = randn(rows, size, dtype=dtype).to(device), randn(size, dtype=dtype).to(device)
+    post_weight, weight = randn(size, dtype=kind).to(device), randn(size, dtype=kind).to(device)
+    summed = (x.double().sum(0) if parts else x.double()) + (x_bias.double() if biased else 0)
+    extra = (x_bias,) if biased else ()
+    normed, total = implementation.add_post_norm(x, residual, post_weight, weight, EPS, *extra)
+    assert total.dtype == normed.dtype == dtype
+    assert_close(total, residual.double() + naive_rms_norm(summed, post_weight))
+    assert torch.equal(normed, implementation.rms_norm(total, weight, EPS))
+    alone, same = implementation.add_post_norm(x, residual, post_weight, None, EPS, *extra)
+    assert torch.equal(alone, total)
+    assert torch.equal(same, total)
+
+
+@pytest.mark.parametrize("parts", [0, 4])
+@pytest.mark.parametrize("biased", [False, True])
+def test_add(implementation, parts, biased, dtype, device, randn, assert_close):
+    """Layers whose attention and MLP are parallel add the first result without a norm."""
+    x = (randn(parts, 63, 48) if parts else randn(63, 48, dtype=dtype)).to(device)
+    residual, x_bias = randn(63, 48, dtype=dtype).to(device), randn(48, dtype=dtype).to(device)
+    before = residual.clone()
+    exact = residual.double() + (x.double().sum(0) if parts else x.double()) + (x_bias.double() if biased else 0)
+    out = implementation.add(x, residual, *((x_bias,) if biased else ()))
+    assert out.dtype == dtype
+    assert_close(out, exact)
+    assert torch.equal(residual, before)
+
+
 @pytest.mark.parametrize(("rows", "size"), [(63, 48), (3, 1000)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_add_norms_return_the_sum_and_its_norm(implementation, rows, size, biased, dtype, device, randn, assert_close):

@@ -11,6 +11,8 @@ from rosebatch_kernels.paged_attention import torch_gathered
 
 SHAPES = [(1, 1, 8), (2, 3, 24), (3, 1, 64), (1, 4, 63)]
 BLOCK_SIZES = [1, 7, 16, 48, 128]
+# The library's attention, and our own for what it does not have.
+OPTIONS = [{}, {"soft_cap": 1.5, "sinks": torch.linspace(-2, 4, 9)}]
 
 
 class Paged:
@@ -39,7 +41,7 @@ class Paged:
         padded = [(table + [table[0]] * width)[:width] for table in self.tables]
         return gather_rows(torch.tensor(padded), self.num_blocks, self.kv_heads)
 
-    def exact(self, sequence, position, q, scale, window=0):
+    def exact(self, sequence, position, q, scale, window=0, soft_cap=0.0, sinks=None):
         """Attention of ``q [heads, D]`` at ``position``, key by key."""
         group = len(q) // self.kv_heads
         first = max(0, position + 1 - window) if window else 0
@@ -48,9 +50,12 @@ class Paged:
             k = self.k[sequence][first : position + 1, head // group].double()
             v = self.v[sequence][first : position + 1, head // group].double()
             scores = [scale * float(query @ key) for key in k]
+            if soft_cap:
+                scores = [soft_cap * math.tanh(score / soft_cap) for score in scores]
             top = max(scores)
             weights = [math.exp(score - top) for score in scores]
-            out.append(sum(w / sum(weights) * value for w, value in zip(weights, v, strict=True)))
+            total = sum(weights) + (0 if sinks is None else math.exp(float(sinks[head]) - top))
+            out.append(sum(w / total * value for w, value in zip(weights, v, strict=True)))
         return torch.cat(out)
 
 
@@ -119,6 +124,28 @@ def test_prefill(block_size, window, dtype, randn, assert_close):
         assert_close(out[[i * 23 + r for i in range(2) for r in rows]], torch.stack(exact))
 
 
+@pytest.mark.parametrize("block_size", [7, 16])
+@pytest.mark.parametrize(("soft_cap", "with_sinks"), [(1.5, False), (0.0, True), (1.5, True)])
+def test_soft_cap_and_sinks(soft_cap, with_sinks, block_size, dtype, randn, assert_close):
+    """The library's attention has neither: a head of another's sink, or a cap of masked scores, would show."""
+    lengths, positions, scale = [1, 63, 100], list(range(50, 73)), 0.6
+    for kv_heads, group, size in SHAPES:
+        heads = kv_heads * group
+        options = {"soft_cap": soft_cap, "sinks": torch.linspace(-2, 4, heads).to(dtype) if with_sinks else None}
+        paged = Paged(lengths, kv_heads, size, block_size, dtype, randn)
+        q, masks = randn(3, heads, size, dtype=dtype), mask([n - 1 for n in lengths], 128, 9, dtype)[:, None, None]
+        out = torch_gathered.decode(q, paged.cache, paged.rows(128), masks, scale, **options)
+        assert out.dtype == dtype
+        exact = [paged.exact(i, n - 1, q[i], scale, 9, **options) for i, n in enumerate(lengths)]
+        assert_close(out, torch.stack(exact))
+        paged = Paged([73, 90], kv_heads, size, block_size, dtype, randn)
+        q, masks = randn(46, heads, size, dtype=dtype), mask(positions, 128, 9, dtype)
+        out = torch_gathered.prefill(q, paged.cache, paged.rows(128), masks, scale, **options)
+        rows = (0, 13, 22)
+        exact = [paged.exact(i, positions[r], q[i * 23 + r], scale, 9, **options) for i in range(2) for r in rows]
+        assert_close(out[[i * 23 + r for i in range(2) for r in rows]], torch.stack(exact))
+
+
 def test_scale_is_used(randn, assert_close):
     """GPT-2 may scale by layer: the default of the library must not slip in."""
     paged = Paged([20], 2, 8, 16, torch.float32, randn)
@@ -141,28 +168,30 @@ def test_strided_queries(dtype, randn):
 
 
 @pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("size", [16, 64])
-def test_bits_of_a_decode_do_not_depend_on_the_others(size, dtype, randn):
+def test_bits_of_a_decode_do_not_depend_on_the_others(size, options, dtype, randn):
     lengths = [65 + 3 * i for i in range(20)]
     paged = Paged(lengths, 3, size, 16, dtype, randn)
     q = randn(20, 9, size, dtype=dtype)
     masks = mask([n - 1 for n in lengths], 128, 0, dtype)[:, None, None]
     rows = paged.rows(128).view(2, 20, -1)
-    whole = torch_gathered.decode(q, paged.cache, paged.rows(128), masks, 0.2)
+    whole = torch_gathered.decode(q, paged.cache, paged.rows(128), masks, 0.2, **options)
     for some in ([0], [19], [7, 3], list(range(19, -1, -1))):
-        part = torch_gathered.decode(q[some], paged.cache, rows[:, some].reshape(-1), masks[some], 0.2)
+        part = torch_gathered.decode(q[some], paged.cache, rows[:, some].reshape(-1), masks[some], 0.2, **options)
         assert torch.equal(part, whole[some])
 
 
 @pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("size", [16, 64])
-def test_bits_of_a_tile_do_not_depend_on_the_others(size, dtype, randn):
+def test_bits_of_a_tile_do_not_depend_on_the_others(size, options, dtype, randn):
     paged = Paged([128] * 12, 3, size, 16, dtype, randn)
     q = randn(12 * 64, 9, size, dtype=dtype)
     tile = mask(list(range(64, 128)), 128, 0, dtype)
     rows = paged.rows(128).view(2, 12, -1)
-    whole = torch_gathered.prefill(q, paged.cache, paged.rows(128), tile, 0.2).view(12, 64, -1)
+    whole = torch_gathered.prefill(q, paged.cache, paged.rows(128), tile, 0.2, **options).view(12, 64, -1)
     for some in ([0], [11], [7, 3], list(range(11, -1, -1))):
         tiles = q.view(12, 64, 9, size)[some].reshape(-1, 9, size)
-        part = torch_gathered.prefill(tiles, paged.cache, rows[:, some].reshape(-1), tile, 0.2)
+        part = torch_gathered.prefill(tiles, paged.cache, rows[:, some].reshape(-1), tile, 0.2, **options)
         assert torch.equal(part.view(len(some), 64, -1), whole[some])

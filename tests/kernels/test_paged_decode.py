@@ -32,6 +32,11 @@ def implementation(request):
         (1, 4, 80, 24, 0),
         (1, 7, 64, 64, 7),
         (1, 7, 24, 24, 0),
+        (1, 5, 96, 16, 24),
+        (2, 3, 112, 64, 24),
+        (1, 2, 12, 16, 24),
+        (1, 3, 20, 24, 1),
+        (1, 2, 256, 16, 40),
     ],
 )
 def test_decode(implementation, kv_heads, group, size, block_size, window, dtype, device, randn, assert_close):
@@ -46,6 +51,59 @@ def test_decode(implementation, kv_heads, group, size, block_size, window, dtype
 @pytest.mark.parametrize(("group", "size"), [(1, 24), (2, 64), (1, 128)])
 def test_norm_and_rotation(implementation, rotary, qk_norm, group, size, dtype, device, randn, assert_close):
     step = make_step([5, 0, 64], 2, group, size, 16, dtype, device, randn, rotary=rotary, qk_norm=qk_norm)
+    check(implementation, step, assert_close)
+
+
+@pytest.mark.parametrize("qk_norm", [None, "rms", "layer"])
+@pytest.mark.parametrize(("group", "size", "rotated"), [(1, 80, 20), (3, 96, 24), (5, 64, 16), (2, 12, 4), (7, 80, 32)])
+def test_rotation_of_the_first_channels(
+    implementation, group, size, rotated, qk_norm, dtype, device, randn, assert_close
+):
+    """The others pass through, normed; the tables' rows are as long as the rotated part, not as the head."""
+    step = make_step([5, 0, 64], 2, group, size, 16, dtype, device, randn, rotary=rotated, qk_norm=qk_norm)
+    check(implementation, step, assert_close)
+
+
+@pytest.mark.parametrize("append", [True, False])
+@pytest.mark.parametrize(("soft_cap", "with_sinks"), [(1.5, False), (0.0, True), (1.5, True)])
+@pytest.mark.parametrize(("group", "window", "block_size"), [(1, 0, 16), (5, 24, 16), (2, 300, 64), (8, 1, 24)])
+def test_soft_cap_and_sinks(
+    implementation, group, window, block_size, soft_cap, with_sinks, append, dtype, device, randn, assert_close
+):
+    """Each sink counts once, whether one split has all keys or several share them; sinks far above and below scores."""
+    heads = 2 * group
+    sinks = torch.linspace(-2, 4, heads).to(dtype) if with_sinks else None
+    options = {"window": window, "soft_cap": soft_cap, "sinks": sinks, "scale": 0.6, "append": append}
+    step = make_step([0, 1, 40, 700], 2, group, 24, block_size, dtype, device, randn, **options)
+    check(implementation, step, assert_close)
+
+
+@pytest.mark.parametrize("sink", [-1e4, 1e4])
+@pytest.mark.parametrize("positions", [[3], [700]])
+def test_sinks_of_any_size(implementation, positions, sink, device, randn, assert_close):
+    """One that weighs nothing, and one that leaves the keys nothing: no row may be NaN."""
+    sinks = torch.tensor([sink, 0.0])
+    step = make_step(positions, 1, 2, 24, 16, torch.float32, device, randn, sinks=sinks)
+    check(implementation, step, assert_close)
+
+
+def test_scores_far_past_a_soft_cap(implementation, device, randn, assert_close):
+    """Exponentials of them would overflow: all scores are then the cap, or its negative."""
+    step = make_step([0, 40], 1, 2, 24, 16, torch.float32, device, randn, scale=1e4, soft_cap=3.0)
+    check(implementation, step, assert_close)
+
+
+@pytest.mark.parametrize("append", [True, False])
+@pytest.mark.parametrize("block_size", [8, 16, 24, 48, 64])
+@pytest.mark.parametrize(("group", "window"), [(1, 24), (2, 1), (2, 5), (3, 24), (2, 300)])
+def test_blocks_outside_of_the_window_are_left_alone(
+    implementation, group, window, block_size, append, dtype, device, randn, assert_close
+):
+    """They may be another sequence's by then, and their entries in the table anything."""
+    positions = [0, 23, 24, 63, 64, 65, 700]
+    step = make_step(positions, 1, group, 24, block_size, dtype, device, randn, window=window, append=append)
+    for row, position in enumerate(positions):
+        step.paged.free_before(row, max(0, position + 1 - window))
     check(implementation, step, assert_close)
 
 

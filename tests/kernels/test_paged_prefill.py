@@ -33,13 +33,13 @@ def cut(chunks, rows=kernel.TILE_ROWS, seed=0):
     return torch.tensor(tiles, dtype=torch.int32)
 
 
-def exact_rows(q, paged, chunks, window, scale=SCALE):
+def exact_rows(q, paged, chunks, window, scale=SCALE, **options):
     """Of each packed row of ``q [T, heads, D]``, token by token."""
     out = []
     for sequence, (prefix, length) in enumerate(chunks):
         for position in range(prefix, prefix + length):
             k, v = paged.k[sequence][: position + 1], paged.v[sequence][: position + 1]
-            out.append(attention(q[len(out)], k, v, scale, window))
+            out.append(attention(q[len(out)], k, v, scale, window, **options))
     return torch.stack(out)
 
 
@@ -60,6 +60,11 @@ def make(chunks, kv_heads, group, size, block_size, dtype, device, randn):
         ([(5, 16), (0, 33)], 2, 4, 24, 24, 0),
         ([(1000, 3)], 1, 2, 64, 64, 0),
         ([(900, 65)], 1, 1, 24, 16, 200),
+        ([(40, 70)], 1, 5, 96, 16, 24),
+        ([(0, 70)], 1, 3, 112, 64, 24),
+        ([(40, 70)], 1, 2, 12, 16, 24),
+        ([(0, 40)], 1, 2, 20, 24, 1),
+        ([(30, 70)], 1, 2, 256, 16, 40),
     ],
 )
 def test_prefill(implementation, chunks, kv_heads, group, size, block_size, window, dtype, device, randn, assert_close):
@@ -72,6 +77,48 @@ def test_prefill(implementation, chunks, kv_heads, group, size, block_size, wind
     assert_close(out, exact_rows(q, paged, chunks, window))
     assert_same(paged.cache, before)
     assert torch.equal(queries, same)
+
+
+@pytest.mark.parametrize(("soft_cap", "with_sinks"), [(1.5, False), (0.0, True), (1.5, True)])
+@pytest.mark.parametrize(("group", "window", "block_size"), [(1, 0, 16), (5, 24, 64), (8, 1, 24)])
+def test_soft_cap_and_sinks(
+    implementation, group, window, block_size, soft_cap, with_sinks, dtype, device, randn, assert_close
+):
+    """Each head has its own sink, which counts once, not for each tile of keys."""
+    chunks = [(0, 1), (100, 20), (0, 65)]
+    q, paged = make(chunks, 1, group, 24, block_size, dtype, device, randn)
+    options = {"soft_cap": soft_cap, "sinks": torch.linspace(-2, 4, group).to(dtype) if with_sinks else None}
+    exact = exact_rows(q, paged, chunks, window, 0.6, **options)
+    if with_sinks:
+        options["sinks"] = options["sinks"].to(device)
+    arguments = q.flatten(1).to(device), paged.cache, paged.table, cut(chunks).to(device)
+    out = implementation(*arguments, num_heads=group, scale=0.6, window=window, **options)
+    assert_close(out, exact)
+
+
+@pytest.mark.parametrize("sink", [-1e4, 1e4])
+def test_sinks_of_any_size(implementation, sink, device, randn, assert_close):
+    """One that weighs nothing, and one that leaves the keys nothing: no row may be NaN."""
+    chunks, sinks = [(0, 20), (50, 30)], torch.tensor([sink, 0.0])
+    q, paged = make(chunks, 1, 2, 24, 16, torch.float32, device, randn)
+    arguments = q.flatten(1).to(device), paged.cache, paged.table, cut(chunks).to(device)
+    out = implementation(*arguments, num_heads=2, scale=SCALE, sinks=sinks.to(device))
+    assert_close(out, exact_rows(q, paged, chunks, 0, sinks=sinks))
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 24, 48, 64])
+@pytest.mark.parametrize("window", [1, 5, 24, 300])
+def test_blocks_outside_of_the_window_are_left_alone(
+    implementation, window, block_size, dtype, device, randn, assert_close
+):
+    """Those that no token of a chunk sees may be another sequence's, and their entries in the table anything."""
+    chunks = [(0, 65), (23, 2), (63, 2), (64, 30), (700, 70)]
+    q, paged = make(chunks, 1, 2, 24, block_size, dtype, device, randn)
+    exact = exact_rows(q, paged, chunks, window)
+    for row, (prefix, _) in enumerate(chunks):
+        paged.free_before(row, max(0, prefix + 1 - window))
+    arguments = q.flatten(1).to(device), paged.cache, paged.table, cut(chunks).to(device)
+    assert_close(implementation(*arguments, num_heads=2, scale=SCALE, window=window), exact)
 
 
 @pytest.mark.parametrize("rows", [1, 13])

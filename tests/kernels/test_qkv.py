@@ -80,6 +80,8 @@ def check(prepare, qkv, tokens, paged, heads, assert_close, tables=None, norm=No
         (False, "uclip_each"),
         (True, "uclip"),
         (True, "uclip_each"),
+        (False, "layer"),
+        (True, "layer"),
     ],
 )
 @pytest.mark.parametrize(
@@ -92,8 +94,18 @@ def test_prepare(
     paged = Scattered(LENGTHS, kv_heads, size, block_size, dtype, device, randn)
     qkv = randn(len(tokens), heads + 2 * kv_heads, size, dtype=dtype)
     tables = rotary_tables(71, size, dtype) if rotary else None
-    norm = NORMS[qk_norm](size, dtype, device, randn) if qk_norm else None
+    norm = NORMS[qk_norm](size, dtype, device, randn, (heads, kv_heads)) if qk_norm else None
     check(implementation.prepare, qkv, tokens, paged, heads, assert_close, tables, norm)
+
+
+@pytest.mark.parametrize("qk_norm", [None, "rms", "layer", "uclip_each"])
+@pytest.mark.parametrize(("size", "rotated"), [(64, 16), (96, 24), (80, 20), (80, 32), (12, 4), (24, 22), (256, 64)])
+def test_rotation_of_the_first_channels(implementation, size, rotated, qk_norm, dtype, device, randn, assert_close):
+    """The others pass through, normed; pairs lie half of the rotated channels apart, whatever the head's size."""
+    paged = Scattered(LENGTHS, 2, size, 16, dtype, device, randn)
+    qkv = randn(len(TOKENS), 10 + 2 * 2, size, dtype=dtype)
+    norm = NORMS[qk_norm](size, dtype, device, randn, (10, 2)) if qk_norm else None
+    check(implementation.prepare, qkv, TOKENS, paged, 10, assert_close, rotary_tables(71, rotated, dtype), norm)
 
 
 @pytest.mark.parametrize("count", [1, 63, 130])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rosebatch.config import RopeConfig
-from rosebatch.model.layers import rope_tables
+from rosebatch.model.rope import rope_tables
 from rosebatch_kernels.qkv.torch_heads import rope
 
 

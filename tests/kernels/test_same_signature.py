@@ -25,7 +25,7 @@ def test_same_signature(operator):
 @pytest.mark.parametrize(
     ("attention", "others", "formulas"),
     [
-        ("paged_attention", set(), set()),
+        ("paged_attention", set(), {"softmax"}),
         ("hp1", set(), {"probabilities"}),
         ("gated_delta", {"gated_norm"}, {"advance"}),
     ],

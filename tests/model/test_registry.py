@@ -2,27 +2,30 @@
 
 from typing import get_type_hints
 
+import msgspec
 import pytest
 import torch
 
 from rosebatch.config import ModelConfig
 from rosebatch.engine.roofline import weight_bytes
+from rosebatch.errors import UserError
 from rosebatch.model.registry import FAMILIES, build_model
 from rosebatch.model.weights import RandomWeights
 from rosebatch.ops import select
 from rosebatch.toggles import Toggles
+from tests.engine.family_models import FAMILIES as FAMILY_MODELS
 from tests.engine.small_models import CPU, MODELS
 
 
 class CountedWeights(RandomWeights):
-    """Counts the elements of all matrices, tables of positions aside: a step reads one row of these."""
+    """Counts the elements of all matrices but norms, and tables of positions: a step reads one row of these."""
 
     def __init__(self):
         super().__init__(torch.float32, CPU)
         self.elements = 0
 
     def get(self, name, shape, **options):
-        self.elements += shape[0] * shape[1] if len(shape) == 2 and "wpe" not in name else 0
+        self.elements += shape[0] * shape[1] if len(shape) == 2 and "wpe" not in name and "norm" not in name else 0
         return super().get(name, shape, **options)
 
 
@@ -35,5 +38,26 @@ def test_config_and_registry_name_the_same_families():
 def test_the_floor_counts_the_matrices_that_are_loaded(family):
     """A gate too many in the count would lower the floor that a report divides by."""
     weights = CountedWeights()
-    build_model(MODELS[family], select(Toggles.resolve({}, "cpu")), weights)
-    assert weight_bytes(MODELS[family], itemsize=1) == weights.elements
+    config = {**MODELS, **FAMILY_MODELS}[family]
+    build_model(config, select(Toggles.resolve({}, "cpu")), weights)
+    assert weight_bytes(config, itemsize=1) == weights.elements
+
+
+@pytest.mark.parametrize(("family", "activation"), [("phi3", "gelu_fast"), ("gpt_neox", "silu")])
+def test_an_activation_that_the_mlp_cannot_have(family, activation):
+    """A shape in TOML may name any: it was a KeyError in the middle of a run."""
+    config = msgspec.structs.replace(FAMILY_MODELS[family], activation=activation)
+    with pytest.raises(UserError, match=f"activation '{activation}' is not supported; supported are"):
+        build_model(config, select(Toggles.resolve({}, "cpu")), RandomWeights(torch.float32, CPU))
+
+
+def test_weights_that_are_applied_in_fp32():
+    """Rounded to 16 bits, 1 + weight would lose most of the weight; transformers rounds the embedding's factor."""
+    ops = select(Toggles.resolve({}, "cpu"))
+    gemma, olmo2 = (
+        build_model(FAMILY_MODELS[name], ops, RandomWeights(torch.bfloat16, CPU)) for name in ("gemma", "olmo2")
+    )
+    assert gemma.norm.dtype == gemma.layers[0].mlp_norm.dtype == torch.float32
+    assert gemma.attention[0].qk_norm.q_weight.dtype == torch.float32
+    assert olmo2.norm.dtype == olmo2.layers[0].post_mlp_norm.dtype == torch.float32
+    assert gemma.embedding_multiplier == torch.tensor(5.7, dtype=torch.bfloat16).item()

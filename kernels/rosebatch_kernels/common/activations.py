@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 # Names of the gated forms, and the activation of their gate.
-GATES = {"silu_mul": "silu", "relu_mul": "relu"}
+GATES = {"silu_mul": "silu", "relu_mul": "relu", "gelu_tanh_mul": "gelu_tanh", "gelu_erf_mul": "gelu_erf"}
 
 
 @triton.jit
@@ -27,6 +27,12 @@ def activate(value, name: tl.constexpr):
         tl.static_assert(name == "relu")
         out = tl.maximum(value, 0.0)
     return out
+
+
+@triton.jit
+def tanh(value):
+    """The hyperbolic tangent of an fp32 value, to 1e-7."""
+    return 2.0 * _logistic(2.0 * value) - 1.0
 
 
 @triton.jit

@@ -15,7 +15,15 @@ Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def decode_each(
-    q: Tensor, cache: Tensor, block_table: Tensor, positions: Tensor, live: Tensor, weigh: Weigh, *, num_heads: int
+    q: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    positions: Tensor,
+    live: Tensor,
+    weigh: Weigh,
+    *,
+    num_heads: int,
+    window: int = 0,
 ) -> Tensor:
     """Attention of one token for each sequence whose ``live [B]`` is true; the other rows are undefined.
 
@@ -27,18 +35,19 @@ def decode_each(
         live: ``[B]`` bool.
         weigh: gives the weights.
         num_heads: query heads.
+        window: blocks in front of the first query's window are not read; 0 for none. ``weigh`` masks keys.
 
     Returns:
         ``[B, heads · D]``.
     """
     out = torch.empty(len(q), num_heads * cache.shape[-1], dtype=q.dtype, device=q.device)
     for row in live.nonzero()[:, 0].tolist():
-        out[row] = _attend(q[row : row + 1], cache, block_table[row], int(positions[row]), num_heads, weigh)[0]
+        out[row] = _attend(q[row : row + 1], cache, block_table[row], int(positions[row]), num_heads, weigh, window)[0]
     return out
 
 
 def prefill_each(
-    q: Tensor, cache: Tensor, block_table: Tensor, tiles: Tensor, weigh: Weigh, *, num_heads: int
+    q: Tensor, cache: Tensor, block_table: Tensor, tiles: Tensor, weigh: Weigh, *, num_heads: int, window: int = 0
 ) -> Tensor:
     """Attention of tiles of packed chunks, see ``rosebatch_kernels.common.tiles``.
 
@@ -49,6 +58,7 @@ def prefill_each(
         tiles: ``[N, 4]``.
         weigh: gives the weights.
         num_heads: query heads.
+        window: blocks in front of the first query's window are not read; 0 for none. ``weigh`` masks keys.
 
     Returns:
         ``[T, heads · D]``; rows that no tile covers are undefined.
@@ -56,20 +66,24 @@ def prefill_each(
     out = torch.empty(len(q), num_heads * cache.shape[-1], dtype=q.dtype, device=q.device)
     for sequence, first, position, count in tiles.tolist():
         rows = slice(first, first + count)
-        out[rows] = _attend(q[rows], cache, block_table[sequence], position, num_heads, weigh)
+        out[rows] = _attend(q[rows], cache, block_table[sequence], position, num_heads, weigh, window)
     return out
 
 
-def _attend(q: Tensor, cache: Tensor, table: Tensor, position: int, num_heads: int, weigh: Weigh) -> Tensor:
+def _attend(
+    q: Tensor, cache: Tensor, table: Tensor, position: int, num_heads: int, weigh: Weigh, window: int
+) -> Tensor:
     """Attention of successive tokens ``q [R, at least heads · D]`` of one sequence, the first at ``position``."""
     _, _, kv_heads, block_size, size = cache.shape
     wide = torch.promote_types(q.dtype, torch.float32)
     end = position + len(q)
-    blocks = table[: -(-end // block_size)].long()
-    k, v = cache[:, blocks].transpose(2, 3).flatten(1, 2)[:, :end].to(wide)
+    first = max(0, position + 1 - window) // block_size if window else 0
+    start = first * block_size
+    blocks = table[first : -(-end // block_size)].long()
+    k, v = cache[:, blocks].transpose(2, 3).flatten(1, 2)[:, : end - start].to(wide)
     queries = q[:, : num_heads * size].unflatten(1, (kv_heads, -1, size)).to(wide)
     own = torch.arange(position, end, device=q.device)[:, None]
-    key = torch.arange(end, device=q.device)
+    key = torch.arange(start, end, device=q.device)
     # [R, kv_heads, group, keys]
     products = (queries[:, :, :, None] * k.transpose(0, 1)[:, None]).sum(-1)
     weights = weigh(products.flatten(1, 2).transpose(0, 1), own, key).transpose(0, 1).unflatten(1, (kv_heads, -1))

@@ -1,4 +1,4 @@
-"""What normalises each head of q and k before the rotation: RMSNorm or UClip."""
+"""What normalises q and k before the rotation."""
 
 from typing import NamedTuple
 
@@ -20,14 +20,39 @@ class HeadUClip(NamedTuple):
     k_gamma: Gain
 
 
-# ``(q weight [D], k weight [D], eps)`` of an RMSNorm over each head, or a UClip of its channels.
-QKNorm = tuple[Tensor, Tensor, float] | HeadUClip
+class HeadRMSNorm(NamedTuple):
+    """RMSNorm over each head; all heads share a weight ``[D]`` (Qwen 3, Gemma 3)."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
 
 
-def norm_arguments(qk_norm: QKNorm | None, unused: Tensor) -> tuple[str | None, Tensor, Tensor, Gain, Gain]:
+class HeadLayerNorm(NamedTuple):
+    """LayerNorm over each head, without a bias; weights ``[heads, D]`` and ``[kv_heads, D]`` (Cohere, StableLM)."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+class WholeRMSNorm(NamedTuple):
+    """RMSNorm over all heads together; weights ``[heads · D]`` and ``[kv_heads · D]`` (OLMo 2)."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+# Of each head by itself: kernels that rotate heads apply these as well.
+HeadNorm = HeadRMSNorm | HeadLayerNorm | HeadUClip
+QKNorm = HeadNorm | WholeRMSNorm
+
+
+def norm_arguments(qk_norm: HeadNorm | None, unused: Tensor) -> tuple[str | None, Tensor, Tensor, Gain, Gain]:
     """Arguments of a kernel: the kind of norm, the weights of q and k, and the number of each (eps or gamma).
 
-    The kind ``uclip_each`` has a gamma for each channel.
+    The kind ``uclip_each`` has a gamma for each channel, ``layer`` a weight for each head.
 
     Args:
         qk_norm: None gives the kind None.
@@ -38,4 +63,4 @@ def norm_arguments(qk_norm: QKNorm | None, unused: Tensor) -> tuple[str | None, 
     if isinstance(qk_norm, HeadUClip):
         return "uclip_each" if isinstance(qk_norm.q_gamma, Tensor) else "uclip", *qk_norm
     q_weight, k_weight, eps = qk_norm
-    return "rms", q_weight, k_weight, eps, eps
+    return "layer" if isinstance(qk_norm, HeadLayerNorm) else "rms", q_weight, k_weight, eps, eps

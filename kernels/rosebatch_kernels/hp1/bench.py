@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rosebatch_kernels.common.bench_inputs import block_table, prompt_tiles, randn
-from rosebatch_kernels.common.head_norms import HeadUClip
+from rosebatch_kernels.common.head_norms import HeadRMSNorm, HeadUClip
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.common.timing import median_us, report
@@ -67,7 +67,7 @@ def _decode(batch: int, length: int, sigmas: Sequence[float]) -> None:
     def line(name: str, step: Callable[..., Tensor]) -> None:
         report(f"decode  B={batch:<4} {length:<5} {name}", _median_us(step, layers), moved=moved)
 
-    norm, clip = (randn(_SIZE), randn(_SIZE), 1e-6), HeadUClip(randn(_SIZE), randn(_SIZE), 1.0, 1.0)
+    norm, clip = HeadRMSNorm(randn(_SIZE), randn(_SIZE), 1e-6), HeadUClip(randn(_SIZE), randn(_SIZE), 1.0, 1.0)
     line("softmax", partial(softmax_decode.decode, workspace=DecodeWorkspace(*shape), qk_norm=norm, **common))
     gated = partial(decode.decode, workspace=DecodeWorkspace(*shape, decode.num_splits), qk_norm=clip, **common)
     for sigma in sigmas:

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.arrivals import arrive
-from rosebatch_kernels.common.head_norms import QKNorm, norm_arguments
+from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
 from rosebatch_kernels.common.splits import DecodeWorkspace
@@ -70,7 +70,7 @@ def decode(
     num_heads: int,
     scale: float,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: QKNorm | None = None,
+    qk_norm: HeadNorm | None = None,
     append: bool = True,
     sparse: bool = True,
 ) -> Tensor:
@@ -86,8 +86,8 @@ def decode(
         gate: of the layer.
         num_heads: query heads, a multiple of kv_heads.
         scale: factor on q·k, positive.
-        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype; both halves of cos are equal, the first half of
-            sin is negated. None where q and k are rotated already, or never.
+        rotary: ``(cos, sin)``, ``[max_len, R]`` each in qkv's dtype; both halves of cos are equal, the first half of
+            sin is negated. The first R of D channels are rotated. None where q and k are rotated already, or never.
         qk_norm: of each head, before the rotation.
         append: False where the new K and V are in the cache already; q is then neither normalised nor rotated.
         sparse: False reads V of all keys.
@@ -141,7 +141,7 @@ def decode(
         SPLITS=splits,
         MERGED=TUNED.merged,
         APPEND=append,
-        ROTARY=append and rotary is not None,
+        ROTARY=cos.shape[1] if append and rotary is not None else 0,
         NORM=norm,
         TAPS=gate.taps.shape[1],
         RELU_PRE=gate.relu_pre,
@@ -243,9 +243,11 @@ def _gated_decode(
     begin = tl.minimum(first, end)
     before = _before(rows, table, begin, real, BLOCK, D, stride, TAPS)
     slot = _new_slot(rows, table, position, split, real, D, BLOCK, stride, TAPS, APPEND)
-    turned = turn(cos, sin, position, D, WIDTH, ROTARY)
-    q_weights = weight_halves(q_weight, q_number, D, WIDTH, ROTARY, NORM)
-    k_weights = weight_halves(k_weight, k_number, D, WIDTH, ROTARY, NORM)
+    turned = turn(cos, sin, position, WIDTH, ROTARY)
+    one = tl.zeros([1, 1], tl.int32)
+    tl.static_assert(NORM != "layer", "its weights are those of each head")
+    q_weights = weight_halves(q_weight, q_number, one, one == 0, D, WIDTH, ROTARY, NORM)
+    k_weights = weight_halves(k_weight, k_number, one, one == 0, D, WIDTH, ROTARY, NORM)
     filters, factors = _filters(taps, gamma, head, scale, GROUP, TAPS)
     if PDL and APPEND:
         wait()

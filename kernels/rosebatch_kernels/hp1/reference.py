@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch_kernels.common.each_sequence import Weigh, decode_each, prefill_each
-from rosebatch_kernels.common.head_norms import QKNorm
+from rosebatch_kernels.common.head_norms import HeadNorm
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.qkv.reference import prepared
@@ -50,7 +50,7 @@ def decode(
     num_heads: int,
     scale: float,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: QKNorm | None = None,
+    qk_norm: HeadNorm | None = None,
     append: bool = True,
     sparse: bool = True,
 ) -> Tensor:

@@ -28,8 +28,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
         x: ``[T, in]``, rows at any stride, T at most 64, a 16-bit type.
         weight: ``[out, in]``, contiguous.
         bias: ``[out]``.
-        activation: ``gelu_tanh``, ``gelu_erf`` or ``relu``; or ``silu_mul`` or ``relu_mul``, where the first half of
-            the columns is the gate of the second.
+        activation: ``gelu_tanh``, ``gelu_erf`` or ``relu``; or one of ``GATES``, such as ``silu_mul``, where the first
+            half of the columns is the gate of the second.
 
     Returns:
         ``[T, out]``, or half as many columns with a gate.

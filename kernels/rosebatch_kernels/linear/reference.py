@@ -5,14 +5,14 @@ from torch.nn import functional
 
 from rosebatch_kernels.mlp import reference as mlp
 
-_ACTIVATIONS = {**mlp.ACTIVATIONS, "silu_mul": mlp.silu_mul, "relu_mul": mlp.relu_mul}
+_ACTIVATIONS = {**mlp.ACTIVATIONS, **mlp.GATED}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """``activation(x @ weightᵀ + bias)`` for ``x [T, in]``, ``weight [out, in]``, ``bias [out]``: ``[T, out]``.
 
-    ``activation`` is ``gelu_tanh``, ``gelu_erf`` or ``relu``; or ``silu_mul`` or ``relu_mul``, where the first half of
-    the columns is the gate of the second, and the result has half as many columns.
+    ``activation`` is ``gelu_tanh``, ``gelu_erf`` or ``relu``; or a gated one such as ``silu_mul``, where the first
+    half of the columns is the gate of the second, and the result has half as many columns.
     """
     out = functional.linear(x, weight, bias)
     return out if activation is None else _ACTIVATIONS[activation](out)

@@ -31,6 +31,7 @@ def main() -> None:
                     _adjust(rows, vocab, biased, module)
             _count(rows, vocab)
             _mask(rows, vocab)
+            _scale_and_cap(rows, vocab)
 
 
 def _adjust(rows: int, vocab: int, biased: bool, module: ModuleType) -> None:
@@ -65,6 +66,12 @@ def _mask(rows: int, vocab: int) -> None:
         order = torch.randperm(rows, device="cuda")
         inputs.append((_logits(rows, vocab), torch.ones_like(bit) << bit, order))
     compare("mask_", f"S={rows} V={vocab}", _MODULES, inputs, moved=rows * vocab * 2 + rows * vocab // 8)
+
+
+def _scale_and_cap(rows: int, vocab: int) -> None:
+    """Gemma 2's cap."""
+    inputs = [(_logits(rows, vocab), 1.0, 30.0) for _ in range(_TURNS)]
+    compare("scale_and_cap_", f"S={rows} V={vocab}", _MODULES, inputs, moved=rows * vocab * 4)
 
 
 def _logits(rows: int, vocab: int) -> Tensor:

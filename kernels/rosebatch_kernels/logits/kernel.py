@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.activations import tanh
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.logits import layout
 
@@ -25,7 +26,7 @@ class Tuned:
     """Sizes of a program, measured on an H200.
 
     Attributes:
-        columns: of ``adjust`` and ``mask_``: 16 for each thread.
+        columns: of ``adjust``, ``mask_`` and ``scale_and_cap_``: 16 for each thread.
         counted: tokens that a program of ``count_`` counts.
         warps: of a program.
     """
@@ -116,6 +117,24 @@ def mask_(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     )
 
 
+def scale_and_cap_(logits: Tensor, scale: float, cap: float) -> Tensor:
+    """See ``rosebatch_kernels.logits.reference``."""
+    assert logits.stride(-1) == 1, "the last axis is contiguous"
+    rows, size = logits.shape
+    _scale_and_cap[(rows, triton.cdiv(size, TUNED.columns))](
+        logits,
+        float(scale),
+        float(cap),
+        size,
+        logits.stride(0),
+        columns=TUNED.columns,
+        CAPPED=cap > 0,
+        num_warps=TUNED.warps,
+        **launch_options(),
+    )
+    return logits
+
+
 # The addresses of the parameters change with the number of rows: without this, Triton would compile for each.
 _PARAMETERS = ["slots", "presence", "frequency", "repetition", "positions", "min_positions"]
 
@@ -197,3 +216,15 @@ def _mask(logits, masks, rows, size, logits_stride, masks_stride, words: tl.cons
     column = tl.max_contiguous(index * 32 + bit, [1, 1])
     barred = ((word >> bit) & 1) == 0
     tl.store(logits + row * logits_stride + column, float("-inf"), barred & (column < size))
+
+
+@triton.jit
+def _scale_and_cap(logits, scale, cap, size, stride, columns: tl.constexpr, CAPPED: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        wait()
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    place = logits + tl.program_id(0).to(tl.int64) * stride + column
+    value = tl.load(place, column < size, other=0.0).to(tl.float32) * scale
+    if CAPPED:
+        value = cap * tanh(value / cap)
+    tl.store(place, value.to(logits.dtype.element_ty), column < size)

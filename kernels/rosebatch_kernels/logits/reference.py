@@ -85,6 +85,20 @@ def mask_(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     logits[rows] = logits[rows].masked_fill(barred, -math.inf)
 
 
+def scale_and_cap_(logits: Tensor, scale: float, cap: float) -> Tensor:
+    """``cap · tanh(scale · logits / cap)``, or ``scale · logits`` with a cap of 0; computed in fp32, rounded once.
+
+    Gemma 2 has a cap, Cohere and Granite a scale.
+
+    Args:
+        logits: ``[S, V]`` fp16, bf16 or fp32, rows at any stride, written in place and returned.
+        scale: finite.
+        cap: >= 0.
+    """
+    wide = logits.float() * scale
+    return logits.copy_((wide / cap).tanh() * cap if cap else wide)
+
+
 def _rows(values: Tensor, slots: Tensor | None) -> Tensor:
     """``[S]`` int64: the slot of each row of ``values``."""
     return torch.arange(len(values), device=values.device) if slots is None else slots.long()

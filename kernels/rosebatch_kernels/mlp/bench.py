@@ -17,7 +17,7 @@ def main() -> None:
         # Intermediate sizes of Qwen3-0.6B and Llama-3.1-8B.
         for size in (3072, 14336):
             inputs = [(randn(tokens, 2 * size),) for _ in range(_TURNS)]
-            for operator in ("silu_mul", "relu_mul"):
+            for operator in ("silu_mul", "relu_mul", "gelu_tanh_mul"):
                 compare(operator, f"T={tokens} I={size}", _MODULES, inputs, moved=6 * tokens * size)
 
 

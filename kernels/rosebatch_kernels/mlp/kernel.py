@@ -67,6 +67,16 @@ def relu_mul(gate_up: Tensor) -> Tensor:
     return _launch_gated(gate_up, "relu_mul")
 
 
+def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+    """``gelu_tanh(gate) * up`` for ``gate_up [T, 2·I]``, gate first, rows at any stride: ``[T, I]``."""
+    return _launch_gated(gate_up, "gelu_tanh_mul")
+
+
+def gelu_erf_mul(gate_up: Tensor) -> Tensor:
+    """``gelu(gate) * up`` for ``gate_up [T, 2·I]``, gate first, rows at any stride: ``[T, I]``."""
+    return _launch_gated(gate_up, "gelu_erf_mul")
+
+
 def _launch_activation(x: Tensor, bias: Tensor | None, name: str) -> Tensor:
     assert x.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = x.shape

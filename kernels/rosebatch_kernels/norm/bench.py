@@ -6,8 +6,8 @@ from rosebatch_kernels.norm import kernel, reference
 
 _MODULES = (kernel, reference)
 _EPS = 1e-5
-# Hidden sizes of GPT-2, Qwen3-0.6B and Llama-3.1-8B.
-_SIZES = (768, 1024, 4096)
+# Hidden sizes of GPT-2, Qwen3-0.6B, Gemma-3-4B and Llama-3.1-8B.
+_SIZES = (768, 1024, 2560, 4096)
 _TOKENS = (32, 256, 8192)
 _TURNS = 8
 
@@ -30,6 +30,9 @@ def _norms(tokens: int, size: int) -> None:
     compare("add_layer_norm", shape, _MODULES, inputs, moved=4 * row)
     compare("rms_norm", shape, _MODULES, [(x, weight, _EPS) for x, _ in pairs], moved=2 * row)
     compare("add_rms_norm", shape, _MODULES, [(*pair, weight, _EPS) for pair in pairs], moved=4 * row)
+    post = weight.float(), weight.float()
+    compare("add_post_norm", shape, _MODULES, [(*pair, *post, _EPS) for pair in pairs], moved=4 * row)
+    compare("add", shape, _MODULES, pairs, moved=3 * row)
 
 
 def _head_norm(tokens: int, heads: int, head_dim: int, width: int) -> None:

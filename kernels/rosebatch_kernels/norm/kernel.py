@@ -34,52 +34,78 @@ class Tuned:
 TUNED = Tuned()
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm of ``x [T, H]``, rows at any stride, with ``weight`` and ``bias`` ``[H]``; same dtype out."""
-    normed, _ = _launch(x, None, None, weight, bias, eps)
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm of ``x [T, H]``, rows at any stride, with ``weight`` and perhaps ``bias`` ``[H]``; same dtype out."""
+    normed, _ = _launch(x, None, None, weight, bias, eps, kind="layer")
     return normed
 
 
 def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, x_bias: Tensor | None = None
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, x_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``, both new.
 
     ``x`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear.kernel``).
     """
-    return _launch(x, x_bias, residual, weight, bias, eps)
+    return _launch(x, x_bias, residual, weight, bias, eps, kind="layer")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of ``x [T, H]`` or ``[T, heads, H]``, rows and heads at any stride, with ``weight [H]``; same dtype out.
 
-    The normalised value is rounded to the input's dtype before the weight is applied.
+    The normalised value is rounded to the input's dtype before the weight is applied; with an fp32 weight it is not.
     """
-    normed, _ = _launch(x, None, None, weight, None, eps)
+    normed, _ = _launch(x, None, None, weight, None, eps, kind="rms")
     return normed
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, x_bias: Tensor | None = None
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, x_bias: Tensor | None = None, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """``residual + (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, both new; ``x`` as above."""
-    return _launch(x, x_bias, residual, weight, None, eps)
+    """``residual + scale · (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, both new."""
+    return _launch(x, x_bias, residual, weight, None, eps, kind="rms", scale=scale)
+
+
+def add_post_norm(
+    x: Tensor, residual: Tensor, post_weight: Tensor, weight: Tensor | None, eps: float, x_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """``residual + RMSNorm(x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``; ``x`` as above.
+
+    Without a second weight, both results are the same new tensor.
+    """
+    kind = None if weight is None else "rms"
+    return _launch(x, x_bias, residual, weight, None, eps, kind=kind, post_weight=post_weight)
+
+
+def add(x: Tensor, residual: Tensor, x_bias: Tensor | None = None) -> Tensor:
+    """``residual + (x + x_bias)``, a new ``[T, H]``; ``x`` as above."""
+    return _launch(x, x_bias, residual, None, None, 0.0, kind=None)[1]
 
 
 def _launch(
-    x: Tensor, x_bias: Tensor | None, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+    x: Tensor,
+    x_bias: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    kind: str | None,
+    post_weight: Tensor | None = None,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """LayerNorm with a bias, else RMSNorm; without a residual the second result is ``x``."""
+    """The norm of ``kind``: ``layer``, ``rms`` or None. Without a residual, the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
     like = x if residual is None else residual
-    normed = torch.empty(like.shape, dtype=like.dtype, device=x.device)
-    total = x if residual is None else torch.empty_like(normed)
+    total = x if residual is None else torch.empty(like.shape, dtype=like.dtype, device=x.device)
+    normed = total if kind is None else torch.empty(like.shape, dtype=like.dtype, device=x.device)
     block = triton.next_power_of_2(size)
     tile_rows = max(1, TUNED.tile // block)
     _norm[(triton.cdiv(rows.number, tile_rows),)](
         x,
         x_bias,
         residual,
+        post_weight,
         weight,
         bias,
         normed,
@@ -89,6 +115,8 @@ def _launch(
         rows.inner_stride,
         0 if residual is None else residual.stride(0),
         eps,
+        float(scale),
+        kind=kind,
         heads=rows.heads,
         parts=rows.parts,
         size=size,
@@ -105,6 +133,7 @@ def _norm(
     x,
     x_bias,
     residual,
+    post_weight,
     weight,
     bias,
     normed,
@@ -114,6 +143,8 @@ def _norm(
     inner_stride,
     residual_stride,
     eps,
+    scale,
+    kind: tl.constexpr,
     heads: tl.constexpr,
     parts: tl.constexpr,
     size: tl.constexpr,
@@ -129,7 +160,10 @@ def _norm(
     token, head = (row // heads).to(tl.int64), row % heads
     row = row.to(tl.int64)
     # All loads come before the first use of any, so that they are in flight together; weights before the wait.
-    factor = tl.load(weight + column, exists, other=0.0).to(tl.float32)
+    if post_weight is not None:
+        post_factor = tl.load(post_weight + column, exists, other=0.0)
+    if weight is not None:
+        factor = tl.load(weight + column, exists, other=0.0)
     if bias is not None:
         offset = tl.load(bias + column, exists, other=0.0).to(tl.float32)
     if x_bias is not None:
@@ -144,17 +178,29 @@ def _norm(
     if x_bias is not None:
         value += shift
     dtype = normed.dtype.element_ty
+    if post_weight is not None:
+        value = _rms(value, post_factor, size, eps, dtype).to(dtype).to(tl.float32)
     if residual is not None:
-        rounded = (addend + value).to(dtype)
+        rounded = (addend + value * scale).to(dtype)
         tl.store(total + row * size + column, rounded, inside)
         value = rounded.to(tl.float32)
-    if bias is None:
-        scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) * (1.0 / size) + eps)
-        out = (value * scale).to(dtype).to(tl.float32) * factor
-    else:
+    if kind == "rms":
+        tl.store(normed + row * size + column, _rms(value, factor, size, eps, dtype).to(dtype), inside)
+    elif kind == "layer":
         mean = tl.sum(value, 1, keep_dims=True) * (1.0 / size)
         # From the differences, not from the mean of squares: that loses all digits if the mean is far from 0.
         centred = tl.where(exists, value - mean, 0.0)
-        scale = tl.rsqrt(tl.sum(centred * centred, 1, keep_dims=True) * (1.0 / size) + eps)
-        out = centred * scale * factor + offset
-    tl.store(normed + row * size + column, out.to(dtype), inside)
+        spread = tl.rsqrt(tl.sum(centred * centred, 1, keep_dims=True) * (1.0 / size) + eps)
+        out = centred * spread * factor.to(tl.float32)
+        if bias is not None:
+            out += offset
+        tl.store(normed + row * size + column, out.to(dtype), inside)
+
+
+@triton.jit
+def _rms(value, weight, size: tl.constexpr, eps, dtype: tl.constexpr):
+    """RMSNorm of fp32 rows, in fp32; rounded to ``dtype`` before the weight unless that is fp32."""
+    out = value * tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) * (1.0 / size) + eps)
+    if weight.dtype != tl.float32:
+        out = out.to(dtype).to(tl.float32)
+    return out * weight.to(tl.float32)

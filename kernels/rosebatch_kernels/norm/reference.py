@@ -5,13 +5,13 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm of ``x [T, H]`` with ``weight`` and ``bias`` ``[H]``; same dtype out."""
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm of ``x [T, H]`` with ``weight`` and, unless None, ``bias`` ``[H]``; same dtype out."""
     return functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 
 def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, x_bias: Tensor | None = None
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, x_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``.
 
@@ -25,24 +25,51 @@ def add_layer_norm(
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of ``x [..., H]`` with ``weight [H]``; same dtype out (arXiv 1910.07467).
 
-    The normalised value is rounded to the input's dtype before the weight is applied.
+    The normalised value is rounded to the input's dtype before the weight is applied. With an fp32 weight, as in Gemma
+    and OLMo, only the result is rounded.
     """
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(x.dtype)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * normed.to(x.dtype) if weight.dtype == x.dtype else (weight * normed).to(x.dtype)
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, x_bias: Tensor | None = None
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, x_bias: Tensor | None = None, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """``residual + (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, see ``add_layer_norm``."""
-    residual = _add(x, residual, x_bias)
+    """``residual + scale · (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``.
+
+    See ``add_layer_norm``. Granite has a scale.
+    """
+    residual = _add(x, residual, x_bias, scale)
     return rms_norm(residual, weight, eps), residual
 
 
-def _add(x: Tensor, residual: Tensor, x_bias: Tensor | None) -> Tensor:
+def add_post_norm(
+    x: Tensor, residual: Tensor, post_weight: Tensor, weight: Tensor | None, eps: float, x_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """``residual + RMSNorm(x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, see ``add_layer_norm``.
+
+    Both norms are as in ``rms_norm``. The first has ``post_weight [H]``, and its result is rounded to the residual's
+    dtype before the addition. The second has ``weight [H]``; None: there is none, and both results are the sum.
+    """
+    wide = x.float() if x.ndim == 2 else x.sum(0)
+    wide = wide if x_bias is None else wide + x_bias.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if post_weight.dtype == residual.dtype:
+        normed = normed.to(residual.dtype)
+    residual = residual + (post_weight * normed).to(residual.dtype)
+    return residual if weight is None else rms_norm(residual, weight, eps), residual
+
+
+def add(x: Tensor, residual: Tensor, x_bias: Tensor | None = None) -> Tensor:
+    """``residual + (x + x_bias)``, ``[T, H]``, see ``add_layer_norm``."""
+    return _add(x, residual, x_bias)
+
+
+def _add(x: Tensor, residual: Tensor, x_bias: Tensor | None, scale: float = 1.0) -> Tensor:
     """The sum in a new tensor, rounded once to the residual's dtype."""
-    if x.ndim == 2 and x_bias is None:
+    if x.ndim == 2 and x_bias is None and scale == 1.0:
         return residual + x
     wide = x.float() if x.ndim == 2 else x.sum(0)
-    return (residual.float() + (wide if x_bias is None else wide + x_bias.float())).to(residual.dtype)
+    wide = wide if x_bias is None else wide + x_bias.float()
+    return (residual.float() + scale * wide).to(residual.dtype)

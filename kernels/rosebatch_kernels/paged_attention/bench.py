@@ -1,8 +1,8 @@
 """Decode and prefill attention at the sizes of models: ``python -m rosebatch_kernels.paged_attention.bench``.
 
 It compares decode with the copy bandwidth, by the K and V read, and prefill with the rate of a matrix product, by the
-products under the causal mask. The references are not timed: they read block ids on the host, so that no graph can hold
-them.
+products under the causal mask and the window. The references are not timed: they read block ids on the host, so that no
+graph can hold them.
 """
 
 import random
@@ -13,7 +13,8 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.common.bench_inputs import HEADS, block_table, prompt_tiles, randn
+from rosebatch_kernels.common.bench_inputs import HEADS, Heads, block_table, prompt_tiles, randn
+from rosebatch_kernels.common.head_norms import HeadRMSNorm
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.common.timing import median_us, report
@@ -22,6 +23,8 @@ from rosebatch_kernels.paged_attention.prefill import prefill
 
 _BATCHES = (32, 256)
 _CONTEXTS = (576, 1100)
+# Of layers with a window as well.
+_LONG = 4000
 # Batches of mixed lengths: sequences, and the shortest and the longest.
 _MIXED = ((250, 260, 1040), (160, 100, 1800))
 # Prompts and tokens of each.
@@ -34,9 +37,9 @@ _BYTES = 2
 
 def main() -> None:
     """Write one line for each model and size."""
-    for model in HEADS:
+    for model, shape in HEADS.items():
         for batch in _BATCHES:
-            for context in _CONTEXTS:
+            for context in (*_CONTEXTS, _LONG) if shape.window else _CONTEXTS:
                 _decode(model, f"B={batch:<4} {context} tokens", [context] * batch)
         for batch, low, high in _MIXED:
             lengths = random.Random(0).choices(range(low, high + 1), k=batch)
@@ -48,10 +51,10 @@ def main() -> None:
 
 def _decode(model: str, shape: str, lengths: Sequence[int]) -> None:
     """The last token of each sequence: all others come from the cache."""
-    heads, kv_heads, size, rotary, qk_norm = HEADS[model]
+    heads, kv_heads, size, rotary, qk_norm, *_ = HEADS[model]
     batch, longest = len(lengths), max(lengths)
     limits = torch.tensor(lengths, dtype=torch.int32, device="cuda")
-    tables = (randn(longest, size), randn(longest, size)) if rotary else None
+    tables = (randn(longest, rotary), randn(longest, rotary)) if rotary else None
     step = partial(
         decode,
         block_table=block_table(batch, longest, _BLOCK_SIZE),
@@ -61,21 +64,24 @@ def _decode(model: str, shape: str, lengths: Sequence[int]) -> None:
         num_heads=heads,
         scale=size**-0.5,
         rotary=tables,
-        qk_norm=(randn(size), randn(size), 1e-6) if qk_norm else None,
+        qk_norm=HeadRMSNorm(randn(size), randn(size), 1e-6) if qk_norm else None,
+        window=HEADS[model].window,
+        soft_cap=HEADS[model].soft_cap,
+        sinks=_sinks(HEADS[model]),
     )
     layers = [(randn(batch, (heads + 2 * kv_heads) * size), _cache(batch, longest, model)) for _ in range(_TURNS)]
     turns = cycle(layers)
     microseconds = median_us(lambda: step(*next(turns)))
     report(
-        f"{'decode':<8} {model:<13} {shape}",
+        f"{'decode':<8} {model:<17} {shape}",
         microseconds,
-        moved=2 * sum(length - 1 for length in lengths) * kv_heads * size * _BYTES,
+        moved=2 * sum(_seen(model, length) - 1 for length in lengths) * kv_heads * size * _BYTES,
     )
 
 
 def _prefill(model: str, sequences: int, length: int) -> None:
     """Whole prompts at once, q a view of the projection's output; half of the products with K and V are masked."""
-    heads, kv_heads, size, _, _ = HEADS[model]
+    heads, kv_heads, size, *_ = HEADS[model]
     tokens = sequences * length
     step = partial(
         prefill,
@@ -83,20 +89,32 @@ def _prefill(model: str, sequences: int, length: int) -> None:
         tiles=prompt_tiles(sequences, length, TILE_ROWS),
         num_heads=heads,
         scale=size**-0.5,
+        window=HEADS[model].window,
+        soft_cap=HEADS[model].soft_cap,
+        sinks=_sinks(HEADS[model]),
     )
     layers = [(randn(tokens, (heads + 2 * kv_heads) * size), _cache(sequences, length, model)) for _ in range(_TURNS)]
     turns = cycle(layers)
     microseconds = median_us(lambda: step(*next(turns)))
     report(
-        f"{'prefill':<8} {model:<13} {sequences}x{length} tokens",
+        f"{'prefill':<8} {model:<17} {sequences}x{length} tokens",
         microseconds,
         moved=2 * tokens * (heads + kv_heads) * size * _BYTES,
-        flops=4 * heads * size * sequences * length * (length + 1) // 2,
+        flops=4 * heads * size * sequences * sum(_seen(model, own) for own in range(1, length + 1)),
     )
 
 
+def _sinks(shape: Heads) -> Tensor | None:
+    return randn(shape.heads) if shape.sinks else None
+
+
+def _seen(model: str, length: int) -> int:
+    """Keys that the last of so many tokens sees."""
+    return min(length, HEADS[model].window or length)
+
+
 def _cache(sequences: int, length: int, model: str) -> Tensor:
-    _, kv_heads, size, _, _ = HEADS[model]
+    _, kv_heads, size, *_ = HEADS[model]
     return randn(2, sequences * -(-length // _BLOCK_SIZE), kv_heads, _BLOCK_SIZE, size)
 
 

@@ -18,9 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.arrivals import arrive
-from rosebatch_kernels.common.head_norms import QKNorm, norm_arguments
+from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
+from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
 from rosebatch_kernels.common.splits import DecodeWorkspace, least_keys
 from rosebatch_kernels.common.tuned import Program
 
@@ -59,8 +60,10 @@ def decode(
     num_heads: int,
     scale: float,
     window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: QKNorm | None = None,
+    qk_norm: HeadNorm | None = None,
     append: bool = True,
 ) -> Tensor:
     """Attention of one new token for each sequence.
@@ -74,9 +77,11 @@ def decode(
         workspace: for partial results.
         num_heads: query heads, a multiple of kv_heads.
         scale: factor on q·k.
-        window: keys that the token sees, its own included; 0 for all.
-        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype; both halves of cos are equal, the first half of
-            sin is negated. None where q and k are rotated already, or never.
+        window: keys that the token sees, its own included; 0 for all. Blocks without such a key are not read.
+        soft_cap: a score becomes ``soft_cap · tanh(score / soft_cap)``, as in Gemma 2; 0 for no cap.
+        sinks: ``[heads]``, a further logit of each head's softmax, which has no value, as in gpt-oss.
+        rotary: ``(cos, sin)``, ``[max_len, R]`` each in qkv's dtype; both halves of cos are equal, the first half of
+            sin is negated. The first R of D channels are rotated. None where q and k are rotated already, or never.
         qk_norm: of each head, before the rotation.
         append: False where the new K and V are in the cache already; q is then neither normalised nor rotated.
 
@@ -90,6 +95,7 @@ def decode(
     splits = workspace.num_splits(batch)
     tuned = _tuned(group, cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
+    scale, cap = score_factors(scale, soft_cap)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
     _decode[(kv_heads, batch, splits)](
         out,
@@ -105,7 +111,7 @@ def decode(
         workspace.sums,
         workspace.stats,
         workspace.arrived,
-        scale * 1.4426950408889634,
+        scale,
         q_number,
         k_number,
         blocks,
@@ -114,19 +120,23 @@ def decode(
         positions.stride(0),
         window,
         max(1, least_keys(batch, kv_heads, tuned.warps) // tuned.keys),
+        cap,
+        qkv if sinks is None else sinks,
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
         MEMBERS=triton.next_power_of_2(group),
         ROWS=1 if group == 1 else max(16, triton.next_power_of_2(group)),
         D=size,
-        WIDTH=triton.next_power_of_2(size),
+        WIDTH=max(16, triton.next_power_of_2(size)),
         BLOCK=block_size,
         TILE=tuned.keys,
         SPLITS=splits,
         APPEND=append,
-        ROTARY=append and rotary is not None,
+        ROTARY=cos.shape[1] if append and rotary is not None else 0,
         NORM=norm,
+        CAPPED=soft_cap > 0,
+        SINKS=sinks is not None,
         STAGES=tuned.stages,
         num_warps=tuned.warps,
         **launch_options(),
@@ -164,6 +174,8 @@ def _decode(
     state_stride,
     window,
     least_tiles,
+    cap,
+    sinks,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -177,6 +189,8 @@ def _decode(
     APPEND: tl.constexpr,
     ROTARY: tl.constexpr,
     NORM: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -200,9 +214,16 @@ def _decode(
     table_row = block_table + row * table_stride
     last_block = tl.maximum(end - 1, 0) // BLOCK
     block = tl.load(table_row + tl.minimum((start_tile * TILE) // BLOCK, last_block))
-    turned = turn(cos, sin, position, D, WIDTH, ROTARY)
-    q_weights = weight_halves(q_weight, q_number, D, WIDTH, ROTARY, NORM)
-    k_weights = weight_halves(k_weight, k_number, D, WIDTH, ROTARY, NORM)
+    turned = turn(cos, sin, position, WIDTH, ROTARY)
+    m = tl.arange(0, MEMBERS)[:, None]
+    one = tl.zeros([1, 1], tl.int32)
+    q_weights = weight_halves(q_weight, q_number, head * GROUP + m, m < GROUP, D, WIDTH, ROTARY, NORM)
+    k_weights = weight_halves(k_weight, k_number, head + one, one == 0, D, WIDTH, ROTARY, NORM)
+    # A matrix product needs more rows than a group has heads: rows are copied, after norm and rotation of each head.
+    copies: tl.constexpr = ROWS // MEMBERS
+    g, own_head = _heads_of_rows(GROUP, ROWS, copies)
+    if SINKS:
+        sink = tl.load(sinks + head * GROUP + g, mask=g < GROUP, other=0.0)
     if PDL:
         wait()
 
@@ -211,9 +232,6 @@ def _decode(
         qkv, qkv_stride, row, head, HEADS, KV_HEADS, GROUP, MEMBERS, D, WIDTH, APPEND, ROTARY
     )
     q = normed_and_rotated(q_halves, q_weights, turned, D, ROTARY, NORM)
-    # A matrix product needs more rows than a group has heads: rows are copied, after norm and rotation of each head.
-    copies: tl.constexpr = ROWS // MEMBERS
-    g, own_head = _heads_of_rows(GROUP, ROWS, copies)
     offset = tl.arange(0, TILE)
     v_distance = num_blocks.to(tl.int64) * KV_HEADS * (BLOCK * D)
     most, total, acc = _no_key(ROWS, WIDTH)
@@ -221,26 +239,28 @@ def _decode(
         if split == 0:
             k_new = normed_and_rotated(k_halves, k_weights, turned, D, ROTARY, NORM)
             _append(cache, table_row, position, head, k_new, v_new, v_distance, KV_HEADS, D, WIDTH, BLOCK)
-            most, total, acc = _attend_new(q, k_new, v_new, total, acc, scale, copies)
+            most, total, acc = _attend_new(q, k_new, v_new, total, acc, scale, cap, copies, CAPPED)
     q = _repeated(q, copies)
     for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
         n = tile * TILE + offset
         k, v, block = _keys_of_tile(
-            cache, table_row, block, last_block, tile, n, end, v_distance, head, KV_HEADS, D, WIDTH, BLOCK, TILE
+            cache, table_row, block, last_block, tile, n, first, end, v_distance, head, KV_HEADS, D, WIDTH, BLOCK, TILE
         )
-        most, total, acc = _attend(q, k, v, (n < end) & (n >= first), most, total, acc, scale, ROWS)
+        most, total, acc = _attend(q, k, v, (n < end) & (n >= first), most, total, acc, scale, cap, ROWS, CAPPED)
     out_row = out + row.to(tl.int64) * (HEADS * D)
     place = out_row + (head * GROUP + g)[:, None] * D + d
     # Before the branch: computed in each of its arms, the mask costs some variants 18 to 33 registers a thread.
     wanted = (d < D) & own_head[:, None]
     if used == 1:
+        if SINKS:
+            total += sink_weights(sink, most)
         tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=wanted)
         return
     part = (row * KV_HEADS + head) * SPLITS * GROUP
     _leave(sums, stats, part + split * GROUP + g, acc, most, total, wanted, own_head, d, D)
     if arrive(arrived + row * KV_HEADS + head) == used - 1:
         tl.store(arrived + row * KV_HEADS + head, 0)
-        _merge(out_row, sums, stats, part, head, used, d, GROUP, D, SPLITS)
+        _merge(out_row, sums, stats, sinks, part, head, used, d, GROUP, D, SPLITS, SINKS)
 
 
 @triton.jit
@@ -334,10 +354,10 @@ def _no_key(ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _attend_new(q, k, v, total, acc, scale, copies: tl.constexpr):
+def _attend_new(q, k, v, total, acc, scale, cap, copies: tl.constexpr, CAPPED: tl.constexpr):
     """The online softmax's sums over the new key alone, from those over no key."""
-    most = _repeated(tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale, copies)
-    return most, total + 1.0, acc + v.to(tl.float32)
+    score = scaled(tl.sum(q.to(tl.float32) * k.to(tl.float32), 1), scale, cap, CAPPED)
+    return _repeated(score, copies), total + 1.0, acc + v.to(tl.float32)
 
 
 @triton.jit
@@ -360,6 +380,7 @@ def _keys_of_tile(
     last_block,
     tile,
     n,
+    first,
     end,
     v_distance,
     head,
@@ -371,7 +392,8 @@ def _keys_of_tile(
 ):
     """K and V ``[TILE, WIDTH]`` of the keys ``n`` of a tile, zeros from ``end`` on, and the next tile's block.
 
-    The tile begins in ``block``. The next block's number is loaded an iteration ahead. Loaded with the keys, it would
+    The tile begins in ``block``, which holds a key from ``first`` on if any does: blocks in front of that one may
+    belong to others. The next block's number is loaded an iteration ahead. Loaded with the keys, it would
     be a link of their software pipeline, which would then wait for all of its loads before every tile.
     """
     d = tl.arange(0, WIDTH)[None, :]
@@ -386,6 +408,7 @@ def _keys_of_tile(
         )
         block = tl.load(table_row + tl.minimum(((tile + 1) * TILE) // BLOCK, last_block))
     else:
+        seen &= n >= first
         blocks = tl.load(table_row + n // BLOCK, mask=seen, other=0).to(tl.int64)
         rows = cache + ((blocks * KV_HEADS + head) * page + (n % BLOCK) * D)[:, None]
     present = seen[:, None] & (d < D)
@@ -395,12 +418,13 @@ def _keys_of_tile(
 
 
 @triton.jit
-def _attend(q, k, v, counts, most, total, acc, scale, ROWS: tl.constexpr):
+def _attend(q, k, v, counts, most, total, acc, scale, cap, ROWS: tl.constexpr, CAPPED: tl.constexpr):
     """One tile's step of the online softmax."""
     if ROWS == 1:
-        scores = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :] * scale
+        scores = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :]
     else:
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    scores = scaled(scores, scale, cap, CAPPED)
     scores = tl.where(counts[None, :], scores, float("-inf"))
     higher = tl.maximum(most, tl.max(scores, 1))
     weights = tl.exp2(scores - higher[:, None])
@@ -422,7 +446,20 @@ def _leave(sums, stats, line, acc, most, total, wanted, own_head, d, D: tl.const
 
 
 @triton.jit
-def _merge(out_row, sums, stats, part, head, used, d, GROUP: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):
+def _merge(
+    out_row,
+    sums,
+    stats,
+    sinks,
+    part,
+    head,
+    used,
+    d,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SINKS: tl.constexpr,
+):
     """Write the heads of group ``head`` to a row of the result, from the ``used`` splits' results at row ``part``."""
     s = tl.arange(0, SPLITS)
     there = s < used
@@ -430,13 +467,17 @@ def _merge(out_row, sums, stats, part, head, used, d, GROUP: tl.constexpr, D: tl
         lines = part + s * GROUP + member
         tops = tl.load(stats + lines * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
         parts = tl.load(stats + lines * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-        factors = tl.exp2(tops - tl.max(tops, 0))
+        most = tl.max(tops, 0)
+        factors = tl.exp2(tops - most)
+        total = tl.sum(parts * factors, 0)
+        if SINKS:
+            total += sink_weights(tl.load(sinks + head * GROUP + member), most)
         values = tl.load(
             sums + lines.to(tl.int64)[:, None] * D + d,
             mask=there[:, None] & (d < D),
             other=0.0,
             cache_modifier=".cg",
         )
-        merged = tl.sum(values * factors[:, None], 0) / tl.sum(parts * factors, 0)
+        merged = tl.sum(values * factors[:, None], 0) / total
         place = out_row + (head * GROUP + member) * D + d
         tl.store(place, merged[None, :].to(out_row.dtype.element_ty), mask=d < D)

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
 from rosebatch_kernels.common.tiles import TILE_ROWS as TILE_ROWS
 from rosebatch_kernels.common.tiles import tile_of_program
 from rosebatch_kernels.common.tuned import Program
@@ -38,6 +39,8 @@ def prefill(
     num_heads: int,
     scale: float,
     window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of chunks of tokens, packed one after the other.
 
@@ -49,7 +52,8 @@ def prefill(
             most ``TILE_ROWS``, 0 for padding). The result is undefined in rows of q that no tile covers.
         num_heads: query heads, a multiple of kv_heads.
         scale: factor on q·k.
-        window: keys that a token sees, its own included; 0 for all.
+        window: keys that a token sees, its own included; 0 for all. Blocks without a key that a tile sees are not read.
+        soft_cap, sinks: see ``rosebatch_kernels.paged_attention.decode``.
 
     Returns:
         ``[T, heads · D]``.
@@ -57,6 +61,7 @@ def prefill(
     _, blocks, kv_heads, block_size, size = cache.shape
     out = torch.empty(len(q), num_heads * size, dtype=q.dtype, device=q.device)
     width = max(16, triton.next_power_of_2(size))
+    scale, cap = score_factors(scale, soft_cap)
     tuned = TUNED.fp32 if q.dtype.itemsize == 4 else TUNED.narrow
     _prefill[(num_heads, len(tiles))](
         out,
@@ -64,11 +69,13 @@ def prefill(
         cache,
         block_table,
         tiles,
-        scale * 1.4426950408889634,
+        scale,
         blocks,
         q.stride(0),
         block_table.stride(0),
         window,
+        cap,
+        q if sinks is None else sinks,
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         D=size,
@@ -77,6 +84,8 @@ def prefill(
         ROWS=TILE_ROWS,
         KEYS=tuned.keys,
         WINDOW=window > 0,
+        CAPPED=soft_cap > 0,
+        SINKS=sinks is not None,
         STAGES=tuned.stages,
         num_warps=tuned.warps,
         **launch_options(),
@@ -96,6 +105,8 @@ def _prefill(
     q_stride,
     table_stride,
     window,
+    cap,
+    sinks,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -104,6 +115,8 @@ def _prefill(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -124,31 +137,51 @@ def _prefill(
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     own = position + r
     end = position + count
-    # Every row of the tile sees the keys before `whole`. With a window, the first tiles need a mask as well.
+    # Every row of the tile sees the keys from `full` up to `whole`: only the others need a mask.
+    first = 0
     start = 0
+    full = 0
     whole = (position + 1) // KEYS * KEYS
     if WINDOW:
-        start = tl.maximum(position + 1 - window, 0) // KEYS * KEYS
-        whole = start
+        first = tl.maximum(position + 1 - window, 0)
+        start = first // KEYS * KEYS
+        whole = tl.maximum(whole, start)
+        full = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), KEYS) * KEYS, whole)
     # A tile of padding may have no row of the table.
     block = tl.load(table + start // BLOCK, mask=count > 0, other=0)
-    for n in tl.range(start, whole, KEYS, num_stages=STAGES):
+    if WINDOW:
+        for n in tl.range(start, full, KEYS, num_stages=STAGES):
+            k, v, block = _keys_of_tile(
+                cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True, True
+            )
+            seen = _seen(n, own, window, KEYS, True)
+            most, total, acc = _attend(query, k, v, seen, most, total, acc, scale, cap, True, CAPPED)
+    for n in tl.range(full, whole, KEYS, num_stages=STAGES):
         k, v, block = _keys_of_tile(
-            cache, table, block, n, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, False
+            cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, False, WINDOW
         )
-        most, total, acc = _attend(query, k, v, None, most, total, acc, scale, False)
+        most, total, acc = _attend(query, k, v, None, most, total, acc, scale, cap, False, CAPPED)
     for n in tl.range(whole, end, KEYS, num_stages=STAGES):
         k, v, block = _keys_of_tile(
-            cache, table, block, n, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True
+            cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True, WINDOW
         )
-        key = n + tl.arange(0, KEYS)[None, :]
-        seen = key <= own[:, None]
-        if WINDOW:
-            seen = seen & (key > own[:, None] - window)
-        most, total, acc = _attend(query, k, v, seen, most, total, acc, scale, True)
+        seen = _seen(n, own, window, KEYS, WINDOW)
+        most, total, acc = _attend(query, k, v, seen, most, total, acc, scale, cap, True, CAPPED)
+    if SINKS:
+        total += sink_weights(tl.load(sinks + head), most)
     # Rows past the tile's count may have seen no key.
     result = acc / tl.maximum(total, 1e-30)[:, None]
     tl.store(out + rows * (HEADS * D) + head * D + d, result.to(out.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _seen(start, own, window, KEYS: tl.constexpr, WINDOW: tl.constexpr):
+    """Which keys from ``start`` on the rows at positions ``own [ROWS]`` see."""
+    key = start + tl.arange(0, KEYS)[None, :]
+    seen = key <= own[:, None]
+    if WINDOW:
+        seen = seen & (key > own[:, None] - window)
+    return seen
 
 
 @triton.jit
@@ -157,6 +190,7 @@ def _keys_of_tile(
     table,
     block,
     start,
+    first,
     end,
     head,
     v_distance,
@@ -166,26 +200,31 @@ def _keys_of_tile(
     BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """K and V ``[KEYS, WIDTH]`` of the positions from ``start`` on, and the block of the keys after them.
 
-    The first of them lie in ``block``. With MASKED the keys from ``end`` on are zeros. The next block's number is
-    loaded an iteration ahead. Loaded with the keys, it would be a link of their software pipeline, which would then
-    wait for all of its loads before every tile.
+    The first of them lie in ``block``, which holds a key from ``first`` on: with WINDOW, blocks in front of that one
+    may belong to others. With MASKED the keys from ``end`` on are zeros. The next block's number is loaded an iteration
+    ahead. Loaded with the keys, it would be a link of their software pipeline, which would then wait for all of its
+    loads before every tile.
     """
     offset = tl.arange(0, KEYS)
     d = tl.arange(0, WIDTH)[None, :]
     n = start + offset
+    present = n < end
     if BLOCK % KEYS == 0:
         rows = cache + (block.to(tl.int64) * KV_HEADS + head) * (BLOCK * D) + (start % BLOCK) * D + offset[:, None] * D
         block = tl.load(table + tl.minimum(start + KEYS, end - 1) // BLOCK)
     else:
-        blocks = tl.load(table + n // BLOCK, mask=n < end, other=0).to(tl.int64)
+        if WINDOW:
+            present &= n >= first
+        blocks = tl.load(table + n // BLOCK, mask=present, other=0).to(tl.int64)
         rows = cache + ((blocks * KV_HEADS + head) * (BLOCK * D) + (n % BLOCK) * D)[:, None]
     if MASKED or D < WIDTH:
-        present = (n < end)[:, None] & (d < D)
-        k = tl.load(rows + d, mask=present, other=0.0)
-        v = tl.load(rows + v_distance + d, mask=present, other=0.0)
+        wanted = present[:, None] & (d < D)
+        k = tl.load(rows + d, mask=wanted, other=0.0)
+        v = tl.load(rows + v_distance + d, mask=wanted, other=0.0)
     else:
         k = tl.load(rows + d)
         v = tl.load(rows + v_distance + d)
@@ -193,9 +232,9 @@ def _keys_of_tile(
 
 
 @triton.jit
-def _attend(q, k, v, seen, most, total, acc, scale, MASKED: tl.constexpr):
+def _attend(q, k, v, seen, most, total, acc, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr):
     """One tile's step of the online softmax: largest score, sum of weights, weighted sum of values."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = scaled(tl.dot(q, tl.trans(k), input_precision="ieee"), scale, cap, CAPPED)
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(most, tl.max(scores, 1))

@@ -1,9 +1,10 @@
 """PyTorch reference of attention over the paged cache."""
 
+import torch
 from torch import Tensor
 
 from rosebatch_kernels.common.each_sequence import Weigh, decode_each, prefill_each
-from rosebatch_kernels.common.head_norms import QKNorm
+from rosebatch_kernels.common.head_norms import HeadNorm
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.qkv.reference import prepared
 
@@ -19,15 +20,18 @@ def decode(
     num_heads: int,
     scale: float,
     window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: QKNorm | None = None,
+    qk_norm: HeadNorm | None = None,
     append: bool = True,
 ) -> Tensor:
     """See ``rosebatch_kernels.paged_attention.decode``; the workspace is not used."""
     live = positions < limits
     if append:
         qkv = prepared(qkv, cache, block_table, positions, live, num_heads=num_heads, rotary=rotary, qk_norm=qk_norm)
-    return decode_each(qkv, cache, block_table, positions, live, _softmax(scale, window), num_heads=num_heads)
+    weigh = _softmax(scale, window, soft_cap, sinks)
+    return decode_each(qkv, cache, block_table, positions, live, weigh, num_heads=num_heads, window=window)
 
 
 def prefill(
@@ -39,16 +43,30 @@ def prefill(
     num_heads: int,
     scale: float,
     window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See ``rosebatch_kernels.paged_attention.prefill``."""
-    return prefill_each(q, cache, block_table, tiles, _softmax(scale, window), num_heads=num_heads)
+    weigh = _softmax(scale, window, soft_cap, sinks)
+    return prefill_each(q, cache, block_table, tiles, weigh, num_heads=num_heads, window=window)
 
 
-def _softmax(scale: float, window: int) -> Weigh:
+def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax over the keys of ``scores [..., heads, R, keys]``, and over ``sinks [heads]`` as one more key."""
+    if sinks is None:
+        return scores.softmax(-1)
+    column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
+
+
+def _softmax(scale: float, window: int, soft_cap: float, sinks: Tensor | None) -> Weigh:
     def weigh(products: Tensor, own: Tensor, key: Tensor) -> Tensor:
         seen = key <= own
         if window:
             seen &= key > own - window
-        return (products * scale).masked_fill(~seen, float("-inf")).softmax(-1)
+        scores = products * scale
+        if soft_cap:
+            scores = soft_cap * (scores / soft_cap).tanh()
+        return softmax(scores.masked_fill(~seen, float("-inf")), sinks)
 
     return weigh

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rosebatch_kernels.common.bench_inputs import HEADS, randn
-from rosebatch_kernels.common.head_norms import HeadUClip
+from rosebatch_kernels.common.head_norms import HeadRMSNorm, HeadUClip
 from rosebatch_kernels.common.timing import median_us, report
 from rosebatch_kernels.qkv.kernel import prepare
 from rosebatch_kernels.uclip.kernel import uclip_norm
@@ -30,7 +30,10 @@ def main() -> None:
     """Write one line for each model and number of tokens."""
     for tokens in _TOKENS:
         _qk_norm(tokens, *_HP1)
-    for model in HEADS:
+    for model, shape in HEADS.items():
+        if shape.window:
+            # The same work as without.
+            continue
         for sequences, length in _SIZES:
             _prepare(model, sequences, length)
 
@@ -68,7 +71,7 @@ def _qk_norm(tokens: int, heads: int, kv_heads: int, size: int) -> None:
 
 
 def _prepare(model: str, sequences: int, length: int) -> None:
-    heads, kv_heads, size, rotary, qk_norm = HEADS[model]
+    heads, kv_heads, size, rotary, qk_norm, *_ = HEADS[model]
     tokens, width = sequences * length, -(-length // _BLOCK_SIZE)
     blocks = sequences * width
     step = partial(
@@ -77,8 +80,8 @@ def _prepare(model: str, sequences: int, length: int) -> None:
         rows=torch.arange(sequences, dtype=torch.int32, device="cuda").repeat_interleave(length),
         positions=torch.arange(length, dtype=torch.int32, device="cuda").repeat(sequences),
         num_heads=heads,
-        rotary=_rotation(length, size) if rotary else None,
-        qk_norm=(randn(size), randn(size), 1e-6) if qk_norm else None,
+        rotary=_rotation(length, rotary) if rotary else None,
+        qk_norm=HeadRMSNorm(randn(size), randn(size), 1e-6) if qk_norm else None,
     )
     projections = [randn(tokens, (heads + 2 * kv_heads) * size) for _ in range(_TURNS)]
     cache = randn(2, blocks, kv_heads, _BLOCK_SIZE, size)
@@ -87,7 +90,7 @@ def _prepare(model: str, sequences: int, length: int) -> None:
     # K and V are read and written, and q if it is normalised or rotated; 16-bit numbers.
     numbers = tokens * size * (4 * kv_heads + (2 * heads if rotary or qk_norm else 0))
     report(
-        f"{'prepare':<8} {model:<13} T={tokens} {heads}+2x{kv_heads} heads of {size}", microseconds, moved=2 * numbers
+        f"{'prepare':<8} {model:<17} T={tokens} {heads}+2x{kv_heads} heads of {size}", microseconds, moved=2 * numbers
     )
 
 

@@ -4,12 +4,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.head_norms import QKNorm, norm_arguments
+from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.tuned import Steps, value_at
 
-# Of the one program of each token, on an H100 80GB HBM3.
-_WARPS = 4
+# Warps of the one program of each token, by the elements of q in its registers; 4 measured on an H100 80GB HBM3.
+_WARPS: Steps = ((16384, 16), (8192, 8), (0, 4))
 
 
 def prepare(
@@ -21,12 +22,13 @@ def prepare(
     *,
     num_heads: int,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: QKNorm | None = None,
+    qk_norm: HeadNorm | None = None,
 ) -> None:
     """See ``rosebatch_kernels.qkv.reference``."""
     tokens = len(qkv)
     _, blocks, kv_heads, block_size, size = cache.shape
     cos, sin = rotary if rotary is not None else (qkv, qkv)
+    heads_width, width = triton.next_power_of_2(num_heads), triton.next_power_of_2(size)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm, qkv)
     _prepare[(tokens,)](
         qkv,
@@ -45,14 +47,14 @@ def prepare(
         block_table.stride(0),
         HEADS=num_heads,
         KV_HEADS=kv_heads,
-        HEADS_WIDTH=triton.next_power_of_2(num_heads),
+        HEADS_WIDTH=heads_width,
         KV_WIDTH=triton.next_power_of_2(kv_heads),
         D=size,
-        WIDTH=triton.next_power_of_2(size),
+        WIDTH=width,
         BLOCK=block_size,
-        ROTARY=rotary is not None,
+        ROTARY=0 if rotary is None else cos.shape[1],
         NORM=norm,
-        num_warps=_WARPS,
+        num_warps=value_at(_WARPS, heads_width * width),
         **launch_options(),
     )
 
@@ -93,18 +95,18 @@ def _prepare(
         return
     start = qkv + token.to(tl.int64) * qkv_stride
     d = tl.arange(0, WIDTH)[None, :]
-    turned = turn(cos, sin, position, D, WIDTH, ROTARY)
+    turned = turn(cos, sin, position, WIDTH, ROTARY)
     if ROTARY or NORM is not None:
         h = tl.arange(0, HEADS_WIDTH)[:, None]
         heads = start + h * D
-        weight = weight_halves(q_weight, q_number, D, WIDTH, ROTARY, NORM)
+        weight = weight_halves(q_weight, q_number, h, h < HEADS, D, WIDTH, ROTARY, NORM)
         q = normed_and_rotated(halves(heads, h < HEADS, D, WIDTH, ROTARY), weight, turned, D, ROTARY, NORM)
         # All threads must read both halves before any thread overwrites one.
         tl.debug_barrier()
         tl.store(heads + d, q, mask=(h < HEADS) & (d < D))
     h = tl.arange(0, KV_WIDTH)[:, None]
     k_halves = halves(start + (HEADS + h) * D, h < KV_HEADS, D, WIDTH, ROTARY)
-    weight = weight_halves(k_weight, k_number, D, WIDTH, ROTARY, NORM)
+    weight = weight_halves(k_weight, k_number, h, h < KV_HEADS, D, WIDTH, ROTARY, NORM)
     k = normed_and_rotated(k_halves, weight, turned, D, ROTARY, NORM)
     mask = (h < KV_HEADS) & (d < D)
     v = tl.load(start + (HEADS + KV_HEADS + h) * D + d, mask=mask)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.common.head_norms import QKNorm
+from rosebatch_kernels.common.head_norms import HeadNorm
 from rosebatch_kernels.kv_cache.layout import cache_rows
 from rosebatch_kernels.kv_cache.reference import append
 from rosebatch_kernels.qkv.torch_heads import split_heads
@@ -18,7 +18,7 @@ def prepare(
     *,
     num_heads: int,
     rotary: tuple[Tensor, Tensor] | None = None,
-    qk_norm: QKNorm | None = None,
+    qk_norm: HeadNorm | None = None,
 ) -> None:
     """Normalise and rotate q in place. Normalise and rotate k, and write k and v to the cache.
 
@@ -29,8 +29,8 @@ def prepare(
         rows: ``[T]`` int32, each token's row of the block table; a token with -1 is skipped.
         positions: ``[T]`` int32.
         num_heads: query heads.
-        rotary: ``(cos, sin)``, ``[max_len, D]`` each in qkv's dtype; both halves of cos are equal, the first half of
-            sin is negated.
+        rotary: ``(cos, sin)``, ``[max_len, R]`` each in qkv's dtype; both halves of cos are equal, the first half of
+            sin is negated. The first R of D channels are rotated.
         qk_norm: of each head, before the rotation.
     """
     real = rows >= 0
@@ -51,7 +51,7 @@ def prepared(
     *,
     num_heads: int,
     rotary: tuple[Tensor, Tensor] | None,
-    qk_norm: QKNorm | None,
+    qk_norm: HeadNorm | None,
 ) -> Tensor:
     """A copy of ``qkv`` after ``prepare``, for a decode step: row i of the block table is token i's.
 

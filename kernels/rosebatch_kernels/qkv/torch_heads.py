@@ -2,25 +2,28 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from rosebatch_kernels.common.head_norms import HeadUClip, QKNorm
+from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadUClip, QKNorm, WholeRMSNorm
 from rosebatch_kernels.norm.reference import rms_norm
 from rosebatch_kernels.uclip.reference import uclip_norm
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate channel ``i`` with channel ``i + D/2`` of each head, as the Llama family does (arXiv 2104.09864).
+    """Rotate channel ``i`` with channel ``i + R/2`` of each head, as the Llama family does (arXiv 2104.09864).
 
     Args:
-        x: ``[T, heads, D]``.
-        cos: ``[T, 1, D]`` in x's dtype, both halves equal.
-        sin: ``[T, 1, D]`` in x's dtype, the first half negated.
+        x: ``[T, heads, D]``; channels from R on stay as they are.
+        cos: ``[T, 1, R]`` in x's dtype, both halves equal.
+        sin: ``[T, 1, R]`` in x's dtype, the first half negated.
 
     Returns:
         ``[T, heads, D]``.
     """
-    half = x.shape[-1] // 2
-    return torch.addcmul(x * cos, x.roll(half, -1), sin)
+    size = cos.shape[-1]
+    if size < x.shape[-1]:
+        return torch.cat((rope(x[..., :size], cos, sin), x[..., size:]), -1)
+    return torch.addcmul(x * cos, x.roll(size // 2, -1), sin)
 
 
 def split_heads(
@@ -35,8 +38,8 @@ def split_heads(
     Args:
         qkv: ``[T, (heads + 2 · kv_heads) · D]``, q then k then v.
         num_heads, kv_heads: of q, and of k and v.
-        rotary: ``(cos, sin)`` of the tokens' positions, ``[T, 1, D]`` each in qkv's dtype, see ``rope``.
-        qk_norm: of each head, before the rotation.
+        rotary: ``(cos, sin)`` of the tokens' positions, ``[T, 1, R]`` each in qkv's dtype, see ``rope``.
+        qk_norm: before the rotation.
 
     Returns:
         q ``[T, heads, D]``, k and v ``[T, kv_heads, D]``.
@@ -48,15 +51,26 @@ def split_heads(
         return q, k, v
     rotated = heads[:, : num_heads + kv_heads]
     if qk_norm is not None:
-        rotated = torch.cat(_normed(q, k, qk_norm), dim=1)
+        rotated = torch.cat(normed_heads(q, k, qk_norm), dim=1)
     if rotary is not None:
         rotated = rope(rotated, *rotary)
     q, k = rotated.split((num_heads, kv_heads), dim=1)
     return q, k, v
 
 
-def _normed(q: Tensor, k: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor]:
+def normed_heads(q: Tensor, k: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor]:
+    """q ``[T, heads, D]`` and k ``[T, kv_heads, D]`` after their norm."""
     if isinstance(norm, HeadUClip):
         return uclip_norm(q, norm.q_alpha, norm.q_gamma), uclip_norm(k, norm.k_alpha, norm.k_gamma)
     q_weight, k_weight, eps = norm
-    return rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+    if isinstance(norm, WholeRMSNorm):
+        q, k = (rms_norm(x.flatten(1), weight, eps).view(x.shape) for x, weight in ((q, q_weight), (k, k_weight)))
+        return q, k
+    normed = _head_layer_norm if isinstance(norm, HeadLayerNorm) else rms_norm
+    return normed(q, q_weight, eps), normed(k, k_weight, eps)
+
+
+def _head_layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """LayerNorm of ``x [T, heads, D]`` with ``weight [heads, D]``; fp32 inside, rounded once."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (functional.layer_norm(wide, x.shape[-1:], eps=eps) * weight).to(x.dtype)

@@ -48,13 +48,13 @@ class _Query:
 class _Group:
     """Units of one shape, attended in one call: rows ``first .. first + count - 1`` of the permuted queries.
 
-    ``cache_rows`` is by number of K/V heads, ``masks`` by sliding window.
+    ``cache_rows`` is by number of K/V heads and sliding window, ``masks`` by sliding window.
     """
 
     first: int
     count: int
     generated: bool
-    cache_rows: dict[int, Tensor]
+    cache_rows: dict[tuple[int, int], Tensor]
     masks: dict[int, Tensor]
 
 
@@ -74,6 +74,7 @@ class GatheredAttention:
         self.device = cache.device
         self.windows = {spec.window for spec in specs}
         self.kv_heads = {spec.num_kv_heads for spec in specs}
+        self.reads = {(spec.num_kv_heads, spec.window) for spec in specs}
         # Of a key and its value, in the widest layer.
         self.key_bytes = 2 * cache.dtype.itemsize * max(spec.num_kv_heads * spec.head_dim for spec in specs)
         self.append_rows = {count: self._append_rows(batch.slots, count) for count in self.kv_heads}
@@ -101,10 +102,11 @@ class GatheredAttention:
         return out if self.inverse is None else out.index_select(0, self.inverse)
 
     def _attend(self, spec: AttentionSpec, group: _Group, q: Tensor, cache: Tensor) -> Tensor:
-        ops, rows, mask = self.ops, group.cache_rows[spec.num_kv_heads], group.masks[spec.window]
+        ops, mask = self.ops, group.masks[spec.window]
+        rows = group.cache_rows[spec.num_kv_heads, spec.window]
         if spec.gate is None:
             attend = ops.gathered_decode if group.generated else ops.gathered_prefill
-            return attend(q, cache, rows, mask, spec.scale)
+            return attend(q, cache, rows, mask, spec.scale, spec.soft_cap, spec.sinks)
         gated = ops.gathered_gated_decode if group.generated else ops.gathered_gated_prefill
         return gated(q, cache, rows, mask, spec.scale, spec.gate)
 
@@ -146,14 +148,29 @@ class GatheredAttention:
         width = -(-keys // self.cache.block_size)
         table = batch.block_table[[query.sequence for query in queries], :width]
         # Masked keys are read: a block of another sequence might hold NaN.
-        table = torch.cat((table, table[:, :1].expand(-1, width - table.shape[1])), 1)
-        cache_rows = {count: gather_rows(table, self.cache.num_blocks, count) for count in self.kv_heads}
+        table = torch.cat((table, table[:, -1:].expand(-1, width - table.shape[1])), 1)
+        tables = {window: self._within(queries, table, window) for window in self.windows}
+        blocks = self.cache.num_blocks
+        cache_rows = {(count, window): gather_rows(tables[window], blocks, count) for count, window in self.reads}
         positions = self._positions(queries)
         masks = {window: self._mask(positions, keys, window) for window in self.windows}
         if generated:
             masks = {window: mask[:, None, None] for window, mask in masks.items()}
         self.groups.append(_Group(first, len(order), generated, cache_rows, masks))
         return order
+
+    def _within(self, queries: list[_Query], table: Tensor, window: int) -> Tensor:
+        """The table ``[B, M]`` with a block that the query sees in place of those that lie in front of its window.
+
+        Those may belong to others by now, and masked keys are read.
+        """
+        if not window:
+            return table
+        size = self.cache.block_size
+        first, own = self._tensor(
+            [[max(0, query.start + 1 - window) // size, query.start // size] for query in queries]
+        ).T[:, :, None]
+        return torch.where(torch.arange(table.shape[1], device=self.device) < first, table.gather(1, own), table)
 
     def _positions(self, queries: list[_Query]) -> Tensor:
         """Position of each generated token, or of the rows of the tile that all queries share."""
@@ -170,7 +187,7 @@ class GatheredAttention:
         mask = torch.zeros(seen.shape, dtype=self.cache.dtype, device=self.device)
         return mask.masked_fill_(~seen, float("-inf"))
 
-    def _tensor(self, values: list[int]) -> Tensor:
+    def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
         return torch.tensor(values, device=self.device)
 
 

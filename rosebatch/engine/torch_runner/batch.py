@@ -44,7 +44,7 @@ class StepBatch:
     Attributes:
         input_ids, positions: ``[T]`` int64.
         slots: ``[T]`` int64, where each token's K and V go: ``block · block_size + offset``.
-        block_table: ``[B, M]`` int64 block ids, rows padded with their own first block: masked keys are read, and
+        block_table: ``[B, M]`` int64 block ids, rows padded with their own last block: masked keys are read, and
             another sequence's may be NaN.
         chunks: the plan's, one for each of the B sequences.
         num_prompt_tokens: of each of the B sequences.
@@ -82,7 +82,7 @@ def build_batch(
         input_ids += chunk.token_ids
         positions += range(chunk.start, chunk.end)
         slots += [own[i // block_size] * block_size + i % block_size for i in range(chunk.start, chunk.end)]
-        table.append(own + own[:1] * (width - len(own)))
+        table.append(own + own[-1:] * (width - len(own)))
         if chunk.samples:
             sample_rows.append(len(input_ids) - 1)
             sampled.append(SampledRow(specs[chunk.id], chunk.end, chunk.output_token_ids))

@@ -109,8 +109,8 @@ def _prepare_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step)
 
 
 def _normed(spec: AttentionSpec, qkv: Tensor, kernels: DeviceOps) -> tuple[AttentionSpec, Tensor]:
-    """q and k normed by kernels of their own, and a layer that norms no more; the way of ``--no-fused-qk-norm``."""
-    if kernels.norm_heads is None or spec.qk_norm is None:
+    """q and k normed by kernels of their own, and a layer that norms no more: where no other kernel norms them."""
+    if spec.qk_norm is None or not kernels.norms_apart(spec.qk_norm):
         return spec, qkv
     heads = qkv.view(len(qkv), -1, spec.head_dim)
     q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
@@ -121,6 +121,10 @@ def _normed(spec: AttentionSpec, qkv: Tensor, kernels: DeviceOps) -> tuple[Atten
 def _rotation(spec: AttentionSpec) -> dict[str, Any]:
     rotary = None if spec.rotary is None else (spec.rotary.cos, spec.rotary.sin)
     return {"rotary": rotary, "qk_norm": spec.qk_norm}
+
+
+def _softmax(spec: AttentionSpec) -> dict[str, Any]:
+    return {"window": spec.window, "soft_cap": spec.soft_cap, "sinks": spec.sinks}
 
 
 class PackedAttention:
@@ -148,7 +152,8 @@ class PackedAttention:
         q = self.shared.prepare_packed(spec, qkv, cache, self)
         heads, scale = spec.num_heads, spec.scale
         if spec.gate is None:
-            return kernels.prefill(q, cache, self.table, self.tiles, num_heads=heads, scale=scale, window=spec.window)
+            options = _softmax(spec)
+            return kernels.prefill(q, cache, self.table, self.tiles, num_heads=heads, scale=scale, **options)
         return kernels.gated_prefill(q, cache, self.table, self.tiles, spec.gate, num_heads=heads, scale=scale)
 
     def rows(self) -> Tensor:
@@ -187,7 +192,7 @@ class DecodeAttention:
         spec, qkv = _normed(spec, qkv, kernels)
         qkv = self.shared.prepare_decode(spec, qkv, cache, self)
         if spec.gate is None:
-            decode = partial(kernels.decode, window=spec.window)
+            decode = partial(kernels.decode, **_softmax(spec))
         else:
             decode = partial(kernels.gated_decode, gate=spec.gate)
         return decode(

@@ -1,0 +1,34 @@
+"""From products q·k to scores in units of ln 2, so that softmax takes powers of 2; with a soft cap or without."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+
+
+def score_factors(scale: float, soft_cap: float) -> tuple[float, float]:
+    """The two numbers that ``scaled`` takes; ``soft_cap`` is 0 for none."""
+    return (scale / soft_cap, soft_cap * LOG2_E) if soft_cap else (scale * LOG2_E, 0.0)
+
+
+@triton.jit
+def scaled(products, scale, cap, CAPPED: tl.constexpr):
+    """fp32 scores of fp32 products: ``scale · products``, with CAPPED ``cap · tanh(scale · products)``."""
+    scores = products * scale
+    if CAPPED:
+        # Triton's interpreter has no tanh. The exponent is never positive, so that nothing overflows.
+        small = tl.exp(-2.0 * tl.abs(scores))
+        size = cap * ((1.0 - small) / (1.0 + small))
+        scores = tl.where(scores < 0, -size, size)
+    return scores
+
+
+@triton.jit
+def sink_weights(sinks, most):
+    """What each row's sink adds to its sum of weights, where ``most`` is the row's largest score in units of ln 2.
+
+    Bounded: a sink may lie far above all scores, and a row without a key has none.
+    """
+    return tl.exp2(tl.minimum(sinks.to(tl.float32) * 1.4426950408889634 - most, 120.0))

@@ -1,0 +1,1 @@
+"""transformers' config.json of each family -> fields of ``ModelConfig``. ``rosebatch.model.hf_config`` picks one."""

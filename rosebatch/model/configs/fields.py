@@ -1,0 +1,94 @@
+"""What the families' parsers share: fields that most configs have, checked, and options that are refused."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rosebatch.config import MOST_LAYERS, MOST_SIZE
+from rosebatch.host.model_files import shown
+from rosebatch.ops import GATES
+
+_LAYER_TYPES = ("sliding_attention", "full_attention")
+
+
+class UnservedError(ValueError):
+    """An option that would change the result and that the family's class here does not have."""
+
+
+def decoder(
+    values: Mapping[str, Any],
+    family: str,
+    *,
+    eps: str = "rms_norm_eps",
+    activation: str = "hidden_act",
+    activations: Mapping[str, str] = GATES,
+) -> dict[str, Any]:
+    """The fields that all decoders have.
+
+    Args:
+        values: of config.json, completed by the architecture's defaults.
+        family: see ``ModelConfig``.
+        eps, activation: names of these fields in config.json.
+        activations: those that are served, by transformers' names.
+    """
+    hidden, layers, heads = (size(values, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    return {
+        "family": family,
+        "vocab_size": values["vocab_size"],
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": values.get("num_key_value_heads") or heads,
+        "head_dim": values.get("head_dim") or hidden // heads,
+        "intermediate_size": values["intermediate_size"],
+        "max_model_len": values["max_position_embeddings"],
+        "norm_eps": values[eps],
+        "activation": supported(activation, values[activation], activations),
+        "tie_word_embeddings": values.get("tie_word_embeddings", False),
+    }
+
+
+def size(values: Mapping[str, Any], name: str) -> int:
+    """A size, checked before anything is computed of it."""
+    value = values[name]
+    if type(value) is not int:
+        raise ValueError(f"{name} must be a whole number, got {shown(value)}")
+    most = MOST_LAYERS if "layer" in name else MOST_SIZE
+    if not 1 <= value <= most:
+        raise ValueError(f"{name} must be in [1, {most}], got {shown(value)}")
+    return value
+
+
+def supported(option: str, value: Any, served: Any) -> Any:
+    """The value, if it is among those that are served."""
+    if value not in served:
+        raise UnservedError(f"{option} {shown(value)} is not supported; supported are {', '.join(served)}")
+    return value
+
+
+def refuse(values: Mapping[str, Any], *names: str) -> None:
+    """Raise if one of these options is on."""
+    for name in names:
+        if values.get(name):
+            raise UnservedError(f"{name} is not supported")
+
+
+def layer_types(values: Mapping[str, Any], default: list[str]) -> list[str]:
+    """``sliding_attention`` or ``full_attention`` for each layer."""
+    return [supported("layer_types", kind, _LAYER_TYPES) for kind in values.get("layer_types") or default]
+
+
+def every(interval: Any, layers: int) -> list[str]:
+    """Types of layers: all slide but each ``interval``-th."""
+    if type(interval) is not int or not 0 < interval < MOST_SIZE:
+        raise ValueError(f"sliding_window_pattern must be a whole number > 0, got {shown(interval)}")
+    return ["full_attention" if (i + 1) % interval == 0 else "sliding_attention" for i in range(layers)]
+
+
+def windows(values: Mapping[str, Any], kinds: list[str]) -> list[int]:
+    """Keys that a query sees, for each layer of these types."""
+    if "sliding_attention" not in kinds:
+        return [0] * len(kinds)
+    window = values["sliding_window"]
+    if type(window) is not int or window < 1:
+        raise ValueError(f"sliding_window must be a whole number > 0, got {shown(window)}")
+    return [window * (kind == "sliding_attention") for kind in kinds]

@@ -1,0 +1,138 @@
+"""What StableLM, Cohere, GPT-NeoX and Starcoder 2 share: LayerNorm, and attention and MLP in a row or in parallel."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+from torch.nn import functional
+
+from rosebatch.config import ModelConfig
+from rosebatch.model.layers import Attention, AttentionSpec, Rotary, load_head
+from rosebatch.model.rope import layer_rotaries
+from rosebatch.model.sublayers import MLP, GatedMLP, SelfAttention, load_linear
+from rosebatch.model.weights import WeightSource
+from rosebatch.ops import Ops, QKNorm
+
+
+class _Norm(NamedTuple):
+    """Weight and bias ``[H]`` of a LayerNorm."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Without a norm of its own, the MLP reads what attention reads."""
+
+    input_norm: _Norm
+    attention: SelfAttention
+    mlp_norm: _Norm | None
+    mlp: MLP
+
+
+class LayerNormDecoder:
+    """Transformer with LayerNorm, rotary positions and grouped K/V heads.
+
+    Args:
+        config: with ``rope`` set.
+        ops: the operators of this run.
+        weights: by transformers' tensor names.
+    """
+
+    mlp_matrices = 3
+    # Names of tensors: of the model, and in a layer.
+    embedding_name: ClassVar[str] = "model.embed_tokens"
+    layers_name: ClassVar[str] = "model.layers"
+    norm_name: ClassVar[str] = "model.norm"
+    qkv_names: ClassVar[tuple[str, ...]] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out_name: ClassVar[str] = "self_attn.o_proj"
+    norm_bias: ClassVar[bool] = True
+
+    def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:
+        assert config.rope is not None, "these families have rotary positions"
+        self.config = config
+        self.ops = ops
+        self.embedding = weights.get(f"{self.embedding_name}.weight", (config.vocab_size, config.hidden_size))
+        rotaries = layer_rotaries(config, self.embedding)
+        self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
+        self.attention = [layer.attention.spec for layer in self.layers]
+        self.norm = self._load_norm(self.norm_name, weights)
+        self.head = load_head(config, ops, weights, self.embedding)
+
+    def has_mlp_norm(self) -> bool:
+        """Whether the MLP has a norm of its own."""
+        return not self.config.parallel_residual
+
+    def load_qk_norm(self, prefix: str, weights: WeightSource) -> QKNorm:
+        """What q and k of the layer whose names begin with ``prefix`` go through before the rotation."""
+        raise NotImplementedError
+
+    def qkv_order(self) -> Tensor | None:
+        """The rows of the fused q, k and v projection in the order that attention wants; None for the stored order."""
+        return None
+
+    def load_mlp(self, prefix: str, weights: WeightSource) -> MLP:
+        """The MLP of the layer whose names begin with ``prefix``."""
+        c = self.config
+        names = [f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"]
+        sizes = (c.intermediate_size, c.intermediate_size)
+        gate_up = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=c.mlp_bias)
+        down_name = [f"{prefix}mlp.down_proj"]
+        down = load_linear(self.ops, weights, down_name, (c.hidden_size,), c.intermediate_size, bias=c.mlp_bias)
+        return GatedMLP(self.ops, c.activation, gate_up, down)
+
+    def _load_norm(self, name: str, weights: WeightSource) -> _Norm:
+        size = (self.config.hidden_size,)
+        weight = weights.get(f"{name}.weight", size, fill=1.0)
+        return _Norm(weight, weights.get(f"{name}.bias", size) if self.norm_bias else None)
+
+    def _load_layer(self, index: int, rotary: Rotary | None, weights: WeightSource) -> _Layer:
+        prefix = f"{self.layers_name}.{index}."
+        mlp_norm = self._load_norm(f"{prefix}post_attention_layernorm", weights) if self.has_mlp_norm() else None
+        return _Layer(
+            input_norm=self._load_norm(f"{prefix}input_layernorm", weights),
+            attention=self._load_attention(index, prefix, rotary, weights),
+            mlp_norm=mlp_norm,
+            mlp=self.load_mlp(prefix, weights),
+        )
+
+    def _load_attention(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> SelfAttention:
+        c = self.config
+        q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        names, sizes = [prefix + name for name in self.qkv_names], (q_size, kv_size, kv_size)
+        qkv = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=c.qkv_bias, order=self.qkv_order())
+        out = load_linear(self.ops, weights, [prefix + self.out_name], (c.hidden_size,), q_size, bias=c.out_bias)
+        spec = AttentionSpec(
+            layer=index,
+            num_heads=c.num_heads,
+            num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            scale=c.attention_scale(index),
+            window=c.sliding_window(index),
+            qk_norm=self.load_qk_norm(prefix, weights) if c.qk_norm else None,
+            rotary=rotary,
+        )
+        return SelfAttention(self.ops, qkv, spec, out)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """See ``rosebatch.model.layers.Model``."""
+        ops, eps = self.ops, self.config.norm_eps
+        residual = functional.embedding(input_ids, self.embedding)
+        normed = ops.layer_norm(residual, *self.layers[0].input_norm, eps)
+        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+        for layer, next_norm in zip(self.layers, following, strict=True):
+            attended = layer.attention(normed, attention)
+            if self.config.parallel_residual:
+                if layer.mlp_norm is not None:
+                    normed = ops.layer_norm(residual, *layer.mlp_norm, eps)
+                residual = ops.add(attended, residual)
+            else:
+                assert layer.mlp_norm is not None, "a norm stands before each sub-layer"
+                normed, residual = ops.add_layer_norm(attended, residual, *layer.mlp_norm, eps)
+            normed, residual = ops.add_layer_norm(layer.mlp(normed), residual, *next_norm, eps)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See ``rosebatch.model.layers.Model``."""
+        return self.head(hidden)

@@ -1,0 +1,99 @@
+"""Rotary positions: the tables of a model's layers, for every way to stretch them past the trained length."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rosebatch.config import ModelConfig, RopeConfig
+from rosebatch.errors import UserError
+from rosebatch.model.layers import Rotary
+
+# Elements of a rotary table: 2 million positions of usual heads. Its fp32 values take a gigabyte.
+_MOST_ROTARY = 2**28
+
+
+def layer_rotaries(config: ModelConfig, like: Tensor) -> list[Rotary | None]:
+    """The tables of each layer, in the dtype and on the device of ``like``; layers with equal positions share one.
+
+    Raises:
+        UserError: see ``rope_tables``.
+    """
+    ropes = [config.layer_rope(layer) for layer in range(config.num_layers)]
+    tables = {
+        rope: rope_tables(rope, config.rotary_dim or config.head_dim, config.max_model_len, like.dtype, like.device)
+        for rope in dict.fromkeys(ropes)
+        if rope is not None
+    }
+    return [None if rope is None else tables[rope] for rope in ropes]
+
+
+def rope_tables(rope: RopeConfig, channels: int, max_len: int, dtype: torch.dtype, device: torch.device) -> Rotary:
+    """Tables for ``max_len`` positions of so many rotated channels, in whole pairs.
+
+    Raises:
+        UserError: they are too large: the length of a model is only a number in its config.
+    """
+    if max_len * channels > _MOST_ROTARY:
+        most = _MOST_ROTARY // channels
+        raise UserError(f"tables for {max_len} positions take too much memory: give --max-model-len {most} or less")
+    positions = torch.arange(max_len, dtype=torch.float32, device=device)
+    angles = positions[:, None] * _inverse_frequencies(rope, channels, max_len).to(device)
+    cos, sin = ((turn * rope.attention_factor).to(dtype) for turn in (angles.cos(), angles.sin()))
+    return Rotary(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+
+
+def interleaved_qkv_order(config: ModelConfig) -> Tensor:
+    """The rows of a q, k and v projection whose checkpoint rotates channel ``2i`` with ``2i + 1``.
+
+    In this order, channel ``i`` is rotated with ``i + rotary_size / 2``. Both q and k are reordered, which leaves q·k
+    as it was.
+    """
+    rows = torch.arange((config.num_heads + 2 * config.num_kv_heads) * config.head_dim).view(-1, config.head_dim)
+    turned = config.num_heads + config.num_kv_heads
+    rows[:turned] = rows[:turned, pairs_to_halves(config)]
+    return rows.flatten()
+
+
+def pairs_to_halves(config: ModelConfig) -> Tensor:
+    """The channels of a head ``[D]`` in that order."""
+    rotated = torch.arange(config.rotary_size).view(-1, 2).t().flatten()
+    return torch.cat((rotated, torch.arange(config.rotary_size, config.head_dim)))
+
+
+def _inverse_frequencies(rope: RopeConfig, size: int, max_len: int) -> Tensor:
+    """Radians per position of each channel pair: ``[ceil(size / 2)]`` fp32."""
+    frequencies = 1.0 / rope.theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+    if rope.scaling == "linear":
+        return frequencies / rope.factor
+    if rope.scaling == "llama3":
+        # Long waves are stretched by the factor, short ones kept, those between interpolated (Llama 3.1's rule).
+        wavelengths = 2 * math.pi / frequencies
+        turns = rope.original_max_position_embeddings / wavelengths
+        smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        smooth = smooth.clamp(0, 1)
+        return (1 - smooth) * frequencies / rope.factor + smooth * frequencies
+    if rope.scaling == "yarn":
+        kept = 1 - _yarn_ramp(rope, size)
+        return (1 - kept) * frequencies / rope.factor + kept * frequencies
+    if rope.scaling == "longrope":
+        # One list for a whole run: K of a sequence that grows past the trained length would have to be computed again.
+        is_long = max_len > rope.original_max_position_embeddings
+        return frequencies / torch.tensor(rope.long_factor if is_long else rope.short_factor)
+    return frequencies
+
+
+def _yarn_ramp(rope: RopeConfig, size: int) -> Tensor:
+    """How far each channel pair is interpolated, ``[ceil(size / 2)]`` from 0 to 1 (arXiv 2309.00071)."""
+
+    def channel(turns: float) -> float:
+        """The channel that makes so many turns in the trained length."""
+        length = rope.original_max_position_embeddings
+        return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = channel(rope.beta_fast), channel(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    width = high - low if high != low else 0.001
+    return ((torch.arange((size + 1) // 2, dtype=torch.float32) - low) / width).clamp(0, 1)

@@ -1,0 +1,22 @@
+"""StableLM: a gated MLP; rotary positions on a part of each head; in some models a norm of each head of q and k."""
+
+import torch
+from torch import Tensor
+
+from rosebatch.model.layer_norm_decoder import LayerNormDecoder
+from rosebatch.model.weights import WeightSource
+from rosebatch.ops import HeadLayerNorm
+
+
+class StableLM(LayerNormDecoder):
+    """See ``LayerNormDecoder``."""
+
+    def load_qk_norm(self, prefix: str, weights: WeightSource) -> HeadLayerNorm:
+        """Checkpoints hold a weight for each head."""
+        c = self.config
+
+        def load(name: str, heads: int) -> Tensor:
+            names = [f"{prefix}self_attn.{name}_layernorm.norms.{head}.weight" for head in range(heads)]
+            return torch.stack([weights.get(name, (c.head_dim,), fill=1.0) for name in names])
+
+        return HeadLayerNorm(load("q", c.num_heads), load("k", c.num_kv_heads), c.norm_eps)

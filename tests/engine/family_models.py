@@ -1,0 +1,48 @@
+"""A tiny shape of each family, with all that makes its layers its own."""
+
+from rosebatch.config import ModelConfig, RopeConfig
+
+_SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "head_dim": 12,
+    "intermediate_size": 24,
+    "max_model_len": 40,
+    "norm_eps": 1e-5,
+    "rope": RopeConfig(theta=100.0),
+}
+_GATED = {**_SIZES, "activation": "silu"}
+_PLAIN = {**_SIZES, "activation": "gelu_new", "mlp_bias": True, "out_bias": True, "qkv_bias": True}
+FAMILIES = {
+    "gemma": ModelConfig(
+        family="gemma",
+        **{**_SIZES, "activation": "gelu_pytorch_tanh"},
+        tie_word_embeddings=True,
+        qk_norm=True,
+        sliding_windows=(5, 0),
+        sliding_rope=RopeConfig(theta=10.0),
+        attention_scales=(0.3, 0.3),
+        attention_soft_cap=2.0,
+        logit_soft_cap=3.0,
+        embedding_multiplier=5.7,
+    ),
+    "granite": ModelConfig(family="llama", **_GATED, residual_multiplier=0.4, logit_multiplier=0.5, out_bias=True),
+    "smollm3": ModelConfig(family="llama", **_GATED, rotary_layers=(True, False)),
+    "phi3": ModelConfig(family="phi3", **_GATED, rotary_dim=6),
+    "olmo2": ModelConfig(family="olmo2", **_GATED, qk_norm=True),
+    "glm4": ModelConfig(family="glm4", **_GATED, rotary_dim=6, qkv_bias=True),
+    "stablelm": ModelConfig(family="stablelm", **_GATED, rotary_dim=4, qk_norm=True, parallel_residual=True),
+    "cohere": ModelConfig(
+        family="cohere",
+        **_GATED,
+        qk_norm=True,
+        parallel_residual=True,
+        logit_multiplier=0.7,
+        rotary_layers=(True, False),
+    ),
+    "gpt_neox": ModelConfig(family="gpt_neox", **{**_PLAIN, "num_kv_heads": 2}, rotary_dim=3, parallel_residual=True),
+    "starcoder2": ModelConfig(family="starcoder2", **_PLAIN, sliding_windows=(5, 5)),
+}

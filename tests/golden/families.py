@@ -1,0 +1,141 @@
+"""Tiny models of the families: transformers' config class and values of each, with all that makes the family its own.
+
+Head sizes are no powers of two, windows end within a block, and scaled positions begin within the prompts' lengths.
+"""
+
+from typing import Any
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+_UNTIED = {key: value for key, value in _SIZES.items() if key != "tie_word_embeddings"}
+# Heads of 12 channels, of which 3 are rotated, in two pairs.
+_NARROW = {**_SIZES, "hidden_size": 48}
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.6],
+    "long_factor": [1.0, 1.5, 3.0, 6.0],
+}
+_GEMMA = {**_UNTIED, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24}
+
+# The fast tier: one model of each family.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            **_GEMMA,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 20000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "phi3": ("Phi3Config", {**_SIZES, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.75}}),
+    "olmo2": ("Olmo2Config", _SIZES),
+    "olmo3": (
+        "Olmo3Config",
+        {
+            **_SIZES,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": _YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "granite": (
+        "GraniteConfig",
+        {
+            **_SIZES,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "smollm3": (
+        "SmolLM3Config",
+        {
+            **_SIZES,
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "glm4": ("Glm4Config", {**_SIZES, "head_dim": 24, "rope_parameters": {"partial_rotary_factor": 0.5}}),
+    "stablelm": (
+        "StableLmConfig",
+        {**_SIZES, "use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True},
+    ),
+    "cohere": ("CohereConfig", {**_UNTIED, "use_qk_norm": True, "logit_scale": 2.0}),
+    "cohere2": ("Cohere2Config", {**_UNTIED, "sliding_window": 24, "sliding_window_pattern": 2, "logit_scale": 0.7}),
+    "gpt_neox": ("GPTNeoXConfig", {**_NARROW, "num_key_value_heads": 4}),
+    "starcoder2": ("Starcoder2Config", {**_UNTIED, "sliding_window": 24}),
+}
+# The thorough tier: what else their configs allow.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2-plain": (
+        "Gemma2Config",
+        {
+            **_GEMMA,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3-pattern": ("Gemma3TextConfig", {**_GEMMA, "sliding_window_pattern": 2, "final_logit_softcapping": 9.0}),
+    "phi3-window": ("Phi3Config", {**_SIZES, "sliding_window": 24, "num_key_value_heads": 4}),
+    "granite-biases": (
+        "GraniteConfig",
+        {**_SIZES, "attention_bias": True, "mlp_bias": True, "residual_multiplier": 0.3, "head_dim": 20},
+    ),
+    "olmo2-biases": ("Olmo2Config", {**_SIZES, "attention_bias": True, "num_key_value_heads": 1}),
+    "smollm3-biases": ("SmolLM3Config", {**_SIZES, "attention_bias": True, "no_rope_layers": [0, 1, 1]}),
+    "glm4-odd": ("Glm4Config", {**_SIZES, "head_dim": 20, "attention_bias": False, "partial_rotary_factor": 0.25}),
+    "stablelm-serial": ("StableLmConfig", {**_SIZES, "num_key_value_heads": 1, "partial_rotary_factor": 0.5}),
+    "cohere-biases": ("CohereConfig", {**_UNTIED, "attention_bias": True, "hidden_size": 80, "logit_scale": 1.0}),
+    "gpt_neox-serial": (
+        "GPTNeoXConfig",
+        {**_SIZES, "use_parallel_residual": False, "rotary_pct": 1.0, "attention_bias": False, "hidden_act": "relu"},
+    ),
+    "starcoder2-unbiased": (
+        "Starcoder2Config",
+        {**_SIZES, "use_bias": False, "sliding_window": None, "hidden_act": "gelu"},
+    ),
+    "llama-yarn": ("LlamaConfig", {**_SIZES, "rope_parameters": _YARN}),
+    "llama-yarn-exact": (
+        "LlamaConfig",
+        {
+            **_SIZES,
+            "head_dim": 40,
+            "rope_parameters": {**_YARN, "truncate": False, "beta_fast": 8.0, "mscale": 0.7, "mscale_all_dim": 1.2},
+        },
+    ),
+    "llama-dynamic": (
+        "LlamaConfig",
+        {**_SIZES, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}},
+    ),
+    "llama-gelu": ("LlamaConfig", {**_SIZES, "hidden_act": "gelu"}),
+    "qwen3-yarn": ("Qwen3Config", {**_SIZES, "head_dim": 24, "rope_parameters": {**_YARN, "attention_factor": 0.8}}),
+}
+# Trained for 64 tokens. transformers picks the factors of each sequence by its length, rosebatch those of the run.
+LONGROPE = {
+    "phi3-longrope": (
+        "Phi3Config",
+        {**_SIZES, "hidden_size": 32, "original_max_position_embeddings": 64, "rope_parameters": _LONGROPE},
+    )
+}

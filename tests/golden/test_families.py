@@ -1,0 +1,60 @@
+"""Greedy tokens in fp32 equal transformers' own for every family that rosebatch has beside the first ones."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.golden.families import FAMILIES, VARIANTS
+
+CASES = [*FAMILIES, *(pytest.param(name, marks=pytest.mark.thorough) for name in VARIANTS)]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", CASES)
+def test_whole_prompts_and_chunks_with_few_seats(name, goldens, make_engine, greedy_tokens):
+    """A wrong name, norm, multiplier, order or table changes tokens; so would one that the schedule can reach."""
+    golden = goldens(name)
+    engine = make_engine(golden.folder, chunked_prefill=False, prefix_cache=False)
+    assert greedy_tokens(engine, golden.prompts) == golden.expected
+    engine = make_engine(golden.folder, seqs=3, chunk=16, block_size=4, blocks=40)
+    assert greedy_tokens(engine, golden.prompts[:16]) == golden.expected[:16]
+    assert engine.stats.max_running == 3
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_longrope_goes_by_the_length_of_the_run(is_long, goldens, make_engine, greedy_tokens):
+    """The short factors up to the trained length, the long ones if the run may pass it; and a factor on attention."""
+    golden = goldens("phi3-longrope")
+    chosen = [i for i, p in enumerate(golden.prompts) if (len(p) > 64 if is_long else len(p) + 12 <= 64)]
+    assert len(chosen) > 10
+    engine = make_engine(golden.folder, max_model_len=None if is_long else 64)
+    tokens = greedy_tokens(engine, [golden.prompts[i] for i in chosen])
+    assert tokens == [golden.expected[i] for i in chosen]
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_gemma_3_out_of_a_model_with_images(prefix, goldens, tmp_path, make_engine, greedy_tokens):
+    """transformers 4 and 5 name the tensors of the text part in two ways; the other parts are not read."""
+    golden = goldens("gemma3")
+    text = json.loads((golden.folder / "config.json").read_text())
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": text}))
+    tensors = load_file(golden.folder / "model.safetensors")
+    tensors = {prefix + name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file({**tensors, "vision_tower.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert greedy_tokens(make_engine(tmp_path), golden.prompts[:8]) == golden.expected[:8]
+
+
+def test_gpt_neox_of_transformers_4(goldens, tmp_path, make_engine, greedy_tokens):
+    """It called the head embed_out, and wrote the base and share of the rotation by names of the family's own."""
+    golden = goldens("gpt_neox")
+    config = json.loads((golden.folder / "config.json").read_text())
+    del config["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rotary_emb_base": 10000, "rotary_pct": 0.25}))
+    tensors = load_file(golden.folder / "model.safetensors")
+    head = "lm_head.weight" if "lm_head.weight" in tensors else "embed_out.weight"
+    tensors["embed_out.weight"] = tensors.pop(head)
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert greedy_tokens(make_engine(tmp_path), golden.prompts[:8]) == golden.expected[:8]

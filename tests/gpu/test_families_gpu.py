@@ -1,0 +1,73 @@
+"""On a GPU, greedy tokens in fp32 of every family equal transformers' own, in graphs and with preemptions."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from rosebatch.engine.kv_cache import bytes_per_block
+from tests.golden.families import FAMILIES
+
+pytestmark = pytest.mark.gpu
+
+NEW_TOKENS = 12
+# A token with a smaller margin may differ by rounding alone: such prompts are left out.
+MARGIN = 2e-3
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def golden(request: pytest.FixtureRequest, model_config: Callable, reference: Callable) -> tuple[str, list, list]:
+    """A family, prompts, and transformers' tokens for each of them."""
+    vocab, numbers = model_config(request.param).vocab_size, random.Random(0)
+    shared = [numbers.randrange(vocab) for _ in range(60)]
+    lengths = (1, 2, 9, 24, 33, 64, 100)
+    prompts = []
+    for i in range(160):
+        length = lengths[i % len(lengths)]
+        common = numbers.randint(0, min(length, 60))
+        prompts.append(shared[:common] + [numbers.randrange(vocab) for _ in range(length - common)])
+    tokens, logits = reference(request.param, torch.float32, prompts, NEW_TOKENS)
+    best = logits.topk(2, -1).values
+    clear = ((best[..., 0] - best[..., 1]).amin(-1) > MARGIN).nonzero().flatten().tolist()
+    assert len(clear) >= 128, "too many prompts are decided by rounding"
+    return request.param, [prompts[i] for i in clear], [tokens[i] for i in clear]
+
+
+@pytest.mark.parametrize(("batch", "chunk", "blocks"), [(1, 8192, 0), (7, 50, 0), (64, 8192, 0), (64, 50, 14)])
+def test_greedy_equals_transformers(
+    golden: tuple,
+    batch: int,
+    chunk: int,
+    blocks: int,
+    model_config: Callable,
+    make_engine: Callable,
+    greedy: Callable,
+) -> None:
+    """The interpreter cannot see errors of graphs, of compiled kernels and of a GPU's order of events."""
+    family, prompts, expected = golden
+    memory = blocks * bytes_per_block(model_config(family).kv_shapes, 16, torch.float32) or 1 << 28
+    limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
+    engine = make_engine(family, torch.float32, seqs=batch, **limits)
+    count = min(2 * batch, len(prompts))
+    assert greedy(engine, prompts[:count], NEW_TOKENS) == expected[:count]
+    assert engine.stats.preemptions > 0 or not blocks
+    assert engine.stats.graph_replays > 0
+
+
+@pytest.mark.parametrize("name", ["fused_norm", "fused_mlp", "fused_rotary", "fused_qk_norm", "cuda_graph"])
+def test_switches_of_the_layers_on_equal_off(golden: tuple, name: str, make_engine: Callable, greedy: Callable) -> None:
+    """A family's kernels, and what takes their place, give the same tokens."""
+    family, prompts, expected = golden
+    engine = make_engine(family, torch.float32, {name: False}, seqs=64)
+    assert greedy(engine, prompts[:64], NEW_TOKENS) == expected[:64]
+
+
+def test_bf16_runs_close_to_transformers(
+    golden: tuple, reference: Callable, make_engine: Callable, greedy: Callable
+) -> None:
+    """The kernels for 16 bits have forms of their own: a wrong one changes first tokens, rounding only a few."""
+    family, prompts, _ = golden
+    expected, _ = reference(family, torch.bfloat16, prompts[:64], 1)
+    tokens = greedy(make_engine(family, torch.bfloat16, seqs=64), prompts[:64], 1)
+    assert sum(a == b for a, b in zip(tokens, expected, strict=True)) >= 54

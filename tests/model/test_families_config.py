@@ -1,0 +1,215 @@
+"""config.json of the families: transformers' defaults, both forms of positions, and options that are refused."""
+
+import contextlib
+import itertools
+import json
+import math
+
+import pytest
+
+from rosebatch.config import RopeConfig
+from rosebatch.errors import UserError
+from rosebatch.model.architectures import ARCHITECTURES
+from rosebatch.model.hf_config import parse_model_config
+from tests.model.odd_folders import ODD_VALUES
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 2048,
+    "intermediate_size": 40,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+}
+FACTORS = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+
+
+def parse(architecture, **values):
+    return parse_model_config({"architectures": [architecture], **SIZES, **values}, "config.json")
+
+
+def theirs(architecture, **values):
+    """transformers' config of the language model."""
+    import transformers
+
+    kind = "Gemma3TextConfig" if architecture.startswith("Gemma3") else architecture.replace("ForCausalLM", "Config")
+    return getattr(transformers, kind)(**SIZES, **values)
+
+
+@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n not in ("GPT2LMHeadModel", "HP1ForCausalLM")])
+def test_defaults_are_transformers_own(name):
+    """With only the sizes given, all other values equal those of transformers' config class."""
+    expected = theirs(name)
+    config = parse(name, text_config=SIZES)
+    heads = expected.num_attention_heads
+    assert config.num_kv_heads == (getattr(expected, "num_key_value_heads", None) or heads)
+    assert config.head_dim == (getattr(expected, "head_dim", None) or expected.hidden_size // heads)
+    assert config.max_model_len == expected.max_position_embeddings
+    eps = [getattr(expected, field, None) for field in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")]
+    assert config.norm_eps in eps
+    assert config.activation == (getattr(expected, "hidden_act", None) or expected.hidden_activation)
+    assert config.tie_word_embeddings == expected.tie_word_embeddings
+    eos = expected.eos_token_id
+    assert config.eos_token_ids == (() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,))
+    kinds = getattr(expected, "layer_types", None)
+    window = getattr(expected, "sliding_window", None) or 0
+    if getattr(expected, "use_sliding_window", None) is False:
+        window = 0
+    windows = [window * (kinds is None or kind == "sliding_attention") for kind in kinds or [None] * 8]
+    assert [config.sliding_window(layer) for layer in range(8)] == windows
+    for layer, kind in enumerate(kinds or [None] * 8):
+        rope, parameters = config.layer_rope(layer), expected.rope_parameters
+        if rope is None:
+            continue
+        parameters = parameters.get(kind, parameters)
+        assert rope == RopeConfig(theta=parameters["rope_theta"])
+        assert config.rotary_size == int(config.head_dim * (parameters.get("partial_rotary_factor") or 1))
+
+
+@pytest.mark.parametrize("name", ["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"])
+def test_gemma_3_of_transformers_4(name):
+    """Its folders leave out sizes, and write positions and windows by other names than those of transformers 5."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 12,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+        "sliding_window_pattern": 3,
+    }
+    values = {"text_config": text, "eos_token_id": [1, 106], "torch_dtype": "bfloat16"}
+    values |= {} if "Conditional" in name else text
+    config = parse_model_config({"architectures": [name], **values}, "config.json")
+    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262208, 8, 4, 256)
+    assert config.sliding_windows == (1024, 1024, 0) * 4
+    assert config.layer_rope(2) == RopeConfig(theta=1e6, scaling="linear", factor=8.0)
+    assert config.layer_rope(0) == RopeConfig(theta=1e4)
+    assert (config.eos_token_ids, config.dtype) == ((1, 106), "bfloat16")
+    assert config.attention_scale(0) == 1 / 16
+
+
+def test_a_part_that_is_no_object_is_refused():
+    """It must give a UserError, not an AttributeError."""
+    with pytest.raises(UserError, match="text_config is no object: 3"):
+        parse("Gemma3ForConditionalGeneration", text_config=3)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_phi_3s_long_positions(kind, beside):
+    """Former names of longrope, and the trained length beside the scaling, which wins."""
+    scaling = {"type": kind, **FACTORS, "original_max_position_embeddings": 512}
+    trained = {"original_max_position_embeddings": 1024} if beside else {}
+    config = parse("Phi3ForCausalLM", max_position_embeddings=16384, rope_scaling=scaling, **trained)
+    original = 1024 if beside else 4096
+    assert (config.rope.scaling, config.rope.original_max_position_embeddings) == ("longrope", original)
+    expected = math.sqrt(1 + math.log(16384 / original) / math.log(original))
+    assert config.rope.attention_factor == pytest.approx(expected)
+
+
+def test_longrope_needs_a_factor_for_each_pair():
+    """Another number of factors would fail in the middle of loading."""
+    with pytest.raises(UserError, match="short_factor has 32 values for 16 pairs of channels"):
+        parse("Phi3ForCausalLM", rope_scaling={"type": "longrope", **FACTORS}, partial_rotary_factor=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "factor"),
+    [
+        ({}, 0.1 * math.log(4.0) + 1),
+        ({"attention_factor": 0.7}, 0.7),
+        ({"mscale": 0.5, "mscale_all_dim": 2.0}, (0.05 * math.log(4.0) + 1) / (0.2 * math.log(4.0) + 1)),
+        ({"factor": None, "original_max_position_embeddings": 512}, 0.1 * math.log(4.0) + 1),
+    ],
+)
+def test_yarns_attention_factor(options, factor):
+    """Without it scores would be off by this factor, squared."""
+    rope = parse("LlamaForCausalLM", rope_scaling={"type": "yarn", "factor": 4.0, **options}).rope
+    assert (rope.attention_factor, rope.factor) == (pytest.approx(factor), 4.0)
+
+
+def test_olmo_3_scales_full_layers_only():
+    """transformers 4 wrote one scaling; sliding layers never had it."""
+    scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512, "attention_factor": 1.2}
+    config = parse("Olmo3ForCausalLM", rope_theta=5e5, rope_scaling=scaling)
+    assert [config.layer_rope(layer).scaling for layer in range(4)] == ["default"] * 3 + ["yarn"]
+    assert {config.layer_rope(layer).theta for layer in range(4)} == {5e5}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        ("Gemma3ForCausalLM", {"layer_types": ["chunked_attention"] * 8}, "layer_types 'chunked_attention'"),
+        ("CohereForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "proportional"}}, "rope_type 'proportional'"),
+        ("Phi3ForCausalLM", {"hidden_act": "mish"}, "hidden_act 'mish'"),
+    ],
+)
+def test_what_is_not_served_says_what_may_serve_it(name, options, message):
+    """One line: the field, and the flag that may run the model nevertheless."""
+    with pytest.raises(UserError) as caught:
+        parse(name, **options)
+    assert message in str(caught.value)
+    assert str(caught.value).endswith("; --model-impl transformers may run it")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Gemma2ForCausalLM", {"sliding_window": None}, "sliding_window must be a whole number > 0, got None"),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern must be a whole number > 0"),
+        ("Gemma3ForCausalLM", {"layer_types": ["full_attention"]}, "sliding_windows has 1 values for 8 layers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [2] * 8}, "no_rope_layers must be a list of 0 and 1"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "rotary_layers has 1 values for 8 layers"),
+        ("StableLmForCausalLM", {"partial_rotary_factor": 0.001}, "leaves no channel of 64 to rotate"),
+        ("GPTNeoXForCausalLM", {"rotary_pct": 1.5}, "rotary_pct must be in (0, 1], got 1.5"),
+        ("GraniteForCausalLM", {"logits_scaling": 0}, "division by zero"),
+        ("GraniteForCausalLM", {"residual_multiplier": float("nan")}, "residual_multiplier must be finite"),
+        ("Gemma2ForCausalLM", {"final_logit_softcapping": -1.0}, "logit_soft_cap must be a number >= 0, got -1.0"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "theta must not"),
+    ],
+)
+def test_impossible_values_are_refused(name, options, message):
+    """Each mistake gives one line that begins with the file's name."""
+    with pytest.raises(UserError) as caught:
+        parse(name, **options)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("config.json: ")
+
+
+ROPES = (
+    {"type": "yarn", "factor": 2.0, "mscale": 1.0, "mscale_all_dim": 0.5, "beta_fast": 32, "beta_slow": 1},
+    {"rope_type": "longrope", **FACTORS, "factor": 4.0, "attention_factor": 1.1},
+)
+OPTIONS = {
+    "rope_theta": 1e4,
+    "rope_local_base_freq": 1e4,
+    "partial_rotary_factor": 0.5,
+    "sliding_window": 7,
+    "sliding_window_pattern": 2,
+    "use_sliding_window": True,
+    "layer_types": ["full_attention"] * 8,
+    "no_rope_layers": [1] * 8,
+    "no_rope_layer_interval": 2,
+    "embedding_multiplier": 2.0,
+    "attention_multiplier": 2.0,
+    "logits_scaling": 2.0,
+    "text_config": SIZES,
+}
+
+
+@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n not in ("GPT2LMHeadModel", "HP1ForCausalLM")])
+def test_odd_values_are_refused_or_served(name):
+    """config.json may hold anything: a TypeError or a hang would end a job without a word that helps."""
+    whole = {"architectures": [name], **SIZES, **ARCHITECTURES[name].defaults, **OPTIONS}
+    odd = [json.loads(text) for text in ODD_VALUES.values() if len(text) < 4500 and not text.startswith("10000000")]
+    for key, value in itertools.product([key for key in whole if key != "architectures"], odd):
+        with contextlib.suppress(UserError):
+            parse_model_config({**whole, key: value}, "config.json")
+    for rope, place in itertools.product(ROPES, ("rope_scaling", "rope_parameters")):
+        for key, value in itertools.product(rope, odd):
+            stored = {**rope, key: value}
+            for nested in (stored, {"full_attention": stored}, {"sliding_attention": value}):
+                with contextlib.suppress(UserError):
+                    parse_model_config({**whole, place: nested}, "config.json")

@@ -1,0 +1,34 @@
+"""docs/models.md has a row for each architecture, and says of it what the registry says."""
+
+from pathlib import Path
+
+from rosebatch.model.architectures import ARCHITECTURES
+from tests.golden.conftest import MODELS
+from tests.golden.families import FAMILIES
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+_YES = {True: "yes", False: "no"}
+_TESTED = "against transformers"
+# HP1 has no other implementation.
+_OWN = "against a plain one"
+
+
+def test_the_table_of_families_is_the_registrys():
+    """A family that the page leaves out is not found; one that it promises too much of is an error in a run."""
+    rows = [
+        f"| `{name}` | {a.models} | yes | {_YES[a.fallback]} | {_YES[a.window]} | {_YES[a.experts]} | "
+        f"{_OWN if a.model_type == 'hp1' else _TESTED} |"
+        for name, a in ARCHITECTURES.items()
+    ]
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("| `") and line.split("`")[1] in ARCHITECTURES] == rows
+
+
+def test_every_architecture_is_compared_with_transformers():
+    """What the last column says: a family without such a test may give wrong tokens."""
+    import transformers
+
+    kinds = {kind for kind, _ in (*MODELS.values(), *FAMILIES.values())} - {"HP1"}
+    tested = {"hp1", *(getattr(transformers, kind).model_type for kind in kinds)}
+    # With images: see test_gemma_3_out_of_a_model_with_images.
+    assert tested | {"gemma3"} == {a.model_type for a in ARCHITECTURES.values()}
