@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention, AttentionSpec, Rotary, load_head
+from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, load_head
 from rosebatch.model.rope import layer_rotaries
-from rosebatch.model.sublayers import MLP, GatedMLP, SelfAttention, load_linear
+from rosebatch.model.sublayers import MLP, GatedMLP, Mixer, SelfAttention, load_linear
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import HeadRMSNorm, Ops, Pending, QKNorm
 
@@ -24,7 +24,7 @@ class _Layer:
     """A norm that the family does not have is None."""
 
     input_norm: Tensor | None
-    attention: SelfAttention
+    attention: Mixer
     post_attention_norm: Tensor | None
     mlp_norm: Tensor | None
     mlp: MLP
@@ -61,7 +61,9 @@ class Llama:
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.embedding.dtype).item()
         rotaries = layer_rotaries(config, self.embedding)
         self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
-        self.attention = [layer.attention.spec for layer in self.layers]
+        specs = [layer.attention.spec for layer in self.layers]
+        self.attention = [spec for spec in specs if isinstance(spec, AttentionSpec)]
+        self.states = [spec for spec in specs if isinstance(spec, StateSpec)]
         self.norm = self.load_norm("model.norm", config.hidden_size, weights)
         self.head = load_head(config, ops, weights, self.embedding)
 
@@ -97,14 +99,15 @@ class Llama:
 
         return _Layer(
             input_norm=norm(self.input_norm_name),
-            attention=self._load_attention(index, prefix, rotary, weights),
+            attention=self.load_mixer(index, prefix, rotary, weights),
             post_attention_norm=norm(self.post_attention_norm_name),
             mlp_norm=norm(self.mlp_norm_name),
             mlp=self.load_mlp(prefix, weights),
             post_mlp_norm=norm(self.post_mlp_norm_name),
         )
 
-    def _load_attention(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> SelfAttention:
+    def load_mixer(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> Mixer:
+        """The attention of the layer whose names begin with ``prefix``, or what stands in its place."""
         c = self.config
         q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         names = [prefix + name for name in self.qkv_names]

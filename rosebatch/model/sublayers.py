@@ -7,9 +7,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rosebatch.model.layers import Attention, AttentionSpec
+from rosebatch.model.layers import Attention, AttentionSpec, StateSpec
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import GATES, Linear, Ops, Pending, Weight
+
+
+class Mixer(Protocol):
+    """What mixes the tokens of a sequence in a layer: attention, or a rule that keeps a state."""
+
+    @property
+    def spec(self) -> AttentionSpec | StateSpec:
+        """What a runner has to know of it."""
+        ...
+
+    def __call__(self, normed: Tensor, attention: Attention) -> Pending:
+        """``[T, H] -> [T, H]``, not yet added to the residual."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +35,7 @@ class SelfAttention:
     out: Linear
 
     def __call__(self, normed: Tensor, attention: Attention) -> Pending:
-        """``[T, H] -> [T, H]``, not yet added to the residual."""
+        """See ``Mixer``."""
         return self.ops.project(self.out, attention(self.spec, self.qkv(normed)))
 
 

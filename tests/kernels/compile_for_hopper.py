@@ -136,7 +136,7 @@ def gated_attention() -> None:
 def delta_rule() -> None:
     from rosebatch_kernels.gated_delta.decode import decode
     from rosebatch_kernels.gated_delta.gated_norm import gated_norm
-    from rosebatch_kernels.gated_delta.layout import State, Weights, pack
+    from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights, pack_chunks
     from rosebatch_kernels.gated_delta.prefill import prefill
 
     fp32 = torch.float32
@@ -146,12 +146,14 @@ def delta_rule() -> None:
         (1, 3, 24, 40, fp32),
     ]:
         channels = 2 * key_heads * key_dim + heads * value_dim
-        state = State(empty(3, 4, channels, dtype=dtype), empty(3, heads, key_dim, value_dim, dtype=fp32))
+        state = DeltaState(empty(3, 4, channels, dtype=dtype), empty(3, heads, key_dim, value_dim, dtype=fp32))
         bias = empty(channels, dtype=dtype) if dtype == torch.float16 else None
-        weights = Weights(empty(channels, 4, dtype=dtype), bias, empty(heads, dtype=fp32), empty(heads, dtype=dtype))
+        weights = DeltaWeights(
+            empty(channels, 4, dtype=dtype), bias, empty(heads, dtype=fp32), empty(heads, dtype=dtype)
+        )
         qkv, a = empty(70, channels, dtype=dtype), empty(70, heads, dtype=dtype)
         decode(qkv, a, a, state, ints(70), ints(70), ints(70), weights)
-        prefill(qkv, a, a, state, pack([(0, 0, 0, 70)]), weights)
+        prefill(qkv, a, a, state, pack_chunks([(0, 0, 0, 70)]), weights)
         out = empty(70, heads, value_dim, dtype=dtype)
         gated_norm(out, out, empty(value_dim, dtype=dtype), 1e-6)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rosebatch_kernels.gated_delta import reference
-from rosebatch_kernels.gated_delta.layout import TILE_ROWS, State, Weights, most_tiles, pack
+from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, most_tiles, pack_chunks
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -39,10 +39,10 @@ class Case:
         log_rate = torch.linspace(-4, 0.5, value_heads)
         bias = randn(self.channels, dtype=dtype).to(device) * 0.1 if biased else None
         conv = randn(self.channels, taps, dtype=dtype).to(device) * 0.5
-        self.weights = Weights(conv, bias, log_rate.to(device), randn(value_heads).to(device))
+        self.weights = DeltaWeights(conv, bias, log_rate.to(device), randn(value_heads).to(device))
         inputs = torch.full((slots, taps, self.channels), float("nan"), dtype=dtype, device=device)
         memory = torch.full((slots, value_heads, key_dim, value_dim), float("nan"), device=device)
-        self.state = State(inputs, memory)
+        self.state = DeltaState(inputs, memory)
 
     def inputs(self, tokens):
         """qkv, a and b of packed tokens: columns of one wide projection."""
@@ -53,7 +53,7 @@ class Case:
     def exact(self, qkv, a, b):
         """Of a whole sequence from its first token: outputs and S."""
         key_heads, value_heads, key_dim, value_dim = self.heads
-        weights = Weights(*(None if part is None else part.double().cpu() for part in self.weights))
+        weights = DeltaWeights(*(None if part is None else part.double().cpu() for part in self.weights))
         qkv, a, b = qkv.double().cpu(), a.double().cpu(), b.double().cpu()
         taps = weights.conv.shape[1]
         padded = torch.cat((torch.zeros(taps - 1, self.channels, dtype=torch.float64), qkv))
@@ -76,7 +76,7 @@ class Case:
         return out.flatten(1), memory
 
     def copy(self):
-        return State(*(part.clone() for part in self.state))
+        return DeltaState(*(part.clone() for part in self.state))
 
 
 def ints(values, device):
@@ -101,7 +101,7 @@ def test_prefill_and_decode_continue_each_other(implementation, heads, biased, d
     parts = []
     for start, stop in ((0, 5), (5, 76)):
         rows = slice(start, stop)
-        packed = pack([(2, 0, start, stop - start)], device)
+        packed = pack_chunks([(2, 0, start, stop - start)], device)
         parts.append(implementation.prefill(qkv[rows], a[rows], b[rows], case.state, packed, case.weights))
     for t in range(76, 80):
         where = ints([2], device), ints([t], device), ints([t + 1], device)
@@ -122,7 +122,7 @@ def test_packed_chunks_of_any_lengths(implementation, dtype, device, randn):
     sequences = {slot: case.inputs(before + count) for slot, before, count in plan}
     for slot, before, _ in plan:
         if before:
-            packed = pack([(slot, 0, 0, before)], device)
+            packed = pack_chunks([(slot, 0, 0, before)], device)
             implementation.prefill(*(x[:before] for x in sequences[slot]), case.state, packed, case.weights)
     untouched = case.copy()
     first, rows, chunks = 3, [case.inputs(3)], []
@@ -132,7 +132,7 @@ def test_packed_chunks_of_any_lengths(implementation, dtype, device, randn):
         first += count
     chunks.insert(2, (0, 0, 0, 0))
     rows.append(case.inputs(11))
-    packed = pack(chunks, device, tiles=most_tiles(first, len(chunks)))
+    packed = pack_chunks(chunks, device, tiles=most_tiles(first, len(chunks)))
     assert len(packed.tiles) >= sum(-(-count // TILE_ROWS) for *_, count in chunks)
     inputs = [torch.cat(parts) for parts in zip(*rows, strict=True)]
     out = implementation.prefill(*inputs, case.state, packed, case.weights)
@@ -148,7 +148,7 @@ def test_packed_chunks_of_any_lengths(implementation, dtype, device, randn):
 def test_rows_that_are_not_live_leave_their_state(implementation, device, randn):
     """A graph replays all rows: one whose sequence has ended must not touch the slot, another may own it by then."""
     case = Case(randn, torch.float16, device, HEADS[0], slots=5)
-    packed = pack([(slot, 6 * slot, 0, 6) for slot in range(5)], device)
+    packed = pack_chunks([(slot, 6 * slot, 0, 6) for slot in range(5)], device)
     implementation.prefill(*case.inputs(30), case.state, packed, case.weights)
     before = case.copy()
     # Every third number, as in a table of fields.
@@ -165,7 +165,7 @@ def test_a_slot_begins_with_zeros_at_position_0(implementation, dtype, device, r
     qkv, a, b = case.inputs(1)
     where = ints([1], device), ints([0], device), ints([1], device)
     decoded = implementation.decode(qkv, a, b, case.state, *where, case.weights)
-    prefilled = implementation.prefill(qkv, a, b, case.state, pack([(2, 0, 0, 1)], device), case.weights)
+    prefilled = implementation.prefill(qkv, a, b, case.state, pack_chunks([(2, 0, 0, 1)], device), case.weights)
     exact, _ = case.exact(qkv, a, b)
     close(decoded, exact)
     close(prefilled, exact)
@@ -176,7 +176,7 @@ def test_equal_keys(implementation, dtype, device, randn):
     case = Case(randn, dtype, device, HEADS[0])
     qkv, a, b = (x[:1].repeat(128, 1) for x in case.inputs(1))
     a, b = a - 30, b + 10
-    out = implementation.prefill(qkv, a, b, case.state, pack([(0, 0, 0, 128)], device), case.weights)
+    out = implementation.prefill(qkv, a, b, case.state, pack_chunks([(0, 0, 0, 128)], device), case.weights)
     exact, memory = case.exact(qkv, a, b)
     close(out, exact)
     close(case.state.memory[0].to(dtype), memory)
@@ -187,7 +187,7 @@ def test_fast_forgetting(implementation, dtype, device, randn):
     case = Case(randn, dtype, device, HEADS[0])
     qkv, a, b = case.inputs(100)
     a = a + 200
-    out = implementation.prefill(qkv, a, b, case.state, pack([(0, 0, 0, 100)], device), case.weights)
+    out = implementation.prefill(qkv, a, b, case.state, pack_chunks([(0, 0, 0, 100)], device), case.weights)
     exact, _ = case.exact(qkv, a, b)
     close(out, exact)
 
@@ -201,7 +201,7 @@ def test_slow_forgetting_adds_up(implementation, device, randn):
     case.weights = weights
     qkv, a, b = case.inputs(1500)
     a, b = torch.full_like(a, -12), torch.where(torch.arange(1500, device=device)[:, None] < 3, b, b - 100)
-    implementation.prefill(qkv, a, b, case.state, pack([(0, 0, 0, 1500)], device), weights)
+    implementation.prefill(qkv, a, b, case.state, pack_chunks([(0, 0, 0, 1500)], device), weights)
     _, memory = case.exact(qkv, a, b)
     # 1500 products are rounded one after the other.
     close(case.state.memory[0], memory, times=16)
@@ -212,7 +212,7 @@ def test_other_lengths_of_the_convolution(implementation, taps, device, randn):
     case = Case(randn, torch.float32, device, HEADS[1], taps=taps)
     qkv, a, b = case.inputs(9)
     exact, _ = case.exact(qkv, a, b)
-    out = [implementation.prefill(qkv[:7], a[:7], b[:7], case.state, pack([(1, 0, 0, 7)], device), case.weights)]
+    out = [implementation.prefill(qkv[:7], a[:7], b[:7], case.state, pack_chunks([(1, 0, 0, 7)], device), case.weights)]
     for t in (7, 8):
         where = ints([1], device), ints([t], device), ints([t + 1], device)
         out.append(implementation.decode(*(x[t : t + 1] for x in (qkv, a, b)), case.state, *where, case.weights))
@@ -223,10 +223,12 @@ def test_bits_of_a_sequence_do_not_depend_on_its_neighbours(implementation, dtyp
     case = Case(randn, dtype, device, HEADS[0], slots=3)
     qkv, a, b = case.inputs(100)
     together, alone = case.copy(), case.copy()
-    packed = pack([(0, 0, 0, 3), (1, 3, 0, 70), (2, 73, 0, 27)], device)
+    packed = pack_chunks([(0, 0, 0, 3), (1, 3, 0, 70), (2, 73, 0, 27)], device)
     out = implementation.prefill(qkv, a, b, together, packed, case.weights)
     rows = slice(3, 73)
-    same = implementation.prefill(qkv[rows], a[rows], b[rows], alone, pack([(0, 0, 0, 70)], device), case.weights)
+    same = implementation.prefill(
+        qkv[rows], a[rows], b[rows], alone, pack_chunks([(0, 0, 0, 70)], device), case.weights
+    )
     assert torch.equal(out[rows], same)
     assert torch.equal(together.memory[1], alone.memory[0])
     slots, positions = ints([2, 1], device), ints([27, 70], device)
@@ -243,11 +245,16 @@ def test_bits_on_a_cpu_do_not_depend_on_chunks(dtype, randn):
     case = Case(randn, dtype, "cpu", (2, 4, 16, 24))
     qkv, a, b = case.inputs(60)
     whole, chunked = case.copy(), case.copy()
-    out = reference.prefill(qkv, a, b, whole, pack([(0, 0, 0, 60)]), case.weights)
+    out = reference.prefill(qkv, a, b, whole, pack_chunks([(0, 0, 0, 60)]), case.weights)
     cuts = [0, 1, 3, 17, 50, 60]
     parts = [
         reference.prefill(
-            qkv[start:stop], a[start:stop], b[start:stop], chunked, pack([(0, 0, start, stop - start)]), case.weights
+            qkv[start:stop],
+            a[start:stop],
+            b[start:stop],
+            chunked,
+            pack_chunks([(0, 0, start, stop - start)]),
+            case.weights,
         )
         for start, stop in pairwise(cuts[:-1])
     ]
@@ -288,7 +295,7 @@ def test_steps_in_a_graph(randn):
 
     case = Case(randn, torch.bfloat16, "cuda", (2, 4, 64, 64), slots=4)
     qkv, a, b = case.inputs(200)
-    packed = pack([(0, 0, 0, 100), (1, 100, 0, 100)], "cuda", tiles=most_tiles(200, 2))
+    packed = pack_chunks([(0, 0, 0, 100), (1, 100, 0, 100)], "cuda", tiles=most_tiles(200, 2))
     fields = ints([[0, 1], [100, 100], [101, 101]], "cuda")
     token = [x[:2].clone() for x in (qkv, a, b)]
     for _ in range(2):
@@ -299,7 +306,7 @@ def test_steps_in_a_graph(randn):
     with torch.cuda.graph(graph):
         out = prefill(qkv, a, b, case.state, packed, case.weights)
         decoded = decode(*token, case.state, *fields, case.weights)
-    other = pack([(3, 0, 0, 70), (2, 70, 0, 130)], "cuda", tiles=len(packed.tiles))
+    other = pack_chunks([(3, 0, 0, 70), (2, 70, 0, 130)], "cuda", tiles=len(packed.tiles))
     for part, new in zip(packed, other, strict=True):
         part.copy_(new)
     fields.copy_(ints([[2, 3], [130, 70], [131, 71]], "cuda"))

@@ -13,7 +13,7 @@ from rosebatch_kernels.common.bench_inputs import randn
 from rosebatch_kernels.common.timing import median_us, report
 from rosebatch_kernels.gated_delta.decode import decode
 from rosebatch_kernels.gated_delta.gated_norm import gated_norm
-from rosebatch_kernels.gated_delta.layout import TILE_ROWS, State, Weights, pack
+from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, pack_chunks
 from rosebatch_kernels.gated_delta.prefill import prefill
 
 # Key heads, value heads, key size, value size.
@@ -55,7 +55,7 @@ def _prefill(model: str, sequences: int, length: int) -> None:
     _, value_heads, key_dim, value_dim = _HEADS[model]
     tokens = sequences * length
     layers = [(*_inputs(model, tokens), _state(model, sequences)) for _ in range(_TURNS)]
-    packed = pack([(slot, slot * length, 0, length) for slot in range(sequences)], "cuda")
+    packed = pack_chunks([(slot, slot * length, 0, length) for slot in range(sequences)], "cuda")
     weights, turns = _weights(model), cycle(layers)
     microseconds = median_us(lambda: prefill(*next(turns), packed, weights), calls=10)
     # Of each tile and head: k·k and q·k, both sides of the system, reads of S by keys and queries, values, and S.
@@ -88,15 +88,17 @@ def _inputs(model: str, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     return wide[:, :channels], wide[:, channels : channels + value_heads], wide[:, channels + value_heads :]
 
 
-def _state(model: str, slots: int) -> State:
+def _state(model: str, slots: int) -> DeltaState:
     _, value_heads, key_dim, value_dim = _HEADS[model]
     memory = torch.randn(slots, value_heads, key_dim, value_dim, device="cuda") * 0.1
-    return State(randn(slots, _TAPS, _channels(model)), memory)
+    return DeltaState(randn(slots, _TAPS, _channels(model)), memory)
 
 
-def _weights(model: str) -> Weights:
+def _weights(model: str) -> DeltaWeights:
     value_heads = _HEADS[model][1]
-    return Weights(randn(_channels(model), _TAPS), None, torch.zeros(value_heads, device="cuda"), randn(value_heads))
+    return DeltaWeights(
+        randn(_channels(model), _TAPS), None, torch.zeros(value_heads, device="cuda"), randn(value_heads)
+    )
 
 
 if __name__ == "__main__":

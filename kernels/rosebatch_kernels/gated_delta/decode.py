@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.activations import activate
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.gated_delta.layout import State, Weights
+from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 from rosebatch_kernels.gated_delta.parts import log_decay, logistic, unit_factor
 
 
@@ -33,13 +33,21 @@ TUNED = Tuned()
 
 
 def decode(
-    qkv: Tensor, a: Tensor, b: Tensor, state: State, slots: Tensor, positions: Tensor, limits: Tensor, weights: Weights
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: DeltaState,
+    slots: Tensor,
+    positions: Tensor,
+    limits: Tensor,
+    weights: DeltaWeights,
 ) -> Tensor:
     """One new token for each sequence.
 
     The convolution's SiLU is rounded to the input's dtype; the rule is computed in fp32: q and k of each head are
     divided by their lengths, q times ``key_dim ** -0.5``, ``S = exp(g) · S``, ``S += k ⊗ sigmoid(b) · (v - Sᵀk)`` and
-    ``Sᵀq`` is the result, g as in ``Weights``. Each key head serves ``value_heads / key_heads`` successive value heads.
+    ``Sᵀq`` is the result, g as in ``DeltaWeights``. Each key head serves ``value_heads / key_heads`` value heads in a
+    row.
 
     Args:
         qkv: ``[B, C]``, q then k then v, as projected, rows at any stride.

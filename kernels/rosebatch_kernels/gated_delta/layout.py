@@ -10,7 +10,7 @@ from torch import Tensor
 TILE_ROWS = 64
 
 
-class Weights(NamedTuple):
+class DeltaWeights(NamedTuple):
     """Parameters of a layer.
 
     Attributes:
@@ -26,7 +26,7 @@ class Weights(NamedTuple):
     dt_bias: Tensor
 
 
-class State(NamedTuple):
+class DeltaState(NamedTuple):
     """What the sequences of a layer keep, one slot each.
 
     Attributes:
@@ -46,7 +46,7 @@ class State(NamedTuple):
         return (self.inputs.shape[2] - value_heads * value_dim) // (2 * key_dim), value_heads, key_dim, value_dim
 
 
-class Packed(NamedTuple):
+class PackedChunks(NamedTuple):
     """Chunks of sequences that stand one behind the other.
 
     Attributes:
@@ -64,10 +64,12 @@ def most_tiles(tokens: int, chunks: int) -> int:
     return tokens // TILE_ROWS + min(tokens, chunks)
 
 
-def pack(chunks: Iterable[tuple[int, int, int, int]], device: torch.device | str = "cpu", tiles: int = 0) -> Packed:
-    """Describe chunks, see ``Packed.chunks``; the tiles are padded to the number ``tiles``."""
+def pack_chunks(
+    chunks: Iterable[tuple[int, int, int, int]], device: torch.device | str = "cpu", tiles: int = 0
+) -> PackedChunks:
+    """Describe chunks, see ``PackedChunks.chunks``; the tiles are padded to the number ``tiles``."""
     rows = list(chunks)
     cuts = [(index, start) for index, (*_, count) in enumerate(rows) for start in range(0, count, TILE_ROWS)]
     cuts += [(-1, 0)] * (tiles - len(cuts))
     both = (torch.tensor(part, dtype=torch.int32).view(len(part), -1).to(device) for part in (rows, cuts))
-    return Packed(*both)
+    return PackedChunks(*both)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.activations import activate
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.gated_delta.layout import TILE_ROWS, Packed, State, Weights
+from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, PackedChunks
 from rosebatch_kernels.gated_delta.parts import log_decay, logistic, unit_factor
 
 
@@ -44,7 +44,9 @@ class Tuned:
 TUNED = Tuned()
 
 
-def prefill(qkv: Tensor, a: Tensor, b: Tensor, state: State, packed: Packed, weights: Weights) -> Tensor:
+def prefill(
+    qkv: Tensor, a: Tensor, b: Tensor, state: DeltaState, packed: PackedChunks, weights: DeltaWeights
+) -> Tensor:
     """Chunks of tokens, packed one after the other; the rule is that of ``rosebatch_kernels.gated_delta.decode``.
 
     For 16-bit inputs the operands of products are rounded to the inputs' dtype, S is kept in fp32 throughout.

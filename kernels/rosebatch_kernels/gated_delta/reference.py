@@ -8,14 +8,21 @@ fp32 at least, and float64 where the input is float64.
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.gated_delta.layout import Packed, State, Weights
+from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights, PackedChunks
 
 # Added to a head's sum of squares before the root, as in the models' own code.
 _EPS = 1e-6
 
 
 def decode(
-    qkv: Tensor, a: Tensor, b: Tensor, state: State, slots: Tensor, positions: Tensor, limits: Tensor, weights: Weights
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: DeltaState,
+    slots: Tensor,
+    positions: Tensor,
+    limits: Tensor,
+    weights: DeltaWeights,
 ) -> Tensor:
     """See ``rosebatch_kernels.gated_delta.decode``."""
     out = _empty(qkv, state)
@@ -26,7 +33,9 @@ def decode(
     return out
 
 
-def prefill(qkv: Tensor, a: Tensor, b: Tensor, state: State, packed: Packed, weights: Weights) -> Tensor:
+def prefill(
+    qkv: Tensor, a: Tensor, b: Tensor, state: DeltaState, packed: PackedChunks, weights: DeltaWeights
+) -> Tensor:
     """See ``rosebatch_kernels.gated_delta.prefill``; the tiles are not used."""
     out = _empty(qkv, state)
     for slot, first, position, count in packed.chunks.tolist():
@@ -48,7 +57,9 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     return ((weight * normed).float() * (wide_gate * _logistic(wide_gate))).to(x.dtype)
 
 
-def advance(qkv: Tensor, a: Tensor, b: Tensor, state: State, slot: int, position: int, weights: Weights) -> Tensor:
+def advance(
+    qkv: Tensor, a: Tensor, b: Tensor, state: DeltaState, slot: int, position: int, weights: DeltaWeights
+) -> Tensor:
     """Successive tokens of one sequence, the first at ``position``: ``[n, value_heads · value_dim]``."""
     key_heads, value_heads, key_dim, value_dim = state.heads
     wide = torch.promote_types(qkv.dtype, torch.float32)
@@ -73,7 +84,7 @@ def advance(qkv: Tensor, a: Tensor, b: Tensor, state: State, slot: int, position
     return out.flatten(1).to(qkv.dtype)
 
 
-def _convolve(x: Tensor, inputs: Tensor, position: int, weights: Weights) -> Tensor:
+def _convolve(x: Tensor, inputs: Tensor, position: int, weights: DeltaWeights) -> Tensor:
     """SiLU of the causal convolution of ``x [n, C]`` with what stands before it; its last inputs replace those."""
     taps, end = len(inputs), position + len(x)
     before = inputs[[p % taps for p in range(position - taps + 1, position)]]
@@ -104,6 +115,6 @@ def _softplus(x: Tensor) -> Tensor:
     return x.clamp_min(0) + torch.log1p(torch.exp(-x.abs()))
 
 
-def _empty(qkv: Tensor, state: State) -> Tensor:
+def _empty(qkv: Tensor, state: DeltaState) -> Tensor:
     _, value_heads, _, value_dim = state.heads
     return torch.empty(len(qkv), value_heads * value_dim, dtype=qkv.dtype, device=qkv.device)
