@@ -192,8 +192,9 @@ class DeviceOps:
         decode_rotates: whether they also norm and rotate q and k; only if they append.
         prepare: norms, rotates and appends in one; None to do so by the operators of ``Ops``.
         norms_apart: whether neither ``prepare`` nor an operator of ``Ops`` applies this norm.
-        norm_heads: applies it before those, to q and k, ``[T, heads, D]`` each.
         delta_decode: convolution and gated delta rule of a decode step.
+        norm_heads: applies it before those: takes a projection, query heads, K/V heads and the norm, and returns the
+            projection, the same or a new one.
         sample_rows: from logits to tokens inside a graph; None to sample by the operators of ``Ops``, outside.
     """
 
@@ -206,8 +207,8 @@ class DeviceOps:
     decode_rotates: bool
     prepare: Callable[..., None] | None
     norms_apart: Callable[[QKNorm], bool]
-    norm_heads: Callable[[Tensor, Tensor, QKNorm], tuple[Tensor, Tensor]]
     delta_decode: Callable[..., Tensor]
+    norm_heads: Callable[[Tensor, int, int, QKNorm], Tensor]
     sample_rows: Callable[..., Tensor] | None
     adjust: Callable[..., Tensor]
     mask_: Callable[[Tensor, Tensor, Tensor], None]
@@ -267,20 +268,23 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
     )
 
 
-def _norm_heads(q: Tensor, k: Tensor, norm: QKNorm) -> tuple[Tensor, Tensor]:
+def _norm_heads(projection: Tensor, num_heads: int, kv_heads: int, norm: QKNorm) -> Tensor:
     from rosebatch_kernels.norm.kernel import rms_norm
+    from rosebatch_kernels.qkv.kernel import whole_rms_norm_
     from rosebatch_kernels.uclip.kernel import uclip_norm
 
-    if isinstance(norm, HeadUClip):
-        return uclip_norm(q, norm.q_alpha, norm.q_gamma), uclip_norm(k, norm.k_alpha, norm.k_gamma)
-    if isinstance(norm, HeadLayerNorm):
-        return qkv.normed_heads(q, k, norm)
-    q_weight, k_weight, eps = norm
     if isinstance(norm, WholeRMSNorm):
-        # Rows of the projection: a view, and no copy.
-        whole = rms_norm(q.flatten(1), q_weight, eps), rms_norm(k.flatten(1), k_weight, eps)
-        return whole[0].view(q.shape), whole[1].view(k.shape)
-    return rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+        whole_rms_norm_(projection, *norm)
+        return projection
+    heads = projection.unflatten(1, (num_heads + 2 * kv_heads, -1))
+    q, k, v = heads.split((num_heads, kv_heads, kv_heads), dim=1)
+    if isinstance(norm, HeadUClip):
+        q, k = uclip_norm(q, norm.q_alpha, norm.q_gamma), uclip_norm(k, norm.k_alpha, norm.k_gamma)
+    elif isinstance(norm, HeadLayerNorm):
+        q, k = qkv.normed_heads(q, k, norm)
+    else:
+        q, k = rms_norm(q, norm.q_weight, norm.eps), rms_norm(k, norm.k_weight, norm.eps)
+    return torch.cat((q, k, v), 1).flatten(1)
 
 
 def select(toggles: Toggles, device: str = "cpu", sampler: Sampler = "rosebatch") -> Ops:

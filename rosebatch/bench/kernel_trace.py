@@ -26,6 +26,7 @@ from rosebatch.bench.parts import (
     DECODE_STEP,
     FEEDBACK,
     KV,
+    LOGITS,
     NORMS,
     PARTS,
     REST,
@@ -40,8 +41,9 @@ PRODUCTS = "matrix products"
 # The first pattern that matches a kernel's name decides. Kernels that match none are PyTorch's own.
 _PARTS = {
     ATTENTION: r"^_(gated_)?(decode|prefill)",
-    NORMS: r"^_(norm|uclip)",
+    NORMS: r"^_(whole_norm|norm|uclip)",
     KV: r"^_(prepare|append|copy_blocks)",
+    LOGITS: r"^_scale_and_cap",
     SAMPLING: r"^_(summarise|choose)",
     FEEDBACK: r"^_advance",
     ACTIVATIONS: r"^_(activation|bias_residual)",

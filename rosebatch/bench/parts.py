@@ -5,7 +5,7 @@ The ranges are put around a built engine from outside and taken away again, so a
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -32,6 +32,7 @@ _OF_OPS = {
     "gated": UP,
     "split_heads": KV,
     "kv_append": KV,
+    "add": NORMS,
     **dict.fromkeys((field.name for field in fields(Ops) if field.name.endswith("_norm")), NORMS),
     **dict.fromkeys(("adjust", "mask_", "greedy", "sample", "sample_filtered"), SAMPLING),
 }
@@ -47,15 +48,16 @@ def ranges(engine: Engine, mark: Mark) -> Iterator[None]:
     """
     runner: Any = engine.runner
     model = runner.model
-    outs = {id(layer.out) for layer in model.layers}
+    outs = {id(layer.out if hasattr(layer, "out") else layer.attention.out) for layer in model.layers}
     with ExitStack() as stack:
 
         def swap(owner: Any, name: str, value: Any) -> None:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
 
-        swap(model, "ops", _named_ops(model.ops, outs, mark))
-        swap(model, "layers", [replace(layer, qkv=_named(layer.qkv, QKV, mark)) for layer in model.layers])
+        ops = _named_ops(model.ops, outs, mark)
+        swap(model, "ops", ops)
+        swap(model, "layers", [_named_layer(layer, ops, mark) for layer in model.layers])
         swap(model, "forward", _with_named_attention(model.forward, mark))
         swap(model, "logits", _named(model.logits, LOGITS, mark))
         swap(runner, "ops", _named_ops(runner.ops, outs, mark))
@@ -86,6 +88,20 @@ def _named_ops(ops: Ops, outs: set[int], mark: Mark) -> Ops:
 
     named = {name: _named(getattr(ops, name), part, mark) for name, part in _OF_OPS.items()}
     return replace(ops, **named, **{name: last_product(getattr(ops, name)) for name in _LAST_PRODUCTS})
+
+
+def _named_layer(layer: Any, ops: Ops, mark: Mark) -> Any:
+    """A layer, or one of its sub-layers, with these operators and its projection of q, k and v in a range."""
+    changed: dict[str, Any] = {}
+    for field in fields(layer):
+        value = getattr(layer, field.name)
+        if field.name == "ops":
+            changed["ops"] = ops
+        elif field.name == "qkv":
+            changed["qkv"] = _named(value, QKV, mark)
+        elif is_dataclass(value) and any(own.name == "ops" for own in fields(value)):
+            changed[field.name] = _named_layer(value, ops, mark)
+    return replace(layer, **changed)
 
 
 def _with_named_attention(forward: Callable[..., Any], mark: Mark) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.model.layer_norm_decoder import LayerNormDecoder
-from rosebatch.model.sublayers import MLP, PlainMLP, load_linear
+from rosebatch.model.sublayers import MLP, load_plain_mlp
 from rosebatch.model.weights import WeightSource
 
 
@@ -29,8 +29,5 @@ class GPTNeoX(LayerNormDecoder):
 
     def load_mlp(self, prefix: str, weights: WeightSource) -> MLP:
         """See ``LayerNormDecoder``."""
-        c = self.config
-        up_name, down_name = [f"{prefix}mlp.dense_h_to_4h"], [f"{prefix}mlp.dense_4h_to_h"]
-        up = load_linear(self.ops, weights, up_name, (c.intermediate_size,), c.hidden_size, bias=c.mlp_bias)
-        down = load_linear(self.ops, weights, down_name, (c.hidden_size,), c.intermediate_size, bias=c.mlp_bias)
-        return PlainMLP(self.ops, c.activation, up, down)
+        up_name, down_name = f"{prefix}mlp.dense_h_to_4h", f"{prefix}mlp.dense_4h_to_h"
+        return load_plain_mlp(self.config, self.ops, weights, up_name, down_name)

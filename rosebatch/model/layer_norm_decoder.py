@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention, AttentionSpec, Rotary, load_head
+from rosebatch.model.layers import Attention, Rotary, load_head
 from rosebatch.model.rope import layer_rotaries
-from rosebatch.model.sublayers import MLP, GatedMLP, SelfAttention, load_linear
+from rosebatch.model.sublayers import MLP, SelfAttention, load_attention, load_gated_mlp
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import Ops, QKNorm
 
@@ -74,13 +74,8 @@ class LayerNormDecoder:
 
     def load_mlp(self, prefix: str, weights: WeightSource) -> MLP:
         """The MLP of the layer whose names begin with ``prefix``."""
-        c = self.config
         names = [f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"]
-        sizes = (c.intermediate_size, c.intermediate_size)
-        gate_up = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=c.mlp_bias)
-        down_name = [f"{prefix}mlp.down_proj"]
-        down = load_linear(self.ops, weights, down_name, (c.hidden_size,), c.intermediate_size, bias=c.mlp_bias)
-        return GatedMLP(self.ops, c.activation, gate_up, down)
+        return load_gated_mlp(self.config, self.ops, weights, names, f"{prefix}mlp.down_proj")
 
     def _load_norm(self, name: str, weights: WeightSource) -> _Norm:
         size = (self.config.hidden_size,)
@@ -89,31 +84,23 @@ class LayerNormDecoder:
 
     def _load_layer(self, index: int, rotary: Rotary | None, weights: WeightSource) -> _Layer:
         prefix = f"{self.layers_name}.{index}."
-        mlp_norm = self._load_norm(f"{prefix}post_attention_layernorm", weights) if self.has_mlp_norm() else None
+        attention = load_attention(
+            self.config,
+            self.ops,
+            weights,
+            index,
+            [prefix + name for name in self.qkv_names],
+            prefix + self.out_name,
+            rotary=rotary,
+            qk_norm=self.load_qk_norm(prefix, weights) if self.config.qk_norm else None,
+            qkv_order=self.qkv_order(),
+        )
         return _Layer(
             input_norm=self._load_norm(f"{prefix}input_layernorm", weights),
-            attention=self._load_attention(index, prefix, rotary, weights),
-            mlp_norm=mlp_norm,
+            attention=attention,
+            mlp_norm=self._load_norm(f"{prefix}post_attention_layernorm", weights) if self.has_mlp_norm() else None,
             mlp=self.load_mlp(prefix, weights),
         )
-
-    def _load_attention(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> SelfAttention:
-        c = self.config
-        q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        names, sizes = [prefix + name for name in self.qkv_names], (q_size, kv_size, kv_size)
-        qkv = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=c.qkv_bias, order=self.qkv_order())
-        out = load_linear(self.ops, weights, [prefix + self.out_name], (c.hidden_size,), q_size, bias=c.out_bias)
-        spec = AttentionSpec(
-            layer=index,
-            num_heads=c.num_heads,
-            num_kv_heads=c.num_kv_heads,
-            head_dim=c.head_dim,
-            scale=c.attention_scale(index),
-            window=c.sliding_window(index),
-            qk_norm=self.load_qk_norm(prefix, weights) if c.qk_norm else None,
-            rotary=rotary,
-        )
-        return SelfAttention(self.ops, qkv, spec, out)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 from rosebatch.config import ModelConfig
 from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, load_head
 from rosebatch.model.rope import layer_rotaries
-from rosebatch.model.sublayers import MLP, GatedMLP, Mixer, SelfAttention, load_linear
+from rosebatch.model.sublayers import MLP, Mixer, load_attention, load_gated_mlp
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import HeadRMSNorm, Ops, Pending, QKNorm
 
@@ -83,13 +83,8 @@ class Llama:
 
     def load_mlp(self, prefix: str, weights: WeightSource) -> MLP:
         """The MLP of the layer whose names begin with ``prefix``."""
-        c = self.config
         names = [prefix + name for name in self.gate_up_names]
-        sizes = (c.intermediate_size, c.intermediate_size)
-        gate_up = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=c.mlp_bias)
-        down_name = [f"{prefix}mlp.down_proj"]
-        down = load_linear(self.ops, weights, down_name, (c.hidden_size,), c.intermediate_size, bias=c.mlp_bias)
-        return GatedMLP(self.ops, c.activation, gate_up, down)
+        return load_gated_mlp(self.config, self.ops, weights, names, f"{prefix}mlp.down_proj")
 
     def _load_layer(self, index: int, rotary: Rotary | None, weights: WeightSource) -> _Layer:
         prefix = f"model.layers.{index}."
@@ -108,25 +103,17 @@ class Llama:
 
     def load_mixer(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> Mixer:
         """The attention of the layer whose names begin with ``prefix``, or what stands in its place."""
-        c = self.config
-        q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        names = [prefix + name for name in self.qkv_names]
-        sizes = (q_size, kv_size, kv_size)
-        qkv = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=c.qkv_bias, order=self.qkv_order())
-        out_name = [f"{prefix}self_attn.o_proj"]
-        out = load_linear(self.ops, weights, out_name, (c.hidden_size,), q_size, bias=c.out_bias)
-        spec = AttentionSpec(
-            layer=index,
-            num_heads=c.num_heads,
-            num_kv_heads=c.num_kv_heads,
-            head_dim=c.head_dim,
-            scale=c.attention_scale(index),
-            window=c.sliding_window(index),
-            soft_cap=c.attention_soft_cap,
-            qk_norm=self.load_qk_norm(prefix, weights) if c.qk_norm else None,
+        return load_attention(
+            self.config,
+            self.ops,
+            weights,
+            index,
+            [prefix + name for name in self.qkv_names],
+            f"{prefix}self_attn.o_proj",
             rotary=rotary,
+            qk_norm=self.load_qk_norm(prefix, weights) if self.config.qk_norm else None,
+            qkv_order=self.qkv_order(),
         )
-        return SelfAttention(self.ops, qkv, spec, out)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""

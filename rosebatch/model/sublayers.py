@@ -7,9 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rosebatch.model.layers import Attention, AttentionSpec, StateSpec
+from rosebatch.config import ModelConfig
+from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops import GATES, Linear, Ops, Pending, Weight
+from rosebatch.ops import GATES, Linear, Ops, Pending, QKNorm, Weight
 
 
 class Mixer(Protocol):
@@ -73,6 +74,65 @@ class PlainMLP:
     def __call__(self, normed: Tensor) -> Pending:
         """See ``MLP``."""
         return self.ops.project(self.down, self.ops.activated(self.activation, self.up, normed))
+
+
+def load_attention(
+    config: ModelConfig,
+    ops: Ops,
+    weights: WeightSource,
+    layer: int,
+    qkv_names: Sequence[str],
+    out_name: str,
+    *,
+    rotary: Rotary | None,
+    qk_norm: QKNorm | None,
+    qkv_order: Tensor | None,
+) -> SelfAttention:
+    """The attention of a layer.
+
+    Args:
+        config, ops, weights: of the model.
+        layer: counted from 0.
+        qkv_names, out_name: of the projections; see ``load_linear``.
+        rotary, qk_norm: see ``AttentionSpec``.
+        qkv_order: the rows of q, k and v, in the order that attention wants; None for the stored order.
+    """
+    c = config
+    q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    sizes = (q_size, kv_size, kv_size)
+    qkv = load_linear(ops, weights, qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=qkv_order)
+    out = load_linear(ops, weights, [out_name], (c.hidden_size,), q_size, bias=c.out_bias)
+    spec = AttentionSpec(
+        layer=layer,
+        num_heads=c.num_heads,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        scale=c.attention_scale(layer),
+        window=c.sliding_window(layer),
+        soft_cap=c.attention_soft_cap,
+        qk_norm=qk_norm,
+        rotary=rotary,
+    )
+    return SelfAttention(ops, qkv, spec, out)
+
+
+def load_gated_mlp(
+    config: ModelConfig, ops: Ops, weights: WeightSource, gate_up_names: Sequence[str], down_name: str
+) -> GatedMLP:
+    """An MLP whose projections have these names; see ``load_linear``."""
+    c = config
+    sizes = (c.intermediate_size, c.intermediate_size)
+    gate_up = load_linear(ops, weights, gate_up_names, sizes, c.hidden_size, bias=c.mlp_bias)
+    down = load_linear(ops, weights, [down_name], (c.hidden_size,), c.intermediate_size, bias=c.mlp_bias)
+    return GatedMLP(ops, c.activation, gate_up, down)
+
+
+def load_plain_mlp(config: ModelConfig, ops: Ops, weights: WeightSource, up_name: str, down_name: str) -> PlainMLP:
+    """An MLP whose projections have these names."""
+    c = config
+    up = load_linear(ops, weights, [up_name], (c.intermediate_size,), c.hidden_size, bias=c.mlp_bias)
+    down = load_linear(ops, weights, [down_name], (c.hidden_size,), c.intermediate_size, bias=c.mlp_bias)
+    return PlainMLP(ops, c.activation, up, down)
 
 
 def load_linear(

@@ -115,13 +115,14 @@ def test_overlapping_kernels_add_up_to_the_step():
     ("part", "names"),
     [
         ("attention", ["_decode", "_prefill", "_gated_decode", "_gated_prefill"]),
-        ("norms", ["_norm", "_uclip"]),
+        ("norms", ["_norm", "_whole_norm", "_uclip"]),
         ("KV and rotary", ["_prepare", "_append", "_copy_blocks"]),
         ("activations", ["_activation", "_activation_mul", "_bias_residual"]),
         (
             "matrix products",
             ["_product", "nvjet_tst_128x8", "sm90_xmma_gemm_bf16", "gemv2T", PRODUCT, "cublasSplitKParams"],
         ),
+        ("logits", ["_scale_and_cap"]),
         ("sampling", ["_summarise", "_choose"]),
         ("feedback", ["_advance"]),
         ("the rest", [COPY, "void at::native::vectorized_gather_kernel<16>(char*)"]),

@@ -20,7 +20,9 @@ ALWAYS = {"qkv projection", "attention", "out projection", "norms", "gate, up pr
 FUSED = ("fused_norm", "fused_mlp", "fused_rotary", "fused_kv_append", "fused_sampler", "fused_peri_norm")
 
 
-@pytest.mark.parametrize(("name", "off"), [("llama", ()), ("gpt2", FUSED), ("hp1", FUSED)])
+@pytest.mark.parametrize(
+    ("name", "off"), [("llama", ()), ("gemma", ()), ("gpt_neox", ()), ("gpt2", FUSED), ("hp1", FUSED)]
+)
 def test_parts_of_kernels_and_of_operators(name, off):
     """A fallback outside of every range would count with the rest; an operator's range must not change a token."""
     engine = device_engine(name, off=off)

@@ -146,7 +146,7 @@ def test_a_model_folder_without_weights(cli, source, model_folder, tmp_path):
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        ('{"architectures": ["OPTForCausalLM"]}', "OPTForCausalLM is not supported; supported are "),
+        ('{"architectures": ["OPTForCausalLM"]}', "OPTForCausalLM is not supported; docs/models.md lists what is"),
         ('{"architectures": ["LlamaForCausalLM"], "hidden_size": 8}', "is missing"),
         ('{"cut', "config.json"),
         ("[]", "not a JSON object"),

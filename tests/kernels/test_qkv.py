@@ -8,6 +8,7 @@ from torch import nan
 
 from rosebatch_kernels.qkv import kernel
 from tests.kernels.scattered import (
+    EPS,
     NORMS,
     Scattered,
     assert_same,
@@ -115,6 +116,26 @@ def test_many_tokens(implementation, count, device, randn, assert_close):
     paged = Scattered([count, 5], 1, 8, 16, torch.float32, device, randn)
     qkv, tables = randn(count, 4, 8), rotary_tables(count, 8, torch.float32)
     check(implementation.prepare, qkv, tokens, paged, 2, assert_close, tables)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 4, 64), (5, 1, 24), (40, 8, 128)])
+def test_norm_over_all_heads(implementation, heads, kv_heads, size, dtype, device, randn, assert_close):
+    """q by itself and k by itself, in rows that lie apart; v and what lies between the rows stay."""
+    numbers = heads * size, kv_heads * size
+    qkv, weights = randn(9, numbers[0] + 2 * numbers[1], dtype=dtype), [(1 + 0.1 * randn(n)).to(dtype) for n in numbers]
+    # No two tokens, and neither q and k, are of one size.
+    qkv[:, : numbers[0]] *= torch.arange(1, 10)[:, None]
+    wide = torch.full((9, qkv.shape[1] + 30), nan, dtype=dtype, device=device)
+    packed = wide[:, 13 : 13 + qkv.shape[1]].copy_(qkv)
+    assert implementation.whole_rms_norm_(packed, *(weight.to(device) for weight in weights), EPS) is None
+    start = 0
+    for count, weight in zip(numbers, weights, strict=True):
+        x = qkv[:, start : start + count].double()
+        exact = x / (x.square().mean(1, keepdim=True) + EPS).sqrt() * weight.double()
+        assert_close(packed[:, start : start + count], exact)
+        start += count
+    assert torch.equal(packed[:, start:].cpu(), qkv[:, start:])
+    assert wide[:, :13].isnan().all() and wide[:, 13 + qkv.shape[1] :].isnan().all()
 
 
 def test_rows_that_lie_apart(implementation, dtype, device, randn, assert_close):

@@ -109,6 +109,12 @@ def test_phi_3s_long_positions(kind, beside):
     assert config.rope.attention_factor == pytest.approx(expected)
 
 
+def test_phi_4_minis_window_of_more_than_all_tokens():
+    """It hides nothing: kernels and the cache need not know it."""
+    assert not any(parse("Phi3ForCausalLM", sliding_window=4096).sliding_windows)
+    assert parse("Phi3ForCausalLM", sliding_window=2047).sliding_windows == (2047,) * 8
+
+
 def test_longrope_needs_a_factor_for_each_pair():
     """Another number of factors would fail in the middle of loading."""
     with pytest.raises(UserError, match="short_factor has 32 values for 16 pairs of channels"):

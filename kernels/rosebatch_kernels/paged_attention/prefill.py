@@ -131,6 +131,8 @@ def _prefill(
     d = tl.arange(0, WIDTH)[None, :]
     rows = (first_row + r).to(tl.int64)[:, None]
     mine = (r < count)[:, None] & (d < D)
+    if SINKS:
+        sink = tl.load(sinks + head)
     query = tl.load(q + rows * q_stride + head * D + d, mask=mine, other=0.0)
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -168,7 +170,7 @@ def _prefill(
         seen = _seen(n, own, window, KEYS, WINDOW)
         most, total, acc = _attend(query, k, v, seen, most, total, acc, scale, cap, True, CAPPED)
     if SINKS:
-        total += sink_weights(tl.load(sinks + head), most)
+        total += sink_weights(sink, most)
     # Rows past the tile's count may have seen no key.
     result = acc / tl.maximum(total, 1e-30)[:, None]
     tl.store(out + rows * (HEADS * D) + head * D + d, result.to(out.dtype.element_ty), mask=mine)

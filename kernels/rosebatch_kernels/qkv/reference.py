@@ -6,6 +6,7 @@ from torch import Tensor
 from rosebatch_kernels.common.head_norms import HeadNorm
 from rosebatch_kernels.kv_cache.layout import cache_rows
 from rosebatch_kernels.kv_cache.reference import append
+from rosebatch_kernels.norm.reference import rms_norm
 from rosebatch_kernels.qkv.torch_heads import split_heads
 
 
@@ -40,6 +41,19 @@ def prepare(
     q, k, v = split_heads(qkv_real, num_heads, kv_heads, turned, qk_norm)
     qkv[real, : num_heads * size] = q.reshape(len(q), -1)
     append(cache, k, v, cache_rows(block_table, rows[real], where, kv_heads, block_size))
+
+
+def whole_rms_norm_(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
+    """RMSNorm of q and of k in place, each over all of its heads together, as OLMo 2 has it.
+
+    Args:
+        qkv: ``[T, (heads + 2 · kv_heads) · D]``, q then k then v, rows at any stride.
+        q_weight, k_weight: ``[heads · D]`` and ``[kv_heads · D]``.
+        eps: added to the mean of squares.
+    """
+    q, k = qkv[:, : len(q_weight)], qkv[:, len(q_weight) : len(q_weight) + len(k_weight)]
+    q.copy_(rms_norm(q, q_weight, eps))
+    k.copy_(rms_norm(k, k_weight, eps))
 
 
 def prepared(

@@ -122,10 +122,8 @@ def _normed(spec: AttentionSpec, qkv: Tensor, kernels: DeviceOps) -> tuple[Atten
     """q and k normed by kernels of their own, and a layer that norms no more: where no other kernel norms them."""
     if spec.qk_norm is None or not kernels.norms_apart(spec.qk_norm):
         return spec, qkv
-    heads = qkv.view(len(qkv), -1, spec.head_dim)
-    q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
-    q, k = kernels.norm_heads(q, k, spec.qk_norm)
-    return replace(spec, qk_norm=None), torch.cat((q, k, v), 1).view(len(qkv), -1)
+    qkv = kernels.norm_heads(qkv, spec.num_heads, spec.num_kv_heads, spec.qk_norm)
+    return replace(spec, qk_norm=None), qkv
 
 
 def _rotation(spec: AttentionSpec) -> dict[str, Any]:

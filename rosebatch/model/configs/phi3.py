@@ -27,6 +27,9 @@ def phi3(values: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(stored, dict) and (stored.get("rope_type") or stored.get("type")) in _LONGROPE:
             values[name] = {**stored, "rope_type": "longrope"}
     window = values.get("sliding_window")
+    if isinstance(window, int) and window >= fields["max_model_len"]:
+        # Phi-4-mini's: it hides no key, and layers without a window are faster.
+        window = None
     return fields | {
         "sliding_windows": windows(values, ["sliding_attention"] * fields["num_layers"]) if window else [],
         "rope": rope(values),
