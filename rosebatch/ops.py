@@ -359,7 +359,7 @@ def _mlp_ops(toggles: Toggles) -> dict[str, Any]:
             return gate_up.activated(x, kind)
         return gates[kind](gate_up(x))
 
-    return {"activated": activated, "gated": gated}
+    return {"activated": activated, "gated": gated, "sigmoid_mul": mlp_kernel.sigmoid_mul}
 
 
 def _product(projection: Linear, x: Tensor) -> Pending:

@@ -13,7 +13,7 @@ class GatedAttention:
     """q, k, v and a gate of the normed input in one product, attention times sigmoid(gate), a product behind it."""
 
     ops: Ops
-    qkv_gate: Linear
+    qkv: Linear
     spec: AttentionSpec
     out: Linear
 
@@ -21,7 +21,7 @@ class GatedAttention:
         """See ``rosebatch.model.sublayers.Mixer``."""
         spec = self.spec
         size = spec.num_heads * spec.head_dim
-        qkv, gate = self.qkv_gate(normed).split([size + 2 * spec.num_kv_heads * spec.head_dim, size], 1)
+        qkv, gate = self.qkv(normed).split([size + 2 * spec.num_kv_heads * spec.head_dim, size], 1)
         return self.ops.project(self.out, self.ops.sigmoid_mul(attention(spec, qkv), gate))
 
 
@@ -30,13 +30,13 @@ class DeltaNet:
     """q, k, v, gate, b and a of the normed input in one product, the rule, a gated norm, a product behind it.
 
     Attributes:
-        projection: columns as above; the gate has ``value_heads · value_dim`` of them, b and a ``value_heads`` each.
+        qkv: columns as above; the gate has ``value_heads · value_dim`` of them, b and a ``value_heads`` each.
         norm: ``[value_dim]``, the norm's weight.
         eps: of the norm.
     """
 
     ops: Ops
-    projection: Linear
+    qkv: Linear
     spec: StateSpec
     norm: Tensor
     eps: float
@@ -47,7 +47,7 @@ class DeltaNet:
         spec = self.spec
         heads = spec.value_heads, spec.value_dim
         sizes = [spec.input_shape[1], heads[0] * heads[1], heads[0], heads[0]]
-        qkv, gate, b, a = self.projection(normed).split(sizes, 1)
+        qkv, gate, b, a = self.qkv(normed).split(sizes, 1)
         out = attention.delta(spec, qkv, a, b).view(-1, *heads)
         gated = self.ops.gated_norm(out, gate.unflatten(1, heads), self.norm, self.eps)
         return self.ops.project(self.out, gated.view(len(gated), -1))

@@ -181,6 +181,7 @@ def layers() -> None:
     for name in ("bias_gelu_erf_", "bias_gelu_tanh_", "bias_relu_"):
         getattr(mlp, name)(x, weight)
     mlp.bias_residual_(x, x, weight)
+    mlp.sigmoid_mul(x, x)
     for name in ("silu_mul", "relu_mul", "gelu_tanh_mul", "gelu_erf_mul"):
         getattr(mlp, name)(x)
     each = empty(size, dtype=torch.float32)

@@ -14,7 +14,7 @@ KERNELS = {
     "_activation", "_activation_mul", "_adjust", "_advance", "_append", "_bias_residual", "_choose",
     "_copy_blocks", "_count", "_decode", "_delta_convolve", "_delta_decode", "_delta_solve", "_delta_walk",
     "_gated_decode", "_gated_norm", "_gated_prefill", "_mask", "_norm", "_prefill", "_prepare", "_product",
-    "_scale_and_cap", "_summarise", "_uclip", "_whole_norm",
+    "_scale_and_cap", "_sigmoid_mul", "_summarise", "_uclip", "_whole_norm",
 }  # fmt: skip
 
 

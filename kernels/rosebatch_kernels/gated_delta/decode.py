@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.activations import activate
+from rosebatch_kernels.common.activations import activate, logistic
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
-from rosebatch_kernels.gated_delta.parts import log_decay, logistic, unit_factor
+from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,6 @@ def log_decay(a, log_rate, dt_bias):
 
 
 @triton.jit
-def logistic(x):
-    """``1 / (1 + exp(-x))`` of fp32 values, from an exp that does not overflow."""
-    small = tl.exp(-tl.abs(x))
-    return tl.where(x >= 0, 1.0, small) / (1.0 + small)
-
-
-@triton.jit
 def unit_factor(x, axis: tl.constexpr):
     """What makes the rows along an axis of length 1: one over the root of the sum of squares plus 1e-6."""
     x = x.to(tl.float32)
