@@ -143,6 +143,10 @@ class DeltaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Bytes of a sequence's matrices in one layer, which are fp32."""
         return 4 * self.value_heads * self.key_dim * self.value_dim
 
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of a sequence's state in one layer, activations of ``itemsize``."""
+        return self.memory_bytes + self.taps * self.channels * itemsize
+
     @property
     def channels(self) -> int:
         """Of q, k and v together, which the convolution mixes over time."""

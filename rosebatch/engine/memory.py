@@ -92,6 +92,10 @@ def _no_room(limits: RunConfig, device: torch.device, memory: int, block_size: i
 def step_bytes(config: ModelConfig, tokens: int, seqs: int, dtype: torch.dtype) -> int:
     """Most bytes that a GPU step of so many tokens allocates, logits included; twice, because graphs keep their own."""
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    if config.delta:
+        # The projection, what the convolution makes of it, and the two sides of the tiles' systems.
+        inner = config.delta.value_heads * (2 * config.delta.value_dim + config.delta.key_dim)
+        qkv = max(qkv, 2 * config.delta.channels + 2 * inner)
     # The MLP's input and both of its inner tensors, beside residuals and norms old and new.
     wide = 3 * config.intermediate_size + 4 * config.hidden_size + qkv
     return 2 * (tokens * wide + seqs * config.vocab_size) * dtype.itemsize
