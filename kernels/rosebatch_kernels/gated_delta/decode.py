@@ -52,7 +52,8 @@ def decode(
     Args:
         qkv: ``[B, C]``, q then k then v, as projected, rows at any stride.
         a, b: ``[B, value_heads]``, rows at any stride: of the decay, and of how much of a change is written.
-        state: updated in place; taken as zero where the position is 0.
+        state: updated in place; taken as zero where the position is 0. S is read while the kernel in front still runs
+            (see ``rosebatch_kernels.common.launch``), so that one must not have written it.
         slots: ``[B]`` int32, each row's place in the state.
         positions: ``[B]`` int32 at any stride, of the new token.
         limits: ``[B]`` int32 at the same stride; a row with ``position >= limit`` is skipped: its state stays, its
