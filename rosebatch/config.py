@@ -29,6 +29,8 @@ MOST_SIZE = 2**24
 MOST_LAYERS = 2**12
 # Keys that the filter of HP1 spans: its kernels keep a sum for each in registers.
 _MOST_TAPS = 8
+# Tokens that the convolution before the delta rule spans: a tile of the kernel keeps them.
+_MOST_DELTA_TAPS = 16
 # Kernels hold token ids and positions in 32 bits.
 _MOST_ID = 2**31
 _SIZES = (
@@ -109,6 +111,49 @@ class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ValueError(f"clip_min {self.clip_min} is above clip_max {self.clip_max}")
 
 
+class DeltaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The gated delta rule of some layers; the formula is in ``rosebatch_kernels.gated_delta.decode``.
+
+    Attributes:
+        layers: whether a layer has the rule in place of attention, for each layer.
+        key_heads, value_heads: a key head serves ``value_heads / key_heads`` value heads.
+        key_dim, value_dim: of a head of each kind.
+        taps: tokens that the convolution spans, the token itself included.
+    """
+
+    layers: tuple[bool, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("key_heads", "value_heads", "key_dim", "value_dim"):
+            if not 1 <= getattr(self, name) <= MOST_SIZE:
+                raise ValueError(f"{name} must be in [1, {MOST_SIZE}], got {shown(getattr(self, name))}")
+        if not 1 <= self.taps <= _MOST_DELTA_TAPS:
+            raise ValueError(f"taps must be in [1, {_MOST_DELTA_TAPS}], got {shown(self.taps)}")
+        if self.value_heads % self.key_heads:
+            raise ValueError(f"value_heads {self.value_heads} is no multiple of key_heads {self.key_heads}")
+        if all(self.layers):
+            raise ValueError("a model whose layers all have the delta rule is not supported")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of a sequence's matrices in one layer, which are fp32."""
+        return 4 * self.value_heads * self.key_dim * self.value_dim
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of a sequence's state in one layer, activations of ``itemsize``."""
+        return self.memory_bytes + self.taps * self.channels * itemsize
+
+    @property
+    def channels(self) -> int:
+        """Of q, k and v together, which the convolution mixes over time."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
 # By the class that builds a model: families differ in how a layer is made, or in the names of its tensors.
 Family = Literal[
     "gpt2",
@@ -121,9 +166,12 @@ Family = Literal[
     "cohere",
     "gpt_neox",
     "starcoder2",
+    "qwen3_next",
+    "qwen3_5",
     "hp1",
     "transformers",
 ]
+_DELTA_FAMILIES = ("qwen3_next", "qwen3_5")
 _NOT_OF_HP1 = (
     *("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows", "attention_soft_cap", "logit_soft_cap"),
     *("sliding_rope", "rotary_layers", "rotary_dim", "parallel_residual"),
@@ -176,6 +224,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         hp1: the gate of attention; for that family only.
         transformers: of the family of that name only; ``intermediate_size`` is then the width of a layer's widest
             tensor, and ``activation`` and ``norm_eps`` have no meaning.
+        delta: the gated delta rule; for qwen3_next and qwen3_5 only.
         dtype: of the checkpoint; the default of a run.
     """
 
@@ -209,6 +258,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     logit_multiplier: float = 1.0
     hp1: HP1Config | None = None
     transformers: TransformersShape | None = None
+    delta: DeltaConfig | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
 
@@ -243,6 +293,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"transformers does not fit the family {self.family}")
         if hp1 is (0 < self.norm_eps < math.inf):
             raise ValueError("norm_eps has no meaning for hp1" if hp1 else f"norm_eps must be > 0, got {self.norm_eps}")
+        if (self.family in _DELTA_FAMILIES) is (self.delta is None):
+            has = "is missing: the delta rule" if self.delta is None else f"has no meaning for {self.family}"
+            raise ValueError(f"delta {has}")
+        if self.delta and len(self.delta.layers) != self.num_layers:
+            raise ValueError(f"delta.layers has {len(self.delta.layers)} values for {self.num_layers} layers")
         for name in _NOT_OF_HP1:
             if hp1 and getattr(self, name):
                 raise ValueError(f"{name} is not supported for hp1")
@@ -271,10 +326,21 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
-        """What each layer keeps in the KV cache."""
+        """What each layer with a KV cache keeps there."""
         if self.transformers is not None:
             return self.transformers.kv_shapes
-        return (KVShape(self.num_kv_heads, self.head_dim),) * self.num_layers
+        return (KVShape(self.num_kv_heads, self.head_dim),) * (self.num_layers - self.num_delta_layers)
+
+    @property
+    def num_delta_layers(self) -> int:
+        """Layers that keep a state in place of K and V."""
+        return sum(self.delta.layers) if self.delta else 0
+
+    @property
+    def kv_windows(self) -> list[int]:
+        """``sliding_window`` of each layer with a KV cache."""
+        states = self.delta.layers if self.delta else (False,) * self.num_layers
+        return [self.sliding_window(layer) for layer, state in enumerate(states) if not state]
 
     def sliding_window(self, layer: int) -> int:
         """Keys a query of this layer sees, its own included; 0 for all."""

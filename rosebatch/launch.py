@@ -20,7 +20,7 @@ from rosebatch.model.source import ModelSource, find_model, find_tokenizer
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits
 from rosebatch.text.tokenizer import Tokenizer
-from rosebatch.toggles import Toggles, without_effect
+from rosebatch.toggles import Toggles, flag, without_effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,11 @@ def plan_launch(config: RunConfig, *, quiet: bool = False) -> LaunchPlan:
         quiet=quiet,
     )
     folder = find_tokenizer(config.tokenizer, quiet=quiet) if config.tokenizer is not None else source.folder
+    off = switched_off_by(source.config)
+    for name, reason in off.items():
+        if config.toggles.get(name):
+            _warn_once(f"{flag(name)} has no effect: {reason}")
+    toggles = replace(toggles, **dict.fromkeys(off, False))
     return LaunchPlan(config, device, toggles, source, folder, time.perf_counter() - started)
 
 
@@ -170,6 +175,7 @@ def load(plan: LaunchPlan) -> Launched:
         "kv_cache_blocks": loaded.num_blocks,
         "kv_cache_bytes": loaded.kv_cache_bytes,
         "toggles": asdict(toggles),
+        "switched_off_by_model": switched_off_by(source.config),
     }
     grammars = None if tokenizer is None else make_grammars(tokenizer, source.config, config)
     seconds = plan.seconds + time.perf_counter() - started
@@ -182,6 +188,13 @@ def _warn_once(sentence: str) -> None:
     sys.stderr.write(f"rosebatch: warning: {sentence}\n")
 
 
+def switched_off_by(model: ModelConfig) -> dict[str, str]:
+    """Switches that a model cannot have, and why."""
+    if model.delta is None:
+        return {}
+    return {"prefix_cache": "a prefix of this model is a state, which blocks do not hold"}
+
+
 def resolve_switches(config: RunConfig, device: str) -> Toggles:
     """The switches of a run on ``device``; other samplers stand outside of the graph.
 
@@ -190,11 +203,11 @@ def resolve_switches(config: RunConfig, device: str) -> Toggles:
     """
     if config.sampler == "rosebatch":
         return Toggles.resolve(config.toggles, device)
-    flag = f"--sampler {config.sampler}"
+    sampler = f"--sampler {config.sampler}"
     if device != "cuda":
-        raise FlagError(f"{flag} has no meaning on {device}: leave it out or choose another --device")
+        raise FlagError(f"{sampler} has no meaning on {device}: leave it out or choose another --device")
     if find_spec("flashinfer") is None:
-        raise FlagError(f"{flag}: the package is not installed; pip install 'rosebatch[flashinfer]'")
+        raise FlagError(f"{sampler}: the package is not installed; pip install 'rosebatch[flashinfer]'")
     if config.toggles.get("fused_sampler"):
-        raise FlagError(f"--fused-sampler is rosebatch's own: leave it or {flag} out")
+        raise FlagError(f"--fused-sampler is rosebatch's own: leave it or {sampler} out")
     return Toggles.resolve({**config.toggles, "fused_sampler": False}, device)

@@ -23,6 +23,11 @@ from rosebatch_kernels.common.head_norms import HeadRMSNorm as HeadRMSNorm
 from rosebatch_kernels.common.head_norms import HeadUClip as HeadUClip
 from rosebatch_kernels.common.head_norms import QKNorm as QKNorm
 from rosebatch_kernels.common.head_norms import WholeRMSNorm as WholeRMSNorm
+from rosebatch_kernels.gated_delta import reference as gated_delta
+from rosebatch_kernels.gated_delta.layout import DeltaState as DeltaState
+from rosebatch_kernels.gated_delta.layout import DeltaWeights as DeltaWeights
+from rosebatch_kernels.gated_delta.layout import PackedChunks as PackedChunks
+from rosebatch_kernels.gated_delta.layout import pack_chunks as pack_chunks
 from rosebatch_kernels.hp1 import torch_gathered as hp1
 from rosebatch_kernels.hp1.gate import Gate as Gate
 from rosebatch_kernels.hp1.gate import mean_taps as mean_taps
@@ -165,6 +170,9 @@ class Ops:
     gathered_prefill: Callable[..., Tensor] = paged_attention.prefill
     gathered_gated_decode: Callable[[Tensor, Tensor, Tensor, Tensor, float, Gate], Tensor] = hp1.decode
     gathered_gated_prefill: Callable[[Tensor, Tensor, Tensor, Tensor, float, Gate], Tensor] = hp1.prefill
+    delta_rule: Callable[..., Tensor] = gated_delta.prefill
+    gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = gated_delta.gated_norm
+    sigmoid_mul: Callable[[Tensor, Tensor], Tensor] = mlp.sigmoid_mul
     adjust: Callable[..., Tensor] = logits.adjust
     mask_: Callable[[Tensor, Tensor, Tensor], None] = logits.mask_
     scale_and_cap_: Callable[[Tensor, float, float], Tensor] = logits.scale_and_cap_
@@ -184,6 +192,7 @@ class DeviceOps:
         decode_rotates: whether they also norm and rotate q and k; only if they append.
         prepare: norms, rotates and appends in one; None to do so by the operators of ``Ops``.
         norms_apart: whether neither ``prepare`` nor an operator of ``Ops`` applies this norm.
+        delta_decode: convolution and gated delta rule of a decode step.
         norm_heads: applies it before those: takes a projection, query heads, K/V heads and the norm, and returns the
             projection, the same or a new one.
         sample_rows: from logits to tokens inside a graph; None to sample by the operators of ``Ops``, outside.
@@ -198,6 +207,7 @@ class DeviceOps:
     decode_rotates: bool
     prepare: Callable[..., None] | None
     norms_apart: Callable[[QKNorm], bool]
+    delta_decode: Callable[..., Tensor]
     norm_heads: Callable[[Tensor, int, int, QKNorm], Tensor]
     sample_rows: Callable[..., Tensor] | None
     adjust: Callable[..., Tensor]
@@ -210,6 +220,7 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
     """The kernels for a model whose layers have these heads, with the memory that they keep between calls."""
     from rosebatch_kernels.common import splits
     from rosebatch_kernels.feedback import kernel as feedback
+    from rosebatch_kernels.gated_delta import decode as delta_decode
     from rosebatch_kernels.hp1 import decode as hp1_decode
     from rosebatch_kernels.hp1 import prefill as hp1_prefill
     from rosebatch_kernels.logits import kernel as logits_kernel
@@ -248,6 +259,7 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
         prepare=qkv_kernel.prepare if toggles.fused_rotary else None,
         norms_apart=norms_apart,
         norm_heads=_norm_heads,
+        delta_decode=delta_decode.decode,
         sample_rows=sampling_kernel.sample_rows if toggles.fused_sampler else None,
         adjust=logits_kernel.adjust,
         mask_=logits_kernel.mask_,
@@ -297,6 +309,8 @@ def _cpu_ops(toggles: Toggles) -> Ops:
 
 def _cuda_ops(toggles: Toggles) -> Ops:
     """Triton kernels where a switch is on. They are imported here, so that a run on a CPU need not load Triton."""
+    from rosebatch_kernels.gated_delta.gated_norm import gated_norm
+    from rosebatch_kernels.gated_delta.prefill import prefill as delta_prefill
     from rosebatch_kernels.kv_cache import kernel as kv_cache_kernel
     from rosebatch_kernels.linear.streamed import StreamedLinear, can_stream
     from rosebatch_kernels.logits import kernel as logits_kernel
@@ -311,6 +325,8 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         head=lambda weight: linear.PaddedLinear(weight.dense()),
         kv_append=kv_cache_kernel.append if toggles.batched_kv_append else kv_cache.append,
         copy_blocks=kv_cache_kernel.copy_blocks,
+        delta_rule=delta_prefill,
+        gated_norm=gated_norm,
         scale_and_cap_=logits_kernel.scale_and_cap_,
         **_mlp_ops(toggles),
         **_norm_ops(toggles),
@@ -343,7 +359,7 @@ def _mlp_ops(toggles: Toggles) -> dict[str, Any]:
             return gate_up.activated(x, kind)
         return gates[kind](gate_up(x))
 
-    return {"activated": activated, "gated": gated}
+    return {"activated": activated, "gated": gated, "sigmoid_mul": mlp_kernel.sigmoid_mul}
 
 
 def _product(projection: Linear, x: Tensor) -> Pending:

@@ -14,7 +14,9 @@ def on_cuda(monkeypatch):
     """Plans for a GPU, wherever the test runs, and finds a model that nobody loads."""
     launch._warn_once.cache_clear()
     monkeypatch.setattr(launch, "pick_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(launch, "find_model", lambda *args, **options: SimpleNamespace(folder=None))
+    monkeypatch.setattr(
+        launch, "find_model", lambda *args, **options: SimpleNamespace(folder=None, config=SimpleNamespace(delta=None))
+    )
     yield launch.plan_launch
     launch._warn_once.cache_clear()
 

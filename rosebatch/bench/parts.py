@@ -33,6 +33,7 @@ _OF_OPS = {
     "split_heads": KV,
     "kv_append": KV,
     "add": NORMS,
+    "sigmoid_mul": ACTIVATIONS,
     **dict.fromkeys((field.name for field in fields(Ops) if field.name.endswith("_norm")), NORMS),
     **dict.fromkeys(("adjust", "mask_", "greedy", "sample", "sample_filtered"), SAMPLING),
 }
@@ -104,8 +105,19 @@ def _named_layer(layer: Any, ops: Ops, mark: Mark) -> Any:
     return replace(layer, **changed)
 
 
+class _NamedAttention:
+    """The attention of a step, of either kind of layer, in ranges."""
+
+    def __init__(self, attention: Any, mark: Mark) -> None:
+        self._attend = _named(attention, ATTENTION, mark)
+        self.delta = _named(attention.delta, ATTENTION, mark)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._attend(*args)
+
+
 def _with_named_attention(forward: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
-    return lambda ids, positions, attention: forward(ids, positions, _named(attention, ATTENTION, mark))
+    return lambda ids, positions, attention: forward(ids, positions, _NamedAttention(attention, mark))
 
 
 def _with_named_steps(launch: Callable[..., Any], mark: Mark) -> Callable[..., Any]:

@@ -62,7 +62,7 @@ class KVCache:
             members = [layer for layer, each in enumerate(shapes) if each == shape]
             size = (len(members), 2, num_blocks, shape.kv_heads, block_size, shape.head_dim)
             # Zeros, not empty: keys past a sequence's end are masked, but a masked NaN would still spread.
-            data = _zeros(size, dtype) if device.type == "cpu" else torch.zeros(size, dtype=dtype, device=device)
+            data = zeros(size, dtype, device)
             self.groups.append(data)
             layers |= dict(zip(members, data, strict=True))
         self._layers = [layers[index] for index in range(len(shapes))]
@@ -91,6 +91,8 @@ class KVCache:
                 self._copy_blocks(data, sources, destinations)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros on the CPU whose pages stay untouched until they are written: torch.zeros takes 0.7 s for each GiB."""
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On a CPU their pages stay untouched until they are written: torch.zeros takes 0.7 s for each GiB."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

@@ -10,11 +10,12 @@ from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.memory import plan_memory
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes, StepPolicy
+from rosebatch.engine.state_pool import StatePool, state_bytes
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.errors import FlagError
 from rosebatch.model.fallback import Fallback
-from rosebatch.model.layers import Model
+from rosebatch.model.layers import Model, states_of
 from rosebatch.model.source import ModelSource
 from rosebatch.ops import Ops, device_ops, select
 from rosebatch.toggles import Toggles
@@ -105,8 +106,11 @@ def build_engine(
     kv_dtype = dtype
     block_size = choose_block_size(limits, device)
     shapes = [spec.kv_shape for spec in model.attention]
-    memory = plan_memory(config, shapes, limits, block_size, dtype, kv_dtype, device)
+    state_specs = states_of(model)
+    of_states = state_bytes(state_specs, dtype)
+    memory = plan_memory(config, shapes, limits, block_size, dtype, kv_dtype, device, of_states)
     num_blocks, pool = memory.num_blocks, BlockPool(memory.num_blocks, block_size)
+    states = StatePool(state_specs, limits.max_num_seqs, dtype, device) if state_specs else None
     runner: StepRunner
     policy: StepPolicy
     if device.type == "cuda" and toggles.paged_attention:
@@ -125,19 +129,21 @@ def build_engine(
             max_num_seqs=limits.max_num_seqs,
             max_len=min(config.max_model_len, num_blocks * block_size),
             window=window,
+            states=states,
         )
     else:
         cache = KVCache(shapes, num_blocks, block_size, kv_dtype, device, ops)
         policy, lookahead = MIXED, 0
-        runner = TorchRunner(model, cache, ops, batched_sampling=toggles.batched_sampling)
+        runner = TorchRunner(model, cache, ops, states, batched_sampling=toggles.batched_sampling)
     scheduler = Scheduler(
         pool,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=memory.max_num_batched_tokens,
         policy=policy,
-        prefix_cache=toggles.prefix_cache,
+        prefix_cache=toggles.prefix_cache and not state_specs,
         chunked_prefill=toggles.chunked_prefill,
         exact_prefixes=toggles.batch_invariant,
+        share_prompts=not state_specs,
     )
     engine = Engine(
         scheduler,

@@ -38,6 +38,7 @@ def plan_memory(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
     device: torch.device,
+    state_bytes: int = 0,
 ) -> MemoryPlan:
     """Follow the limits that are given; the device decides the others.
 
@@ -49,6 +50,7 @@ def plan_memory(
         dtype: of activations.
         kv_dtype: of K and V.
         device: where the weights already are.
+        state_bytes: that a sequence's states take beside its blocks.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -66,7 +68,7 @@ def plan_memory(
         memory = int(min(share * gpu.total - gpu.taken, share * free)) - step
     else:
         memory = min(int(_CPU_SHARE * free), _CPU_MOST)
-    memory = limits.kv_cache_bytes or max(memory, 0)
+    memory = limits.kv_cache_bytes or max(memory - limits.max_num_seqs * state_bytes, 0)
     block = bytes_per_block(kv_shapes, block_size, kv_dtype)
     # More blocks than all sequences at full length can use would only keep old prefixes.
     most = limits.max_num_seqs * -(-config.max_model_len // block_size)
@@ -90,6 +92,10 @@ def _no_room(limits: RunConfig, device: torch.device, memory: int, block_size: i
 def step_bytes(config: ModelConfig, tokens: int, seqs: int, dtype: torch.dtype) -> int:
     """Most bytes that a GPU step of so many tokens allocates, logits included; twice, because graphs keep their own."""
     qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    if config.delta:
+        # The projection, what the convolution makes of it, and the two sides of the tiles' systems.
+        inner = config.delta.value_heads * (2 * config.delta.value_dim + config.delta.key_dim)
+        qkv = max(qkv, 2 * config.delta.channels + 2 * inner)
     # The MLP's input and both of its inner tensors, beside residuals and norms old and new.
     wide = 3 * config.intermediate_size + 4 * config.hidden_size + qkv
     return 2 * (tokens * wide + seqs * config.vocab_size) * dtype.itemsize

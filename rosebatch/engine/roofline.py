@@ -100,7 +100,7 @@ def find_floor(
     steps = _decode_steps(output_lens, max_num_seqs)
     longest = max((n + o for n, o in zip(own_lens, output_lens, strict=True)), default=0)
     pairs = keys = 0
-    for window, count in Counter(config.sliding_window(layer) for layer in range(config.num_layers)).items():
+    for window, count in Counter(config.kv_windows).items():
         prefix_pairs = _seen(cached_prefix, window)
         pairs += count * (prefix_pairs + sum(_seen(n, window) - prefix_pairs for n in prompt_lens))
         # The step after k generated tokens reads their K and V and the prompt's. A window leaves the prefix behind.
@@ -110,6 +110,9 @@ def find_floor(
     attention = 4 * config.num_heads * config.head_dim * pairs
     key_bytes = 2 * config.num_kv_heads * config.head_dim * itemsize
     read = steps * (layers + head) * itemsize + keys * key_bytes
+    if config.delta:
+        # A decode step reads and writes each sequence's state.
+        read += 2 * config.num_delta_layers * config.delta.memory_bytes * sum(length - 1 for length in output_lens)
     return Floor(prefill_s=(products + attention) / rates.matmul, decode_s=read / rates.copy)
 
 
@@ -117,9 +120,15 @@ def _matmul_parameters(config: ModelConfig) -> int:
     """Weights of the layers' matrices that a token needs. Norms and biases are too few to count."""
     if config.transformers is not None:
         return config.transformers.active_weights
-    attention = 2 * config.hidden_size * (config.num_heads + config.num_kv_heads) * config.head_dim
-    mlp = FAMILIES[config.family].mlp_matrices * config.hidden_size * config.intermediate_size
-    return config.num_layers * (attention + mlp)
+    # A model with the delta rule has a gate as wide as q.
+    queries = config.num_heads * (3 if config.delta else 2)
+    attention = (queries + 2 * config.num_kv_heads) * config.head_dim
+    mixers = (config.num_layers - config.num_delta_layers) * attention
+    if config.delta:
+        delta = config.delta
+        mixers += config.num_delta_layers * (delta.channels + 2 * delta.value_heads * (delta.value_dim + 1))
+    mlp = FAMILIES[config.family].mlp_matrices * config.intermediate_size
+    return config.hidden_size * (mixers + config.num_layers * mlp)
 
 
 def _decode_steps(output_lens: Sequence[int], max_num_seqs: int) -> int:

@@ -120,6 +120,9 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
     cache = bytes_for_longest(config.kv_shapes, block_size, plan.source.dtype, totals, seats)
     lines.append(("weights", _gib(weight_bytes(config, itemsize))))
     lines.append(("KV cache", f"at most {_gib(cache)} for the {min(seats, good)} longest rows at once; less is enough"))
+    if config.delta:
+        states = min(seats, good) * config.num_delta_layers * config.delta.state_bytes(itemsize)
+        lines.append(("states", f"{_gib(states)} for {min(seats, good)} rows at once"))
     floor = find_floor(config, itemsize, checked.prompt_lens, checked.output_lens, max_num_seqs=seats, rates=rates)
     span = f"{floor.prefill_s:.1f} s to {floor.seconds:.1f} s"
     lines.append(("time", f"{span} at the best that this device can do, depending on where outputs end"))

@@ -26,6 +26,7 @@ from rosebatch.model.configs.llama import (
 )
 from rosebatch.model.configs.olmo2 import OLMO2_DEFAULTS, OLMO3_DEFAULTS, olmo2, olmo3
 from rosebatch.model.configs.phi3 import PHI3_DEFAULTS, phi3
+from rosebatch.model.configs.qwen3_next import QWEN3_5_DEFAULTS, QWEN3_NEXT_DEFAULTS, qwen3_5, qwen3_next
 from rosebatch.model.configs.stablelm import STABLELM_DEFAULTS, stablelm
 from rosebatch.model.configs.starcoder2 import STARCODER2_DEFAULTS, starcoder2
 
@@ -77,6 +78,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Cohere2ForCausalLM": Architecture("cohere2", "Command R7B, Command A", cohere2, COHERE2_DEFAULTS, window=True),
     "GPTNeoXForCausalLM": Architecture("gpt_neox", "GPT-NeoX, Pythia", gpt_neox, GPT_NEOX_DEFAULTS),
     "Starcoder2ForCausalLM": Architecture("starcoder2", "StarCoder2", starcoder2, STARCODER2_DEFAULTS, window=True),
+    "Qwen3NextForCausalLM": Architecture(
+        "qwen3_next", "Qwen3-Next without experts", qwen3_next, QWEN3_NEXT_DEFAULTS, fallback=False
+    ),
+    "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", "Qwen3.5", qwen3_5, QWEN3_5_DEFAULTS, fallback=False),
+    "Qwen3_5ForConditionalGeneration": Architecture(
+        "qwen3_5", "Qwen3.5 with images: text only", qwen3_5, QWEN3_5_DEFAULTS, "text_config", fallback=False
+    ),
     # A format of our own: transformers has no such class.
     "HP1ForCausalLM": Architecture("hp1", "[HP1](hp1.md), attention without softmax", hp1, fallback=False),
 }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
-from rosebatch.model.layers import Attention, AttentionSpec
+from rosebatch.model.layers import AttentionSpec, CachedAttention
 
 # transformers builds no masks for a function that has no mask function of this name.
 NAME = "rosebatch"
@@ -67,7 +67,7 @@ class Attending:
         attention: of the run.
     """
 
-    def __init__(self, specs: Iterable[AttentionSpec], attention: Attention) -> None:
+    def __init__(self, specs: Iterable[AttentionSpec], attention: CachedAttention) -> None:
         self._specs = iter(specs)
         self._attention = attention
 
@@ -152,7 +152,7 @@ def _heads(x: Tensor) -> list[int]:
     return [x.shape[1], x.shape[3]]
 
 
-def attend(spec: AttentionSpec, call: Call, attention: Attention) -> Tensor:
+def attend(spec: AttentionSpec, call: Call, attention: CachedAttention) -> Tensor:
     """Answer a call with the engine's attention. Values of fewer channels than keys are stored with zeros behind."""
     dtype, missing = call.v.dtype, spec.head_dim - call.v.shape[3]
     v = functional.pad(call.v, (0, missing)) if missing else call.v

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rosebatch.config import KVShape, ModelConfig
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops import Gate, Heads, Ops, QKNorm, Weight
+from rosebatch.ops import DeltaWeights, Gate, Heads, Ops, QKNorm, Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ class AttentionSpec:
     """The attention of one layer. The model owns it, a runner carries it out; layers may differ in all of it.
 
     Attributes:
-        layer: counted from 0.
+        layer: counted from 0 among the layers with a KV cache.
         num_heads, num_kv_heads: of q, and of k and v.
         head_dim: D.
         scale: factor on q·k.
@@ -68,7 +68,37 @@ class AttentionSpec:
         return KVShape(self.num_kv_heads, self.head_dim)
 
 
-class Attention(Protocol):
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StateSpec:
+    """The gated delta rule of one layer: a sequence keeps a state of fixed size there, in place of K and V.
+
+    Attributes:
+        layer: counted from 0 among the layers with a state.
+        key_heads, value_heads: a key head serves ``value_heads / key_heads`` successive value heads.
+        key_dim, value_dim: of a head of each kind.
+        weights: of the convolution and of the decay.
+    """
+
+    layer: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    weights: DeltaWeights
+
+    @property
+    def input_shape(self) -> tuple[int, int]:
+        """Of the convolution's last inputs, in the model's dtype."""
+        channels, taps = self.weights.conv.shape
+        return taps, channels
+
+    @property
+    def memory_shape(self) -> tuple[int, int, int]:
+        """Of the rule's matrices, in fp32."""
+        return self.value_heads, self.key_dim, self.value_dim
+
+
+class CachedAttention(Protocol):
     """The attention of one step, over whatever cache the runner keeps."""
 
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
@@ -84,12 +114,32 @@ class Attention(Protocol):
         ...
 
 
+class Attention(CachedAttention, Protocol):
+    """What layers of a step keep of each sequence: K and V, or a state."""
+
+    def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Continue each sequence's state by its new tokens, see ``rosebatch_kernels.gated_delta``.
+
+        Args:
+            spec: of the layer.
+            qkv: ``[T, C]``, q then k then v, as projected, rows at any stride.
+            a, b: ``[T, value_heads]``, rows at any stride.
+
+        Returns:
+            ``[T, value_heads · value_dim]``.
+        """
+        ...
+
+
 class Model(Protocol):
-    """A causal language model over packed tokens: sequences stand one behind the other, padding comes last."""
+    """A causal language model over packed tokens: sequences stand one behind the other, padding comes last.
+
+    A model whose layers keep states has ``states`` as well, see ``states_of``.
+    """
 
     @property
     def attention(self) -> Sequence[AttentionSpec]:
-        """Of each layer, in order."""
+        """Of each layer with a KV cache, in order."""
         ...
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
@@ -99,6 +149,12 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """``[S, V]`` logits of the rows ``hidden [S, H]``."""
         ...
+
+
+def states_of(model: Model) -> Sequence[StateSpec]:
+    """The spec of each layer with a state, in order; most models have none."""
+    specs: Sequence[StateSpec] = getattr(model, "states", ())
+    return specs
 
 
 def load_head(config: ModelConfig, ops: Ops, weights: WeightSource, embedding: Tensor) -> Callable[[Tensor], Tensor]:

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention, Rotary, load_head
+from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, load_head
 from rosebatch.model.rope import layer_rotaries
-from rosebatch.model.sublayers import MLP, SelfAttention, load_attention, load_gated_mlp
+from rosebatch.model.sublayers import MLP, Mixer, load_attention, load_gated_mlp
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import HeadRMSNorm, Ops, Pending, QKNorm
 
@@ -24,7 +24,7 @@ class _Layer:
     """A norm that the family does not have is None."""
 
     input_norm: Tensor | None
-    attention: SelfAttention
+    attention: Mixer
     post_attention_norm: Tensor | None
     mlp_norm: Tensor | None
     mlp: MLP
@@ -61,7 +61,9 @@ class Llama:
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.embedding.dtype).item()
         rotaries = layer_rotaries(config, self.embedding)
         self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
-        self.attention = [layer.attention.spec for layer in self.layers]
+        specs = [layer.attention.spec for layer in self.layers]
+        self.attention = [spec for spec in specs if isinstance(spec, AttentionSpec)]
+        self.states = [spec for spec in specs if isinstance(spec, StateSpec)]
         self.norm = self.load_norm("model.norm", config.hidden_size, weights)
         self.head = load_head(config, ops, weights, self.embedding)
 
@@ -90,7 +92,18 @@ class Llama:
         def norm(name: str | None) -> Tensor | None:
             return None if name is None else self.load_norm(prefix + name, self.config.hidden_size, weights)
 
-        attention = load_attention(
+        return _Layer(
+            input_norm=norm(self.input_norm_name),
+            attention=self.load_mixer(index, prefix, rotary, weights),
+            post_attention_norm=norm(self.post_attention_norm_name),
+            mlp_norm=norm(self.mlp_norm_name),
+            mlp=self.load_mlp(prefix, weights),
+            post_mlp_norm=norm(self.post_mlp_norm_name),
+        )
+
+    def load_mixer(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> Mixer:
+        """The attention of the layer whose names begin with ``prefix``, or what stands in its place."""
+        return load_attention(
             self.config,
             self.ops,
             weights,
@@ -100,14 +113,6 @@ class Llama:
             rotary=rotary,
             qk_norm=self.load_qk_norm(prefix, weights) if self.config.qk_norm else None,
             qkv_order=self.qkv_order(),
-        )
-        return _Layer(
-            input_norm=norm(self.input_norm_name),
-            attention=attention,
-            post_attention_norm=norm(self.post_attention_norm_name),
-            mlp_norm=norm(self.mlp_norm_name),
-            mlp=self.load_mlp(prefix, weights),
-            post_mlp_norm=norm(self.post_mlp_norm_name),
         )
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:

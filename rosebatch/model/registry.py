@@ -14,6 +14,7 @@ from rosebatch.model.layers import Model
 from rosebatch.model.llama import Llama
 from rosebatch.model.olmo2 import Olmo2
 from rosebatch.model.phi3 import Phi3
+from rosebatch.model.qwen3_next import Qwen3Next, Qwen35
 from rosebatch.model.stablelm import StableLM
 from rosebatch.model.starcoder2 import Starcoder2
 from rosebatch.model.weights import WeightSource
@@ -46,6 +47,8 @@ FAMILIES: dict[str, Family] = {
     "cohere": Cohere,
     "gpt_neox": GPTNeoX,
     "starcoder2": Starcoder2,
+    "qwen3_next": Qwen3Next,
+    "qwen3_5": Qwen35,
     "hp1": HP1,
 }
 

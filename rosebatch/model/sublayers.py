@@ -8,9 +8,22 @@ import torch
 from torch import Tensor
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention, AttentionSpec, Rotary
+from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import GATES, Linear, Ops, Pending, QKNorm, Weight
+
+
+class Mixer(Protocol):
+    """What mixes the tokens of a sequence in a layer: attention, or a rule that keeps a state."""
+
+    @property
+    def spec(self) -> AttentionSpec | StateSpec:
+        """What a runner has to know of it."""
+        ...
+
+    def __call__(self, normed: Tensor, attention: Attention) -> Pending:
+        """``[T, H] -> [T, H]``, not yet added to the residual."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +36,7 @@ class SelfAttention:
     out: Linear
 
     def __call__(self, normed: Tensor, attention: Attention) -> Pending:
-        """``[T, H] -> [T, H]``, not yet added to the residual."""
+        """See ``Mixer``."""
         return self.ops.project(self.out, attention(self.spec, self.qkv(normed)))
 
 

@@ -23,7 +23,12 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     errors = ", ".join(f"{count} {code}" for code, count in report["errors"].items())
     finished = ", ".join(f"{count} {reason}" for reason, count in sorted(report["finish_reasons"].items()))
     served = {switch.name for switch in fields(Toggles) if engine["device"] in switch.metadata["devices"]}
-    off = [name.replace("_", "-") for name, on in engine["toggles"].items() if not on and name in served]
+    reasons = engine.get("switched_off_by_model", {})
+    off = [
+        name.replace("_", "-") + (f" ({reasons[name]})" if name in reasons else "")
+        for name, on in engine["toggles"].items()
+        if not on and name in served
+    ]
     host_work = ", ".join(f"{name} {us:.0f} µs" for name, us in report["host_us_per_row"].items())
     rows = [
         ("model", f"{engine['model']}, {engine['dtype']} on {engine['device']}" + _by_transformers(engine)),

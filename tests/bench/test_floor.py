@@ -4,7 +4,7 @@ import pytest
 
 from rosebatch.bench.scenario import configs_dir, load_scenarios
 from rosebatch.bench.workload import make_workload
-from rosebatch.config import ModelConfig, load_toml
+from rosebatch.config import DeltaConfig, ModelConfig, load_toml
 from rosebatch.engine.roofline import Floor, Rates, find_floor, measure_rates
 
 H100 = Rates(copy=3.0e12, matmul=798e12)
@@ -124,3 +124,14 @@ def test_a_window_may_leave_the_cached_prefix_behind():
 def test_no_floor_on_a_cpu():
     """A CPU's rates depend too much on threads and caches."""
     assert measure_rates("cpu") is None
+
+
+def test_states_are_read_and_written_by_each_step():
+    """Two of three layers keep a state of 3 x 4 x 6 numbers in fp32 in place of K and V; the third has a gate."""
+    delta = DeltaConfig(layers=(True, True, False), key_heads=1, value_heads=3, key_dim=4, value_dim=6)
+    floor = floor_of([5], [4], family="qwen3_5", delta=delta)
+    # Of each layer with the rule: q and k of 4, v, gate and out of 18, a and b of 3. Of the other: q, gate and o of 20.
+    layers = 2 * 8 * (2 * 4 + 3 * 18 + 2 * 3) + 8 * (3 * 20 + 2 * 10) + 3 * 8 * 3 * 7
+    keys = 5 + 1 + 5 + 2 + 5 + 3
+    states = 2 * 2 * 3 * 4 * 6 * 4
+    assert floor.decode_s == 3 * ((layers + HEAD) * 2 + states) + keys * (TOKEN // 3)

@@ -1,6 +1,6 @@
 """A tiny shape of each family, with all that makes its layers its own."""
 
-from rosebatch.config import ModelConfig, RopeConfig
+from rosebatch.config import DeltaConfig, ModelConfig, RopeConfig
 
 _SIZES = {
     "vocab_size": 50,
@@ -44,5 +44,18 @@ FAMILIES = {
         rotary_layers=(True, False),
     ),
     "gpt_neox": ModelConfig(family="gpt_neox", **{**_PLAIN, "num_kv_heads": 2}, rotary_dim=3, parallel_residual=True),
+    "qwen3_next": ModelConfig(
+        family="qwen3_next",
+        **_GATED,
+        qk_norm=True,
+        rotary_dim=6,
+        delta=DeltaConfig(layers=(True, False), key_heads=1, value_heads=2, key_dim=8, value_dim=12),
+    ),
+    "qwen3_5": ModelConfig(
+        family="qwen3_5",
+        **_GATED,
+        qk_norm=True,
+        delta=DeltaConfig(layers=(False, True), key_heads=2, value_heads=2, key_dim=12, value_dim=8, taps=3),
+    ),
     "starcoder2": ModelConfig(family="starcoder2", **_PLAIN, sliding_windows=(5, 5)),
 }

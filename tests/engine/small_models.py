@@ -11,11 +11,12 @@ from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.fallback import load_fallback
 from rosebatch.model.fallback_config import describe_config
-from rosebatch.model.layers import AttentionSpec
+from rosebatch.model.layers import AttentionSpec, states_of
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.weights import RandomWeights
@@ -183,6 +184,24 @@ def make_cache(model, blocks, ops):
     return KVCache([spec.kv_shape for spec in model.attention], blocks, BLOCK_SIZE, torch.float32, CPU, ops)
 
 
+def make_states(model):
+    """NaN, as the slots' last sequences may have left them."""
+    specs = states_of(model)
+    if not specs:
+        return None
+    states = StatePool(specs, SEATS, torch.float32, CPU)
+    for index in range(len(specs)):
+        for part in states.layer(index):
+            part.fill_(float("nan"))
+    return states
+
+
+def _sharing(name, prefix_cache=True):
+    """What sequences share: nothing in a model whose layers keep states."""
+    share = _shape(name).delta is None
+    return {"share_prompts": share, "prefix_cache": share and prefix_cache}
+
+
 def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
     config = _shape(name)
     scheduler = Scheduler(BlockPool(blocks, BLOCK_SIZE), max_num_seqs=SEATS, max_num_batched_tokens=10, **scheduling)
@@ -200,9 +219,9 @@ def plain_engine(name):
     def runner_of(config):
         ops = select(Toggles.resolve({}, "cpu"))
         model = build(name, ops)
-        return TorchRunner(model, make_cache(model, 60, ops), ops)
+        return TorchRunner(model, make_cache(model, 60, ops), ops, make_states(model))
 
-    return make_engine(name, runner_of)
+    return make_engine(name, runner_of, **_sharing(name))
 
 
 def device_engine(name, off=(), blocks=60):
@@ -230,6 +249,7 @@ def device_engine(name, off=(), blocks=60):
             max_num_seqs=SEATS,
             max_len=config.max_model_len,
             window=window,
+            states=make_states(model),
         )
 
     return make_engine(
@@ -238,5 +258,5 @@ def device_engine(name, off=(), blocks=60):
         lookahead=int(toggles.late_results),
         blocks=blocks,
         policy=SeparateDecodes(window),
-        prefix_cache=toggles.prefix_cache,
+        **_sharing(name, prefix_cache=toggles.prefix_cache),
     )

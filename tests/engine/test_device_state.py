@@ -57,6 +57,9 @@ def apply_to_list(cells, write):
 
 def test_a_new_state_decodes_nothing(device):
     state = DeviceState(SLOTS, WIDTH, WINDOW, device)
+    # Only the places of states are told apart.
+    assert state.fields[layout.STATE].tolist() == list(range(SLOTS))
+    state.fields[layout.STATE] = 0
     assert set(contents(state)) == {0}
     assert state.history.shape == (WINDOW, SLOTS)
     assert set(state.history.flatten().tolist()) == {-1}

@@ -60,6 +60,14 @@ def test_a_large_gpu(gpu):
     assert found.num_blocks == (int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16)) // BLOCK
 
 
+def test_states_come_out_of_the_same_memory(gpu):
+    """A slot for each seat lies beside the blocks: what both take together must be there."""
+    gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
+    rest = int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16) - 256 * 50_000_000
+    found = plan_memory(LARGE, LARGE.kv_shapes, RunConfig(), 64, BF16, BF16, CUDA, 50_000_000)
+    assert found.num_blocks == rest // BLOCK
+
+
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
 def test_the_share_is_of_the_whole_gpu(share, gpu):
     """What this process has taken counts: weights and cache together take the share, however large the weights are."""

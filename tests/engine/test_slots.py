@@ -114,7 +114,7 @@ def test_chunks_of_a_prompt_tell_their_blocks_and_the_last_one_the_rest(make_seq
         last.cells.items()
         >= ({cell(f, 0): value for f, value in expected.items()} | block_cells(0, _1=6, _2=7)).items()
     )
-    assert len(last.cells) == layout.NUM_FIELDS - 1 + 2, "the token is the device's own"
+    assert len(last.cells) == layout.NUM_FIELDS - 2 + 2, "the token is the device's own, and the place of states stays"
 
 
 def test_decodes_tell_new_blocks_and_nothing_else(filled):
@@ -178,7 +178,9 @@ def test_last_rows_move_into_gaps_of_a_smaller_bucket(filled):
     write = slots.update(decodes(1, 3, blocks={3: ((1, 70),)}, released=(0, 2)))
     assert write.moves == [(3, 0)]
     # Row 0 takes row 3's limit with the move, which comes first: no cell may end it after that.
-    assert write.cells == {cell(layout.LIMIT, 2): 0, cell(layout.LIMIT, 3): 0}
+    assert write.cells == {cell(layout.LIMIT, 2): 0, cell(layout.LIMIT, 3): 0, cell(layout.STATE, 3): 0}
+    # Row 0 takes the place of row 3's states too, and leaves its own.
+    assert slots.state_of == [3, 1, 2, 0]
     assert write.rollovers == block_cells(0, _1=70)
     assert slots.slot_of == {1: 1, 3: 0}
     assert slots.bucket([1, 3]) == 2

@@ -29,6 +29,7 @@ class ListDevice:
         self.slots = Slots(num_slots, -(-max_len // block_size))
         self.follower = Follower()
         self.fields = [[0] * num_slots for _ in range(layout.NUM_FIELDS)]
+        self.fields[layout.STATE] = list(range(num_slots))
         self.table = [[0] * self.slots.width for _ in range(num_slots)]
         self.moves = 0
 
@@ -71,6 +72,7 @@ class ListDevice:
             else:
                 slot, column = divmod(index - layout.NUM_FIELDS * len(self.table), self.slots.width)
                 self.table[slot][column] = value
+        assert self.fields[layout.STATE] == self.slots.state_of
 
     def live(self, slot):
         return self.fields[layout.POSITION][slot] < self.fields[layout.LIMIT][slot]

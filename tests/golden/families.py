@@ -25,6 +25,16 @@ _LONGROPE = {
     "short_factor": [1.0, 1.1, 1.3, 1.6],
     "long_factor": [1.0, 1.5, 3.0, 6.0],
 }
+_DELTA = {
+    **_SIZES,
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+}
 _GEMMA = {**_UNTIED, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24}
 
 # The fast tier: one model of each family.
@@ -84,6 +94,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2Config", {**_UNTIED, "sliding_window": 24, "sliding_window_pattern": 2, "logit_scale": 0.7}),
     "gpt_neox": ("GPTNeoXConfig", {**_NARROW, "num_key_value_heads": 4}),
     "starcoder2": ("Starcoder2Config", {**_UNTIED, "sliding_window": 24}),
+    "qwen3_next": ("Qwen3NextConfig", {**_DELTA, "mlp_only_layers": [0, 1, 2, 3]}),
+    "qwen3_5": ("Qwen3_5TextConfig", {**_DELTA, "layer_types": ["linear_attention", "full_attention"] * 2}),
 }
 # The thorough tier: what else their configs allow.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -98,8 +98,8 @@ def alone(alone_cache, goldens, make_engine, results):
     return run
 
 
-# HP1 differs from Llama in attention alone, and most of all in 16 bits.
-@pytest.mark.parametrize(("model", "dtype"), [*CASES, ("hp1", DTYPES[-1])])
+# HP1 differs from Llama in attention alone, and most of all in 16 bits. Qwen3.5 has layers with states.
+@pytest.mark.parametrize(("model", "dtype"), [*CASES, ("hp1", DTYPES[-1]), ("qwen3_5", DTYPES[-1])])
 def test_alone_equals_a_batch_of_64(model, dtype, goldens, make_engine, results, alone):
     """Neighbours in the batch must not change a bit."""
     expected = alone(model, dtype)
@@ -117,7 +117,7 @@ def test_the_order_of_the_requests_does_not_matter(model, dtype, goldens, make_e
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100])
-@pytest.mark.parametrize(("model", "dtype"), CASES)
+@pytest.mark.parametrize(("model", "dtype"), [*CASES, ("qwen3_5", DTYPES[-1])])
 def test_the_chunk_size_does_not_matter(model, dtype, chunk, goldens, make_engine, results, alone):
     """How prompts are cut into chunks must not change a bit, although a chunk of one token looks like a decode."""
     tokens, logits = alone(model, dtype)
@@ -132,7 +132,7 @@ def test_the_chunk_size_does_not_matter(model, dtype, chunk, goldens, make_engin
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.parametrize(("model", "dtype"), CASES)
+@pytest.mark.parametrize(("model", "dtype"), [*CASES, ("qwen3_5", DTYPES[-1])])
 def test_preemption_does_not_matter(model, dtype, prefix_cache, goldens, make_engine, results, alone):
     """Computing a preempted sequence again must not change a bit."""
     expected = alone(model, dtype)

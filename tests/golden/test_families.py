@@ -34,15 +34,24 @@ def test_longrope_goes_by_the_length_of_the_run(is_long, goldens, make_engine, g
     assert tokens == [golden.expected[i] for i in chosen]
 
 
-@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_gemma_3_out_of_a_model_with_images(prefix, goldens, tmp_path, make_engine, greedy_tokens):
+@pytest.mark.parametrize(
+    ("name", "architecture", "prefix"),
+    [
+        ("gemma3", "Gemma3ForConditionalGeneration", "language_model.model."),
+        ("gemma3", "Gemma3ForConditionalGeneration", "model.language_model."),
+        ("qwen3_5", "Qwen3_5ForConditionalGeneration", "model.language_model."),
+    ],
+)
+def test_the_text_part_of_a_model_with_images(
+    name, architecture, prefix, goldens, tmp_path, make_engine, greedy_tokens
+):
     """transformers 4 and 5 name the tensors of the text part in two ways; the other parts are not read."""
-    golden = goldens("gemma3")
+    golden = goldens(name)
     text = json.loads((golden.folder / "config.json").read_text())
-    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {}}
+    outer = {"architectures": [architecture], "model_type": name, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": text}))
     tensors = load_file(golden.folder / "model.safetensors")
-    tensors = {prefix + name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    tensors = {name.replace("model.", prefix, 1): tensor for name, tensor in tensors.items()}
     save_file({**tensors, "vision_tower.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     assert greedy_tokens(make_engine(tmp_path), golden.prompts[:8]) == golden.expected[:8]
 

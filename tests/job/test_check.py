@@ -124,6 +124,16 @@ def test_the_summary(check, plan):
     assert rows["time"].startswith(f"{least:.1f} s to {most:.1f} s at the best")
 
 
+def test_the_summary_of_a_model_with_states(check):
+    """They lie beside the KV cache, whose blocks are those of a quarter of the layers."""
+    toml = TOML.with_name("qwen3.5-9b.toml")
+    config = RunConfig(model=str(toml), load_format="dummy", device="cpu", dtype="bfloat16", max_num_seqs=2)
+    checked, _ = check([{"prompt": "x", "max_tokens": 4}] * 3)
+    rows = dict(summary(checked, plan_launch(config), 16, RATES))
+    assert rows["states"] == f"{2 * 51_904_512 / 2**30:.2f} GiB for 2 rows at once"
+    assert rows["KV cache"].startswith(f"at most {2 * 2 * 16 * 32_768 / 2**30:.2f} GiB")
+
+
 def test_a_file_without_a_good_row(check, plan):
     """The median of no rows must not raise."""
     checked, failed = check([{}, {}])

@@ -238,6 +238,9 @@ def test_table():
     assert shown["TTFT mean/p50/p90/p95/p99"] == "250.0 / 250.0 / 250.0 / 250.0 / 250.0 ms"
     assert shown["longest sequence"] == "64 tokens fit the KV cache; the model allows 100"
     assert shown["switched off"] == "prefix-cache"
+    reason = {"prefix_cache": "there is a state"}
+    shown |= dict(table(report_of(tally, toggles=toggles, switched_off_by_model=reason)))
+    assert shown["switched off"] == "prefix-cache (there is a state)"
     assert shown["sampler"] == "flashinfer"
     assert not {"longest sequence", "sampler", "switched off"} & set(dict(table(report_of(tally))))
 

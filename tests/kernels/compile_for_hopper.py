@@ -134,6 +134,31 @@ def gated_attention() -> None:
         prefill(qkv, cache, table, ints(3, 4), gate, num_heads=heads, scale=0.1)
 
 
+def delta_rule() -> None:
+    from rosebatch_kernels.gated_delta.decode import decode
+    from rosebatch_kernels.gated_delta.gated_norm import gated_norm
+    from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights, pack_chunks
+    from rosebatch_kernels.gated_delta.prefill import prefill
+
+    fp32 = torch.float32
+    for key_heads, heads, key_dim, value_dim, dtype in [
+        (16, 32, 128, 128, torch.bfloat16),
+        (2, 2, 64, 80, torch.float16),
+        (1, 3, 24, 40, fp32),
+    ]:
+        channels = 2 * key_heads * key_dim + heads * value_dim
+        state = DeltaState(empty(3, 4, channels, dtype=dtype), empty(3, heads, key_dim, value_dim, dtype=fp32))
+        bias = empty(channels, dtype=dtype) if dtype == torch.float16 else None
+        weights = DeltaWeights(
+            empty(channels, 4, dtype=dtype), bias, empty(heads, dtype=fp32), empty(heads, dtype=dtype)
+        )
+        qkv, a = empty(70, channels, dtype=dtype), empty(70, heads, dtype=dtype)
+        decode(qkv, a, a, state, ints(70), ints(70), ints(70), weights)
+        prefill(qkv, a, a, state, pack_chunks([(0, 0, 0, 70)]), weights)
+        out = empty(70, heads, value_dim, dtype=dtype)
+        gated_norm(out, out, empty(value_dim, dtype=dtype), 1e-6)
+
+
 def layers() -> None:
     from rosebatch_kernels.kv_cache import kernel as kv_cache
     from rosebatch_kernels.linear import kernel as linear
@@ -156,6 +181,7 @@ def layers() -> None:
     for name in ("bias_gelu_erf_", "bias_gelu_tanh_", "bias_relu_"):
         getattr(mlp, name)(x, weight)
     mlp.bias_residual_(x, x, weight)
+    mlp.sigmoid_mul(x, x)
     for name in ("silu_mul", "relu_mul", "gelu_tanh_mul", "gelu_erf_mul"):
         getattr(mlp, name)(x)
     each = empty(size, dtype=torch.float32)
@@ -217,6 +243,7 @@ if __name__ == "__main__":
     attention()
     attention_of_more_families()
     gated_attention()
+    delta_rule()
     layers()
     tokens()
     for line in sorted(set(compiled)):

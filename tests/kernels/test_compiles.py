@@ -12,8 +12,9 @@ SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
 MOST_SHARED = 227 * 1024
 KERNELS = {
     "_activation", "_activation_mul", "_adjust", "_advance", "_append", "_bias_residual", "_choose",
-    "_copy_blocks", "_count", "_decode", "_gated_decode", "_gated_prefill", "_mask", "_norm",
-    "_prefill", "_prepare", "_product", "_scale_and_cap", "_summarise", "_uclip", "_whole_norm",
+    "_copy_blocks", "_count", "_decode", "_delta_convolve", "_delta_decode", "_delta_solve", "_delta_walk",
+    "_gated_decode", "_gated_norm", "_gated_prefill", "_mask", "_norm", "_prefill", "_prepare", "_product",
+    "_scale_and_cap", "_sigmoid_mul", "_summarise", "_uclip", "_whole_norm",
 }  # fmt: skip
 
 
@@ -28,4 +29,6 @@ def test_all_kernels_compile_for_a_hopper_gpu(tmp_path):
     assert {name for name, *_ in lines} == KERNELS
     assert max(int(shared) for _, shared, _ in lines) <= MOST_SHARED
     # Products of many rows on Hopper's own instruction, which Triton leaves for others without a word.
-    assert {name for name, _, cores in lines if cores == "wgmma"} >= {"_gated_prefill", "_prefill", "_product"}
+    assert {name for name, _, cores in lines if cores == "wgmma"} >= {
+        "_delta_solve", "_delta_walk", "_gated_prefill", "_prefill", "_product",
+    }  # fmt: skip

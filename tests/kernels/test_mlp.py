@@ -113,6 +113,23 @@ def test_gated(implementation, name, rows, size, dtype, device, randn, assert_cl
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize(("rows", "size"), [*SHAPES, (63, 1000)])
+def test_sigmoid_mul(implementation, rows, size, dtype, device, randn, assert_close):
+    """The gate is a view of the wide projection's output, and large ones must not overflow."""
+    x, wide = randn(rows, size, dtype=dtype).to(device), randn(rows, size + 3, dtype=dtype).to(device) * 30
+    out = implementation.sigmoid_mul(x, wide[:, 3:])
+    assert_close(out, (x.double() * wide[:, 3:].double().sigmoid()).cpu())
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_rows_sigmoid_mul_does_not_depend_on_its_neighbours(dtype, randn):
+    """PyTorch's own sigmoid gives other bits at the end of a tensor."""
+    x, gate = randn(300, 63, dtype=dtype), randn(300, 63, dtype=dtype)
+    out = reference.sigmoid_mul(x, gate)
+    for rows in (slice(0, 1), slice(299, 300), slice(5, 68)):
+        assert torch.equal(reference.sigmoid_mul(x[rows], gate[rows]), out[rows])
+
+
 @pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize(
     ("gate", "up", "expected"),

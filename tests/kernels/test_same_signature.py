@@ -22,11 +22,19 @@ def test_same_signature(operator):
         assert inspect.signature(kernel) == inspect.signature(references[name]), name
 
 
-@pytest.mark.parametrize(("attention", "formulas"), [("paged_attention", {"softmax"}), ("hp1", {"probabilities"})])
-def test_same_signature_of_attention(attention, formulas):
+@pytest.mark.parametrize(
+    ("attention", "others", "formulas"),
+    [
+        ("paged_attention", set(), {"softmax"}),
+        ("hp1", set(), {"probabilities"}),
+        ("gated_delta", {"gated_norm"}, {"advance"}),
+    ],
+)
+def test_same_signature_of_attention(attention, others, formulas):
     """Its kernels stand in modules of their names, beside what their callers need to know of them."""
     references = functions(import_module(f"rosebatch_kernels.{attention}.reference"))
-    assert references.keys() == {"decode", "prefill"} | formulas
-    for name in ("decode", "prefill"):
+    names = {"decode", "prefill"} | others
+    assert references.keys() == names | formulas
+    for name in names:
         kernel = getattr(import_module(f"rosebatch_kernels.{attention}.{name}"), name)
         assert inspect.signature(kernel) == inspect.signature(references[name]), name

@@ -31,7 +31,9 @@ def theirs(architecture, **values):
     """transformers' config of the language model."""
     import transformers
 
-    kind = "Gemma3TextConfig" if architecture.startswith("Gemma3") else architecture.replace("ForCausalLM", "Config")
+    kind = architecture.replace("ForCausalLM", "Config")
+    for text in ("Gemma3", "Qwen3_5"):
+        kind = f"{text}TextConfig" if architecture.startswith(text) else kind
     return getattr(transformers, kind)(**SIZES, **values)
 
 
@@ -39,7 +41,8 @@ def theirs(architecture, **values):
 def test_defaults_are_transformers_own(name):
     """With only the sizes given, all other values equal those of transformers' config class."""
     expected = theirs(name)
-    config = parse(name, text_config=SIZES)
+    # Qwen3-Next without experts.
+    config = parse(name, text_config=SIZES, mlp_only_layers=[*range(8)])
     heads = expected.num_attention_heads
     assert config.num_kv_heads == (getattr(expected, "num_key_value_heads", None) or heads)
     assert config.head_dim == (getattr(expected, "head_dim", None) or expected.hidden_size // heads)

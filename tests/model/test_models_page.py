@@ -30,5 +30,5 @@ def test_every_architecture_is_compared_with_transformers():
 
     kinds = {kind for kind, _ in (*MODELS.values(), *FAMILIES.values())} - {"HP1"}
     tested = {"hp1", *(getattr(transformers, kind).model_type for kind in kinds)}
-    # With images: see test_gemma_3_out_of_a_model_with_images.
-    assert tested | {"gemma3"} == {a.model_type for a in ARCHITECTURES.values()}
+    # With images: see test_the_text_part_of_a_model_with_images.
+    assert tested | {"gemma3", "qwen3_5"} == {a.model_type for a in ARCHITECTURES.values()}

@@ -18,11 +18,11 @@ def activate(value, name: tl.constexpr):
     """The activation of an fp32 value: ``gelu_tanh``, ``gelu_erf``, ``silu`` or ``relu``."""
     if name == "gelu_tanh":
         # tanh(u) = 2 · logistic(2u) - 1, so (1 + tanh(u)) / 2 is logistic(2u).
-        out = value * _logistic(value * (1.5957691216057308 + 0.07135481282553147 * value * value))
+        out = value * logistic(value * (1.5957691216057308 + 0.07135481282553147 * value * value))
     elif name == "gelu_erf":
         out = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
     elif name == "silu":
-        out = value * _logistic(value)
+        out = value * logistic(value)
     else:
         tl.static_assert(name == "relu")
         out = tl.maximum(value, 0.0)
@@ -32,11 +32,11 @@ def activate(value, name: tl.constexpr):
 @triton.jit
 def tanh(value):
     """The hyperbolic tangent of an fp32 value, to 1e-7."""
-    return 2.0 * _logistic(2.0 * value) - 1.0
+    return 2.0 * logistic(2.0 * value) - 1.0
 
 
 @triton.jit
-def _logistic(x):
+def logistic(x):
     """``1 / (1 + exp(-x))``."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, small) / (1.0 + small)

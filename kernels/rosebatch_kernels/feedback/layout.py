@@ -9,4 +9,6 @@ STOPS = 4
 TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED_LOW, SEED_HIGH = range(5, 11)
 # Changes of logits: penalties, the bits of fp32 numbers, and the first position where an end token is allowed.
 PRESENCE, FREQUENCY, REPETITION, MIN_POSITION = range(11, 15)
-NUM_FIELDS = 15
+# Where the sequence's states lie, for a model with states.
+STATE = 15
+NUM_FIELDS = 16

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.activations import GATES, activate
+from rosebatch_kernels.common.activations import GATES, activate, logistic
 from rosebatch_kernels.common.launch import launch_options, wait
 
 
@@ -77,6 +77,16 @@ def gelu_erf_mul(gate_up: Tensor) -> Tensor:
     return _launch_gated(gate_up, "gelu_erf_mul")
 
 
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """``x · sigmoid(gate)`` of ``[T, I]`` each, rows at any stride, rounded once: ``[T, I]``."""
+    assert x.stride(-1) == gate.stride(-1) == 1, "the last axis is contiguous"
+    tokens, size = x.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    grid, tile = _tiles(tokens, size)
+    _sigmoid_mul[grid](x, gate, out, tokens, size, x.stride(0), gate.stride(0), **tile)
+    return out
+
+
 def _launch_activation(x: Tensor, bias: Tensor | None, name: str) -> Tensor:
     assert x.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = x.shape
@@ -138,6 +148,27 @@ def _bias_residual(
     addend = tl.load(y + row * y_stride + column, inside).to(tl.float32)
     addend += tl.load(bias + column, column < size).to(tl.float32)
     tl.store(place, (before + addend).to(residual.dtype.element_ty), inside)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _sigmoid_mul(
+    x,
+    gate,
+    out,
+    tokens,
+    size,
+    x_stride,
+    gate_stride,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        wait()
+    row, column, inside = _place(tokens, size, rows, columns)
+    value = tl.load(x + row * x_stride + column, inside).to(tl.float32)
+    opening = tl.load(gate + row * gate_stride + column, inside).to(tl.float32)
+    tl.store(out + row * size + column, (value * logistic(opening)).to(out.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -3,6 +3,7 @@
 The forms that add a bias compute in fp32 and round once, like a product that adds its bias itself.
 """
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -71,6 +72,14 @@ def gelu_erf_mul(gate_up: Tensor) -> Tensor:
 
 
 GATED = {"silu_mul": silu_mul, "relu_mul": relu_mul, "gelu_tanh_mul": gelu_tanh_mul, "gelu_erf_mul": gelu_erf_mul}
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """``x · sigmoid(gate)`` of ``[T, I]`` each, rounded once.
+
+    By exp: unlike PyTorch's sigmoid, it gives the same bits at any place in a tensor.
+    """
+    return (x.float() / (1 + torch.exp(-gate.float()))).to(x.dtype)
 
 
 def _biased(x: Tensor, bias: Tensor | None) -> Tensor:

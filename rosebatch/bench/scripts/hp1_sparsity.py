@@ -24,7 +24,7 @@ from torch import Tensor
 from rosebatch.bench.scenario import configs_dir
 from rosebatch.engine.load import pick_device
 from rosebatch.errors import UserError
-from rosebatch.model.layers import AttentionSpec, Model
+from rosebatch.model.layers import AttentionSpec, Model, StateSpec
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
 from rosebatch.ops import Linear, mean_taps, select
@@ -88,6 +88,10 @@ class CountingAttention:
     length: int
     sigma: float | None = None
     zeros: list[Zeros] = field(default_factory=list)
+
+    def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """HP1 has no layers with states."""
+        raise NotImplementedError
 
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """Attend, and count."""

@@ -70,6 +70,7 @@ class Scheduler:
         chunked_prefill: split prompts over steps; otherwise a prompt is computed whole, even over the budget.
         exact_prefixes: a block of generated tokens serves only sequences that generated them at the same positions.
             Prompt tokens are computed in other shapes than generated ones, which may change their last bits.
+        share_prompts: the completions of a request share the blocks of its prompt; otherwise each computes it.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Scheduler:
         prefix_cache: bool = True,
         chunked_prefill: bool = True,
         exact_prefixes: bool = False,
+        share_prompts: bool = True,
     ) -> None:
         self.pool = pool
         self.max_num_seqs = max_num_seqs
@@ -90,6 +92,7 @@ class Scheduler:
         self.prefix_cache = prefix_cache
         self.chunked_prefill = chunked_prefill
         self.exact_prefixes = exact_prefixes
+        self.share_prompts = share_prompts
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []
         self.ending: list[SequenceState] = []
@@ -359,7 +362,7 @@ class Scheduler:
         They join the waiting before the next plan. In this plan, a copy of the last block would run before the block
         is written.
         """
-        for fork in sequence.forks:
+        for fork in sequence.forks if self.share_prompts else ():
             fork.block_ids = sequence.block_ids[: -(-sequence.num_prompt_tokens // self.pool.block_size)]
             fork.num_computed_tokens = sequence.num_prompt_tokens - 1
             fork.num_cached_tokens = sequence.num_cached_tokens

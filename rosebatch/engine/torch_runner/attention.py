@@ -7,14 +7,16 @@ after a preemption: its bits depend on its own sequence only.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from rosebatch.engine.kv_cache import KVCache
+from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.torch_runner.batch import StepBatch
-from rosebatch.model.layers import AttentionSpec, Rotary
-from rosebatch.ops import Ops
+from rosebatch.model.layers import AttentionSpec, Rotary, StateSpec
+from rosebatch.ops import Ops, pack_chunks
 from rosebatch_kernels.common.gather import gather_rows, padded_keys
 
 _TILE = 64
@@ -66,9 +68,17 @@ class GatheredAttention:
         cache: written and read.
         specs: of all layers that will call this.
         ops: the operators of this run.
+        states: continued; None for a model without them.
     """
 
-    def __init__(self, batch: StepBatch, cache: KVCache, specs: Sequence[AttentionSpec], ops: Ops) -> None:
+    def __init__(
+        self,
+        batch: StepBatch,
+        cache: KVCache,
+        specs: Sequence[AttentionSpec],
+        ops: Ops,
+        states: StatePool | None = None,
+    ) -> None:
         self.cache = cache
         self.ops = ops
         self.device = cache.device
@@ -79,6 +89,14 @@ class GatheredAttention:
         self.key_bytes = 2 * cache.dtype.itemsize * max(spec.num_kv_heads * spec.head_dim for spec in specs)
         self.append_rows = {count: self._append_rows(batch.slots, count) for count in self.kv_heads}
         self.positions = batch.positions
+        self.states = states
+        if states is not None:
+            ends = accumulate(len(chunk.token_ids) for chunk in batch.chunks)
+            rows = [
+                (states.slots[chunk.id], end - len(chunk.token_ids), chunk.start, len(chunk.token_ids))
+                for chunk, end in zip(batch.chunks, ends, strict=True)
+            ]
+            self.packed = pack_chunks(rows, cache.device)
         self._turned: dict[Rotary, tuple[Tensor, Tensor]] = {}
         self.groups: list[_Group] = []
         order: list[int] = []
@@ -100,6 +118,11 @@ class GatheredAttention:
         parts = [self._attend(spec, group, q[group.first : group.first + group.count], cache) for group in self.groups]
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out if self.inverse is None else out.index_select(0, self.inverse)
+
+    def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """See ``rosebatch.model.layers.Attention``."""
+        assert self.states is not None, "the model has states"
+        return self.ops.delta_rule(qkv, a, b, self.states.layer(spec.layer), self.packed, spec.weights)
 
     def _attend(self, spec: AttentionSpec, group: _Group, q: Tensor, cache: Tensor) -> Tensor:
         ops, mask = self.ops, group.masks[spec.window]

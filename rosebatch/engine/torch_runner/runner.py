@@ -15,6 +15,7 @@ from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.staging import Staging
+from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.torch_runner.attention import GatheredAttention
 from rosebatch.engine.torch_runner.batch import BlockTables, build_batch
 from rosebatch.model.layers import Model
@@ -30,13 +31,23 @@ class TorchRunner:
         model: the weights.
         cache: its KV cache.
         ops: the operators of this run.
+        states: those of the model's layers that have one; None for a model without them.
         batched_sampling: sample like rows together.
     """
 
-    def __init__(self, model: Model, cache: KVCache, ops: Ops, *, batched_sampling: bool = True) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        ops: Ops,
+        states: StatePool | None = None,
+        *,
+        batched_sampling: bool = True,
+    ) -> None:
         self.model = model
         self.cache = cache
         self.ops = ops
+        self.states = states
         self.batched_sampling = batched_sampling
         self.tables = BlockTables()
         self.staging = Staging(cache.device)
@@ -57,10 +68,12 @@ class TorchRunner:
         """Copy blocks, compute all chunks in one packed forward pass, sample the rows that ask for it."""
         specs, blocks = self.tables.specs, self.tables.blocks
         self.tables.update(plan)
+        if self.states is not None:
+            self.states.update(plan)
         batch = build_batch(plan.chunks, specs, blocks, self.cache.block_size, self.cache.device)
         self.cache.wipe(plan.wipes, self.staging)
         self.cache.copy(plan.copies, self.staging)
-        attention = GatheredAttention(batch, self.cache, self.model.attention, self.ops)
+        attention = GatheredAttention(batch, self.cache, self.model.attention, self.ops, self.states)
         hidden = self.model.forward(batch.input_ids, batch.positions, attention)
         of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits, self.staging, self.staging)()
         if not batch.sampled:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from rosebatch.engine.kv_cache import KVCache
+from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.triton_runner.state import DeviceState
-from rosebatch.model.layers import AttentionSpec
-from rosebatch.ops import DeviceOps, Ops
+from rosebatch.model.layers import AttentionSpec, StateSpec
+from rosebatch.ops import DeltaState, DeviceOps, Ops, PackedChunks
 from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.kv_cache.layout import cache_rows
 
@@ -57,6 +58,7 @@ class SharedAttention:
     Attributes:
         prepare_packed: norms, rotates and appends before prefill.
         prepare_decode: what the decode kernel leaves to do before it.
+        states: of the layers with states; None for a model without them.
     """
 
     cache: KVCache
@@ -65,15 +67,23 @@ class SharedAttention:
     kernels: DeviceOps
     prepare_packed: _Prepare
     prepare_decode: _Prepare
+    states: StatePool | None = None
 
     @classmethod
-    def of(cls, cache: KVCache, state: DeviceState, ops: Ops, kernels: DeviceOps) -> "SharedAttention":
+    def of(
+        cls, cache: KVCache, state: DeviceState, ops: Ops, kernels: DeviceOps, states: StatePool | None = None
+    ) -> "SharedAttention":
         """With the steps before attention that these kernels need."""
         packed = _prepare_apart if kernels.prepare is None else partial(_prepare_in_one, kernels.prepare)
         decode: _Prepare = packed
         if kernels.decode_appends:
             decode = _leave_to_kernel if kernels.decode_rotates else _rotate_apart
-        return cls(cache, state, ops, kernels, packed, decode)
+        return cls(cache, state, ops, kernels, packed, decode, states)
+
+    def layer_states(self, spec: StateSpec) -> DeltaState:
+        """The states of a layer."""
+        assert self.states is not None, "the model has states"
+        return self.states.layer(spec.layer)
 
     def heads(self, spec: AttentionSpec, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, normed and rotated by separate operators: the way of ``--no-fused-rotary``."""
@@ -132,13 +142,17 @@ class PackedAttention:
         shared: by all steps of the run.
         rows, positions: ``[T]`` int32, each token's row of the block table, -1 for padding, and position.
         tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``.
+        packed: the same chunks for layers with states.
     """
 
-    def __init__(self, shared: SharedAttention, rows: Tensor, positions: Tensor, tiles: Tensor) -> None:
+    def __init__(
+        self, shared: SharedAttention, rows: Tensor, positions: Tensor, tiles: Tensor, packed: PackedChunks
+    ) -> None:
         self.shared = shared
         self.table = shared.state.block_table
         self.positions = positions
         self.tiles = tiles
+        self.packed = packed
         self._rows = rows
         self._append_rows: dict[int, Tensor] = {}
 
@@ -153,6 +167,11 @@ class PackedAttention:
             options = _softmax(spec)
             return kernels.prefill(q, cache, self.table, self.tiles, num_heads=heads, scale=scale, **options)
         return kernels.gated_prefill(q, cache, self.table, self.tiles, spec.gate, num_heads=heads, scale=scale)
+
+    def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """See ``rosebatch.model.layers.Attention``."""
+        states = self.shared.layer_states(spec)
+        return self.shared.ops.delta_rule(qkv, a, b, states, self.packed, spec.weights)
 
     def rows(self) -> Tensor:
         """See ``_Step``."""
@@ -179,6 +198,7 @@ class DecodeAttention:
         self.shared = shared
         self.positions = state.fields[layout.POSITION, :size]
         self.limits = state.fields[layout.LIMIT, :size]
+        self.state_slots = state.fields[layout.STATE, :size]
         self.table = state.block_table[:size]
         self._rows: Tensor | None = None
         self._append_rows: dict[int, Tensor] = {}
@@ -203,6 +223,11 @@ class DecodeAttention:
             scale=spec.scale,
             **(_rotation(spec) if kernels.decode_rotates else {}),
         )
+
+    def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """See ``rosebatch.model.layers.Attention``."""
+        states, rows = self.shared.layer_states(spec), (self.state_slots, self.positions, self.limits)
+        return self.shared.kernels.delta_decode(qkv, a, b, states, *rows, spec.weights)
 
     def rows(self) -> Tensor:
         """``[size]`` int32: each row's number, -1 if it is not live."""

@@ -1,6 +1,7 @@
 """The inputs of a packed step as one array, so that one copy brings them to the device."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from rosebatch.engine.plan import PackedStep
 from rosebatch.engine.triton_runner.slots import Slots
+from rosebatch.ops import PackedChunks
 
 # Larger steps are not padded: they keep a GPU busy for longer than Python needs to launch them.
 MOST_PADDED_TOKENS = 16384
@@ -30,6 +32,7 @@ class PackedInputs(NamedTuple):
         input_ids, rows, positions: ``[T]`` int32; padding has row -1.
         tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``; padding has no rows.
         last_rows: ``[S]`` int32, the row of the last token of each chunk that samples, in the plan's order, then zeros.
+        packed: the same chunks for layers with states; empty for a model without them.
     """
 
     input_ids: Tensor
@@ -37,43 +40,52 @@ class PackedInputs(NamedTuple):
     positions: Tensor
     tiles: Tensor
     last_rows: Tensor
+    packed: PackedChunks
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Room for tokens, tiles and last rows in an array of packed inputs."""
+    """Room for tokens, tiles, last rows, and chunks if the model has states, in an array of packed inputs."""
 
     size: int
     num_tiles: int
     num_last: int
+    num_chunks: int = 0
 
     @classmethod
-    def exact(cls, plan: PackedStep, tile_rows: int) -> "Layout":
+    def exact(cls, plan: PackedStep, tile_rows: int, *, states: bool = False) -> "Layout":
         """No more room than the plan needs."""
         num_tiles = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in plan.chunks)
-        return cls(plan.num_tokens, num_tiles, sum(chunk.samples for chunk in plan.chunks))
+        num_chunks = len(plan.chunks) if states else 0
+        return cls(plan.num_tokens, num_tiles, sum(chunk.samples for chunk in plan.chunks), num_chunks)
 
     @classmethod
-    def padded(cls, size: int, tile_rows: int, num_slots: int) -> "Layout":
+    def padded(cls, size: int, tile_rows: int, num_slots: int, *, states: bool = False) -> "Layout":
         """Room for ``size`` tokens, whatever sequences they belong to."""
         most = min(size, num_slots)
-        return cls(size, size // tile_rows + most, most)
+        return cls(size, size // tile_rows + most, most, most if states else 0)
 
     @property
     def num_cells(self) -> int:
         """Length of the array."""
-        return 3 * self.size + 4 * self.num_tiles + self.num_last
+        return 3 * self.size + 4 * self.num_tiles + self.num_last + 4 * self.num_chunks + 2 * self.num_state_tiles
+
+    @property
+    def num_state_tiles(self) -> int:
+        """Tiles of chunks for layers with states: as many as for attention."""
+        return self.num_tiles if self.num_chunks else 0
 
     def inputs(self, cells: Tensor) -> PackedInputs:
         """Views of the array ``[at least num_cells]``."""
-        end = 3 * self.size + 4 * self.num_tiles
-        input_ids, rows, positions = cells[: 3 * self.size].view(3, self.size)
-        tiles = cells[3 * self.size : end].view(-1, 4)
-        return PackedInputs(input_ids, rows, positions, tiles, cells[end : self.num_cells])
+        sizes = [3 * self.size, 4 * self.num_tiles, self.num_last, 4 * self.num_chunks, 2 * self.num_state_tiles]
+        tokens, tiles, last_rows, chunks, state_tiles = cells[: self.num_cells].split(sizes)
+        input_ids, rows, positions = tokens.view(3, self.size)
+        packed = PackedChunks(chunks.view(-1, 4), state_tiles.view(-1, 2))
+        return PackedInputs(input_ids, rows, positions, tiles.view(-1, 4), last_rows, packed)
 
 
 def pack(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.ndarray:
-    """The plan's tokens, tiles and last rows as int32, padded to ``layout``."""
+    """The plan's tokens, tiles, last rows and chunks as int32, padded to ``layout``."""
     input_ids = np.zeros(layout.size, np.int32)
     rows = np.full(layout.size, -1, np.int32)
     positions = np.zeros(layout.size, np.int32)
@@ -96,4 +108,21 @@ def pack(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.n
     tiles += [(0, 0, 0, 0)] * (layout.num_tiles - len(tiles))
     last_rows += [0] * (layout.num_last - len(last_rows))
     flat = np.array(tiles, np.int32).reshape(-1)
-    return np.concatenate((input_ids, rows, positions, flat, np.array(last_rows, np.int32)))
+    parts = [input_ids, rows, positions, flat, np.array(last_rows, np.int32)]
+    if layout.num_chunks:
+        parts += _pack_chunks(plan, slots, layout, tile_rows)
+    return np.concatenate(parts)
+
+
+def _pack_chunks(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> list[np.ndarray]:
+    """The plan's chunks and their tiles, see ``PackedChunks``."""
+    lengths = [len(chunk.token_ids) for chunk in plan.chunks]
+    firsts = accumulate(lengths, initial=0)
+    chunks = np.zeros((layout.num_chunks, 4), np.int32)
+    chunks[: len(lengths)] = [
+        (slots.state_of[slots.slot_of[chunk.id]], first, chunk.start, length)
+        for chunk, first, length in zip(plan.chunks, firsts, lengths, strict=False)
+    ]
+    tiles = [(number, begin) for number, length in enumerate(lengths) for begin in range(0, length, tile_rows)]
+    tiles += [(-1, 0)] * (layout.num_state_tiles - len(tiles))
+    return [chunks.reshape(-1), np.array(tiles, np.int32).reshape(-1)]

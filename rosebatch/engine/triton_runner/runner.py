@@ -23,6 +23,7 @@ from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.plan import DecodeWindow, PackedStep, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.staging import Staging
+from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, SharedAttention
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
@@ -53,6 +54,7 @@ class TritonRunner:
         max_num_seqs: most sequences at a time.
         max_len: most tokens of a sequence.
         window: most decode steps in a plan.
+        states: those of the model's layers that have one; None for a model without them.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class TritonRunner:
         max_num_seqs: int,
         max_len: int,
         window: int,
+        states: StatePool | None = None,
     ) -> None:
         device = cache.device
         width = -(-max_len // cache.block_size)
@@ -75,9 +78,10 @@ class TritonRunner:
         self.cache = cache
         self.ops = ops
         self.kernels = kernels
+        self.states = states
         self.slots = Slots(max_num_seqs, width)
         self.state = DeviceState(max_num_seqs, width, window, device, vocab_size)
-        self.attention = SharedAttention.of(cache, self.state, ops, kernels)
+        self.attention = SharedAttention.of(cache, self.state, ops, kernels, states)
         self.decodes = StepGraphs(self._decode_step, enabled=toggles.cuda_graph)
         self.packed = StepGraphs(self._packed_step, enabled=toggles.cuda_graph)
         cells = self._layout(MOST_PADDED_TOKENS).num_cells
@@ -192,7 +196,8 @@ class TritonRunner:
         reports = any(specs[chunk.id].sampling.prompt_logprobs is not None for chunk in plan.chunks)
         padded = self.packed.enabled and plan.num_tokens <= MOST_PADDED_TOKENS and not reports
         tile_rows = self.kernels.tile_rows
-        layout = self._layout(padded_size(plan.num_tokens)) if padded else Layout.exact(plan, tile_rows)
+        exact = Layout.exact(plan, tile_rows, states=self.states is not None)
+        layout = self._layout(padded_size(plan.num_tokens)) if padded else exact
         cells, columns = self.up.send(pack(plan, self.slots, layout, tile_rows), sampled.slots)
         if padded:
             self._packed_cells[: len(cells)].copy_(cells)
@@ -207,11 +212,12 @@ class TritonRunner:
         return self._forward(inputs)[inputs.last_rows]
 
     def _forward(self, inputs: PackedInputs) -> Tensor:
-        attention = PackedAttention(self.attention, inputs.rows, inputs.positions, inputs.tiles)
+        attention = PackedAttention(self.attention, inputs.rows, inputs.positions, inputs.tiles, inputs.packed)
         return self.model.forward(inputs.input_ids, inputs.positions, attention)
 
     def _layout(self, size: int) -> Layout:
-        return Layout.padded(size, self.kernels.tile_rows, self.slots.num_slots)
+        states = self.states is not None
+        return Layout.padded(size, self.kernels.tile_rows, self.slots.num_slots, states=states)
 
     def _decode_step(self, kind: "_Decode") -> Tensor:
         """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""

@@ -44,6 +44,7 @@ class Slots:
     Attributes:
         specs: of all sequences that have a slot, by id.
         slot_of: their slots, by id.
+        state_of: by slot, where the states of its sequence lie: a sequence that moves takes them with it.
     """
 
     def __init__(self, num_slots: int, width: int) -> None:
@@ -52,6 +53,7 @@ class Slots:
         self.buckets = batch_buckets(num_slots)
         self.specs: dict[int, SequenceSpec] = {}
         self.slot_of: dict[int, int] = {}
+        self.state_of = list(range(num_slots))
         self._free = list(range(num_slots))
 
     def update(self, plan: StepPlan) -> StateWrite:
@@ -109,6 +111,8 @@ class Slots:
             write.moves.append((source, target))
             write.cells.pop(self._cell(layout.LIMIT, target), None)
             write.cells[self._cell(layout.LIMIT, source)] = 0
+            self.state_of[source], self.state_of[target] = self.state_of[target], self.state_of[source]
+            write.cells[self._cell(layout.STATE, source)] = self.state_of[source]
             heapq.heappush(self._free, source)
 
     def _tell_blocks(self, sequence_id: int, changes: Sequence[BlockChange], cells: dict[int, int]) -> None:

@@ -36,6 +36,7 @@ class DeviceState:
         cells = (layout.NUM_FIELDS + width) * num_slots
         self._cells = torch.zeros(cells, dtype=torch.int32, device=device)
         self.fields = self._cells[: layout.NUM_FIELDS * num_slots].view(layout.NUM_FIELDS, num_slots)
+        self.fields[layout.STATE] = torch.arange(num_slots)
         self.block_table = self._cells[layout.NUM_FIELDS * num_slots :].view(num_slots, width)
         self.history = torch.full((window, num_slots), -1, dtype=torch.int32, device=device)
         self.step = torch.zeros(1, dtype=torch.int32, device=device)

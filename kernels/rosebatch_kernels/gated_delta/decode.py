@@ -1,0 +1,199 @@
+"""A decode step of the gated delta rule in Triton: convolution and rule in one kernel.
+
+Each state is read and written once.
+
+One program serves some value columns of one head of one sequence: the columns of S never meet. Several programs compute
+the same convolution of q and k, which is small beside S; one of them keeps its new input.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rosebatch_kernels.common.activations import activate, logistic
+from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
+from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of a program: value columns, and warps."""
+
+    values: int = 32
+    warps: int = 4
+
+
+TUNED = Tuned()
+
+
+def decode(
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: DeltaState,
+    slots: Tensor,
+    positions: Tensor,
+    limits: Tensor,
+    weights: DeltaWeights,
+) -> Tensor:
+    """One new token for each sequence.
+
+    The convolution's SiLU is rounded to the input's dtype; the rule is computed in fp32: q and k of each head are
+    divided by their lengths, q times ``key_dim ** -0.5``, ``S = exp(g) · S``, ``S += k ⊗ sigmoid(b) · (v - Sᵀk)`` and
+    ``Sᵀq`` is the result, g as in ``DeltaWeights``. Each key head serves ``value_heads / key_heads`` value heads in a
+    row.
+
+    Args:
+        qkv: ``[B, C]``, q then k then v, as projected, rows at any stride.
+        a, b: ``[B, value_heads]``, rows at any stride: of the decay, and of how much of a change is written.
+        state: updated in place; taken as zero where the position is 0. S is read while the kernel in front still runs
+            (see ``rosebatch_kernels.common.launch``), so that one must not have written it.
+        slots: ``[B]`` int32, each row's place in the state.
+        positions: ``[B]`` int32 at any stride, of the new token.
+        limits: ``[B]`` int32 at the same stride; a row with ``position >= limit`` is skipped: its state stays, its
+            output is undefined.
+        weights: of the layer.
+
+    Returns:
+        ``[B, value_heads · value_dim]``.
+    """
+    key_heads, value_heads, key_dim, value_dim = state.heads
+    out = torch.empty(len(qkv), value_heads * value_dim, dtype=qkv.dtype, device=qkv.device)
+    values = min(TUNED.values, triton.next_power_of_2(value_dim))
+    _delta_decode[(triton.cdiv(value_dim, values), value_heads, len(qkv))](
+        out,
+        qkv,
+        a,
+        b,
+        state.inputs,
+        state.memory,
+        slots,
+        positions,
+        limits,
+        *weights,
+        qkv.stride(0),
+        a.stride(0),
+        b.stride(0),
+        slots.stride(0),
+        positions.stride(0),
+        KEY_HEADS=key_heads,
+        VALUE_HEADS=value_heads,
+        KEY_DIM=key_dim,
+        VALUE_DIM=value_dim,
+        WIDTH=triton.next_power_of_2(key_dim),
+        VALUES=values,
+        TAPS=state.inputs.shape[1],
+        num_warps=TUNED.warps,
+        **launch_options(),
+    )
+    return out
+
+
+@triton.jit
+def _delta_decode(
+    out,
+    qkv,
+    a,
+    b,
+    inputs,
+    memory,
+    slots,
+    positions,
+    limits,
+    conv,
+    conv_bias,
+    log_rate,
+    dt_bias,
+    qkv_stride,
+    a_stride,
+    b_stride,
+    slots_stride,
+    positions_stride,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUES: tl.constexpr,
+    TAPS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    part = tl.program_id(0)
+    head = tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+    position = tl.load(positions + row * positions_stride)
+    live = position < tl.load(limits + row * positions_stride)
+    slot = tl.load(slots + row * slots_stride).to(tl.int64)
+    d = tl.arange(0, WIDTH)
+    c = part * VALUES + tl.arange(0, VALUES)
+    cells = memory + ((slot * VALUE_HEADS + head) * KEY_DIM + d[:, None]) * VALUE_DIM + c[None, :]
+    inside = (d < KEY_DIM)[:, None] & (c < VALUE_DIM)[None, :]
+    # The last step wrote S, long before the kernel in front: its loads overlap with that kernel's end.
+    known = tl.where(live & (position > 0), KEY_DIM, 0)
+    past = tl.load(cells, inside & (d < known)[:, None], other=0.0)
+    if PDL:
+        wait()
+    if live:
+        key_head = head // (VALUE_HEADS // KEY_HEADS)
+        first_of_key = (part == 0) & (head % (VALUE_HEADS // KEY_HEADS) == 0)
+        channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
+        x = qkv + row * qkv_stride
+        kept = inputs + slot * (TAPS * channels)
+        q_channel = key_head * KEY_DIM + d
+        k_channel = KEY_HEADS * KEY_DIM + q_channel
+        v_channel = 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + c
+        keep = tl.where(first_of_key, KEY_DIM, 0)
+        q = _convolve(x, kept, q_channel, d, KEY_DIM, keep, position, conv, conv_bias, channels, TAPS)
+        k = _convolve(x, kept, k_channel, d, KEY_DIM, keep, position, conv, conv_bias, channels, TAPS)
+        v = _convolve(x, kept, v_channel, c, VALUE_DIM, VALUE_DIM, position, conv, conv_bias, channels, TAPS)
+        q *= unit_factor(q, 0) * (KEY_DIM**-0.5)
+        k *= unit_factor(k, 0)
+        decay = tl.exp(log_decay(tl.load(a + row * a_stride + head), log_rate + head, dt_bias + head))
+        beta = logistic(tl.load(b + row * b_stride + head).to(tl.float32))
+        # Both sums over the past S, so that they do not wait for each other: Sᵀq follows from them.
+        of_k = tl.sum(past * k[:, None], 0)
+        of_q = tl.sum(past * q[:, None], 0)
+        change = beta * (v - decay * of_k)
+        result = decay * of_q + tl.sum(q * k, 0) * change
+        tl.store(cells, decay * past + k[:, None] * change[None, :], inside)
+        where = out + row * (VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + c
+        tl.store(where, result.to(out.dtype.element_ty), c < VALUE_DIM)
+
+
+@triton.jit
+def _convolve(
+    x,
+    kept,
+    channel,
+    index,
+    size,
+    keep,
+    position,
+    conv,
+    conv_bias,
+    channels: tl.constexpr,
+    TAPS: tl.constexpr,
+):
+    """SiLU of the convolution, rounded, at ``channel`` where ``index < size``.
+
+    The token's input goes to the ring where ``index < keep``.
+    """
+    inside = index < size
+    own = tl.load(x + channel, inside, other=0.0)
+    total = own.to(tl.float32) * tl.load(conv + channel * TAPS + (TAPS - 1), inside, other=0.0).to(tl.float32)
+    for back in tl.static_range(1, TAPS):
+        place = (position + TAPS - back) % TAPS
+        known = tl.where(position >= back, size, 0)
+        value = tl.load(kept + place * channels + channel, index < known, other=0.0)
+        factor = tl.load(conv + channel * TAPS + (TAPS - 1 - back), inside, other=0.0)
+        total += value.to(tl.float32) * factor.to(tl.float32)
+    if conv_bias is not None:
+        total += tl.load(conv_bias + channel, inside, other=0.0).to(tl.float32)
+    tl.store(kept + (position % TAPS) * channels + channel, own, index < keep)
+    return activate(total, "silu").to(x.dtype.element_ty).to(tl.float32)

@@ -1,0 +1,344 @@
+"""Prefill of the gated delta rule in Triton: packed chunks of many sequences, in tiles of 64 tokens on tensor cores.
+
+Within a tile the rule is a triangular system (the WY form of arXiv 2406.06484, with the decays of arXiv 2412.06464):
+with G the sum of the log decays up to a token and ``A[i, j] = β_i · exp(G_i - G_j) · k_i·k_j`` for j < i, the values
+that the tile writes are ``(1 + A)^-1 · β · (v - exp(G) · k·S)``, S from before the tile. So three kernels follow each
+other: the convolution; the systems of all tiles at once; and a walk over each chunk's tiles, with S in registers.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rosebatch_kernels.common.activations import activate, logistic
+from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, PackedChunks
+from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of the programs.
+
+    Attributes:
+        channels: of the convolution's programs.
+        values: value columns of a program that walks over a chunk.
+        solve_warps, walk_warps: of the programs.
+        walk_stages: of the software pipeline that loads a chunk's next tiles.
+        solve: precision of the products by which small inverses become large ones, for 16-bit inputs.
+    """
+
+    channels: int = 64
+    values: int = 64
+    solve_warps: int = 4
+    walk_warps: int = 4
+    walk_stages: int = 2
+    solve: str = "tf32x3"
+
+
+TUNED = Tuned()
+
+
+def prefill(
+    qkv: Tensor, a: Tensor, b: Tensor, state: DeltaState, packed: PackedChunks, weights: DeltaWeights
+) -> Tensor:
+    """Chunks of tokens, packed one after the other; the rule is that of ``rosebatch_kernels.gated_delta.decode``.
+
+    For 16-bit inputs the operands of products are rounded to the inputs' dtype, S is kept in fp32 throughout.
+
+    Args:
+        qkv: ``[T, C]``, q then k then v, as projected, rows at any stride.
+        a, b: ``[T, value_heads]``, rows at any stride.
+        state: updated in place. A chunk whose first position is 0 begins with zeros, others continue from their slots.
+        packed: the chunks, no slot twice. Its tiles fix the size of the launches, so that a graph can hold them.
+        weights: of the layer.
+
+    Returns:
+        ``[T, value_heads · value_dim]``; rows that no chunk covers are undefined.
+    """
+    key_heads, value_heads, key_dim, value_dim = state.heads
+    tokens, channels = qkv.shape
+    mixed = torch.empty(tokens, channels, dtype=qkv.dtype, device=qkv.device)
+    bias = weights.conv_bias
+    _delta_convolve[(triton.cdiv(channels, TUNED.channels), len(packed.tiles))](
+        mixed,
+        qkv,
+        state.inputs,
+        *packed,
+        weights.conv,
+        bias,
+        qkv.stride(0),
+        CHANNELS=channels,
+        BLOCK=TUNED.channels,
+        TAPS=state.inputs.shape[1],
+        ROWS=TILE_ROWS,
+        **launch_options(),
+    )
+    keys = torch.empty(tokens, value_heads, key_dim, dtype=qkv.dtype, device=qkv.device)
+    values = torch.empty(tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
+    decays = torch.empty(tokens, value_heads, dtype=torch.float32, device=qkv.device)
+    sizes = {
+        "KEY_HEADS": key_heads,
+        "VALUE_HEADS": value_heads,
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "WIDTH": max(16, triton.next_power_of_2(key_dim)),
+        "ROWS": TILE_ROWS,
+    }
+    value_width = max(16, triton.next_power_of_2(value_dim))
+    _delta_solve[(value_heads, len(packed.tiles))](
+        keys,
+        values,
+        decays,
+        mixed,
+        a,
+        b,
+        *packed,
+        weights.log_rate,
+        weights.dt_bias,
+        a.stride(0),
+        b.stride(0),
+        VALUE_WIDTH=value_width,
+        PRECISION="ieee" if qkv.dtype.itemsize == 4 else TUNED.solve,
+        num_warps=TUNED.solve_warps,
+        **sizes,
+        **launch_options(),
+    )
+    out = torch.empty(tokens, value_heads * value_dim, dtype=qkv.dtype, device=qkv.device)
+    block = min(TUNED.values, value_width)
+    _delta_walk[(triton.cdiv(value_dim, block), value_heads, len(packed.chunks))](
+        out,
+        mixed,
+        keys,
+        values,
+        decays,
+        state.memory,
+        packed.chunks,
+        BLOCK=block,
+        STAGES=TUNED.walk_stages if qkv.dtype.itemsize < 4 else 1,
+        num_warps=TUNED.walk_warps,
+        **sizes,
+        **launch_options(),
+    )
+    return out
+
+
+@triton.jit
+def _delta_convolve(
+    mixed,
+    qkv,
+    inputs,
+    chunks,
+    tiles,
+    conv,
+    conv_bias,
+    qkv_stride,
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TAPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        wait()
+    chunk, start = _tile_of_program(tiles)
+    if chunk >= 0:
+        slot, first, position, count = _chunk(chunks, chunk)
+        column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = column < CHANNELS
+        row = start + tl.arange(0, ROWS)[:, None]
+        present = (row < count) & inside[None, :]
+        x = qkv + first * qkv_stride + column[None, :]
+        kept = inputs + slot * (TAPS * CHANNELS) + column[None, :]
+        total = tl.zeros([ROWS, BLOCK], tl.float32)
+        for back in tl.static_range(TAPS):
+            source = row - back
+            factor = tl.load(conv + column * TAPS + (TAPS - 1 - back), inside, other=0.0).to(tl.float32)[None, :]
+            value = tl.load(x + source.to(tl.int64) * qkv_stride, present & (source >= 0), other=0.0)
+            total += value.to(tl.float32) * factor
+            if start == 0:
+                place = position + source
+                earlier = present & (source < 0) & (place >= 0)
+                value = tl.load(kept + (place + TAPS) % TAPS * CHANNELS, earlier, other=0.0)
+                total += value.to(tl.float32) * factor
+        if conv_bias is not None:
+            total += tl.load(conv_bias + column, inside, other=0.0).to(tl.float32)[None, :]
+        out = activate(total, "silu").to(mixed.dtype.element_ty)
+        tl.store(mixed + (first + row) * CHANNELS + column[None, :], out, present)
+        if start == 0:
+            # The chunk's last inputs take the places of those that this program has read.
+            tl.debug_barrier()
+            last = count - 1 - tl.arange(0, ROWS)[:, None]
+            keeps = (last > count - 1 - TAPS) & (last >= 0) & inside[None, :]
+            value = tl.load(x + last.to(tl.int64) * qkv_stride, keeps, other=0.0)
+            tl.store(kept + (position + last) % TAPS * CHANNELS, value, keeps)
+
+
+@triton.jit
+def _delta_solve(
+    keys,
+    values,
+    decays,
+    mixed,
+    a,
+    b,
+    chunks,
+    tiles,
+    log_rate,
+    dt_bias,
+    a_stride,
+    b_stride,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """``(1 + A)^-1 · β · exp(G) · k`` and ``(1 + A)^-1 · β · v`` of each token and value head, and G."""
+    if PDL:
+        wait()
+    head = tl.program_id(0)
+    chunk, start = _tile_of_program(tiles)
+    if chunk >= 0:
+        _, first, _, count = _chunk(chunks, chunk)
+        channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
+        r = tl.arange(0, ROWS)
+        present = start + r < count
+        rows = first + start + r
+        key_head = head // (VALUE_HEADS // KEY_HEADS)
+        d = tl.arange(0, WIDTH)[None, :]
+        c = tl.arange(0, VALUE_WIDTH)[None, :]
+        in_key, in_value = present[:, None] & (d < KEY_DIM), present[:, None] & (c < VALUE_DIM)
+        of_token = mixed + rows[:, None] * channels
+        k = tl.load(of_token + (KEY_HEADS + key_head) * KEY_DIM + d, in_key, other=0.0)
+        v = tl.load(of_token + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + c, in_value, other=0.0)
+        step = log_decay(tl.load(a + rows * a_stride + head, present, other=0.0), log_rate + head, dt_bias + head)
+        total = tl.cumsum(tl.where(present, step, 0.0), 0)
+        beta = logistic(tl.load(b + rows * b_stride + head, present, other=0.0).to(tl.float32))
+        beta = tl.where(present, beta, 0.0)
+        unit = unit_factor(k, 1)
+        products = tl.dot(k, tl.trans(k), input_precision="ieee")
+        # Lengths are divided out of the products: the operands stay exact.
+        products *= (beta * unit)[:, None] * unit[None, :] * tl.exp(tl.minimum(total[:, None] - total[None, :], 0.0))
+        inverse = _inverse(tl.where(r[:, None] > r[None, :], products, 0.0), ROWS, PRECISION)
+        dtype = mixed.dtype.element_ty
+        new = tl.dot((inverse * beta[None, :]).to(dtype), v, input_precision="ieee")
+        read = tl.dot((inverse * (beta * tl.exp(total) * unit)[None, :]).to(dtype), k, input_precision="ieee")
+        places = (rows * VALUE_HEADS + head)[:, None]
+        tl.store(values + places * VALUE_DIM + c, new.to(dtype), in_value)
+        tl.store(keys + places * KEY_DIM + d, read.to(dtype), in_key)
+        tl.store(decays + rows * VALUE_HEADS + head, total, present)
+
+
+@triton.jit
+def _inverse(a, ROWS: tl.constexpr, PRECISION: tl.constexpr):
+    """``(1 + a)^-1`` of ``a [ROWS, ROWS]`` fp32, zero on the diagonal and above, ROWS a power of two of at least 16.
+
+    Blocks of 16 on the diagonal row by row, all at once; then pairs of inverses become the inverse of twice the size:
+    ``[[X, 0], [-Y·a·X, Y]]`` is that of ``[[1/X, 0], [a, 1/Y]]``. A series in the powers of ``a`` would take fewer
+    steps, but equal keys make its terms so large that their sum has no correct digits.
+    """
+    parts: tl.constexpr = ROWS // 16
+    part = tl.arange(0, parts)
+    diagonal = part[:, None, None, None] == part[None, None, :, None]
+    blocks = tl.sum(tl.where(diagonal, tl.reshape(a, [parts, 16, parts, 16]), 0.0), 2)
+    i = tl.arange(0, 16)
+    row = i[None, :, None]
+    x = tl.where(row == i[None, None, :], 1.0, tl.zeros([parts, 16, 16], tl.float32))
+    for step in range(1, 16):
+        factors = tl.sum(tl.where(row == step, blocks, 0.0), 1)
+        x -= tl.where(row == step, tl.sum(factors[:, :, None] * x, 1)[:, None, :], 0.0)
+    spread = tl.where(diagonal, x[:, :, None, :], 0.0)
+    x = tl.reshape(spread, [ROWS, ROWS])
+    r, c = tl.arange(0, ROWS)[:, None], tl.arange(0, ROWS)[None, :]
+    for level in tl.static_range(4, 16):
+        if (1 << level) < ROWS:
+            below = ((r >> level) != (c >> level)) & ((r >> (level + 1)) == (c >> (level + 1)))
+            between = tl.dot(x, tl.where(below, a, 0.0), input_precision=PRECISION)
+            x -= tl.dot(between, x, input_precision=PRECISION)
+    return x
+
+
+@triton.jit
+def _delta_walk(
+    out,
+    mixed,
+    keys,
+    values,
+    decays,
+    memory,
+    chunks,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        wait()
+    head = tl.program_id(1)
+    slot, first, position, count = _chunk(chunks, tl.program_id(2))
+    if count > 0:
+        channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
+        key_head = head // (VALUE_HEADS // KEY_HEADS)
+        r = tl.arange(0, ROWS)
+        d = tl.arange(0, WIDTH)
+        c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        cells = memory + ((slot * VALUE_HEADS + head) * KEY_DIM + d[:, None]) * VALUE_DIM + c[None, :]
+        in_memory = (d < KEY_DIM)[:, None] & (c < VALUE_DIM)[None, :]
+        known = tl.where(position > 0, KEY_DIM, 0)
+        s = tl.load(cells, in_memory & (d < known)[:, None], other=0.0)
+        dtype = mixed.dtype.element_ty
+        for start in tl.range(0, count, ROWS, num_stages=STAGES):
+            present = start + r < count
+            rows = first + start + r
+            in_key, in_value = present[:, None] & (d < KEY_DIM)[None, :], present[:, None] & (c < VALUE_DIM)[None, :]
+            of_token = mixed + rows[:, None] * channels + key_head * KEY_DIM + d[None, :]
+            places = rows * VALUE_HEADS + head
+            q = tl.load(of_token, in_key, other=0.0)
+            k = tl.load(of_token + KEY_HEADS * KEY_DIM, in_key, other=0.0)
+            read = tl.load(keys + places[:, None] * KEY_DIM + d[None, :], in_key, other=0.0)
+            new = tl.load(values + places[:, None] * VALUE_DIM + c[None, :], in_value, other=0.0).to(tl.float32)
+            total = tl.load(decays + places, present, other=0.0)
+            last = tl.sum(tl.where(r == tl.minimum(count - start, ROWS) - 1, total, 0.0), 0)
+            before = s.to(dtype)
+            new -= tl.dot(read, before, input_precision="ieee")
+            k_unit = unit_factor(k, 1)
+            q_unit = unit_factor(q, 1) * (KEY_DIM**-0.5)
+            products = tl.dot(q, tl.trans(k), input_precision="ieee") * q_unit[:, None] * k_unit[None, :]
+            products *= tl.exp(tl.minimum(total[:, None] - total[None, :], 0.0))
+            products = tl.where(r[:, None] >= r[None, :], products, 0.0)
+            result = tl.dot(q, before, input_precision="ieee") * (q_unit * tl.exp(total))[:, None]
+            result = tl.dot(products.to(dtype), new.to(dtype), result, input_precision="ieee")
+            tl.store(out + places[:, None] * VALUE_DIM + c[None, :], result.to(dtype), in_value)
+            # Rows past the chunk's end wrote nothing: their new values are zeros, if their factors are finite.
+            kept = tl.where(present, k_unit * tl.exp(tl.minimum(last - total, 0.0)), 0.0)
+            s = tl.dot(tl.trans(k), (new * kept[:, None]).to(dtype), s * tl.exp(last), input_precision="ieee")
+        tl.store(cells, s, in_memory)
+
+
+@triton.jit
+def _tile_of_program(tiles):
+    """Chunk, and first row in it, of the tile whose index is this program's second id."""
+    tile = tiles + tl.program_id(1) * 2
+    return tl.load(tile), tl.load(tile + 1)
+
+
+@triton.jit
+def _chunk(chunks, index):
+    """Slot, first row, position of that row and tokens; the first two 64 bits wide, being parts of offsets."""
+    chunk = chunks + index * 4
+    return tl.load(chunk).to(tl.int64), tl.load(chunk + 1).to(tl.int64), tl.load(chunk + 2), tl.load(chunk + 3)

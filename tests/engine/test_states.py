@@ -1,0 +1,65 @@
+"""States of sequences that move between rows, are preempted, or share a request: the same tokens as run alone."""
+
+import os
+
+import pytest
+
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
+from tests.engine.small_models import SEATS, VOCAB, device_engine, plain_engine
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
+    # The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+# The first sequences end first, so that the last ones move into their rows.
+LENGTHS = (3, 4, 14, 9, 5)
+PROMPTS = [tuple((7 * i * i + 3 * i + k) % VOCAB for i in range(3 + 2 * k)) for k in range(len(LENGTHS))]
+
+
+def requests(n=1):
+    return [
+        Request(k, prompt, SamplingParams(max_tokens=length, ignore_eos=True, n=n))
+        for k, (prompt, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True))
+    ]
+
+
+def run(engine, requests):
+    """Tokens by request and sample."""
+    for request in requests:
+        engine.add(request)
+    done = {}
+    while engine.has_unfinished:
+        done |= {(c.request.id, c.sample): c.token_ids for c in engine.step()}
+    return done
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Of each request in an engine of its own."""
+    return {key: tokens for each in requests() for key, tokens in run(plain_engine("qwen3_5"), [each]).items()}
+
+
+@pytest.mark.parametrize("kind", [plain_engine, device_engine])
+def test_sequences_that_end_at_different_times(kind, alone):
+    """A moved sequence that left its state behind would go on from another's."""
+    engine = kind("qwen3_5")
+    assert run(engine, requests()) == alone
+    if kind is device_engine:
+        states = engine.runner.slots.state_of
+        assert sorted(states) == list(range(SEATS)) != states, "no sequence has moved"
+
+
+@pytest.mark.parametrize("kind", [plain_engine, device_engine])
+def test_completions_of_a_request(kind, alone):
+    """Each has a slot of its own and computes the prompt: a shared one would be advanced by all of them."""
+    done = run(kind("qwen3_5"), requests(n=2))
+    assert done == {(request, sample): alone[request, 0] for request in range(len(LENGTHS)) for sample in (0, 1)}
+
+
+def test_a_preempted_sequence_starts_over(alone):
+    """With blocks for two sequences at a time; what it generated before is computed again as part of its chunk."""
+    engine = device_engine("qwen3_5", blocks=8)
+    assert run(engine, requests()) == alone
+    assert engine.stats.preemptions
