@@ -9,6 +9,7 @@ from bisect import bisect_right
 import numpy as np
 import torch
 from triton.runtime import interpreter
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 def check_addresses() -> None:
@@ -55,6 +56,8 @@ def _tensors(values):
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
+        elif isinstance(value, TensorDescriptor):
+            yield value.base
         elif not isinstance(value, str) and np.iterable(value):
             yield from _tensors(value)
 
@@ -62,7 +65,7 @@ def _tensors(values):
 def _check_before(name, pieces, *, pointer, mask) -> None:
     operation = getattr(interpreter.InterpreterBuilder, name)
 
-    def checked(self, *args):
+    def checked(self, *args, **options):
         pointers = args[pointer].data
         size = args[pointer].get_element_ty().primitive_bitwidth // 8
         # Those that are masked are mostly inside as well, and picking out the others takes longer than all the rest.
@@ -70,6 +73,6 @@ def _check_before(name, pieces, *, pointer, mask) -> None:
             touched = pointers if mask is None else pointers[args[mask].data.astype(bool)]
             if touched.size and not pieces.one_holds(touched, size):
                 raise MemoryError(f"{name} outside of the launch's tensors")
-        return operation(self, *args)
+        return operation(self, *args, **options)
 
     setattr(interpreter.InterpreterBuilder, name, checked)

@@ -198,6 +198,17 @@ def layers() -> None:
     kv_cache.copy_blocks(cache, ints(1), ints(1))
 
 
+def experts() -> None:
+    from rosebatch_kernels.experts import kernel, router
+
+    for tokens in (1, 256, 512, 4096):
+        for number, k, size, inner, activation in ((128, 8, 256, 64, "silu_mul"), (32, 4, 360, 72, "clamped_swiglu")):
+            ids, weights = router.route(empty(tokens, number), k, normalize=number == 32)
+            biases = (empty(number, 2 * inner), empty(number, size)) if number == 32 else (None, None)
+            matrices = empty(number, 2 * inner, size), empty(number, size, inner)
+            kernel.parts(empty(tokens, size), ids, weights, *matrices, *biases, activation)
+
+
 def tokens() -> None:
     from rosebatch_kernels.feedback.kernel import advance
     from rosebatch_kernels.logits.kernel import adjust, count_, mask_, scale_and_cap_
@@ -245,6 +256,7 @@ if __name__ == "__main__":
     gated_attention()
     delta_rule()
     layers()
+    experts()
     tokens()
     for line in sorted(set(compiled)):
         sys.stdout.write(" ".join(map(str, line)) + "\n")

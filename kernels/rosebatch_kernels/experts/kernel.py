@@ -1,0 +1,197 @@
+"""The products of a mixture of experts in Triton: rows sorted by expert, a tile of one expert's rows a program.
+
+Two launches after the sort. The first gathers the rows of x, multiplies them with gate and up, and activates. The
+second multiplies with down, adds the bias, weights the result, and writes it to its token's slot; the reader adds up
+the slots. Programs of one tile of rows stand one behind the other, and tiles of one expert too: its weights are read
+from memory once and then come from the L2 cache.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from rosebatch_kernels.common.activations import activate
+from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.experts.order import sort_by_expert
+from rosebatch_kernels.experts.reference import LIMIT, SLOPE
+from rosebatch_kernels.experts.tuned import TUNED, Step, Tile
+
+_SLOPE, _LIMIT = tl.constexpr(SLOPE), tl.constexpr(LIMIT)
+# Activations of the gate; the other gated form is written out.
+_GATES = {"silu_mul": "silu", "gelu_mul": "gelu_tanh", "clamped_swiglu": "clamped_swiglu"}
+# A TMA load needs rows that begin at a multiple of so many bytes.
+_TMA_ALIGNMENT = 16
+
+
+def parts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    activation: str = "silu_mul",
+    step: Step | None = None,
+) -> Tensor:
+    """See ``reference.parts``; rows of ``x`` may lie apart, all else is contiguous.
+
+    The parts are fp32 for few tokens and in x's dtype for many. ``step`` replaces the tiles that the table has.
+    """
+    assert x.stride(-1) == 1, "the last axis is contiguous"
+    (tokens, size), slots = x.shape, ids.shape[1]
+    experts, inner = len(down), down.shape[2]
+    number = tokens * slots
+    if step is None:
+        step = TUNED.at(number // experts, x.itemsize)
+    assert step.up.rows == step.down.rows, "both products share a list of tiles"
+    pairs, _, tiles = sort_by_expert(ids, experts, step.up.rows)
+    hidden = torch.empty(number, inner, dtype=x.dtype, device=x.device)
+    exact = tokens <= TUNED.most_exact
+    out = torch.empty(slots, tokens, size, dtype=torch.float32 if exact else x.dtype, device=x.device)
+    shared = (pairs, tiles, tokens, slots)
+    _launch(x, gate_up, gate_up_bias, None, hidden, *shared, columns=inner, gate=_GATES[activation], tile=step.up)
+    _launch(hidden, down, down_bias, weights, out, *shared, columns=size, gate=None, tile=step.down)
+    return out
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    factors: Tensor | None,
+    out: Tensor,
+    pairs: Tensor,
+    tiles: Tensor,
+    tokens: int,
+    slots: int,
+    *,
+    columns: int,
+    gate: str | None,
+    tile: Tile,
+) -> None:
+    depth = weight.shape[2]
+    tma = tile.tma and depth * weight.itemsize % _TMA_ALIGNMENT == 0
+    flat = weight.view(-1, depth)
+    column_tiles = triton.cdiv(columns, tile.columns)
+    _expert_product[(len(tiles) * column_tiles,)](
+        x,
+        TensorDescriptor.from_tensor(flat, [tile.columns, tile.depth]) if tma else weight,
+        bias,
+        factors,
+        out,
+        pairs,
+        tiles,
+        tokens,
+        x.stride(0),
+        column_tiles,
+        SLOTS=slots,
+        N=columns,
+        K=depth,
+        GATE=gate,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
+        STAGES=tile.stages,
+        TMA=tma,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=tile.warps,
+        **launch_options(),
+    )
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _expert_product(
+    x,
+    weight,
+    bias,
+    factors,
+    out,
+    pairs,
+    tiles,
+    tokens,
+    x_stride,
+    column_tiles,
+    SLOTS: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    TMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """With GATE, x is gathered by token and the result stands in sorted order; else the other way round."""
+    if PDL:
+        wait()
+    program = tl.program_id(0)
+    tile = tiles + (program // column_tiles) * 3
+    places = tl.load(tile + 2)
+    if places == 0:
+        return
+    expert, begin = tl.load(tile), tl.load(tile + 1)
+    m = tl.arange(0, ROWS)
+    present = m < places
+    place = (begin + m).to(tl.int64)
+    pair = tl.load(pairs + place, mask=present, other=0)
+    token = (pair // SLOTS).to(tl.int64)
+    x_rows = x + (token if GATE is not None else place)[:, None] * x_stride
+    first = (program % column_tiles) * COLUMNS
+    n = first + tl.arange(0, COLUMNS)
+    matrix: tl.constexpr = 2 * N if GATE is not None else N
+    k = tl.arange(0, DEPTH)
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    up_acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if not TMA:
+        # Past the end, read the last row again: its results are not stored.
+        row = expert.to(tl.int64) * matrix + tl.minimum(n, N - 1)
+        rows = weight + row[:, None] * K
+    for start in tl.range(0, K, DEPTH, num_stages=STAGES):
+        column = start + k[None, :]
+        if K % DEPTH == 0:
+            a = tl.load(x_rows + column, mask=present[:, None], other=0.0)
+        else:
+            a = tl.load(x_rows + column, mask=present[:, None] & (column < K), other=0.0)
+        if TMA:
+            b = weight.load([expert * matrix + first, start])
+        elif K % DEPTH == 0:
+            b = tl.load(rows + column)
+        else:
+            b = tl.load(rows + column, mask=column < K, other=0.0)
+        acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
+        if GATE is not None:
+            if TMA:
+                up = weight.load([expert * matrix + N + first, start])
+            elif K % DEPTH == 0:
+                up = tl.load(rows + N * K + column)
+            else:
+                up = tl.load(rows + N * K + column, mask=column < K, other=0.0)
+            up_acc = tl.dot(a, tl.trans(up), up_acc, input_precision=PRECISION)
+    wanted = present[:, None] & (n < N)[None, :]
+    dtype = out.dtype.element_ty
+    if bias is not None:
+        acc += tl.load(bias + expert * matrix + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+        if GATE is not None:
+            up_acc += tl.load(bias + expert * matrix + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    if GATE is not None:
+        # Rounded where separate kernels would round.
+        value = acc.to(dtype).to(tl.float32)
+        other = up_acc.to(dtype).to(tl.float32)
+        if GATE == "clamped_swiglu":
+            value = tl.minimum(value, _LIMIT)
+            other = tl.minimum(tl.maximum(other, -_LIMIT), _LIMIT)
+            result = (other + 1.0) * (activate(value * _SLOPE, "silu") * (1.0 / _SLOPE))
+        else:
+            result = activate(value, GATE).to(dtype).to(tl.float32) * other
+        tl.store(out + place[:, None] * N + n[None, :], result.to(dtype), mask=wanted)
+    else:
+        result = acc * tl.load(factors + pair, mask=present, other=0.0)[:, None]
+        line = (pair % SLOTS).to(tl.int64) * tokens + token
+        tl.store(out + line[:, None] * N + n[None, :], result.to(dtype), mask=wanted)

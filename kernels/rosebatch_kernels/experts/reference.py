@@ -1,0 +1,100 @@
+"""PyTorch reference of a mixture of experts. Each token goes through k of E gated MLPs; their results are summed."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# Clamped SwiGLU of gpt-oss: the slope of its logistic and the bound of its inputs.
+SLOPE, LIMIT = 1.702, 7.0
+
+
+def route(logits: Tensor, k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
+    """The k experts of each token, largest logit first; of equal logits, the lowest id first.
+
+    Args:
+        logits: ``[T, E]``, a bias of the router included.
+        k: experts of a token.
+        normalize: whether the weights are a softmax over the chosen experts (their sum is 1: Mixtral, gpt-oss,
+            ``norm_topk_prob``), or the chosen experts' share of a softmax over all (Qwen2-MoE).
+
+    Returns:
+        Ids ``[T, k]`` int32 and weights ``[T, k]`` fp32.
+    """
+    values, ids = logits.float().sort(dim=-1, descending=True, stable=True)
+    weights = values[:, :k].softmax(-1) if normalize else values.softmax(-1)[:, :k]
+    return ids[:, :k].int(), weights.contiguous()
+
+
+def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """The pairs (token, slot) of ``ids [T, k]``, numbered ``token · k + slot``, ordered by expert, then by number.
+
+    Returns:
+        Pair numbers ``[T · k]`` int32, and each expert's first place in them ``[E]`` int32.
+    """
+    flat = ids.flatten().long()
+    counts = torch.bincount(flat, minlength=num_experts)
+    return flat.argsort(stable=True).int(), (counts.cumsum(0) - counts).int()
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """``silu(gate) · up``."""
+    return functional.silu(gate) * up
+
+
+def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """``gelu_tanh(gate) · up``."""
+    return functional.gelu(gate, approximate="tanh") * up
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """gpt-oss: ``g · logistic(SLOPE · g) · (u + 1)``, where g is at most ``LIMIT`` and u within ``±LIMIT``."""
+    gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+    return (up + 1) * (gate * torch.sigmoid(gate * SLOPE))
+
+
+GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "silu_mul": silu_mul,
+    "gelu_mul": gelu_mul,
+    "clamped_swiglu": clamped_swiglu,
+}
+
+
+def parts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    activation: str = "silu_mul",
+) -> Tensor:
+    """The weighted result of each token's experts, ``[k, T, H]`` fp32, which the reader adds up.
+
+    Args:
+        x: ``[T, H]``.
+        ids, weights: ``[T, k]``, from ``route``.
+        gate_up: ``[E, 2 · I, H]``, the gate's rows first.
+        down: ``[E, H, I]``.
+        gate_up_bias: ``[E, 2 · I]``.
+        down_bias: ``[E, H]``.
+        activation: a name of ``GATED``.
+    """
+    out = torch.empty(ids.shape[1], *x.shape, dtype=torch.float32, device=x.device)
+    for expert in ids.unique().tolist():
+        tokens, slots = torch.where(ids == expert)
+        inner = functional.linear(x[tokens], gate_up[expert], None if gate_up_bias is None else gate_up_bias[expert])
+        hidden = GATED[activation](*inner.chunk(2, -1))
+        result = functional.linear(hidden, down[expert], None if down_bias is None else down_bias[expert])
+        out[slots, tokens] = result.float() * weights[tokens, slots, None]
+    return out
+
+
+def add_up(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of ``parts [k, T, H]`` in their order: ``[T, H]``."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    return total.to(dtype)

@@ -1,0 +1,37 @@
+"""A mixture of experts by PyTorch: one product for all tokens of an expert.
+
+A token's result depends on no other token if the products promise this: its parts are added in the order of its slots.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rosebatch_kernels.experts.reference import GATED, add_up
+
+Product = Callable[[Tensor], Tensor]
+
+
+class TorchExperts:
+    """``x [T, H]`` with ``ids, weights [T, k]`` -> ``[T, H]``.
+
+    Args:
+        gate_up: a product ``[n, H] -> [n, 2 · I]`` for each expert.
+        down: a product ``[n, I] -> [n, H]`` for each.
+        activation: a name of ``GATED``.
+    """
+
+    def __init__(self, gate_up: list[Product], down: list[Product], activation: str) -> None:
+        self.gate_up = gate_up
+        self.down = down
+        self.gated = GATED[activation]
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """The weighted sum of each token's experts, in x's dtype."""
+        parts = torch.empty(ids.shape[1], *x.shape, dtype=torch.float32, device=x.device)
+        for expert in ids.unique().tolist():
+            tokens, slots = torch.where(ids == expert)
+            hidden = self.gated(*self.gate_up[expert](x[tokens]).chunk(2, -1))
+            parts[slots, tokens] = self.down[expert](hidden).float() * weights[tokens, slots, None]
+        return add_up(parts, x.dtype)

@@ -1,0 +1,58 @@
+"""Sizes of the expert products' programs."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Tile(NamedTuple):
+    """A program's tile: rows of x, rows of the weight, products at a time, warps, pipeline stages, TMA for weights."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    tma: bool = False
+
+
+class Step(NamedTuple):
+    """Tiles of both products, from so many tokens an expert on."""
+
+    least: int
+    up: Tile
+    down: Tile
+
+
+_STEPS = (
+    Step(64, Tile(128, 64, 64, 8, 4, True), Tile(128, 128, 64, 8, 4, True)),
+    Step(24, Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4)),
+    Step(8, Tile(32, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4)),
+    Step(0, Tile(16, 32, 128, 4, 4), Tile(16, 32, 128, 4, 5)),
+)
+_WIDE = Step(0, Tile(16, 32, 32, 4, 2), Tile(16, 32, 32, 4, 2))
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Starting points, not measured yet; ``bench.py`` times the candidates.
+
+    Attributes:
+        steps: tiles by T · k / E, largest least first, for 16-bit types.
+        wide: tiles for fp32, which the tensor cores do not multiply exactly.
+        chunk: pairs that one program of the sort places.
+        most_exact: tokens up to which the parts are fp32; above, reading them would take longer than it is worth.
+    """
+
+    steps: tuple[Step, ...] = _STEPS
+    wide: Step = _WIDE
+    chunk: int = 128
+    most_exact: int = 256
+
+    def at(self, rows_per_expert: int, itemsize: int) -> Step:
+        """The tiles for a call."""
+        if itemsize == 4:
+            return self.wide
+        return next(step for step in self.steps if rows_per_expert >= step.least)
+
+
+TUNED = Tuned()

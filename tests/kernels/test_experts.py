@@ -1,0 +1,107 @@
+"""The parts of a mixture of experts, each against its reference or float64."""
+
+import pytest
+import torch
+
+from rosebatch_kernels.experts import kernel, order, reference, router
+from rosebatch_kernels.experts.tuned import Step, Tile
+
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+# (tokens, experts, experts of a token, H, I): one token; odd sizes; more pairs than one chunk of the sort has.
+SHAPES = [(1, 5, 2, 24, 40), (7, 8, 3, 33, 17), (70, 5, 2, 64, 48)]
+NAMES = ["silu_mul", "gelu_mul", "clamped_swiglu"]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("experts", "k"), [(5, 2), (128, 8), (8, 8), (300, 9), (4, 1)])
+def test_route(experts, k, normalize, device, randn):
+    """Equal logits take the lowest ids; numbers of experts that are no power of two leave no gap to choose."""
+    logits = (randn(9, experts) * 2).round().to(device)
+    ids, weights = router.route(logits, k, normalize=normalize)
+    expected_ids, expected = reference.route(logits.cpu(), k, normalize=normalize)
+    assert ids.cpu().tolist() == expected_ids.tolist()
+    torch.testing.assert_close(weights.cpu(), expected)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_padding_rows_get_valid_experts(device):
+    """A NaN in a row that nobody reads must not make an id that lies outside of the weights."""
+    ids, _ = router.route(torch.full((2, 5), float("nan"), device=device), 2, normalize=True)
+    assert ids.cpu().tolist() == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize(("tokens", "k", "experts"), [(1, 1, 5), (3, 2, 5), (150, 3, 8), (700, 4, 40), (64, 2, 64)])
+@pytest.mark.parametrize("skewed", [False, True])
+def test_order(tokens, k, experts, skewed, device, randn):
+    """Stable across chunks; every place is in exactly one tile, of its own expert; experts may have no tokens."""
+    ids, _ = reference.route(randn(tokens, experts) + skewed * torch.arange(experts), k, normalize=True)
+    found = order.sort_by_expert(ids.to(device), experts, 16)
+    pairs, first = reference.sort_by_expert(ids, experts)
+    assert torch.equal(found.pairs.cpu(), pairs)
+    assert torch.equal(found.first.cpu(), first)
+    covered = []
+    for expert, begin, places in found.tiles.tolist():
+        assert 0 <= places <= 16
+        assert all(ids.flatten()[pair] == expert for pair in pairs[begin : begin + places])
+        covered += range(begin, begin + places)
+    assert covered == list(range(tokens * k))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("activation", NAMES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_parts(shape, activation, biased, dtype, device, randn, assert_close):
+    """Odd sizes end inside a tile; rows of x lie apart; each slot's weight and bias reach its own token."""
+    check(shape, activation, biased, None, dtype, device, randn, assert_close)
+
+
+def test_parts_by_tensor_memory_accelerator(device, randn, assert_close):
+    """A tile of a descriptor may reach into the next expert's weights, which must not show."""
+    tile = Tile(64, 64, 32, 4, 3, True)
+    for shape in ((70, 5, 2, 64, 48), (20, 3, 2, 40, 72)):
+        check(shape, "silu_mul", True, Step(0, tile, tile), torch.float16, device, randn, assert_close)
+
+
+def check(shape, activation, biased, step, dtype, device, randn, assert_close):
+    tokens, experts, k, size, inner = shape
+    x = randn(tokens, size + 8, dtype=dtype).to(device)[:, :size]
+    ids, weights = reference.route(randn(tokens, experts), k, normalize=True)
+    gate_up = (randn(experts, 2 * inner, size) * size**-0.5).to(device, dtype)
+    down = (randn(experts, size, inner) * inner**-0.5).to(device, dtype)
+    biases = (randn(experts, 2 * inner, dtype=dtype), randn(experts, size, dtype=dtype)) if biased else (None, None)
+    biases = [None if bias is None else bias.to(device) for bias in biases]
+    arguments = (ids.to(device), weights.to(device), gate_up, down, *biases)
+    out = kernel.parts(x, *arguments, activation, step)
+    wide = [None if a is None else a.double() if a.is_floating_point() else a for a in arguments]
+    exact = torch.zeros(k, tokens, size, dtype=torch.float64)
+    exact.copy_(exact_parts(x.double(), *wide, activation=activation))
+    assert out.shape == exact.shape
+    assert_close(out.to(dtype), exact)
+
+
+def exact_parts(x, ids, weights, gate_up, down, gate_up_bias, down_bias, activation):
+    """The formula token by token, in float64."""
+    out = torch.empty(ids.shape[1], *x.shape, dtype=torch.float64, device=x.device)
+    for token in range(len(x)):
+        for slot, expert in enumerate(ids[token].tolist()):
+            inner = gate_up[expert] @ x[token]
+            inner = inner if gate_up_bias is None else inner + gate_up_bias[expert]
+            result = down[expert] @ reference.GATED[activation](*inner.chunk(2))
+            result = result if down_bias is None else result + down_bias[expert]
+            out[slot, token] = result * weights[token, slot]
+    return out
+
+
+def test_a_tokens_bits_do_not_depend_on_its_neighbours(randn):
+    """PyTorch's path adds a token's parts in the order of its slots, whichever experts the batch has."""
+    from rosebatch_kernels.experts.torch_experts import TorchExperts
+
+    gate_up, down = randn(5, 34, 24), randn(5, 24, 17)
+    invariant = [[lambda x, w=w: (x[:, None] * w).sum(-1) for w in weight] for weight in (gate_up, down)]
+    layer = TorchExperts(*invariant, "silu_mul")
+    x, (ids, weights) = randn(9, 24), reference.route(randn(9, 5), 3, normalize=False)
+    whole = layer(x, ids, weights)
+    expected = reference.parts(x, ids, weights, gate_up, down).sum(0)
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-4)
+    for row in range(9):
+        assert torch.equal(layer(x[row : row + 1], ids[row : row + 1], weights[row : row + 1]), whole[row : row + 1])
