@@ -17,6 +17,7 @@ from rosebatch.model.configs.gemma import GEMMA2_DEFAULTS, GEMMA3_DEFAULTS, gemm
 from rosebatch.model.configs.glm4 import GLM4_DEFAULTS, glm4
 from rosebatch.model.configs.gpt2 import gpt2
 from rosebatch.model.configs.gpt_neox import GPT_NEOX_DEFAULTS, gpt_neox
+from rosebatch.model.configs.gpt_oss import GPT_OSS_DEFAULTS, gpt_oss
 from rosebatch.model.configs.hp1 import hp1
 from rosebatch.model.configs.llama import (
     GRANITE_DEFAULTS,
@@ -58,6 +59,7 @@ class Architecture:
         part: the object of config.json that holds the language model; empty if that is all of it.
         window: whether models of it may have sliding windows.
         experts: whether its MLPs are mixtures of experts.
+        quantized: transformers' names of the formats that are expanded at load; others are refused.
         fallback: whether transformers' own code may run it, with ``--model-impl transformers``.
     """
 
@@ -68,6 +70,7 @@ class Architecture:
     part: str = ""
     window: bool = False
     experts: bool = False
+    quantized: tuple[str, ...] = ()
     fallback: bool = True
 
 
@@ -84,6 +87,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         "qwen3_moe", "Qwen3 with experts", qwen3_moe, QWEN3_MOE_DEFAULTS, window=True, experts=True
     ),
     "MixtralForCausalLM": Architecture("mixtral", "Mixtral", mixtral, MIXTRAL_DEFAULTS, window=True, experts=True),
+    "GptOssForCausalLM": Architecture(
+        "gpt_oss", "gpt-oss", gpt_oss, GPT_OSS_DEFAULTS, window=True, experts=True, quantized=("mxfp4",)
+    ),
     "Gemma2ForCausalLM": Architecture("gemma2", "Gemma 2", gemma2, GEMMA2_DEFAULTS, window=True),
     "Gemma3ForCausalLM": Architecture("gemma3_text", "Gemma 3", gemma3, GEMMA3_DEFAULTS, window=True),
     "Gemma3ForConditionalGeneration": Architecture(

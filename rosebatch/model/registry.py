@@ -9,6 +9,7 @@ from rosebatch.model.gemma import Gemma
 from rosebatch.model.glm4 import Glm4
 from rosebatch.model.gpt2 import GPT2
 from rosebatch.model.gpt_neox import GPTNeoX
+from rosebatch.model.gpt_oss import GptOss
 from rosebatch.model.hp1 import HP1
 from rosebatch.model.layers import Model
 from rosebatch.model.llama import Llama
@@ -41,6 +42,7 @@ FAMILIES: dict[str, Family] = {
     "gpt2": GPT2,
     "llama": Llama,
     "mixtral": Mixtral,
+    "gpt_oss": GptOss,
     "gemma": Gemma,
     "phi3": Phi3,
     "olmo2": Olmo2,

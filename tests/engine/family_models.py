@@ -58,6 +58,14 @@ FAMILIES = {
         experts=ExpertsConfig(**_EXPERTS, normalize=False, shared_size=20, shared_gate=True),
     ),
     "mixtral": ModelConfig(family="mixtral", **_GATED, sliding_windows=(5, 5), experts=ExpertsConfig(**_EXPERTS)),
+    "gpt_oss": ModelConfig(
+        family="gpt_oss",
+        **_GATED,
+        qkv_bias=True,
+        out_bias=True,
+        sliding_windows=(5, 0),
+        experts=ExpertsConfig(**_EXPERTS),
+    ),
     "qwen3_next": ModelConfig(
         family="qwen3_next",
         **_GATED,

@@ -101,6 +101,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3MoeConfig", {**_SIZES, **_EXPERTS, "head_dim": 24, "norm_topk_prob": True}),
     "qwen2_moe": ("Qwen2MoeConfig", {**_SIZES, **_EXPERTS, **_SHARED}),
     "mixtral": ("MixtralConfig", {**_SIZES, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24}),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            **_SIZES,
+            "head_dim": 12,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 24,
+            "rope_parameters": {**_YARN, "truncate": False},
+        },
+    ),
     "qwen3_next": ("Qwen3NextConfig", {**_DELTA, **_EXPERTS, **_SHARED, "mlp_only_layers": [2]}),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", {**_MOE_DELTA, **_EXPERTS, **_SHARED}),
     "qwen3_5": ("Qwen3_5TextConfig", {**_DELTA, "layer_types": ["linear_attention", "full_attention"] * 2}),

@@ -60,7 +60,7 @@ def main(sweep: bool) -> None:
 
                 def call(step: Step = step) -> torch.Tensor:
                     x, (ids, weights) = next(turn)  # noqa: B023 (called before the next turn)
-                    return kernel.parts(x, ids, weights, gate_up, down, up_bias, down_bias, activation, step)  # noqa: B023
+                    return kernel.parts(x, ids, weights, gate_up, down, up_bias, down_bias, activation, None, step)  # noqa: B023
 
                 label = f"{name} T={tokens} {tuple(step.up)} {tuple(step.down[1:])}" if sweep else f"{name} T={tokens}"
                 try:

@@ -87,10 +87,10 @@ def parts(
         activation: a name of ``GATED``.
         shared: ``[T, H]``, a last part: what all tokens share.
     """
-    slots = ids.shape[1]
-    out = torch.empty(slots + (shared is not None), *x.shape, dtype=torch.float32, device=x.device)
+    last = ids.shape[1]
+    out = torch.empty(last + (shared is not None), *x.shape, dtype=torch.float32, device=x.device)
     if shared is not None:
-        out[slots] = shared
+        out[last] = shared
     for expert in ids.unique().tolist():
         tokens, slots = torch.where(ids == expert)
         inner = functional.linear(x[tokens], gate_up[expert], None if gate_up_bias is None else gate_up_bias[expert])

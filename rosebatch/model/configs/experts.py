@@ -6,6 +6,7 @@ from typing import Any
 from rosebatch.host.model_files import shown
 from rosebatch.model.configs.fields import size, supported
 from rosebatch.model.configs.llama import MISTRAL_DEFAULTS, mistral, qwen2, qwen3
+from rosebatch.model.configs.rope import whole_rope
 from rosebatch.ops import EXPERT_GATES
 
 # Of transformers' config classes.
@@ -42,6 +43,7 @@ MIXTRAL_DEFAULTS = {
     "num_experts_per_tok": 2,
 }
 
+_MIXTRAL_THETA = 1e6
 # Types of layers, by whether they have a window.
 _KINDS = ("full_attention", "sliding_attention")
 
@@ -72,7 +74,11 @@ def mixtral(values: Mapping[str, Any]) -> dict[str, Any]:
         "experts_per_token": size(values, "num_experts_per_tok"),
         "expert_size": size(values, "intermediate_size"),
     }
-    return fields | {"family": "mixtral", "experts": experts}
+    return fields | {
+        "family": "mixtral",
+        "rope": whole_rope({"rope_theta": _MIXTRAL_THETA, **values}),
+        "experts": experts,
+    }
 
 
 def qwen_experts(values: Mapping[str, Any], layers: int, *, shared: bool) -> dict[str, Any] | None:
