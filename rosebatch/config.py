@@ -209,6 +209,7 @@ Family = Literal[
 ]
 _DELTA_FAMILIES = ("qwen3_next", "qwen3_5")
 _EXPERT_FAMILIES = ("llama", "mixtral", "gpt_oss", *_DELTA_FAMILIES)
+_NOT_OF_DELTA = ("sliding_windows", "attention_scales", "attention_soft_cap")
 _NOT_OF_HP1 = (
     *("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows", "attention_soft_cap", "logit_soft_cap"),
     *("sliding_rope", "rotary_layers", "rotary_dim", "parallel_residual"),
@@ -343,6 +344,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"experts has no meaning for {self.family}")
         if self.experts is None and self.family in ("mixtral", "gpt_oss"):
             raise ValueError("experts is missing")
+        for name in _NOT_OF_DELTA:
+            if self.delta and getattr(self, name):
+                raise ValueError(f"{name} is not supported for {self.family}")
         for name in _NOT_OF_HP1:
             if hp1 and getattr(self, name):
                 raise ValueError(f"{name} is not supported for hp1")

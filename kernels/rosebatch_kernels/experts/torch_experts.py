@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common import host_waits
 from rosebatch_kernels.experts.reference import GATED, add_up
 
 Product = Callable[[Tensor], Tensor]
@@ -33,7 +34,7 @@ class TorchExperts:
         parts = torch.empty(count + (shared is not None), *x.shape, dtype=torch.float32, device=x.device)
         if shared is not None:
             parts[count] = shared
-        for expert in ids.unique().tolist():
+        for expert in host_waits.to_list(ids.unique()):
             tokens, slots = torch.where(ids == expert)
             hidden = self.gated(*self.gate_up[expert](x[tokens]).chunk(2, -1))
             parts[slots, tokens] = self.down[expert](hidden).float() * weights[tokens, slots, None]
