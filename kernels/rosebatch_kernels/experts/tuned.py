@@ -24,9 +24,8 @@ class Step(NamedTuple):
 
 
 _STEPS = (
-    Step(128, Tile(128, 128, 64, 8, 3, True), Tile(128, 256, 64, 8, 3, True)),
-    Step(64, Tile(128, 64, 64, 8, 4, True), Tile(128, 128, 64, 8, 4, True)),
-    Step(24, Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4)),
+    Step(96, Tile(128, 128, 64, 8, 4, True), Tile(128, 256, 64, 8, 4, True)),
+    Step(24, Tile(64, 64, 64, 4, 4, True), Tile(64, 128, 64, 4, 4, True)),
     Step(8, Tile(32, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4)),
     Step(0, Tile(16, 32, 128, 4, 4), Tile(16, 32, 128, 4, 5)),
 )
