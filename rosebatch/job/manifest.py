@@ -1,22 +1,13 @@
 """What decides the results of a run. Written at its start; compared when another run wants to continue it."""
 
-import hashlib
 import os
-import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-from rosebatch.config import in_bytes
 from rosebatch.errors import UserError
-from rosebatch.host.threads import in_background
-from rosebatch.launch import LaunchPlan
-from rosebatch.model.source import tokenizer_fingerprint
-from rosebatch.version import __version__
+from rosebatch.job.facts import ModelFacts
 
 _MISSING = "nothing"
 # Differs between two runs of the same kind.
@@ -24,7 +15,8 @@ _OF_ONE_RUN = {"created"}
 
 
 def build_manifest(
-    plan: LaunchPlan,
+    facts: ModelFacts,
+    fingerprint: Callable[[], str],
     input_digest: str | None,
     *,
     input_format: str,
@@ -35,11 +27,11 @@ def build_manifest(
 ) -> Callable[[], dict[str, Any]]:
     """Begin to make the manifest of a run. The returned function waits for the hash of the weights and gives it.
 
-    Threads hash the weights meanwhile, so loading need not wait. The manifest has no limits of memory or batch: a run
-    may resume with other ones.
+    The manifest has no limits of memory or batch, and no number of devices: a run may resume with others.
 
     Args:
-        plan: model, device, dtype, switches.
+        facts: of the model.
+        fingerprint: waits for the hash of the weights, which others compute, so loading need not wait.
         input_digest: SHA-256 of the input; None for a stream.
         input_format: how it is read.
         sampling: the run's defaults, as far as they were given.
@@ -48,46 +40,20 @@ def build_manifest(
         return_token_ids: whether rows have ``token_ids``.
 
     Raises:
-        UserError: ``SOURCE_DATE_EPOCH`` is no time, or a file of the model is unreadable.
+        UserError: ``SOURCE_DATE_EPOCH`` is no time.
     """
     values = {
         "created": now(),
         "input": input_digest,
         "input_format": input_format,
-        "model": {"name": plan.source.name},
-        "load_format": plan.source.load_format,
-        "tokenizer": _tokenizer(plan),
-        "chat_template": _digest(plan.config.chat_template),
-        "max_prompt_bytes": in_bytes(plan.config.max_prompt_bytes),
-        "dtype": str(plan.source.dtype).removeprefix("torch."),
-        "device": plan.device.type,
-        "sampler": plan.config.sampler,
+        "model": {"name": facts.name},
+        **facts.identity,
         "sampling": dict(sampling),
         "seed": seed,
         "result_column": result_column,
         "return_token_ids": return_token_ids,
-        "toggles": asdict(plan.toggles),
-        "versions": {
-            "rosebatch": __version__,
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "tokenizers": version("tokenizers"),
-        },
     }
-    fingerprint = in_background(plan.source.fingerprint)
-    return lambda: {**values, "model": {"name": plan.source.name, "fingerprint": fingerprint()}}
-
-
-def _tokenizer(plan: LaunchPlan) -> dict[str, str] | None:
-    """The tokenizer of ``--tokenizer``; None for the model's own."""
-    if plan.config.tokenizer is None or plan.tokenizer_folder is None:
-        return None
-    return {"name": plan.config.tokenizer, "fingerprint": tokenizer_fingerprint(plan.tokenizer_folder)}
-
-
-def _digest(path: str | None) -> str | None:
-    """SHA-256 of a file's contents; None without one."""
-    return None if path is None else hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()
+    return lambda: {**values, "model": {"name": facts.name, "fingerprint": fingerprint()}}
 
 
 def now() -> int:

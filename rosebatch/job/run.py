@@ -2,50 +2,33 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from rosebatch.config import InputFormat, RunConfig, in_bytes
-from rosebatch.errors import FlagError, InterruptionError, RowError, UserError
+from rosebatch.errors import FlagError, InterruptionError, RowError
 from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
 from rosebatch.io.openai_batch import BatchShape
 from rosebatch.io.output import Output
-from rosebatch.io.reader import PromptReader, Row
-from rosebatch.io.results import PlainShape, Shape
-from rosebatch.io.rows import FailedRow
-from rosebatch.job.answers import answer_or_failure
-from rosebatch.job.check import check_file
+from rosebatch.io.reader import PromptReader
+from rosebatch.io.results import PlainShape
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, find_destination, open_output
 from rosebatch.job.manifest import build_manifest
-from rosebatch.job.serve import Served, serve
-from rosebatch.launch import Launched, LaunchPlan, default_sampling, grammar_limits, load, plan_launch
+from rosebatch.job.service import Loaded, Service, Work
 from rosebatch.report.build import build_report, write_report
 from rosebatch.report.progress import Progress
-from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.report.table import print_report
 from rosebatch.report.tally import Tally
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.text.grammar_check import GrammarLimits, check_grammar
 
-# Rows without finite logits, and none with, before a run is given up.
-_MOST_NOT_FINITE = 64
-_NOT_FINITE = "non_finite_logits"
 # While it is entered, signals end the job where it may end: at each call of what it gives. It is told how to find out
 # where the results so far are.
 Listen = Callable[[Callable[[], str]], AbstractContextManager[Callable[[], None]]]
-
-
-@runtime_checkable
-class Loaded(Protocol):
-    """A model that is loaded already: a ``rosebatch.LLM``."""
-
-    def exclusive(self) -> AbstractContextManager[Launched]:
-        """The engine, which nobody else uses meanwhile."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,66 +132,59 @@ def run_job(
         listen: how signals reach the job.
         started: when the process began, on the clock of ``time.perf_counter``, for the report.
     """
-    check_sampling(job.sampling, job.seed, grammar_limits(model) if isinstance(model, RunConfig) else None)
+    limits = None
+    if isinstance(model, RunConfig):
+        limits = GrammarLimits(model.grammar_timeout, in_bytes(model.grammar_memory))
+    check_sampling(job.sampling, job.seed, limits)
     if job.result_column == "":
         raise FlagError("--result-column needs a name")
-    imported = time.perf_counter()
     # Read before the model is looked for: a missing file is the likelier mistake.
     reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column)
     destination = find_destination(job, reader, model if isinstance(model, RunConfig) else None)
     reader.require_free_names()
-    with _ready(model, quiet=job.quiet) as (plan, launched):
-        if own := default_sampling(plan):
+    # Only now, since it imports PyTorch.
+    from rosebatch.job.local import in_process
+
+    imported = time.perf_counter()
+    with in_process(model, quiet=job.quiet) as service:
+        if own := service.facts.sampling:
             job = replace(job, sampling=with_defaults(job.sampling, own))
             reader.defaults = job.sampling
         if job.strict:
-            _require_all_good(reader, plan)
-        results = _open_output(job, destination, reader, plan)
+            _require_all_good(reader, service)
+        results = _open_output(job, destination, reader, service)
         resumed = results.num_rows
         tally = Tally()
         try:
-            launched = launched or load(plan)
+            service.load()
             # This may wait for the hash of the weights. Here a signal ends the wait at once.
             created = results.created
-            stats = launched.engine.restart_stats()
             begun = time.perf_counter()
             total = None if job.quiet else reader.count()
             with (
                 listen(lambda: results.kept) as check,
                 Progress(total, resumed=resumed, enabled=not job.quiet) as progress,
             ):
-                run_rows(
-                    (row for row in reader.rows(check) if row.index not in results),
-                    launched,
-                    results,
-                    _shape(job, reader, plan.source.name, created),
-                    tally,
-                    progress,
-                    seed=job.seed,
-                    return_token_ids=job.return_token_ids,
-                    check=check,
-                    before_finish=reader.require_unchanged,
-                )
+                shape = BatchShape(service.facts.name, created) if reader.is_batch else PlainShape(job.result_column)
+                service.run(Work(reader, results, shape, tally, progress, job.seed, job.return_token_ids, check))
         except InterruptionError as interrupted:
             results.flush()
             raise InterruptionError(interrupted.number, results.kept) from None
         finally:
             results.close()
+        served = service.served()
     startup = {} if started is None else {"import": imported - started}
-    startup["load"] = launched.load_seconds
-    if stats.first_token_time is not None:
-        startup["first token"] = stats.first_token_time - begun
-    description = {**launched.description, "sampling": dict(job.sampling)}
-    exact = not resumed or _is_exact(plan, job)
-    seconds = time.perf_counter() - begun
+    startup["load"] = served.load_seconds
+    if served.stats.first_token_time is not None:
+        startup["first token"] = served.stats.first_token_time - begun
     report = build_report(
         tally,
-        stats,
-        description,
+        served.stats,
+        {**served.description, "sampling": dict(job.sampling)},
         startup,
-        seconds,
+        time.perf_counter() - begun,
         resumed,
-        resumed_exactly=exact,
+        resumed_exactly=not resumed or (service.facts.independent and not job.force_resume),
         input=job.input,
         output=job.output or "-",
     )
@@ -217,56 +193,6 @@ def run_job(
     if not job.quiet:
         print_report(report, sys.stderr)
     return JobResult(results.num_failed, report)
-
-
-def run_rows(
-    rows: Iterable[Row],
-    launched: Launched,
-    output: Output,
-    shape: Shape,
-    tally: Tally,
-    progress: Progress,
-    *,
-    seed: int | None = None,
-    return_token_ids: bool = False,
-    check: Callable[[], None] = lambda: None,
-    before_finish: Callable[[], None] = lambda: None,
-) -> None:
-    """Serve rows and write each result as soon as it is ready.
-
-    However it ends, the engine is ready for other work then.
-
-    Args:
-        rows: those that have no result yet.
-        launched: the model.
-        output: takes the results; it is finished, and closed by the caller.
-        shape: how results are written.
-        tally: counts them.
-        progress: is told of them.
-        seed: of the job.
-        return_token_ids: add ``token_ids`` to the results.
-        check: called before every step; what it raises ends the job there.
-        before_finish: called once all rows are served; what it raises keeps the output from appearing.
-    """
-    writer = _Writer(launched, output, shape, tally, progress, return_token_ids)
-    batches = serve(
-        launched.engine,
-        launched.tokenizer,
-        launched.grammars,
-        rows,
-        seed=seed,
-        seconds=tally.host_seconds,
-        paused=lambda: output.full,
-        check=check,
-        max_inflight_bytes=in_bytes(launched.plan.config.max_inflight_bytes),
-    )
-    with closing(batches):
-        for batch in batches:
-            writer.write(batch)
-            # Else its rows would stay until the next batch has come.
-            batch.clear()
-    before_finish()
-    writer.finish()
 
 
 def check_sampling(given: Mapping[str, Any], seed: int | None, limits: GrammarLimits | None = None) -> None:
@@ -291,20 +217,11 @@ def check_sampling(given: Mapping[str, Any], seed: int | None, limits: GrammarLi
         raise FlagError(error.message) from None
 
 
-@contextmanager
-def _ready(model: RunConfig | Loaded, *, quiet: bool) -> Iterator[tuple[LaunchPlan, Launched | None]]:
-    """The plan of a model that is yet to be loaded; or of one that is, with its engine."""
-    if isinstance(model, RunConfig):
-        yield plan_launch(model, quiet=quiet), None
-    else:
-        with model.exclusive() as launched:
-            yield launched.plan, launched
-
-
-def _open_output(job: JobConfig, destination: Destination, reader: PromptReader, plan: LaunchPlan) -> Output:
+def _open_output(job: JobConfig, destination: Destination, reader: PromptReader, service: Service) -> Output:
     def manifest(input_digest: str | None) -> Callable[[], dict[str, Any]]:
         return build_manifest(
-            plan,
+            service.facts,
+            service.fingerprint(),
             input_digest,
             input_format="openai" if reader.is_batch else "parquet" if reader.is_parquet else "jsonl",
             sampling=job.sampling,
@@ -325,74 +242,9 @@ def _open_output(job: JobConfig, destination: Destination, reader: PromptReader,
     )
 
 
-def _is_exact(plan: LaunchPlan, job: JobConfig) -> bool:
-    """Whether the rows of a resumed run equal those of a run without a break: none depends on its batch."""
-    return plan.device.type == "cpu" and plan.toggles.batch_invariant and not job.force_resume
-
-
-def _shape(job: JobConfig, reader: PromptReader, model: str, created: int) -> Shape:
-    return BatchShape(model, created) if reader.is_batch else PlainShape(job.result_column)
-
-
-def _require_all_good(reader: PromptReader, plan: LaunchPlan) -> None:
+def _require_all_good(reader: PromptReader, service: Service) -> None:
     if reader.source == "-":
         raise FlagError("--strict needs an input file: stdin can be read once only")
-    bad = check_file(reader, plan, sys.stderr).errors.total()
+    bad = service.count_bad(reader)
     if bad:
         raise FlagError(f"{reader.source}: {bad} rows cannot be served, and --strict was given: nothing was run")
-
-
-@dataclass(frozen=True, slots=True)
-class _Writer:
-    """Writes finished rows and counts them."""
-
-    launched: Launched
-    output: Output
-    shape: Shape
-    tally: Tally
-    progress: Progress
-    return_token_ids: bool
-
-    def write(self, batch: Sequence[Served]) -> None:
-        """Write what a step finished; from here on, the end of this process costs none of it."""
-        with Stopwatch(self.tally.host_seconds, "writing"):
-            for served in batch:
-                self._write(served)
-            self.output.flush()
-        if self.tally.errors[_NOT_FINITE] >= _MOST_NOT_FINITE:
-            self._require_finite()
-
-    def finish(self) -> None:
-        """All rows are written: make the output visible."""
-        self._require_finite()
-        with Stopwatch(self.tally.host_seconds, "writing"):
-            self.output.finish()
-
-    def _require_finite(self) -> None:
-        """A model that fails every row would fill the output with errors.
-
-        Raises:
-            UserError: all rows so far have failed, because their logits are not finite.
-        """
-        failed = self.tally.errors[_NOT_FINITE]
-        if failed and failed == self.output.num_rows:
-            raise UserError(
-                f"all {failed} rows so far failed: the model's logits are not finite. Its weights may be damaged, or"
-                f" its dtype too narrow: try --dtype bfloat16 or float32"
-            )
-
-    def _write(self, served: Served) -> None:
-        if not isinstance(served, FailedRow):
-            told = answer_or_failure(
-                served, self.launched.tokenizer, self.shape, return_token_ids=self.return_token_ids
-            )
-            if not isinstance(told, FailedRow):
-                found, line = told
-                self.output.add(found.index, line, failed=False)
-                self.tally.add_row(served.completions, [choice.finish_reason for choice in found.choices])
-                self.progress.advance(output_tokens=found.completion_tokens)
-                return
-            served = told
-        self.output.add(served.index, self.shape.failure(served), failed=True)
-        self.tally.add_error(served.error)
-        self.progress.advance(failed=True)

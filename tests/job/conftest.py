@@ -13,7 +13,8 @@ from rosebatch.io.openai_batch import BatchShape, parse_request
 from rosebatch.io.output import StreamOutput
 from rosebatch.io.results import PlainShape
 from rosebatch.io.rows import parse_row
-from rosebatch.job.run import JobResult, run_file, run_rows
+from rosebatch.job.local import run_rows
+from rosebatch.job.run import JobResult, run_file
 from rosebatch.llm import LLM
 from rosebatch.report.progress import Progress
 from rosebatch.report.tally import Tally

@@ -9,6 +9,7 @@ import pytest
 
 from rosebatch.config import RunConfig
 from rosebatch.errors import UserError
+from rosebatch.job.local import LocalService, facts_of
 from rosebatch.job.manifest import build_manifest, differences, now
 from rosebatch.launch import plan_launch
 
@@ -29,8 +30,10 @@ def manifest():
         **options,
     ):
         options = {"model": str(TOML), "load_format": "dummy", "device": "cpu", **options}
+        plan = plan_launch(RunConfig(**options))
         wait = build_manifest(
-            plan_launch(RunConfig(**options)),
+            facts_of(plan),
+            LocalService(plan).fingerprint(),
             input_digest,
             input_format=input_format,
             sampling=dict(sampling),
@@ -138,7 +141,7 @@ def test_the_hash_does_not_delay_the_start(folder, monkeypatch):
     monkeypatch.setattr("rosebatch.model.source.content_digests", lambda paths: go.wait(10) and ["x"] * len(paths))
     plan = plan_launch(RunConfig(model=str(folder), device="cpu"))
     given = {"input_format": "jsonl", "sampling": {}, "seed": None, "return_token_ids": False, "result_column": None}
-    wait = build_manifest(plan, None, **given)
+    wait = build_manifest(facts_of(plan), LocalService(plan).fingerprint(), None, **given)
     go.set()
     assert len(wait()["model"]["fingerprint"]) == 64
 

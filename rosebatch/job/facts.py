@@ -1,0 +1,22 @@
+"""What a job has to know of its model, as plain values: they may come from another process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Decided before anything is loaded.
+
+    Attributes:
+        name: of the model, as results and reports have it.
+        identity: what decides the results of a run, apart from its files: fields of the manifest.
+        sampling: the model's own defaults, as fields of a row.
+        independent: whether no completion depends on its batch.
+    """
+
+    name: str
+    identity: Mapping[str, Any]
+    sampling: Mapping[str, Any]
+    independent: bool

@@ -1,0 +1,246 @@
+"""A job in this process: one engine serves all of its rows."""
+
+import hashlib
+import platform
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from rosebatch.config import RunConfig, in_bytes
+from rosebatch.engine.stats import EngineStats
+from rosebatch.errors import UserError
+from rosebatch.host.threads import in_background
+from rosebatch.io.output import Output
+from rosebatch.io.reader import PromptReader, Row
+from rosebatch.io.results import Shape
+from rosebatch.io.rows import FailedRow
+from rosebatch.job.answers import answer_or_failure
+from rosebatch.job.check import check_file
+from rosebatch.job.facts import ModelFacts
+from rosebatch.job.serve import Served as ServedRow
+from rosebatch.job.serve import serve
+from rosebatch.job.service import Loaded, Served, Work
+from rosebatch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
+from rosebatch.model.source import tokenizer_fingerprint
+from rosebatch.report.progress import Progress
+from rosebatch.report.stopwatch import Stopwatch
+from rosebatch.report.tally import Tally
+from rosebatch.version import __version__
+
+# Rows without finite logits, and none with, before a run is given up.
+_MOST_NOT_FINITE = 64
+_NOT_FINITE = "non_finite_logits"
+
+
+@contextmanager
+def in_process(model: RunConfig | Loaded, *, quiet: bool) -> "Iterator[LocalService]":
+    """A service of this process.
+
+    Args:
+        model: how to load one, or one that is loaded. That one is used by nobody else inside the ``with``.
+        quiet: no progress of a download on stderr.
+
+    Raises:
+        UserError: something that was asked for is missing, unreadable or impossible.
+    """
+    if isinstance(model, RunConfig):
+        yield LocalService(plan_launch(model, quiet=quiet))
+    else:
+        with model.exclusive() as launched:
+            yield LocalService(launched.plan, launched)
+
+
+class LocalService:
+    """See ``rosebatch.job.service.Service``."""
+
+    def __init__(self, plan: LaunchPlan, launched: Launched | None = None) -> None:
+        self.facts = facts_of(plan)
+        self._plan = plan
+        self._launched = launched
+        self._stats = EngineStats()
+
+    def fingerprint(self) -> Callable[[], str]:
+        """See ``Service``."""
+        return in_background(self._plan.source.fingerprint)
+
+    def count_bad(self, reader: PromptReader) -> int:
+        """See ``Service``."""
+        return check_file(reader, self._plan, sys.stderr).errors.total()
+
+    def load(self) -> None:
+        """See ``Service``."""
+        self._launched = self._launched or load(self._plan)
+
+    def run(self, work: Work) -> None:
+        """See ``Service``."""
+        assert self._launched is not None, "the model is loaded"
+        self._stats = self._launched.engine.restart_stats()
+        run_rows(
+            (row for row in work.reader.rows(work.check) if row.index not in work.output),
+            self._launched,
+            work.output,
+            work.shape,
+            work.tally,
+            work.progress,
+            seed=work.seed,
+            return_token_ids=work.return_token_ids,
+            check=work.check,
+            before_finish=work.reader.require_unchanged,
+        )
+
+    def served(self) -> Served:
+        """See ``Service``."""
+        assert self._launched is not None, "the model is loaded"
+        return Served(self._stats, self._launched.description, self._launched.load_seconds)
+
+
+def facts_of(plan: LaunchPlan) -> ModelFacts:
+    """What a job has to know of a model.
+
+    Raises:
+        UserError: a file of the model is unreadable.
+    """
+    identity = {
+        "load_format": plan.source.load_format,
+        "tokenizer": _tokenizer(plan),
+        "chat_template": _digest(plan.config.chat_template),
+        "max_prompt_bytes": in_bytes(plan.config.max_prompt_bytes),
+        "dtype": str(plan.source.dtype).removeprefix("torch."),
+        "device": plan.device.type,
+        "sampler": plan.config.sampler,
+        "toggles": asdict(plan.toggles),
+        "versions": {
+            "rosebatch": __version__,
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "tokenizers": version("tokenizers"),
+        },
+    }
+    independent = plan.device.type == "cpu" and plan.toggles.batch_invariant
+    return ModelFacts(plan.source.name, identity, default_sampling(plan), independent)
+
+
+def _tokenizer(plan: LaunchPlan) -> dict[str, str] | None:
+    """The tokenizer of ``--tokenizer``; None for the model's own."""
+    if plan.config.tokenizer is None or plan.tokenizer_folder is None:
+        return None
+    return {"name": plan.config.tokenizer, "fingerprint": tokenizer_fingerprint(plan.tokenizer_folder)}
+
+
+def _digest(path: str | None) -> str | None:
+    """SHA-256 of a file's contents; None without one."""
+    if path is None:
+        return None
+    try:
+        return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+
+
+def run_rows(
+    rows: Iterable[Row],
+    launched: Launched,
+    output: Output,
+    shape: Shape,
+    tally: Tally,
+    progress: Progress,
+    *,
+    seed: int | None = None,
+    return_token_ids: bool = False,
+    check: Callable[[], None] = lambda: None,
+    before_finish: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve rows and write each result as soon as it is ready.
+
+    However it ends, the engine is ready for other work then.
+
+    Args:
+        rows: those that have no result yet.
+        launched: the model.
+        output: takes the results; it is finished, and closed by the caller.
+        shape: how results are written.
+        tally: counts them.
+        progress: is told of them.
+        seed: of the job.
+        return_token_ids: add ``token_ids`` to the results.
+        check: called before every step; what it raises ends the job there.
+        before_finish: called once all rows are served; what it raises keeps the output from appearing.
+    """
+    writer = _Writer(launched, output, shape, tally, progress, return_token_ids)
+    batches = serve(
+        launched.engine,
+        launched.tokenizer,
+        launched.grammars,
+        rows,
+        seed=seed,
+        seconds=tally.host_seconds,
+        paused=lambda: output.full,
+        check=check,
+        max_inflight_bytes=in_bytes(launched.plan.config.max_inflight_bytes),
+    )
+    with closing(batches):
+        for batch in batches:
+            writer.write(batch)
+            # Else its rows would stay until the next batch has come.
+            batch.clear()
+    before_finish()
+    writer.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes finished rows and counts them."""
+
+    launched: Launched
+    output: Output
+    shape: Shape
+    tally: Tally
+    progress: Progress
+    return_token_ids: bool
+
+    def write(self, batch: Sequence[ServedRow]) -> None:
+        """Write what a step finished; from here on, the end of this process costs none of it."""
+        with Stopwatch(self.tally.host_seconds, "writing"):
+            for served in batch:
+                self._write(served)
+            self.output.flush()
+        if self.tally.errors[_NOT_FINITE] >= _MOST_NOT_FINITE:
+            self._require_finite()
+
+    def finish(self) -> None:
+        """All rows are written: make the output visible."""
+        self._require_finite()
+        with Stopwatch(self.tally.host_seconds, "writing"):
+            self.output.finish()
+
+    def _require_finite(self) -> None:
+        """A model that fails every row would fill the output with errors.
+
+        Raises:
+            UserError: all rows so far have failed, because their logits are not finite.
+        """
+        failed = self.tally.errors[_NOT_FINITE]
+        if failed and failed == self.output.num_rows:
+            raise UserError(
+                f"all {failed} rows so far failed: the model's logits are not finite. Its weights may be damaged, or"
+                f" its dtype too narrow: try --dtype bfloat16 or float32"
+            )
+
+    def _write(self, served: ServedRow) -> None:
+        if not isinstance(served, FailedRow):
+            told = answer_or_failure(
+                served, self.launched.tokenizer, self.shape, return_token_ids=self.return_token_ids
+            )
+            if not isinstance(told, FailedRow):
+                found, line = told
+                self.output.add(found.index, line, failed=False)
+                self.tally.add_row(served.completions, [choice.finish_reason for choice in found.choices])
+                self.progress.advance(output_tokens=found.completion_tokens)
+                return
+            served = told
+        self.output.add(served.index, self.shape.failure(served), failed=True)
+        self.tally.add_error(served.error)
+        self.progress.advance(failed=True)

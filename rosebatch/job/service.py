@@ -1,0 +1,100 @@
+"""Who serves the rows of a job: this process, or others."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from rosebatch.engine.stats import EngineStats
+from rosebatch.io.output import Output
+from rosebatch.io.reader import PromptReader
+from rosebatch.io.results import Shape
+from rosebatch.job.facts import ModelFacts
+from rosebatch.report.progress import Progress
+from rosebatch.report.tally import Tally
+
+if TYPE_CHECKING:
+    from rosebatch.launch import Launched
+
+
+@runtime_checkable
+class Loaded(Protocol):
+    """A model that is loaded already: a ``rosebatch.LLM``."""
+
+    def exclusive(self) -> "AbstractContextManager[Launched]":
+        """The engine, which nobody else uses meanwhile."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The rows of a job, and where their results go.
+
+    Attributes:
+        reader: of the input. Rows that already have a result in ``output`` are left out.
+        output: takes the results; it is finished by the service and closed by the caller.
+        shape: how results are written.
+        tally: counts them.
+        progress: is told of them.
+        seed: of the job.
+        return_token_ids: add ``token_ids`` to the results.
+        check: called before every step and while waiting; what it raises ends the job there.
+    """
+
+    reader: PromptReader
+    output: Output
+    shape: Shape
+    tally: Tally
+    progress: Progress
+    seed: int | None
+    return_token_ids: bool
+    check: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What served the rows, for the report.
+
+    Attributes:
+        stats: of the engine.
+        description: model, device, sampler, limits and switches as decided.
+        load_seconds: without the imports before it.
+    """
+
+    stats: EngineStats
+    description: Mapping[str, Any]
+    load_seconds: float
+
+
+class Service(Protocol):
+    """A model that serves the rows of one job."""
+
+    facts: ModelFacts
+
+    def fingerprint(self) -> Callable[[], str]:
+        """Begin to hash the weights, in the background. The returned function waits for the hash.
+
+        Raises:
+            UserError: by that function: a file is unreadable.
+        """
+        ...
+
+    def count_bad(self, reader: PromptReader) -> int:
+        """Rows of the input that cannot be served; each is a line on stderr."""
+        ...
+
+    def load(self) -> None:
+        """Load the model.
+
+        Raises:
+            UserError: something is missing, unreadable or impossible.
+        """
+        ...
+
+    def run(self, work: Work) -> None:
+        """Serve all rows, and finish the output."""
+        ...
+
+    def served(self) -> Served:
+        """What served the rows, after ``run``."""
+        ...
