@@ -11,7 +11,7 @@ from rosebatch.config import RunConfig, in_bytes
 from rosebatch.errors import FlagError, RowError
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.io.fields import PromptOptions, plain_message
-from rosebatch.io.reader import Row
+from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.answers import answer
 from rosebatch.job.serve import serve

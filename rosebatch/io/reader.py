@@ -7,46 +7,29 @@ from functools import cached_property
 from itertools import chain, islice
 from operator import attrgetter
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.config import InputFormat
-from rosebatch.errors import FlagError, RowError, UserError, printable, unexpected
+from rosebatch.errors import FlagError, UserError, printable
 from rosebatch.host.file_state import FileState
 from rosebatch.host.paths import is_stream
 from rosebatch.io.cells import BadCells
-from rosebatch.io.depth import is_deeper
 from rosebatch.io.files import as_path, digest, find_files, is_parquet, is_url, open_file
-from rosebatch.io.openai_batch import is_request, parse_request
+from rosebatch.io.openai_batch import is_request
+from rosebatch.io.parse import Content, Record, Row, RowParser
 from rosebatch.io.piped import Copied
 from rosebatch.io.read_ahead import read_ahead
 from rosebatch.io.result_names import collision_message, collisions, in_order, reserved_names
-from rosebatch.io.rows import FailedRow, PromptRow, parse_row
 from rosebatch.io.seen_ids import SeenIds
 from rosebatch.io.tables import open_table, table_rows
 from rosebatch.io.unread import MAGIC_BYTES, kind_of, require_lines
 
-Row = PromptRow | FailedRow
-# A line of JSON, or the values of a table's row.
-_Content = bytes | dict[str, Any] | BadCells
-
-
-class _Record(NamedTuple):
-    """A row as it is read: its number, its place for messages, and its bytes."""
-
-    number: int
-    where: str
-    content: _Content
-    size: int
-
-
 # Lines of a file that may be looked at to recognize an OpenAI batch.
 _MOST_PEEKED = 100
-# Levels of lists and objects in a line. Python's own limit, near 1000, depends on where a line is read or written.
-_DEEPEST = 600
 _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
 # The names of a line's fields. The values are only skipped.
 _NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -176,57 +159,26 @@ class PromptReader:
     def carried(self) -> Iterator[Mapping[str, Any]]:
         """The fields of each row that its result takes over. Reads the input again, so not from stdin."""
         for record in self._records():
-            yield self._parse(record).metadata
+            yield self.parser.parse(record).metadata
 
-    def _rows(self, records: Iterator[_Record]) -> Iterator[Row]:
-        seen = SeenIds()
+    def records(self, check: Callable[[], None]) -> Iterator[Record]:
+        """The same, to be parsed elsewhere by ``parser``."""
+        return self._identified(read_ahead(self._records(), check, attrgetter("size")))
+
+    @property
+    def parser(self) -> RowParser:
+        """How records become rows. On stdin this waits for the first line."""
+        return RowParser(self.is_batch, self.is_parquet, self.defaults, self.result_column)
+
+    def _identified(self, records: Iterator[Record]) -> Iterator[Record]:
+        """Mark rows that repeat an id."""
+        seen, identity = SeenIds(), self.parser.identity
         for record in records:
-            row = self._parse(record)
-            if isinstance(row, PromptRow) and row.id is not None and not seen.add(row.id):
-                error = RowError("duplicate_id", f"id {row.id!r} was used by an earlier row")
-                yield FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=error)
-            else:
-                yield row
+            found = identity(record.content)
+            yield record if found is None or seen.add(found) else record._replace(repeated=found)
 
-    def _parse(self, record: _Record) -> Row:
-        index, where, content, _ = record
-        try:
-            return self._row(index, where, content)
-        except Exception as error:
-            return FailedRow(index=index, where=where, metadata={}, error=unexpected("reading the row", error))
-
-    def _row(self, index: int, where: str, content: _Content) -> Row:
-        if isinstance(content, BadCells):
-            # As carried as it would be without the error.
-            found = self._plain_row(content.values, index, where)
-            return FailedRow(index=index, where=where, metadata=found.metadata, error=content.error)
-        if not isinstance(content, bytes):
-            return self._plain_row(content, index, where)
-        try:
-            values = msgspec.json.decode(content)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            failure = RowError("invalid_json", f"not valid JSON: {error}")
-            return FailedRow(index=index, where=where, metadata={}, error=failure)
-        if (
-            len(content) > _DEEPEST
-            and content.count(b"[") + content.count(b"{") > _DEEPEST
-            and is_deeper(values, _DEEPEST)
-        ):
-            failure = RowError("invalid_json", f"nested more than {_DEEPEST} levels deep")
-            return FailedRow(index=index, where=where, metadata={}, error=failure)
-        if self.is_batch:
-            return parse_request(values, index=index, where=where, defaults=self.defaults)
-        return self._plain_row(values, index, where)
-
-    def _plain_row(self, values: object, index: int, where: str) -> Row:
-        return parse_row(
-            values,
-            index=index,
-            where=where,
-            defaults=self.defaults,
-            keep_prompt=self.is_parquet,
-            result_column=self.result_column,
-        )
+    def _rows(self, records: Iterator[Record]) -> Iterator[Row]:
+        return map(self.parser.parse, self._identified(records))
 
     def digest(self) -> str:
         """SHA-256 of the files' contents, as ``require_unchanged`` will compare it."""
@@ -307,10 +259,10 @@ class PromptReader:
         """Names the place of a row, followed by its number."""
         return f"{what} " if len(self.paths) == 1 else f"{printable(path)} {what} "
 
-    def _records(self) -> Iterator[_Record]:
-        placed: Iterator[tuple[str, _Content, int]] = self._table_rows() if self.is_parquet else self._json_lines()
+    def _records(self) -> Iterator[Record]:
+        placed: Iterator[tuple[str, Content, int]] = self._table_rows() if self.is_parquet else self._json_lines()
         for index, row in enumerate(placed):
-            yield _Record(index, *row)
+            yield Record(index, *row)
 
     def _json_lines(self) -> Iterator[tuple[str, bytes, int]]:
         # Decide this first: on stdin it takes the first lines.

@@ -12,7 +12,8 @@ from rosebatch.engine.kv_cache import bytes_for_longest
 from rosebatch.engine.roofline import Rates, find_floor, weight_bytes
 from rosebatch.errors import RowError, printable
 from rosebatch.host.threads import DaemonPool
-from rosebatch.io.reader import PromptReader, Row
+from rosebatch.io.parse import Row
+from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.prepare import Prepared, PreparedRow, prepare

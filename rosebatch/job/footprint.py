@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from sys import getsizeof
 
-from rosebatch.io.reader import Row
+from rosebatch.io.parse import Row
 from rosebatch.io.rows import PromptRow
 from rosebatch.request import LOGPROB_BYTES
 from rosebatch.sampling_params import SamplingParams

@@ -14,7 +14,8 @@ from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import UserError
 from rosebatch.host.threads import in_background
 from rosebatch.io.output import Output
-from rosebatch.io.reader import PromptReader, Row
+from rosebatch.io.parse import Row
+from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import Shape
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.answers import answer_or_failure

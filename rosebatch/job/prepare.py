@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rosebatch.errors import RowError, unexpected
 from rosebatch.host.threads import wait_for
-from rosebatch.io.reader import Row
+from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.footprint import prompt_bytes, row_bytes
 from rosebatch.job.seeds import row_seed

@@ -16,7 +16,7 @@ from itertools import count, islice
 from rosebatch.engine.engine import Engine
 from rosebatch.errors import RowError
 from rosebatch.host.threads import DaemonPool, wait_for
-from rosebatch.io.reader import Row
+from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.prepare import DEFAULT_BYTES, Prepared, PreparedRow, by_prefix, prepare, size_of

@@ -13,8 +13,9 @@ import pytest
 
 from rosebatch.io.output import FileOutput, replace_folder, write_jsonl
 from rosebatch.io.parquet import Carried, write_parquet, write_parquet_parts
+from rosebatch.io.parse import Row
 from rosebatch.io.part_file import PartFile
-from rosebatch.io.reader import PromptReader, Row
+from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import parse_row
 
 

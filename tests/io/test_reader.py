@@ -138,10 +138,10 @@ def test_duplicate_ids(read_bytes):
     assert rows[1].metadata == {"id": "x", "kept": 1}
 
 
-def test_the_id_of_a_failed_row_is_not_taken(read_bytes):
-    """A corrected row may use the id of the failed one."""
-    rows = read_bytes(b'{"prompt":"","id":5}\n{"prompt":"b","id":5}')
-    assert [r[2] for r in summary(rows)] == ["empty_prompt", "b"]
+def test_the_id_of_a_failed_row_is_taken(read_bytes):
+    """Its error row carries the id too: two results would have the same one."""
+    rows = read_bytes(b'{"prompt":"","id":5}\n{"prompt":"b","id":5}\n{"prompt":"c","id":5.0}\n{"prompt":"d","id":true}')
+    assert [r[2] for r in summary(rows)] == ["empty_prompt", "duplicate_id", "invalid_field", "invalid_field"]
 
 
 def test_defaults_reach_every_row(read_bytes):

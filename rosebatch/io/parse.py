@@ -1,0 +1,123 @@
+"""What a reader has read -> rows. A record can be parsed in another process than the one that reads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rosebatch.errors import RowError, unexpected
+from rosebatch.io.cells import BadCells
+from rosebatch.io.depth import is_deeper
+from rosebatch.io.openai_batch import parse_request
+from rosebatch.io.rows import FailedRow, PromptRow, parse_row
+
+Row = PromptRow | FailedRow
+# A line of JSON, or the values of a table's row.
+Content = bytes | dict[str, Any] | BadCells
+# Levels of lists and objects in a line. Python's own limit, near 1000, depends on where a line is read or written.
+_DEEPEST = 600
+
+
+class Record(NamedTuple):
+    """A row as it is read.
+
+    Attributes:
+        number: counted from 0, blank lines left out.
+        where: its place, for messages.
+        content: unchecked.
+        size: bytes.
+        repeated: the id, if an earlier row has it.
+    """
+
+    number: int
+    where: str
+    content: Content
+    size: int
+    repeated: str | int | None = None
+
+
+class _PlainId(msgspec.Struct):
+    id: Any = None
+
+
+class _BatchId(msgspec.Struct):
+    custom_id: Any = None
+
+
+_PLAIN_ID, _BATCH_ID = msgspec.json.Decoder(_PlainId), msgspec.json.Decoder(_BatchId)
+
+
+@dataclass(slots=True)
+class RowParser:
+    """How the records of one input become rows.
+
+    Attributes:
+        is_batch: whether lines are requests of an OpenAI batch.
+        is_table: whether rows keep all of their columns.
+        defaults: sampling fields for what a row does not say.
+        result_column: the one field of a result beside the carried ones, see ``rosebatch.io.result_names``.
+    """
+
+    is_batch: bool
+    is_table: bool
+    defaults: Mapping[str, Any]
+    result_column: str | None = None
+
+    def identity(self, content: Content) -> str | int | None:
+        """The id of a row that may otherwise be bad; None if it has none, or one of another type."""
+        found: Any = None
+        if isinstance(content, bytes):
+            try:
+                found = _BATCH_ID.decode(content).custom_id if self.is_batch else _PLAIN_ID.decode(content).id
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return None
+        else:
+            found = (content.values if isinstance(content, BadCells) else content).get("id")
+        return found if isinstance(found, str | int) and not isinstance(found, bool) else None
+
+    def parse(self, record: Record) -> Row:
+        """The row; a failed one if it cannot be served or repeats an id."""
+        try:
+            row = self._row(record)
+        except Exception as error:
+            failure = unexpected("reading the row", error)
+            return FailedRow(index=record.number, where=record.where, metadata={}, error=failure)
+        if record.repeated is None or isinstance(row, FailedRow):
+            return row
+        failure = RowError("duplicate_id", f"id {record.repeated!r} was used by an earlier row")
+        return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=failure)
+
+    def _row(self, record: Record) -> Row:
+        index, where, content = record.number, record.where, record.content
+        if isinstance(content, BadCells):
+            # As carried as it would be without the error.
+            found = self._plain_row(content.values, index, where)
+            return FailedRow(index=index, where=where, metadata=found.metadata, error=content.error)
+        if not isinstance(content, bytes):
+            return self._plain_row(content, index, where)
+        try:
+            values = msgspec.json.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            failure = RowError("invalid_json", f"not valid JSON: {error}")
+            return FailedRow(index=index, where=where, metadata={}, error=failure)
+        if (
+            len(content) > _DEEPEST
+            and content.count(b"[") + content.count(b"{") > _DEEPEST
+            and is_deeper(values, _DEEPEST)
+        ):
+            failure = RowError("invalid_json", f"nested more than {_DEEPEST} levels deep")
+            return FailedRow(index=index, where=where, metadata={}, error=failure)
+        if self.is_batch:
+            return parse_request(values, index=index, where=where, defaults=self.defaults)
+        return self._plain_row(values, index, where)
+
+    def _plain_row(self, values: object, index: int, where: str) -> Row:
+        return parse_row(
+            values,
+            index=index,
+            where=where,
+            defaults=self.defaults,
+            keep_prompt=self.is_table,
+            result_column=self.result_column,
+        )
