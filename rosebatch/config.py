@@ -436,6 +436,7 @@ class Flag:
 MOST_GRAMMAR_SECONDS = 86_400
 
 MODEL, SAMPLING, LIMITS, SWITCHES = "Model", "Sampling", "Limits", "Switches (all on by default)"
+DEVICES = "Several GPUs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,6 +470,18 @@ class RunConfig:
         Sampler,
         Flag("'flashinfer' needs that package. Sampled answers then depend on the batch.", SAMPLING, rare=True),
     ] = "rosebatch"
+    data_parallel_size: Annotated[
+        int | Literal["auto"],
+        Flag(
+            "Processes, each on a GPU of its own; auto: all GPUs. Default: 1.",
+            DEVICES,
+            ("--data-parallel-size", "-dp"),
+            metavar="N|auto",
+        ),
+    ] = 1
+    worker_timeout: Annotated[
+        float, Flag("Seconds without a sign of life after which such a process is replaced.", DEVICES, rare=True)
+    ] = 600.0
     max_model_len: Annotated[int | None, Flag("Most tokens of prompt and answer.", LIMITS)] = None
     max_prompt_bytes: Annotated[
         str | int, Flag("Longest prompt. Default: 8MiB.", LIMITS, metavar="SIZE", rare=True)
@@ -547,7 +560,14 @@ class RunConfig:
 
 
 _KINDS = {f.name: f.type for f in fields(RunConfig)}
-_LEAST = {"max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1, "kv_cache_memory": 0}
+_LEAST = {
+    "data_parallel_size": 1,
+    "max_model_len": 2,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "block_size": 1,
+    "kv_cache_memory": 0,
+}
 # In bytes; a smaller one would be a mistake.
 _LEAST_SIZES = {"max_prompt_bytes": 1, "max_inflight_bytes": 2**20, "grammar_memory": 2**20}
 _CHOICES = {

@@ -28,6 +28,12 @@ class Durations:
         self._sum += seconds * count
         self._least, self._most = min(self._least, seconds), max(self._most, seconds)
 
+    def merge(self, other: "Durations") -> None:
+        """Count those of another one too."""
+        self._buckets.update(other._buckets)
+        self._sum += other._sum
+        self._least, self._most = min(self._least, other._least), max(self._most, other._most)
+
     def summary(self) -> dict[str, float]:
         """``mean``, which is exact, and the percentiles of a report; empty without values."""
         return {"mean": self._sum / len(self), **self.percentiles(_RANKS)} if self._buckets else {}

@@ -6,6 +6,11 @@ from rosebatch.engine.durations import Durations
 from rosebatch.engine.plan import DecodeWindow, StepPlan, StepResult
 from rosebatch.engine.timeline import Timeline
 
+_COUNTS = (
+    *("steps", "decode_steps", "syncs", "graph_replays", "graph_captures", "preemptions", "computed_tokens"),
+    *("copied_blocks", "max_running", "max_blocks_used", "prefill_seconds", "decode_seconds"),
+)
+
 
 @dataclass(slots=True)
 class EngineStats:
@@ -76,3 +81,12 @@ class EngineStats:
         self.copied_blocks += len(plan.copies)
         self.max_running = max(self.max_running, plan.num_sequences)
         self.max_blocks_used = max(self.max_blocks_used, blocks_used)
+
+    def merge(self, other: "EngineStats") -> None:
+        """Add the counts of another engine that worked at the same time: the most of each are added too."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        times = [time for time in (self.first_token_time, other.first_token_time) if time is not None]
+        self.first_token_time = min(times, default=None)
+        self.itl.merge(other.itl)
+        self.timeline.merge(other.timeline)

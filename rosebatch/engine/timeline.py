@@ -1,6 +1,7 @@
 """A run over time in bounded memory: when there are too many samples, each pair becomes one."""
 
 from array import array
+from copy import deepcopy
 from typing import Any
 
 _MOST = 240
@@ -31,7 +32,7 @@ class Timeline:
             self._widen()
         began, self._end = min(self._end, seconds), seconds
         last = int(seconds / self._width)
-        for values in (self._prompt_tokens, self._output_tokens, self._live, self._blocks):
+        for values in self._samples():
             values.extend([0.0] * (last + 1 - len(values)))
         for index in range(int(began / self._width), last + 1):
             inside = min(seconds, (index + 1) * self._width) - max(began, index * self._width)
@@ -40,6 +41,22 @@ class Timeline:
             self._output_tokens[index] += share * output_tokens
             self._live[index] = max(self._live[index], live)
             self._blocks[index] = max(self._blocks[index], blocks)
+
+    def merge(self, other: "Timeline") -> None:
+        """Add what another engine did at the same time."""
+        other = deepcopy(other)
+        while self._width < other._width:
+            self._widen()
+        while other._width < self._width:
+            other._widen()
+        self._end = max(self._end, other._end)
+        for values, more in zip(self._samples(), other._samples(), strict=True):
+            values.extend([0.0] * (len(more) - len(values)))
+            for index, value in enumerate(more):
+                values[index] += value
+
+    def _samples(self) -> tuple["array[float]", ...]:
+        return self._prompt_tokens, self._output_tokens, self._live, self._blocks
 
     def as_dict(self) -> dict[str, Any]:
         """``seconds_per_sample``; tokens a second, and most sequences and blocks, in each."""

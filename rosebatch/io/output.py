@@ -52,8 +52,13 @@ class Output(Protocol):
         """Whether rows must finish before more may start."""
         ...
 
-    def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
-        """Take a result."""
+    @property
+    def fields(self) -> Container[str] | None:
+        """The fields of a result that are kept; None keeps all."""
+        ...
+
+    def add(self, index: int, row: dict[str, Any] | msgspec.Raw, *, failed: bool) -> None:
+        """Take a result. One that is encoded already has the kept fields only."""
         ...
 
     def flush(self) -> None:
@@ -96,6 +101,7 @@ class StreamOutput:
         self.num_rows = 0
         self.num_failed = 0
         self.kept = ""
+        self.fields = None
 
     def __contains__(self, index: int) -> bool:
         return index < self._next or index in self._held
@@ -105,7 +111,7 @@ class StreamOutput:
         """Whether thousands of results, or many bytes, wait for one row."""
         return len(self._held) >= _MOST_HELD or self._held_bytes >= _MOST_HELD_BYTES
 
-    def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
+    def add(self, index: int, row: dict[str, Any] | msgspec.Raw, *, failed: bool) -> None:
         """Write the row and those that waited for it, or hold it until its turn."""
         self.num_rows += 1
         self.num_failed += failed
@@ -160,7 +166,7 @@ class FileOutput:
         self._part = part
         self._path = path
         self._write = write
-        self._fields = fields
+        self.fields = fields
         self._errors = errors
         self._place = place or replace_file
         self._remove_errors = remove or _remove
@@ -195,10 +201,10 @@ class FileOutput:
         """Always False: the part file takes rows in any order."""
         return False
 
-    def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
+    def add(self, index: int, row: dict[str, Any] | msgspec.Raw, *, failed: bool) -> None:
         """Append the row to the part file."""
-        if self._fields is not None:
-            row = {name: value for name, value in row.items() if name in self._fields}
+        if self.fields is not None and not isinstance(row, msgspec.Raw):
+            row = {name: value for name, value in row.items() if name in self.fields}
         self._part.append(index, row, failed=failed)
 
     def flush(self) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, BinaryIO
 
+import msgspec
+
 from rosebatch.errors import FlagError, UserError
 from rosebatch.host.sync import sync
 from rosebatch.io.part_lines import (
@@ -128,7 +130,7 @@ class PartFile:
         bits = self._present.get(window)
         return bits is not None and bool(bits[place // 8] >> place % 8 & 1)
 
-    def append(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
+    def append(self, index: int, row: dict[str, Any] | msgspec.Raw, *, failed: bool) -> None:
         """Add a result. It reaches the disk within a second or two.
 
         Raises:

@@ -38,7 +38,7 @@ class PartLine(NamedTuple):
     row: bytes
 
 
-def encode_row(index: int, row: dict[str, Any], checksum: int, *, failed: bool) -> bytes:
+def encode_row(index: int, row: dict[str, Any] | msgspec.Raw, checksum: int, *, failed: bool) -> bytes:
     """The line of a row. ``checksum`` is that of the manifest."""
     line = b"[%d,%d,%s" % (index, failed, _encode(row))
     return line + _SEAL % crc32(line, checksum)

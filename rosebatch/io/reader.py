@@ -67,7 +67,7 @@ class PromptReader:
         self._num_rows = 0
         # The state of each file when it was hashed, and the hash.
         self._digested: tuple[list[FileState] | None, str] | None = None
-        self._input_format = input_format
+        self.input_format = input_format
         self._copied: dict[str, Copied] = {}
         # Lines of stdin that were looked at before reading began.
         self._peeked: list[bytes] = []
@@ -88,14 +88,14 @@ class PromptReader:
     @cached_property
     def is_batch(self) -> bool:
         """Whether the lines are requests of an OpenAI batch. On stdin this waits for the first line."""
-        if self._input_format == "auto" and not self.is_parquet:
+        if self.input_format == "auto" and not self.is_parquet:
             return self._looks_like_a_batch()
-        return self._input_format == "openai"
+        return self.input_format == "openai"
 
     @property
     def may_be_batch(self) -> bool:
         """The same, without waiting: True for a stdin that may still turn out to be none."""
-        return (self.source == "-" and self._input_format == "auto") or self.is_batch
+        return (self.source == "-" and self.input_format == "auto") or self.is_batch
 
     def count(self) -> int | None:
         """The number of rows; None for stdin, and for JSONL at a URL, which would be fetched twice."""
@@ -161,9 +161,9 @@ class PromptReader:
         for record in self._records():
             yield self.parser.parse(record).metadata
 
-    def records(self, check: Callable[[], None]) -> Iterator[Record]:
-        """The same, to be parsed elsewhere by ``parser``."""
-        return self._identified(read_ahead(self._records(), check, attrgetter("size")))
+    def records(self) -> Iterator[Record]:
+        """Rows in input order as they are read, to be parsed elsewhere by ``parser``."""
+        return self._identified(self._records())
 
     @property
     def parser(self) -> RowParser:

@@ -21,19 +21,18 @@ from rosebatch.io.rows import FailedRow
 from rosebatch.job.answers import answer_or_failure
 from rosebatch.job.check import check_file
 from rosebatch.job.facts import ModelFacts
+from rosebatch.job.not_finite import MOST_NOT_FINITE, require_finite
 from rosebatch.job.serve import Served as ServedRow
 from rosebatch.job.serve import serve
 from rosebatch.job.service import Loaded, Served, Work
 from rosebatch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
 from rosebatch.model.source import tokenizer_fingerprint
+from rosebatch.report.build import peak_memory
 from rosebatch.report.progress import Progress
+from rosebatch.report.provenance import gpu_name
 from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.report.tally import Tally
 from rosebatch.version import __version__
-
-# Rows without finite logits, and none with, before a run is given up.
-_MOST_NOT_FINITE = 64
-_NOT_FINITE = "non_finite_logits"
 
 
 @contextmanager
@@ -95,7 +94,8 @@ class LocalService:
     def served(self) -> Served:
         """See ``Service``."""
         assert self._launched is not None, "the model is loaded"
-        return Served(self._stats, self._launched.description, self._launched.load_seconds)
+        launched = self._launched
+        return Served(self._stats, launched.description, launched.load_seconds, peak_memory(), gpu_name())
 
 
 def facts_of(plan: LaunchPlan) -> ModelFacts:
@@ -142,7 +142,7 @@ def _digest(path: str | None) -> str | None:
 
 
 def run_rows(
-    rows: Iterable[Row],
+    rows: Iterable[Row | None],
     launched: Launched,
     output: Output,
     shape: Shape,
@@ -159,7 +159,7 @@ def run_rows(
     However it ends, the engine is ready for other work then.
 
     Args:
-        rows: those that have no result yet.
+        rows: those that have no result yet; None says that there is none at the moment.
         launched: the model.
         output: takes the results; it is finished, and closed by the caller.
         shape: how results are written.
@@ -208,27 +208,13 @@ class _Writer:
             for served in batch:
                 self._write(served)
             self.output.flush()
-        if self.tally.errors[_NOT_FINITE] >= _MOST_NOT_FINITE:
-            self._require_finite()
+        require_finite(self.tally, self.output.num_rows, at_least=MOST_NOT_FINITE)
 
     def finish(self) -> None:
         """All rows are written: make the output visible."""
-        self._require_finite()
+        require_finite(self.tally, self.output.num_rows)
         with Stopwatch(self.tally.host_seconds, "writing"):
             self.output.finish()
-
-    def _require_finite(self) -> None:
-        """A model that fails every row would fill the output with errors.
-
-        Raises:
-            UserError: all rows so far have failed, because their logits are not finite.
-        """
-        failed = self.tally.errors[_NOT_FINITE]
-        if failed and failed == self.output.num_rows:
-            raise UserError(
-                f"all {failed} rows so far failed: the model's logits are not finite. Its weights may be damaged, or"
-                f" its dtype too narrow: try --dtype bfloat16 or float32"
-            )
 
     def _write(self, served: ServedRow) -> None:
         if not isinstance(served, FailedRow):

@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from rosebatch.errors import RowError, unexpected
@@ -82,6 +82,13 @@ class PreparedRow:
 
 
 Prepared = PreparedRow | FailedRow
+
+
+class End:
+    """The end of a source, which None is not."""
+
+
+END = End()
 # A text or token ids, or why there is no prompt; then the token ids, with the text if there is one.
 _Prompt = str | Sequence[int] | RowError
 _Encoded = tuple[Sequence[int] | RowError, str | None]
@@ -215,31 +222,39 @@ def size_of(item: Prepared) -> int:
     return item.size if isinstance(item, PreparedRow) else row_bytes(item)
 
 
-def by_prefix(items: Iterator[Prepared | None], window: int, most_bytes: int = DEFAULT_BYTES) -> Iterator[Prepared]:
+def by_prefix(
+    items: Iterator[Prepared | None], window: int, most_bytes: int = DEFAULT_BYTES
+) -> Iterator[Prepared | None]:
     """Reorder a window of rows at a time, so that prompts with the same beginning follow each other.
 
     Its blocks are then computed once and are still there for the next prompt, however small the KV cache is. For each
     row handed out, one row of the next window is read: reading a whole window at once would keep the device waiting.
-    Rows of many bytes make a window smaller, so that both windows together hold about ``most_bytes``.
+    Rows of many bytes make a window smaller, so that both windows together hold about ``most_bytes``. A window ends
+    early where no row comes at the moment; None is handed on if none is held.
     """
     held = 0
+    ended = False
 
-    def must_come() -> Iterator[Prepared]:
-        for item in items:
-            assert item is not None, "a window cannot wait for rows that may not come"
-            yield item
-
-    def read(most: int) -> Iterator[Prepared]:
-        nonlocal held
-        for item in islice(rows, most) if held < most_bytes else ():
+    def read(most: int) -> list[Prepared]:
+        nonlocal held, ended
+        found: list[Prepared] = []
+        while len(found) < most and held < most_bytes and not ended:
+            item = next(items, END)
+            if item is None:
+                break
+            if isinstance(item, End):
+                ended = True
+                break
             held += size_of(item)
-            yield item
-            if held >= most_bytes:
-                return
+            found.append(item)
+        return found
 
-    rows = must_come()
-    group = list(read(window))
-    while group:
+    group = read(window)
+    while group or not ended:
+        if not group:
+            yield None
+            group = read(window)
+            continue
         failed = [item for item in group if isinstance(item, FailedRow)]
         served = sorted((item for item in group if isinstance(item, PreparedRow)), key=_prefix_order)
         group = []

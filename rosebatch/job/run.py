@@ -18,7 +18,7 @@ from rosebatch.io.results import PlainShape
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, find_destination, open_output
 from rosebatch.job.manifest import build_manifest
-from rosebatch.job.service import Loaded, Service, Work
+from rosebatch.job.service import Loaded, Served, Service, Work
 from rosebatch.report.build import build_report, write_report
 from rosebatch.report.progress import Progress
 from rosebatch.report.table import print_report
@@ -142,11 +142,9 @@ def run_job(
     reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column)
     destination = find_destination(job, reader, model if isinstance(model, RunConfig) else None)
     reader.require_free_names()
-    # Only now, since it imports PyTorch.
-    from rosebatch.job.local import in_process
-
+    serving = _service(model)
     imported = time.perf_counter()
-    with in_process(model, quiet=job.quiet) as service:
+    with serving(model, quiet=job.quiet) as service:
         if own := service.facts.sampling:
             job = replace(job, sampling=with_defaults(job.sampling, own))
             reader.defaults = job.sampling
@@ -187,12 +185,19 @@ def run_job(
         resumed_exactly=not resumed or (service.facts.independent and not job.force_resume),
         input=job.input,
         output=job.output or "-",
+        machine=_machine(served),
     )
     for path in job.report:
         write_report(report, path)
     if not job.quiet:
         print_report(report, sys.stderr)
     return JobResult(results.num_failed, report)
+
+
+def _machine(served: Served) -> dict[str, Any]:
+    """Fields of the report that only who served the rows knows."""
+    fields = {"gpu": served.gpu, "peak_memory_bytes": dict(served.peak_memory)}
+    return {**fields, "workers": [*served.workers]} if served.workers else fields
 
 
 def check_sampling(given: Mapping[str, Any], seed: int | None, limits: GrammarLimits | None = None) -> None:
@@ -215,6 +220,18 @@ def check_sampling(given: Mapping[str, Any], seed: int | None, limits: GrammarLi
             check_grammar(params.grammar, limits)
     except RowError as error:
         raise FlagError(error.message) from None
+
+
+def _service(model: RunConfig | Loaded) -> Callable[..., AbstractContextManager[Service]]:
+    """What makes a service: this process if it has the model or is to have it, else others."""
+    if isinstance(model, RunConfig) and model.data_parallel_size != 1:
+        from rosebatch.job.workers.service import in_workers
+
+        return in_workers
+    # Only now, since it imports PyTorch.
+    from rosebatch.job.local import in_process
+
+    return in_process
 
 
 def _open_output(job: JobConfig, destination: Destination, reader: PromptReader, service: Service) -> Output:

@@ -19,7 +19,7 @@ from rosebatch.host.threads import DaemonPool, wait_for
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.await_grammars import with_grammars
-from rosebatch.job.prepare import DEFAULT_BYTES, Prepared, PreparedRow, by_prefix, prepare, size_of
+from rosebatch.job.prepare import DEFAULT_BYTES, END, End, Prepared, PreparedRow, by_prefix, prepare, size_of
 from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.request import Completion, Request
 from rosebatch.text.grammar import Grammar, Grammars
@@ -74,7 +74,7 @@ def serve(
         engine: with nothing else to do.
         tokenizer: None for a model that works on token ids.
         grammars: compiles what completions have to match; None for such a model.
-        rows: the input; None says that there is none at the moment, which needs ``in_order``.
+        rows: the input; None says that there is none at the moment.
         seed: of the job (see ``rosebatch.job.seeds``).
         in_order: take rows as they come, instead of those with the same beginning together.
         seconds: host time by kind of work is added there.
@@ -130,11 +130,11 @@ def _steps(
                 break
             if len(failed) == _MOST_FAILED or failed_bytes > tickets.most_bytes // 8:
                 break
-            item, kept = kept or next(source, _END), None
+            item, kept = kept or next(source, END), None
             if item is None:
                 # Nothing to read at the moment.
                 break
-            if isinstance(item, _End):
+            if isinstance(item, End):
                 exhausted = True
                 break
             if isinstance(item, PreparedRow) and not tickets.has_room(item):
@@ -150,13 +150,6 @@ def _steps(
         check()
         tickets.take(engine.step() if engine.has_unfinished else ())
         yield failed + tickets.finished()
-
-
-class _End:
-    """The end of the source, which None is not."""
-
-
-_END = _End()
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Who serves the rows of a job: this process, or others."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -59,11 +59,17 @@ class Served:
         stats: of the engine.
         description: model, device, sampler, limits and switches as decided.
         load_seconds: without the imports before it.
+        peak_memory: bytes, on the host and on GPUs.
+        gpu: its name, if there is one.
+        workers: of a job over several processes, what each of them did.
     """
 
     stats: EngineStats
     description: Mapping[str, Any]
     load_seconds: float
+    peak_memory: Mapping[str, int]
+    gpu: str | None
+    workers: Sequence[Mapping[str, Any]] = ()
 
 
 class Service(Protocol):

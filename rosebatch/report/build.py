@@ -6,6 +6,7 @@ Fields have the names of ``vllm bench throughput`` and similar tools where they 
 import json
 import resource
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def build_report(
     resumed_exactly: bool = True,
     input: str | None = None,
     output: str | None = None,
+    machine: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The report as plain values.
 
@@ -40,6 +42,7 @@ def build_report(
         resumed: rows that an earlier run finished. No other field counts them.
         resumed_exactly: whether the output equals that of a run without a break, whatever the batches were.
         input, output: names of the job's files.
+        machine: fields that others know, where this process has no engine.
     """
     total = tally.prompt_tokens + tally.output_tokens
     rows = tally.completed + tally.failed
@@ -80,6 +83,7 @@ def build_report(
         "peak_memory_bytes": peak_memory(),
         "engine": description,
         **provenance(input, output),
+        **(machine or {}),
     }
 
 
@@ -116,10 +120,10 @@ def write_text(path: Path, content: str) -> None:
 
 def peak_memory() -> dict[str, int]:
     """The most bytes that this process has held so far, on the host and on the GPU if there is one."""
-    import torch
-
     unit = 1 if sys.platform == "darwin" else 1024
     peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    # A process that has not imported PyTorch has nothing on a GPU.
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         peak["gpu"] = torch.cuda.max_memory_allocated()
     return peak

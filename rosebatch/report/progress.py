@@ -54,13 +54,13 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def advance(self, *, output_tokens: int = 0, failed: bool = False) -> None:
-        """Count a finished row."""
-        self._rows += 1
+    def advance(self, rows: int = 1, *, output_tokens: int = 0, failed: int = 0, place: int = 0) -> None:
+        """Count finished rows, and those of them that failed."""
+        self._rows += rows
         self._failed += failed
         self._tokens += output_tokens
         if self._bar is not None:
-            self._bar.update(self._task, advance=1, rate=self._rate())
+            self._bar.update(self._task, advance=rows, rate=self._rate())
         elif self._enabled and time.perf_counter() - self._last_line >= _PLAIN_SECONDS:
             self._last_line = time.perf_counter()
             sys.stderr.write(self.line() + "\n")

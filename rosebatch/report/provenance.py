@@ -35,10 +35,9 @@ def provenance(input: str | None = None, output: str | None = None) -> dict[str,
 
 
 def gpu_name() -> str | None:
-    """The GPU's own name; None without a GPU."""
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    """The name of the GPU that this process uses; None without one."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
 
 
 def git_revision(root: Path) -> str | None:

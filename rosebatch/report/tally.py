@@ -12,6 +12,10 @@ from rosebatch.engine.durations import Durations
 from rosebatch.errors import RowError
 from rosebatch.request import Completion
 
+_NUMBERS = ("completed", "prompt_tokens", "cached_tokens", "output_tokens")
+_COUNTERS = ("finish_reasons", "errors", "host_seconds")
+_DURATIONS = ("ttft", "tpot", "e2e")
+
 
 @dataclass(slots=True)
 class Tally:
@@ -59,6 +63,33 @@ class Tally:
     def add_error(self, error: RowError) -> None:
         """Count a failed row."""
         self.errors[error.code] += 1
+
+    def take(self) -> "Tally":
+        """The counts so far, to be merged elsewhere; this one starts again from nothing."""
+        taken = Tally(
+            **{name: getattr(self, name) for name in _NUMBERS},
+            **{name: getattr(self, name).copy() for name in _COUNTERS},
+            **{name: getattr(self, name) for name in _DURATIONS},
+        )
+        for name in _NUMBERS:
+            setattr(self, name, 0)
+        # Others hold on to these.
+        for name in _COUNTERS:
+            getattr(self, name).clear()
+        for name in _DURATIONS:
+            setattr(self, name, Durations())
+        return taken
+
+    def merge(self, other: "Tally") -> None:
+        """Add the counts of another one."""
+        for name in _NUMBERS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("finish_reasons", "errors"):
+            getattr(self, name).update(getattr(other, name))
+        for kind, seconds in other.host_seconds.items():
+            self.host_seconds[kind] += seconds
+        for name in _DURATIONS:
+            getattr(self, name).merge(getattr(other, name))
 
     @property
     def failed(self) -> int:

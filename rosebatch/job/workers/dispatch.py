@@ -1,0 +1,132 @@
+"""Which worker serves which rows. Plain bookkeeping: no process, no clock.
+
+Workers pull: each has credit for so many rows. Towards the end of a job credits shrink, so that no worker has rows
+waiting that another could begin. Rows travel in chunks of neighbours, which often begin alike.
+
+A worker that dies gives its rows back. One of them may have killed it, so they go out again in groups that run alone on
+a worker. A group that kills again is divided; a row that kills a worker by itself has failed.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rosebatch.io.parse import Record
+
+# Rows of a chunk.
+_CHUNK = 64
+# Groups into which suspects are divided.
+_GROUPS = 8
+# Of rows that are read and not handed out yet.
+_MOST_BYTES_READ = 64 << 20
+
+
+@dataclass(slots=True)
+class _Worker:
+    """The rows that a worker has, by number."""
+
+    seats: int
+    rows: dict[int, Record] = field(default_factory=dict)
+    size: int = 0
+    alone: bool = False
+
+
+class Dispatcher:
+    """The rows of a job, from being read to being answered.
+
+    Args:
+        workers: that join sooner or later.
+        most_bytes: of the rows that one worker has. A larger row goes out by itself.
+    """
+
+    def __init__(self, workers: int, most_bytes: int) -> None:
+        self._expected = workers
+        self._most_bytes = most_bytes
+        self._workers: dict[int, _Worker] = {}
+        self._fresh: deque[Record] = deque()
+        self._fresh_bytes = 0
+        self._suspects: deque[list[Record]] = deque()
+        self._ended = False
+
+    def join(self, worker: int, seats: int) -> None:
+        """A worker is ready for rows; it computes ``seats`` of them at a time."""
+        self._workers[worker] = _Worker(seats)
+
+    def lose(self) -> None:
+        """One worker will not join again."""
+        self._expected -= 1
+
+    def offer(self, records: Iterable[Record]) -> None:
+        """Take rows that were read."""
+        for record in records:
+            self._fresh.append(record)
+            self._fresh_bytes += record.size
+
+    def end(self) -> None:
+        """No more rows will be offered."""
+        self._ended = True
+
+    @property
+    def wants(self) -> bool:
+        """Whether more rows should be read: as many as tell, towards the end, how many are left for each worker."""
+        seats = max((worker.seats for worker in self._workers.values()), default=0)
+        most = max(2 * seats * self._expected, _CHUNK)
+        return not self._ended and len(self._fresh) < most and self._fresh_bytes < _MOST_BYTES_READ
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rows are answered."""
+        return self._ended and not self._left
+
+    @property
+    def busy(self) -> int:
+        """Rows that workers have."""
+        return sum(len(worker.rows) for worker in self._workers.values())
+
+    @property
+    def _left(self) -> int:
+        return len(self._fresh) + sum(map(len, self._suspects)) + self.busy
+
+    def take(self, worker: int) -> list[Record]:
+        """The rows that a worker gets now, perhaps none."""
+        own = self._workers[worker]
+        if own.alone and own.rows:
+            return []
+        own.alone = bool(self._suspects) and not own.rows
+        rows = self._suspects.popleft() if own.alone else self._next_fresh(own)
+        own.rows.update((row.number, row) for row in rows)
+        own.size += sum(row.size for row in rows)
+        return rows
+
+    def _next_fresh(self, own: _Worker) -> list[Record]:
+        credit = 2 * own.seats
+        if self._ended:
+            credit = min(credit, -(-self._left // self._expected))
+        room = credit - len(own.rows)
+        if room < min(_CHUNK, credit) and room < len(self._fresh) and own.rows:
+            # Else neighbours would go to different workers, one by one.
+            return []
+        rows: list[Record] = []
+        size = own.size
+        while self._fresh and len(rows) < room:
+            size += self._fresh[0].size
+            if size > self._most_bytes and (rows or own.rows):
+                break
+            rows.append(self._fresh.popleft())
+            self._fresh_bytes -= rows[-1].size
+        return rows
+
+    def answered(self, worker: int, number: int) -> None:
+        """A worker has answered a row."""
+        own = self._workers[worker]
+        own.size -= own.rows.pop(number).size
+
+    def died(self, worker: int) -> list[Record]:
+        """A worker is gone: its rows wait for others. Returns the rows that have failed: one, or none."""
+        own = self._workers.pop(worker)
+        rows = [own.rows[number] for number in sorted(own.rows)]
+        if own.alone and len(rows) == 1:
+            return rows
+        size = max(1, -(-len(rows) // _GROUPS))
+        self._suspects.extend(rows[i : i + size] for i in range(0, len(rows), size))
+        return []

@@ -1,0 +1,151 @@
+"""What the parent and its workers tell each other: plain values, pickled. Both are processes of one installation."""
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rosebatch.config import InputFormat, RunConfig
+from rosebatch.engine.stats import EngineStats
+from rosebatch.io.parse import Record, RowParser
+from rosebatch.io.results import Shape
+from rosebatch.job.facts import ModelFacts
+from rosebatch.report.tally import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """To a worker, first of all.
+
+    Attributes:
+        config: of the run.
+        quiet: no progress of a download on stderr.
+    """
+
+    config: RunConfig
+    quiet: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """To a worker: load the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """To a worker: send the hash of the weights as ``Answer``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountBad:
+    """To a worker: name the rows that cannot be served on stderr, and send their number as ``Answer``.
+
+    Attributes as of ``rosebatch.io.reader.PromptReader``.
+    """
+
+    source: str
+    defaults: Mapping[str, Any]
+    input_format: InputFormat
+    result_column: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """To a worker: what rows become.
+
+    Attributes:
+        parser: of records.
+        shape: of results.
+        fields: of a result that the output keeps; None keeps all.
+        seed: of the job.
+        return_token_ids: add ``token_ids`` to the results.
+    """
+
+    parser: RowParser
+    shape: Shape
+    fields: Container[str] | None
+    seed: int | None
+    return_token_ids: bool
+
+
+class Rows(NamedTuple):
+    """To a worker: rows to serve."""
+
+    records: list[Record]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """To a worker: all of its rows are answered, and no more follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """From a worker: what the job has to know of the model."""
+
+    facts: ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """From a worker: the model is loaded.
+
+    Attributes:
+        seats: sequences that run at a time.
+        description: for the report.
+        load_seconds: without the imports before it.
+    """
+
+    seats: int
+    description: Mapping[str, Any]
+    load_seconds: float
+
+
+class Result(NamedTuple):
+    """A row's result, encoded."""
+
+    number: int
+    line: bytes
+    failed: bool
+
+
+class Results(NamedTuple):
+    """From a worker: finished rows, and what they add to the counts."""
+
+    rows: list[Result]
+    tally: Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """From a worker, every second: it is alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """From a worker: what it was asked for, or the message of the error."""
+
+    value: str
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """From a worker, the last thing: the job is impossible. ``is_usage`` tells a bad flag from other mistakes."""
+
+    message: str
+    is_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """From a worker, the last thing.
+
+    Attributes:
+        stats: of its engine.
+        peak_memory: bytes, on the host and on its GPU.
+        gpu: its name, if there is one.
+    """
+
+    stats: EngineStats
+    peak_memory: Mapping[str, int]
+    gpu: str | None

@@ -1,0 +1,89 @@
+"""A worker as a process: started, told, heard, ended."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+# The child imports what its parent imports, wherever that was found.
+_START = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from rosebatch.job.workers.child import main; main()"
+# Of what a worker wrote to stderr before it died.
+_MOST_SHOWN = 2000
+
+
+class WorkerProcess:
+    """A child process and two threads: one sends to it, one receives.
+
+    Neither thread holds up the parent when the child is stopped or slow. The child ends with its parent: it reads the
+    end of the connection then.
+
+    Args:
+        environment: variables that the child has beside the parent's, before it imports anything.
+        hear: called with each message, and with None once the child is gone. On another thread.
+        loud: whether the child's stderr is the parent's.
+    """
+
+    def __init__(self, environment: Mapping[str, str], hear: Callable[[Any], None], *, loud: bool) -> None:
+        self._outbox: SimpleQueue[Any] = SimpleQueue()
+        self._errors = None if loud else tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        own, other = socket.socketpair()
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(other.fileno()), json.dumps(sys.path)],
+                pass_fds=[other.fileno()],
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+            )
+        connection = Connection(own.detach())
+        for work in (self._send, self._receive):
+            Thread(target=work, args=(connection, hear), daemon=True).start()
+
+    def tell(self, message: Any) -> None:
+        """Send a message, without waiting."""
+        self._outbox.put(message)
+
+    def kill(self) -> None:
+        """End the process at once, and wait for that."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+
+    def how_it_ended(self) -> str:
+        """For people, once the process is gone: its signal or exit code, and the last line that it wrote."""
+        code = self._process.wait()
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        line = self._last_line()
+        return f"{how}: {line}" if line else how
+
+    def _last_line(self) -> str:
+        if self._errors is None:
+            return ""
+        with suppress(OSError, ValueError):
+            self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _MOST_SHOWN))
+            lines = self._errors.read().decode(errors="replace").split("\n")
+            return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return ""
+
+    def _send(self, connection: Connection, hear: Callable[[Any], None]) -> None:
+        # A child that is gone is heard of by the other thread.
+        with suppress(OSError, ValueError):
+            while True:
+                connection.send(self._outbox.get())
+
+    def _receive(self, connection: Connection, hear: Callable[[Any], None]) -> None:
+        try:
+            while True:
+                hear(connection.recv())
+        except (EOFError, OSError):
+            hear(None)
