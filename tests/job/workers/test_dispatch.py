@@ -1,0 +1,191 @@
+"""Which worker gets which rows: credits, neighbours, deaths."""
+
+import random
+
+import pytest
+
+from rosebatch.io.parse import Record
+from rosebatch.job.workers.dispatch import Dispatcher
+
+MUCH = 1 << 40
+
+
+def records(count, size=10):
+    return [Record(number, f"line {number + 1}", b"", size) for number in range(count)]
+
+
+def numbers(rows):
+    return [row.number for row in rows]
+
+
+def dispatcher(workers=2, seats=100, rows=0, most_bytes=MUCH, ended=True):
+    found = Dispatcher(workers, most_bytes)
+    for number in range(workers):
+        found.join(number, seats)
+    found.offer(records(rows))
+    if ended:
+        found.end()
+    return found
+
+
+def finish(found, worker, rows):
+    for row in rows:
+        found.answered(worker, row.number)
+
+
+def test_rows_go_out_once_each_in_order():
+    """A row served twice would have two results; one left out, none."""
+    found, got = dispatcher(rows=1000), []
+    while not found.finished:
+        for worker in range(2):
+            rows = found.take(worker)
+            got += numbers(rows)
+            finish(found, worker, rows)
+    assert got == list(range(1000))
+
+
+def test_credit_is_twice_the_seats():
+    """With less, seats would be empty between two rows; with more, rows would wait where nobody computes them."""
+    found = dispatcher(rows=1000)
+    assert len(found.take(0)) == 200
+    assert found.take(0) == []
+
+
+def test_rows_travel_in_chunks():
+    """Neighbours often begin alike: one by one they would go to different workers, and their beginning to each."""
+    found = dispatcher(rows=1000)
+    first = found.take(0)
+    finish(found, 0, first[:63])
+    assert found.take(0) == []
+    finish(found, 0, first[63:64])
+    assert numbers(found.take(0)) == list(range(200, 264))
+
+
+def test_credits_shrink_towards_the_end():
+    """Each worker has its share of what is left: none has rows waiting that another could begin."""
+    found = dispatcher(workers=4, rows=120)
+    assert [len(found.take(worker)) for worker in range(4)] == [30, 30, 30, 30]
+
+
+def test_a_worker_that_still_loads_has_its_share():
+    """The first to be ready would take all of a short input, and the others would wait for nothing."""
+    found = Dispatcher(2, MUCH)
+    found.offer(records(100))
+    found.end()
+    found.join(0, 100)
+    assert len(found.take(0)) == 50
+    found.lose()
+    assert len(found.take(0)) == 50
+
+
+def test_credits_do_not_shrink_while_more_rows_may_come():
+    """What is left is not known then: a slow reader would starve the workers."""
+    found = dispatcher(workers=2, rows=100, ended=False)
+    assert len(found.take(0)) == 100
+
+
+def test_reading_ahead_is_bounded():
+    """An input of any length must not be read into memory."""
+    found = dispatcher(workers=2, seats=100, ended=False)
+    assert found.wants
+    found.offer(records(400))
+    assert not found.wants
+    found = dispatcher(workers=2, seats=100, ended=False)
+    found.offer(records(1, size=1 << 30))
+    assert not found.wants
+
+
+def test_bytes_of_a_worker_are_bounded():
+    """Hundreds of rows of a megabyte would fill the memory of a process; a row above the bound runs alone."""
+    found = Dispatcher(1, 25)
+    found.join(0, 100)
+    found.offer([*records(3), Record(3, "line 4", b"", 99)])
+    found.end()
+    rows = found.take(0)
+    assert numbers(rows) == [0, 1]
+    assert found.take(0) == []
+    finish(found, 0, rows)
+    rows = found.take(0)
+    assert numbers(rows) == [2]
+    finish(found, 0, rows)
+    assert numbers(found.take(0)) == [3]
+
+
+def test_rows_of_a_dead_worker_are_served_again():
+    """They must not be lost, and those that it had answered must not come twice."""
+    found = dispatcher(rows=20)
+    rows, others = found.take(0), found.take(1)
+    finish(found, 0, rows[:4])
+    assert found.died(0) == []
+    found.join(0, 100)
+    finish(found, 1, others)
+    again = []
+    while not found.finished:
+        rows = found.take(0)
+        again += numbers(rows)
+        finish(found, 0, rows)
+    assert again == list(range(4, 10))
+
+
+def test_suspects_run_alone():
+    """Beside others, a row that kills would bring these under suspicion too."""
+    found = dispatcher(workers=1, rows=100, seats=100)
+    found.take(0)
+    found.died(0)
+    found.join(0, 100)
+    found.offer(records(0))
+    first = found.take(0)
+    assert numbers(first) == list(range(13))
+    assert found.take(0) == []
+
+
+@pytest.mark.parametrize("deadly", [{0}, {70}, {99}, {3, 4, 90}])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_only_rows_that_kill_by_themselves_fail(deadly, workers):
+    """Rows beside them would become error rows though nothing is wrong with them."""
+    found = dispatcher(workers=workers, seats=20, rows=100)
+    answered, failed, deaths = [], [], 0
+    while not found.finished:
+        for worker in range(workers):
+            rows = found.take(worker)
+            if deadly.isdisjoint(numbers(rows)):
+                answered += numbers(rows)
+                finish(found, worker, rows)
+            else:
+                deaths += 1
+                failed += numbers(found.died(worker))
+                found.join(worker, 20)
+    assert sorted(failed) == sorted(deadly)
+    assert sorted(answered) == sorted(set(range(100)) - deadly)
+    assert deaths <= 4 * len(deadly)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_deaths(seed):
+    """Whatever the order of events, each row is answered once."""
+    chance = random.Random(seed)
+    workers, total = chance.randint(1, 5), chance.randint(0, 400)
+    found, rows, held = Dispatcher(workers, MUCH), iter(records(total)), {}
+    alive, answered, failed = set(), [], []
+    for _ in range(100_000):
+        if found.finished:
+            break
+        if chance.random() < 0.5:
+            more = [row for row in (next(rows, None) for _ in range(chance.randint(1, 30))) if row]
+            found.offer(more) if more else found.end()
+        worker = chance.randrange(workers)
+        if worker not in alive:
+            found.join(worker, chance.randint(1, 20))
+            alive.add(worker)
+            held[worker] = []
+        held[worker] += found.take(worker)
+        if chance.random() < 0.05:
+            failed += numbers(found.died(worker))
+            alive.discard(worker)
+            continue
+        for row in chance.sample(held[worker], chance.randint(0, len(held[worker]))):
+            found.answered(worker, row.number)
+            held[worker].remove(row)
+            answered.append(row.number)
+    assert found.finished
+    assert sorted(answered + failed) == list(range(total))
