@@ -1,0 +1,218 @@
+"""``--data-parallel-size``: several processes give the bytes of one, whatever happens to them."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def lines(count: int) -> list[dict[str, Any]]:
+    """Rows of all kinds: greedy, sampled, several completions, a grammar, log-probabilities, bad ones."""
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.9},
+        {"n": 2, "temperature": 1.0},
+        {"structured_outputs": {"regex": "[ab]{2,9}"}},
+        {"logprobs": 2, "stop": ["e"]},
+        {"seed": 5, "temperature": 1.5, "top_k": 20},
+    ]
+    rows: list[dict[str, Any]] = []
+    for index in range(count):
+        chance = random.Random(index)
+        text = "the same beginning " * (index % 3) + chr(97 + index % 26) * chance.randint(1, 30)
+        rows.append({"id": index, "kept": [index], "prompt": text, "max_tokens": chance.randint(1, 60)})
+        rows[-1] |= kinds[index % len(kinds)]
+    for index, change in ((3, {"prompt": ""}), (7, {"id": 2}), (11, {"temperature": -1})):
+        rows[index] |= change
+    return rows
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file of 90 rows."""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines(90)) + "{broken\n")
+    return path
+
+
+@pytest.fixture
+def start(model_folder: Path, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts ``generate`` on the small model as a process group of its own, stderr in a file."""
+
+    def run(*args: Any, **variables: str) -> subprocess.Popen[str]:
+        path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+        env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | variables
+        command = [sys.executable, "-m", "rosebatch", "generate", *map(str, args), "--model", str(model_folder)]
+        with (tmp_path / "stderr").open("w") as stderr:
+            return subprocess.Popen(command, env=env, stderr=stderr, cwd=tmp_path, text=True, start_new_session=True)
+
+    return run
+
+
+@pytest.fixture
+def expected(cli: Callable[..., SimpleNamespace], source: Path, model_folder: Path, tmp_path: Path) -> bytes:
+    """The output of one process."""
+    assert cli("generate", source, "-o", tmp_path / "one.jsonl", "--model", model_folder, "--quiet").code == 3
+    return (tmp_path / "one.jsonl").read_bytes()
+
+
+def children(parent: subprocess.Popen[str]) -> list[int]:
+    """The worker processes."""
+    found = subprocess.run(["ps", "--ppid", str(parent.pid), "-o", "pid="], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def test_two_processes_give_the_bytes_of_one(start, source, expected, tmp_path):
+    """Rows come back in any order, from processes with their own random numbers, threads and batches."""
+    report = tmp_path / "report.json"
+    job = start(source, "-o", tmp_path / "two.jsonl", "--data-parallel-size", 2, "--report", report)
+    assert job.wait(100) == 3
+    assert (tmp_path / "two.jsonl").read_bytes() == expected
+    found = json.loads(report.read_text())
+    assert (found["completed"], found["failed"]) == (87, 4)
+    assert [worker["device"] for worker in found["workers"]] == ["CPU 0", "CPU 1"]
+    assert sum(worker["requests"] for worker in found["workers"]) == 91
+    assert sum(worker["output_tokens"] for worker in found["workers"]) == found["output_tokens"]
+    assert found["peak_memory_bytes"]["host"] > 0
+
+
+@pytest.mark.thorough
+def test_workers_that_are_killed(start, source, expected, tmp_path):
+    """Their rows were lost, came twice, or came out of order."""
+    chance, kills = random.Random(1), 0
+    for run in range(5):
+        target = tmp_path / f"{run}.jsonl"
+        job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 4, "--worker-timeout", 60)
+        for _ in range(4):
+            time.sleep(chance.uniform(0.5, 7))
+            if (found := children(job)) and job.poll() is None:
+                os.kill(chance.choice(found), signal.SIGKILL)
+                kills += 1
+        assert job.wait(200) == 3
+        assert target.read_bytes() == expected
+    assert kills >= 8
+
+
+@pytest.mark.thorough
+def test_a_parent_that_is_killed_and_continued_by_another_number(start, source, expected, tmp_path):
+    """The workers must end with it, and the number of processes is no part of what a run is."""
+    target = tmp_path / "out.jsonl"
+    for size, wait in ((2, 6), (3, 8), (1, 5)):
+        job = start(source, "-o", target, "-dp", size, "--resume", "--max-num-seqs", 2)
+        time.sleep(wait)
+        found = children(job)
+        job.kill()
+        job.wait()
+        time.sleep(1)
+        assert not any(Path(f"/proc/{pid}").exists() for pid in found)
+    assert start(source, "-o", target, "-dp", 2, "--resume").wait(100) == 3
+    assert target.read_bytes() == expected
+
+
+@pytest.mark.thorough
+def test_a_row_that_kills_each_worker(start, source, expected, tmp_path):
+    """It becomes an error row. Those beside it must not, and the job must end."""
+    target = tmp_path / "out.jsonl"
+    job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 8, ROSEBATCH_TEST_DEADLY_ROW="20")
+    assert job.wait(200) == 3
+    found, others = target.read_text().split("\n"), expected.decode().split("\n")
+    error = json.loads(found.pop(20))["error"]
+    assert error["code"] == "worker_died"
+    assert error["message"].startswith("line 21: ")
+    del others[20]
+    assert found == others
+
+
+@pytest.mark.thorough
+def test_a_worker_that_hangs(start, source, expected, tmp_path):
+    """It sends nothing and does not end: without a limit the job would wait for ever."""
+    target = tmp_path / "out.jsonl"
+    job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 2, "--worker-timeout", 4)
+    while not (tmp_path / "out.jsonl.part").exists() or not (tmp_path / "out.jsonl.part").stat().st_size:
+        time.sleep(0.1)
+        assert job.poll() is None
+    os.kill(children(job)[0], signal.SIGSTOP)
+    assert job.wait(100) == 3
+    assert target.read_bytes() == expected
+    assert "SIGKILL" in (tmp_path / "stderr").read_text()
+
+
+@pytest.mark.thorough
+def test_a_stream_comes_in_order(start, source, expected, model_folder, tmp_path):
+    """Rows of two processes finish in any order, and stdin can be read once."""
+    with source.open("rb") as stdin, (tmp_path / "out").open("wb") as stdout:
+        path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+        command = [sys.executable, "-m", "rosebatch", "generate", "-", "--model", str(model_folder), "-dp", "2", "-q"]
+        done = subprocess.run(command, stdin=stdin, stdout=stdout, env=os.environ | {"PYTHONPATH": path}, check=False)
+    assert done.returncode == 3
+    assert (tmp_path / "out").read_bytes() == expected
+
+
+@pytest.mark.thorough
+def test_columns_of_a_table(start, cli, model_folder, tmp_path):
+    """Rows of Parquet are values, not lines: dates and bytes have to reach another process and come back."""
+    table = pa.table(
+        {
+            "prompt": [f"row {i}" for i in range(40)],
+            "max_tokens": pa.array([i % 9 + 1 for i in range(40)]),
+            "when": pa.array([i * 86_400_000 for i in range(40)], pa.timestamp("ms")),
+            "raw": pa.array([bytes([i]) for i in range(40)]),
+        }
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    common = ["--result-column", "answer"]
+    one = cli("generate", tmp_path / "in.parquet", "-o", tmp_path / "one.parquet", "--model", model_folder, *common)
+    assert one.code == 0
+    assert start(tmp_path / "in.parquet", "-o", tmp_path / "two.parquet", "-dp", 2, *common).wait(100) == 0
+    assert (tmp_path / "two.parquet").read_bytes() == (tmp_path / "one.parquet").read_bytes()
+
+
+@pytest.mark.thorough
+def test_a_signal_ends_all(start, source, tmp_path):
+    """Ctrl-C reaches the workers too: they must not die before the parent has their rows, nor outlive it."""
+    job = start(source, "-o", tmp_path / "out.jsonl", "-dp", 2, "--max-num-seqs", 2)
+    part = tmp_path / "out.jsonl.part"
+    while not part.exists() or not part.stat().st_size:
+        time.sleep(0.1)
+    found = children(job)
+    os.killpg(job.pid, signal.SIGINT)
+    assert job.wait(20) == 130
+    assert "rerun with --resume to continue" in (tmp_path / "stderr").read_text()
+    time.sleep(0.5)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in found)
+
+
+def test_settings_that_are_impossible(cli, toy_toml, tmp_path):
+    """They were an error of a worker, or of none."""
+    (tmp_path / "in.jsonl").write_text('{"prompt_token_ids": [1]}\n')
+    command = ["generate", tmp_path / "in.jsonl", "--model", toy_toml, "--load-format", "dummy", "--device", "cpu"]
+    for value in (0, "none", 1.5):
+        assert cli(*command, "-dp", value).code == 2
+    result = cli(*command, "-dp", 2, "--chat-template", tmp_path / "none")
+    assert result.code == 1
+    assert f"{tmp_path / 'none'}: " in result.err
+
+
+def test_the_parent_does_not_import_pytorch(process, source, model_folder, tmp_path):
+    """It would take seconds and half a gigabyte for nothing."""
+    found = process(
+        "$PY -X importtime -m rosebatch generate $IN -o $OUT --model $MODEL -dp 2 --device cpu -q 2>&1 >/dev/null |"
+        " grep -cE '\\| +(torch|transformers)$'",
+        IN=source,
+        OUT=tmp_path / "out.jsonl",
+        MODEL=model_folder,
+    )
+    assert found.stdout.strip() == "0"
