@@ -7,6 +7,7 @@ import torch
 from rosebatch.config import ModelConfig, RunConfig
 from rosebatch.engine.engine import Engine, StepRunner
 from rosebatch.engine.kv_cache import KVCache
+from rosebatch.engine.long_turns import LongTurns
 from rosebatch.engine.memory import plan_memory
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes, StepPolicy
@@ -135,6 +136,7 @@ def build_engine(
         cache = KVCache(shapes, num_blocks, block_size, kv_dtype, device, ops)
         policy, lookahead = MIXED, 0
         runner = TorchRunner(model, cache, ops, states, batched_sampling=toggles.batched_sampling)
+    long_turns = LongTurns.of(model.attention)
     scheduler = Scheduler(
         pool,
         max_num_seqs=limits.max_num_seqs,
@@ -142,6 +144,7 @@ def build_engine(
         policy=policy,
         prefix_cache=toggles.prefix_cache and not state_specs,
         chunked_prefill=toggles.chunked_prefill,
+        trained_len=long_turns.trained_len if long_turns else 0,
         exact_prefixes=toggles.batch_invariant,
         share_prompts=not state_specs,
     )

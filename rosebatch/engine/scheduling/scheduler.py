@@ -68,6 +68,8 @@ class Scheduler:
         policy: whether prompts and decodes share steps.
         prefix_cache: reuse blocks whose prefix is known, and make full blocks findable.
         chunked_prefill: split prompts over steps; otherwise a prompt is computed whole, even over the budget.
+        trained_len: blocks of longer prompts serve only such prompts (see ``rosebatch.engine.long_turns``); 0 if all
+            prompts are alike.
         exact_prefixes: a block of generated tokens serves only sequences that generated them at the same positions.
             Prompt tokens are computed in other shapes than generated ones, which may change their last bits.
         share_prompts: the completions of a request share the blocks of its prompt; otherwise each computes it.
@@ -82,6 +84,7 @@ class Scheduler:
         policy: StepPolicy = MIXED,
         prefix_cache: bool = True,
         chunked_prefill: bool = True,
+        trained_len: int = 0,
         exact_prefixes: bool = False,
         share_prompts: bool = True,
     ) -> None:
@@ -91,6 +94,7 @@ class Scheduler:
         self.policy = policy
         self.prefix_cache = prefix_cache
         self.chunked_prefill = chunked_prefill
+        self.trained_len = trained_len
         self.exact_prefixes = exact_prefixes
         self.share_prompts = share_prompts
         self.waiting: deque[SequenceState] = deque()
@@ -442,7 +446,7 @@ class Scheduler:
         hashes, size = sequence.block_hashes, self.pool.block_size
         known = len(hashes)
         if known < count:
-            parent = hashes[-1] if hashes else ROOT_HASH
+            parent = hashes[-1] if hashes else self._root_hash(sequence)
             blocks = token_bytes(sequence.token_ids[known * size : count * size], size)
             for index, tokens in enumerate(blocks, start=known):
                 if self.exact_prefixes and index == sequence.num_prompt_tokens // size:
@@ -451,6 +455,10 @@ class Scheduler:
                 parent = hash_block(parent, tokens)
                 hashes.append(parent)
         return hashes
+
+    def _root_hash(self, sequence: SequenceState) -> bytes:
+        is_long = 0 < self.trained_len < sequence.num_prompt_tokens
+        return b"long" if is_long else ROOT_HASH
 
     def _make_room(self, draft: "_Draft") -> bool:
         """Take blocks back: those of a waiting fork, else all of the newest sequence.

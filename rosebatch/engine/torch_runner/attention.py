@@ -88,7 +88,7 @@ class GatheredAttention:
         # Of a key and its value, in the widest layer.
         self.key_bytes = 2 * cache.dtype.itemsize * max(spec.num_kv_heads * spec.head_dim for spec in specs)
         self.append_rows = {count: self._append_rows(batch.slots, count) for count in self.kv_heads}
-        self.positions = batch.positions
+        self.turns = batch.turns
         self.states = states
         if states is not None:
             ends = accumulate(len(chunk.token_ids) for chunk in batch.chunks)
@@ -137,7 +137,7 @@ class GatheredAttention:
         turned = None
         if spec.rotary is not None:
             if spec.rotary not in self._turned:
-                cos, sin = (table[self.positions][:, None] for table in (spec.rotary.cos, spec.rotary.sin))
+                cos, sin = (table[self.turns][:, None] for table in (spec.rotary.cos, spec.rotary.sin))
                 self._turned[spec.rotary] = cos, sin
             turned = self._turned[spec.rotary]
         return self.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)

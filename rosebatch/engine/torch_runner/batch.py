@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.engine.logits import SampledRow
+from rosebatch.engine.long_turns import LongTurns
 from rosebatch.engine.plan import Chunk, PackedStep, SequenceSpec
 
 
@@ -43,6 +44,7 @@ class StepBatch:
 
     Attributes:
         input_ids, positions: ``[T]`` int64.
+        turns: ``[T]`` int64, each token's row of the rotary tables.
         slots: ``[T]`` int64, where each token's K and V go: ``block · block_size + offset``.
         block_table: ``[B, M]`` int64 block ids, rows padded with their own last block: masked keys are read, and
             another sequence's may be NaN.
@@ -54,6 +56,7 @@ class StepBatch:
 
     input_ids: Tensor
     positions: Tensor
+    turns: Tensor
     slots: Tensor
     block_table: Tensor
     chunks: tuple[Chunk, ...]
@@ -68,6 +71,7 @@ def build_batch(
     blocks: Mapping[int, list[int]],
     block_size: int,
     device: torch.device,
+    long_turns: LongTurns | None = None,
 ) -> StepBatch:
     """Lay out a step for the device: one small copy for each tensor."""
     input_ids: list[int] = []
@@ -90,9 +94,14 @@ def build_batch(
     def tensor(values: list[int] | list[list[int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
+    there = tensor(positions)
+    turns = there
+    if long_turns is not None:
+        turns = tensor([row for chunk in chunks for row in long_turns.rows(chunk, specs[chunk.id]).tolist()])
     return StepBatch(
         input_ids=tensor(input_ids),
-        positions=tensor(positions),
+        positions=there,
+        turns=turns,
         slots=tensor(slots),
         block_table=tensor(table),
         chunks=chunks,

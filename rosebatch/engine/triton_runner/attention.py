@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.state_pool import StatePool
+from rosebatch.engine.triton_runner.packing import PackedInputs
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import AttentionSpec, StateSpec
 from rosebatch.ops import DeltaState, DeviceOps, Ops, PackedChunks
@@ -36,6 +37,11 @@ class _Step(Protocol):
     @property
     def positions(self) -> Tensor:
         """``[T]`` int32 of each token."""
+        ...
+
+    @property
+    def turns(self) -> Tensor | None:
+        """``[T]`` int32, each token's row of the rotary tables; None if it is the position."""
         ...
 
     def rows(self) -> Tensor:
@@ -85,10 +91,10 @@ class SharedAttention:
         assert self.states is not None, "the model has states"
         return self.states.layer(spec.layer)
 
-    def heads(self, spec: AttentionSpec, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, spec: AttentionSpec, qkv: Tensor, step: _Step) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, normed and rotated by separate operators: the way of ``--no-fused-rotary``."""
-        rotary = spec.rotary
-        turned = None if rotary is None else (rotary.cos[positions][:, None], rotary.sin[positions][:, None])
+        rotary, rows = spec.rotary, step.positions if step.turns is None else step.turns
+        turned = None if rotary is None else (rotary.cos[rows][:, None], rotary.sin[rows][:, None])
         return self.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)
 
 
@@ -100,20 +106,21 @@ def _rotate_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step) 
     """Norm and rotate by separate operators; the decode kernel appends."""
     if spec.rotary is None and spec.qk_norm is None:
         return qkv
-    return torch.cat(step.shared.heads(spec, qkv, step.positions), 1).view(len(qkv), -1)
+    return torch.cat(step.shared.heads(spec, qkv, step), 1).view(len(qkv), -1)
 
 
 def _prepare_in_one(
     kernel: Callable[..., None], spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step
 ) -> Tensor:
     """Norm, rotate and append by one kernel, q in place."""
-    kernel(qkv, cache, step.table, step.rows(), step.positions, num_heads=spec.num_heads, **_rotation(spec))
+    options = {"num_heads": spec.num_heads, "turns": step.turns, **_rotation(spec)}
+    kernel(qkv, cache, step.table, step.rows(), step.positions, **options)
     return qkv
 
 
 def _prepare_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step) -> Tensor:
     """Norm, rotate and append by separate operators."""
-    q, k, v = step.shared.heads(spec, qkv, step.positions)
+    q, k, v = step.shared.heads(spec, qkv, step)
     step.shared.ops.kv_append(cache, k, v, step.append_rows(cache))
     return qkv if spec.rotary is None and spec.qk_norm is None else q.reshape(len(qkv), -1)
 
@@ -140,20 +147,17 @@ class PackedAttention:
 
     Args:
         shared: by all steps of the run.
-        rows, positions: ``[T]`` int32, each token's row of the block table, -1 for padding, and position.
-        tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``.
-        packed: the same chunks for layers with states.
+        inputs: of the step.
     """
 
-    def __init__(
-        self, shared: SharedAttention, rows: Tensor, positions: Tensor, tiles: Tensor, packed: PackedChunks
-    ) -> None:
+    def __init__(self, shared: SharedAttention, inputs: PackedInputs) -> None:
         self.shared = shared
         self.table = shared.state.block_table
-        self.positions = positions
-        self.tiles = tiles
-        self.packed = packed
-        self._rows = rows
+        self.positions = inputs.positions
+        self.turns = inputs.turns
+        self.tiles = inputs.tiles
+        self.packed = inputs.packed
+        self._rows = inputs.rows
         self._append_rows: dict[int, Tensor] = {}
 
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
@@ -197,6 +201,8 @@ class DecodeAttention:
         state = shared.state
         self.shared = shared
         self.positions = state.fields[layout.POSITION, :size]
+        # A token behind the prompt has the turn of its position.
+        self.turns = None
         self.limits = state.fields[layout.LIMIT, :size]
         self.state_slots = state.fields[layout.STATE, :size]
         self.table = state.block_table[:size]

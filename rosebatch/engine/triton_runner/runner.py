@@ -20,6 +20,7 @@ from rosebatch.engine.extras import Extras
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.logits import SampledRow
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
+from rosebatch.engine.long_turns import LongTurns
 from rosebatch.engine.plan import DecodeWindow, PackedStep, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.staging import Staging
@@ -75,6 +76,7 @@ class TritonRunner:
         device = cache.device
         width = -(-max_len // cache.block_size)
         self.model = model
+        self.long_turns = LongTurns.of(model.attention)
         self.cache = cache
         self.ops = ops
         self.kernels = kernels
@@ -196,7 +198,7 @@ class TritonRunner:
         reports = any(specs[chunk.id].sampling.prompt_logprobs is not None for chunk in plan.chunks)
         padded = self.packed.enabled and plan.num_tokens <= MOST_PADDED_TOKENS and not reports
         tile_rows = self.kernels.tile_rows
-        exact = Layout.exact(plan, tile_rows, states=self.states is not None)
+        exact = Layout.exact(plan, tile_rows, states=self.states is not None, long_turns=self.long_turns)
         layout = self._layout(padded_size(plan.num_tokens)) if padded else exact
         cells, columns = self.up.send(pack(plan, self.slots, layout, tile_rows), sampled.slots)
         if padded:
@@ -212,12 +214,14 @@ class TritonRunner:
         return self._forward(inputs)[inputs.last_rows]
 
     def _forward(self, inputs: PackedInputs) -> Tensor:
-        attention = PackedAttention(self.attention, inputs.rows, inputs.positions, inputs.tiles, inputs.packed)
+        attention = PackedAttention(self.attention, inputs)
         return self.model.forward(inputs.input_ids, inputs.positions, attention)
 
     def _layout(self, size: int) -> Layout:
         states = self.states is not None
-        return Layout.padded(size, self.kernels.tile_rows, self.slots.num_slots, states=states)
+        return Layout.padded(
+            size, self.kernels.tile_rows, self.slots.num_slots, states=states, long_turns=self.long_turns
+        )
 
     def _decode_step(self, kind: "_Decode") -> Tensor:
         """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""
