@@ -49,7 +49,7 @@ class TorchRunner:
         self.ops = ops
         self.states = states
         self.batched_sampling = batched_sampling
-        self.tables = BlockTables()
+        self.tables = BlockTables(len(cache.num_blocks))
         self.staging = Staging(cache.device)
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
