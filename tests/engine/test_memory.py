@@ -57,7 +57,7 @@ def test_a_large_gpu(gpu):
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     found = plan()
     assert found.max_num_batched_tokens == 16384
-    assert found.num_blocks == (int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16)) // BLOCK
+    assert found.num_blocks[0] == (int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16)) // BLOCK
 
 
 def test_states_come_out_of_the_same_memory(gpu):
@@ -65,7 +65,7 @@ def test_states_come_out_of_the_same_memory(gpu):
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     rest = int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16) - 256 * 50_000_000
     found = plan_memory(LARGE, LARGE.kv_shapes, RunConfig(), 64, BF16, BF16, CUDA, 50_000_000)
-    assert found.num_blocks == rest // BLOCK
+    assert found.num_blocks[0] == rest // BLOCK
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
@@ -88,8 +88,8 @@ def test_a_small_gpu_takes_smaller_steps(gpu):
     gpu(6 * GIB)
     found = plan()
     assert found.max_num_batched_tokens == 4096
-    assert found.num_blocks == (int(0.9 * 6 * GIB) - step_bytes(LARGE, 4096, 256, BF16)) // BLOCK
-    assert 3 * GIB < found.num_blocks * BLOCK < 6 * GIB - step_bytes(LARGE, 4096, 256, BF16)
+    assert found.num_blocks[0] == (int(0.9 * 6 * GIB) - step_bytes(LARGE, 4096, 256, BF16)) // BLOCK
+    assert 3 * GIB < found.num_blocks[0] * BLOCK < 6 * GIB - step_bytes(LARGE, 4096, 256, BF16)
 
 
 @pytest.mark.parametrize("size", [GIB, "1GiB"])
@@ -97,7 +97,7 @@ def test_limits_are_followed(size, gpu):
     gpu(6 * GIB)
     found = plan(RunConfig(max_num_batched_tokens=9999, kv_cache_memory=size, gpu_memory_utilization=0.01))
     assert found.max_num_batched_tokens == 9999
-    assert found.num_blocks == GIB // BLOCK
+    assert found.num_blocks[0] == GIB // BLOCK
 
 
 def test_no_more_than_all_sequences_at_full_length(gpu):
@@ -109,7 +109,7 @@ def test_blocks_are_as_large_as_their_layers_and_dtype(gpu):
     """K and V in 8 bits take half, the activations of a step do not; layers may differ."""
     gpu(60 * GIB)
     half = RunConfig(kv_cache_memory=GIB)
-    assert plan(half, kv_dtype=torch.float8_e4m3fn).num_blocks == 2 * plan(half).num_blocks
+    assert plan(half, kv_dtype=torch.float8_e4m3fn).num_blocks == 2 * plan(half).num_blocks[0]
     shapes = (KVShape(8, 128),) * 30 + (KVShape(2, 256),) * 2
     assert plan(half, kv_shapes=shapes).num_blocks == GIB // (2 * 64 * 2 * (30 * 8 * 128 + 2 * 2 * 256))
 
@@ -119,7 +119,7 @@ def test_a_cpu_takes_a_quarter_and_at_most_4_gib(host):
     for size, taken in ((8 * GIB, 2 * GIB), (100 * GIB, 4 * GIB)):
         host(size)
         found = plan(block_size=16, device=CPU)
-        assert (found.num_blocks, found.max_num_batched_tokens) == (taken // block, 1024)
+        assert (found.num_blocks[0], found.max_num_batched_tokens) == (taken // block, 1024)
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA])

@@ -108,9 +108,9 @@ class BlockGroups:
         missing = max(-(-num_tokens // self.block_size) - held, 0)
         return [missing + group.must_copy(sequence) for group in self._groups]
 
-    def has(self, needed: Sequence[int]) -> bool:
+    def has(self, needed: Iterable[int]) -> bool:
         """Whether so many blocks are free in each group."""
-        for group, count in zip(self._groups, needed, strict=True):
+        for group, count in zip(self._groups, needed, strict=False):
             if count > group.pool.num_free:
                 return False
         return True

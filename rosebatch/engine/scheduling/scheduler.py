@@ -285,7 +285,7 @@ class Scheduler:
         if any(sequence.spec.guided for sequence, _ in pairs):
             # The grammar allows the next token only once the host has seen the last one.
             steps = min(steps, 1)
-        while not self.blocks.has([sum(counts) for counts in zip(*(needed := self._needs(pairs, steps)), strict=True)]):
+        while not self.blocks.has(map(sum, zip(*(needed := self._needs(pairs, steps)), strict=True))):
             if steps > 1:
                 steps //= 2
             elif self._make_room(draft):
