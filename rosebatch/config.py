@@ -172,6 +172,7 @@ Family = Literal[
     "transformers",
 ]
 _DELTA_FAMILIES = ("qwen3_next", "qwen3_5")
+_NOT_OF_DELTA = ("sliding_windows", "attention_scales", "attention_soft_cap")
 _NOT_OF_HP1 = (
     *("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows", "attention_soft_cap", "logit_soft_cap"),
     *("sliding_rope", "rotary_layers", "rotary_dim", "parallel_residual"),
@@ -298,6 +299,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"delta {has}")
         if self.delta and len(self.delta.layers) != self.num_layers:
             raise ValueError(f"delta.layers has {len(self.delta.layers)} values for {self.num_layers} layers")
+        for name in _NOT_OF_DELTA:
+            if self.delta and getattr(self, name):
+                raise ValueError(f"{name} is not supported for {self.family}")
         for name in _NOT_OF_HP1:
             if hp1 and getattr(self, name):
                 raise ValueError(f"{name} is not supported for hp1")

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rosebatch.config import HP1Config, ModelConfig, RopeConfig, RunConfig, convert, load_toml, parse_size
+from rosebatch.config import DeltaConfig, HP1Config, ModelConfig, RopeConfig, RunConfig, convert, load_toml, parse_size
 from rosebatch.errors import FlagError, UserError
 from rosebatch.ops import ACTIVATIONS, GATES
 
@@ -30,6 +30,8 @@ HP1_SHAPE = {
     "rope": RopeConfig(),
     "hp1": HP1Config(),
 }
+DELTA = DeltaConfig(layers=(True, False), key_heads=2, value_heads=4, key_dim=8, value_dim=8)
+DELTA_SHAPE = {**SHAPE, "family": "qwen3_5", "delta": DELTA}
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
@@ -92,6 +94,11 @@ def test_hp1():
         (HP1_SHAPE, {"qk_norm": True}, "qk_norm is not supported for hp1"),
         (HP1_SHAPE, {"activation": "silu"}, "activation 'silu' is not supported for hp1"),
         (HP1_SHAPE, {"out_bias": True}, "out_bias is not supported for hp1"),
+        (SHAPE, {"delta": DELTA}, "delta has no meaning for llama"),
+        (SHAPE, {"family": "qwen3_5"}, "delta is missing"),
+        (DELTA_SHAPE, {"num_layers": 3}, "delta.layers has 2 values for 3 layers"),
+        (DELTA_SHAPE, {"sliding_windows": (0, 7)}, "sliding_windows is not supported for qwen3_5"),
+        (DELTA_SHAPE, {"attention_soft_cap": 2.0}, "attention_soft_cap is not supported for qwen3_5"),
     ],
 )
 def test_what_a_family_cannot_have(shape, changes, message):
@@ -118,6 +125,21 @@ def test_filters_that_are_too_long_or_empty(taps):
     """Kernels keep a sum for each key of the filter in registers: compiling one for 2^80 keys never ends."""
     with pytest.raises(ValueError, match=r"fir_k must be in \[1, 8\], got"):
         HP1Config(fir_k=taps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": (True, True)}, "layers all have the delta rule is not supported"),
+        ({"value_heads": 3}, "value_heads 3 is no multiple of key_heads 2"),
+        ({"taps": 2**80}, r"taps must be in \[1, 16\]"),
+        ({"key_dim": 0}, "key_dim must be in"),
+    ],
+)
+def test_impossible_delta_rules(changes, message):
+    """Kernels are compiled for these numbers, and a cache needs a layer that has one."""
+    with pytest.raises(ValueError, match=message):
+        msgspec.structs.replace(DELTA, **changes)
 
 
 def test_heads_must_share_kv_heads_evenly():

@@ -1,6 +1,7 @@
 """Checks of a loaded network: whether its layers mix tokens in any way but attention, and whether it waits."""
 
 import random
+import warnings
 from typing import Any
 
 import torch
@@ -71,8 +72,11 @@ def waits_for_host(decoder: Decoder) -> str | None:
     ids = torch.arange(_SHARED, device=device)
     mode = torch.cuda.get_sync_debug_mode()
     decoder.logits(decoder.hidden_per_token(ids, ids))
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            # PyTorch calls the mode a prototype, once.
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
         decoder.logits(decoder.hidden_per_token(ids, ids))
     except RuntimeError as error:
         return str(error).partition("\n")[0]

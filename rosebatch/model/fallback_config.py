@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Embedding, Module
 
 from rosebatch.config import ModelConfig, convert
-from rosebatch.host.model_files import read_json, refusal
+from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.host.pretrained import load_pretrained_config
 from rosebatch.model.fallback_attention import NAME, UnservedError
 from rosebatch.model.fallback_network import (
@@ -45,10 +45,21 @@ def read_any_config(folder: Path, max_model_len: int | None) -> tuple[Any, Model
     try:
         config = load_pretrained_config(folder)
     except Exception as error:
-        raise refusal(path, f"transformers cannot read it: {error}") from None
+        raise refusal(path, _unread(values, error)) from None
     generation = folder / "generation_config.json"
     eos = read_json(generation).get("eos_token_id") if generation.exists() else None
     return config, describe_config(config, str(path), max_model_len, eos)
+
+
+def _unread(values: Mapping[str, Any], error: Exception) -> str:
+    from transformers import CONFIG_MAPPING, __version__
+
+    kind = values.get("model_type")
+    if not isinstance(kind, str):
+        return "'model_type' is missing; docs/models.md lists the models that rosebatch has"
+    if kind not in CONFIG_MAPPING:
+        return f"neither rosebatch nor transformers {__version__} has models of type {shown(kind)}"
+    return f"transformers cannot read it: {error}"
 
 
 def config_of_values(values: Mapping[str, Any], source: str) -> tuple[Any, ModelConfig]:

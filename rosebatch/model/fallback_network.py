@@ -23,8 +23,12 @@ def build_network(config: Any, dtype: torch.dtype, device: torch.device) -> Modu
     Raises:
         UnservedError: transformers has none for this config.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnservedError("it has an encoder")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnservedError("transformers has no causal language model of this type")
     with torch.device(device):
         network = AutoModelForCausalLM.from_config(config, dtype=dtype, **our_functions())
     return require_decoder(network)

@@ -49,7 +49,9 @@ def hf_values(config: ModelConfig) -> dict[str, Any]:
 
 
 def _plain(config: ModelConfig) -> ModelConfig:
-    """With a factor on q·k for every layer, which is optional."""
+    """With a factor on q·k for every layer, which is optional; families with the delta rule have none of their own."""
+    if config.delta is not None:
+        return config
     scales = tuple(config.attention_scale(layer) for layer in range(config.num_layers))
     return msgspec.structs.replace(config, attention_scales=scales)
 
@@ -123,6 +125,25 @@ def _phi3(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _qwen3_5(config: ModelConfig) -> dict[str, Any]:
+    rope, delta = config.rope, config.delta
+    assert rope is not None and delta is not None, "Qwen3.5 has rotary positions and the delta rule"
+    share = config.rotary_size / config.head_dim
+    return {
+        **_decoder(config),
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_act": config.activation,
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope.theta, "partial_rotary_factor": share},
+        "layer_types": ["linear_attention" if state else "full_attention" for state in delta.layers],
+        "linear_num_key_heads": delta.key_heads,
+        "linear_num_value_heads": delta.value_heads,
+        "linear_key_head_dim": delta.key_dim,
+        "linear_value_head_dim": delta.value_dim,
+        "linear_conv_kernel_dim": delta.taps,
+    }
+
+
 def _decoder(config: ModelConfig) -> dict[str, Any]:
     return {
         "hidden_size": config.hidden_size,
@@ -137,4 +158,4 @@ def _decoder(config: ModelConfig) -> dict[str, Any]:
 
 
 # The families that other engines have.
-_VALUES = {"gpt2": _gpt2, "llama": _llama, "gemma": _gemma, "phi3": _phi3}
+_VALUES = {"gpt2": _gpt2, "llama": _llama, "gemma": _gemma, "phi3": _phi3, "qwen3_5": _qwen3_5}

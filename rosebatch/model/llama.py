@@ -58,7 +58,7 @@ class Llama:
         self.ops = ops
         self.embedding = weights.get("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
         # Rounded as transformers does for Gemma; the multipliers of other families are exact in 16 bits.
-        self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.embedding.dtype).item()
+        self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.embedding.dtype)
         rotaries = layer_rotaries(config, self.embedding)
         self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
         specs = [layer.attention.spec for layer in self.layers]
@@ -129,7 +129,7 @@ class Llama:
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         embedded = functional.embedding(input_ids, self.embedding)
-        return embedded if self.embedding_multiplier == 1 else embedded.mul_(self.embedding_multiplier)
+        return embedded if self.config.embedding_multiplier == 1 else embedded.mul_(self.embedding_multiplier)
 
     def _add(
         self, pending: Pending, residual: Tensor, post_norm: Tensor | None, norm: Tensor | None

@@ -51,7 +51,7 @@ class Qwen3Next(Llama):
             num_heads=c.num_heads,
             num_kv_heads=c.num_kv_heads,
             head_dim=c.head_dim,
-            scale=c.attention_scale(layer),
+            scale=c.head_dim**-0.5,
             qk_norm=self.load_qk_norm(prefix, weights),
             rotary=rotary,
         )

@@ -146,12 +146,15 @@ def test_a_model_folder_without_weights(cli, source, model_folder, tmp_path):
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        ('{"architectures": ["OPTForCausalLM"]}', "OPTForCausalLM is not supported; docs/models.md lists what is"),
+        ('{"architectures": ["OPTForCausalLM"]}', "'model_type' is missing; docs/models.md lists"),
+        ('{"architectures": ["FooForCausalLM"], "model_type": "foo"}', "has models of type 'foo'"),
+        ('{"architectures": ["T5Model"], "model_type": "t5"}', "T5Model is not supported: it has an encoder"),
+        ('{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}', "layer 0 is of type linear_attention"),
         ('{"architectures": ["LlamaForCausalLM"], "hidden_size": 8}', "is missing"),
         ('{"cut', "config.json"),
         ("[]", "not a JSON object"),
     ],
-    ids=["unsupported", "incomplete", "cut", "list"],
+    ids=["no type", "unknown", "encoder", "no attention", "incomplete", "cut", "list"],
 )
 def test_a_config_that_cannot_be_used(cli, source, tmp_path, content, part):
     """The message says what is supported or what is missing."""

@@ -137,7 +137,7 @@ def test_code_of_a_folder_never_runs(tmp_path):
         json.dumps({"model_type": "mine", "architectures": ["Mine"], "auto_map": {"AutoConfig": "mine.Config"}})
     )
     (tmp_path / "mine.py").write_text("raise SystemExit('code ran')")
-    with pytest.raises(UserError, match="transformers cannot read it"):
+    with pytest.raises(UserError, match="has models of type 'mine'"):
         find(tmp_path)
 
 

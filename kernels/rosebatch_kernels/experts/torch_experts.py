@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common import host_waits
 from rosebatch_kernels.experts.reference import GATED, add_up
 
 Product = Callable[[Tensor], Tensor]
@@ -30,7 +31,7 @@ class TorchExperts:
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """The weighted sum of each token's experts, in x's dtype."""
         parts = torch.empty(ids.shape[1], *x.shape, dtype=torch.float32, device=x.device)
-        for expert in ids.unique().tolist():
+        for expert in host_waits.to_list(ids.unique()):
             tokens, slots = torch.where(ids == expert)
             hidden = self.gated(*self.gate_up[expert](x[tokens]).chunk(2, -1))
             parts[slots, tokens] = self.down[expert](hidden).float() * weights[tokens, slots, None]

@@ -26,7 +26,7 @@ class Tuned:
     """Sizes of a program: value columns, and warps."""
 
     values: int = 32
-    warps: int = 4
+    warps: int = 2
 
 
 TUNED = Tuned()
