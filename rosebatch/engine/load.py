@@ -9,6 +9,7 @@ from rosebatch.engine.engine import Engine, StepRunner
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.long_turns import LongTurns
 from rosebatch.engine.memory import plan_memory
+from rosebatch.engine.scheduling.block_groups import BlockGroups
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes, StepPolicy
 from rosebatch.engine.state_pool import StatePool, state_bytes
@@ -32,6 +33,7 @@ class LoadedEngine:
     """An engine and what was decided for it.
 
     Attributes:
+        num_blocks: of all groups of layers.
         waits: why its steps cannot be CUDA graphs, if the model is the reason.
     """
 
@@ -109,15 +111,30 @@ def build_engine(
     shapes = [spec.kv_shape for spec in model.attention]
     state_specs = states_of(model)
     of_states = state_bytes(state_specs, dtype)
-    memory = plan_memory(config, shapes, limits, block_size, dtype, kv_dtype, device, of_states)
-    num_blocks, pool = memory.num_blocks, BlockPool(memory.num_blocks, block_size)
+    on_device = device.type == "cuda" and toggles.paged_attention
+    window = _DECODE_WINDOW if on_device and toggles.fused_sampler and toggles.late_results else 1
+    memory = plan_memory(
+        config,
+        shapes,
+        limits,
+        block_size,
+        dtype,
+        kv_dtype,
+        device,
+        of_states,
+        windows=[spec.window for spec in model.attention],
+        ahead=window,
+        whole_prompts=not toggles.chunked_prefill,
+    )
+    pools = [BlockPool(count, block_size, w) for count, w in zip(memory.num_blocks, memory.windows, strict=True)]
     states = StatePool(state_specs, limits.max_num_seqs, dtype, device) if state_specs else None
+    longest = BlockGroups(pools).most_tokens(chunked=toggles.chunked_prefill)
     runner: StepRunner
     policy: StepPolicy
-    if device.type == "cuda" and toggles.paged_attention:
-        window = _DECODE_WINDOW if toggles.fused_sampler and toggles.late_results else 1
+    if on_device:
         # One block more than the scheduler knows of: where kernels write what nobody reads.
-        cache = KVCache(shapes, num_blocks + 1, block_size, kv_dtype, device, ops)
+        counts = [count + 1 for count in memory.num_blocks]
+        cache = KVCache(shapes, counts, block_size, kv_dtype, device, ops, memory.group_of)
         policy, lookahead = SeparateDecodes(window), int(toggles.late_results)
         runner = TritonRunner(
             model,
@@ -128,17 +145,17 @@ def build_engine(
             vocab_size=config.vocab_size,
             eos_token_ids=config.eos_token_ids,
             max_num_seqs=limits.max_num_seqs,
-            max_len=min(config.max_model_len, num_blocks * block_size),
+            max_len=min(config.max_model_len, longest or config.max_model_len),
             window=window,
             states=states,
         )
     else:
-        cache = KVCache(shapes, num_blocks, block_size, kv_dtype, device, ops)
+        cache = KVCache(shapes, memory.num_blocks, block_size, kv_dtype, device, ops, memory.group_of)
         policy, lookahead = MIXED, 0
         runner = TorchRunner(model, cache, ops, states, batched_sampling=toggles.batched_sampling)
     long_turns = LongTurns.of(model.attention)
     scheduler = Scheduler(
-        pool,
+        *pools,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=memory.max_num_batched_tokens,
         policy=policy,
@@ -156,4 +173,4 @@ def build_engine(
         eos_token_ids=config.eos_token_ids,
         lookahead=lookahead,
     )
-    return LoadedEngine(engine, num_blocks, block_size, cache.nbytes)
+    return LoadedEngine(engine, sum(memory.num_blocks), block_size, cache.nbytes)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from rosebatch.config import KVShape, ModelConfig, RunConfig
-from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.engine.kv_cache import bytes_per_block, window_groups
 from rosebatch.errors import FlagError
 
 # Default tokens of a step. On a CPU, a step's activations should fit its caches: 1024 tokens at a time prefill
@@ -24,10 +24,16 @@ _CPU_MOST = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Blocks of the KV cache, and most tokens of a step."""
+    """Blocks of each group of the KV cache, and most tokens of a step.
 
-    num_blocks: int
+    Attributes:
+        windows, group_of: see ``window_groups``.
+    """
+
+    num_blocks: tuple[int, ...]
     max_num_batched_tokens: int
+    windows: tuple[int, ...] = (0,)
+    group_of: tuple[int, ...] = ()
 
 
 def plan_memory(
@@ -39,6 +45,9 @@ def plan_memory(
     kv_dtype: torch.dtype,
     device: torch.device,
     state_bytes: int = 0,
+    windows: Sequence[int] | None = None,
+    ahead: int = 1,
+    whole_prompts: bool = False,
 ) -> MemoryPlan:
     """Follow the limits that are given; the device decides the others.
 
@@ -51,6 +60,9 @@ def plan_memory(
         kv_dtype: of K and V.
         device: where the weights already are.
         state_bytes: that a sequence's states take beside its blocks.
+        windows: the sliding window of each layer; None for full attention in all.
+        ahead: most tokens that a sequence decodes in one plan.
+        whole_prompts: whether a prompt is computed in one step, however long.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -69,13 +81,42 @@ def plan_memory(
     else:
         memory = min(int(_CPU_SHARE * free), _CPU_MOST)
     memory = limits.kv_cache_bytes or max(memory - limits.max_num_seqs * state_bytes, 0)
-    block = bytes_per_block(kv_shapes, block_size, kv_dtype)
-    # More blocks than all sequences at full length can use would only keep old prefixes.
-    most = limits.max_num_seqs * -(-config.max_model_len // block_size)
-    blocks = min(memory // block, most)
-    if blocks < 1 or blocks * block_size < 2:
-        raise FlagError(_no_room(limits, device, memory, block_size, block))
-    return MemoryPlan(blocks, tokens)
+    groups, group_of = window_groups(windows or [0] * len(kv_shapes), config.max_model_len)
+    chunk = config.max_model_len if whole_prompts else tokens
+    wants = []
+    for number, window in enumerate(groups):
+        shapes = [shape for shape, group in zip(kv_shapes, group_of, strict=True) if group == number]
+        most = _most_blocks(config.max_model_len, window, limits.max_num_seqs, block_size, chunk, ahead)
+        wants.append((bytes_per_block(shapes, block_size, kv_dtype), most))
+    blocks = share_memory(memory, wants)
+    if min(blocks) < 1 or min(blocks) * block_size < 2:
+        raise FlagError(_no_room(limits, device, memory, block_size, sum(block for block, _ in wants)))
+    return MemoryPlan(blocks, tokens, groups, group_of)
+
+
+def _most_blocks(longest: int, window: int, seats: int, block_size: int, chunk: int, ahead: int) -> int:
+    """Most blocks that sequences of so many seats use in a group: more would only keep old prefixes."""
+    full = seats * -(-longest // block_size)
+    if not window:
+        return full
+    # A block is left when its last token is: one at each end is partly used. A chunk's blocks come back after it.
+    seen = -(-(window + ahead) // block_size) + 1
+    return min(full, seats * seen + -(-chunk // block_size) + 2)
+
+
+def share_memory(memory: int, wants: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Divide bytes between groups, each with the bytes of a block and the most blocks that it uses.
+
+    All get the same number of blocks, but none more than it uses: so no window group runs out before a full one,
+    however short the sequences are.
+    """
+    counts = [0] * len(wants)
+    order = sorted(range(len(wants)), key=lambda group: wants[group][1])
+    for place, group in enumerate(order):
+        block, most = wants[group]
+        counts[group] = min(memory // sum(wants[other][0] for other in order[place:]), most)
+        memory -= counts[group] * block
+    return tuple(counts)
 
 
 def _no_room(limits: RunConfig, device: torch.device, memory: int, block_size: int, block: int) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from rosebatch.engine.plan import Chunk, DecodeRow, DecodeWindow, SequenceSpec, StepPlan, StepResult
+from rosebatch.engine.plan import GONE, Chunk, DecodeRow, DecodeWindow, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.scheduling.scheduler import Scheduler
 
 VOCAB = 20
@@ -18,12 +18,13 @@ class Follower:
 
     Attributes:
         specs: of all sequences that were started and not released since.
-        blocks: their block ids.
+        blocks: their block ids, in each group.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_groups: int = 1) -> None:
+        self.num_groups = num_groups
         self.specs: dict[int, SequenceSpec] = {}
-        self.blocks: dict[int, list[int]] = {}
+        self.blocks: dict[int, list[list[int]]] = {}
 
     def update(self, plan: StepPlan) -> None:
         """Take over what a plan changes."""
@@ -33,20 +34,24 @@ class Follower:
             del self.specs[sequence_id], self.blocks[sequence_id]
         for spec in plan.started:
             assert spec.id not in self.specs, f"sequence {spec.id} was started twice"
-            self.specs[spec.id], self.blocks[spec.id] = spec, []
+            self.specs[spec.id], self.blocks[spec.id] = spec, [[] for _ in range(self.num_groups)]
         work = plan.rows if isinstance(plan, DecodeWindow) else plan.chunks
         assert len({each.id for each in work}) == len(work), "a sequence twice in a plan"
         assert {spec.id for spec in plan.started} <= {each.id for each in work}, "started, but not computed"
         for each in work:
-            table = self.blocks[each.id]
-            for index, block in each.blocks:
+            for group, index, block in each.blocks:
+                table = self.blocks[each.id][group]
                 assert index <= len(table), f"sequence {each.id} has no block {len(table)}"
                 table[index : index + 1] = [block]
 
     def check(self, scheduler: Scheduler) -> None:
         """Right after ``schedule``: it knows the running sequences and no others, with all their blocks."""
         assert self.specs == {sequence.id: sequence.spec for sequence in scheduler.running}
-        assert self.blocks == {sequence.id: sequence.block_ids for sequence in scheduler.running}
+        for sequence in scheduler.running:
+            for known, table in zip(self.blocks[sequence.id], sequence.tables, strict=True):
+                assert len(known) == len(table)
+                # A runner is not told that a block left the window.
+                assert all(ours in (theirs, GONE) for theirs, ours in zip(known, table, strict=True))
 
 
 class FakeRunner(Follower):

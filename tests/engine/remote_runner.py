@@ -17,7 +17,7 @@ def make_runner():
 
     ops = select(Toggles.resolve({}, "cpu"))
     model = ToyModel(ops)
-    cache = KVCache([spec.kv_shape for spec in model.attention], BLOCKS, BLOCK_SIZE, torch.float32, CPU, ops)
+    cache = KVCache([spec.kv_shape for spec in model.attention], [BLOCKS], BLOCK_SIZE, torch.float32, CPU, ops)
     return TorchRunner(model, cache, ops)
 
 

@@ -181,7 +181,7 @@ def _shape(name):
 
 
 def make_cache(model, blocks, ops):
-    return KVCache([spec.kv_shape for spec in model.attention], blocks, BLOCK_SIZE, torch.float32, CPU, ops)
+    return KVCache([spec.kv_shape for spec in model.attention], [blocks], BLOCK_SIZE, torch.float32, CPU, ops)
 
 
 def make_states(model):
@@ -236,7 +236,7 @@ def device_engine(name, off=(), blocks=60):
         model = build(name, ops)
         kernels = device_ops(SEATS, [spec.heads for spec in model.attention], toggles, CPU)
         cache = make_cache(model, blocks + 1, ops)
-        for data in cache.groups:
+        for data in cache.tensors:
             data.fill_(float("nan"))
         return TritonRunner(
             model,

@@ -113,7 +113,7 @@ def test_blocks_of_a_plan_that_was_not_committed_are_not_findable(make_sequence,
     plan = scheduler.schedule()
     assert starts(plan) == [(2, 7), (1, 8)]
     # The source of this copy is held until a commit that never comes.
-    assert plan.copies == ((1, 5),)
+    assert plan.copies == ((0, 1, 5),)
     scheduler.abort()
     assert_idle(scheduler)
     scheduler.add(make_sequence([*range(8), *range(20, 30)], id=3))

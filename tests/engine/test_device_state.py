@@ -27,7 +27,7 @@ def make_state(device):
 
     def make():
         state = DeviceState(SLOTS, WIDTH, WINDOW, device)
-        for tensor, first in ((state.fields, 1000), (state.block_table, 1000 + FIELD_CELLS)):
+        for tensor, first in ((state.fields, 1000), (state.block_tables, 1000 + FIELD_CELLS)):
             tensor.copy_(torch.arange(first, first + tensor.numel()).view(tensor.shape))
         return state
 
@@ -36,7 +36,7 @@ def make_state(device):
 
 def contents(state):
     """All cells in the order of ``Slots``."""
-    return state.fields.flatten().tolist() + state.block_table.flatten().tolist()
+    return state.fields.flatten().tolist() + state.block_tables.flatten().tolist()
 
 
 UNTOUCHED = list(range(1000, 1000 + FIELD_CELLS + SLOTS * WIDTH))
@@ -64,7 +64,7 @@ def test_a_new_state_decodes_nothing(device):
     assert state.history.shape == (WINDOW, SLOTS)
     assert set(state.history.flatten().tolist()) == {-1}
     assert state.step.tolist() == [0]
-    assert {t.dtype for t in (state.fields, state.block_table, state.history, state.step)} == {torch.int32}
+    assert {t.dtype for t in (state.fields, state.block_tables, state.history, state.step)} == {torch.int32}
 
 
 # The two ways to write.
@@ -79,7 +79,7 @@ def test_cells_are_where_slots_count_them(make_state, device, apply):
     cells = {0: -1, layout.LIMIT * SLOTS + 2: 2**31 - 1, FIELD_CELLS - 1: -(2**31), FIELD_CELLS: 7, last: 8}
     apply(state, StateWrite(cells=cells | {FIELD_CELLS + 3 * WIDTH + 1: 9}), Staging(device))
     assert state.fields[layout.LIMIT, 2] == 2**31 - 1
-    assert state.block_table[3, 1] == 9
+    assert state.block_tables[0, 3, 1] == 9
     assert contents(state) == apply_to_list(UNTOUCHED, StateWrite(cells=cells | {FIELD_CELLS + 3 * WIDTH + 1: 9}))
 
 
@@ -90,7 +90,7 @@ def test_moves_come_before_cells(make_state, device, apply):
     write = StateWrite(moves=[(4, 0), (3, 1)], cells={layout.LIMIT * SLOTS + 4: 0, FIELD_CELLS: 77})
     apply(state, write, Staging(device))
     assert state.fields[:, 1].tolist() == [1000 + field * SLOTS + 3 for field in range(layout.NUM_FIELDS)]
-    assert state.block_table[0].tolist() == [77, 1001 + FIELD_CELLS + 4 * WIDTH, 1002 + FIELD_CELLS + 4 * WIDTH]
+    assert state.block_tables[0, 0].tolist() == [77, 1001 + FIELD_CELLS + 4 * WIDTH, 1002 + FIELD_CELLS + 4 * WIDTH]
     assert contents(state) == apply_to_list(UNTOUCHED, write)
 
 

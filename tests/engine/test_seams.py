@@ -87,7 +87,7 @@ def test_kernels_serve_layers_that_differ(off, expected):
     toggles = Toggles(**{name: name not in served for name in Toggles.__dataclass_fields__})
     ops = select(toggles, "cuda")
     model = ToyModel(ops)
-    cache = KVCache([spec.kv_shape for spec in model.attention], BLOCKS + 1, BLOCK_SIZE, torch.float32, CPU, ops)
+    cache = KVCache([spec.kv_shape for spec in model.attention], [BLOCKS + 1], BLOCK_SIZE, torch.float32, CPU, ops)
     runner = TritonRunner(
         model,
         cache,

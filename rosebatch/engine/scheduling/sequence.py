@@ -36,6 +36,7 @@ class SequenceState:
     Attributes:
         spec: what the runner has to know; the same for the whole life of the sequence.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
+        tables: its block table in each group of layers, see ``BlockGroups``; empty if it holds no blocks.
         decoding: whether a plan has sampled its newest token.
         logprobs, prompt_logprobs: of the tokens so far, if asked for.
         token_times: when each generated token arrived.
@@ -54,7 +55,7 @@ class SequenceState:
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
     num_cached_tokens: int | None = None
-    block_ids: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     status: Status = Status.WAITING
     decoding: bool = False
@@ -110,6 +111,11 @@ class SequenceState:
     def num_prompt_tokens(self) -> int:
         """Length of the prompt in tokens."""
         return len(self.spec.prompt_token_ids)
+
+    @property
+    def block_ids(self) -> list[int]:
+        """Its block table in the first group of layers, the only one of most models."""
+        return self.tables[0] if self.tables else []
 
     @property
     def num_tokens(self) -> int:

@@ -50,7 +50,7 @@ class TorchRunner:
         self.ops = ops
         self.states = states
         self.batched_sampling = batched_sampling
-        self.tables = BlockTables()
+        self.tables = BlockTables(len(cache.num_blocks))
         self.long_turns = LongTurns.of(model.attention)
         self.staging = Staging(cache.device)
 

@@ -29,9 +29,8 @@ class _Step(Protocol):
         """What all steps of the run share."""
         ...
 
-    @property
-    def table(self) -> Tensor:
-        """``[S, M]`` int32 block ids."""
+    def table(self, layer: int) -> Tensor:
+        """``[S, M]`` int32 block ids in this layer's group."""
         ...
 
     @property
@@ -48,7 +47,7 @@ class _Step(Protocol):
         """``[T]`` int32, each token's row of the table; -1 for tokens that nobody reads."""
         ...
 
-    def append_rows(self, cache: Tensor) -> Tensor:
+    def append_rows(self, layer: int) -> Tensor:
         """Where each token's K and V go, see ``kv_append``."""
         ...
 
@@ -114,14 +113,14 @@ def _prepare_in_one(
 ) -> Tensor:
     """Norm, rotate and append by one kernel, q in place."""
     options = {"num_heads": spec.num_heads, "turns": step.turns, **_rotation(spec)}
-    kernel(qkv, cache, step.table, step.rows(), step.positions, **options)
+    kernel(qkv, cache, step.table(spec.layer), step.rows(), step.positions, **options)
     return qkv
 
 
 def _prepare_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step) -> Tensor:
     """Norm, rotate and append by separate operators."""
     q, k, v = step.shared.heads(spec, qkv, step)
-    step.shared.ops.kv_append(cache, k, v, step.append_rows(cache))
+    step.shared.ops.kv_append(cache, k, v, step.append_rows(spec.layer))
     return qkv if spec.rotary is None and spec.qk_norm is None else q.reshape(len(qkv), -1)
 
 
@@ -152,13 +151,13 @@ class PackedAttention:
 
     def __init__(self, shared: SharedAttention, inputs: PackedInputs) -> None:
         self.shared = shared
-        self.table = shared.state.block_table
+        self.tables = shared.state.block_tables
         self.positions = inputs.positions
         self.turns = inputs.turns
         self.tiles = inputs.tiles
         self.packed = inputs.packed
         self._rows = inputs.rows
-        self._append_rows: dict[int, Tensor] = {}
+        self._append_rows: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """K and V of all chunks are written before any is read."""
@@ -166,11 +165,11 @@ class PackedAttention:
         cache = self.shared.cache.layer(spec.layer)
         spec, qkv = _normed(spec, qkv, kernels)
         q = self.shared.prepare_packed(spec, qkv, cache, self)
-        heads, scale = spec.num_heads, spec.scale
+        heads, scale, table = spec.num_heads, spec.scale, self.table(spec.layer)
         if spec.gate is None:
             options = _softmax(spec)
-            return kernels.prefill(q, cache, self.table, self.tiles, num_heads=heads, scale=scale, **options)
-        return kernels.gated_prefill(q, cache, self.table, self.tiles, spec.gate, num_heads=heads, scale=scale)
+            return kernels.prefill(q, cache, table, self.tiles, num_heads=heads, scale=scale, **options)
+        return kernels.gated_prefill(q, cache, table, self.tiles, spec.gate, num_heads=heads, scale=scale)
 
     def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Attention``."""
@@ -181,12 +180,17 @@ class PackedAttention:
         """See ``_Step``."""
         return self._rows
 
-    def append_rows(self, cache: Tensor) -> Tensor:
-        """See ``_Step``; once for all layers with the same number of K/V heads."""
-        kv_heads = cache.shape[2]
-        if kv_heads not in self._append_rows:
-            self._append_rows[kv_heads] = _append_rows(cache, self.table, self._rows, self.positions)
-        return self._append_rows[kv_heads]
+    def table(self, layer: int) -> Tensor:
+        """See ``_Step``."""
+        return self.tables[self.shared.cache.group_of[layer]]
+
+    def append_rows(self, layer: int) -> Tensor:
+        """See ``_Step``; once for all layers of a group with the same number of K/V heads."""
+        cache = self.shared.cache.layer(layer)
+        kind = self.shared.cache.group_of[layer], cache.shape[2]
+        if kind not in self._append_rows:
+            self._append_rows[kind] = _append_rows(cache, self.table(layer), self._rows, self.positions)
+        return self._append_rows[kind]
 
 
 class DecodeAttention:
@@ -205,9 +209,9 @@ class DecodeAttention:
         self.turns = None
         self.limits = state.fields[layout.LIMIT, :size]
         self.state_slots = state.fields[layout.STATE, :size]
-        self.table = state.block_table[:size]
+        self.tables = state.block_tables[:, :size]
         self._rows: Tensor | None = None
-        self._append_rows: dict[int, Tensor] = {}
+        self._append_rows: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """The kernel does all of it, or attends to what was prepared."""
@@ -222,7 +226,7 @@ class DecodeAttention:
         return decode(
             qkv,
             cache,
-            self.table,
+            self.table(spec.layer),
             self.positions,
             self.limits,
             num_heads=spec.num_heads,
@@ -242,12 +246,17 @@ class DecodeAttention:
             self._rows = torch.where(self.positions < self.limits, numbers, -1)
         return self._rows
 
-    def append_rows(self, cache: Tensor) -> Tensor:
-        """See ``_Step``; once for all layers with the same number of K/V heads."""
-        kv_heads = cache.shape[2]
-        if kv_heads not in self._append_rows:
-            self._append_rows[kv_heads] = _append_rows(cache, self.table, self.rows(), self.positions)
-        return self._append_rows[kv_heads]
+    def table(self, layer: int) -> Tensor:
+        """See ``_Step``."""
+        return self.tables[self.shared.cache.group_of[layer]]
+
+    def append_rows(self, layer: int) -> Tensor:
+        """See ``_Step``; once for all layers of a group with the same number of K/V heads."""
+        cache = self.shared.cache.layer(layer)
+        kind = self.shared.cache.group_of[layer], cache.shape[2]
+        if kind not in self._append_rows:
+            self._append_rows[kind] = _append_rows(cache, self.table(layer), self.rows(), self.positions)
+        return self._append_rows[kind]
 
 
 def _append_rows(cache: Tensor, table: Tensor, rows: Tensor, positions: Tensor) -> Tensor:

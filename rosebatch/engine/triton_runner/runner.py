@@ -82,7 +82,7 @@ class TritonRunner:
         self.kernels = kernels
         self.states = states
         self.slots = Slots(max_num_seqs, width)
-        self.state = DeviceState(max_num_seqs, width, window, device, vocab_size)
+        self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, len(cache.num_blocks))
         self.attention = SharedAttention.of(cache, self.state, ops, kernels, states)
         self.decodes = StepGraphs(self._decode_step, enabled=toggles.cuda_graph)
         self.packed = StepGraphs(self._packed_step, enabled=toggles.cuda_graph)

@@ -33,9 +33,9 @@ class StateWrite:
 
 
 class Slots:
-    """Columns of the state ``[NUM_FIELDS, num_slots]``, rows of the block table ``[num_slots, width]`` behind it.
+    """Columns of the state ``[NUM_FIELDS, num_slots]``, rows of the block tables ``[groups, num_slots, width]`` behind.
 
-    A cell's flat index counts through both: field by field, then row by row of the table.
+    A cell's flat index counts through both: field by field, then row by row of each table.
 
     Args:
         num_slots: most sequences at a time.
@@ -68,10 +68,11 @@ class Slots:
             self.slot_of[spec.id] = heapq.heappop(self._free)
         if isinstance(plan, DecodeWindow):
             self._compact([row.id for row in plan.rows], write)
-            copies = {copy for _, copy in plan.copies}
+            copies = {(group, copy) for group, _, copy in plan.copies}
             for row in plan.rows:
                 for change in row.blocks:
-                    self._tell_blocks(row.id, [change], write.cells if change[1] in copies else write.rollovers)
+                    group, _, block = change
+                    self._tell_blocks(row.id, [change], write.cells if (group, block) in copies else write.rollovers)
         else:
             for chunk in plan.chunks:
                 self._tell_blocks(chunk.id, chunk.blocks, write.cells)
@@ -117,8 +118,8 @@ class Slots:
 
     def _tell_blocks(self, sequence_id: int, changes: Sequence[BlockChange], cells: dict[int, int]) -> None:
         start = layout.NUM_FIELDS * self.num_slots + self.slot_of[sequence_id] * self.width
-        for index, block in changes:
-            cells[start + index] = block
+        for group, index, block in changes:
+            cells[start + group * self.num_slots * self.width + index] = block
 
     def _tell_fields(self, chunk: Chunk, write: StateWrite) -> None:
         slot, spec = self.slot_of[chunk.id], self.specs[chunk.id]
