@@ -7,7 +7,7 @@ import torch
 from rosebatch.config import ModelConfig, RunConfig
 from rosebatch.engine.engine import Engine, StepRunner
 from rosebatch.engine.kv_cache import KVCache
-from rosebatch.engine.long_turns import LongTurns
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.memory import plan_memory
 from rosebatch.engine.scheduling.block_groups import BlockGroups
 from rosebatch.engine.scheduling.block_pool import BlockPool
@@ -153,7 +153,6 @@ def build_engine(
         cache = KVCache(shapes, memory.num_blocks, block_size, kv_dtype, device, ops, memory.group_of)
         policy, lookahead = MIXED, 0
         runner = TorchRunner(model, cache, ops, states, batched_sampling=toggles.batched_sampling)
-    long_turns = LongTurns.of(model.attention)
     scheduler = Scheduler(
         *pools,
         max_num_seqs=limits.max_num_seqs,
@@ -161,7 +160,7 @@ def build_engine(
         policy=policy,
         prefix_cache=toggles.prefix_cache and not state_specs,
         chunked_prefill=toggles.chunked_prefill,
-        trained_len=long_turns.trained_len if long_turns else 0,
+        long_rope=LongRope.of(model.attention),
         exact_prefixes=toggles.batch_invariant,
         share_prompts=not state_specs,
     )

@@ -32,6 +32,7 @@ class SequenceSpec:
         stop_ids: tokens that end it: the model's own end tokens, unless ignored, and those of the request.
         guided: whether a grammar decides which tokens may come next.
         has_extras: whether its logits are more than sampled: penalties, biases, log-probabilities.
+        long_factors: whether its keys have longrope's long factors, see ``rosebatch.engine.long_rope``.
     """
 
     id: int
@@ -41,6 +42,7 @@ class SequenceSpec:
     stop_ids: frozenset[int] = frozenset()
     guided: bool = False
     has_extras: bool = False
+    long_factors: bool = False
 
 
 class Chunk(NamedTuple):
@@ -85,9 +87,9 @@ class _Plan:
     Attributes:
         wipes: (group, block) to overwrite with zeros before anything else: their last holder's K and V may not be finite.
         copies: (group, source, destination) blocks to copy before the forward pass; no block is both.
-        started: sequences that this plan computes for the first time, or again after a preemption.
+        started: sequences that this plan computes for the first time, or again after it lost its blocks.
         released: ids that the runner may forget: no later plan has them, unless they are started again.
-        num_preempted: how many of the released ones lost their blocks and wait again.
+        num_preempted: how many of the released ones lost their blocks to others and wait again.
         reset: whether the runner forgets all sequences before anything else, because they were aborted.
     """
 

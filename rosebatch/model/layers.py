@@ -19,8 +19,8 @@ class Rotary:
         cos, sin: ``[max_len, R]`` in the model's dtype, both halves of cos alike, the first half of sin negated. R is
             even and at most D: the first R channels of a head are rotated, channel ``i`` with channel ``i + R/2``; the
             others stay (partial rotary). Factors on attention (yarn, longrope) are inside the tables.
-        trained_len: of longrope, where prompts that are longer than this turn in another way from the first token on;
-            0 where a token's turn follows from its position alone. See ``turn_row``.
+        trained_len: of longrope, if sequences may be longer: rows of positions in front of it have short factors, and
+            behind the rows of all positions, as many follow with long ones. 0 if each position has one row.
     """
 
     cos: Tensor
@@ -29,7 +29,7 @@ class Rotary:
 
     @property
     def max_len(self) -> int:
-        """Positions."""
+        """Positions that have a row."""
         return len(self.cos) - self.trained_len
 
 

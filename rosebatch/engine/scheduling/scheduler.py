@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import (
     BlockChange,
     BlockCopy,
@@ -58,6 +59,8 @@ class Committed(NamedTuple):
 
 StepPolicy = MixedSteps | SeparateDecodes
 MIXED = MixedSteps()
+# In place of ``ROOT_HASH``: keys with longrope's long factors serve no sequence with short ones.
+_LONG_ROOT = b"long factors"
 
 
 class Scheduler:
@@ -70,8 +73,7 @@ class Scheduler:
         policy: whether prompts and decodes share steps.
         prefix_cache: reuse blocks whose prefix is known, and make full blocks findable.
         chunked_prefill: split prompts over steps; otherwise a prompt is computed whole, even over the budget.
-        trained_len: blocks of longer prompts serve only such prompts (see ``rosebatch.engine.long_turns``); 0 if all
-            prompts are alike.
+        long_rope: of a model with longrope: sequences that outgrow the trained length start over.
         exact_prefixes: a block of generated tokens serves only sequences that generated them at the same positions.
             Prompt tokens are computed in other shapes than generated ones, which may change their last bits.
         share_prompts: the completions of a request share the blocks of its prompt; otherwise each computes it.
@@ -85,7 +87,7 @@ class Scheduler:
         policy: StepPolicy = MIXED,
         prefix_cache: bool = True,
         chunked_prefill: bool = True,
-        trained_len: int = 0,
+        long_rope: LongRope | None = None,
         exact_prefixes: bool = False,
         share_prompts: bool = True,
     ) -> None:
@@ -95,7 +97,7 @@ class Scheduler:
         self.policy = policy
         self.prefix_cache = prefix_cache
         self.chunked_prefill = chunked_prefill
-        self.trained_len = trained_len
+        self.long_rope = long_rope
         self.exact_prefixes = exact_prefixes
         self.share_prompts = share_prompts
         self.waiting: deque[SequenceState] = deque()
@@ -138,6 +140,9 @@ class Scheduler:
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence behind all others; its forks go to the front when its prompt is computed."""
+        if self.long_rope is not None and sequence.num_prompt_tokens > self.long_rope.trained_len:
+            for each in (sequence, *sequence.forks):
+                each.take_long_factors()
         self.waiting.append(sequence)
         self._num_forks += len(sequence.forks)
 
@@ -152,6 +157,8 @@ class Scheduler:
         self._num_forks -= len(self._forked)
         self._forked = []
         self._release_seats()
+        if self.long_rope is not None:
+            self._start_over()
         budget = self._continue_running(draft)
         if not draft.preempted and self._admits():
             budget = self._admit_waiting(draft, budget)
@@ -282,7 +289,7 @@ class Scheduler:
         """Plan a window of decode steps for all sequences that have tokens to come."""
 
         def live() -> list[tuple[SequenceState, int]]:
-            return [(s, s.num_remaining_tokens) for s in self.running if s.decoding]
+            return [(s, left) for s in self.running if s.decoding and (left := self._most_tokens(s) - s.num_tokens)]
 
         pairs = live()
         steps = min(most_steps, max((left for _, left in pairs), default=0))
@@ -308,6 +315,18 @@ class Scheduler:
     def _needs(self, pairs: Sequence[tuple[SequenceState, int]], steps: int) -> list[list[int]]:
         """Blocks of each group that each sequence needs for so many steps, or for as many tokens as it has left."""
         return [self.blocks.short_of(s, s.num_computed_tokens + min(steps, left)) for s, left in pairs]
+
+    def _start_over(self) -> None:
+        """Send sequences back that have outgrown the trained length, once their tokens are known."""
+        outgrown = [s for s in self.running if s.num_tokens == self._most_tokens(s) and not s.num_pending_tokens]
+        for sequence in reversed(outgrown):
+            self.running.remove(sequence)
+            self._send_back(sequence)
+            sequence.take_long_factors()
+
+    def _most_tokens(self, sequence: SequenceState) -> int:
+        """The length at which it ends or starts over."""
+        return sequence.max_len if self.long_rope is None else self.long_rope.most_tokens(sequence.spec)
 
     def _admit_waiting(self, draft: "_Draft", budget: int) -> int:
         """Plan chunks of waiting sequences, in order; returns the rest of the budget."""
@@ -395,7 +414,7 @@ class Scheduler:
         hashes, size = sequence.block_hashes, self.blocks.block_size
         known = len(hashes)
         if known < count:
-            parent = hashes[-1] if hashes else self._root_hash(sequence)
+            parent = hashes[-1] if hashes else _LONG_ROOT if sequence.spec.long_factors else ROOT_HASH
             blocks = token_bytes(sequence.token_ids[known * size : count * size], size)
             for index, tokens in enumerate(blocks, start=known):
                 if self.exact_prefixes and index == sequence.num_prompt_tokens // size:
@@ -404,10 +423,6 @@ class Scheduler:
                 parent = hash_block(parent, tokens)
                 hashes.append(parent)
         return hashes
-
-    def _root_hash(self, sequence: SequenceState) -> bytes:
-        is_long = 0 < self.trained_len < sequence.num_prompt_tokens
-        return b"long" if is_long else ROOT_HASH
 
     def _make_room(self, draft: "_Draft") -> bool:
         """Take blocks back: those of a waiting fork, else all of the newest sequence.
@@ -421,13 +436,17 @@ class Scheduler:
         if victim.num_pending_tokens:
             return False
         self.running.pop()
-        self._free_blocks(victim)
-        victim.status = Status.WAITING
-        victim.decoding = False
-        self._released.append(victim.id)
-        self.waiting.appendleft(victim)
+        self._send_back(victim)
         draft.preempted.append(victim)
         return True
+
+    def _send_back(self, sequence: SequenceState) -> None:
+        """Take the blocks of a sequence that was running. It keeps its tokens and waits in front of all others."""
+        self._free_blocks(sequence)
+        sequence.status = Status.WAITING
+        sequence.decoding = False
+        self._released.append(sequence.id)
+        self.waiting.appendleft(sequence)
 
     def _release_fork(self) -> bool:
         """Take the blocks of the last waiting sequence that holds any: it will be computed like any other."""

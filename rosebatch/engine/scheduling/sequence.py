@@ -34,7 +34,7 @@ class SequenceState:
     planned: the last ``num_pending_tokens`` tokens are being sampled, and their values are not known here yet.
 
     Attributes:
-        spec: what the runner has to know; the same for the whole life of the sequence.
+        spec: what the runner has to know. It changes once at most, see ``take_long_factors``.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         tables: its block table in each group of layers, see ``BlockGroups``; empty if it holds no blocks.
         decoding: whether a plan has sampled its newest token.
@@ -142,6 +142,12 @@ class SequenceState:
     def output_token_ids(self) -> list[int]:
         """The tokens generated so far."""
         return self.token_ids[self.num_prompt_tokens :]
+
+    def take_long_factors(self) -> None:
+        """From now on, for all its tokens; it holds no blocks. See ``rosebatch.engine.long_rope``."""
+        assert not self.tables, "keys in the cache have short factors"
+        self.spec = replace(self.spec, long_factors=True)
+        self.block_hashes.clear()
 
     def apply_token_ids(
         self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = (), now: float | None = None

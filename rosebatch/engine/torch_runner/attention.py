@@ -89,9 +89,10 @@ class GatheredAttention:
         # Of a key and its value, in the widest layer.
         self.key_bytes = 2 * cache.dtype.itemsize * max(spec.num_kv_heads * spec.head_dim for spec in specs)
         self.append_rows = {
-            (count, window): self._append_rows(batch.slots[self.group_of[window]], count) for count, window in self.reads
+            (count, window): self._append_rows(batch.slots[self.group_of[window]], count)
+            for count, window in self.reads
         }
-        self.turns = batch.turns
+        self.rotary_rows = batch.rotary_rows
         self.states = states
         if states is not None:
             ends = accumulate(len(chunk.token_ids) for chunk in batch.chunks)
@@ -140,7 +141,7 @@ class GatheredAttention:
         turned = None
         if spec.rotary is not None:
             if spec.rotary not in self._turned:
-                cos, sin = (table[self.turns][:, None] for table in (spec.rotary.cos, spec.rotary.sin))
+                cos, sin = (table[self.rotary_rows][:, None] for table in (spec.rotary.cos, spec.rotary.sin))
                 self._turned[spec.rotary] = cos, sin
             turned = self._turned[spec.rotary]
         return self.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.engine.logits import SampledRow
-from rosebatch.engine.long_turns import LongTurns
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import Chunk, PackedStep, SequenceSpec
 
 
@@ -45,7 +45,7 @@ class StepBatch:
 
     Attributes:
         input_ids, positions: ``[T]`` int64.
-        turns: ``[T]`` int64, each token's row of the rotary tables.
+        rotary_rows: ``[T]`` int64, each token's row of the rotary tables.
         slots: of each group of layers, ``[T]`` int64, where each token's K and V go: ``block · block_size + offset``.
         block_tables: of each group of layers, ``[B, M]`` int64 block ids, rows padded with their own last block: masked keys are read, and
             another sequence's may be NaN.
@@ -57,7 +57,7 @@ class StepBatch:
 
     input_ids: Tensor
     positions: Tensor
-    turns: Tensor
+    rotary_rows: Tensor
     slots: list[Tensor]
     block_tables: list[Tensor]
     chunks: tuple[Chunk, ...]
@@ -72,7 +72,7 @@ def build_batch(
     blocks: Mapping[int, list[list[int]]],
     block_size: int,
     device: torch.device,
-    long_turns: LongTurns | None = None,
+    long_rope: LongRope | None = None,
 ) -> StepBatch:
     """Lay out a step for the device: one small copy for each tensor."""
     input_ids: list[int] = []
@@ -97,13 +97,13 @@ def build_batch(
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
     there = tensor(positions)
-    turns = there
-    if long_turns is not None:
-        turns = tensor([row for chunk in chunks for row in long_turns.rows(chunk, specs[chunk.id]).tolist()])
+    rotary_rows = there
+    if long_rope is not None:
+        rotary_rows = tensor([row for chunk in chunks for row in long_rope.rows(chunk, specs[chunk.id]).tolist()])
     return StepBatch(
         input_ids=tensor(input_ids),
         positions=there,
-        turns=turns,
+        rotary_rows=rotary_rows,
         slots=[tensor(each) for each in slots],
         block_tables=[tensor(table) for table in tables],
         chunks=chunks,

@@ -16,7 +16,7 @@ from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.triton_runner.packing import PackedInputs
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import AttentionSpec, StateSpec
-from rosebatch.ops import DeltaState, DeviceOps, Ops, PackedChunks
+from rosebatch.ops import DeltaState, DeviceOps, Ops
 from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.kv_cache.layout import cache_rows
 
@@ -39,7 +39,7 @@ class _Step(Protocol):
         ...
 
     @property
-    def turns(self) -> Tensor | None:
+    def rotary_rows(self) -> Tensor | None:
         """``[T]`` int32, each token's row of the rotary tables; None if it is the position."""
         ...
 
@@ -92,7 +92,7 @@ class SharedAttention:
 
     def heads(self, spec: AttentionSpec, qkv: Tensor, step: _Step) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, normed and rotated by separate operators: the way of ``--no-fused-rotary``."""
-        rotary, rows = spec.rotary, step.positions if step.turns is None else step.turns
+        rotary, rows = spec.rotary, step.positions if step.rotary_rows is None else step.rotary_rows
         turned = None if rotary is None else (rotary.cos[rows][:, None], rotary.sin[rows][:, None])
         return self.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)
 
@@ -112,7 +112,7 @@ def _prepare_in_one(
     kernel: Callable[..., None], spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step
 ) -> Tensor:
     """Norm, rotate and append by one kernel, q in place."""
-    options = {"num_heads": spec.num_heads, "turns": step.turns, **_rotation(spec)}
+    options = {"num_heads": spec.num_heads, "rotary_rows": step.rotary_rows, **_rotation(spec)}
     kernel(qkv, cache, step.table(spec.layer), step.rows(), step.positions, **options)
     return qkv
 
@@ -153,7 +153,7 @@ class PackedAttention:
         self.shared = shared
         self.tables = shared.state.block_tables
         self.positions = inputs.positions
-        self.turns = inputs.turns
+        self.rotary_rows = inputs.rotary_rows
         self.tiles = inputs.tiles
         self.packed = inputs.packed
         self._rows = inputs.rows
@@ -205,8 +205,8 @@ class DecodeAttention:
         state = shared.state
         self.shared = shared
         self.positions = state.fields[layout.POSITION, :size]
-        # A token behind the prompt has the turn of its position.
-        self.turns = None
+        # See ``LongRope.rows``.
+        self.rotary_rows = None
         self.limits = state.fields[layout.LIMIT, :size]
         self.state_slots = state.fields[layout.STATE, :size]
         self.tables = state.block_tables[:, :size]
