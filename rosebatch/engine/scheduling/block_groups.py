@@ -110,10 +110,7 @@ class BlockGroups:
 
     def has(self, needed: Iterable[int]) -> bool:
         """Whether so many blocks are free in each group."""
-        for group, count in zip(self._groups, needed, strict=False):
-            if count > group.pool.num_free:
-                return False
-        return True
+        return all(count <= group.pool.num_free for group, count in zip(self._groups, needed, strict=False))
 
     def has_room(self, sequence: SequenceState, num_tokens: int, end: int, spare: int) -> bool:
         """Whether the sequence fits with ``spare`` more blocks.
@@ -162,9 +159,7 @@ class BlockGroups:
     def whole(self, sequence: SequenceState) -> tuple[BlockChange, ...]:
         """All entries of its tables."""
         return tuple(
-            (number, index, block)
-            for number, table in enumerate(sequence.tables)
-            for index, block in enumerate(table)
+            (number, index, block) for number, table in enumerate(sequence.tables) for index, block in enumerate(table)
         )
 
     def take_prefix(self, sequence: SequenceState, hashes: Sequence[bytes]) -> int:

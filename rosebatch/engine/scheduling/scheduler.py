@@ -27,8 +27,8 @@ from rosebatch.engine.plan import (
     StepPlan,
     StepResult,
 )
-from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block, token_bytes
 from rosebatch.engine.scheduling.block_groups import BlockGroups
+from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block, token_bytes
 from rosebatch.engine.scheduling.sequence import SequenceState, Status
 
 

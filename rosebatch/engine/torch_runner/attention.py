@@ -89,7 +89,8 @@ class GatheredAttention:
         # Of a key and its value, in the widest layer.
         self.key_bytes = 2 * cache.dtype.itemsize * max(spec.num_kv_heads * spec.head_dim for spec in specs)
         self.append_rows = {
-            (count, window): self._append_rows(batch.slots[self.group_of[window]], count) for count, window in self.reads
+            (count, window): self._append_rows(batch.slots[self.group_of[window]], count)
+            for count, window in self.reads
         }
         self.positions = batch.positions
         self.states = states
