@@ -31,6 +31,8 @@ MOST_LAYERS = 2**12
 _MOST_TAPS = 8
 # Tokens that the convolution before the delta rule spans: a tile of the kernel keeps them.
 _MOST_DELTA_TAPS = 16
+# Experts of a layer: a program of the router holds all their logits.
+_MOST_EXPERTS = 2**12
 # Kernels hold token ids and positions in 32 bits.
 _MOST_ID = 2**31
 _SIZES = (
@@ -154,10 +156,44 @@ class DeltaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
 
+class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Routed experts in place of the MLP of some layers.
+
+    Attributes:
+        layers: whether a layer has experts, for each layer; the others have a dense MLP of ``intermediate_size``.
+        num_experts: of a layer.
+        experts_per_token: those that a token goes through.
+        expert_size: inner size of an expert.
+        normalize: whether the weights of a token's experts sum to 1.
+        shared_size: inner size of an expert that all tokens go through; 0 for none.
+        shared_gate: whether that has a gate, one number for each token.
+    """
+
+    layers: tuple[bool, ...]
+    num_experts: int
+    experts_per_token: int
+    expert_size: int
+    normalize: bool = True
+    shared_size: int = 0
+    shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_experts <= _MOST_EXPERTS:
+            raise ValueError(f"num_experts must be in [1, {_MOST_EXPERTS}], got {shown(self.num_experts)}")
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise ValueError(f"experts_per_token must be in [1, {self.num_experts}], got {self.experts_per_token}")
+        if not 1 <= self.expert_size <= MOST_SIZE:
+            raise ValueError(f"expert_size must be in [1, {MOST_SIZE}], got {shown(self.expert_size)}")
+        if not 0 <= self.shared_size <= MOST_SIZE:
+            raise ValueError(f"shared_size must be in [0, {MOST_SIZE}], got {shown(self.shared_size)}")
+
+
 # By the class that builds a model: families differ in how a layer is made, or in the names of its tensors.
 Family = Literal[
     "gpt2",
     "llama",
+    "mixtral",
+    "gpt_oss",
     "gemma",
     "phi3",
     "olmo2",
@@ -172,6 +208,7 @@ Family = Literal[
     "transformers",
 ]
 _DELTA_FAMILIES = ("qwen3_next", "qwen3_5")
+_EXPERT_FAMILIES = ("llama", "mixtral", "gpt_oss", *_DELTA_FAMILIES)
 _NOT_OF_DELTA = ("sliding_windows", "attention_scales", "attention_soft_cap")
 _NOT_OF_HP1 = (
     *("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows", "attention_soft_cap", "logit_soft_cap"),
@@ -226,6 +263,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         transformers: of the family of that name only; ``intermediate_size`` is then the width of a layer's widest
             tensor, and ``activation`` and ``norm_eps`` have no meaning.
         delta: the gated delta rule; for qwen3_next and qwen3_5 only.
+        experts: routed experts; None for a dense MLP in every layer.
         dtype: of the checkpoint; the default of a run.
     """
 
@@ -260,6 +298,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     hp1: HP1Config | None = None
     transformers: TransformersShape | None = None
     delta: DeltaConfig | None = None
+    experts: ExpertsConfig | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
 
@@ -299,6 +338,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"delta {has}")
         if self.delta and len(self.delta.layers) != self.num_layers:
             raise ValueError(f"delta.layers has {len(self.delta.layers)} values for {self.num_layers} layers")
+        if self.experts and len(self.experts.layers) != self.num_layers:
+            raise ValueError(f"experts.layers has {len(self.experts.layers)} values for {self.num_layers} layers")
+        if self.experts is not None and self.family not in _EXPERT_FAMILIES:
+            raise ValueError(f"experts has no meaning for {self.family}")
+        if self.experts is None and self.family in ("mixtral", "gpt_oss"):
+            raise ValueError("experts is missing")
         for name in _NOT_OF_DELTA:
             if self.delta and getattr(self, name):
                 raise ValueError(f"{name} is not supported for {self.family}")
@@ -339,6 +384,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def num_delta_layers(self) -> int:
         """Layers that keep a state in place of K and V."""
         return sum(self.delta.layers) if self.delta else 0
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers with routed experts."""
+        return sum(self.experts.layers) if self.experts else 0
 
     @property
     def kv_windows(self) -> list[int]:

@@ -23,6 +23,8 @@ from rosebatch_kernels.common.head_norms import HeadRMSNorm as HeadRMSNorm
 from rosebatch_kernels.common.head_norms import HeadUClip as HeadUClip
 from rosebatch_kernels.common.head_norms import QKNorm as QKNorm
 from rosebatch_kernels.common.head_norms import WholeRMSNorm as WholeRMSNorm
+from rosebatch_kernels.experts import reference as experts
+from rosebatch_kernels.experts.torch_experts import TorchExperts
 from rosebatch_kernels.gated_delta import reference as gated_delta
 from rosebatch_kernels.gated_delta.layout import DeltaState as DeltaState
 from rosebatch_kernels.gated_delta.layout import DeltaWeights as DeltaWeights
@@ -52,6 +54,8 @@ GATES = {
     "gelu_new": "gelu_tanh_mul",
     "gelu_pytorch_tanh": "gelu_tanh_mul",
 }
+# The same for the gate of routed experts.
+EXPERT_GATES = {"silu": "silu_mul", "gelu_new": "gelu_mul", "gelu_pytorch_tanh": "gelu_mul"}
 # Query heads, K/V heads, head size.
 Heads = tuple[int, int, int]
 
@@ -82,6 +86,43 @@ class Pending(NamedTuple):
 
     value: Tensor
     bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Experts:
+    """The routed experts of a layer: gated MLPs, of which each token goes through ``k``.
+
+    Attributes:
+        gate_up: ``[E, 2 · I, H]``, the gate's rows first.
+        down: ``[E, H, I]``.
+        gate_up_bias: ``[E, 2 · I]``, or None.
+        down_bias: ``[E, H]``, or None.
+        activation: ``clamped_swiglu``, or a value of ``EXPERT_GATES``.
+        k: experts of a token.
+        normalize: whether the weights of a token's experts sum to 1; see ``rosebatch_kernels.experts.reference``.
+    """
+
+    gate_up: Weight
+    down: Weight
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    activation: str
+    k: int
+    normalize: bool
+
+
+class RoutedExperts(Protocol):
+    """The products of a layer's experts."""
+
+    def __call__(self, x: Tensor, logits: Tensor, shared: Tensor | None) -> Pending:
+        """The weighted sum of each token's experts, and of what all tokens share.
+
+        Args:
+            x: ``[T, H]``.
+            logits: of the router, ``[T, E]``, rows at any stride.
+            shared: ``[T, H]``, or None.
+        """
+        ...
 
 
 class Linear(Protocol):
@@ -146,11 +187,12 @@ class Ops:
     ``linear`` and ``head`` make a product with a weight, and a bias if there is one. ``project`` applies the last
     product of a sub-layer and leaves to the operators whose names begin with ``add`` what these can do on the way;
     ``project_to_clip`` does so for ``add_uclip_norm``. ``activated`` and ``gated`` apply the product whose result is
-    activated; ``gated`` takes the values of ``GATES``.
+    activated; ``gated`` takes the values of ``GATES``. ``experts`` prepares the routed experts of a layer.
     """
 
     linear: Callable[[Weight, Tensor | None], Linear]
     head: Callable[[Weight], Callable[[Tensor], Tensor]]
+    experts: Callable[[Experts], RoutedExperts]
     project: Callable[[Linear, Tensor], Pending] = _whole
     project_to_clip: Callable[[Linear, Tensor], Pending] = _whole
     add: Callable[[Pending, Tensor], Tensor] = _add
@@ -304,7 +346,22 @@ def _cpu_ops(toggles: Toggles) -> Ops:
             return PackedLinear(dense, bias, invariant=toggles.batch_invariant)
         return linear.Linear(dense, bias)
 
-    return Ops(linear=make_linear, head=lambda weight: make_linear(weight, None))
+    def make_experts(layer: Experts) -> RoutedExperts:
+        def products(weight: Weight, bias: Tensor | None) -> list[Linear]:
+            biases = [None] * len(weight.tensor) if bias is None else bias.unbind()
+            matrices = weight.dense().unbind()
+            return [make_linear(Weight(each), own) for each, own in zip(matrices, biases, strict=True)]
+
+        gate_up, down = products(layer.gate_up, layer.gate_up_bias), products(layer.down, layer.down_bias)
+        mixture = TorchExperts([*gate_up], [*down], layer.activation)
+        k, normalize = layer.k, layer.normalize
+
+        def run(x: Tensor, logits: Tensor, shared: Tensor | None) -> Pending:
+            return Pending(mixture(x, *experts.route(logits, k, normalize=normalize), shared))
+
+        return run
+
+    return Ops(linear=make_linear, head=lambda weight: make_linear(weight, None), experts=make_experts)
 
 
 def _cuda_ops(toggles: Toggles) -> Ops:
@@ -323,6 +380,7 @@ def _cuda_ops(toggles: Toggles) -> Ops:
     return Ops(
         linear=make_linear,
         head=lambda weight: linear.PaddedLinear(weight.dense()),
+        experts=_expert_kernels,
         kv_append=kv_cache_kernel.append if toggles.batched_kv_append else kv_cache.append,
         copy_blocks=kv_cache_kernel.copy_blocks,
         delta_rule=delta_prefill,
@@ -332,6 +390,22 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         **_norm_ops(toggles),
         **_clip_ops(toggles),
     )
+
+
+def _expert_kernels(layer: Experts) -> RoutedExperts:
+    """Without a wait for the host: a step's graph holds them. The norm's kernel adds up the parts."""
+    from rosebatch_kernels.experts import kernel
+    from rosebatch_kernels.experts.router import route
+
+    biases = layer.gate_up_bias, layer.down_bias
+    matrices = layer.gate_up.dense(), layer.down.dense()
+    k, normalize, activation = layer.k, layer.normalize, layer.activation
+
+    def run(x: Tensor, logits: Tensor, shared: Tensor | None) -> Pending:
+        ids, weights = route(logits, k, normalize=normalize)
+        return Pending(kernel.parts(x, ids, weights, *matrices, *biases, activation, shared))
+
+    return run
 
 
 def _mlp_ops(toggles: Toggles) -> dict[str, Any]:

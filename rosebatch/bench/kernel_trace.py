@@ -24,6 +24,7 @@ from rosebatch.bench.parts import (
     ACTIVATIONS,
     ATTENTION,
     DECODE_STEP,
+    EXPERTS,
     FEEDBACK,
     KV,
     LOGITS,
@@ -46,6 +47,7 @@ _PARTS = {
     LOGITS: r"^_scale_and_cap",
     SAMPLING: r"^_(summarise|choose)",
     FEEDBACK: r"^_advance",
+    EXPERTS: r"^_(route|count_chunk|add_chunks|place_chunk|expert_product)$",
     ACTIVATIONS: r"^_(activation|bias_residual)",
     PRODUCTS: r"^_product|gemm|gemv|nvjet|cutlass|cublas|splitK",
 }

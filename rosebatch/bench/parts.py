@@ -16,9 +16,10 @@ from rosebatch.ops import Ops
 
 QKV, OUT, UP, DOWN = "qkv projection", "out projection", "gate, up projection", "down projection"
 ATTENTION, KV, NORMS, ACTIVATIONS = "attention", "KV and rotary", "norms", "activations"
+ROUTER, EXPERTS = "router", "experts"
 LOGITS, SAMPLING, FEEDBACK, REST = "logits", "sampling", "feedback", "the rest"
-# Those that every layer has.
-OF_LAYERS = (QKV, ATTENTION, KV, OUT, NORMS, UP, ACTIVATIONS, DOWN)
+# Those of layers.
+OF_LAYERS = (QKV, ATTENTION, KV, OUT, NORMS, ROUTER, EXPERTS, UP, ACTIVATIONS, DOWN)
 PARTS = (*OF_LAYERS, LOGITS, SAMPLING)
 PROMPT_STEP, DECODE_STEP = "prompt step", "decode step"
 STEPS = (PROMPT_STEP, DECODE_STEP)
@@ -37,6 +38,7 @@ _OF_OPS = {
     **dict.fromkeys((field.name for field in fields(Ops) if field.name.endswith("_norm")), NORMS),
     **dict.fromkeys(("adjust", "mask_", "greedy", "sample", "sample_filtered"), SAMPLING),
 }
+_OF_LAYERS = {"qkv": QKV, "router": ROUTER, "routed": EXPERTS, "shared": EXPERTS}
 _LAST_PRODUCTS = ("project", "project_to_clip")
 
 
@@ -92,15 +94,15 @@ def _named_ops(ops: Ops, outs: set[int], mark: Mark) -> Ops:
 
 
 def _named_layer(layer: Any, ops: Ops, mark: Mark) -> Any:
-    """A layer, or one of its sub-layers, with these operators and its projection of q, k and v in a range."""
+    """A layer, or one of its sub-layers, with these operators; products that are no operators are in ranges."""
     changed: dict[str, Any] = {}
     for field in fields(layer):
         value = getattr(layer, field.name)
         if field.name == "ops":
             changed["ops"] = ops
-        elif field.name == "qkv":
-            changed["qkv"] = _named(value, QKV, mark)
-        elif is_dataclass(value) and any(own.name == "ops" for own in fields(value)):
+        elif field.name in _OF_LAYERS and value is not None:
+            changed[field.name] = _named(value, _OF_LAYERS[field.name], mark)
+        elif is_dataclass(value) and any(own.name in ("ops", "routed") for own in fields(value)):
             changed[field.name] = _named_layer(value, ops, mark)
     return replace(layer, **changed)
 

@@ -137,8 +137,13 @@ def step_bytes(config: ModelConfig, tokens: int, seqs: int, dtype: torch.dtype) 
         # The projection, what the convolution makes of it, and the two sides of the tiles' systems.
         inner = config.delta.value_heads * (2 * config.delta.value_dim + config.delta.key_dim)
         qkv = max(qkv, 2 * config.delta.channels + 2 * inner)
-    # The MLP's input and both of its inner tensors, beside residuals and norms old and new.
-    wide = 3 * config.intermediate_size + 4 * config.hidden_size + qkv
+    # The MLP's input and both of its inner tensors, or those of the shared expert and what a token's experts make.
+    mlp = 3 * config.intermediate_size
+    if config.experts:
+        routed = config.experts.experts_per_token * (config.experts.expert_size + config.hidden_size)
+        mlp = max(mlp, 3 * config.experts.shared_size + config.hidden_size + routed + config.experts.num_experts)
+    # Beside residuals and norms old and new.
+    wide = mlp + 4 * config.hidden_size + qkv
     return 2 * (tokens * wide + seqs * config.vocab_size) * dtype.itemsize
 
 

@@ -1,6 +1,7 @@
 """The least time that a workload can take on a device: its floor, from two rates measured on the device.
 
-Memory bounds decode: every step reads each weight once and the K and V of each live sequence once. Arithmetic bounds
+Memory bounds decode: every step reads each weight once and the K and V of each live sequence once. Of the routed
+experts it reads those that the live tokens reach on average if all experts are equally popular. Arithmetic bounds
 prefill: its matrix and attention products run at the rate of a large bf16 product. Nothing else counts, so no engine
 reaches 100 %.
 """
@@ -10,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -64,8 +66,9 @@ def measure_host_rates(dtype: torch.dtype) -> Rates:
 def weight_bytes(config: ModelConfig, itemsize: int) -> int:
     """Bytes of a model's matrices."""
     embedding = config.vocab_size * config.hidden_size
-    layers = _matmul_parameters(config) if config.transformers is None else config.transformers.layer_weights
-    return (layers + embedding * (1 if config.tie_word_embeddings else 2)) * itemsize
+    experts = config.experts.num_experts if config.experts else 0
+    layers = _parameters(config, experts) if config.transformers is None else config.transformers.layer_weights
+    return int(layers + embedding * (1 if config.tie_word_embeddings else 2)) * itemsize
 
 
 def find_floor(
@@ -93,11 +96,13 @@ def find_floor(
         cached_prefix: shared first tokens of all prompts, computed once and read once a step.
     """
     own_lens = [length - cached_prefix for length in prompt_lens]
-    layers, head = _matmul_parameters(config), config.vocab_size * config.hidden_size
+    chosen = config.experts.experts_per_token if config.experts else 0
+    layers, head = _parameters(config, chosen), config.vocab_size * config.hidden_size
 
     tokens = cached_prefix + sum(own_lens)
     products = 2 * layers * tokens + 2 * head * len(prompt_lens)
-    steps = _decode_steps(output_lens, max_num_seqs)
+    live = _live_sequences(output_lens, max_num_seqs)
+    steps = live.total()
     longest = max((n + o for n, o in zip(own_lens, output_lens, strict=True)), default=0)
     pairs = keys = 0
     for window, count in Counter(config.kv_windows).items():
@@ -109,34 +114,56 @@ def find_floor(
         keys += count * (prefix_keys * steps + own_keys)
     attention = 4 * config.num_heads * config.head_dim * pairs
     key_bytes = 2 * config.num_kv_heads * config.head_dim * itemsize
-    read = steps * (layers + head) * itemsize + keys * key_bytes
+    weights = sum(count * (_parameters(config, _reached(config, n)) + head) for n, count in live.items())
+    read = weights * itemsize + keys * key_bytes
     if config.delta:
         # A decode step reads and writes each sequence's state.
         read += 2 * config.num_delta_layers * config.delta.memory_bytes * sum(length - 1 for length in output_lens)
     return Floor(prefill_s=(products + attention) / rates.matmul, decode_s=read / rates.copy)
 
 
-def _matmul_parameters(config: ModelConfig) -> int:
-    """Weights of the layers' matrices that a token needs. Norms and biases are too few to count."""
+def _parameters(config: ModelConfig, num_experts: float) -> float:
+    """Weights of the layers' matrices with so many routed experts. Norms and biases are too few to count."""
     if config.transformers is not None:
         return config.transformers.active_weights
     # A model with the delta rule has a gate as wide as q.
     queries = config.num_heads * (3 if config.delta else 2)
     attention = (queries + 2 * config.num_kv_heads) * config.head_dim
-    mixers = (config.num_layers - config.num_delta_layers) * attention
+    columns: float = (config.num_layers - config.num_delta_layers) * attention
     if config.delta:
         delta = config.delta
-        mixers += config.num_delta_layers * (delta.channels + 2 * delta.value_heads * (delta.value_dim + 1))
-    mlp = FAMILIES[config.family].mlp_matrices * config.intermediate_size
-    return config.hidden_size * (mixers + config.num_layers * mlp)
+        columns += config.num_delta_layers * (delta.channels + 2 * delta.value_heads * (delta.value_dim + 1))
+    matrices, dense = FAMILIES[config.family].mlp_matrices, config.num_layers
+    if config.experts:
+        experts, routed = config.experts, sum(config.experts.layers)
+        inner = num_experts * experts.expert_size + experts.shared_size
+        columns += routed * (matrices * inner + experts.num_experts + experts.shared_gate)
+        dense -= routed
+    return config.hidden_size * (columns + dense * matrices * config.intermediate_size)
 
 
-def _decode_steps(output_lens: Sequence[int], max_num_seqs: int) -> int:
-    """Steps until the last sequence is done, each step one token for every live one."""
+def _reached(config: ModelConfig, tokens: int) -> float:
+    """Experts of a layer that so many tokens reach on average, if all experts are equally popular."""
+    if config.experts is None:
+        return 0
+    share = config.experts.experts_per_token / config.experts.num_experts
+    return config.experts.num_experts * (1 - (1 - share) ** tokens)
+
+
+def _live_sequences(output_lens: Sequence[int], max_num_seqs: int) -> Counter[int]:
+    """Number of decode steps by their number of live sequences: each step makes one token for every live one."""
     free_at = [0] * max_num_seqs
+    changes: Counter[int] = Counter()
     for length in output_lens:
-        heapq.heapreplace(free_at, free_at[0] + length - 1)
-    return max(free_at)
+        start = heapq.heapreplace(free_at, free_at[0] + length - 1)
+        changes[start] += 1
+        changes[start + length - 1] -= 1
+    times = sorted(changes)
+    live = accumulate(changes[time] for time in times)
+    steps: Counter[int] = Counter()
+    for (start, end), count in zip(pairwise(times), live, strict=False):
+        steps[count] += end - start
+    return steps
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -5,10 +5,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rosebatch.model.configs.cohere import COHERE2_DEFAULTS, COHERE_DEFAULTS, cohere, cohere2
+from rosebatch.model.configs.experts import (
+    MIXTRAL_DEFAULTS,
+    QWEN2_MOE_DEFAULTS,
+    QWEN3_MOE_DEFAULTS,
+    mixtral,
+    qwen2_moe,
+    qwen3_moe,
+)
 from rosebatch.model.configs.gemma import GEMMA2_DEFAULTS, GEMMA3_DEFAULTS, gemma2, gemma3
 from rosebatch.model.configs.glm4 import GLM4_DEFAULTS, glm4
 from rosebatch.model.configs.gpt2 import gpt2
 from rosebatch.model.configs.gpt_neox import GPT_NEOX_DEFAULTS, gpt_neox
+from rosebatch.model.configs.gpt_oss import GPT_OSS_DEFAULTS, gpt_oss
 from rosebatch.model.configs.hp1 import hp1
 from rosebatch.model.configs.llama import (
     GRANITE_DEFAULTS,
@@ -26,7 +35,14 @@ from rosebatch.model.configs.llama import (
 )
 from rosebatch.model.configs.olmo2 import OLMO2_DEFAULTS, OLMO3_DEFAULTS, olmo2, olmo3
 from rosebatch.model.configs.phi3 import PHI3_DEFAULTS, phi3
-from rosebatch.model.configs.qwen3_next import QWEN3_5_DEFAULTS, QWEN3_NEXT_DEFAULTS, qwen3_5, qwen3_next
+from rosebatch.model.configs.qwen3_next import (
+    QWEN3_5_DEFAULTS,
+    QWEN3_5_MOE_DEFAULTS,
+    QWEN3_NEXT_DEFAULTS,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_next,
+)
 from rosebatch.model.configs.stablelm import STABLELM_DEFAULTS, stablelm
 from rosebatch.model.configs.starcoder2 import STARCODER2_DEFAULTS, starcoder2
 
@@ -43,6 +59,7 @@ class Architecture:
         part: the object of config.json that holds the language model; empty if that is all of it.
         window: whether models of it may have sliding windows.
         experts: whether its MLPs are mixtures of experts.
+        quantized: transformers' names of the formats that are expanded at load; others are refused.
         fallback: whether transformers' own code may run it, with ``--model-impl transformers``.
     """
 
@@ -53,6 +70,7 @@ class Architecture:
     part: str = ""
     window: bool = False
     experts: bool = False
+    quantized: tuple[str, ...] = ()
     fallback: bool = True
 
 
@@ -62,6 +80,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MistralForCausalLM": Architecture("mistral", "Mistral", mistral, MISTRAL_DEFAULTS, window=True),
     "Qwen2ForCausalLM": Architecture("qwen2", "Qwen2, Qwen2.5", qwen2, QWEN2_DEFAULTS, window=True),
     "Qwen3ForCausalLM": Architecture("qwen3", "Qwen3", qwen3, QWEN3_DEFAULTS, window=True),
+    "Qwen2MoeForCausalLM": Architecture(
+        "qwen2_moe", "Qwen1.5-MoE, Qwen2-MoE", qwen2_moe, QWEN2_MOE_DEFAULTS, window=True, experts=True
+    ),
+    "Qwen3MoeForCausalLM": Architecture(
+        "qwen3_moe", "Qwen3 with experts", qwen3_moe, QWEN3_MOE_DEFAULTS, window=True, experts=True
+    ),
+    "MixtralForCausalLM": Architecture("mixtral", "Mixtral", mixtral, MIXTRAL_DEFAULTS, window=True, experts=True),
+    "GptOssForCausalLM": Architecture(
+        "gpt_oss", "gpt-oss", gpt_oss, GPT_OSS_DEFAULTS, window=True, experts=True, quantized=("mxfp4",)
+    ),
     "Gemma2ForCausalLM": Architecture("gemma2", "Gemma 2", gemma2, GEMMA2_DEFAULTS, window=True),
     "Gemma3ForCausalLM": Architecture("gemma3_text", "Gemma 3", gemma3, GEMMA3_DEFAULTS, window=True),
     "Gemma3ForConditionalGeneration": Architecture(
@@ -79,11 +107,23 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GPTNeoXForCausalLM": Architecture("gpt_neox", "GPT-NeoX, Pythia", gpt_neox, GPT_NEOX_DEFAULTS),
     "Starcoder2ForCausalLM": Architecture("starcoder2", "StarCoder2", starcoder2, STARCODER2_DEFAULTS, window=True),
     "Qwen3NextForCausalLM": Architecture(
-        "qwen3_next", "Qwen3-Next without experts", qwen3_next, QWEN3_NEXT_DEFAULTS, fallback=False
+        "qwen3_next", "Qwen3-Next", qwen3_next, QWEN3_NEXT_DEFAULTS, experts=True, fallback=False
     ),
     "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", "Qwen3.5", qwen3_5, QWEN3_5_DEFAULTS, fallback=False),
     "Qwen3_5ForConditionalGeneration": Architecture(
         "qwen3_5", "Qwen3.5 with images: text only", qwen3_5, QWEN3_5_DEFAULTS, "text_config", fallback=False
+    ),
+    "Qwen3_5MoeForCausalLM": Architecture(
+        "qwen3_5_moe_text", "Qwen3.5 with experts", qwen3_5_moe, QWEN3_5_MOE_DEFAULTS, experts=True, fallback=False
+    ),
+    "Qwen3_5MoeForConditionalGeneration": Architecture(
+        "qwen3_5_moe",
+        "Qwen3.5 with experts and images: text only",
+        qwen3_5_moe,
+        QWEN3_5_MOE_DEFAULTS,
+        "text_config",
+        experts=True,
+        fallback=False,
     ),
     # A format of our own: transformers has no such class.
     "HP1ForCausalLM": Architecture("hp1", "[HP1](hp1.md), attention without softmax", hp1, fallback=False),

@@ -37,7 +37,9 @@ def is_native(folder: Path) -> bool:
 def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     """Like ``read_model_config``, but from parsed JSON. Errors start with ``source``."""
     architecture = _architecture(values, source)
-    if values.get("quantization_config"):
+    quantization = values.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    if quantization and method not in architecture.quantized:
         raise refusal(source, "quantized checkpoints are not supported: use the 16-bit weights of the model")
     try:
         values = {**architecture.defaults, **_of_text(values, architecture.part)}

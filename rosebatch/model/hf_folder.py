@@ -79,13 +79,35 @@ def _llama(config: ModelConfig) -> dict[str, Any]:
     if scaling and rope.scaling == "llama3":
         names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         scaling |= {name: getattr(rope, name) for name in names}
+    kind, name = ("qwen3", "Qwen3") if config.qk_norm else ("llama", "Llama")
+    values = {**_decoder(config), "hidden_act": config.activation, "rope_theta": rope.theta, "rope_scaling": scaling}
+    if config.experts:
+        kind, name = "qwen3_moe", "Qwen3Moe"
+        values |= {
+            "num_experts": config.experts.num_experts,
+            "num_experts_per_tok": config.experts.experts_per_token,
+            "moe_intermediate_size": config.experts.expert_size,
+            "norm_topk_prob": config.experts.normalize,
+            "mlp_only_layers": [i for i, routed in enumerate(config.experts.layers) if not routed],
+        }
+    return {**values, "architectures": [f"{name}ForCausalLM"], "model_type": kind}
+
+
+def _gpt_oss(config: ModelConfig) -> dict[str, Any]:
+    rope, experts = config.rope, config.experts
+    assert rope is not None and experts is not None, "gpt-oss has rotary positions and experts"
+    scaling = {name: getattr(rope, name) for name in _YARN_FIELDS}
     return {
         **_decoder(config),
-        "architectures": ["Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM"],
-        "model_type": "qwen3" if config.qk_norm else "llama",
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
         "hidden_act": config.activation,
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.experts_per_token,
+        "sliding_window": max(config.sliding_windows, default=0),
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in config.sliding_windows],
         "rope_theta": rope.theta,
-        "rope_scaling": scaling,
+        "rope_scaling": {"rope_type": "yarn", **scaling} if rope.scaling == "yarn" else {"rope_type": rope.scaling},
     }
 
 
@@ -158,4 +180,7 @@ def _decoder(config: ModelConfig) -> dict[str, Any]:
 
 
 # The families that other engines have.
-_VALUES = {"gpt2": _gpt2, "llama": _llama, "gemma": _gemma, "phi3": _phi3, "qwen3_5": _qwen3_5}
+_YARN_FIELDS = (
+    *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"),
+)
+_VALUES = {"gpt_oss": _gpt_oss, "gpt2": _gpt2, "llama": _llama, "gemma": _gemma, "phi3": _phi3, "qwen3_5": _qwen3_5}

@@ -1,4 +1,6 @@
-"""The Llama family: Llama 2 and 3, SmolLM2 and 3, Mistral, Qwen2, Qwen3, Granite. Their differences are in the config.
+"""The Llama family: Llama 2 and 3, SmolLM2 and 3, Mistral, Qwen2 and 3 with and without experts, Granite.
+
+Their differences are in the config.
 
 Families whose checkpoints have other names, norms or orders are subclasses in files of their own. They say so in the
 attributes at the top of ``Llama``.
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
+from rosebatch.model.experts import ExpertNames, load_experts
 from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, load_head
 from rosebatch.model.rope import layer_rotaries
 from rosebatch.model.sublayers import MLP, Mixer, load_attention, load_gated_mlp
@@ -46,6 +49,7 @@ class Llama:
     # Names of a layer's tensors. A single name in place of several: the checkpoint holds them fused.
     qkv_names: ClassVar[tuple[str, ...]] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     gate_up_names: ClassVar[tuple[str, ...]] = ("mlp.gate_proj", "mlp.up_proj")
+    expert_names: ClassVar[ExpertNames] = ExpertNames()
     # A norm without a name does not exist.
     input_norm_name: ClassVar[str | None] = "input_layernorm"
     post_attention_norm_name: ClassVar[str | None] = None
@@ -81,10 +85,16 @@ class Llama:
         """The rows of the fused q, k and v projection in the order that attention wants; None for the stored order."""
         return None
 
-    def load_mlp(self, prefix: str, weights: WeightSource) -> MLP:
-        """The MLP of the layer whose names begin with ``prefix``."""
+    def load_mlp(self, index: int, prefix: str, weights: WeightSource) -> MLP:
+        """The MLP of the layer whose names begin with ``prefix``, or its experts."""
+        if self.config.experts and self.config.experts.layers[index]:
+            return self.load_experts(prefix, weights)
         names = [prefix + name for name in self.gate_up_names]
         return load_gated_mlp(self.config, self.ops, weights, names, f"{prefix}mlp.down_proj")
+
+    def load_experts(self, prefix: str, weights: WeightSource) -> MLP:
+        """The experts of such a layer."""
+        return load_experts(self.config, self.ops, weights, prefix, self.expert_names)
 
     def _load_layer(self, index: int, rotary: Rotary | None, weights: WeightSource) -> _Layer:
         prefix = f"model.layers.{index}."
@@ -97,7 +107,7 @@ class Llama:
             attention=self.load_mixer(index, prefix, rotary, weights),
             post_attention_norm=norm(self.post_attention_norm_name),
             mlp_norm=norm(self.mlp_norm_name),
-            mlp=self.load_mlp(prefix, weights),
+            mlp=self.load_mlp(index, prefix, weights),
             post_mlp_norm=norm(self.post_mlp_norm_name),
         )
 

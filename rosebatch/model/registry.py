@@ -9,9 +9,11 @@ from rosebatch.model.gemma import Gemma
 from rosebatch.model.glm4 import Glm4
 from rosebatch.model.gpt2 import GPT2
 from rosebatch.model.gpt_neox import GPTNeoX
+from rosebatch.model.gpt_oss import GptOss
 from rosebatch.model.hp1 import HP1
 from rosebatch.model.layers import Model
 from rosebatch.model.llama import Llama
+from rosebatch.model.mixtral import Mixtral
 from rosebatch.model.olmo2 import Olmo2
 from rosebatch.model.phi3 import Phi3
 from rosebatch.model.qwen3_next import Qwen3Next, Qwen35
@@ -39,6 +41,8 @@ class Family(Protocol):
 FAMILIES: dict[str, Family] = {
     "gpt2": GPT2,
     "llama": Llama,
+    "mixtral": Mixtral,
+    "gpt_oss": GptOss,
     "gemma": Gemma,
     "phi3": Phi3,
     "olmo2": Olmo2,

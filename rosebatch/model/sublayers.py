@@ -87,6 +87,7 @@ def load_attention(
     rotary: Rotary | None,
     qk_norm: QKNorm | None,
     qkv_order: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> SelfAttention:
     """The attention of a layer.
 
@@ -94,7 +95,7 @@ def load_attention(
         config, ops, weights: of the model.
         layer: counted from 0.
         qkv_names, out_name: of the projections; see ``load_linear``.
-        rotary, qk_norm: see ``AttentionSpec``.
+        rotary, qk_norm, sinks: see ``AttentionSpec``.
         qkv_order: the rows of q, k and v, in the order that attention wants; None for the stored order.
     """
     c = config
@@ -110,6 +111,7 @@ def load_attention(
         scale=c.attention_scale(layer),
         window=c.sliding_window(layer),
         soft_cap=c.attention_soft_cap,
+        sinks=sinks,
         qk_norm=qk_norm,
         rotary=rotary,
     )

@@ -97,7 +97,7 @@ class SafetensorsWeights:
             is_longer = name.endswith("wpe.weight") and len(found) == len(shape) and found[0] > shape[0]
             if (shape[0], *found[1:]) != shape if is_longer else found != shape:
                 raise refusal(path, f"tensor {name!r} has shape {shown(found)}, config says {shape}")
-            if kind not in _FLOATS:
+            if kind not in _FLOATS and (kind, dtype) != ("U8", torch.uint8):
                 raise refusal(path, f"tensor {name!r} holds {shown(kind)}: use the 16-bit weights of the model")
             tensor: Tensor = stored[: shape[0]] if is_longer else handle.get_tensor(name)
         return tensor.to(self.device, dtype or self.dtype)

@@ -4,7 +4,7 @@ import pytest
 
 from rosebatch.bench.scenario import configs_dir, load_scenarios
 from rosebatch.bench.workload import make_workload
-from rosebatch.config import DeltaConfig, ModelConfig, load_toml
+from rosebatch.config import DeltaConfig, ExpertsConfig, ModelConfig, load_toml
 from rosebatch.engine.roofline import Floor, Rates, find_floor, measure_rates
 
 H100 = Rates(copy=3.0e12, matmul=798e12)
@@ -135,3 +135,33 @@ def test_states_are_read_and_written_by_each_step():
     keys = 5 + 1 + 5 + 2 + 5 + 3
     states = 2 * 2 * 3 * 4 * 6 * 4
     assert floor.decode_s == 3 * ((layers + HEAD) * 2 + states) + keys * (TOKEN // 3)
+
+
+EXPERTS = ExpertsConfig(
+    layers=(True, False, True), num_experts=4, experts_per_token=2, expert_size=5, shared_size=6, shared_gate=True
+)
+# Beside attention, in the layers that have experts: the router with the gate, the shared expert; then one expert.
+ROUTED, EXPERT = 2 * 8 * (4 + 1 + 3 * 6), 2 * 3 * 8 * 5
+DENSE = LAYERS - 2 * 3 * 56
+
+
+def test_decode_reads_the_experts_that_its_tokens_reach():
+    """All experts in every step would be a floor that small batches can beat; those of one token, none at all."""
+    keys = 3 * 2 + 2 * 3
+    read = floor_of([1, 1, 1], [2, 3, 3], experts=EXPERTS).decode_s - keys * TOKEN
+    three, two = 4 * (1 - 0.5**3), 4 * (1 - 0.5**2)
+    assert read == 2 * (2 * (DENSE + ROUTED + HEAD) + (three + two) * EXPERT)
+
+
+def test_prompts_go_through_as_many_experts_as_a_token_has():
+    """The products of all experts would be a floor no faster than a dense model's."""
+    pairs = 3 * 4 // 2
+    assert floor_of([3], [1], experts=EXPERTS).prefill_s == 2 * (DENSE + ROUTED + 2 * EXPERT) * 3 + 2 * HEAD + (
+        4 * 3 * 4 * 5 * pairs
+    )
+
+
+def test_the_floor_does_not_count_idle_seats():
+    """Two rows that take turns on one seat reach the experts of one token in each step, not those of two."""
+    alone = floor_of([1], [2], experts=EXPERTS).decode_s
+    assert floor_of([1, 1], [2, 2], seqs=1, experts=EXPERTS).decode_s == 2 * alone

@@ -18,10 +18,21 @@ pytestmark = [
 
 ALWAYS = {"qkv projection", "attention", "out projection", "norms", "gate, up projection", "down projection", "logits"}
 FUSED = ("fused_norm", "fused_mlp", "fused_rotary", "fused_kv_append", "fused_sampler", "fused_peri_norm")
+OWN = {"qwen3_5": {"activations"}, "qwen3_moe": {"router", "experts"}, "qwen2_moe": {"router", "experts"}}
 
 
 @pytest.mark.parametrize(
-    ("name", "off"), [("llama", ()), ("gemma", ()), ("gpt_neox", ()), ("qwen3_5", ()), ("gpt2", FUSED), ("hp1", FUSED)]
+    ("name", "off"),
+    [
+        ("llama", ()),
+        ("gemma", ()),
+        ("gpt_neox", ()),
+        ("qwen3_5", ()),
+        ("qwen3_moe", ()),
+        ("qwen2_moe", ()),
+        ("gpt2", FUSED),
+        ("hp1", FUSED),
+    ],
 )
 def test_parts_of_kernels_and_of_operators(name, off):
     """A fallback outside of every range would count with the rest; an operator's range must not change a token."""
@@ -36,8 +47,10 @@ def test_parts_of_kernels_and_of_operators(name, off):
     requests = [Request(i, (1, 2, 3 + i), SamplingParams(max_tokens=4, ignore_eos=True)) for i in range(2)]
     with ranges(engine, mark):
         named = [completion.token_ids for completion in engine.run(requests)]
-    more = {"KV and rotary", "sampling"} if off else {"activations"} if name == "qwen3_5" else set()
-    assert {*opened} == {*STEPS, *ALWAYS} | more
+    more = {"KV and rotary", "sampling"} if off else OWN.get(name, set())
+    # All layers of this model have experts.
+    dense = ALWAYS - ({"gate, up projection", "down projection"} if name == "qwen2_moe" else set())
+    assert {*opened} == {*STEPS, *dense} | more
     assert {*opened} <= {*STEPS, *PARTS}
     opened.clear()
     assert [completion.token_ids for completion in engine.run(requests)] == named

@@ -40,7 +40,7 @@ def test_a_trace_for_a_browser(make_case, tmp_path):
     entry = profile_case(make_case(), Profile("torch", output), alone=True)
     events = json.loads(output.read_bytes())["traceEvents"]
     ranges = {event["name"] for event in events if event.get("cat") == "user_annotation"}
-    assert {*PARTS, *STEPS} - {"activations"} <= ranges
+    assert {*PARTS, *STEPS} - {"activations", "router", "experts"} <= ranges
     assert entry == {
         "kind": "profile",
         "scenario": "small",
@@ -93,7 +93,7 @@ def test_nvtx_ranges_of_one_run(make_case, monkeypatch):
         "decode step",
         "stop",
     ]
-    assert {*PARTS} - {"activations"} <= {*seen}
+    assert {*PARTS} - {"activations", "router", "experts"} <= {*seen}
     assert "NVTX" in profile_text(entry)
 
 

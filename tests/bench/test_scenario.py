@@ -129,13 +129,17 @@ def test_an_unknown_scenario(name):
 @pytest.mark.parametrize("name", ["gpt3", "none/mine.toml", ""])
 def test_an_unknown_suite(name):
     """The error lists only the files that --suite accepts."""
-    with pytest.raises(FlagError, match=f"^--suite {name}: no such suite; give a .toml file or one of hp1, suite$"):
+    with pytest.raises(
+        FlagError, match=f"^--suite {name}: no such suite; give a .toml file or one of families, hp1, suite$"
+    ):
         load_suite(name)
 
 
 def test_a_scenario_is_no_suite():
     """Taken for a suite, it would run with one model and nothing beside it."""
-    with pytest.raises(FlagError, match=r"^--suite balanced_b32: not a suite but one scenario; .* one of hp1, suite$"):
+    with pytest.raises(
+        FlagError, match=r"^--suite balanced_b32: not a suite but one scenario; .* one of families, hp1, suite$"
+    ):
         load_suite("balanced_b32")
 
 

@@ -1,6 +1,6 @@
 """A tiny shape of each family, with all that makes its layers its own."""
 
-from rosebatch.config import DeltaConfig, ModelConfig, RopeConfig
+from rosebatch.config import DeltaConfig, ExpertsConfig, ModelConfig, RopeConfig
 
 _SIZES = {
     "vocab_size": 50,
@@ -16,6 +16,7 @@ _SIZES = {
 }
 _GATED = {**_SIZES, "activation": "silu"}
 _PLAIN = {**_SIZES, "activation": "gelu_new", "mlp_bias": True, "out_bias": True, "qkv_bias": True}
+_EXPERTS = {"layers": (True, True), "num_experts": 5, "experts_per_token": 2, "expert_size": 12}
 FAMILIES = {
     "gemma": ModelConfig(
         family="gemma",
@@ -44,6 +45,27 @@ FAMILIES = {
         rotary_layers=(True, False),
     ),
     "gpt_neox": ModelConfig(family="gpt_neox", **{**_PLAIN, "num_kv_heads": 2}, rotary_dim=3, parallel_residual=True),
+    "qwen3_moe": ModelConfig(
+        family="llama",
+        **_GATED,
+        qk_norm=True,
+        experts=ExpertsConfig(layers=(True, False), num_experts=5, experts_per_token=2, expert_size=12),
+    ),
+    "qwen2_moe": ModelConfig(
+        family="llama",
+        **_GATED,
+        qkv_bias=True,
+        experts=ExpertsConfig(**_EXPERTS, normalize=False, shared_size=20, shared_gate=True),
+    ),
+    "mixtral": ModelConfig(family="mixtral", **_GATED, sliding_windows=(5, 5), experts=ExpertsConfig(**_EXPERTS)),
+    "gpt_oss": ModelConfig(
+        family="gpt_oss",
+        **_GATED,
+        qkv_bias=True,
+        out_bias=True,
+        sliding_windows=(5, 0),
+        experts=ExpertsConfig(**_EXPERTS),
+    ),
     "qwen3_next": ModelConfig(
         family="qwen3_next",
         **_GATED,

@@ -35,6 +35,10 @@ _DELTA = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 20,
 }
+# Odd sizes: no multiple of a tile's.
+_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 28}
+_SHARED = {"shared_expert_intermediate_size": 36}
+_MOE_DELTA = {key: value for key, value in _DELTA.items() if key != "intermediate_size"}
 _GEMMA = {**_UNTIED, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 24}
 
 # The fast tier: one model of each family.
@@ -94,7 +98,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2Config", {**_UNTIED, "sliding_window": 24, "sliding_window_pattern": 2, "logit_scale": 0.7}),
     "gpt_neox": ("GPTNeoXConfig", {**_NARROW, "num_key_value_heads": 4}),
     "starcoder2": ("Starcoder2Config", {**_UNTIED, "sliding_window": 24}),
-    "qwen3_next": ("Qwen3NextConfig", {**_DELTA, "mlp_only_layers": [0, 1, 2, 3]}),
+    "qwen3_moe": ("Qwen3MoeConfig", {**_SIZES, **_EXPERTS, "head_dim": 24, "norm_topk_prob": True}),
+    "qwen2_moe": ("Qwen2MoeConfig", {**_SIZES, **_EXPERTS, **_SHARED}),
+    "mixtral": ("MixtralConfig", {**_SIZES, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24}),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            **_SIZES,
+            "head_dim": 12,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 24,
+            "rope_parameters": {**_YARN, "truncate": False},
+        },
+    ),
+    "qwen3_next": ("Qwen3NextConfig", {**_DELTA, **_EXPERTS, **_SHARED, "mlp_only_layers": [2]}),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", {**_MOE_DELTA, **_EXPERTS, **_SHARED}),
     "qwen3_5": ("Qwen3_5TextConfig", {**_DELTA, "layer_types": ["linear_attention", "full_attention"] * 2}),
 }
 # The thorough tier: what else their configs allow.
@@ -128,6 +147,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Starcoder2Config",
         {**_SIZES, "use_bias": False, "sliding_window": None, "hidden_act": "gelu"},
     ),
+    "qwen3_moe-mixed": (
+        "Qwen3MoeConfig",
+        {
+            **_SIZES,
+            **_EXPERTS,
+            "num_hidden_layers": 4,
+            "num_experts_per_tok": 3,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "attention_bias": True,
+        },
+    ),
+    "qwen2_moe-windows": (
+        "Qwen2MoeConfig",
+        {**_SIZES, **_EXPERTS, **_SHARED, "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 24},
+    ),
+    "mixtral-one": ("MixtralConfig", {**_SIZES, "num_local_experts": 3, "num_experts_per_tok": 1}),
+    "qwen3_next-dense": ("Qwen3NextConfig", {**_DELTA, "mlp_only_layers": [0, 1, 2, 3]}),
     "llama-yarn": ("LlamaConfig", {**_SIZES, "rope_parameters": _YARN}),
     "llama-yarn-exact": (
         "LlamaConfig",

@@ -40,6 +40,7 @@ def test_longrope_goes_by_the_length_of_the_run(is_long, goldens, make_engine, g
         ("gemma3", "Gemma3ForConditionalGeneration", "language_model.model."),
         ("gemma3", "Gemma3ForConditionalGeneration", "model.language_model."),
         ("qwen3_5", "Qwen3_5ForConditionalGeneration", "model.language_model."),
+        ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "model.language_model."),
     ],
 )
 def test_the_text_part_of_a_model_with_images(

@@ -99,8 +99,9 @@ def reference(
         if family.startswith("HP1"):
             model = PlainHP1.from_pretrained(saved_model(family), dtype, device)
         else:
-            # PyTorch's own attention knows no soft caps: some versions of transformers leave them out there.
-            own = {"dtype": dtype, "attn_implementation": "eager"}
+            # PyTorch's own attention has no soft caps, and some versions of transformers leave them out there. Its
+            # grouped products take no odd sizes.
+            own = {"dtype": dtype, "attn_implementation": "eager", "experts_implementation": "eager"}
             model = transformers.AutoModelForCausalLM.from_pretrained(saved_model(family), **own).eval().to(device)
         by_length: dict[int, list[int]] = {}
         for index, prompt in enumerate(prompts):

@@ -20,7 +20,7 @@ from rosebatch.toggles import Toggles
 
 pytestmark = pytest.mark.gpu
 
-NEW_TOKENS = 10
+NEW_TOKENS = 24
 # Fused layers, soft caps and windows, sinks and experts, windows that only masks tell, learned positions, values that
 # are narrower than keys.
 FAMILIES = ["llama", "qwen3", "gemma2", "gpt_oss", "phimoe", "opt", "deepseek_v3"]

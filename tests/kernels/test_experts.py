@@ -71,10 +71,13 @@ def check(shape, activation, biased, step, dtype, device, randn, assert_close):
     biases = (randn(experts, 2 * inner, dtype=dtype), randn(experts, size, dtype=dtype)) if biased else (None, None)
     biases = [None if bias is None else bias.to(device) for bias in biases]
     arguments = (ids.to(device), weights.to(device), gate_up, down, *biases)
-    out = kernel.parts(x, *arguments, activation, step)
+    shared = randn(tokens, size, dtype=dtype).to(device) if biased else None
+    out = kernel.parts(x, *arguments, activation, shared, step)
     wide = [None if a is None else a.double() if a.is_floating_point() else a for a in arguments]
     exact = torch.zeros(k, tokens, size, dtype=torch.float64)
     exact.copy_(exact_parts(x.double(), *wide, activation=activation))
+    if shared is not None:
+        exact = torch.cat((exact, shared.double().cpu()[None]))
     assert out.shape == exact.shape
     assert_close(out.to(dtype), exact)
 
@@ -102,6 +105,7 @@ def test_a_tokens_bits_do_not_depend_on_its_neighbours(randn):
     x, (ids, weights) = randn(9, 24), reference.route(randn(9, 5), 3, normalize=False)
     whole = layer(x, ids, weights)
     expected = reference.parts(x, ids, weights, gate_up, down).sum(0)
+    torch.testing.assert_close(layer(x, ids, weights, 2 * x), expected + 2 * x, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-4)
     for row in range(9):
         assert torch.equal(layer(x[row : row + 1], ids[row : row + 1], weights[row : row + 1]), whole[row : row + 1])

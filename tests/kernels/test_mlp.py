@@ -119,6 +119,8 @@ def test_sigmoid_mul(implementation, rows, size, dtype, device, randn, assert_cl
     x, wide = randn(rows, size, dtype=dtype).to(device), randn(rows, size + 3, dtype=dtype).to(device) * 30
     out = implementation.sigmoid_mul(x, wide[:, 3:])
     assert_close(out, (x.double() * wide[:, 3:].double().sigmoid()).cpu())
+    out = implementation.sigmoid_mul(x, wide[:, 1:2])
+    assert_close(out, (x.double() * wide[:, 1:2].double().sigmoid()).cpu())
 
 
 @pytest.mark.usefixtures("threads")

@@ -32,8 +32,8 @@ def theirs(architecture, **values):
     import transformers
 
     kind = architecture.replace("ForCausalLM", "Config")
-    for text in ("Gemma3", "Qwen3_5"):
-        kind = f"{text}TextConfig" if architecture.startswith(text) else kind
+    text = architecture.partition("For")[0]
+    kind = f"{text}TextConfig" if text in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else kind
     return getattr(transformers, kind)(**SIZES, **values)
 
 
@@ -41,8 +41,7 @@ def theirs(architecture, **values):
 def test_defaults_are_transformers_own(name):
     """With only the sizes given, all other values equal those of transformers' config class."""
     expected = theirs(name)
-    # Qwen3-Next without experts.
-    config = parse(name, text_config=SIZES, mlp_only_layers=[*range(8)])
+    config = parse(name, text_config=SIZES)
     heads = expected.num_attention_heads
     assert config.num_kv_heads == (getattr(expected, "num_key_value_heads", None) or heads)
     assert config.head_dim == (getattr(expected, "head_dim", None) or expected.hidden_size // heads)
@@ -64,8 +63,19 @@ def test_defaults_are_transformers_own(name):
         if rope is None:
             continue
         parameters = parameters.get(kind, parameters)
-        assert rope == RopeConfig(theta=parameters["rope_theta"])
+        scaling = parameters.get("rope_type", "default")
+        assert (rope.theta, rope.scaling) == (parameters["rope_theta"], scaling)
+        assert scaling == "yarn" or rope == RopeConfig(theta=rope.theta)
         assert config.rotary_size == int(config.head_dim * (parameters.get("partial_rotary_factor") or 1))
+    assert ARCHITECTURES[name].experts == (config.experts is not None)
+    if config.experts is not None:
+        experts, size = config.experts, getattr(expected, "moe_intermediate_size", expected.intermediate_size)
+        assert all(experts.layers)
+        assert (experts.num_experts, experts.expert_size) == (expected.num_experts, size)
+        assert experts.experts_per_token == expected.num_experts_per_tok
+        assert experts.shared_size == getattr(expected, "shared_expert_intermediate_size", 0)
+        # Without such a field, the weights always sum to 1.
+        assert experts.normalize == getattr(expected, "norm_topk_prob", True)
 
 
 @pytest.mark.parametrize("name", ["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"])

@@ -31,4 +31,4 @@ def test_every_architecture_is_compared_with_transformers():
     kinds = {kind for kind, _ in (*MODELS.values(), *FAMILIES.values())} - {"HP1"}
     tested = {"hp1", *(getattr(transformers, kind).model_type for kind in kinds)}
     # With images: see test_the_text_part_of_a_model_with_images.
-    assert tested | {"gemma3", "qwen3_5"} == {a.model_type for a in ARCHITECTURES.values()}
+    assert tested | {"gemma3", "qwen3_5", "qwen3_5_moe"} == {a.model_type for a in ARCHITECTURES.values()}

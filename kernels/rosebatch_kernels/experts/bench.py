@@ -18,7 +18,7 @@ _SHAPES = {
     "Qwen3-30B-A3B": (128, 8, 2048, 768, "silu_mul", False),
     "gpt-oss-20b": (32, 4, 2880, 2880, "clamped_swiglu", True),
 }
-_TOKENS = (1, 8, 32, 256, 4096, 16384)
+_TOKENS = (1, 8, 32, 256, 1024, 4096, 16384)
 _FEW = [
     Step(0, Tile(rows, *up), Tile(rows, *down))
     for rows in (16, 32)
@@ -37,6 +37,9 @@ _MANY = [
         (128, (64, 64, 8, 4), (128, 64, 8, 4)),
         (128, (64, 64, 8, 4, True), (128, 64, 8, 4, True)),
         (128, (128, 64, 8, 3, True), (256, 64, 8, 3, True)),
+        (128, (128, 64, 8, 4, True), (256, 64, 8, 4, True)),
+        (128, (128, 64, 8, 3), (256, 64, 8, 3)),
+        (64, (128, 64, 8, 4, True), (256, 64, 8, 4, True)),
     )
 ]
 
@@ -60,7 +63,7 @@ def main(sweep: bool) -> None:
 
                 def call(step: Step = step) -> torch.Tensor:
                     x, (ids, weights) = next(turn)  # noqa: B023 (called before the next turn)
-                    return kernel.parts(x, ids, weights, gate_up, down, up_bias, down_bias, activation, step)  # noqa: B023
+                    return kernel.parts(x, ids, weights, gate_up, down, up_bias, down_bias, activation, None, step)  # noqa: B023
 
                 label = f"{name} T={tokens} {tuple(step.up)} {tuple(step.down[1:])}" if sweep else f"{name} T={tokens}"
                 try:

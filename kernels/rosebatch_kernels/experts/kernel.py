@@ -36,6 +36,7 @@ def parts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     activation: str = "silu_mul",
+    shared: Tensor | None = None,
     step: Step | None = None,
 ) -> Tensor:
     """See ``reference.parts``; rows of ``x`` may lie apart, all else is contiguous.
@@ -52,10 +53,13 @@ def parts(
     pairs, _, tiles = sort_by_expert(ids, experts, step.up.rows)
     hidden = torch.empty(number, inner, dtype=x.dtype, device=x.device)
     exact = tokens <= TUNED.most_exact
-    out = torch.empty(slots, tokens, size, dtype=torch.float32 if exact else x.dtype, device=x.device)
-    shared = (pairs, tiles, tokens, slots)
-    _launch(x, gate_up, gate_up_bias, None, hidden, *shared, columns=inner, gate=_GATES[activation], tile=step.up)
-    _launch(hidden, down, down_bias, weights, out, *shared, columns=size, gate=None, tile=step.down)
+    parts = slots + (shared is not None)
+    out = torch.empty(parts, tokens, size, dtype=torch.float32 if exact else x.dtype, device=x.device)
+    if shared is not None:
+        out[slots].copy_(shared)
+    order = (pairs, tiles, tokens, slots)
+    _launch(x, gate_up, gate_up_bias, None, hidden, *order, columns=inner, gate=_GATES[activation], tile=step.up)
+    _launch(hidden, down, down_bias, weights, out, *order, columns=size, gate=None, tile=step.down)
     return out
 
 

@@ -49,9 +49,12 @@ def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """gpt-oss: ``g · logistic(SLOPE · g) · (u + 1)``, where g is at most ``LIMIT`` and u within ``±LIMIT``."""
+    """gpt-oss: ``g · logistic(SLOPE · g) · (u + 1)``, where g is at most ``LIMIT`` and u within ``±LIMIT``.
+
+    By exp: unlike PyTorch's sigmoid, it gives the same bits at any place in a tensor.
+    """
     gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
-    return (up + 1) * (gate * torch.sigmoid(gate * SLOPE))
+    return (up + 1) * (gate / (1 + torch.exp(gate * -SLOPE)))
 
 
 GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -70,6 +73,7 @@ def parts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     activation: str = "silu_mul",
+    shared: Tensor | None = None,
 ) -> Tensor:
     """The weighted result of each token's experts, ``[k, T, H]`` fp32, which the reader adds up.
 
@@ -81,8 +85,12 @@ def parts(
         gate_up_bias: ``[E, 2 · I]``.
         down_bias: ``[E, H]``.
         activation: a name of ``GATED``.
+        shared: ``[T, H]``, a last part: what all tokens share.
     """
-    out = torch.empty(ids.shape[1], *x.shape, dtype=torch.float32, device=x.device)
+    last = ids.shape[1]
+    out = torch.empty(last + (shared is not None), *x.shape, dtype=torch.float32, device=x.device)
+    if shared is not None:
+        out[last] = shared
     for expert in ids.unique().tolist():
         tokens, slots = torch.where(ids == expert)
         inner = functional.linear(x[tokens], gate_up[expert], None if gate_up_bias is None else gate_up_bias[expert])

@@ -28,9 +28,12 @@ class TorchExperts:
         self.down = down
         self.gated = GATED[activation]
 
-    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """The weighted sum of each token's experts, in x's dtype."""
-        parts = torch.empty(ids.shape[1], *x.shape, dtype=torch.float32, device=x.device)
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, shared: Tensor | None = None) -> Tensor:
+        """The weighted sum of each token's experts and of ``shared [T, H]``, in x's dtype."""
+        count = ids.shape[1]
+        parts = torch.empty(count + (shared is not None), *x.shape, dtype=torch.float32, device=x.device)
+        if shared is not None:
+            parts[count] = shared
         for expert in host_waits.to_list(ids.unique()):
             tokens, slots = torch.where(ids == expert)
             hidden = self.gated(*self.gate_up[expert](x[tokens]).chunk(2, -1))

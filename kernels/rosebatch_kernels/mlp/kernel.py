@@ -78,12 +78,13 @@ def gelu_erf_mul(gate_up: Tensor) -> Tensor:
 
 
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
-    """``x · sigmoid(gate)`` of ``[T, I]`` each, rows at any stride, rounded once: ``[T, I]``."""
+    """``x · sigmoid(gate)`` of ``[T, I]`` each, rows at any stride, rounded once; a gate may be ``[T, 1]``."""
     assert x.stride(-1) == gate.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grid, tile = _tiles(tokens, size)
-    _sigmoid_mul[grid](x, gate, out, tokens, size, x.stride(0), gate.stride(0), **tile)
+    strides = x.stride(0), gate.stride(0)
+    _sigmoid_mul[grid](x, gate, out, tokens, size, *strides, wide=gate.shape[1] > 1, **tile)
     return out
 
 
@@ -159,6 +160,7 @@ def _sigmoid_mul(
     size,
     x_stride,
     gate_stride,
+    wide: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
     PDL: tl.constexpr,
@@ -167,7 +169,7 @@ def _sigmoid_mul(
         wait()
     row, column, inside = _place(tokens, size, rows, columns)
     value = tl.load(x + row * x_stride + column, inside).to(tl.float32)
-    opening = tl.load(gate + row * gate_stride + column, inside).to(tl.float32)
+    opening = tl.load(gate + row * gate_stride + (column if wide else column * 0), inside).to(tl.float32)
     tl.store(out + row * size + column, (value * logistic(opening)).to(out.dtype.element_ty), inside)
 
 

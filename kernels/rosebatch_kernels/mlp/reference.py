@@ -75,7 +75,7 @@ GATED = {"silu_mul": silu_mul, "relu_mul": relu_mul, "gelu_tanh_mul": gelu_tanh_
 
 
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
-    """``x · sigmoid(gate)`` of ``[T, I]`` each, rounded once.
+    """``x · sigmoid(gate)`` of ``[T, I]`` each, rounded once; a gate ``[T, 1]`` counts for a whole row.
 
     By exp: unlike PyTorch's sigmoid, it gives the same bits at any place in a tensor.
     """

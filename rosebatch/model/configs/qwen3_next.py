@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.host.model_files import shown
+from rosebatch.model.configs.experts import qwen_experts
 from rosebatch.model.configs.fields import decoder, size, supported
 from rosebatch.model.configs.rope import rope, rotary_dim, rotary_share
 
@@ -23,25 +24,44 @@ _DEFAULTS = {
 QWEN3_NEXT_DEFAULTS = {
     **_DEFAULTS,
     "num_key_value_heads": 2,
+    "intermediate_size": 5632,
     "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
     "decoder_sparse_step": 1,
 }
 QWEN3_5_DEFAULTS = {**_DEFAULTS, "num_key_value_heads": 4}
+QWEN3_5_MOE_DEFAULTS = {
+    **_DEFAULTS,
+    "num_key_value_heads": 2,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+}
 _LAYER_TYPES = ("linear_attention", "full_attention")
 
 
 def qwen3_next(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``ModelConfig``."""
     fields = _decoder(values, "qwen3_next")
-    dense, step = values.get("mlp_only_layers") or [], values["decoder_sparse_step"]
-    if values["num_experts"] and any(i not in dense and (i + 1) % step == 0 for i in range(fields["num_layers"])):
-        raise ValueError("layers with experts are not supported")
-    return fields
+    return fields | {"experts": qwen_experts(values, fields["num_layers"], shared=True)}
 
 
 def qwen3_5(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``ModelConfig``. Positions of text are equal in all three parts of its rotary positions."""
     return _decoder(values, "qwen3_5")
+
+
+def qwen3_5_moe(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``; experts in every layer."""
+    # No layer has a dense MLP.
+    fields = _decoder({**values, "intermediate_size": values["moe_intermediate_size"]}, "qwen3_5")
+    return fields | {"experts": qwen_experts(values, fields["num_layers"], shared=True)}
 
 
 def _decoder(values: Mapping[str, Any], family: str) -> dict[str, Any]:

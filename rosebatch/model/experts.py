@@ -1,0 +1,145 @@
+"""Mixtures of experts: a router, the experts that it chooses for each token, and one that all tokens go through."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rosebatch.config import ModelConfig
+from rosebatch.model.sublayers import load_linear
+from rosebatch.model.weights import WeightSource
+from rosebatch.ops import EXPERT_GATES, GATES, Experts, Linear, Ops, Pending, RoutedExperts, Weight
+
+# The router's rows are filled up to a multiple of this: cuBLAS is slow where results' rows begin at odd addresses.
+_ROUTER_ROWS = 8
+
+
+class ExpertNames(NamedTuple):
+    """Names of a layer's tensors: of the router, and of an expert's three matrices behind ``expert.NUMBER``."""
+
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+# The names that transformers 5 has in memory: the matrices of all experts in one tensor.
+_WHOLE = ExpertNames()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """A gated MLP whose result the routed experts add to theirs."""
+
+    ops: Ops
+    kind: str
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, normed: Tensor, gate: Tensor | None) -> Tensor:
+        """``[T, H] -> [T, H]``; ``gate [T, 1]`` before its sigmoid, or None."""
+        out = self.down(self.ops.gated(self.kind, self.gate_up, normed))
+        return out if gate is None else self.ops.sigmoid_mul(out, gate)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsMLP:
+    """Routed experts, and perhaps a shared one, in place of an MLP.
+
+    Attributes:
+        router: its first rows are the experts' logits, the next one the shared expert's gate.
+        num_experts: E.
+        routed, shared: the products.
+        has_gate: whether the shared expert has one.
+    """
+
+    router: Linear
+    num_experts: int
+    routed: RoutedExperts
+    shared: SharedExpert | None = None
+    has_gate: bool = False
+
+    def __call__(self, normed: Tensor) -> Pending:
+        """See ``rosebatch.model.sublayers.MLP``."""
+        logits = self.router(normed)
+        shared = None
+        if self.shared is not None:
+            gate = logits[:, self.num_experts : self.num_experts + 1] if self.has_gate else None
+            shared = self.shared(normed, gate)
+        return self.routed(normed, logits[:, : self.num_experts], shared)
+
+
+def load_experts(
+    config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str, names: ExpertNames = _WHOLE
+) -> ExpertsMLP:
+    """The experts of the layer whose names begin with ``prefix``, each expert apart or all in one tensor."""
+    experts, hidden = config.experts, config.hidden_size
+    assert experts is not None, "the layer has experts"
+    inner = experts.expert_size
+    gate_up = _load_matrices(weights, prefix, names, (names.gate, names.up), "gate_up_proj", config, (inner, hidden))
+    down = _load_matrices(weights, prefix, names, (names.down,), "down_proj", config, (hidden, inner))
+    routed = Experts(
+        gate_up=Weight(gate_up),
+        down=Weight(down),
+        activation=EXPERT_GATES[config.activation],
+        k=experts.experts_per_token,
+        normalize=experts.normalize,
+    )
+    named = weights.shape(f"{prefix}{names.router}.weight") is not None
+    rows = [weights.get(f"{prefix}{(names if named else _WHOLE).router}.weight", (experts.num_experts, hidden))]
+    if experts.shared_gate:
+        rows.append(weights.get(f"{prefix}mlp.shared_expert_gate.weight", (1, hidden)))
+    return ExpertsMLP(
+        router=make_router(ops, torch.cat(rows)),
+        num_experts=experts.num_experts,
+        routed=ops.experts(routed),
+        shared=_load_shared(config, ops, weights, prefix) if experts.shared_size else None,
+        has_gate=experts.shared_gate,
+    )
+
+
+def make_router(ops: Ops, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """The product with ``weight [E, H]``; further columns of its result have no meaning."""
+    missing = -len(weight) % _ROUTER_ROWS
+    bias = None if bias is None else functional.pad(bias, (0, missing))
+    return ops.linear(Weight(functional.pad(weight, (0, 0, 0, missing))), bias)
+
+
+def _load_shared(config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str) -> SharedExpert:
+    assert config.experts is not None
+    size, hidden, own = config.experts.shared_size, config.hidden_size, f"{prefix}mlp.shared_expert."
+    gate_up = load_linear(ops, weights, [f"{own}gate_proj", f"{own}up_proj"], (size, size), hidden, bias=False)
+    down = load_linear(ops, weights, [f"{own}down_proj"], (hidden,), size, bias=False)
+    return SharedExpert(ops, GATES[config.activation], gate_up, down)
+
+
+def _load_matrices(
+    weights: WeightSource,
+    prefix: str,
+    names: ExpertNames,
+    parts: Sequence[str],
+    whole: str,
+    config: ModelConfig,
+    shape: tuple[int, int],
+) -> Tensor:
+    """One matrix of all experts ``[E, rows, columns]``: ``parts`` of this ``shape``, one below the other.
+
+    Each expert is copied into place, so memory never holds all of them twice. Random ones are a single tensor.
+    """
+    assert config.experts is not None
+    (rows, columns), count = shape, config.experts.num_experts
+    if weights.shape(f"{prefix}{names.expert}.0.{parts[0]}.weight") is None:
+        return weights.get(f"{prefix}{_WHOLE.expert}.{whole}", (count, len(parts) * rows, columns))
+    out: Tensor | None = None
+    for expert in range(count):
+        for place, part in enumerate(parts):
+            matrix = weights.get(f"{prefix}{names.expert}.{expert}.{part}.weight", shape)
+            if out is None:
+                out = matrix.new_empty(count, len(parts) * rows, columns)
+            out[expert, place * rows : (place + 1) * rows] = matrix
+    assert out is not None
+    return out
