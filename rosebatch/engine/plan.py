@@ -85,7 +85,7 @@ class _Plan:
     """What both kinds of plan have.
 
     Attributes:
-        wipes: (group, block) to overwrite with zeros before anything else: their last holder's K and V may not be finite.
+        wipes: (group, block) to overwrite with zeros before anything else: the last holder's K and V may not be finite.
         copies: (group, source, destination) blocks to copy before the forward pass; no block is both.
         started: sequences that this plan computes for the first time, or again after it lost its blocks.
         released: ids that the runner may forget: no later plan has them, unless they are started again.

@@ -120,7 +120,7 @@ def test_blocks_of_a_plan_that_was_not_committed_are_not_findable(make_sequence,
     plan = scheduler.schedule()
     assert starts(plan) == [(3, 8)], "what was committed before is found, and no more"
     # The forgotten ones are without a hash again, and the first to be taken: before 6, which nobody has had.
-    assert plan.chunks[0].blocks == ((0, 0), (1, 1), (2, 5), (3, 2), (4, 3))
+    assert plan.chunks[0].blocks == ((0, 0, 0), (0, 1, 1), (0, 2, 5), (0, 3, 2), (0, 4, 3))
 
 
 class Interruption(BaseException):
@@ -206,12 +206,12 @@ def test_a_runner_forgets_what_was_aborted(make_sequence):
     tables, scheduler = BlockTables(), make_scheduler()
     scheduler.add(make_sequence(range(6), id=0))
     tables.update(scheduler.schedule())
-    assert tables.blocks == {0: [0, 1]}
+    assert tables.blocks == {0: [[0, 1]]}
     scheduler.abort()
     other = make_sequence(range(3), id=1)
     scheduler.add(other)
     tables.update(scheduler.schedule())
-    assert (tables.blocks, tables.specs) == ({1: other.block_ids}, {1: other.spec})
+    assert (tables.blocks, tables.specs) == ({1: other.tables}, {1: other.spec})
 
 
 def test_grammars_are_dropped():

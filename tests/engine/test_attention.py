@@ -144,7 +144,7 @@ class Machine:
                 stream.block_ids.append(self.free.pop())
             chunks.append(Chunk(number, start, (1,) * length, start + length == stream.length))
         sequences = {number: stream.spec for number, (stream, *_) in enumerate(work)}
-        blocks = {number: stream.block_ids for number, (stream, *_) in enumerate(work)}
+        blocks = {number: [stream.block_ids] for number, (stream, *_) in enumerate(work)}
         batch = build_batch(tuple(chunks), sequences, blocks, self.cache.block_size, CPU)
         attention = GatheredAttention(batch, self.cache, self.specs, OPS)
         for spec in self.specs:
@@ -422,7 +422,7 @@ def test_cache_size_and_copies():
     assert not any(data.any() for data in cache.tensors)
     for data in cache.tensors:
         data[:, :, 1] = torch.randn(data[:, :, 1].shape).to(torch.bfloat16)
-    cache.copy([(1, 4), (1, 2)], Staging(CPU))
+    cache.copy([(0, 1, 4), (0, 1, 2)], Staging(CPU))
     cache.copy([], Staging(CPU))
     for data in cache.tensors:
         assert torch.equal(data[:, :, 4], data[:, :, 1])

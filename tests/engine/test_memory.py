@@ -109,7 +109,7 @@ def test_blocks_are_as_large_as_their_layers_and_dtype(gpu):
     """K and V in 8 bits take half, the activations of a step do not; layers may differ."""
     gpu(60 * GIB)
     half = RunConfig(kv_cache_memory=GIB)
-    assert plan(half, kv_dtype=torch.float8_e4m3fn).num_blocks[0] == 2 * plan(half).num_blocks[0][0]
+    assert plan(half, kv_dtype=torch.float8_e4m3fn).num_blocks[0] == 2 * plan(half).num_blocks[0]
     shapes = (KVShape(8, 128),) * 30 + (KVShape(2, 256),) * 2
     assert plan(half, kv_shapes=shapes).num_blocks[0] == GIB // (2 * 64 * 2 * (30 * 8 * 128 + 2 * 2 * 256))
 

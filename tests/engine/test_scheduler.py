@@ -94,12 +94,12 @@ def test_plans_tell_a_runner_all_it_needs(make_sequence, fake_runner, fake_compl
     add(scheduler, a)
     first, second = fake_completion(range(6), 2)
     assert step(scheduler, fake_runner)[0] == PackedStep(
-        chunks=(Chunk(0, 0, (0, 1, 2, 3, 4, 5), True, ((0, 0), (1, 1))),), started=(a.spec,)
+        chunks=(Chunk(0, 0, (0, 1, 2, 3, 4, 5), True, ((0, 0, 0), (0, 1, 1))),), started=(a.spec,)
     )
     add(scheduler, b)
     # b's table begins with the block that a filled.
     assert step(scheduler, fake_runner)[0] == PackedStep(
-        chunks=(Chunk(0, 6, (first,), True), Chunk(1, 4, (4, 5), True, ((0, 0), (1, 2)))), started=(b.spec,)
+        chunks=(Chunk(0, 6, (first,), True), Chunk(1, 4, (4, 5), True, ((0, 0, 0), (0, 1, 2)))), started=(b.spec,)
     )
     assert step(scheduler, fake_runner)[0] == PackedStep(chunks=(Chunk(0, 7, (second,), True),), released=(1,))
     (c,) = add(scheduler, make_sequence(range(8), max_tokens=2, id=2))
@@ -115,9 +115,9 @@ def test_changes_of_a_block_table(make_sequence, fake_runner):
     add(scheduler, make_sequence(range(8), id=1))
     plan, _ = step(scheduler, fake_runner)
     assert plan.copies == ((0, 1, 3),)
-    assert [chunk.blocks for chunk in plan.chunks] == [((2, 2),), ((0, 0), (1, 3))]
+    assert [chunk.blocks for chunk in plan.chunks] == [((0, 2, 2),), ((0, 0, 0), (0, 1, 3))]
     plan, _ = step(scheduler, fake_runner)
-    assert [chunk.blocks for chunk in plan.chunks] == [(), ((2, 4),)]
+    assert [chunk.blocks for chunk in plan.chunks] == [(), ((0, 2, 4),)]
     assert [chunk.blocks for chunk in step(scheduler, fake_runner)[0].chunks] == [(), ()]
 
 
@@ -127,11 +127,11 @@ def test_a_running_sequence_tells_of_a_copy(make_sequence, fake_runner):
     a, fork = make_sequence(range(6), id=0), make_sequence(range(6), id=1, sample=1)
     a.forks = [fork]
     add(scheduler, a)
-    assert [chunk.blocks for chunk in step(scheduler, fake_runner)[0].chunks] == [((0, 0), (1, 1))]
+    assert [chunk.blocks for chunk in step(scheduler, fake_runner)[0].chunks] == [((0, 0, 0), (0, 1, 1))]
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 6, 1, True), (1, 5, 1, True)]
     assert plan.copies == ((0, 1, 2), (0, 1, 3))
-    assert [chunk.blocks for chunk in plan.chunks] == [((1, 2),), ((0, 0), (1, 3))]
+    assert [chunk.blocks for chunk in plan.chunks] == [((0, 1, 2),), ((0, 0, 0), (0, 1, 3))]
 
 
 def test_generated_tokens_travel_only_where_logits_depend_on_them(make_sequence, fake_runner):

@@ -52,7 +52,7 @@ class CheckingRunner(Follower):
         self.tokens = {}
 
     def slots(self, chunk):
-        size, blocks = self.block_size, self.blocks[chunk.id]
+        size, blocks = self.block_size, self.blocks[chunk.id][0]
         return [blocks[i // size] * size + i % size for i in range(chunk.end)]
 
     def contents(self, chunk):
@@ -70,9 +70,9 @@ class CheckingRunner(Follower):
         assert (self.tables.specs, self.tables.blocks) == (self.specs, self.blocks)
         for spec in plan.started:
             self.tokens.setdefault(spec.id, list(spec.prompt_token_ids))
-        assert not {s for s, _ in plan.copies} & {d for _, d in plan.copies}
-        assert len({d for _, d in plan.copies}) == len(plan.copies)
-        copied = {d * size + i: self.cache.get(s * size + i) for s, d in plan.copies for i in range(size)}
+        assert not {s for _, s, _ in plan.copies} & {d for _, _, d in plan.copies}
+        assert len({d for _, _, d in plan.copies}) == len(plan.copies)
+        copied = {d * size + i: self.cache.get(s * size + i) for _, s, d in plan.copies for i in range(size)}
         self.cache |= copied
         written, read = set(), []
         for chunk in plan.chunks:

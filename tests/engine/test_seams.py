@@ -74,8 +74,11 @@ def test_a_model_of_its_own_gets_an_engine(expected):
     config = RunConfig(device="cpu", max_num_seqs=SEATS, block_size=BLOCK_SIZE, kv_cache_memory=1 << 20)
     loaded = build_engine(ToyModel(ops), CONFIG, config, toggles, ops, torch.float32, CPU)
     assert completions(loaded.engine) == expected
-    # K and V of 16 + 64 + 16 numbers a token.
-    assert loaded.kv_cache_bytes == loaded.num_blocks * BLOCK_SIZE * 2 * (16 + 64 + 16) * 4
+    # K and V of 16 numbers a token in the first layer, of 16 in the one with a window of 5, of 64 in that of 7.
+    pools = loaded.engine.scheduler.blocks.pools
+    assert [pool.window for pool in pools] == [0, 5, 7]
+    blocks_times_numbers = sum(pool.num_blocks * size for pool, size in zip(pools, (16, 16, 64), strict=True))
+    assert loaded.kv_cache_bytes == blocks_times_numbers * BLOCK_SIZE * 2 * 4
 
 
 @pytest.mark.matrix

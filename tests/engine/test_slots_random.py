@@ -44,7 +44,7 @@ class ListDevice:
         assert self.slots.specs == self.follower.specs
         assert slot_of.keys() == self.follower.specs.keys()
         assert len(set(slot_of.values())) == len(slot_of), "two sequences in one slot"
-        for sequence_id, blocks in self.follower.blocks.items():
+        for sequence_id, (blocks,) in self.follower.blocks.items():
             assert self.table[slot_of[sequence_id]][: len(blocks)] == blocks
         if not isinstance(plan, DecodeWindow):
             return self.result([[self.decode(sequence_id)] for sequence_id in plan.sampled_ids])
@@ -82,7 +82,7 @@ class ListDevice:
         slot = self.slots.slot_of[sequence_id]
         assert self.live(slot)
         position = self.fields[layout.POSITION][slot]
-        assert position < len(self.follower.blocks[sequence_id]) * self.block_size
+        assert position < len(self.follower.blocks[sequence_id][0]) * self.block_size
         assert self.fields[layout.NEXT][slot] == position + 1
         token = self.token(sequence_id, position + 1)
         self.fields[layout.POSITION][slot] += 1

@@ -44,13 +44,6 @@ class _Group:
         first = position + 1 - self.pool.window
         return first // self.pool.block_size if self.pool.window and first > 0 else 0
 
-    def must_copy(self, sequence: SequenceState) -> bool:
-        """Whether the next token goes into a block that may not be written."""
-        if not sequence.tables:
-            return False
-        table, first = sequence.tables[self.number], sequence.num_computed_tokens // self.pool.block_size
-        return first < len(table) and not self.pool.writable(table[first])
-
     def release(self, sequence: SequenceState) -> None:
         """Free the blocks that the sequence's next token does not see any more."""
         table, first = sequence.tables[self.number], self.first_seen(sequence.num_computed_tokens)
@@ -79,6 +72,7 @@ class BlockGroups:
         self.pools = tuple(pools)
         self.block_size = pools[0].block_size
         self._groups = [_Group(number, pool) for number, pool in enumerate(pools)]
+        self._no_copies = (False,) * len(pools)
         self._windows = [group for group in self._groups if group.pool.window]
 
     @property
@@ -102,18 +96,31 @@ class BlockGroups:
         limits = [g.pool.num_blocks - g.most_seen - 1 for g in self._windows if g.recycles]
         return min(limits) * self.block_size if limits else None
 
-    def short_of(self, sequence: SequenceState, num_tokens: int) -> list[int]:
-        """For each group, blocks missing to hold ``num_tokens``; the copy of a block that may not be written counts."""
+    def short_of(self, sequence: SequenceState, num_tokens: int) -> Sequence[int]:
+        """For each group, blocks missing to hold ``num_tokens``, the copy of a block that may not be written included.
+
+        Empty if no group lacks any: so it is for most rows of most steps.
+        """
         held = len(sequence.tables[0]) if sequence.tables else 0
-        missing = max(-(-num_tokens // self.block_size) - held, 0)
-        return [missing + group.must_copy(sequence) for group in self._groups]
+        first = sequence.num_computed_tokens // self.block_size
+        copies: Sequence[int] = ()
+        if first < held:
+            for pool, table in zip(self.pools, sequence.tables):  # noqa: B905 (strict takes time)
+                if not pool.writable(table[first]):
+                    copies = self._must_copy(sequence)
+                    break
+        missing = -(-num_tokens // self.block_size) - held
+        return copies if missing <= 0 else [missing + copy for copy in copies or self._no_copies]
+
+    def _must_copy(self, sequence: SequenceState) -> list[bool]:
+        """For each group, whether the next token goes into a block that may not be written."""
+        first = sequence.num_computed_tokens // self.block_size
+        tables = zip(self.pools, sequence.tables, strict=True)
+        return [first < len(table) and not pool.writable(table[first]) for pool, table in tables]
 
     def has(self, needed: Iterable[int]) -> bool:
-        """Whether so many blocks are free in each group."""
-        for group, count in zip(self._groups, needed, strict=False):
-            if count > group.pool.num_free:
-                return False
-        return True
+        """Whether so many blocks are free in each group; in none of them any, if that is empty."""
+        return all(count <= group.pool.num_free for group, count in zip(self._groups, needed, strict=False))
 
     def has_room(self, sequence: SequenceState, num_tokens: int, end: int, spare: int) -> bool:
         """Whether the sequence fits with ``spare`` more blocks.
@@ -121,9 +128,10 @@ class BlockGroups:
         A full group must hold all ``num_tokens``; a window group those up to the next chunk's ``end``, since blocks
         come back after it.
         """
-        whole, next_chunk = self.short_of(sequence, num_tokens), self.short_of(sequence, end)
-        needed = [next_chunk[g.number] if g.recycles else whole[g.number] for g in self._groups]
-        return self.has([count + spare for count in needed])
+        whole = self.short_of(sequence, num_tokens) or self._no_copies
+        next_chunk = self.short_of(sequence, end) or self._no_copies
+        counts = zip(self._groups, whole, next_chunk, strict=True)
+        return self.has((chunk if group.recycles else all_) + spare for group, all_, chunk in counts)
 
     def reserve(
         self, sequence: SequenceState, num_tokens: int, wipes: list[tuple[int, int]], copies: list[BlockCopy]
@@ -137,18 +145,19 @@ class BlockGroups:
             the changes of the block tables, or None if there are too few free blocks. Wipes and copies are appended.
         """
         needed = self.short_of(sequence, num_tokens)
-        if not any(needed):
+        if not needed:
             return ()
         if not self.has(needed):
             return None
         changes: list[BlockChange] = []
-        for group, count in zip(self._groups, needed, strict=True):
+        copied = self._must_copy(sequence)
+        for group, count, copy_first in zip(self._groups, needed, copied, strict=True):
             number, table = group.number, sequence.tables[group.number]
             blocks = group.pool.allocate(count)
             if group.tainted:
                 wipes += [(number, block) for block in group.tainted.intersection(blocks)]
                 group.tainted.difference_update(blocks)
-            if group.must_copy(sequence):
+            if copy_first:
                 first = sequence.num_computed_tokens // self.block_size
                 source, copy = table[first], blocks.pop()
                 table[first] = copy
@@ -162,9 +171,7 @@ class BlockGroups:
     def whole(self, sequence: SequenceState) -> tuple[BlockChange, ...]:
         """All entries of its tables."""
         return tuple(
-            (number, index, block)
-            for number, table in enumerate(sequence.tables)
-            for index, block in enumerate(table)
+            (number, index, block) for number, table in enumerate(sequence.tables) for index, block in enumerate(table)
         )
 
     def take_prefix(self, sequence: SequenceState, hashes: Sequence[bytes]) -> int:

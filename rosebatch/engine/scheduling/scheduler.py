@@ -28,8 +28,8 @@ from rosebatch.engine.plan import (
     StepPlan,
     StepResult,
 )
-from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block, token_bytes
 from rosebatch.engine.scheduling.block_groups import BlockGroups
+from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block, token_bytes
 from rosebatch.engine.scheduling.sequence import SequenceState, Status
 
 
@@ -296,7 +296,7 @@ class Scheduler:
         if any(sequence.spec.guided for sequence, _ in pairs):
             # The grammar allows the next token only once the host has seen the last one.
             steps = min(steps, 1)
-        while not self.blocks.has(map(sum, zip(*(needed := self._needs(pairs, steps)), strict=True))):
+        while not self.blocks.has(map(sum, zip(*filter(None, needed := self._needs(pairs, steps)), strict=True))):
             if steps > 1:
                 steps //= 2
             elif self._make_room(draft):
@@ -305,15 +305,15 @@ class Scheduler:
                 return
         for (sequence, left), blocks in zip(pairs, needed, strict=True):
             length = min(steps, left)
-            changes = self._reserve(sequence, length, draft) if any(blocks) else ()
+            changes = self._reserve(sequence, length, draft) if blocks else ()
             assert changes is not None, "the window was made to fit"
             draft.rows.append(DecodeRow(sequence.id, sequence.num_computed_tokens, length, changes))
             sequence.num_computed_tokens += length
             sequence.num_pending_tokens += length
         draft.steps = steps
 
-    def _needs(self, pairs: Sequence[tuple[SequenceState, int]], steps: int) -> list[list[int]]:
-        """Blocks of each group that each sequence needs for so many steps, or for as many tokens as it has left."""
+    def _needs(self, pairs: Sequence[tuple[SequenceState, int]], steps: int) -> list[Sequence[int]]:
+        """Blocks that each sequence is short of for so many steps, or for as many tokens as it has left."""
         return [self.blocks.short_of(s, s.num_computed_tokens + min(steps, left)) for s, left in pairs]
 
     def _start_over(self) -> None:
