@@ -23,17 +23,6 @@ def test_whole_prompts_and_chunks_with_few_seats(name, goldens, make_engine, gre
     assert engine.stats.max_running == 3
 
 
-@pytest.mark.parametrize("is_long", [False, True])
-def test_longrope_goes_by_the_length_of_the_run(is_long, goldens, make_engine, greedy_tokens):
-    """The short factors up to the trained length, the long ones if the run may pass it; and a factor on attention."""
-    golden = goldens("phi3-longrope")
-    chosen = [i for i, p in enumerate(golden.prompts) if (len(p) > 64 if is_long else len(p) + 12 <= 64)]
-    assert len(chosen) > 10
-    engine = make_engine(golden.folder, max_model_len=None if is_long else 64)
-    tokens = greedy_tokens(engine, [golden.prompts[i] for i in chosen])
-    assert tokens == [golden.expected[i] for i in chosen]
-
-
 @pytest.mark.parametrize(
     ("name", "architecture", "prefix"),
     [
