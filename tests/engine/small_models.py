@@ -9,6 +9,7 @@ from rosebatch.bench.scripts.fallback_families import tiny_config
 from rosebatch.config import HP1Config, ModelConfig, RopeConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import KVCache
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.state_pool import StatePool
@@ -204,10 +205,17 @@ def _sharing(name, prefix_cache=True):
 
 def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
     config = _shape(name)
-    scheduler = Scheduler(BlockPool(blocks, BLOCK_SIZE), max_num_seqs=SEATS, max_num_batched_tokens=10, **scheduling)
+    runner = runner_of(config)
+    scheduler = Scheduler(
+        BlockPool(blocks, BLOCK_SIZE),
+        max_num_seqs=SEATS,
+        max_num_batched_tokens=10,
+        long_rope=LongRope.of(runner.model.attention),
+        **scheduling,
+    )
     return Engine(
         scheduler,
-        runner_of(config),
+        runner,
         vocab_size=VOCAB,
         max_model_len=config.max_model_len,
         eos_token_ids=config.eos_token_ids,

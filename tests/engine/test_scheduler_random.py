@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
@@ -39,14 +40,16 @@ class CheckingRunner(Follower):
     """Does to a dict what a real runner does to tensors, and reads back what attention would read.
 
     With ``exact``, a slot also says how its K and V were computed: None for a prompt token, else the length of the
-    prompt in front of the generated tokens. Both change the last bits.
+    prompt in front of the generated tokens. Both change the last bits. With a ``trained_len``, it says whether its key
+    has long factors: those of a sequence whose known tokens are more than these.
     """
 
-    def __init__(self, block_size, exact):
+    def __init__(self, block_size, exact, trained_len):
         super().__init__()
         self.tables = BlockTables()
         self.block_size = block_size
         self.exact = exact
+        self.trained_len = trained_len
         self.cache = {}
         self.prefixes = Prefixes()
         self.tokens = {}
@@ -58,9 +61,12 @@ class CheckingRunner(Follower):
     def contents(self, chunk):
         """What each slot of a sequence must hold, up to the end of a chunk."""
         num_prompt_tokens = len(self.specs[chunk.id].prompt_token_ids)
-        prefixes = self.prefixes.of(self.tokens[chunk.id][: chunk.end])
+        tokens = self.tokens[chunk.id]
+        is_long = 0 < self.trained_len < len(tokens)
+        assert self.specs[chunk.id].long_factors == is_long
+        prefixes = self.prefixes.of(tokens[: chunk.end])
         made = [num_prompt_tokens if self.exact and i >= num_prompt_tokens else None for i in range(chunk.end)]
-        return list(zip(prefixes, made, strict=True))
+        return [(*each, is_long) for each in zip(prefixes, made, strict=True)]
 
     def run(self, plan, frozen):
         """``frozen`` are full blocks that were computed before this step and are still held: not to be written."""
@@ -121,7 +127,7 @@ def check_plan(scheduler, plan):
     assert len(plan.chunks) <= scheduler.max_num_seqs
     assert len(plan.sampled_ids) == sum(chunk.samples for chunk in plan.chunks)
     assert sorted(lengths, key=lambda n: n != 1) == lengths
-    assert not {chunk.id for chunk in plan.chunks} & set(plan.released)
+    assert not {chunk.id for chunk in plan.chunks} & (set(plan.released) - {spec.id for spec in plan.started})
     if scheduler.chunked_prefill:
         assert plan.num_tokens <= scheduler.max_num_batched_tokens
     else:
@@ -153,6 +159,7 @@ def run_once(seed, make_sequence):
     block_size = rng.randint(1, 16)
     num_blocks = rng.randint(max(2, -(-24 // block_size)), max(4, 90 // block_size))
     capacity = num_blocks * block_size
+    trained_len = rng.choice([0, 0, rng.randint(1, 40)])
     scheduler = Scheduler(
         BlockPool(num_blocks, block_size),
         max_num_seqs=rng.choice([1, 2, 4, 8, 64]),
@@ -160,8 +167,9 @@ def run_once(seed, make_sequence):
         prefix_cache=rng.random() < 0.7,
         chunked_prefill=rng.random() < 0.7,
         exact_prefixes=rng.random() < 0.5,
+        long_rope=LongRope(trained_len, capacity) if trained_len else None,
     )
-    runner = CheckingRunner(block_size, scheduler.exact_prefixes)
+    runner = CheckingRunner(block_size, scheduler.exact_prefixes, trained_len)
     prompts = random_prompts(rng, longest=min(capacity - 1, 40))
     stop = frozenset({0}) if rng.random() < 0.5 else frozenset()
     most_samples = rng.choice([1, 1, 2, 5])
@@ -191,6 +199,7 @@ def run_once(seed, make_sequence):
         counts["steps"] += 1
         counts["preemptions"] += plan.num_preempted
         counts["copies"] += len(plan.copies)
+        counts["started over"] += len({spec.id for spec in plan.started} & set(plan.released))
         for chunk in plan.chunks:
             sequence = sequences[chunk.id]
             if sequence.sample and not sequence.output_token_ids:
@@ -199,8 +208,7 @@ def run_once(seed, make_sequence):
                 counts["hits"] += chunk.start > 0
                 counts["resumed"] += len(sequence.output_token_ids) > 0
             counts["partial"] += not chunk.samples
-        preempted = {s.id for s in scheduler.waiting}
-        frozen = {block for s, blocks in full if s.id not in preempted for block in blocks}
+        frozen = {block for s, blocks in full if s.id not in plan.released for block in blocks}
         result = runner.run(plan, frozen)
         runner.check(scheduler)
         done += scheduler.commit(plan, result).finished
@@ -228,6 +236,6 @@ def test_random_schedules(group, make_sequence):
     for seed in range(group, SEEDS, GROUPS):
         counts += run_once(seed, make_sequence)
     # Each of these is a path that the checks above are about: a run without one of them would prove nothing.
-    for event in ("preemptions", "copies", "hits", "resumed", "partial", "stop", "length", "forks"):
+    for event in ("preemptions", "copies", "hits", "resumed", "partial", "stop", "length", "forks", "started over"):
         assert counts[event] > 0, event
     assert counts["steps"] > 500

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import Chunk, DecodeRow, DecodeWindow, PackedStep
 from rosebatch.engine.triton_runner.slots import Slots, batch_buckets
 from rosebatch_kernels.feedback import layout
@@ -55,6 +56,15 @@ def test_slots_do_not_import_torch():
     code = "import sys, rosebatch.engine.triton_runner.slots; sys.exit('torch' in sys.modules)"
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
     assert subprocess.run([sys.executable, "-c", code], env=path, check=False).returncode == 0
+
+
+def test_decode_steps_end_where_a_sequence_starts_over(make_sequence):
+    """On the device a row went on to its last token, with short factors behind the trained length."""
+    slots = Slots(SLOTS, WIDTH, LongRope(6, 20))
+    sequences = [make_sequence([1, 2, 3], max_tokens=n, id=i) for i, n in enumerate((10, 3, 10))]
+    sequences[2].take_long_factors()
+    cells = slots.update(prompts(*sequences, blocks=[[10], [11], [12]])).cells
+    assert [cells[cell(layout.LIMIT, slot)] for slot in range(3)] == [6, 5, 12]
 
 
 def test_bucket_sizes():

@@ -1,4 +1,4 @@
-"""Longrope: each sequence has the factors of its length, wherever it passes the trained length; as transformers does."""
+"""Longrope: each sequence has the factors of its length, wherever it passes the trained length, as in transformers."""
 
 import random
 
