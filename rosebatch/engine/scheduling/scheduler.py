@@ -149,7 +149,8 @@ class Scheduler:
         self._forked = []
         self._release_seats()
         budget = self._continue_running(draft)
-        if not draft.preempted and self._admits():
+        # A preempted sequence would take its blocks back at once; but where nothing runs, only it can go on.
+        if not (draft.preempted and self.running) and self._admits():
             budget = self._admit_waiting(draft, budget)
             self._admitting = budget <= 0
         if not draft.chunks and isinstance(self.policy, SeparateDecodes):
