@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.config import KVShape
+from rosebatch.config import KVShape, ModelConfig
 from rosebatch.engine.plan import BlockCopy
 from rosebatch.engine.staging import Staging
+from rosebatch.engine.windows import most_blocks, window_groups
 from rosebatch.ops import Ops
 
 
@@ -20,21 +21,24 @@ def bytes_per_block(shapes: Sequence[KVShape], block_size: int, dtype: torch.dty
 
 
 def bytes_for_longest(
-    shapes: Sequence[KVShape], block_size: int, dtype: torch.dtype, lengths: Iterable[int], most: int
+    config: ModelConfig, block_size: int, dtype: torch.dtype, lengths: Iterable[int], seats: int, chunk: int
 ) -> int:
-    """Bytes of a cache in which the ``most`` longest sequences fit whole, with a block to spare for each."""
-    blocks = sum(-(-length // block_size) + 1 for length in heapq.nlargest(most, lengths))
-    return blocks * bytes_per_block(shapes, block_size, dtype)
+    """Bytes of a cache in which the longest sequences fit at once, with a block to spare for each.
 
-
-def window_groups(windows: Sequence[int], max_model_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Groups of layers with the same sliding window: the window of each group, and the group of each layer.
-
-    A window as long as the longest sequence is none. Full attention, window 0, is the first group.
+    Args:
+        config: of the model.
+        block_size: tokens of a block.
+        dtype: of K and V.
+        lengths: tokens of each sequence.
+        seats: sequences at a time.
+        chunk: most tokens of a step with prompts.
     """
-    reach = [window if window < max_model_len else 0 for window in windows]
-    distinct = sorted(set(reach)) or [0]
-    return tuple(distinct), tuple(distinct.index(window) for window in reach)
+    whole = sum(-(-length // block_size) + 1 for length in heapq.nlargest(seats, lengths))
+    windows, group_of = window_groups(config.kv_windows, config.max_model_len)
+    limits = {"longest": config.max_model_len, "seats": seats, "chunk": chunk}
+    blocks = [min(whole, most_blocks(window, block_size, **limits)) if window else whole for window in windows]
+    shapes = zip(config.kv_shapes, group_of, strict=True)
+    return sum(blocks[group] * bytes_per_block([shape], block_size, dtype) for shape, group in shapes)
 
 
 class KVCache:

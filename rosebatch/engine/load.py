@@ -8,8 +8,7 @@ from rosebatch.config import ModelConfig, RunConfig
 from rosebatch.engine.engine import Engine, StepRunner
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.long_rope import LongRope
-from rosebatch.engine.memory import plan_memory
-from rosebatch.engine.scheduling.block_groups import BlockGroups
+from rosebatch.engine.memory import KVGroup, plan_memory
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes, StepPolicy
 from rosebatch.engine.state_pool import StatePool, state_bytes
@@ -33,15 +32,20 @@ class LoadedEngine:
     """An engine and what was decided for it.
 
     Attributes:
-        num_blocks: of all groups of layers.
+        groups: of layers of the KV cache.
         waits: why its steps cannot be CUDA graphs, if the model is the reason.
     """
 
     engine: Engine
-    num_blocks: int
+    groups: tuple[KVGroup, ...]
     block_size: int
     kv_cache_bytes: int
     waits: str | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all groups."""
+        return sum(group.blocks for group in self.groups)
 
 
 def pick_device(name: str) -> torch.device:
@@ -110,9 +114,6 @@ def build_engine(
     block_size = choose_block_size(limits, device)
     shapes = [spec.kv_shape for spec in model.attention]
     state_specs = states_of(model)
-    of_states = state_bytes(state_specs, dtype)
-    on_device = device.type == "cuda" and toggles.paged_attention
-    window = _DECODE_WINDOW if on_device and toggles.fused_sampler and toggles.late_results else 1
     memory = plan_memory(
         config,
         shapes,
@@ -121,40 +122,15 @@ def build_engine(
         dtype,
         kv_dtype,
         device,
-        of_states,
+        state_bytes(state_specs, dtype),
         windows=[spec.window for spec in model.attention],
-        ahead=window,
         whole_prompts=not toggles.chunked_prefill,
     )
-    pools = [BlockPool(count, block_size, w) for count, w in zip(memory.num_blocks, memory.windows, strict=True)]
-    states = StatePool(state_specs, limits.max_num_seqs, dtype, device) if state_specs else None
-    longest = BlockGroups(pools).most_tokens(chunked=toggles.chunked_prefill)
-    runner: StepRunner
-    policy: StepPolicy
-    if on_device:
-        # One block more than the scheduler knows of: where kernels write what nobody reads.
-        counts = [count + 1 for count in memory.num_blocks]
-        cache = KVCache(shapes, counts, block_size, kv_dtype, device, ops, memory.group_of)
-        policy, lookahead = SeparateDecodes(window), int(toggles.late_results)
-        runner = TritonRunner(
-            model,
-            cache,
-            ops,
-            device_ops(limits.max_num_seqs, [spec.heads for spec in model.attention], toggles, device),
-            toggles,
-            vocab_size=config.vocab_size,
-            eos_token_ids=config.eos_token_ids,
-            max_num_seqs=limits.max_num_seqs,
-            max_len=min(config.max_model_len, longest or config.max_model_len),
-            window=window,
-            states=states,
-        )
-    else:
-        cache = KVCache(shapes, memory.num_blocks, block_size, kv_dtype, device, ops, memory.group_of)
-        policy, lookahead = MIXED, 0
-        runner = TorchRunner(model, cache, ops, states, batched_sampling=toggles.batched_sampling)
+    on_device = device.type == "cuda" and toggles.paged_attention
+    window = _DECODE_WINDOW if toggles.fused_sampler and toggles.late_results else 1
+    policy: StepPolicy = SeparateDecodes(window) if on_device else MIXED
     scheduler = Scheduler(
-        *pools,
+        *(BlockPool(group.blocks, block_size, group.window) for group in memory.groups),
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=memory.max_num_batched_tokens,
         policy=policy,
@@ -164,12 +140,33 @@ def build_engine(
         exact_prefixes=toggles.batch_invariant,
         share_prompts=not state_specs,
     )
+    # One block more than the scheduler knows of: where kernels write what nobody reads.
+    counts = [group.blocks + on_device for group in memory.groups]
+    cache = KVCache(shapes, counts, block_size, kv_dtype, device, ops, memory.group_of)
+    states = StatePool(state_specs, limits.max_num_seqs, dtype, device) if state_specs else None
+    runner: StepRunner
+    if on_device:
+        runner = TritonRunner(
+            model,
+            cache,
+            ops,
+            device_ops(limits.max_num_seqs, [spec.heads for spec in model.attention], toggles, device),
+            toggles,
+            vocab_size=config.vocab_size,
+            eos_token_ids=config.eos_token_ids,
+            max_num_seqs=limits.max_num_seqs,
+            max_len=min(config.max_model_len, scheduler.most_tokens or config.max_model_len),
+            window=window,
+            states=states,
+        )
+    else:
+        runner = TorchRunner(model, cache, ops, states, batched_sampling=toggles.batched_sampling)
     engine = Engine(
         scheduler,
         runner,
         vocab_size=config.vocab_size,
         max_model_len=config.max_model_len,
         eos_token_ids=config.eos_token_ids,
-        lookahead=lookahead,
+        lookahead=int(on_device and toggles.late_results),
     )
-    return LoadedEngine(engine, sum(memory.num_blocks), block_size, cache.nbytes)
+    return LoadedEngine(engine, memory.groups, block_size, cache.nbytes)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 
 from rosebatch.config import KVShape, ModelConfig, RunConfig
-from rosebatch.engine.kv_cache import bytes_per_block, window_groups
+from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.engine.windows import most_blocks, window_groups
 from rosebatch.errors import FlagError
 
 # Default tokens of a step. On a CPU, a step's activations should fit its caches: 1024 tokens at a time prefill
@@ -22,18 +23,26 @@ _CPU_SHARE = 0.25
 _CPU_MOST = 4 << 30
 
 
+class KVGroup(NamedTuple):
+    """Layers with the same sliding window: their number, and the blocks of each. A window of 0 is full attention."""
+
+    window: int
+    layers: int
+    blocks: int
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Blocks of each group of the KV cache, and most tokens of a step.
+    """The KV cache, and most tokens of a step.
 
     Attributes:
-        windows, group_of: see ``window_groups``.
+        groups: of its layers, see ``window_groups``.
+        group_of: the number of each layer's group.
     """
 
-    num_blocks: tuple[int, ...]
+    groups: tuple[KVGroup, ...]
+    group_of: tuple[int, ...]
     max_num_batched_tokens: int
-    windows: tuple[int, ...] = (0,)
-    group_of: tuple[int, ...] = ()
 
 
 def plan_memory(
@@ -46,7 +55,6 @@ def plan_memory(
     device: torch.device,
     state_bytes: int = 0,
     windows: Sequence[int] | None = None,
-    ahead: int = 1,
     whole_prompts: bool = False,
 ) -> MemoryPlan:
     """Follow the limits that are given; the device decides the others.
@@ -61,7 +69,6 @@ def plan_memory(
         device: where the weights already are.
         state_bytes: that a sequence's states take beside its blocks.
         windows: the sliding window of each layer; None for full attention in all.
-        ahead: most tokens that a sequence decodes in one plan.
         whole_prompts: whether a prompt is computed in one step, however long.
 
     Raises:
@@ -69,7 +76,7 @@ def plan_memory(
     """
     gpu = _gpu_memory(device) if device.type == "cuda" else None
     free = gpu.free if gpu else _free_host_memory()
-    tokens = limits.max_num_batched_tokens or _BATCHED_TOKENS[device.type]
+    tokens = batched_tokens(limits, device.type)
     if gpu:
         step = step_bytes(config, tokens, limits.max_num_seqs, dtype)
         while not limits.max_num_batched_tokens and tokens > _FEWEST_TOKENS and step > _STEP_SHARE * free:
@@ -81,42 +88,37 @@ def plan_memory(
     else:
         memory = min(int(_CPU_SHARE * free), _CPU_MOST)
     memory = limits.kv_cache_bytes or max(memory - limits.max_num_seqs * state_bytes, 0)
-    groups, group_of = window_groups(windows or [0] * len(kv_shapes), config.max_model_len)
-    chunk = config.max_model_len if whole_prompts else tokens
-    wants = []
-    for number, window in enumerate(groups):
-        shapes = [shape for shape, group in zip(kv_shapes, group_of, strict=True) if group == number]
-        most = _most_blocks(config.max_model_len, window, limits.max_num_seqs, block_size, chunk, ahead)
-        wants.append((bytes_per_block(shapes, block_size, kv_dtype), most))
-    blocks = share_memory(memory, wants)
+    windows, group_of = window_groups(windows or [0] * len(kv_shapes), config.max_model_len)
+    members = [[s for s, group in zip(kv_shapes, group_of, strict=True) if group == n] for n in range(len(windows))]
+    longest = config.max_model_len
+    most = {"longest": longest, "seats": limits.max_num_seqs, "chunk": longest if whole_prompts else tokens}
+    sizes = [bytes_per_block(shapes, block_size, kv_dtype) for shapes in members]
+    blocks = share_memory(memory, sizes, [most_blocks(window, block_size, **most) for window in windows])
     if min(blocks) < 1 or min(blocks) * block_size < 2:
-        raise FlagError(_no_room(limits, device, memory, block_size, sum(block for block, _ in wants)))
-    return MemoryPlan(blocks, tokens, groups, group_of)
+        raise FlagError(_no_room(limits, device, memory, block_size, sum(sizes)))
+    groups = tuple(map(KVGroup, windows, map(len, members), blocks))
+    return MemoryPlan(groups, group_of, tokens)
 
 
-def _most_blocks(longest: int, window: int, seats: int, block_size: int, chunk: int, ahead: int) -> int:
-    """Most blocks that sequences of so many seats use in a group: more would only keep old prefixes."""
-    full = seats * -(-longest // block_size)
-    if not window:
-        return full
-    # A block is left when its last token is: one at each end is partly used. A chunk's blocks come back after it.
-    seen = -(-(window + ahead) // block_size) + 1
-    return min(full, seats * seen + -(-chunk // block_size) + 2)
+def batched_tokens(limits: RunConfig, device: str) -> int:
+    """Most tokens of a step with prompts, before the memory of a small GPU lowers it."""
+    return limits.max_num_batched_tokens or _BATCHED_TOKENS[device]
 
 
-def share_memory(memory: int, wants: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+def share_memory(memory: int, sizes: Sequence[int], most: Sequence[int]) -> list[int]:
     """Divide bytes between groups, each with the bytes of a block and the most blocks that it uses.
 
-    All get the same number of blocks, but none more than it uses: so no window group runs out before a full one,
-    however short the sequences are.
+    All get the same number of blocks, but none more than it uses. So no window group runs out before a full one,
+    however short the sequences are: the memory is never worth less than without groups.
     """
-    counts = [0] * len(wants)
-    order = sorted(range(len(wants)), key=lambda group: wants[group][1])
-    for place, group in enumerate(order):
-        block, most = wants[group]
-        counts[group] = min(memory // sum(wants[other][0] for other in order[place:]), most)
-        memory -= counts[group] * block
-    return tuple(counts)
+    counts = [0] * len(sizes)
+    left = sorted(range(len(sizes)), key=lambda group: most[group])
+    while left:
+        group = left[0]
+        counts[group] = min(memory // sum(sizes[each] for each in left), most[group])
+        memory -= counts[group] * sizes[group]
+        del left[0]
+    return counts
 
 
 def _no_room(limits: RunConfig, device: torch.device, memory: int, block_size: int, block: int) -> str:

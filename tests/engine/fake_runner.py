@@ -1,11 +1,23 @@
 """Runners without tensors: what any runner knows if it follows plans and nothing else, and a fake model on top."""
 
+import random
 from collections.abc import Callable, Iterable
 
 from rosebatch.engine.plan import GONE, Chunk, DecodeRow, DecodeWindow, SequenceSpec, StepPlan, StepResult
+from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.windows import blocks_of_window
 
 VOCAB = 20
+
+
+def random_pools(rng: random.Random, num_blocks: int, block_size: int) -> list[BlockPool]:
+    """Of one or several groups of layers. Those of windows may have fewer blocks, and hold less than a sequence."""
+    pools = []
+    for window in rng.choice([(0,), (0,), (0, 5), (3,), (0, 2, 9)]):
+        fewest = min(num_blocks, blocks_of_window(window, block_size) + 2) if window else num_blocks
+        pools.append(BlockPool(rng.randint(fewest, num_blocks), block_size, window))
+    return pools
 
 
 def next_token(token_ids: Iterable[int], seed: int | None = None) -> int:
@@ -61,8 +73,8 @@ class FakeRunner(Follower):
         tokens: of every sequence that was ever started, by id: the prompt and what was sampled.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, num_groups: int = 1) -> None:
+        super().__init__(num_groups)
         self.tokens: dict[int, list[int]] = {}
 
     def launch(self, plan: StepPlan, masks: Callable | None = None) -> Callable[[], StepResult]:

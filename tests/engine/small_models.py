@@ -15,6 +15,7 @@ from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
+from rosebatch.engine.windows import window_groups
 from rosebatch.model.fallback import load_fallback
 from rosebatch.model.fallback_config import describe_config
 from rosebatch.model.layers import AttentionSpec, states_of
@@ -182,7 +183,14 @@ def _shape(name):
 
 
 def make_cache(model, blocks, ops):
-    return KVCache([spec.kv_shape for spec in model.attention], [blocks], BLOCK_SIZE, torch.float32, CPU, ops)
+    """So many blocks in each group of layers with the same window."""
+    windows, group_of = _groups(model)
+    shapes = [spec.kv_shape for spec in model.attention]
+    return KVCache(shapes, [blocks] * len(windows), BLOCK_SIZE, torch.float32, CPU, ops, group_of)
+
+
+def _groups(model):
+    return window_groups([spec.window for spec in model.attention], _SIZES["max_model_len"])
 
 
 def make_states(model):
@@ -206,13 +214,9 @@ def _sharing(name, prefix_cache=True):
 def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
     config = _shape(name)
     runner = runner_of(config)
-    scheduler = Scheduler(
-        BlockPool(blocks, BLOCK_SIZE),
-        max_num_seqs=SEATS,
-        max_num_batched_tokens=10,
-        long_rope=LongRope.of(runner.model.attention),
-        **scheduling,
-    )
+    pools = [BlockPool(blocks, BLOCK_SIZE, window) for window in _groups(runner.model)[0]]
+    scheduling["long_rope"] = LongRope.of(runner.model.attention)
+    scheduler = Scheduler(*pools, max_num_seqs=SEATS, max_num_batched_tokens=10, **scheduling)
     return Engine(
         scheduler,
         runner,
@@ -223,13 +227,13 @@ def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
     )
 
 
-def plain_engine(name):
+def plain_engine(name, blocks=60):
     def runner_of(config):
         ops = select(Toggles.resolve({}, "cpu"))
         model = build(name, ops)
-        return TorchRunner(model, make_cache(model, 60, ops), ops, make_states(model))
+        return TorchRunner(model, make_cache(model, blocks, ops), ops, make_states(model))
 
-    return make_engine(name, runner_of, **_sharing(name))
+    return make_engine(name, runner_of, blocks=blocks, **_sharing(name))
 
 
 def device_engine(name, off=(), blocks=60):

@@ -13,7 +13,7 @@ from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
-from tests.engine.fake_runner import VOCAB, FakeRunner
+from tests.engine.fake_runner import VOCAB, FakeRunner, random_pools
 
 END = 3
 
@@ -22,7 +22,7 @@ class AheadRunner(FakeRunner):
     """Checks each plan right after it was made, when earlier results may still be unknown to the scheduler."""
 
     def __init__(self, scheduler):
-        super().__init__()
+        super().__init__(len(scheduler.blocks.pools))
         self.scheduler = scheduler
         self.windows = []
 
@@ -46,14 +46,14 @@ class AheadRunner(FakeRunner):
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(100))
 def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, lookahead, fake_completion):
     rng = random.Random(seed)
     size = rng.choice([1, 2, 4, 16])
-    pool = BlockPool(max(2, rng.choice([24, 48, 200]) // size), size)
+    pools = random_pools(rng, max(2, rng.choice([24, 48, 200]) // size), size)
     most_steps = rng.choice([1, 4, 8])
     scheduler = Scheduler(
-        pool,
+        *pools,
         max_num_seqs=rng.choice([1, 3, 16]),
         max_num_batched_tokens=rng.choice([4, 16, 64]),
         policy=SeparateDecodes(most_steps),
@@ -80,7 +80,7 @@ def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, lookahead, fake_c
         got |= {(done.request.id, done.sample): done.token_ids for done in engine.step()}
         scheduler.check_integrity()
     assert got == wanted
-    assert pool.num_free == pool.num_blocks
+    assert scheduler.blocks.num_used == 0
     assert max(runner.windows, default=0) <= most_steps
 
 

@@ -57,7 +57,7 @@ def test_a_large_gpu(gpu):
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     found = plan()
     assert found.max_num_batched_tokens == 16384
-    assert found.num_blocks[0] == (int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16)) // BLOCK
+    assert found.groups[0].blocks == (int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16)) // BLOCK
 
 
 def test_states_come_out_of_the_same_memory(gpu):
@@ -65,7 +65,7 @@ def test_states_come_out_of_the_same_memory(gpu):
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     rest = int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16) - 256 * 50_000_000
     found = plan_memory(LARGE, LARGE.kv_shapes, RunConfig(), 64, BF16, BF16, CUDA, 50_000_000)
-    assert found.num_blocks[0] == rest // BLOCK
+    assert found.groups[0].blocks == rest // BLOCK
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
@@ -73,7 +73,7 @@ def test_the_share_is_of_the_whole_gpu(share, gpu):
     """What this process has taken counts: weights and cache together take the share, however large the weights are."""
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     memory = int(share * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16)
-    assert plan(RunConfig(gpu_memory_utilization=share)).num_blocks[0] == memory // BLOCK
+    assert plan(RunConfig(gpu_memory_utilization=share)).groups[0].blocks == memory // BLOCK
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
@@ -81,15 +81,15 @@ def test_other_processes_keep_what_they_have(share, gpu):
     """Half of the GPU is another's: the share is then of what is free, or the cache would not fit."""
     gpu(free=24 * GIB, total=80 * GIB, taken=16 * GIB)
     memory = int(min(share * 24 * GIB, share * 80 * GIB - 16 * GIB)) - step_bytes(LARGE, 16384, 256, BF16)
-    assert plan(RunConfig(gpu_memory_utilization=share)).num_blocks[0] == memory // BLOCK
+    assert plan(RunConfig(gpu_memory_utilization=share)).groups[0].blocks == memory // BLOCK
 
 
 def test_a_small_gpu_takes_smaller_steps(gpu):
     gpu(6 * GIB)
     found = plan()
     assert found.max_num_batched_tokens == 4096
-    assert found.num_blocks[0] == (int(0.9 * 6 * GIB) - step_bytes(LARGE, 4096, 256, BF16)) // BLOCK
-    assert 3 * GIB < found.num_blocks[0] * BLOCK < 6 * GIB - step_bytes(LARGE, 4096, 256, BF16)
+    assert found.groups[0].blocks == (int(0.9 * 6 * GIB) - step_bytes(LARGE, 4096, 256, BF16)) // BLOCK
+    assert 3 * GIB < found.groups[0].blocks * BLOCK < 6 * GIB - step_bytes(LARGE, 4096, 256, BF16)
 
 
 @pytest.mark.parametrize("size", [GIB, "1GiB"])
@@ -97,21 +97,21 @@ def test_limits_are_followed(size, gpu):
     gpu(6 * GIB)
     found = plan(RunConfig(max_num_batched_tokens=9999, kv_cache_memory=size, gpu_memory_utilization=0.01))
     assert found.max_num_batched_tokens == 9999
-    assert found.num_blocks[0] == GIB // BLOCK
+    assert found.groups[0].blocks == GIB // BLOCK
 
 
 def test_no_more_than_all_sequences_at_full_length(gpu):
     gpu(60 * GIB)
-    assert plan(RunConfig(max_num_seqs=1)).num_blocks[0] == 131072 // 64
+    assert plan(RunConfig(max_num_seqs=1)).groups[0].blocks == 131072 // 64
 
 
 def test_blocks_are_as_large_as_their_layers_and_dtype(gpu):
     """K and V in 8 bits take half, the activations of a step do not; layers may differ."""
     gpu(60 * GIB)
     half = RunConfig(kv_cache_memory=GIB)
-    assert plan(half, kv_dtype=torch.float8_e4m3fn).num_blocks[0] == 2 * plan(half).num_blocks[0]
+    assert plan(half, kv_dtype=torch.float8_e4m3fn).groups[0].blocks == 2 * plan(half).groups[0].blocks
     shapes = (KVShape(8, 128),) * 30 + (KVShape(2, 256),) * 2
-    assert plan(half, kv_shapes=shapes).num_blocks[0] == GIB // (2 * 64 * 2 * (30 * 8 * 128 + 2 * 2 * 256))
+    assert plan(half, kv_shapes=shapes).groups[0].blocks == GIB // (2 * 64 * 2 * (30 * 8 * 128 + 2 * 2 * 256))
 
 
 def test_a_cpu_takes_a_quarter_and_at_most_4_gib(host):
@@ -119,7 +119,7 @@ def test_a_cpu_takes_a_quarter_and_at_most_4_gib(host):
     for size, taken in ((8 * GIB, 2 * GIB), (100 * GIB, 4 * GIB)):
         host(size)
         found = plan(block_size=16, device=CPU)
-        assert (found.num_blocks[0], found.max_num_batched_tokens) == (taken // block, 1024)
+        assert (found.groups[0].blocks, found.max_num_batched_tokens) == (taken // block, 1024)
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA])

@@ -20,7 +20,7 @@ from rosebatch.ops import Weight, device_ops, select
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
-from tests.engine.remote_runner import BLOCK_SIZE, BLOCKS, make_runner
+from tests.engine.remote_runner import BLOCK_SIZE, BLOCKS, GROUP_OF, WINDOWS, make_runner
 from tests.engine.toy_model import CONFIG, CPU, VOCAB, ToyModel, dense_attention
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,8 @@ def completions(engine):
 
 
 def scheduler(**options):
-    return Scheduler(BlockPool(BLOCKS, BLOCK_SIZE), max_num_seqs=SEATS, max_num_batched_tokens=10, **options)
+    pools = [BlockPool(BLOCKS, BLOCK_SIZE, window) for window in WINDOWS]
+    return Scheduler(*pools, max_num_seqs=SEATS, max_num_batched_tokens=10, **options)
 
 
 def engine_of(runner, lookahead=0, **options):
@@ -90,7 +91,8 @@ def test_kernels_serve_layers_that_differ(off, expected):
     toggles = Toggles(**{name: name not in served for name in Toggles.__dataclass_fields__})
     ops = select(toggles, "cuda")
     model = ToyModel(ops)
-    cache = KVCache([spec.kv_shape for spec in model.attention], [BLOCKS + 1], BLOCK_SIZE, torch.float32, CPU, ops)
+    shapes = [spec.kv_shape for spec in model.attention]
+    cache = KVCache(shapes, [BLOCKS + 1] * len(WINDOWS), BLOCK_SIZE, torch.float32, CPU, ops, GROUP_OF)
     runner = TritonRunner(
         model,
         cache,

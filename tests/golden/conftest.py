@@ -260,7 +260,7 @@ def run_choices() -> Callable[..., dict[tuple[int, int], Completion]]:
         while engine.has_unfinished:
             done |= {(completion.request.id, completion.sample): completion for completion in engine.step()}
             engine.scheduler.check_integrity()
-        assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
+        assert engine.scheduler.blocks.num_used == 0
         return done
 
     return run

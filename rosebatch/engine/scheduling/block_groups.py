@@ -10,6 +10,7 @@ from itertools import chain
 from rosebatch.engine.plan import GONE, BlockChange, BlockCopy
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.engine.windows import blocks_of_window
 
 
 class _Group:
@@ -32,7 +33,7 @@ class _Group:
     @property
     def most_seen(self) -> int:
         """Most blocks that hold the keys in front of a token, as far as its window goes."""
-        return -(-(self.pool.window - 1) // self.pool.block_size) + 1
+        return blocks_of_window(self.pool.window, self.pool.block_size)
 
     @property
     def recycles(self) -> bool:

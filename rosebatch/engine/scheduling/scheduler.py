@@ -160,7 +160,8 @@ class Scheduler:
         if self.long_rope is not None:
             self._start_over()
         budget = self._continue_running(draft)
-        if not draft.preempted and self._admits():
+        # A preempted sequence would take its blocks back at once; but where nothing runs, only it can go on.
+        if not (draft.preempted and self.running) and self._admits():
             budget = self._admit_waiting(draft, budget)
             self._admitting = budget <= 0
         if not draft.chunks and isinstance(self.policy, SeparateDecodes):
