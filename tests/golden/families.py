@@ -136,6 +136,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3-pattern": ("Gemma3TextConfig", {**_GEMMA, "sliding_window_pattern": 2, "final_logit_softcapping": 9.0}),
     "phi3-window": ("Phi3Config", {**_SIZES, "sliding_window": 24, "num_key_value_heads": 4}),
+    "phi3-longrope-window": (
+        "Phi3Config",
+        {**_NARROW, "sliding_window": 24, "original_max_position_embeddings": 40, "rope_parameters": _LONGROPE},
+    ),
     "granite-biases": (
         "GraniteConfig",
         {**_SIZES, "attention_bias": True, "mlp_bias": True, "residual_multiplier": 0.3, "head_dim": 20},

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,16 +94,15 @@ def build_batch(
             sample_rows.append(len(input_ids) - 1)
             sampled.append(SampledRow(specs[chunk.id], chunk.end, chunk.output_token_ids))
 
-    def tensor(values: list[int] | list[list[int]]) -> Tensor:
+    def tensor(values: list[int] | list[list[int]] | np.ndarray) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
-    there = tensor(positions)
-    rotary_rows = there
+    of_tokens = rotary_rows = tensor(positions)
     if long_rope is not None:
-        rotary_rows = tensor([row for chunk in chunks for row in long_rope.rows(chunk, specs[chunk.id]).tolist()])
+        rotary_rows = tensor(np.concatenate([long_rope.rows(chunk, specs[chunk.id]) for chunk in chunks]))
     return StepBatch(
         input_ids=tensor(input_ids),
-        positions=there,
+        positions=of_tokens,
         rotary_rows=rotary_rows,
         slots=[tensor(each) for each in slots],
         block_tables=[tensor(table) for table in tables],
