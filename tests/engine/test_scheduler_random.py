@@ -80,7 +80,7 @@ class CheckingRunner(Follower):
         return [(*each, is_long) for each in zip(prefixes, made, strict=True)]
 
     def run(self, plan, frozen):
-        """``frozen`` are (group, block) of full blocks that were computed before and are still held: not to be written."""
+        """``frozen`` are full blocks, (group, block), computed before this step and still held: not to be written."""
         size = self.block_size
         self.update(plan)
         self.tables.update(plan)

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.golden.families import FAMILIES, VARIANTS
 
+_WITH_WINDOWS = ["gemma2", "olmo3", "smollm3", "cohere2", "gemma3-pattern", "phi3-window", "phi3-longrope-window"]
 CASES = [*FAMILIES, *(pytest.param(name, marks=pytest.mark.thorough) for name in VARIANTS)]
 
 
@@ -21,6 +22,26 @@ def test_whole_prompts_and_chunks_with_few_seats(name, goldens, make_engine, gre
     engine = make_engine(golden.folder, seqs=3, chunk=16, block_size=4, blocks=40)
     assert greedy_tokens(engine, golden.prompts[:16]) == golden.expected[:16]
     assert engine.stats.max_running == 3
+
+
+# Layers with and without a window; sinks as well; windows alone.
+WINDOWS = ["gemma3", "gpt_oss", "starcoder2", *(pytest.param(n, marks=pytest.mark.thorough) for n in _WITH_WINDOWS)]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", WINDOWS)
+def test_tiny_caches_of_models_with_windows(name, goldens, make_engine, greedy_tokens):
+    """Blocks that left a window are another's at once: reading one too far back, or freeing one too early, shows."""
+    golden = goldens(name)
+    longest = max(map(len, golden.prompts)) + len(golden.expected[0])
+    blocks = -(-longest // 4) + 2
+    engine = make_engine(golden.folder, seqs=6, chunk=24, block_size=4, blocks=blocks)
+    assert greedy_tokens(engine, golden.prompts[:24]) == golden.expected[:24]
+    assert engine.stats.preemptions > 0
+    # A longest sequence alone: its windows' blocks are few, and the memory that they leave is of full attention.
+    engine = make_engine(golden.folder, seqs=1, chunk=12, block_size=4, blocks=blocks)
+    chosen = sorted(range(len(golden.prompts)), key=lambda i: len(golden.prompts[i]))[-2:]
+    assert greedy_tokens(engine, [golden.prompts[i] for i in chosen]) == [golden.expected[i] for i in chosen]
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,17 @@ class BlockGroups:
         counts = zip(self._groups, whole, next_chunk, strict=True)
         return self.has((chunk if group.recycles else all_) + spare for group, all_, chunk in counts)
 
+    def cut(self, sequence: SequenceState, length: int) -> int:
+        """At most ``length`` of its next tokens: so many that no window group is short of blocks, but at least one.
+
+        Its own blocks come back after each chunk, so it need not wait for those of others.
+        """
+        for group in self._windows:
+            held, free = len(sequence.tables[group.number]), group.pool.num_free
+            room = (held + free) * self.block_size - sequence.num_computed_tokens
+            length = min(length, max(room, 1))
+        return length
+
     def reserve(
         self, sequence: SequenceState, num_tokens: int, wipes: list[tuple[int, int]], copies: list[BlockCopy]
     ) -> tuple[BlockChange, ...] | None:

@@ -272,11 +272,12 @@ class Scheduler:
             if sequence.decoding and not mixed:
                 continue
             length = min(sequence.num_uncomputed_tokens, budget, self._longest_chunk)
+            if length > 1:
+                length = self.blocks.cut(sequence, length)
             while (changes := self._reserve(sequence, length, draft)) is None:
                 if not self._make_room(draft) or sequence.status is Status.WAITING:
                     return budget
-            self._plan_chunk(draft, sequence, length, changes)
-            budget -= length
+            budget = self._plan_chunk(draft, sequence, length, changes, budget)
         return budget
 
     def _admits(self) -> bool:
@@ -358,14 +359,14 @@ class Scheduler:
             self.running.append(sequence)
             self._started[sequence.id] = sequence
             draft.started.append(sequence.spec)
-            self._plan_chunk(draft, sequence, length, self.blocks.whole(sequence))
-            budget -= length
+            budget = self._plan_chunk(draft, sequence, length, self.blocks.whole(sequence), budget)
             over_budget_allowed = False
         return budget
 
     def _plan_chunk(
-        self, draft: "_Draft", sequence: SequenceState, length: int, changes: tuple[BlockChange, ...]
-    ) -> None:
+        self, draft: "_Draft", sequence: SequenceState, length: int, changes: tuple[BlockChange, ...], budget: int
+    ) -> int:
+        """Returns the rest of the budget: nothing behind a part of a prompt, whose other blocks are not taken yet."""
         start = sequence.num_computed_tokens
         end = start + length
         if self.prefix_cache:
@@ -379,6 +380,7 @@ class Scheduler:
         output = tuple(sequence.output_token_ids) if samples and sequence.sampling.adjusts else ()
         token_ids = tuple(sequence.token_ids[start:end])
         draft.chunks.append(Chunk(sequence.id, start, token_ids, samples, changes, output))
+        return budget - length if samples else 0
 
     def _fork(self, sequence: SequenceState) -> None:
         """Give its forks the blocks of its prompt: for them, all prompt tokens but the last are computed.
