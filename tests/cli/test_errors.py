@@ -92,7 +92,7 @@ def test_impossible_flags_of_bench(cli, toy_toml, flag):
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("nope", "--suite nope: no such suite; give a .toml file or one of hp1, "),
+        ("nope", "--suite nope: no such suite; give a .toml file or one of families, "),
         ("balanced_b32", "not a suite but one scenario"),
     ],
 )
