@@ -57,7 +57,7 @@ def test_greedy_equals_transformers(golden: tuple, batch: int, chunk: int, block
     requests = [Request(i, tuple(prompt), sampling) for i, prompt in enumerate(prompts[:count])]
     found = {done.request.id: list(done.token_ids) for done in engine.run(requests)}
     assert {i: found[i] for i in expected if i < count} == {i: expected[i] for i in expected if i < count}
-    assert engine.stats.preemptions > 0 or not blocks
+    assert engine.stats.preemptions > 0 or not blocks or all(source.config.kv_windows)
     assert engine.stats.graph_replays > 0 or family not in DENSE
 
 
