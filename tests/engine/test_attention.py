@@ -433,3 +433,22 @@ def test_cache_size_and_copies():
     for layer, data in enumerate([first[0], second[0], first[1]]):
         assert torch.equal(cache.layer(layer), data)
         assert cache.layer(layer).data_ptr() == data.data_ptr()
+
+
+def test_copies_and_wipes_of_one_group_leave_the_others():
+    """Block 2 of a window is another sequence's than block 2 of full attention; and there may be no such block."""
+    shapes = [KVShape(KV_HEADS, SIZE), KVShape(KV_HEADS, SIZE), KVShape(3, 16)]
+    cache = KVCache(shapes, [3, 6], 7, torch.float32, CPU, OPS, group_of=[1, 0, 1])
+    assert [tuple(data.shape[:3]) for data in cache.tensors] == [(1, 2, 6), (1, 2, 3), (1, 2, 6)]
+    for data in cache.tensors:
+        data.copy_(torch.randn(data.shape))
+    before = [cache.layer(layer).clone() for layer in range(3)]
+    cache.copy([(1, 2, 5), (0, 1, 2), (1, 0, 3)], Staging(CPU))
+    for layer, moved in enumerate(({5: 2, 3: 0}, {2: 1}, {5: 2, 3: 0})):
+        expected = [before[layer][:, moved.get(block, block)] for block in range(before[layer].shape[1])]
+        assert torch.equal(cache.layer(layer), torch.stack(expected, 1))
+    before = [cache.layer(layer).clone() for layer in range(3)]
+    cache.wipe([(1, 4), (0, 0), (1, 1)], Staging(CPU))
+    for layer, wiped in enumerate(([4, 1], [0], [4, 1])):
+        before[layer][:, wiped] = 0
+        assert torch.equal(cache.layer(layer), before[layer])

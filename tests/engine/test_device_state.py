@@ -114,12 +114,12 @@ def test_blocks_of_a_sequence_in_all_groups(make_sequence, make_state, device):
     state.apply(slots.update(PackedStep(chunks=chunks, started=(a, b))), Staging(device))
     assert state.block_tables[:, 0, 0].tolist() == [7, 8, 9]
     assert state.block_tables[:, 1, :2].tolist() == [[4, 5], [GONE, 2], [GONE, 0]]
-    rows = (DecodeRow(1, 6, 2, ((0, 2, 6), (1, 2, 3), (2, 2, 1))),)
+    rows = (DecodeRow(1, 6, 2, ((0, 2, 6), (1, 2, 3), (2, 2, 3))),)
     # Group 1 copies its block 2 to 3: a change of group 2 with the same number is a rollover all the same.
     write = slots.update(DecodeWindow(rows=rows, steps=2, copies=((1, 2, 3),)))
-    assert sorted(write.cells.values())[-1] == 3 and sorted(write.rollovers.values()) == [1, 6]
+    assert list(write.cells.values()).count(3) == 1 and sorted(write.rollovers.values()) == [3, 6]
     state.apply(write, Staging(device))
-    assert state.block_tables[:, slots.slot_of[1]].tolist() == [[4, 5, 6], [GONE, 2, 3], [GONE, 0, 1]]
+    assert state.block_tables[:, slots.slot_of[1]].tolist() == [[4, 5, 6], [GONE, 2, 3], [GONE, 0, 3]]
 
 
 @pytest.mark.parametrize("seed", range(20))
