@@ -15,7 +15,7 @@ from rosebatch.engine.state_pool import StatePool, state_bytes
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.errors import FlagError
-from rosebatch.model.fallback import Fallback
+from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.layers import Model, states_of
 from rosebatch.model.source import ModelSource
 from rosebatch.ops import Ops, device_ops, select

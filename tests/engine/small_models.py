@@ -16,8 +16,8 @@ from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.windows import window_groups
-from rosebatch.model.fallback import load_fallback
-from rosebatch.model.fallback_config import describe_config
+from rosebatch.model.fallback.config import describe_config
+from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.layers import AttentionSpec, states_of
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables

@@ -11,7 +11,7 @@ from rosebatch.bench.scripts.fallback_families import reference, save_tiny_model
 from rosebatch.config import RunConfig
 from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.engine.load import load_engine
-from rosebatch.model.fallback import load_fallback
+from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.source import find_model
 from rosebatch.ops import select
 from rosebatch.request import Request
