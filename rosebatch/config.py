@@ -362,6 +362,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"head_dim {self.head_dim} is odd: rotary positions turn pairs of channels")
         for rope in (self.rope, self.sliding_rope):
             if rope and rope.scaling == "longrope":
+                if self.sliding_rope:
+                    raise ValueError("longrope is for all layers alike: sliding_rope is not supported with it")
                 for name in ("short_factor", "long_factor"):
                     if len(getattr(rope, name)) != self.rotary_size // 2:
                         count = len(getattr(rope, name))

@@ -14,6 +14,8 @@ import torch
 from rosebatch.config import ModelConfig, RunConfig, in_bytes
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import load_engine, pick_device
+from rosebatch.engine.memory import KVGroup
+from rosebatch.engine.windows import blocks_of_window
 from rosebatch.errors import FlagError
 from rosebatch.model.generation_config import sampling_defaults
 from rosebatch.model.source import ModelSource, find_model, find_tokenizer
@@ -174,12 +176,21 @@ def load(plan: LaunchPlan) -> Launched:
         "block_size": loaded.block_size,
         "kv_cache_blocks": loaded.num_blocks,
         "kv_cache_bytes": loaded.kv_cache_bytes,
+        "kv_cache_groups": [_describe_group(group, loaded.block_size) for group in loaded.groups],
         "toggles": asdict(toggles),
         "switched_off_by_model": switched_off_by(source.config),
     }
     grammars = None if tokenizer is None else make_grammars(tokenizer, source.config, config)
     seconds = plan.seconds + time.perf_counter() - started
     return Launched(plan, loaded.engine, tokenizer, grammars, description, seconds)
+
+
+def _describe_group(group: KVGroup, block_size: int) -> dict[str, int]:
+    """With the tokens that its blocks hold, and the sequences: those of any length if it has a window."""
+    described = {**group._asdict(), "tokens": group.blocks * block_size}
+    if group.window:
+        described["sequences"] = group.blocks // blocks_of_window(group.window, block_size)
+    return described
 
 
 @cache

@@ -10,6 +10,7 @@ from rosebatch.bench.scenario import Scenario
 from rosebatch.bench.workload import Workload, make_workload
 from rosebatch.config import RunConfig
 from rosebatch.engine.kv_cache import bytes_for_longest
+from rosebatch.engine.memory import batched_tokens
 from rosebatch.engine.roofline import Floor, Rates, find_floor
 from rosebatch.model.source import ModelSource
 
@@ -64,7 +65,8 @@ def needed_kv_memory(case: Case) -> int:
     """Bytes of a KV cache for the ``max_num_seqs`` longest sequences, with a spare block for each."""
     workload, block = case.workload(), max(case.config.block_size or 0, _BLOCK)
     totals = map(sum, zip(workload.prompt_lens, workload.output_lens, strict=True))
-    return bytes_for_longest(case.source.config.kv_shapes, block, case.source.dtype, totals, case.scenario.max_num_seqs)
+    seats, chunk = case.scenario.max_num_seqs, batched_tokens(case.config, case.device)
+    return bytes_for_longest(case.source.config, block, case.source.dtype, totals, seats, chunk)
 
 
 def release_memory() -> None:

@@ -33,8 +33,11 @@ app = typer.Typer(
 )
 
 
+# What only the serving of a file needs.
+_OF_JOBS = ("data_parallel_size", "worker_timeout")
 # What only files of rows need.
 _OF_ROWS = (
+    *_OF_JOBS,
     "generation_config", "tokenizer", "chat_template",
     "max_prompt_bytes", "max_inflight_bytes", "grammar_timeout", "grammar_memory",
 )  # fmt: skip
@@ -61,7 +64,7 @@ def generate(source: _Source, *, job: dict[str, Any], run: dict[str, Any], sampl
 
 
 @app.command(add_help_option=False)
-@takes(run=RunConfig, sampling=SamplingFlags)
+@takes(run=RunConfig, sampling=SamplingFlags, without=_OF_JOBS)
 def check(
     source: _Source,
     input_format: Annotated[

@@ -73,7 +73,7 @@ class Engine:
         self.runner = runner
         self.vocab_size = vocab_size
         # A sequence that does not fit the cache alone could never finish.
-        self.max_model_len = min(max_model_len, scheduler.pool.num_blocks * scheduler.pool.block_size)
+        self.max_model_len = min(max_model_len, scheduler.most_tokens or max_model_len)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.stats = EngineStats()
         self._num_started = 0
@@ -214,9 +214,8 @@ class Engine:
         plan, wait = self._launched.popleft()
         result = wait()
         now = time.perf_counter()
-        pool = self.scheduler.pool
         live = len(self.scheduler.running)
-        self.stats.record(plan, result, now, blocks_used=pool.num_blocks - pool.num_free, live=live)
+        self.stats.record(plan, result, now, blocks_used=self.scheduler.blocks.num_used, live=live)
         finished, waits = self.scheduler.commit(plan, result, now)
         for seconds, count in waits.items():
             self.stats.itl.add(seconds, count)

@@ -7,14 +7,15 @@ import torch
 from rosebatch.config import ModelConfig, RunConfig
 from rosebatch.engine.engine import Engine, StepRunner
 from rosebatch.engine.kv_cache import KVCache
-from rosebatch.engine.memory import plan_memory
+from rosebatch.engine.long_rope import LongRope
+from rosebatch.engine.memory import KVGroup, plan_memory
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes, StepPolicy
 from rosebatch.engine.state_pool import StatePool, state_bytes
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.errors import FlagError
-from rosebatch.model.fallback import Fallback
+from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.layers import Model, states_of
 from rosebatch.model.source import ModelSource
 from rosebatch.ops import Ops, device_ops, select
@@ -31,14 +32,20 @@ class LoadedEngine:
     """An engine and what was decided for it.
 
     Attributes:
+        groups: of layers of the KV cache.
         waits: why its steps cannot be CUDA graphs, if the model is the reason.
     """
 
     engine: Engine
-    num_blocks: int
+    groups: tuple[KVGroup, ...]
     block_size: int
     kv_cache_bytes: int
     waits: str | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all groups."""
+        return sum(group.blocks for group in self.groups)
 
 
 def pick_device(name: str) -> torch.device:
@@ -107,17 +114,38 @@ def build_engine(
     block_size = choose_block_size(limits, device)
     shapes = [spec.kv_shape for spec in model.attention]
     state_specs = states_of(model)
-    of_states = state_bytes(state_specs, dtype)
-    memory = plan_memory(config, shapes, limits, block_size, dtype, kv_dtype, device, of_states)
-    num_blocks, pool = memory.num_blocks, BlockPool(memory.num_blocks, block_size)
+    memory = plan_memory(
+        config,
+        shapes,
+        limits,
+        block_size,
+        dtype,
+        kv_dtype,
+        device,
+        state_bytes(state_specs, dtype),
+        windows=[spec.window for spec in model.attention],
+        whole_prompts=not toggles.chunked_prefill,
+    )
+    on_device = device.type == "cuda" and toggles.paged_attention
+    window = _DECODE_WINDOW if toggles.fused_sampler and toggles.late_results else 1
+    policy: StepPolicy = SeparateDecodes(window) if on_device else MIXED
+    scheduler = Scheduler(
+        *(BlockPool(group.blocks, block_size, group.window) for group in memory.groups),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=memory.max_num_batched_tokens,
+        policy=policy,
+        prefix_cache=toggles.prefix_cache and not state_specs,
+        chunked_prefill=toggles.chunked_prefill,
+        long_rope=LongRope.of(model.attention),
+        exact_prefixes=toggles.batch_invariant,
+        share_prompts=not state_specs,
+    )
+    # One block more than the scheduler knows of: where kernels write what nobody reads.
+    counts = [group.blocks + on_device for group in memory.groups]
+    cache = KVCache(shapes, counts, block_size, kv_dtype, device, ops, memory.group_of)
     states = StatePool(state_specs, limits.max_num_seqs, dtype, device) if state_specs else None
     runner: StepRunner
-    policy: StepPolicy
-    if device.type == "cuda" and toggles.paged_attention:
-        window = _DECODE_WINDOW if toggles.fused_sampler and toggles.late_results else 1
-        # One block more than the scheduler knows of: where kernels write what nobody reads.
-        cache = KVCache(shapes, num_blocks + 1, block_size, kv_dtype, device, ops)
-        policy, lookahead = SeparateDecodes(window), int(toggles.late_results)
+    if on_device:
         runner = TritonRunner(
             model,
             cache,
@@ -127,30 +155,18 @@ def build_engine(
             vocab_size=config.vocab_size,
             eos_token_ids=config.eos_token_ids,
             max_num_seqs=limits.max_num_seqs,
-            max_len=min(config.max_model_len, num_blocks * block_size),
+            max_len=min(config.max_model_len, scheduler.most_tokens or config.max_model_len),
             window=window,
             states=states,
         )
     else:
-        cache = KVCache(shapes, num_blocks, block_size, kv_dtype, device, ops)
-        policy, lookahead = MIXED, 0
         runner = TorchRunner(model, cache, ops, states, batched_sampling=toggles.batched_sampling)
-    scheduler = Scheduler(
-        pool,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=memory.max_num_batched_tokens,
-        policy=policy,
-        prefix_cache=toggles.prefix_cache and not state_specs,
-        chunked_prefill=toggles.chunked_prefill,
-        exact_prefixes=toggles.batch_invariant,
-        share_prompts=not state_specs,
-    )
     engine = Engine(
         scheduler,
         runner,
         vocab_size=config.vocab_size,
         max_model_len=config.max_model_len,
         eos_token_ids=config.eos_token_ids,
-        lookahead=lookahead,
+        lookahead=int(on_device and toggles.late_results),
     )
-    return LoadedEngine(engine, num_blocks, block_size, cache.nbytes)
+    return LoadedEngine(engine, memory.groups, block_size, cache.nbytes)

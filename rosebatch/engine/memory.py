@@ -9,6 +9,7 @@ import torch
 
 from rosebatch.config import KVShape, ModelConfig, RunConfig
 from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.engine.windows import most_blocks, window_groups
 from rosebatch.errors import FlagError
 
 # Default tokens of a step. On a CPU, a step's activations should fit its caches: 1024 tokens at a time prefill
@@ -22,11 +23,25 @@ _CPU_SHARE = 0.25
 _CPU_MOST = 4 << 30
 
 
+class KVGroup(NamedTuple):
+    """Layers with the same sliding window: their number, and the blocks of each. A window of 0 is full attention."""
+
+    window: int
+    layers: int
+    blocks: int
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Blocks of the KV cache, and most tokens of a step."""
+    """The KV cache, and most tokens of a step.
 
-    num_blocks: int
+    Attributes:
+        groups: of its layers, see ``window_groups``.
+        group_of: the number of each layer's group.
+    """
+
+    groups: tuple[KVGroup, ...]
+    group_of: tuple[int, ...]
     max_num_batched_tokens: int
 
 
@@ -39,6 +54,8 @@ def plan_memory(
     kv_dtype: torch.dtype,
     device: torch.device,
     state_bytes: int = 0,
+    windows: Sequence[int] | None = None,
+    whole_prompts: bool = False,
 ) -> MemoryPlan:
     """Follow the limits that are given; the device decides the others.
 
@@ -51,13 +68,15 @@ def plan_memory(
         kv_dtype: of K and V.
         device: where the weights already are.
         state_bytes: that a sequence's states take beside its blocks.
+        windows: the sliding window of each layer; None for full attention in all.
+        whole_prompts: whether a prompt is computed in one step, however long.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
     """
     gpu = _gpu_memory(device) if device.type == "cuda" else None
     free = gpu.free if gpu else _free_host_memory()
-    tokens = limits.max_num_batched_tokens or _BATCHED_TOKENS[device.type]
+    tokens = batched_tokens(limits, device.type)
     if gpu:
         step = step_bytes(config, tokens, limits.max_num_seqs, dtype)
         while not limits.max_num_batched_tokens and tokens > _FEWEST_TOKENS and step > _STEP_SHARE * free:
@@ -69,13 +88,37 @@ def plan_memory(
     else:
         memory = min(int(_CPU_SHARE * free), _CPU_MOST)
     memory = limits.kv_cache_bytes or max(memory - limits.max_num_seqs * state_bytes, 0)
-    block = bytes_per_block(kv_shapes, block_size, kv_dtype)
-    # More blocks than all sequences at full length can use would only keep old prefixes.
-    most = limits.max_num_seqs * -(-config.max_model_len // block_size)
-    blocks = min(memory // block, most)
-    if blocks < 1 or blocks * block_size < 2:
-        raise FlagError(_no_room(limits, device, memory, block_size, block))
-    return MemoryPlan(blocks, tokens)
+    windows, group_of = window_groups(windows or [0] * len(kv_shapes), config.max_model_len)
+    members = [[s for s, group in zip(kv_shapes, group_of, strict=True) if group == n] for n in range(len(windows))]
+    longest = config.max_model_len
+    most = {"longest": longest, "seats": limits.max_num_seqs, "chunk": longest if whole_prompts else tokens}
+    sizes = [bytes_per_block(shapes, block_size, kv_dtype) for shapes in members]
+    blocks = share_memory(memory, sizes, [most_blocks(window, block_size, **most) for window in windows])
+    if min(blocks) < 1 or min(blocks) * block_size < 2:
+        raise FlagError(_no_room(limits, device, memory, block_size, sum(sizes)))
+    groups = tuple(map(KVGroup, windows, map(len, members), blocks))
+    return MemoryPlan(groups, group_of, tokens)
+
+
+def batched_tokens(limits: RunConfig, device: str) -> int:
+    """Most tokens of a step with prompts, before the memory of a small GPU lowers it."""
+    return limits.max_num_batched_tokens or _BATCHED_TOKENS[device]
+
+
+def share_memory(memory: int, sizes: Sequence[int], most: Sequence[int]) -> list[int]:
+    """Divide bytes between groups, each with the bytes of a block and the most blocks that it uses.
+
+    All get the same number of blocks, but none more than it uses. So no window group runs out before a full one,
+    however short the sequences are: the memory is never worth less than without groups.
+    """
+    counts = [0] * len(sizes)
+    left = sorted(range(len(sizes)), key=lambda group: most[group])
+    while left:
+        group = left[0]
+        counts[group] = min(memory // sum(sizes[each] for each in left), most[group])
+        memory -= counts[group] * sizes[group]
+        del left[0]
+    return counts
 
 
 def _no_room(limits: RunConfig, device: torch.device, memory: int, block_size: int, block: int) -> str:

@@ -12,8 +12,12 @@ from rosebatch.request import Logprobs
 from rosebatch.sampling_params import SamplingParams
 from rosebatch_kernels.common.tokens import NOT_FINITE as NOT_FINITE
 
-# (index in the sequence's block table, block id)
-BlockChange = tuple[int, int]
+# In a block table: a block that left its group's sliding window. Nobody reads it.
+GONE = -1
+# (group of layers, index in the sequence's block table of this group, block id or ``GONE``)
+BlockChange = tuple[int, int, int]
+# (group of layers, source, destination)
+BlockCopy = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,7 @@ class SequenceSpec:
         stop_ids: tokens that end it: the model's own end tokens, unless ignored, and those of the request.
         guided: whether a grammar decides which tokens may come next.
         has_extras: whether its logits are more than sampled: penalties, biases, log-probabilities.
+        long_factors: whether its keys have longrope's long factors, see ``rosebatch.engine.long_rope``.
     """
 
     id: int
@@ -37,6 +42,7 @@ class SequenceSpec:
     stop_ids: frozenset[int] = frozenset()
     guided: bool = False
     has_extras: bool = False
+    long_factors: bool = False
 
 
 class Chunk(NamedTuple):
@@ -47,7 +53,8 @@ class Chunk(NamedTuple):
         start: position of the first token.
         token_ids: the tokens.
         samples: whether the chunk reaches the end of the tokens so far, so that the next one is sampled.
-        blocks: changes of its block table since the last plan with it; all of the table in the first.
+        blocks: changes of its block tables since the last plan with it; all of the tables in the first. A block that
+            leaves a window changes nothing.
         output_token_ids: all tokens generated so far, if the chunk samples and its logits depend on them; else empty.
     """
 
@@ -78,16 +85,16 @@ class _Plan:
     """What both kinds of plan have.
 
     Attributes:
-        wipes: blocks to overwrite with zeros before anything else: their last holder's K and V may not be finite.
-        copies: (source, destination) blocks to copy before the forward pass; no block is both.
-        started: sequences that this plan computes for the first time, or again after a preemption.
+        wipes: (group, block) to overwrite with zeros before anything else: the last holder's K and V may not be finite.
+        copies: (group, source, destination) blocks to copy before the forward pass; no block is both.
+        started: sequences that this plan computes for the first time, or again after it lost its blocks.
         released: ids that the runner may forget: no later plan has them, unless they are started again.
-        num_preempted: how many of the released ones lost their blocks and wait again.
+        num_preempted: how many of the released ones lost their blocks to others and wait again.
         reset: whether the runner forgets all sequences before anything else, because they were aborted.
     """
 
-    wipes: tuple[int, ...] = ()
-    copies: tuple[tuple[int, int], ...] = ()
+    wipes: tuple[tuple[int, int], ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
     started: tuple[SequenceSpec, ...] = ()
     released: tuple[int, ...] = ()
     num_preempted: int = 0

@@ -9,6 +9,7 @@ from typing import TextIO
 from rosebatch.config import ModelConfig
 from rosebatch.engine.engine import require_servable
 from rosebatch.engine.kv_cache import bytes_for_longest
+from rosebatch.engine.memory import batched_tokens
 from rosebatch.engine.roofline import Rates, find_floor, weight_bytes
 from rosebatch.errors import RowError, printable
 from rosebatch.host.threads import DaemonPool
@@ -118,7 +119,8 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
         lines.append((f"{name} tokens", f"{most}{sum(lens)} ({spread})"))
     lines += [(f"prompts of {label} tokens", bar) for label, bar in _histogram(checked.prompt_lens)]
     totals = map(sum, zip(checked.prompt_lens, checked.output_lens, strict=True))
-    cache = bytes_for_longest(config.kv_shapes, block_size, plan.source.dtype, totals, seats)
+    chunk = batched_tokens(plan.config, plan.device.type)
+    cache = bytes_for_longest(config, block_size, plan.source.dtype, totals, seats, chunk)
     lines.append(("weights", _gib(weight_bytes(config, itemsize))))
     lines.append(("KV cache", f"at most {_gib(cache)} for the {min(seats, good)} longest rows at once; less is enough"))
     if config.delta:

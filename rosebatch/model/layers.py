@@ -19,10 +19,18 @@ class Rotary:
         cos, sin: ``[max_len, R]`` in the model's dtype, both halves of cos alike, the first half of sin negated. R is
             even and at most D: the first R channels of a head are rotated, channel ``i`` with channel ``i + R/2``; the
             others stay (partial rotary). Factors on attention (yarn, longrope) are inside the tables.
+        trained_len: of longrope, if sequences may be longer: rows of positions in front of it have short factors, and
+            behind the rows of all positions, as many follow with long ones. 0 if each position has one row.
     """
 
     cos: Tensor
     sin: Tensor
+    trained_len: int = 0
+
+    @property
+    def max_len(self) -> int:
+        """Positions that have a row."""
+        return len(self.cos) - self.trained_len
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

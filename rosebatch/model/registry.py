@@ -4,21 +4,21 @@ from typing import Protocol
 
 from rosebatch.config import ModelConfig
 from rosebatch.errors import UserError
-from rosebatch.model.cohere import Cohere
-from rosebatch.model.gemma import Gemma
-from rosebatch.model.glm4 import Glm4
-from rosebatch.model.gpt2 import GPT2
-from rosebatch.model.gpt_neox import GPTNeoX
-from rosebatch.model.gpt_oss import GptOss
-from rosebatch.model.hp1 import HP1
+from rosebatch.model.families.cohere import Cohere
+from rosebatch.model.families.gemma import Gemma
+from rosebatch.model.families.glm4 import Glm4
+from rosebatch.model.families.gpt2 import GPT2
+from rosebatch.model.families.gpt_neox import GPTNeoX
+from rosebatch.model.families.gpt_oss import GptOss
+from rosebatch.model.families.hp1 import HP1
+from rosebatch.model.families.llama import Llama
+from rosebatch.model.families.mixtral import Mixtral
+from rosebatch.model.families.olmo2 import Olmo2
+from rosebatch.model.families.phi3 import Phi3
+from rosebatch.model.families.qwen3_next import Qwen3Next, Qwen35
+from rosebatch.model.families.stablelm import StableLM
+from rosebatch.model.families.starcoder2 import Starcoder2
 from rosebatch.model.layers import Model
-from rosebatch.model.llama import Llama
-from rosebatch.model.mixtral import Mixtral
-from rosebatch.model.olmo2 import Olmo2
-from rosebatch.model.phi3 import Phi3
-from rosebatch.model.qwen3_next import Qwen3Next, Qwen35
-from rosebatch.model.stablelm import StableLM
-from rosebatch.model.starcoder2 import Starcoder2
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import ACTIVATIONS, GATES, Ops
 

@@ -31,16 +31,23 @@ def layer_rotaries(config: ModelConfig, like: Tensor) -> list[Rotary | None]:
 def rope_tables(rope: RopeConfig, channels: int, max_len: int, dtype: torch.dtype, device: torch.device) -> Rotary:
     """Tables for ``max_len`` positions of so many rotated channels, in whole pairs.
 
+    Longrope has short factors in sequences up to the trained length, and long ones in longer sequences. So positions in
+    front of that length have two rows, see ``Rotary``.
+
     Raises:
         UserError: they are too large: the length of a model is only a number in its config.
     """
     if max_len * channels > _MOST_ROTARY:
         most = _MOST_ROTARY // channels
         raise UserError(f"tables for {max_len} positions take too much memory: give --max-model-len {most} or less")
-    positions = torch.arange(max_len, dtype=torch.float32, device=device)
-    angles = positions[:, None] * _inverse_frequencies(rope, channels, max_len).to(device)
+    positions = torch.arange(max_len, dtype=torch.float32, device=device)[:, None]
+    angles, trained_len = positions * _inverse_frequencies(rope, channels).to(device), 0
+    if rope.scaling == "longrope" and max_len > rope.original_max_position_embeddings:
+        trained_len = rope.original_max_position_embeddings
+        long_angles = positions * _inverse_frequencies(rope, channels, is_long=True).to(device)
+        angles = torch.cat((angles[:trained_len], long_angles[trained_len:], long_angles[:trained_len]))
     cos, sin = ((turn * rope.attention_factor).to(dtype) for turn in (angles.cos(), angles.sin()))
-    return Rotary(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+    return Rotary(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1), trained_len)
 
 
 def interleaved_qkv_order(config: ModelConfig) -> Tensor:
@@ -61,7 +68,7 @@ def pairs_to_halves(config: ModelConfig) -> Tensor:
     return torch.cat((rotated, torch.arange(config.rotary_size, config.head_dim)))
 
 
-def _inverse_frequencies(rope: RopeConfig, size: int, max_len: int) -> Tensor:
+def _inverse_frequencies(rope: RopeConfig, size: int, *, is_long: bool = False) -> Tensor:
     """Radians per position of each channel pair: ``[ceil(size / 2)]`` fp32."""
     frequencies = 1.0 / rope.theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     if rope.scaling == "linear":
@@ -77,8 +84,6 @@ def _inverse_frequencies(rope: RopeConfig, size: int, max_len: int) -> Tensor:
         kept = 1 - _yarn_ramp(rope, size)
         return (1 - kept) * frequencies / rope.factor + kept * frequencies
     if rope.scaling == "longrope":
-        # One list for a whole run: K of a sequence that grows past the trained length would have to be computed again.
-        is_long = max_len > rope.original_max_position_embeddings
         return frequencies / torch.tensor(rope.long_factor if is_long else rope.short_factor)
     return frequencies
 

@@ -65,7 +65,7 @@ class ModelSource:
         if self.hf_config is None:
             with torch.inference_mode():
                 return build_model(self.config, ops, self.weights(device))
-        from rosebatch.model.fallback import load_fallback
+        from rosebatch.model.fallback.load import load_fallback
 
         folder = None if self.load_format == "dummy" else self.folder
         return load_fallback(self.hf_config, self.config, folder, ops, self.dtype, device)
@@ -170,7 +170,7 @@ class _Impl(NamedTuple):
         """transformers' config of a folder, None if it is not needed, and the shape."""
         if self.name == "rosebatch" or (self.name == "auto" and is_native(folder)):
             return None, read_model_config(folder)
-        from rosebatch.model.fallback_config import read_any_config
+        from rosebatch.model.fallback.config import read_any_config
 
         return read_any_config(folder, self.max_model_len)
 
@@ -178,7 +178,7 @@ class _Impl(NamedTuple):
         """The same for a shape without a folder."""
         if self.name != "transformers":
             return None, config
-        from rosebatch.model.fallback_config import config_of_values
+        from rosebatch.model.fallback.config import config_of_values
         from rosebatch.model.hf_folder import hf_values
 
         return config_of_values(hf_values(config), "--model-impl transformers")

@@ -59,6 +59,9 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
             ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in report["peak_memory_bytes"].items()),
         ),
     ]
+    groups = engine.get("kv_cache_groups", ())
+    if any(group["window"] for group in groups):
+        rows.append(("KV cache holds", "; ".join(map(_capacity, groups))))
     if report["resumed"]:
         doubt = "" if report["resumed_exactly"] else "; a row may differ from that of a run without a break"
         rows.append(("resumed", f"{report['resumed']} rows of an earlier run{doubt}"))
@@ -70,6 +73,14 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     if engine["sampler"] != "rosebatch":
         rows.append(("sampler", engine["sampler"]))
     return [*rows, ("switched off", ", ".join(off))] if off else rows
+
+
+def _capacity(group: Mapping[str, int]) -> str:
+    """What a group of layers has room for."""
+    layers = f"in {group['layers']} layer" + "s" * (group["layers"] > 1)
+    if group["window"]:
+        return f"the last {group['window']} tokens of {group['sequences']} sequences {layers}"
+    return f"{group['tokens']} tokens {layers}"
 
 
 def _by_transformers(engine: Mapping[str, Any]) -> str:

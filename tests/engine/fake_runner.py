@@ -1,11 +1,23 @@
 """Runners without tensors: what any runner knows if it follows plans and nothing else, and a fake model on top."""
 
+import random
 from collections.abc import Callable, Iterable
 
-from rosebatch.engine.plan import Chunk, DecodeRow, DecodeWindow, SequenceSpec, StepPlan, StepResult
+from rosebatch.engine.plan import GONE, Chunk, DecodeRow, DecodeWindow, SequenceSpec, StepPlan, StepResult
+from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.windows import blocks_of_window
 
 VOCAB = 20
+
+
+def random_pools(rng: random.Random, num_blocks: int, block_size: int) -> list[BlockPool]:
+    """Of one or several groups of layers. Those of windows may have fewer blocks, and hold less than a sequence."""
+    pools = []
+    for window in rng.choice([(0,), (0,), (0, 5), (3,), (0, 2, 9)]):
+        fewest = min(num_blocks, blocks_of_window(window, block_size) + 2) if window else num_blocks
+        pools.append(BlockPool(rng.randint(fewest, num_blocks), block_size, window))
+    return pools
 
 
 def next_token(token_ids: Iterable[int], seed: int | None = None) -> int:
@@ -18,12 +30,13 @@ class Follower:
 
     Attributes:
         specs: of all sequences that were started and not released since.
-        blocks: their block ids.
+        blocks: their block ids, in each group.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_groups: int = 1) -> None:
+        self.num_groups = num_groups
         self.specs: dict[int, SequenceSpec] = {}
-        self.blocks: dict[int, list[int]] = {}
+        self.blocks: dict[int, list[list[int]]] = {}
 
     def update(self, plan: StepPlan) -> None:
         """Take over what a plan changes."""
@@ -33,20 +46,24 @@ class Follower:
             del self.specs[sequence_id], self.blocks[sequence_id]
         for spec in plan.started:
             assert spec.id not in self.specs, f"sequence {spec.id} was started twice"
-            self.specs[spec.id], self.blocks[spec.id] = spec, []
+            self.specs[spec.id], self.blocks[spec.id] = spec, [[] for _ in range(self.num_groups)]
         work = plan.rows if isinstance(plan, DecodeWindow) else plan.chunks
         assert len({each.id for each in work}) == len(work), "a sequence twice in a plan"
         assert {spec.id for spec in plan.started} <= {each.id for each in work}, "started, but not computed"
         for each in work:
-            table = self.blocks[each.id]
-            for index, block in each.blocks:
+            for group, index, block in each.blocks:
+                table = self.blocks[each.id][group]
                 assert index <= len(table), f"sequence {each.id} has no block {len(table)}"
                 table[index : index + 1] = [block]
 
     def check(self, scheduler: Scheduler) -> None:
         """Right after ``schedule``: it knows the running sequences and no others, with all their blocks."""
         assert self.specs == {sequence.id: sequence.spec for sequence in scheduler.running}
-        assert self.blocks == {sequence.id: sequence.block_ids for sequence in scheduler.running}
+        for sequence in scheduler.running:
+            for known, table in zip(self.blocks[sequence.id], sequence.tables, strict=True):
+                assert len(known) == len(table)
+                # A runner is not told that a block left the window.
+                assert all(ours in (theirs, GONE) for theirs, ours in zip(known, table, strict=True))
 
 
 class FakeRunner(Follower):
@@ -56,8 +73,8 @@ class FakeRunner(Follower):
         tokens: of every sequence that was ever started, by id: the prompt and what was sampled.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, num_groups: int = 1) -> None:
+        super().__init__(num_groups)
         self.tokens: dict[int, list[int]] = {}
 
     def launch(self, plan: StepPlan, masks: Callable | None = None) -> Callable[[], StepResult]:

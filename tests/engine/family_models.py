@@ -14,6 +14,14 @@ _SIZES = {
     "norm_eps": 1e-5,
     "rope": RopeConfig(theta=100.0),
 }
+_LONGROPE = RopeConfig(
+    theta=100.0,
+    scaling="longrope",
+    original_max_position_embeddings=10,
+    short_factor=(1.0, 1.2, 1.5),
+    long_factor=(3.0, 5.0, 9.0),
+    attention_factor=1.2,
+)
 _GATED = {**_SIZES, "activation": "silu"}
 _PLAIN = {**_SIZES, "activation": "gelu_new", "mlp_bias": True, "out_bias": True, "qkv_bias": True}
 _EXPERTS = {"layers": (True, True), "num_experts": 5, "experts_per_token": 2, "expert_size": 12}
@@ -33,6 +41,8 @@ FAMILIES = {
     "granite": ModelConfig(family="llama", **_GATED, residual_multiplier=0.4, logit_multiplier=0.5, out_bias=True),
     "smollm3": ModelConfig(family="llama", **_GATED, rotary_layers=(True, False)),
     "phi3": ModelConfig(family="phi3", **_GATED, rotary_dim=6),
+    # Of its tests' prompts one is longer than the trained length, and one becomes so within a window of decode steps.
+    "phi3-longrope": ModelConfig(family="phi3", **{**_GATED, "rope": _LONGROPE}, rotary_dim=6),
     "olmo2": ModelConfig(family="olmo2", **_GATED, qk_norm=True),
     "glm4": ModelConfig(family="glm4", **_GATED, rotary_dim=6, qkv_bias=True),
     "stablelm": ModelConfig(family="stablelm", **_GATED, rotary_dim=4, qk_norm=True, parallel_residual=True),

@@ -5,11 +5,13 @@ import sys
 
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.torch_runner.runner import TorchRunner
+from rosebatch.engine.windows import window_groups
 from rosebatch.ops import select
 from rosebatch.toggles import Toggles
-from tests.engine.toy_model import CPU, ToyModel
+from tests.engine.toy_model import CPU, LAYERS, MAX_LEN, ToyModel
 
 BLOCKS, BLOCK_SIZE = 60, 4
+WINDOWS, GROUP_OF = window_groups([window for *_, window in LAYERS], MAX_LEN)
 
 
 def make_runner():
@@ -17,7 +19,8 @@ def make_runner():
 
     ops = select(Toggles.resolve({}, "cpu"))
     model = ToyModel(ops)
-    cache = KVCache([spec.kv_shape for spec in model.attention], BLOCKS, BLOCK_SIZE, torch.float32, CPU, ops)
+    shapes = [spec.kv_shape for spec in model.attention]
+    cache = KVCache(shapes, [BLOCKS] * len(WINDOWS), BLOCK_SIZE, torch.float32, CPU, ops, GROUP_OF)
     return TorchRunner(model, cache, ops)
 
 

@@ -9,13 +9,15 @@ from rosebatch.bench.scripts.fallback_families import tiny_config
 from rosebatch.config import HP1Config, ModelConfig, RopeConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import KVCache
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.model.fallback import load_fallback
-from rosebatch.model.fallback_config import describe_config
+from rosebatch.engine.windows import window_groups
+from rosebatch.model.fallback.config import describe_config
+from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.layers import AttentionSpec, states_of
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
@@ -181,7 +183,14 @@ def _shape(name):
 
 
 def make_cache(model, blocks, ops):
-    return KVCache([spec.kv_shape for spec in model.attention], blocks, BLOCK_SIZE, torch.float32, CPU, ops)
+    """So many blocks in each group of layers with the same window."""
+    windows, group_of = _groups(model)
+    shapes = [spec.kv_shape for spec in model.attention]
+    return KVCache(shapes, [blocks] * len(windows), BLOCK_SIZE, torch.float32, CPU, ops, group_of)
+
+
+def _groups(model):
+    return window_groups([spec.window for spec in model.attention], _SIZES["max_model_len"])
 
 
 def make_states(model):
@@ -204,10 +213,13 @@ def _sharing(name, prefix_cache=True):
 
 def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
     config = _shape(name)
-    scheduler = Scheduler(BlockPool(blocks, BLOCK_SIZE), max_num_seqs=SEATS, max_num_batched_tokens=10, **scheduling)
+    runner = runner_of(config)
+    pools = [BlockPool(blocks, BLOCK_SIZE, window) for window in _groups(runner.model)[0]]
+    scheduling["long_rope"] = LongRope.of(runner.model.attention)
+    scheduler = Scheduler(*pools, max_num_seqs=SEATS, max_num_batched_tokens=10, **scheduling)
     return Engine(
         scheduler,
-        runner_of(config),
+        runner,
         vocab_size=VOCAB,
         max_model_len=config.max_model_len,
         eos_token_ids=config.eos_token_ids,
@@ -215,13 +227,13 @@ def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
     )
 
 
-def plain_engine(name):
+def plain_engine(name, blocks=60):
     def runner_of(config):
         ops = select(Toggles.resolve({}, "cpu"))
         model = build(name, ops)
-        return TorchRunner(model, make_cache(model, 60, ops), ops, make_states(model))
+        return TorchRunner(model, make_cache(model, blocks, ops), ops, make_states(model))
 
-    return make_engine(name, runner_of, **_sharing(name))
+    return make_engine(name, runner_of, blocks=blocks, **_sharing(name))
 
 
 def device_engine(name, off=(), blocks=60):
@@ -236,7 +248,7 @@ def device_engine(name, off=(), blocks=60):
         model = build(name, ops)
         kernels = device_ops(SEATS, [spec.heads for spec in model.attention], toggles, CPU)
         cache = make_cache(model, blocks + 1, ops)
-        for data in cache.groups:
+        for data in cache.tensors:
             data.fill_(float("nan"))
         return TritonRunner(
             model,

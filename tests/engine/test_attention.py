@@ -132,7 +132,7 @@ class Machine:
 
     def __init__(self, specs, block_size, num_blocks=200, dtype=torch.float32, seed=0):
         self.specs = specs
-        self.cache = KVCache([spec.kv_shape for spec in specs], num_blocks, block_size, dtype, CPU, OPS)
+        self.cache = KVCache([spec.kv_shape for spec in specs], [num_blocks], block_size, dtype, CPU, OPS)
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
 
@@ -144,7 +144,7 @@ class Machine:
                 stream.block_ids.append(self.free.pop())
             chunks.append(Chunk(number, start, (1,) * length, start + length == stream.length))
         sequences = {number: stream.spec for number, (stream, *_) in enumerate(work)}
-        blocks = {number: stream.block_ids for number, (stream, *_) in enumerate(work)}
+        blocks = {number: [stream.block_ids] for number, (stream, *_) in enumerate(work)}
         batch = build_batch(tuple(chunks), sequences, blocks, self.cache.block_size, CPU)
         attention = GatheredAttention(batch, self.cache, self.specs, OPS)
         for spec in self.specs:
@@ -289,7 +289,7 @@ def test_nothing_of_others_is_read():
     specs = make_specs(window=5)
     machine = Machine(specs, block_size=16, num_blocks=20)
     machine.free.remove(0)
-    (data,) = machine.cache.groups
+    (data,) = machine.cache.tensors
     data[:, :, 1:] = math.nan
     stream = Stream(100, 130, seed=4, specs=specs)
     for start, length in cut(130, [50, 50, 1]):
@@ -307,7 +307,7 @@ def test_blocks_in_front_of_the_window_are_not_read(block_size):
     specs = [dataclasses.replace(spec, layer=layer) for layer, spec in enumerate(specs)]
     machine = Machine(specs, block_size)
     stream = Stream(100, 130, seed=4, specs=specs)
-    (data,) = machine.cache.groups
+    (data,) = machine.cache.tensors
     for start, length in cut(130, [50, 20, 1]):
         for index in range(max(0, start + 1 - 24) // block_size):
             if stream.block_ids[index] < 10**6:
@@ -416,20 +416,39 @@ def test_cache_size_and_copies():
     """A block's bytes are what the tensors take, and a copy reaches K and V of all layers, whatever their shapes."""
     small, large = KVShape(KV_HEADS, SIZE), KVShape(3, 16)
     shapes = [small, large, small]
-    cache = KVCache(shapes, 5, 7, torch.bfloat16, CPU, OPS)
-    assert cache.nbytes == sum(data.nbytes for data in cache.groups) == 5 * bytes_per_block(shapes, 7, torch.bfloat16)
-    assert [tuple(data.shape) for data in cache.groups] == [(2, 2, 5, KV_HEADS, 7, SIZE), (1, 2, 5, 3, 7, 16)]
-    assert not any(data.any() for data in cache.groups)
-    for data in cache.groups:
+    cache = KVCache(shapes, [5], 7, torch.bfloat16, CPU, OPS)
+    assert cache.nbytes == sum(data.nbytes for data in cache.tensors) == 5 * bytes_per_block(shapes, 7, torch.bfloat16)
+    assert [tuple(data.shape) for data in cache.tensors] == [(2, 2, 5, KV_HEADS, 7, SIZE), (1, 2, 5, 3, 7, 16)]
+    assert not any(data.any() for data in cache.tensors)
+    for data in cache.tensors:
         data[:, :, 1] = torch.randn(data[:, :, 1].shape).to(torch.bfloat16)
-    cache.copy([(1, 4), (1, 2)], Staging(CPU))
+    cache.copy([(0, 1, 4), (0, 1, 2)], Staging(CPU))
     cache.copy([], Staging(CPU))
-    for data in cache.groups:
+    for data in cache.tensors:
         assert torch.equal(data[:, :, 4], data[:, :, 1])
         assert torch.equal(data[:, :, 2], data[:, :, 1])
         assert not data[:, :, [0, 3]].any()
     # Layers of one shape share a tensor, each has its own part.
-    first, second = cache.groups
+    first, second = cache.tensors
     for layer, data in enumerate([first[0], second[0], first[1]]):
         assert torch.equal(cache.layer(layer), data)
         assert cache.layer(layer).data_ptr() == data.data_ptr()
+
+
+def test_copies_and_wipes_of_one_group_leave_the_others():
+    """Block 2 of a window is another sequence's than block 2 of full attention; and there may be no such block."""
+    shapes = [KVShape(KV_HEADS, SIZE), KVShape(KV_HEADS, SIZE), KVShape(3, 16)]
+    cache = KVCache(shapes, [3, 6], 7, torch.float32, CPU, OPS, group_of=[1, 0, 1])
+    assert [tuple(data.shape[:3]) for data in cache.tensors] == [(1, 2, 6), (1, 2, 3), (1, 2, 6)]
+    for data in cache.tensors:
+        data.copy_(torch.randn(data.shape))
+    before = [cache.layer(layer).clone() for layer in range(3)]
+    cache.copy([(1, 2, 5), (0, 1, 2), (1, 0, 3)], Staging(CPU))
+    for layer, moved in enumerate(({5: 2, 3: 0}, {2: 1}, {5: 2, 3: 0})):
+        expected = [before[layer][:, moved.get(block, block)] for block in range(before[layer].shape[1])]
+        assert torch.equal(cache.layer(layer), torch.stack(expected, 1))
+    before = [cache.layer(layer).clone() for layer in range(3)]
+    cache.wipe([(1, 4), (0, 0), (1, 1)], Staging(CPU))
+    for layer, wiped in enumerate(([4, 1], [0], [4, 1])):
+        before[layer][:, wiped] = 0
+        assert torch.equal(cache.layer(layer), before[layer])

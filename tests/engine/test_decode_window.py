@@ -6,13 +6,14 @@ import random
 import pytest
 
 from rosebatch.engine.engine import Engine
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import DecodeRow, DecodeWindow
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
-from tests.engine.fake_runner import VOCAB, FakeRunner
+from tests.engine.fake_runner import VOCAB, FakeRunner, random_pools
 
 END = 3
 
@@ -21,7 +22,7 @@ class AheadRunner(FakeRunner):
     """Checks each plan right after it was made, when earlier results may still be unknown to the scheduler."""
 
     def __init__(self, scheduler):
-        super().__init__()
+        super().__init__(len(scheduler.blocks.pools))
         self.scheduler = scheduler
         self.windows = []
 
@@ -31,22 +32,33 @@ class AheadRunner(FakeRunner):
             self.windows.append(plan.steps)
         wait = super().launch(plan, masks)
         self.check(self.scheduler)
+        if self.scheduler.long_rope is not None:
+            self.check_factors(plan, self.scheduler.long_rope.trained_len)
         return wait
+
+    def check_factors(self, plan, trained_len):
+        """No token behind the trained length is computed with short factors; only longer sequences have long ones."""
+        for each in plan.rows if isinstance(plan, DecodeWindow) else plan.chunks:
+            end = each.start + each.length if isinstance(plan, DecodeWindow) else each.end
+            is_long = self.specs[each.id].long_factors
+            assert is_long or end <= trained_len
+            assert not is_long or len(self.tokens[each.id]) > trained_len
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(100))
 def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, lookahead, fake_completion):
     rng = random.Random(seed)
     size = rng.choice([1, 2, 4, 16])
-    pool = BlockPool(max(2, rng.choice([24, 48, 200]) // size), size)
+    pools = random_pools(rng, max(2, rng.choice([24, 48, 200]) // size), size)
     most_steps = rng.choice([1, 4, 8])
     scheduler = Scheduler(
-        pool,
+        *pools,
         max_num_seqs=rng.choice([1, 3, 16]),
         max_num_batched_tokens=rng.choice([4, 16, 64]),
         policy=SeparateDecodes(most_steps),
         prefix_cache=rng.random() < 0.6,
+        long_rope=rng.choice([None, LongRope(rng.randint(1, 20), 24)]),
     )
     runner = AheadRunner(scheduler)
     engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, eos_token_ids=[END], lookahead=lookahead)
@@ -68,7 +80,7 @@ def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, lookahead, fake_c
         got |= {(done.request.id, done.sample): done.token_ids for done in engine.step()}
         scheduler.check_integrity()
     assert got == wanted
-    assert pool.num_free == pool.num_blocks
+    assert scheduler.blocks.num_used == 0
     assert max(runner.windows, default=0) <= most_steps
 
 
@@ -93,10 +105,10 @@ def test_windows_block_by_block(make_sequence, fake_runner):
 
     assert launch().started == (a.spec, b.spec)
     # The prompts' tokens are not known yet. Three more for a, which is then at its end.
-    rows = (DecodeRow(0, 3, 3, ((1, 3),)), DecodeRow(1, 5, 4, ((2, 4),)))
+    rows = (DecodeRow(0, 3, 3, ((0, 1, 3),)), DecodeRow(1, 5, 4, ((0, 2, 4),)))
     assert launch() == DecodeWindow(rows=rows, steps=4)
     assert commit() == []
-    assert launch() == DecodeWindow(rows=(DecodeRow(1, 9, 4, ((3, 5),)),), steps=4, released=(0,))
+    assert launch() == DecodeWindow(rows=(DecodeRow(1, 9, 4, ((0, 3, 5),)),), steps=4, released=(0,))
     assert commit() == [a]
     assert scheduler.schedule() is None
     assert commit() == [b]
@@ -104,6 +116,47 @@ def test_windows_block_by_block(make_sequence, fake_runner):
     assert scheduler.pool.num_free == 8
     scheduler.add(make_sequence([9], max_tokens=1, id=2))
     assert launch().released == (1,)
+
+
+def test_a_window_ends_where_a_sequence_starts_over(make_sequence, fake_runner):
+    """Other rows go on. It starts over once its tokens are known; one that ends there does not."""
+    scheduler = Scheduler(
+        BlockPool(16, 4),
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        policy=SeparateDecodes(4),
+        long_rope=LongRope(6, 100),
+    )
+    # The last token of b is the first behind the trained length, which nobody computes.
+    a, b = make_sequence([1, 2, 3, 4], max_tokens=9, id=0), make_sequence([5, 6, 7, 8, 9], max_tokens=2, id=1)
+    c = make_sequence([1, 2, 3, 4, 5, 6, 7], max_tokens=9, id=2)
+    for sequence in (a, b, c):
+        scheduler.add(sequence)
+    launched = []
+
+    def launch():
+        plan = scheduler.schedule()
+        launched.append((plan, fake_runner.launch(plan)))
+        fake_runner.check(scheduler)
+        scheduler.check_integrity()
+        return plan
+
+    def commit():
+        plan, wait = launched.pop(0)
+        return scheduler.commit(plan, wait()).finished
+
+    assert [spec.long_factors for spec in launch().started] == [False, False, True]
+    assert [(row.id, row.start, row.length) for row in launch().rows] == [(0, 4, 2), (1, 5, 1), (2, 7, 4)]
+    # The newest tokens of a are not known yet.
+    assert [(row.id, row.start, row.length) for row in launch().rows] == [(2, 11, 4)]
+    commit()
+    assert scheduler.schedule() is None
+    assert commit() == [b]
+    plan = launch()
+    assert (plan.released, plan.num_preempted) == ((2, 0), 0)
+    assert plan.started == (a.spec,) and a.spec.long_factors
+    # The block of c has the same tokens and long factors.
+    assert [(chunk.id, chunk.start, chunk.end) for chunk in plan.chunks] == [(0, 4, 7)]
 
 
 def test_the_time_between_tokens(make_sequence, fake_runner):

@@ -46,7 +46,7 @@ def run(name, engine):
     while engine.has_unfinished:
         done |= {c.request.id: (c.token_ids, c.finish_reason) for c in engine.step()}
         engine.scheduler.check_integrity()
-    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
+    assert engine.scheduler.blocks.num_used == 0
     return done
 
 

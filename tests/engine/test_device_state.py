@@ -1,19 +1,20 @@
 """The host's changes on the device: exact contents, whichever way they are written."""
 
 import random
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
-from rosebatch.engine.plan import Chunk, PackedStep
+from rosebatch.engine.plan import GONE, Chunk, DecodeRow, DecodeWindow, PackedStep
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import Slots, StateWrite
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch_kernels.feedback import layout
 
-SLOTS, WIDTH, WINDOW = 5, 3, 4
-FIELD_CELLS = layout.NUM_FIELDS * SLOTS
+SLOTS, WIDTH, WINDOW, GROUPS = 5, 3, 4, 3
+FIELD_CELLS, TABLE_CELLS = layout.NUM_FIELDS * SLOTS, SLOTS * WIDTH
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -26,8 +27,8 @@ def make_state(device):
     """A state of which every cell is known: its own flat index, plus 1000."""
 
     def make():
-        state = DeviceState(SLOTS, WIDTH, WINDOW, device)
-        for tensor, first in ((state.fields, 1000), (state.block_table, 1000 + FIELD_CELLS)):
+        state = DeviceState(SLOTS, WIDTH, WINDOW, device, num_groups=GROUPS)
+        for tensor, first in ((state.fields, 1000), (state.block_tables, 1000 + FIELD_CELLS)):
             tensor.copy_(torch.arange(first, first + tensor.numel()).view(tensor.shape))
         return state
 
@@ -36,10 +37,10 @@ def make_state(device):
 
 def contents(state):
     """All cells in the order of ``Slots``."""
-    return state.fields.flatten().tolist() + state.block_table.flatten().tolist()
+    return state.fields.flatten().tolist() + state.block_tables.flatten().tolist()
 
 
-UNTOUCHED = list(range(1000, 1000 + FIELD_CELLS + SLOTS * WIDTH))
+UNTOUCHED = list(range(1000, 1000 + FIELD_CELLS + GROUPS * TABLE_CELLS))
 
 
 def apply_to_list(cells, write):
@@ -48,8 +49,8 @@ def apply_to_list(cells, write):
     for source, target in write.moves:
         for field in range(layout.NUM_FIELDS):
             cells[field * SLOTS + target] = before[field * SLOTS + source]
-        for column in range(WIDTH):
-            cells[FIELD_CELLS + target * WIDTH + column] = before[FIELD_CELLS + source * WIDTH + column]
+        for table, column in product(range(FIELD_CELLS, len(cells), TABLE_CELLS), range(WIDTH)):
+            cells[table + target * WIDTH + column] = before[table + source * WIDTH + column]
     for index, value in (write.cells | write.rollovers).items():
         cells[index] = value
     return cells
@@ -64,7 +65,7 @@ def test_a_new_state_decodes_nothing(device):
     assert state.history.shape == (WINDOW, SLOTS)
     assert set(state.history.flatten().tolist()) == {-1}
     assert state.step.tolist() == [0]
-    assert {t.dtype for t in (state.fields, state.block_table, state.history, state.step)} == {torch.int32}
+    assert {t.dtype for t in (state.fields, state.block_tables, state.history, state.step)} == {torch.int32}
 
 
 # The two ways to write.
@@ -73,24 +74,27 @@ WAYS = [DeviceState.apply, DeviceState.apply_rollovers_one_by_one]
 
 @pytest.mark.parametrize("apply", WAYS)
 def test_cells_are_where_slots_count_them(make_state, device, apply):
-    """One field of one slot, one block of one row, the corners of both, and the least and largest numbers."""
+    """One field of one slot, one block of one row of two tables, the corners, and the least and largest numbers."""
     state = make_state()
-    last = FIELD_CELLS + SLOTS * WIDTH - 1
+    last = FIELD_CELLS + GROUPS * TABLE_CELLS - 1
     cells = {0: -1, layout.LIMIT * SLOTS + 2: 2**31 - 1, FIELD_CELLS - 1: -(2**31), FIELD_CELLS: 7, last: 8}
-    apply(state, StateWrite(cells=cells | {FIELD_CELLS + 3 * WIDTH + 1: 9}), Staging(device))
+    cells |= {FIELD_CELLS + 3 * WIDTH + 1: 9, FIELD_CELLS + 2 * TABLE_CELLS + 3 * WIDTH + 2: 10}
+    apply(state, StateWrite(cells=cells), Staging(device))
     assert state.fields[layout.LIMIT, 2] == 2**31 - 1
-    assert state.block_table[3, 1] == 9
-    assert contents(state) == apply_to_list(UNTOUCHED, StateWrite(cells=cells | {FIELD_CELLS + 3 * WIDTH + 1: 9}))
+    assert (state.block_tables[0, 3, 1], state.block_tables[2, 3, 2]) == (9, 10)
+    assert contents(state) == apply_to_list(UNTOUCHED, StateWrite(cells=cells))
 
 
 @pytest.mark.parametrize("apply", WAYS)
 def test_moves_come_before_cells(make_state, device, apply):
-    """The row that was left ends, the row that was taken keeps what it brought and is told the rest."""
+    """The row that was left ends, the row that was taken keeps what it brought, of all groups, and is told the rest."""
     state = make_state()
     write = StateWrite(moves=[(4, 0), (3, 1)], cells={layout.LIMIT * SLOTS + 4: 0, FIELD_CELLS: 77})
     apply(state, write, Staging(device))
     assert state.fields[:, 1].tolist() == [1000 + field * SLOTS + 3 for field in range(layout.NUM_FIELDS)]
-    assert state.block_table[0].tolist() == [77, 1001 + FIELD_CELLS + 4 * WIDTH, 1002 + FIELD_CELLS + 4 * WIDTH]
+    assert state.block_tables[0, 0].tolist() == [77, 1001 + FIELD_CELLS + 4 * WIDTH, 1002 + FIELD_CELLS + 4 * WIDTH]
+    moved = [1000 + FIELD_CELLS + TABLE_CELLS + 4 * WIDTH + column for column in range(WIDTH)]
+    assert state.block_tables[1, 0].tolist() == moved
     assert contents(state) == apply_to_list(UNTOUCHED, write)
 
 
@@ -99,6 +103,23 @@ def test_nothing_to_write_changes_nothing(make_state, device, apply):
     state = make_state()
     apply(state, StateWrite(), Staging(device))
     assert contents(state) == UNTOUCHED
+
+
+def test_blocks_of_a_sequence_in_all_groups(make_sequence, make_state, device):
+    """A group's table in another's place: layers with a window read the blocks of those without."""
+    state, slots = make_state(), Slots(SLOTS, WIDTH)
+    a, b = (make_sequence([1] * 6, id=i).spec for i in range(2))
+    tables = ((0, 0, 4), (0, 1, 5), (1, 0, GONE), (1, 1, 2), (2, 0, GONE), (2, 1, 0))
+    chunks = (Chunk(0, 0, (1,), False, ((0, 0, 7), (1, 0, 8), (2, 0, 9))), Chunk(1, 5, (1,), True, tables))
+    state.apply(slots.update(PackedStep(chunks=chunks, started=(a, b))), Staging(device))
+    assert state.block_tables[:, 0, 0].tolist() == [7, 8, 9]
+    assert state.block_tables[:, 1, :2].tolist() == [[4, 5], [GONE, 2], [GONE, 0]]
+    rows = (DecodeRow(1, 6, 2, ((0, 2, 6), (1, 2, 3), (2, 2, 3))),)
+    # Group 1 copies its block 2 to 3: a change of group 2 with the same number is a rollover all the same.
+    write = slots.update(DecodeWindow(rows=rows, steps=2, copies=((1, 2, 3),)))
+    assert list(write.cells.values()).count(3) == 1 and sorted(write.rollovers.values()) == [3, 6]
+    state.apply(write, Staging(device))
+    assert state.block_tables[:, slots.slot_of[1]].tolist() == [[4, 5, 6], [GONE, 2, 3], [GONE, 0, 3]]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -15,13 +15,12 @@ pytestmark = [
     # The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
-_PROMPTS = [
-    tuple((7 * i * i + 3 * i + 1) % VOCAB for i in range(start, stop)) for start, stop in ((0, 14), (0, 9), (3, 5))
-]
+_PROMPTS = [range(14), range(9), range(3, 5)]
 
 
-def tokens(engine):
-    for i, prompt in enumerate(_PROMPTS):
+def tokens(engine, prompts=_PROMPTS):
+    for i, places in enumerate(prompts):
+        prompt = tuple((7 * j * j + 3 * j + 1) % VOCAB for j in places)
         engine.add(Request(i, prompt, SamplingParams(max_tokens=6, ignore_eos=True)))
     done = {}
     while engine.has_unfinished:
@@ -34,6 +33,17 @@ def tokens(engine):
 def test_kernels_give_the_plain_tokens(name, off):
     """A kernel, or PyTorch in its place, that leaves out what a family adds would change tokens."""
     assert tokens(device_engine(name, off)) == tokens(plain_engine(name))
+
+
+@pytest.mark.parametrize(("prompts", "blocks", "preempts"), [(_PROMPTS, 8, False), ([range(8), range(3, 12)], 7, True)])
+def test_longrope_with_few_blocks(prompts, blocks, preempts):
+    """A row that went on behind the trained length would write into blocks that it does not hold.
+
+    A sequence that starts over, and one that is preempted, come back to other slots between windows under way.
+    """
+    engine = device_engine("phi3-longrope", blocks=blocks)
+    assert tokens(engine, prompts) == tokens(plain_engine("phi3-longrope"), prompts)
+    assert (engine.stats.preemptions > 0) == preempts
 
 
 @pytest.mark.thorough

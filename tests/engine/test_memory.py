@@ -1,12 +1,13 @@
 """How memory is divided: limits are followed to the letter, and a small GPU is not overrun by a single step."""
 
+import msgspec
 import pytest
 import torch
 
 from rosebatch.config import KVShape, ModelConfig, RunConfig
 from rosebatch.engine import memory
-from rosebatch.engine.kv_cache import bytes_per_block
-from rosebatch.engine.memory import plan_memory, step_bytes
+from rosebatch.engine.kv_cache import bytes_for_longest, bytes_per_block
+from rosebatch.engine.memory import plan_memory, share_memory, step_bytes
 from rosebatch.errors import FlagError
 
 # Of the size of Llama-3.1-8B.
@@ -57,7 +58,7 @@ def test_a_large_gpu(gpu):
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     found = plan()
     assert found.max_num_batched_tokens == 16384
-    assert found.num_blocks == (int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16)) // BLOCK
+    assert found.groups[0].blocks == (int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16)) // BLOCK
 
 
 def test_states_come_out_of_the_same_memory(gpu):
@@ -65,7 +66,7 @@ def test_states_come_out_of_the_same_memory(gpu):
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     rest = int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16) - 256 * 50_000_000
     found = plan_memory(LARGE, LARGE.kv_shapes, RunConfig(), 64, BF16, BF16, CUDA, 50_000_000)
-    assert found.num_blocks == rest // BLOCK
+    assert found.groups[0].blocks == rest // BLOCK
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
@@ -73,7 +74,7 @@ def test_the_share_is_of_the_whole_gpu(share, gpu):
     """What this process has taken counts: weights and cache together take the share, however large the weights are."""
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     memory = int(share * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16)
-    assert plan(RunConfig(gpu_memory_utilization=share)).num_blocks == memory // BLOCK
+    assert plan(RunConfig(gpu_memory_utilization=share)).groups[0].blocks == memory // BLOCK
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
@@ -81,15 +82,15 @@ def test_other_processes_keep_what_they_have(share, gpu):
     """Half of the GPU is another's: the share is then of what is free, or the cache would not fit."""
     gpu(free=24 * GIB, total=80 * GIB, taken=16 * GIB)
     memory = int(min(share * 24 * GIB, share * 80 * GIB - 16 * GIB)) - step_bytes(LARGE, 16384, 256, BF16)
-    assert plan(RunConfig(gpu_memory_utilization=share)).num_blocks == memory // BLOCK
+    assert plan(RunConfig(gpu_memory_utilization=share)).groups[0].blocks == memory // BLOCK
 
 
 def test_a_small_gpu_takes_smaller_steps(gpu):
     gpu(6 * GIB)
     found = plan()
     assert found.max_num_batched_tokens == 4096
-    assert found.num_blocks == (int(0.9 * 6 * GIB) - step_bytes(LARGE, 4096, 256, BF16)) // BLOCK
-    assert 3 * GIB < found.num_blocks * BLOCK < 6 * GIB - step_bytes(LARGE, 4096, 256, BF16)
+    assert found.groups[0].blocks == (int(0.9 * 6 * GIB) - step_bytes(LARGE, 4096, 256, BF16)) // BLOCK
+    assert 3 * GIB < found.groups[0].blocks * BLOCK < 6 * GIB - step_bytes(LARGE, 4096, 256, BF16)
 
 
 @pytest.mark.parametrize("size", [GIB, "1GiB"])
@@ -97,21 +98,21 @@ def test_limits_are_followed(size, gpu):
     gpu(6 * GIB)
     found = plan(RunConfig(max_num_batched_tokens=9999, kv_cache_memory=size, gpu_memory_utilization=0.01))
     assert found.max_num_batched_tokens == 9999
-    assert found.num_blocks == GIB // BLOCK
+    assert found.groups[0].blocks == GIB // BLOCK
 
 
 def test_no_more_than_all_sequences_at_full_length(gpu):
     gpu(60 * GIB)
-    assert plan(RunConfig(max_num_seqs=1)).num_blocks == 131072 // 64
+    assert plan(RunConfig(max_num_seqs=1)).groups[0].blocks == 131072 // 64
 
 
 def test_blocks_are_as_large_as_their_layers_and_dtype(gpu):
     """K and V in 8 bits take half, the activations of a step do not; layers may differ."""
     gpu(60 * GIB)
     half = RunConfig(kv_cache_memory=GIB)
-    assert plan(half, kv_dtype=torch.float8_e4m3fn).num_blocks == 2 * plan(half).num_blocks
+    assert plan(half, kv_dtype=torch.float8_e4m3fn).groups[0].blocks == 2 * plan(half).groups[0].blocks
     shapes = (KVShape(8, 128),) * 30 + (KVShape(2, 256),) * 2
-    assert plan(half, kv_shapes=shapes).num_blocks == GIB // (2 * 64 * 2 * (30 * 8 * 128 + 2 * 2 * 256))
+    assert plan(half, kv_shapes=shapes).groups[0].blocks == GIB // (2 * 64 * 2 * (30 * 8 * 128 + 2 * 2 * 256))
 
 
 def test_a_cpu_takes_a_quarter_and_at_most_4_gib(host):
@@ -119,7 +120,7 @@ def test_a_cpu_takes_a_quarter_and_at_most_4_gib(host):
     for size, taken in ((8 * GIB, 2 * GIB), (100 * GIB, 4 * GIB)):
         host(size)
         found = plan(block_size=16, device=CPU)
-        assert (found.num_blocks, found.max_num_batched_tokens) == (taken // block, 1024)
+        assert (found.groups[0].blocks, found.max_num_batched_tokens) == (taken // block, 1024)
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA])
@@ -156,3 +157,90 @@ def test_no_room_on_a_cpu(host):
     host(1000)
     with pytest.raises(FlagError, match=r"^the free memory leaves 250 bytes .*: give --kv-cache-memory"):
         plan(device=CPU)
+
+
+# Groups of layers with windows.
+
+# Of Gemma-3-4B's kind: every third layer is full.
+MIXED_WINDOWS = [0 if layer % 3 == 2 else 1024 for layer in range(32)]
+FULL_LAYERS, WINDOW_LAYERS = MIXED_WINDOWS.count(0), MIXED_WINDOWS.count(1024)
+LAYER_BLOCK = BLOCK // 32
+
+
+def windowed(limits, windows=MIXED_WINDOWS, **options):
+    return plan_memory(LARGE, LARGE.kv_shapes, limits, 64, BF16, BF16, CUDA, windows=windows, **options)
+
+
+def test_one_group_is_planned_as_ever(gpu):
+    """Full attention, windows as long as the model, and one window for all: as many blocks as without groups."""
+    gpu(60 * GIB)
+    expected = plan()
+    assert expected.groups == ((0, 32, expected.groups[0].blocks),)
+    for windows in ([0] * 32, [131072] * 32, [0, 200000] * 16):
+        assert windowed(RunConfig(), windows) == expected
+    few = RunConfig(kv_cache_memory=GIB)
+    assert windowed(few, [4096] * 32).groups == ((4096, 32, plan(few).groups[0].blocks),)
+
+
+def test_windows_take_what_all_seats_use_and_full_layers_the_rest(gpu):
+    """All layers had blocks for whole sequences: two thirds of the memory held keys that nobody reads."""
+    gpu(60 * GIB)
+    full, window = windowed(RunConfig(kv_cache_memory=40 * GIB, max_num_seqs=64)).groups
+    # 1023 keys in front of a token lie in at most 17 blocks; one to spare for each, and a step's new blocks.
+    assert window == (1024, WINDOW_LAYERS, 64 * 18 + 16384 // 64 + 2)
+    assert full == (
+        0,
+        FULL_LAYERS,
+        (40 * GIB - window.blocks * WINDOW_LAYERS * LAYER_BLOCK) // (FULL_LAYERS * LAYER_BLOCK),
+    )
+    assert full.blocks > 2 * plan(RunConfig(kv_cache_memory=40 * GIB)).groups[0].blocks
+
+
+def test_scarce_memory_is_divided_evenly(gpu):
+    """A window group with fewer blocks than the full one would stop short sequences that fitted before."""
+    gpu(60 * GIB)
+    limits = RunConfig(kv_cache_memory=GIB)
+    assert {group.blocks for group in windowed(limits).groups} == {plan(limits).groups[0].blocks}
+
+
+def test_whole_prompts_fit_the_windows_blocks(gpu):
+    """Without chunks a prompt's blocks are all held at once, in layers with a window too."""
+    gpu(60 * GIB)
+    limits = RunConfig(kv_cache_memory=40 * GIB, max_num_seqs=4)
+    _, window = windowed(limits, whole_prompts=True).groups
+    assert window.blocks == 4 * 18 + 131072 // 64 + 2
+
+
+@pytest.mark.parametrize("memory", [1, 10**6, 10**9, 10**12])
+@pytest.mark.parametrize("most", [[7, 7, 7], [100, 5, 900], [10**9, 3, 3]])
+def test_a_division_gives_no_more_than_there_is(memory, most):
+    """Bytes handed out twice would not be there when the tensors are made; bytes left over serve nobody."""
+    sizes = [64, 1000, 37]
+    counts = share_memory(memory, sizes, most)
+    taken = sum(count * size for count, size in zip(counts, sizes, strict=True))
+    assert taken <= memory and all(count <= limit for count, limit in zip(counts, most, strict=True))
+    short = [size for count, size, limit in zip(counts, sizes, most, strict=True) if count < limit]
+    assert memory - taken < sum(short) or not short
+    assert len({count for count, limit in zip(counts, most, strict=True) if count < limit}) <= 1
+
+
+def test_the_longest_rows_take_windows_only():
+    """``check`` and ``bench`` asked for whole sequences in all layers: twice the memory of such a model, or more."""
+    config = msgspec.structs.replace(LARGE, sliding_windows=tuple(MIXED_WINDOWS))
+    needed = bytes_for_longest(config, 64, BF16, [8128] * 9, 8, 1024)
+    window = 8 * 18 + 1024 // 64 + 2
+    assert needed == 8 * 128 * FULL_LAYERS * LAYER_BLOCK + window * WINDOW_LAYERS * LAYER_BLOCK
+    # Short ones have no more blocks there than elsewhere.
+    assert bytes_for_longest(config, 64, BF16, [100] * 9, 8, 1024) == 8 * 3 * BLOCK
+
+
+def test_a_plan_within_the_bytes_of_the_longest_rows_holds_them(gpu):
+    """An estimate that the division then spends on windows left full layers short, and a timed run preempted."""
+    gpu(60 * GIB)
+    config = msgspec.structs.replace(LARGE, sliding_windows=tuple(MIXED_WINDOWS))
+    for length in (100, 900, 3000, 8128, 100000):
+        needed = bytes_for_longest(config, 64, BF16, [length] * 8, 8, 1024)
+        limits = RunConfig(kv_cache_memory=needed, max_num_seqs=8, max_num_batched_tokens=1024)
+        full, window = windowed(limits).groups
+        assert full.blocks >= 8 * -(-length // 64)
+        assert window.blocks >= min(8 * -(-length // 64), 8 * 18 + 18)

@@ -7,6 +7,7 @@ import torch
 
 from rosebatch.engine.plan import NOT_FINITE
 from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.model.layers import AttentionSpec
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from tests.engine import small_models
@@ -21,7 +22,11 @@ NEEDS_INTERPRETER = pytest.mark.skipif(
 ENGINES = [
     pytest.param(plain_engine, id="plain"),
     pytest.param(device_engine, id="device", marks=NEEDS_INTERPRETER),
-    pytest.param(lambda name: device_engine(name, ("fused_sampler",)), id="grouped", marks=NEEDS_INTERPRETER),
+    pytest.param(
+        lambda name, **options: device_engine(name, ("fused_sampler",), **options),
+        id="grouped",
+        marks=NEEDS_INTERPRETER,
+    ),
 ]
 
 
@@ -117,6 +122,29 @@ def test_completions_of_one_prompt_all_fail(make, broken_token):
         engine.scheduler.check_integrity()
     assert [completion.error.code for completion in done] == ["non_finite_logits"] * 4
     assert torch.isfinite(torch.tensor([c.finish_time for c in done])).all()
+
+
+def _two_windows(weight, rotary):
+    heads = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "scale": 0.3, "window": 3}
+    return [AttentionSpec(layer=layer, rotary=rotary(16), **heads) for layer in range(2)]
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_what_no_token_saw_of_a_long_prompt_spreads_to_nobody(make, monkeypatch):
+    """Prompt blocks left all windows before a token was sampled: it was finite, and their NaN went to the next row."""
+    monkeypatch.setitem(small_models._SPECS, "windows", _two_windows)
+    monkeypatch.setitem(small_models.MODELS, "windows", small_models.MODELS["uneven"])
+    engine = make("windows", blocks=6)
+    engine.runner.model.embedding[BROKEN] = float("nan")
+    short = [Request(1 + i, (5 + i,), SamplingParams(max_tokens=2, ignore_eos=True)) for i in range(3)]
+    expected = run(engine, short)
+    prompt = (BROKEN, *(i % 40 for i in range(30)))
+    done = run(engine, [Request(0, prompt, SamplingParams(max_tokens=2, ignore_eos=True))])
+    assert done[0].error is None, "or the test shows nothing"
+    again = run(engine, short)
+    assert {n: (c.token_ids, c.error) for n, c in again.items()} == {
+        n: (c.token_ids, None) for n, c in expected.items()
+    }
 
 
 def test_a_stop_string_before_counts():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import Chunk, PackedStep
 from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, pack, padded_size
 from rosebatch.engine.triton_runner.slots import Slots
@@ -41,6 +42,27 @@ def test_tokens_tiles_and_padding():
     assert inputs.rows.tolist() == [2] * 5 + [0] * 3
     assert inputs.tiles.tolist() == tiles
     assert inputs.last_rows.tolist() == [4]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_rows_of_the_rotary_tables(make_sequence, padded):
+    """Long factors of the first positions follow all positions; other sequences have the row of each position."""
+    plan = PackedStep(chunks=(chunk(0, 2, 4, samples=True), chunk(1, 2, 4, samples=False)))
+    sequences = [make_sequence([1] * 9, id=i) for i in range(2)]
+    sequences[0].take_long_factors()
+    slots = Slots(3, 8)
+    slots.slot_of, slots.specs = {0: 2, 1: 0}, {s.id: s.spec for s in sequences}
+    long_rope = LongRope(trained_len=4, max_len=20)
+    if padded:
+        layout = Layout.padded(10, tile_rows=2, num_slots=3, long_rope=long_rope)
+    else:
+        layout = Layout.exact(plan, tile_rows=2, long_rope=long_rope)
+    cells = pack(plan, slots, layout, tile_rows=2)
+    assert len(cells) == layout.num_cells
+    inputs = layout.inputs(torch.from_numpy(cells))
+    assert inputs.rotary_rows.tolist() == [22, 23, 4, 5, 2, 3, 4, 5] + [0] * (2 * padded)
+    assert inputs.positions.tolist()[:8] == [2, 3, 4, 5] * 2
+    assert inputs.last_rows.tolist()[0] == 3
 
 
 def test_there_is_room_for_any_division_of_the_tokens():

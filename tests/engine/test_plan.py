@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from rosebatch.engine.plan import Chunk, DecodeRow, DecodeWindow, PackedStep, SequenceSpec, StepResult
+from rosebatch.engine.plan import GONE, Chunk, DecodeRow, DecodeWindow, PackedStep, SequenceSpec, StepResult
 from rosebatch.request import Logprobs, Request
 from rosebatch.sampling_params import GrammarSpec, SamplingParams
 from tests.engine.small_models import plain_engine
@@ -20,17 +20,18 @@ SPEC = SequenceSpec(
 )
 STEP = PackedStep(
     chunks=(
-        Chunk(1, 7, (4,), True, ((1, 9),), (8, 4)),
-        Chunk(3, 0, (5, 6), True, ((0, 2), (1, 3))),
+        Chunk(1, 7, (4,), True, ((0, 1, 9), (1, 1, GONE)), (8, 4)),
+        Chunk(3, 0, (5, 6), True, ((0, 0, 2), (1, 1, 3))),
         Chunk(4, 2, (7,) * 5, False),
     ),
-    copies=((8, 9),),
+    wipes=((1, 4),),
+    copies=((0, 8, 9),),
     started=(SPEC,),
     released=(0, 2),
     num_preempted=1,
     reset=True,
 )
-WINDOW = DecodeWindow(rows=(DecodeRow(1, 8, 4, ((2, 10),)), DecodeRow(3, 2, 2)), steps=4, released=(4,))
+WINDOW = DecodeWindow(rows=(DecodeRow(1, 8, 4, ((0, 2, 10),)), DecodeRow(3, 2, 2)), steps=4, released=(4,))
 
 
 def test_what_a_step_counts():

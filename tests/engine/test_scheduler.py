@@ -94,12 +94,12 @@ def test_plans_tell_a_runner_all_it_needs(make_sequence, fake_runner, fake_compl
     add(scheduler, a)
     first, second = fake_completion(range(6), 2)
     assert step(scheduler, fake_runner)[0] == PackedStep(
-        chunks=(Chunk(0, 0, (0, 1, 2, 3, 4, 5), True, ((0, 0), (1, 1))),), started=(a.spec,)
+        chunks=(Chunk(0, 0, (0, 1, 2, 3, 4, 5), True, ((0, 0, 0), (0, 1, 1))),), started=(a.spec,)
     )
     add(scheduler, b)
     # b's table begins with the block that a filled.
     assert step(scheduler, fake_runner)[0] == PackedStep(
-        chunks=(Chunk(0, 6, (first,), True), Chunk(1, 4, (4, 5), True, ((0, 0), (1, 2)))), started=(b.spec,)
+        chunks=(Chunk(0, 6, (first,), True), Chunk(1, 4, (4, 5), True, ((0, 0, 0), (0, 1, 2)))), started=(b.spec,)
     )
     assert step(scheduler, fake_runner)[0] == PackedStep(chunks=(Chunk(0, 7, (second,), True),), released=(1,))
     (c,) = add(scheduler, make_sequence(range(8), max_tokens=2, id=2))
@@ -114,10 +114,10 @@ def test_changes_of_a_block_table(make_sequence, fake_runner):
     step(scheduler, fake_runner)
     add(scheduler, make_sequence(range(8), id=1))
     plan, _ = step(scheduler, fake_runner)
-    assert plan.copies == ((1, 3),)
-    assert [chunk.blocks for chunk in plan.chunks] == [((2, 2),), ((0, 0), (1, 3))]
+    assert plan.copies == ((0, 1, 3),)
+    assert [chunk.blocks for chunk in plan.chunks] == [((0, 2, 2),), ((0, 0, 0), (0, 1, 3))]
     plan, _ = step(scheduler, fake_runner)
-    assert [chunk.blocks for chunk in plan.chunks] == [(), ((2, 4),)]
+    assert [chunk.blocks for chunk in plan.chunks] == [(), ((0, 2, 4),)]
     assert [chunk.blocks for chunk in step(scheduler, fake_runner)[0].chunks] == [(), ()]
 
 
@@ -127,11 +127,11 @@ def test_a_running_sequence_tells_of_a_copy(make_sequence, fake_runner):
     a, fork = make_sequence(range(6), id=0), make_sequence(range(6), id=1, sample=1)
     a.forks = [fork]
     add(scheduler, a)
-    assert [chunk.blocks for chunk in step(scheduler, fake_runner)[0].chunks] == [((0, 0), (1, 1))]
+    assert [chunk.blocks for chunk in step(scheduler, fake_runner)[0].chunks] == [((0, 0, 0), (0, 1, 1))]
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 6, 1, True), (1, 5, 1, True)]
-    assert plan.copies == ((1, 2), (1, 3))
-    assert [chunk.blocks for chunk in plan.chunks] == [((1, 2),), ((0, 0), (1, 3))]
+    assert plan.copies == ((0, 1, 2), (0, 1, 3))
+    assert [chunk.blocks for chunk in plan.chunks] == [((0, 1, 2),), ((0, 0, 0), (0, 1, 3))]
 
 
 def test_generated_tokens_travel_only_where_logits_depend_on_them(make_sequence, fake_runner):
@@ -274,7 +274,7 @@ def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(make_s
     (b,) = add(scheduler, make_sequence(range(8), max_tokens=2, id=1))
     plan = scheduler.schedule()
     scheduler.check_integrity()
-    assert plan.copies == ((1, 2),)
+    assert plan.copies == ((0, 1, 2),)
     assert chunks(plan) == [(1, 7, 1, True)]
     assert b.block_ids == [0, 2]
     assert b.num_cached_tokens == 7
@@ -298,7 +298,7 @@ def test_two_prompts_cached_to_their_end_copy_the_same_source(make_sequence, fak
     step(scheduler, fake_runner)
     b, c = add(scheduler, *(make_sequence(range(4), max_tokens=4, id=i) for i in (1, 2)))
     plan, _ = step(scheduler, fake_runner)
-    assert plan.copies == ((0, 1), (0, 2))
+    assert plan.copies == ((0, 0, 1), (0, 0, 2))
     assert chunks(plan) == [(1, 3, 1, True), (2, 3, 1, True)]
     assert (b.block_ids, c.block_ids) == ([1], [2])
 
@@ -310,7 +310,7 @@ def test_copy_of_a_block_that_a_running_sequence_holds(make_sequence, fake_runne
     (b,) = add(scheduler, make_sequence(range(8), max_tokens=6, id=1))
     plan, _ = step(scheduler, fake_runner)
     # a rolls over into 2, b copies block 1 into 3.
-    assert plan.copies == ((1, 3),)
+    assert plan.copies == ((0, 1, 3),)
     assert chunks(plan) == [(0, 8, 1, True), (1, 7, 1, True)]
     assert (a.block_ids, b.block_ids) == ([0, 1, 2], [0, 3])
     done, plans = drain(scheduler, fake_runner)
@@ -343,7 +343,7 @@ def test_a_block_in_flight_is_never_copied(make_sequence, fake_runner):
     (c,) = add(scheduler, make_sequence(range(8), id=2))
     plan, _ = step(scheduler, fake_runner)
     # 3 and 4 are what a and b rolled over into.
-    assert plan.copies == ((1, 5),)
+    assert plan.copies == ((0, 1, 5),)
     assert c.block_ids == [0, 5]
 
 
@@ -492,7 +492,7 @@ def test_prompt_that_fills_the_whole_cache(make_sequence, fake_runner, fake_comp
     done, plans = drain(scheduler, fake_runner)
     assert done == dict.fromkeys(range(3), fake_completion(prompt, 4))
     # The second one's third block is the source of its copy, so the third one finds half of the prompt only.
-    assert [plan.copies for plan in plans if plan.copies] == [((1, 2),)]
+    assert [plan.copies for plan in plans if plan.copies] == [((0, 1, 2),)]
 
 
 def test_without_chunking_a_prompt_is_computed_whole_above_the_budget(make_sequence, fake_runner):
@@ -593,7 +593,7 @@ def test_a_partly_computed_prompt_is_findable_up_to_its_last_full_block(make_seq
     assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 6, True)]
     plan, _ = step(scheduler, fake_runner)
     assert chunks(plan) == [(0, 12, 1, True), (1, 11, 1, True)]
-    assert plan.copies == ((2, 4),)
+    assert plan.copies == ((0, 2, 4),)
 
 
 def test_commit_hands_tokens_to_the_chunks_that_sample(make_sequence):

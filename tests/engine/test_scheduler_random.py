@@ -7,17 +7,23 @@ wrongly shows as a prefix that does not belong to the sequence reading it.
 import pickle
 import random
 from collections import Counter
+from itertools import product
 
 import pytest
 
-from rosebatch.engine.plan import StepResult
-from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.long_rope import LongRope
+from rosebatch.engine.plan import GONE, StepResult
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.torch_runner.batch import BlockTables
-from tests.engine.fake_runner import VOCAB, Follower, next_token
+from tests.engine.fake_runner import VOCAB, Follower, next_token, random_pools
 
 SEEDS = 560
 GROUPS = 8
+# Each of these is a path that the checks below are about: a run without one of them would prove nothing.
+_EVENTS = (
+    *("preemptions", "copies", "hits", "resumed", "partial", "stop"),
+    *("length", "forks", "gone", "windows", "started over"),
+)
 
 
 class Prefixes:
@@ -39,53 +45,68 @@ class CheckingRunner(Follower):
     """Does to a dict what a real runner does to tensors, and reads back what attention would read.
 
     With ``exact``, a slot also says how its K and V were computed: None for a prompt token, else the length of the
-    prompt in front of the generated tokens. Both change the last bits.
+    prompt in front of the generated tokens. Both change the last bits. With a ``trained_len``, it says whether its key
+    has long factors: those of a sequence whose known tokens are more than these.
     """
 
-    def __init__(self, block_size, exact):
-        super().__init__()
-        self.tables = BlockTables()
+    def __init__(self, block_size, exact, windows, trained_len):
+        super().__init__(len(windows))
+        self.tables = BlockTables(len(windows))
         self.block_size = block_size
         self.exact = exact
-        self.cache = {}
+        self.windows = windows
+        self.trained_len = trained_len
+        self.cache = [{} for _ in windows]
         self.prefixes = Prefixes()
         self.tokens = {}
 
-    def slots(self, chunk):
-        size, blocks = self.block_size, self.blocks[chunk.id]
-        return [blocks[i // size] * size + i % size for i in range(chunk.end)]
+    def first_read(self, chunk, group):
+        """The first position that the first token of a chunk sees."""
+        return max(0, chunk.start + 1 - self.windows[group]) if self.windows[group] else 0
+
+    def slots(self, chunk, group):
+        """Of all positions that a chunk reads or writes."""
+        size, blocks = self.block_size, self.blocks[chunk.id][group]
+        return [blocks[i // size] * size + i % size for i in range(self.first_read(chunk, group), chunk.end)]
 
     def contents(self, chunk):
         """What each slot of a sequence must hold, up to the end of a chunk."""
         num_prompt_tokens = len(self.specs[chunk.id].prompt_token_ids)
-        prefixes = self.prefixes.of(self.tokens[chunk.id][: chunk.end])
+        tokens = self.tokens[chunk.id]
+        is_long = 0 < self.trained_len < len(tokens)
+        assert self.specs[chunk.id].long_factors == is_long
+        prefixes = self.prefixes.of(tokens[: chunk.end])
         made = [num_prompt_tokens if self.exact and i >= num_prompt_tokens else None for i in range(chunk.end)]
-        return list(zip(prefixes, made, strict=True))
+        return [(*each, is_long) for each in zip(prefixes, made, strict=True)]
 
     def run(self, plan, frozen):
-        """``frozen`` are full blocks that were computed before this step and are still held: not to be written."""
+        """``frozen`` are full blocks, (group, block), computed before this step and still held: not to be written."""
         size = self.block_size
         self.update(plan)
         self.tables.update(plan)
         assert (self.tables.specs, self.tables.blocks) == (self.specs, self.blocks)
         for spec in plan.started:
             self.tokens.setdefault(spec.id, list(spec.prompt_token_ids))
-        assert not {s for s, _ in plan.copies} & {d for _, d in plan.copies}
-        assert len({d for _, d in plan.copies}) == len(plan.copies)
-        copied = {d * size + i: self.cache.get(s * size + i) for s, d in plan.copies for i in range(size)}
-        self.cache |= copied
+        for group, block in plan.wipes:
+            for slot in range(block * size, block * size + size):
+                self.cache[group].pop(slot, None)
+        assert not {(group, s) for group, s, _ in plan.copies} & {(group, d) for group, _, d in plan.copies}
+        assert len({(group, d) for group, _, d in plan.copies}) == len(plan.copies)
+        copied = [(g, d * size + i, self.cache[g].get(s * size + i)) for g, s, d in plan.copies for i in range(size)]
+        for group, slot, content in copied:
+            self.cache[group][slot] = content
         written, read = set(), []
-        for chunk in plan.chunks:
+        for chunk, group in product(plan.chunks, range(self.num_groups)):
             assert list(chunk.token_ids) == self.tokens[chunk.id][chunk.start : chunk.end]
-            slots, contents = self.slots(chunk), self.contents(chunk)
-            read.append((slots, contents))
-            for slot, content in zip(slots[chunk.start :], contents[chunk.start :], strict=True):
-                assert slot not in written, f"slot {slot} written twice in a step"
-                assert slot // size not in frozen, f"slot {slot} of a full block written again"
-                written.add(slot)
-                self.cache[slot] = content
-        for slots, contents in read:
-            assert [self.cache.get(slot) for slot in slots] == contents
+            first, slots, contents = self.first_read(chunk, group), self.slots(chunk, group), self.contents(chunk)
+            read.append((group, slots, contents[first:]))
+            for slot, content in zip(slots[chunk.start - first :], contents[chunk.start :], strict=True):
+                assert (group, slot) not in written, f"slot {slot} written twice in a step"
+                assert (group, slot // size) not in frozen, f"slot {slot} of a full block written again"
+                written.add((group, slot))
+                self.cache[group][slot] = content
+        for group, slots, contents in read:
+            assert [self.cache[group].get(slot) for slot in slots] == contents
         return StepResult([[self.sample(sequence_id)] for sequence_id in plan.sampled_ids])
 
     def sample(self, sequence_id):
@@ -121,7 +142,7 @@ def check_plan(scheduler, plan):
     assert len(plan.chunks) <= scheduler.max_num_seqs
     assert len(plan.sampled_ids) == sum(chunk.samples for chunk in plan.chunks)
     assert sorted(lengths, key=lambda n: n != 1) == lengths
-    assert not {chunk.id for chunk in plan.chunks} & set(plan.released)
+    assert not {chunk.id for chunk in plan.chunks} & (set(plan.released) - {spec.id for spec in plan.started})
     if scheduler.chunked_prefill:
         assert plan.num_tokens <= scheduler.max_num_batched_tokens
     else:
@@ -152,16 +173,20 @@ def run_once(seed, make_sequence):
     rng = random.Random(seed)
     block_size = rng.randint(1, 16)
     num_blocks = rng.randint(max(2, -(-24 // block_size)), max(4, 90 // block_size))
-    capacity = num_blocks * block_size
+    pools = random_pools(rng, num_blocks, block_size)
+    trained_len = rng.choice([0, 0, rng.randint(1, 40)])
     scheduler = Scheduler(
-        BlockPool(num_blocks, block_size),
+        *pools,
         max_num_seqs=rng.choice([1, 2, 4, 8, 64]),
         max_num_batched_tokens=rng.choice([1, 2, 5, 16, 64]),
         prefix_cache=rng.random() < 0.7,
         chunked_prefill=rng.random() < 0.7,
         exact_prefixes=rng.random() < 0.5,
+        long_rope=LongRope(trained_len, 10**6) if trained_len else None,
     )
-    runner = CheckingRunner(block_size, scheduler.exact_prefixes)
+    capacity = scheduler.most_tokens or num_blocks * block_size
+    windows = [pool.window for pool in pools]
+    runner = CheckingRunner(block_size, scheduler.exact_prefixes, windows, trained_len)
     prompts = random_prompts(rng, longest=min(capacity - 1, 40))
     stop = frozenset({0}) if rng.random() < 0.5 else frozenset()
     most_samples = rng.choice([1, 1, 2, 5])
@@ -184,13 +209,21 @@ def run_once(seed, make_sequence):
             scheduler.add(pending.pop(0))
         waiting = {s.id for s in scheduler.waiting}
         assert scheduler.num_unfinished == len(sequences) - len(done) - sum(1 + len(s.forks) for s in pending)
-        full = [(s, s.block_ids[: s.num_computed_tokens // block_size]) for s in scheduler.running]
+        full = [
+            (s, group, block)
+            for s in scheduler.running
+            for group, table in enumerate(s.tables)
+            for block in table[: s.num_computed_tokens // block_size]
+            if block != GONE
+        ]
+        gone = sum(table.count(GONE) for s in scheduler.running for table in s.tables)
         plan = scheduler.schedule()
         scheduler.check_integrity()
         check_plan(scheduler, plan)
         counts["steps"] += 1
         counts["preemptions"] += plan.num_preempted
         counts["copies"] += len(plan.copies)
+        counts["started over"] += sum(spec.long_factors and spec.id in plan.released for spec in plan.started)
         for chunk in plan.chunks:
             sequence = sequences[chunk.id]
             if sequence.sample and not sequence.output_token_ids:
@@ -199,13 +232,14 @@ def run_once(seed, make_sequence):
                 counts["hits"] += chunk.start > 0
                 counts["resumed"] += len(sequence.output_token_ids) > 0
             counts["partial"] += not chunk.samples
-        preempted = {s.id for s in scheduler.waiting}
-        frozen = {block for s, blocks in full if s.id not in preempted for block in blocks}
+        frozen = {(group, block) for s, group, block in full if s.id not in plan.released}
+        counts["gone"] += sum(table.count(GONE) for s in scheduler.running for table in s.tables) > gone
+        counts["windows"] += len(pools) > 1
         result = runner.run(plan, frozen)
         runner.check(scheduler)
         done += scheduler.commit(plan, result).finished
         scheduler.check_integrity()
-    assert scheduler.pool.num_free == num_blocks
+    assert scheduler.blocks.num_used == 0
     assert sorted(s.id for s in done) == sorted(sequences)
     for sequence in done:
         prompt = sequence.request.prompt_token_ids
@@ -227,7 +261,6 @@ def test_random_schedules(group, make_sequence):
     counts = Counter()
     for seed in range(group, SEEDS, GROUPS):
         counts += run_once(seed, make_sequence)
-    # Each of these is a path that the checks above are about: a run without one of them would prove nothing.
-    for event in ("preemptions", "copies", "hits", "resumed", "partial", "stop", "length", "forks"):
+    for event in _EVENTS:
         assert counts[event] > 0, event
     assert counts["steps"] > 500

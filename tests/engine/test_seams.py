@@ -20,7 +20,7 @@ from rosebatch.ops import Weight, device_ops, select
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
-from tests.engine.remote_runner import BLOCK_SIZE, BLOCKS, make_runner
+from tests.engine.remote_runner import BLOCK_SIZE, BLOCKS, GROUP_OF, WINDOWS, make_runner
 from tests.engine.toy_model import CONFIG, CPU, VOCAB, ToyModel, dense_attention
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,8 @@ def completions(engine):
 
 
 def scheduler(**options):
-    return Scheduler(BlockPool(BLOCKS, BLOCK_SIZE), max_num_seqs=SEATS, max_num_batched_tokens=10, **options)
+    pools = [BlockPool(BLOCKS, BLOCK_SIZE, window) for window in WINDOWS]
+    return Scheduler(*pools, max_num_seqs=SEATS, max_num_batched_tokens=10, **options)
 
 
 def engine_of(runner, lookahead=0, **options):
@@ -74,8 +75,11 @@ def test_a_model_of_its_own_gets_an_engine(expected):
     config = RunConfig(device="cpu", max_num_seqs=SEATS, block_size=BLOCK_SIZE, kv_cache_memory=1 << 20)
     loaded = build_engine(ToyModel(ops), CONFIG, config, toggles, ops, torch.float32, CPU)
     assert completions(loaded.engine) == expected
-    # K and V of 16 + 64 + 16 numbers a token.
-    assert loaded.kv_cache_bytes == loaded.num_blocks * BLOCK_SIZE * 2 * (16 + 64 + 16) * 4
+    # K and V of 16 numbers a token in the first layer, of 16 in the one with a window of 5, of 64 in that of 7.
+    pools = loaded.engine.scheduler.blocks.pools
+    assert [pool.window for pool in pools] == [0, 5, 7]
+    blocks_times_numbers = sum(pool.num_blocks * size for pool, size in zip(pools, (16, 16, 64), strict=True))
+    assert loaded.kv_cache_bytes == blocks_times_numbers * BLOCK_SIZE * 2 * 4
 
 
 @pytest.mark.matrix
@@ -87,7 +91,8 @@ def test_kernels_serve_layers_that_differ(off, expected):
     toggles = Toggles(**{name: name not in served for name in Toggles.__dataclass_fields__})
     ops = select(toggles, "cuda")
     model = ToyModel(ops)
-    cache = KVCache([spec.kv_shape for spec in model.attention], BLOCKS + 1, BLOCK_SIZE, torch.float32, CPU, ops)
+    shapes = [spec.kv_shape for spec in model.attention]
+    cache = KVCache(shapes, [BLOCKS + 1] * len(WINDOWS), BLOCK_SIZE, torch.float32, CPU, ops, GROUP_OF)
     runner = TritonRunner(
         model,
         cache,

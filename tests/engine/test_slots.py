@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import Chunk, DecodeRow, DecodeWindow, PackedStep
 from rosebatch.engine.triton_runner.slots import Slots, batch_buckets
 from rosebatch_kernels.feedback import layout
@@ -28,7 +29,10 @@ def block_cells(slot, **blocks):
 def prompts(*sequences, blocks, samples=True, **changes):
     """A plan that computes all tokens of sequences it starts. ``blocks`` has the block ids of each."""
     work = zip(sequences, blocks, strict=True)
-    chunks = (Chunk(s.id, 0, tuple(s.token_ids), samples, tuple(enumerate(ids))) for s, ids in work)
+    chunks = (
+        Chunk(s.id, 0, tuple(s.token_ids), samples, tuple((0, i, block) for i, block in enumerate(ids)))
+        for s, ids in work
+    )
     return PackedStep(chunks=tuple(chunks), started=tuple(s.spec for s in sequences), **changes)
 
 
@@ -52,6 +56,15 @@ def test_slots_do_not_import_torch():
     code = "import sys, rosebatch.engine.triton_runner.slots; sys.exit('torch' in sys.modules)"
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
     assert subprocess.run([sys.executable, "-c", code], env=path, check=False).returncode == 0
+
+
+def test_decode_steps_end_where_a_sequence_starts_over(make_sequence):
+    """On the device a row went on to its last token, with short factors behind the trained length."""
+    slots = Slots(SLOTS, WIDTH, LongRope(6, 20))
+    sequences = [make_sequence([1, 2, 3], max_tokens=n, id=i) for i, n in enumerate((10, 3, 10))]
+    sequences[2].take_long_factors()
+    cells = slots.update(prompts(*sequences, blocks=[[10], [11], [12]])).cells
+    assert [cells[cell(layout.LIMIT, slot)] for slot in range(3)] == [6, 5, 12]
 
 
 def test_bucket_sizes():
@@ -105,10 +118,10 @@ def test_no_seed_is_seed_0(make_sequence):
 def test_chunks_of_a_prompt_tell_their_blocks_and_the_last_one_the_rest(make_sequence):
     slots = Slots(SLOTS, WIDTH)
     sequence = make_sequence(range(9), 2, ignore_eos=True)
-    chunk = Chunk(0, 0, (0, 1, 2, 3), False, ((0, 5),))
+    chunk = Chunk(0, 0, (0, 1, 2, 3), False, ((0, 0, 5),))
     first = slots.update(PackedStep(chunks=(chunk,), started=(sequence.spec,)))
     assert first.cells == block_cells(0, _0=5)
-    last = slots.update(PackedStep(chunks=(Chunk(0, 4, (4, 5, 6, 7, 8), True, ((1, 6), (2, 7))),)))
+    last = slots.update(PackedStep(chunks=(Chunk(0, 4, (4, 5, 6, 7, 8), True, ((0, 1, 6), (0, 2, 7))),)))
     expected = {layout.POSITION: 8, layout.NEXT: 9, layout.LIMIT: 10, layout.STOPS: 0}
     assert (
         last.cells.items()
@@ -121,7 +134,7 @@ def test_decodes_tell_new_blocks_and_nothing_else(filled):
     slots, _ = filled
     write = slots.update(decodes(0, 1, 2, 3))
     assert (write.moves, write.cells) == ([], {})
-    write = slots.update(decodes(0, 1, 2, 3, steps=4, blocks={1: ((1, 40),), 3: ((1, 41), (2, 42))}))
+    write = slots.update(decodes(0, 1, 2, 3, steps=4, blocks={1: ((0, 1, 40),), 3: ((0, 1, 41), (0, 2, 42))}))
     assert (write.moves, write.cells) == ([], {})
     assert write.rollovers == block_cells(1, _1=40) | block_cells(3, _1=41, _2=42)
 
@@ -129,7 +142,7 @@ def test_decodes_tell_new_blocks_and_nothing_else(filled):
 def test_a_copied_block_is_no_rollover(filled):
     """The first of several completions copies the last block of its prompt: that block was not full."""
     slots, _ = filled
-    write = slots.update(decodes(0, 1, blocks={0: ((0, 40), (1, 41)), 1: ((1, 42),)}, copies=((10, 40),)))
+    write = slots.update(decodes(0, 1, blocks={0: ((0, 0, 40), (0, 1, 41)), 1: ((0, 1, 42),)}, copies=((0, 10, 40),)))
     assert write.cells == block_cells(0, _0=40)
     assert write.rollovers == block_cells(0, _1=41) | block_cells(1, _1=42)
 
@@ -175,7 +188,7 @@ def test_the_bucket_follows_the_last_slot(filled):
 def test_last_rows_move_into_gaps_of_a_smaller_bucket(filled):
     """Blocks move along, so that only what is new is told afterwards; the row left behind is not decoded."""
     slots, _ = filled
-    write = slots.update(decodes(1, 3, blocks={3: ((1, 70),)}, released=(0, 2)))
+    write = slots.update(decodes(1, 3, blocks={3: ((0, 1, 70),)}, released=(0, 2)))
     assert write.moves == [(3, 0)]
     # Row 0 takes row 3's limit with the move, which comes first: no cell may end it after that.
     assert write.cells == {cell(layout.LIMIT, 2): 0, cell(layout.LIMIT, 3): 0, cell(layout.STATE, 3): 0}

@@ -12,7 +12,7 @@ from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch_kernels.feedback import layout
-from tests.engine.fake_runner import Follower
+from tests.engine.fake_runner import Follower, random_pools
 
 
 class ListDevice:
@@ -24,13 +24,13 @@ class ListDevice:
 
     END = 3
 
-    def __init__(self, num_slots, max_len, block_size):
+    def __init__(self, num_slots, max_len, block_size, num_groups=1):
         self.block_size = block_size
         self.slots = Slots(num_slots, -(-max_len // block_size))
-        self.follower = Follower()
+        self.follower = Follower(num_groups)
         self.fields = [[0] * num_slots for _ in range(layout.NUM_FIELDS)]
         self.fields[layout.STATE] = list(range(num_slots))
-        self.table = [[0] * self.slots.width for _ in range(num_slots)]
+        self.tables = [[[0] * self.slots.width for _ in range(num_slots)] for _ in range(num_groups)]
         self.moves = 0
 
     @staticmethod
@@ -44,8 +44,9 @@ class ListDevice:
         assert self.slots.specs == self.follower.specs
         assert slot_of.keys() == self.follower.specs.keys()
         assert len(set(slot_of.values())) == len(slot_of), "two sequences in one slot"
-        for sequence_id, blocks in self.follower.blocks.items():
-            assert self.table[slot_of[sequence_id]][: len(blocks)] == blocks
+        for sequence_id, groups in self.follower.blocks.items():
+            for table, blocks in zip(self.tables, groups, strict=True):
+                assert table[slot_of[sequence_id]][: len(blocks)] == blocks
         if not isinstance(plan, DecodeWindow):
             return self.result([[self.decode(sequence_id)] for sequence_id in plan.sampled_ids])
         owners = {slot_of[row.id]: row for row in plan.rows}
@@ -63,15 +64,18 @@ class ListDevice:
         for source, target in write.moves:
             for row in self.fields:
                 row[target] = row[source]
-            self.table[target] = list(self.table[source])
+            for table in self.tables:
+                table[target] = list(table[source])
         for index, value in (write.cells | write.rollovers).items():
             assert -(2**31) <= value < 2**31
-            field, slot = divmod(index, len(self.table))
+            num_slots = self.slots.num_slots
+            field, slot = divmod(index, num_slots)
             if field < layout.NUM_FIELDS:
                 self.fields[field][slot] = value
             else:
-                slot, column = divmod(index - layout.NUM_FIELDS * len(self.table), self.slots.width)
-                self.table[slot][column] = value
+                row, column = divmod(index - layout.NUM_FIELDS * num_slots, self.slots.width)
+                group, slot = divmod(row, num_slots)
+                self.tables[group][slot][column] = value
         assert self.fields[layout.STATE] == self.slots.state_of
 
     def live(self, slot):
@@ -82,7 +86,7 @@ class ListDevice:
         slot = self.slots.slot_of[sequence_id]
         assert self.live(slot)
         position = self.fields[layout.POSITION][slot]
-        assert position < len(self.follower.blocks[sequence_id]) * self.block_size
+        assert position < len(self.follower.blocks[sequence_id][0]) * self.block_size
         assert self.fields[layout.NEXT][slot] == position + 1
         token = self.token(sequence_id, position + 1)
         self.fields[layout.POSITION][slot] += 1
@@ -97,20 +101,20 @@ class ListDevice:
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_the_device_decodes_exactly_the_planned_rows(seed, lookahead):
     """With chunks, preemptions, late results, stop tokens that the device does not know, and rows that move."""
     rng = random.Random(seed)
     size, max_len, seats = rng.choice([1, 2, 4]), 24, rng.choice([1, 3, 16])
-    pool = BlockPool(rng.choice([24, 48, 400]) // size, size)
+    pools = random_pools(rng, rng.choice([24, 48, 400]) // size, size)
     scheduler = Scheduler(
-        pool,
+        *pools,
         max_num_seqs=seats,
         max_num_batched_tokens=rng.choice([4, 64]),
         policy=SeparateDecodes(rng.choice([1, 4, 8])),
         prefix_cache=rng.random() < 0.5,
     )
-    device = ListDevice(seats, max_len, size)
+    device = ListDevice(seats, max_len, size, len(pools))
     engine = Engine(
         scheduler, device, vocab_size=20, max_model_len=max_len, eos_token_ids=[device.END], lookahead=lookahead
     )

@@ -22,8 +22,9 @@ _YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1000.0,
-    "short_factor": [1.0, 1.1, 1.3, 1.6],
-    "long_factor": [1.0, 1.5, 3.0, 6.0],
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.3, 1.6],
+    "long_factor": [2.0, 3.0, 6.0],
 }
 _DELTA = {
     **_SIZES,
@@ -56,6 +57,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi3": ("Phi3Config", {**_SIZES, "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.75}}),
+    # Some prompts are longer than the trained length, and some become so with their answers.
+    "phi3-longrope": (
+        "Phi3Config",
+        {**_NARROW, "original_max_position_embeddings": 40, "rope_parameters": _LONGROPE},
+    ),
     "olmo2": ("Olmo2Config", _SIZES),
     "olmo3": (
         "Olmo3Config",
@@ -130,6 +136,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3-pattern": ("Gemma3TextConfig", {**_GEMMA, "sliding_window_pattern": 2, "final_logit_softcapping": 9.0}),
     "phi3-window": ("Phi3Config", {**_SIZES, "sliding_window": 24, "num_key_value_heads": 4}),
+    "phi3-longrope-window": (
+        "Phi3Config",
+        {**_NARROW, "sliding_window": 24, "original_max_position_embeddings": 40, "rope_parameters": _LONGROPE},
+    ),
     "granite-biases": (
         "GraniteConfig",
         {**_SIZES, "attention_bias": True, "mlp_bias": True, "residual_multiplier": 0.3, "head_dim": 20},
@@ -181,10 +191,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gelu": ("LlamaConfig", {**_SIZES, "hidden_act": "gelu"}),
     "qwen3-yarn": ("Qwen3Config", {**_SIZES, "head_dim": 24, "rope_parameters": {**_YARN, "attention_factor": 0.8}}),
 }
-# Trained for 64 tokens. transformers picks the factors of each sequence by its length, rosebatch those of the run.
-LONGROPE = {
-    "phi3-longrope": (
-        "Phi3Config",
-        {**_SIZES, "hidden_size": 32, "original_max_position_embeddings": 64, "rope_parameters": _LONGROPE},
-    )
-}
+
+
+def reference_options(name: str) -> dict[str, Any]:
+    """Further options of transformers' ``generate`` for a model: without a cache, longrope is exact.
+
+    5.23 recomputes its cache where a sequence outgrows the trained length. 5.17 drops it and sees only new tokens.
+    """
+    return {"use_cache": False} if "longrope" in name else {}

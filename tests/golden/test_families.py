@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.golden.families import FAMILIES, VARIANTS
 
+_WITH_WINDOWS = ["gemma2", "olmo3", "smollm3", "cohere2", "gemma3-pattern", "phi3-window"]
 CASES = [*FAMILIES, *(pytest.param(name, marks=pytest.mark.thorough) for name in VARIANTS)]
 
 
@@ -23,15 +24,24 @@ def test_whole_prompts_and_chunks_with_few_seats(name, goldens, make_engine, gre
     assert engine.stats.max_running == 3
 
 
-@pytest.mark.parametrize("is_long", [False, True])
-def test_longrope_goes_by_the_length_of_the_run(is_long, goldens, make_engine, greedy_tokens):
-    """The short factors up to the trained length, the long ones if the run may pass it; and a factor on attention."""
-    golden = goldens("phi3-longrope")
-    chosen = [i for i, p in enumerate(golden.prompts) if (len(p) > 64 if is_long else len(p) + 12 <= 64)]
-    assert len(chosen) > 10
-    engine = make_engine(golden.folder, max_model_len=None if is_long else 64)
-    tokens = greedy_tokens(engine, [golden.prompts[i] for i in chosen])
-    assert tokens == [golden.expected[i] for i in chosen]
+# Layers with and without a window; sinks as well; windows alone.
+WINDOWS = ["gemma3", "gpt_oss", "starcoder2", *(pytest.param(n, marks=pytest.mark.thorough) for n in _WITH_WINDOWS)]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", WINDOWS)
+def test_tiny_caches_of_models_with_windows(name, goldens, make_engine, greedy_tokens):
+    """Blocks that left a window are another's at once: reading one too far back, or freeing one too early, shows."""
+    golden = goldens(name)
+    longest = max(map(len, golden.prompts)) + len(golden.expected[0])
+    blocks = -(-longest // 4) + 2
+    engine = make_engine(golden.folder, seqs=6, chunk=24, block_size=4, blocks=blocks)
+    assert greedy_tokens(engine, golden.prompts[:24]) == golden.expected[:24]
+    assert engine.stats.preemptions > 0
+    # A longest sequence alone: its windows' blocks are few, and the memory that they leave is of full attention.
+    engine = make_engine(golden.folder, seqs=1, chunk=12, block_size=4, blocks=blocks)
+    chosen = sorted(range(len(golden.prompts)), key=lambda i: len(golden.prompts[i]))[-2:]
+    assert greedy_tokens(engine, [golden.prompts[i] for i in chosen]) == [golden.expected[i] for i in chosen]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,6 @@ def test_layers_with_a_state_take_no_blocks(goldens, make_engine):
     cache, states = engine.runner.cache, engine.runner.states
     shapes = [spec.kv_shape for spec in engine.runner.model.attention]
     assert len(shapes) == 1
-    assert cache.nbytes == cache.num_blocks * bytes_per_block(shapes, cache.block_size, torch.float32)
+    assert cache.nbytes == sum(cache.num_blocks) * bytes_per_block(shapes, cache.block_size, torch.float32)
     assert states.nbytes == engine.max_num_seqs * state_bytes(engine.runner.model.states, torch.float32)
     assert isinstance(states, StatePool)

@@ -14,7 +14,7 @@ from rosebatch.model.source import find_model
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
-from tests.golden.families import FAMILIES
+from tests.golden.families import FAMILIES, reference_options
 from tests.golden.plain_hp1 import Forms, PlainHP1
 
 _SIZES = {
@@ -119,6 +119,7 @@ def reference(
                     pad_token_id=0,
                     return_dict_in_generate=True,
                     output_logits=True,
+                    **reference_options(family),
                 )
             tokens |= dict(zip(members, out.sequences[:, length:].tolist(), strict=True))
             logits |= dict(zip(members, torch.stack(out.logits, 1).float().cpu(), strict=True))

@@ -55,7 +55,7 @@ def run(engine: Engine, requests: list[Request]) -> dict[tuple[int, int], Comple
     while engine.has_unfinished:
         done |= {(c.request.id, c.sample): c for c in engine.step()}
     engine.scheduler.check_integrity()
-    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
+    assert engine.scheduler.blocks.num_used == 0
     return done
 
 

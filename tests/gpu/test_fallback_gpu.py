@@ -11,7 +11,7 @@ from rosebatch.bench.scripts.fallback_families import reference, save_tiny_model
 from rosebatch.config import RunConfig
 from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.engine.load import load_engine
-from rosebatch.model.fallback import load_fallback
+from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.source import find_model
 from rosebatch.ops import select
 from rosebatch.request import Request
@@ -57,7 +57,7 @@ def test_greedy_equals_transformers(golden: tuple, batch: int, chunk: int, block
     requests = [Request(i, tuple(prompt), sampling) for i, prompt in enumerate(prompts[:count])]
     found = {done.request.id: list(done.token_ids) for done in engine.run(requests)}
     assert {i: found[i] for i in expected if i < count} == {i: expected[i] for i in expected if i < count}
-    assert engine.stats.preemptions > 0 or not blocks
+    assert engine.stats.preemptions > 0 or not blocks or all(source.config.kv_windows)
     assert engine.stats.graph_replays > 0 or family not in DENSE
 
 

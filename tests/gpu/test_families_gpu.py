@@ -51,7 +51,8 @@ def test_greedy_equals_transformers(
     engine = make_engine(family, torch.float32, seqs=batch, **limits)
     count = min(2 * batch, len(prompts))
     assert greedy(engine, prompts[:count], NEW_TOKENS) == expected[:count]
-    assert engine.stats.preemptions > 0 or not blocks
+    # Where all layers have a window, sequences stop growing, and seldom run short.
+    assert engine.stats.preemptions > 0 or not blocks or all(model_config(family).kv_windows)
     assert engine.stats.graph_replays > 0
 
 

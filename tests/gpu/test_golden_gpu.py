@@ -40,7 +40,8 @@ def test_greedy_equals_transformers(
     engine = make_engine(family, torch.float32, seqs=batch, **limits)
     count = min(2 * batch, len(prompts))
     assert greedy(engine, prompts[:count], NEW_TOKENS) == expected[:count]
-    assert engine.stats.preemptions > 0 or not (blocks and batch >= 64)
+    # A window of 7 tokens takes two blocks of a sequence at most: who was admitted is never short.
+    assert (engine.stats.preemptions > 0) == (family != "Mistral") or not (blocks and batch >= 64)
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(Toggles) if "cuda" in f.metadata["devices"]])

@@ -1,5 +1,6 @@
 """``check`` says what a file would take, without running it."""
 
+from array import array
 from pathlib import Path
 
 import msgspec
@@ -132,6 +133,23 @@ def test_the_summary_of_a_model_with_states(check):
     rows = dict(summary(checked, plan_launch(config), 16, RATES))
     assert rows["states"] == f"{2 * 51_904_512 / 2**30:.2f} GiB for 2 rows at once"
     assert rows["KV cache"].startswith(f"at most {2 * 2 * 16 * 32_768 / 2**30:.2f} GiB")
+
+
+def test_the_summary_of_a_model_with_windows(check):
+    """Layers with a window counted whole sequences: six times the memory that such rows take."""
+    toml = TOML.with_name("gemma-3-4b.toml")
+    config = RunConfig(
+        model=str(toml), load_format="dummy", device="cpu", dtype="bfloat16", max_num_seqs=2, max_num_batched_tokens=512
+    )
+    checked, _ = check([{"prompt": "x" * 5, "max_tokens": 4}] * 2)
+    plan = plan_launch(config)
+    checked.prompt_lens[:] = array("L", [8000, 8000])
+    rows = dict(summary(checked, plan, 16, RATES))
+    windows, layer = plan.source.config.kv_windows, 2 * 16 * 4 * 256 * 2
+    whole, window = 2 * (8004 // 16 + 2), 2 * (1024 // 16 + 2) + 512 // 16 + 2
+    blocks = windows.count(0) * whole + windows.count(1024) * window
+    assert windows.count(0) + windows.count(1024) == 34
+    assert rows["KV cache"].startswith(f"at most {blocks * layer / 2**30:.2f} GiB for the 2 longest rows")
 
 
 def test_a_file_without_a_good_row(check, plan):

@@ -225,6 +225,17 @@ def test_throughput_line():
     assert throughput_line(report) == "Throughput: 0.50 requests/s, 7.50 total tokens/s, 2.50 output tokens/s"
 
 
+def test_what_a_kv_cache_with_windows_holds():
+    """Blocks alone do not tell: those of a window serve sequences of any length, and the others only tokens."""
+    groups = [
+        {"window": 0, "layers": 5, "blocks": 1000, "tokens": 64000},
+        {"window": 1024, "layers": 1, "blocks": 90, "tokens": 5760, "sequences": 5},
+    ]
+    shown = dict(table(report_of(tally_of(completion()), kv_cache_groups=groups)))
+    assert shown["KV cache holds"] == "64000 tokens in 5 layers; the last 1024 tokens of 5 sequences in 1 layer"
+    assert "KV cache holds" not in dict(table(report_of(tally_of(completion()), kv_cache_groups=groups[:1])))
+
+
 def test_table():
     """It shows failures by code, switches that are off, another sampler, and a KV cache that limits the length."""
     tally = tally_of(completion(prompt=8, cached=2, times=(0.0, 0.25, 0.5)))

@@ -102,6 +102,7 @@ def attention_of_more_families() -> None:
         workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"))
         decode(qkv, cache, table, fields, fields, workspace, window=100, **softmax, **heads_before)
         prepare(qkv, cache, table, fields, fields, **heads_before)
+        prepare(qkv, cache, table, fields, fields, **heads_before, rotary_rows=fields)
         whole_rms_norm_(qkv, empty(heads * size, dtype=dtype), empty(kv_heads * size, dtype=dtype), 1e-6)
         for window in (0, 100):
             prefill(qkv, cache, table, ints(3, 4), num_heads=heads, window=window, **softmax)

@@ -109,6 +109,31 @@ def test_rotation_of_the_first_channels(implementation, size, rotated, qk_norm, 
     check(implementation.prepare, qkv, TOKENS, paged, 10, assert_close, rotary_tables(71, rotated, dtype), norm)
 
 
+@pytest.mark.parametrize("norm", [None, rms_norm])
+def test_rows_of_the_tables_that_are_not_the_positions(implementation, norm, dtype, device, randn, assert_close):
+    """K went to the slot of the table's row, or was rotated by its position; a skipped token's row was read."""
+    tokens, table_rows = [*TOKENS[:3], SKIPPED, *TOKENS[3:]], [95, 70, 76, 2**30, 64, 0, 74, 63, 90]
+    paged, tables = Scattered(LENGTHS, 2, 24, 16, dtype, device, randn), rotary_tables(96, 12, dtype)
+    norms, formulas = (None, (None, None)) if norm is None else norm(24, dtype, device, randn)
+    qkv = randn(len(tokens), 5 + 2 * 2, 24, dtype=dtype)
+    packed = qkv.flatten(1).clone().to(device)
+    rows = torch.tensor(table_rows, dtype=torch.int32, device=device)
+    rotary = tuple(table.to(device) for table in tables)
+    where = columns(tokens, device)
+    implementation.prepare(
+        packed, paged.cache, paged.table, *where, num_heads=5, rotary=rotary, qk_norm=norms, rotary_rows=rows
+    )
+    for token, ((row, position), table_row) in enumerate(zip(tokens, table_rows, strict=True)):
+        q, k, v = qkv[token].split((5, 2, 2))
+        if row < 0:
+            assert torch.equal(packed[token].cpu(), qkv[token].flatten())
+            continue
+        written = paged.cache[paged.slot(row, position)]
+        assert_close(packed[token].view(9, 24)[:5], normed_and_rotated(q, table_row, formulas[0], tables))
+        assert_close(written[0], normed_and_rotated(k, table_row, formulas[1], tables))
+        assert torch.equal(written[1].cpu(), v)
+
+
 @pytest.mark.parametrize("count", [1, 63, 130])
 def test_many_tokens(implementation, count, device, randn, assert_close):
     """A whole prompt, in order."""

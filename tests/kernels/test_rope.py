@@ -127,3 +127,15 @@ def test_tables_are_made_in_fp32_and_rounded_once():
     assert torch.equal(sin, wide_sin.to(torch.bfloat16))
     exact = torch.tensor([math.cos(4999.0)], dtype=torch.float64)
     torch.testing.assert_close(wide_cos[4999, 0, :1].double(), exact, rtol=0, atol=1e-6)
+
+
+def test_longrope_has_two_rows_for_positions_within_the_trained_length():
+    """Long factors of the first positions follow all positions; a run that is no longer has the short ones only."""
+    factors = {"short_factor": (1.0, 2.0), "long_factor": (3.0, 5.0)}
+    rope = RopeConfig(theta=100.0, scaling="longrope", original_max_position_embeddings=4, **factors)
+    shorts, longs = ([(p / a, p / b / 10) for p in range(7)] for a, b in factors.values())
+    for max_len, angles in ((4, shorts[:4]), (7, shorts[:4] + longs[4:] + longs[:4])):
+        rotary = rope_tables(rope, 4, max_len, torch.float32, torch.device("cpu"))
+        assert (rotary.max_len, rotary.trained_len) == (max_len, 4 if max_len > 4 else 0)
+        cos, sin = tables(angles, torch.float32)
+        torch.testing.assert_close((rotary.cos, rotary.sin), (cos[:, 0], sin[:, 0]))

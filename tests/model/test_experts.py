@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from rosebatch.config import ExpertsConfig, ModelConfig, RopeConfig
 from rosebatch.errors import UserError
 from rosebatch.model.experts import load_experts
-from rosebatch.model.mixtral import Mixtral
+from rosebatch.model.families.mixtral import Mixtral
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights
 from rosebatch.ops import select
 from rosebatch.toggles import Toggles

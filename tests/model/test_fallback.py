@@ -10,11 +10,11 @@ from rosebatch.bench.scripts.fallback_families import save_tiny_model, tiny_conf
 from rosebatch.config import RunConfig
 from rosebatch.errors import UserError
 from rosebatch.launch import launch
-from rosebatch.model.fallback import load_fallback
-from rosebatch.model.fallback_attention import UnservedError
-from rosebatch.model.fallback_check import require_tokenwise
-from rosebatch.model.fallback_fusion import Fusion
-from rosebatch.model.fallback_network import Decoder, build_network
+from rosebatch.model.fallback.attention import UnservedError
+from rosebatch.model.fallback.check import require_tokenwise
+from rosebatch.model.fallback.fusion import Fusion
+from rosebatch.model.fallback.load import load_fallback
+from rosebatch.model.fallback.network import Decoder, build_network
 from rosebatch.model.source import find_model
 from rosebatch.ops import select
 from rosebatch.toggles import Toggles

@@ -131,6 +131,13 @@ def test_longrope_needs_a_factor_for_each_pair():
         parse("Phi3ForCausalLM", rope_scaling={"type": "longrope", **FACTORS}, partial_rotary_factor=0.5)
 
 
+def test_longrope_is_for_all_layers_alike():
+    """With other positions in sliding layers, building the engine would fail."""
+    rope = {"type": "longrope", **FACTORS, "original_max_position_embeddings": 512}
+    with pytest.raises(UserError, match="longrope is for all layers alike"):
+        parse("Gemma3ForCausalLM", rope_scaling=rope, sliding_window=7, layer_types=["sliding_attention"] * 8)
+
+
 @pytest.mark.parametrize(
     ("options", "factor"),
     [

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from rosebatch.errors import UserError
-from rosebatch.model.gpt_oss import _load_matrices
+from rosebatch.model.families.gpt_oss import _load_matrices
 from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model.mxfp4 import expand
 from rosebatch.model.weights import SafetensorsWeights

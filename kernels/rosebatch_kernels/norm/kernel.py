@@ -115,7 +115,7 @@ def _launch(
         rows.inner_stride,
         0 if residual is None else residual.stride(0),
         eps,
-        float(scale),
+        scale=float(scale),
         kind=kind,
         heads=rows.heads,
         parts=rows.parts,
@@ -143,7 +143,7 @@ def _norm(
     inner_stride,
     residual_stride,
     eps,
-    scale,
+    scale: tl.constexpr,
     kind: tl.constexpr,
     heads: tl.constexpr,
     parts: tl.constexpr,
@@ -181,7 +181,9 @@ def _norm(
     if post_weight is not None:
         value = _rms(value, post_factor, size, eps, dtype).to(dtype).to(tl.float32)
     if residual is not None:
-        rounded = (addend + value * scale).to(dtype)
+        if scale != 1.0:
+            value *= scale
+        rounded = (addend + value).to(dtype)
         tl.store(total + row * size + column, rounded, inside)
         value = rounded.to(tl.float32)
     if kind == "rms":

@@ -28,6 +28,7 @@ def prepare(
     num_heads: int,
     rotary: tuple[Tensor, Tensor] | None = None,
     qk_norm: HeadNorm | None = None,
+    rotary_rows: Tensor | None = None,
 ) -> None:
     """See ``rosebatch_kernels.qkv.reference``."""
     tokens = len(qkv)
@@ -41,6 +42,7 @@ def prepare(
         block_table,
         rows,
         positions,
+        rotary_rows,
         cos,
         sin,
         q_weight,
@@ -121,6 +123,7 @@ def _prepare(
     block_table,
     rows,
     positions,
+    rotary_rows,
     cos,
     sin,
     q_weight,
@@ -150,7 +153,7 @@ def _prepare(
         return
     start = qkv + token.to(tl.int64) * qkv_stride
     d = tl.arange(0, WIDTH)[None, :]
-    turned = turn(cos, sin, position, WIDTH, ROTARY)
+    turned = turn(cos, sin, position if rotary_rows is None else tl.load(rotary_rows + token), WIDTH, ROTARY)
     if ROTARY or NORM is not None:
         h = tl.arange(0, HEADS_WIDTH)[:, None]
         heads = start + h * D

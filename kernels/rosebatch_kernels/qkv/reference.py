@@ -20,6 +20,7 @@ def prepare(
     num_heads: int,
     rotary: tuple[Tensor, Tensor] | None = None,
     qk_norm: HeadNorm | None = None,
+    rotary_rows: Tensor | None = None,
 ) -> None:
     """Normalise and rotate q in place. Normalise and rotate k, and write k and v to the cache.
 
@@ -33,11 +34,13 @@ def prepare(
         rotary: ``(cos, sin)``, ``[max_len, R]`` each in qkv's dtype; both halves of cos are equal, the first half of
             sin is negated. The first R of D channels are rotated.
         qk_norm: of each head, before the rotation.
+        rotary_rows: ``[T]`` int32, each token's row of ``rotary``; None if it is the position.
     """
     real = rows >= 0
     qkv_real, where = qkv[real], positions[real].long()
+    rotary_rows = where if rotary_rows is None else rotary_rows[real].long()
     _, _, kv_heads, block_size, size = cache.shape
-    turned = None if rotary is None else (rotary[0][where, None], rotary[1][where, None])
+    turned = None if rotary is None else (rotary[0][rotary_rows, None], rotary[1][rotary_rows, None])
     q, k, v = split_heads(qkv_real, num_heads, kv_heads, turned, qk_norm)
     qkv[real, : num_heads * size] = q.reshape(len(q), -1)
     append(cache, k, v, cache_rows(block_table, rows[real], where, kv_heads, block_size))

@@ -28,14 +28,19 @@ class BlockPool:
 
     Block ids are ``0 .. num_blocks - 1``. A block may be written only while it has one holder and no hash: a hashed
     block can gain a second holder at any time.
+
+    Attributes:
+        window: keys that a query of its layers sees, its own included; 0 for all.
+        by_hash: the full blocks that can be found.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, window: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.window = window
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
-        self._by_hash: dict[bytes, int] = {}
+        self.by_hash: dict[bytes, int] = {}
         # In the order in which blocks are handed out. Those without a hash come first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
@@ -84,14 +89,14 @@ class BlockPool:
 
     def lookup(self, block_hash: bytes) -> int | None:
         """The block that holds this full-block prefix; None if none does any more."""
-        return self._by_hash.get(block_hash)
+        return self.by_hash.get(block_hash)
 
     def register(self, block: int, block_hash: bytes) -> bool:
         """Make a full block findable by its hash; False if another block has that hash already."""
-        if block_hash in self._by_hash:
+        if block_hash in self.by_hash:
             return False
         assert self._hashes[block] is None, f"block {block} registered twice"
-        self._by_hash[block_hash] = block
+        self.by_hash[block_hash] = block
         self._hashes[block] = block_hash
         return True
 
@@ -99,7 +104,7 @@ class BlockPool:
         """Make a block no longer findable."""
         block_hash = self._hashes[block]
         if block_hash is not None:
-            del self._by_hash[block_hash]
+            del self.by_hash[block_hash]
             self._hashes[block] = None
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
@@ -116,6 +121,6 @@ class BlockPool:
             assert count == holding, f"block {block}: {count} != {holding}"
         wrong = self._free.keys() ^ {block for block, holding in enumerate(held) if holding == 0}
         assert not wrong, f"block {min(wrong)}: free list and holders disagree"
-        for block_hash, block in self._by_hash.items():
+        for block_hash, block in self.by_hash.items():
             assert self._hashes[block] == block_hash, f"block {block}: hash index is stale"
-        assert len(self._by_hash) == self.num_blocks - self._hashes.count(None), "a hash is missing in the index"
+        assert len(self.by_hash) == self.num_blocks - self._hashes.count(None), "a hash is missing in the index"

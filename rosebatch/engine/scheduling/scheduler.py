@@ -16,8 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import (
     BlockChange,
+    BlockCopy,
     Chunk,
     DecodeRow,
     DecodeWindow,
@@ -26,6 +28,7 @@ from rosebatch.engine.plan import (
     StepPlan,
     StepResult,
 )
+from rosebatch.engine.scheduling.block_groups import BlockGroups
 from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block, token_bytes
 from rosebatch.engine.scheduling.sequence import SequenceState, Status
 
@@ -56,18 +59,21 @@ class Committed(NamedTuple):
 
 StepPolicy = MixedSteps | SeparateDecodes
 MIXED = MixedSteps()
+# In place of ``ROOT_HASH``: keys with longrope's long factors serve no sequence with short ones.
+_LONG_ROOT = b"long factors"
 
 
 class Scheduler:
     """Continuous batching over a block pool.
 
     Args:
-        pool: the blocks of the KV cache.
+        pools: the blocks of the KV cache, for each group of layers with the same sliding window.
         max_num_seqs: most sequences in one step.
         max_num_batched_tokens: budget of a step with prompts in it; decode windows need none.
         policy: whether prompts and decodes share steps.
         prefix_cache: reuse blocks whose prefix is known, and make full blocks findable.
         chunked_prefill: split prompts over steps; otherwise a prompt is computed whole, even over the budget.
+        long_rope: of a model with longrope: sequences that outgrow the trained length start over.
         exact_prefixes: a block of generated tokens serves only sequences that generated them at the same positions.
             Prompt tokens are computed in other shapes than generated ones, which may change their last bits.
         share_prompts: the completions of a request share the blocks of its prompt; otherwise each computes it.
@@ -75,22 +81,23 @@ class Scheduler:
 
     def __init__(
         self,
-        pool: BlockPool,
-        *,
+        *pools: BlockPool,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         policy: StepPolicy = MIXED,
         prefix_cache: bool = True,
         chunked_prefill: bool = True,
+        long_rope: LongRope | None = None,
         exact_prefixes: bool = False,
         share_prompts: bool = True,
     ) -> None:
-        self.pool = pool
+        self.blocks = BlockGroups(pools)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.policy = policy
         self.prefix_cache = prefix_cache
         self.chunked_prefill = chunked_prefill
+        self.long_rope = long_rope
         self.exact_prefixes = exact_prefixes
         self.share_prompts = share_prompts
         self.waiting: deque[SequenceState] = deque()
@@ -108,13 +115,18 @@ class Scheduler:
         self._released: list[int] = []
         # Whether an abort has dropped sequences since the last plan.
         self._reset = False
-        # Blocks whose hash was registered for the step under way. They can be shared, since every layer writes K and V
-        # before it reads any. They cannot be copied yet, since copies run before the first layer.
-        self._in_flight: set[int] = set()
-        # Free blocks that an unusable sequence wrote: zeroed before they are written again.
-        self._tainted: set[int] = set()
-        # Copy sources stay held until the copy has run, or they could be handed out before.
-        self._copy_sources: list[int] = []
+        longest = self.blocks.longest_chunk
+        self._longest_chunk = max_num_batched_tokens if longest is None else min(longest, max_num_batched_tokens)
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks of the first group of layers, the only one of most models."""
+        return self.blocks.pools[0]
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Most tokens of a sequence that has the KV cache for itself; None for no limit."""
+        return self.blocks.most_tokens(chunked=self.chunked_prefill)
 
     @property
     def has_unfinished(self) -> bool:
@@ -128,6 +140,9 @@ class Scheduler:
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence behind all others; its forks go to the front when its prompt is computed."""
+        if self.long_rope is not None and sequence.num_prompt_tokens > self.long_rope.trained_len:
+            for each in (sequence, *sequence.forks):
+                each.take_long_factors()
         self.waiting.append(sequence)
         self._num_forks += len(sequence.forks)
 
@@ -142,8 +157,11 @@ class Scheduler:
         self._num_forks -= len(self._forked)
         self._forked = []
         self._release_seats()
+        if self.long_rope is not None:
+            self._start_over()
         budget = self._continue_running(draft)
-        if not draft.preempted and self._admits():
+        # A preempted sequence would take its blocks back at once; but where nothing runs, only it can go on.
+        if not (draft.preempted and self.running) and self._admits():
             budget = self._admit_waiting(draft, budget)
             self._admitting = budget <= 0
         if not draft.chunks and isinstance(self.policy, SeparateDecodes):
@@ -153,6 +171,7 @@ class Scheduler:
             self._preempted = draft.preempted
         else:
             self._released, self._reset = [], False
+            self.blocks.release(self.running, self._forked)
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, now: float | None = None) -> "Committed":
@@ -164,10 +183,7 @@ class Scheduler:
             now: when the result was known, in seconds of ``time.perf_counter``; None reads the clock.
         """
         now = time.perf_counter() if now is None else now
-        # All plans so far have been launched. Their copies are safe, and the next plan can copy what they compute.
-        self._in_flight.clear()
-        self.pool.free(self._copy_sources)
-        self._copy_sources = []
+        self.blocks.launched()
         if isinstance(plan, PackedStep):
             for number, values in result.prompt_logprobs.items():
                 chunk = plan.chunks[number]
@@ -193,7 +209,7 @@ class Scheduler:
             if self.prefix_cache and isinstance(plan, DecodeWindow):
                 self._register_full_blocks(sequence, start, start + kept)
             if sequence.not_finite:
-                self._taint(sequence)
+                self.blocks.taint(sequence)
             if sequence.finish_reason is not None:
                 self._finish(sequence)
                 finished.append(sequence)
@@ -208,31 +224,28 @@ class Scheduler:
         Plans under way must not be committed any more. Nobody knows whether the last one was computed, so blocks that
         were registered since the last commit are no longer findable. The next plan resets the runner.
         """
-        for block in self._in_flight:
-            self.pool.forget(block)
+        self.blocks.forget_in_flight()
         for sequence in (*self.running, *self.ending, *self.waiting, *self._forked):
             self._free_blocks(sequence)
-        self.pool.free(self._copy_sources)
-        self._in_flight.clear()
+        self.blocks.launched()
         self._started.clear()
         self.waiting.clear()
         self.running, self.ending, self._forked, self._num_forks = [], [], [], 0
-        self._copy_sources, self._preempted, self._released = [], [], []
+        self._preempted, self._released = [], []
         self._admitting, self._reset = False, True
 
     def check_integrity(self) -> None:
         """Assert that blocks and sequences agree; see ``BlockPool.check_integrity``."""
-        holders = [s.block_ids for s in (*self.running, *self.ending, *self.waiting, *self._forked)]
-        self.pool.check_integrity([*holders, self._copy_sources])
+        self.blocks.check_integrity((*self.running, *self.ending, *self.waiting, *self._forked))
         for sequence in self.running:
             assert sequence.status is Status.RUNNING
-            assert len(sequence.block_ids) * self.pool.block_size >= sequence.num_computed_tokens
+            assert len(sequence.block_ids) * self.blocks.block_size >= sequence.num_computed_tokens
             assert sequence.num_computed_tokens < sequence.num_tokens <= sequence.max_len
         for sequence in self.ending:
             assert sequence.status is Status.ENDING and sequence.num_pending_tokens
         for sequence in self.waiting:
             assert sequence.status is Status.WAITING
-            assert not sequence.block_ids or sequence.num_computed_tokens == sequence.num_prompt_tokens - 1
+            assert not sequence.tables or sequence.num_computed_tokens == sequence.num_prompt_tokens - 1
         assert all(self._started[s.id] is s for s in (*self.running, *self.ending)), "what runs was started"
         assert not any(s.status is Status.FINISHED for s in self._started.values()), "what finished is forgotten"
         unborn = sum(len(sequence.forks) for sequence in (*self.running, *self.waiting))
@@ -258,12 +271,13 @@ class Scheduler:
             position += 1
             if sequence.decoding and not mixed:
                 continue
-            length = min(sequence.num_uncomputed_tokens, budget)
+            length = min(sequence.num_uncomputed_tokens, budget, self._longest_chunk)
+            if length > 1:
+                length = self.blocks.cut(sequence, length)
             while (changes := self._reserve(sequence, length, draft)) is None:
                 if not self._make_room(draft) or sequence.status is Status.WAITING:
                     return budget
-            self._plan_chunk(draft, sequence, length, changes)
-            budget -= length
+            budget = self._plan_chunk(draft, sequence, length, changes, budget)
         return budget
 
     def _admits(self) -> bool:
@@ -277,14 +291,14 @@ class Scheduler:
         """Plan a window of decode steps for all sequences that have tokens to come."""
 
         def live() -> list[tuple[SequenceState, int]]:
-            return [(s, s.num_remaining_tokens) for s in self.running if s.decoding]
+            return [(s, left) for s in self.running if s.decoding and (left := self._most_tokens(s) - s.num_tokens)]
 
         pairs = live()
         steps = min(most_steps, max((left for _, left in pairs), default=0))
         if any(sequence.spec.guided for sequence, _ in pairs):
             # The grammar allows the next token only once the host has seen the last one.
             steps = min(steps, 1)
-        while sum(needed := self._needs(pairs, steps)) > self.pool.num_free:
+        while not self.blocks.has(map(sum, zip(*filter(None, needed := self._needs(pairs, steps)), strict=True))):
             if steps > 1:
                 steps //= 2
             elif self._make_room(draft):
@@ -300,29 +314,40 @@ class Scheduler:
             sequence.num_pending_tokens += length
         draft.steps = steps
 
-    def _needs(self, pairs: Sequence[tuple[SequenceState, int]], steps: int) -> list[int]:
-        """Blocks that each sequence needs for so many steps, or for as many tokens as it has left."""
-        return [self._blocks_short_of(s, s.num_computed_tokens + min(steps, left)) for s, left in pairs]
+    def _needs(self, pairs: Sequence[tuple[SequenceState, int]], steps: int) -> list[Sequence[int]]:
+        """Blocks that each sequence is short of for so many steps, or for as many tokens as it has left."""
+        return [self.blocks.short_of(s, s.num_computed_tokens + min(steps, left)) for s, left in pairs]
+
+    def _start_over(self) -> None:
+        """Send sequences back that have outgrown the trained length, once their tokens are known."""
+        outgrown = [s for s in self.running if s.num_tokens == self._most_tokens(s) and not s.num_pending_tokens]
+        for sequence in reversed(outgrown):
+            self.running.remove(sequence)
+            self._send_back(sequence)
+            sequence.take_long_factors()
+
+    def _most_tokens(self, sequence: SequenceState) -> int:
+        """The length at which it ends or starts over."""
+        return sequence.max_len if self.long_rope is None else self.long_rope.most_tokens(sequence.spec)
 
     def _admit_waiting(self, draft: "_Draft", budget: int) -> int:
         """Plan chunks of waiting sequences, in order; returns the rest of the budget."""
         over_budget_allowed = not self.chunked_prefill
         while self.waiting and len(self.running) < self.max_num_seqs and budget > 0:
             sequence = self.waiting[0]
-            if not sequence.block_ids:
-                hits = self._cached_prefix(sequence)
-                self.pool.share(hits)
-                sequence.block_ids = hits
-                sequence.num_computed_tokens = min(len(hits) * self.pool.block_size, len(sequence.token_ids) - 1)
+            if not sequence.tables:
+                hits = self.blocks.take_prefix(sequence, self._findable(sequence))
+                sequence.num_computed_tokens = min(hits * self.blocks.block_size, len(sequence.token_ids) - 1)
             length = sequence.num_uncomputed_tokens
             if self.chunked_prefill:
-                length = min(length, budget)
+                length = min(length, budget, self._longest_chunk)
             elif length > budget and not (over_budget_allowed and length > self.max_num_batched_tokens):
                 self._free_blocks(sequence)
                 break
             # Room for all its known tokens and one more block for everyone, or it would be preempted at once.
-            room = self._blocks_short_of(sequence, len(sequence.token_ids)) + len(self.running)
-            if room > self.pool.num_free or self._reserve(sequence, length, draft) is None:
+            end, others = sequence.num_computed_tokens + length, len(self.running)
+            room = self.blocks.has_room(sequence, len(sequence.token_ids), end, spare=others)
+            if not room or self._reserve(sequence, length, draft) is None:
                 self._free_blocks(sequence)
                 if not self.running and self._release_fork():
                     continue
@@ -334,18 +359,18 @@ class Scheduler:
             self.running.append(sequence)
             self._started[sequence.id] = sequence
             draft.started.append(sequence.spec)
-            self._plan_chunk(draft, sequence, length, tuple(enumerate(sequence.block_ids)))
-            budget -= length
+            budget = self._plan_chunk(draft, sequence, length, self.blocks.whole(sequence), budget)
             over_budget_allowed = False
         return budget
 
     def _plan_chunk(
-        self, draft: "_Draft", sequence: SequenceState, length: int, changes: tuple[BlockChange, ...]
-    ) -> None:
+        self, draft: "_Draft", sequence: SequenceState, length: int, changes: tuple[BlockChange, ...], budget: int
+    ) -> int:
+        """Returns the rest of the budget: nothing behind a part of a prompt, whose other blocks are not taken yet."""
         start = sequence.num_computed_tokens
         end = start + length
         if self.prefix_cache:
-            self._in_flight.update(self._register_full_blocks(sequence, start, end))
+            self._register_full_blocks(sequence, start, end, in_flight=True)
         sequence.num_computed_tokens = end
         samples = end == sequence.num_tokens
         if samples:
@@ -355,6 +380,7 @@ class Scheduler:
         output = tuple(sequence.output_token_ids) if samples and sequence.sampling.adjusts else ()
         token_ids = tuple(sequence.token_ids[start:end])
         draft.chunks.append(Chunk(sequence.id, start, token_ids, samples, changes, output))
+        return budget - length if samples else 0
 
     def _fork(self, sequence: SequenceState) -> None:
         """Give its forks the blocks of its prompt: for them, all prompt tokens but the last are computed.
@@ -363,86 +389,35 @@ class Scheduler:
         is written.
         """
         for fork in sequence.forks if self.share_prompts else ():
-            fork.block_ids = sequence.block_ids[: -(-sequence.num_prompt_tokens // self.pool.block_size)]
+            self.blocks.share(sequence, fork, sequence.num_prompt_tokens)
             fork.num_computed_tokens = sequence.num_prompt_tokens - 1
             fork.num_cached_tokens = sequence.num_cached_tokens
-            self.pool.share(fork.block_ids)
         self._forked += sequence.forks
         sequence.forks = []
 
-    def _blocks_short_of(self, sequence: SequenceState, num_tokens: int) -> int:
-        """Blocks missing to hold ``num_tokens``; the copy of a block that may not be written counts as one."""
-        missing = -(-num_tokens // self.pool.block_size) - len(sequence.block_ids)
-        return (missing if missing > 0 else 0) + self._must_copy(sequence)
-
-    def _must_copy(self, sequence: SequenceState) -> bool:
-        first = sequence.num_computed_tokens // self.pool.block_size
-        return first < len(sequence.block_ids) and not self.pool.writable(sequence.block_ids[first])
-
     def _reserve(self, sequence: SequenceState, length: int, draft: "_Draft") -> tuple[BlockChange, ...] | None:
-        """Make the next ``length`` tokens writable: roll over into new blocks, copy a shared one.
+        """Make the next ``length`` tokens writable: the changes of its block tables, or None without enough blocks."""
+        return self.blocks.reserve(sequence, sequence.num_computed_tokens + length, draft.wipes, draft.copies)
 
-        A full last block needs a successor only, whoever else holds it (source: article S1). So the boundary step is
-        the same code as every other, and a shared full block is never copied.
-
-        Returns:
-            the changes of its block table, or None if there are too few free blocks.
-        """
-        needed = self._blocks_short_of(sequence, sequence.num_computed_tokens + length)
-        if needed == 0:
-            return ()
-        if needed > self.pool.num_free:
-            return None
-        blocks = self.pool.allocate(needed)
-        if self._tainted:
-            draft.wipes += self._tainted.intersection(blocks)
-            self._tainted.difference_update(blocks)
-        changes: list[BlockChange] = []
-        if self._must_copy(sequence):
-            first = sequence.num_computed_tokens // self.pool.block_size
-            source, copy = sequence.block_ids[first], blocks.pop()
-            sequence.block_ids[first] = copy
-            changes.append((first, copy))
-            draft.copies.append((source, copy))
-            self._copy_sources.append(source)
-        changes += enumerate(blocks, start=len(sequence.block_ids))
-        sequence.block_ids += blocks
-        return tuple(changes)
-
-    def _cached_prefix(self, sequence: SequenceState) -> list[int]:
-        """Blocks that already hold a beginning of the sequence; its last token is left to compute.
-
-        A prompt that is cached to its very end keeps the last block and recomputes one token in a copy of it. If that
-        block is being computed in this very step, it is left out instead.
-        """
+    def _findable(self, sequence: SequenceState) -> list[bytes]:
+        """Hashes of the full blocks that may be cached."""
         if not self.prefix_cache or sequence.needs_prompt_logprobs:
             return []
-        size = self.pool.block_size
-        hits: list[int] = []
-        for block_hash in self._block_hashes(sequence, len(sequence.token_ids) // size):
-            block = self.pool.lookup(block_hash)
-            if block is None:
-                break
-            hits.append(block)
-        if len(hits) * size == len(sequence.token_ids) and hits[-1] in self._in_flight:
-            hits.pop()
-        return hits
+        return self._block_hashes(sequence, len(sequence.token_ids) // self.blocks.block_size)
 
-    def _register_full_blocks(self, sequence: SequenceState, start: int, end: int) -> list[int]:
-        """Make findable the blocks that tokens ``start .. end - 1`` fill; returns those that were not before."""
-        first, behind = start // self.pool.block_size, end // self.pool.block_size
-        if first == behind:
-            return []
-        hashes, register = self._block_hashes(sequence, behind), self.pool.register
-        blocks = zip(sequence.block_ids[first:behind], hashes[first:behind], strict=True)
-        return [block for block, block_hash in blocks if register(block, block_hash)]
+    def _register_full_blocks(self, sequence: SequenceState, start: int, end: int, *, in_flight: bool = False) -> None:
+        """Make findable the blocks that tokens ``start .. end - 1`` fill."""
+        first, behind = start // self.blocks.block_size, end // self.blocks.block_size
+        if first != behind:
+            hashes = self._block_hashes(sequence, behind)[first:behind]
+            self.blocks.register(sequence, first, hashes, in_flight=in_flight)
 
     def _block_hashes(self, sequence: SequenceState, count: int) -> list[bytes]:
         """Hashes of at least so many of the sequence's first blocks, all of them full."""
-        hashes, size = sequence.block_hashes, self.pool.block_size
+        hashes, size = sequence.block_hashes, self.blocks.block_size
         known = len(hashes)
         if known < count:
-            parent = hashes[-1] if hashes else ROOT_HASH
+            parent = hashes[-1] if hashes else _LONG_ROOT if sequence.spec.long_factors else ROOT_HASH
             blocks = token_bytes(sequence.token_ids[known * size : count * size], size)
             for index, tokens in enumerate(blocks, start=known):
                 if self.exact_prefixes and index == sequence.num_prompt_tokens // size:
@@ -464,17 +439,21 @@ class Scheduler:
         if victim.num_pending_tokens:
             return False
         self.running.pop()
-        self._free_blocks(victim)
-        victim.status = Status.WAITING
-        victim.decoding = False
-        self._released.append(victim.id)
-        self.waiting.appendleft(victim)
+        self._send_back(victim)
         draft.preempted.append(victim)
         return True
 
+    def _send_back(self, sequence: SequenceState) -> None:
+        """Take the blocks of a sequence that was running. It keeps its tokens and waits in front of all others."""
+        self._free_blocks(sequence)
+        sequence.status = Status.WAITING
+        sequence.decoding = False
+        self._released.append(sequence.id)
+        self.waiting.appendleft(sequence)
+
     def _release_fork(self) -> bool:
         """Take the blocks of the last waiting sequence that holds any: it will be computed like any other."""
-        holder = next((sequence for sequence in reversed(self.waiting) if sequence.block_ids), None)
+        holder = next((sequence for sequence in reversed(self.waiting) if sequence.tables), None)
         if holder is not None:
             self._free_blocks(holder)
         return holder is not None
@@ -486,15 +465,8 @@ class Scheduler:
         del self._started[sequence.id]
         self._free_blocks(sequence)
 
-    def _taint(self, sequence: SequenceState) -> None:
-        """Nobody else may find its K and V. They may hold NaN, which spreads from masked keys too."""
-        for block in sequence.block_ids:
-            self.pool.forget(block)
-        self._tainted.update(sequence.block_ids)
-
     def _free_blocks(self, sequence: SequenceState) -> None:
-        self.pool.free(sequence.block_ids)
-        sequence.block_ids = []
+        self.blocks.free(sequence)
         sequence.num_computed_tokens = 0
 
 
@@ -505,8 +477,8 @@ class _Draft:
         self.chunks: list[Chunk] = []
         self.rows: list[DecodeRow] = []
         self.steps = 0
-        self.wipes: list[int] = []
-        self.copies: list[tuple[int, int]] = []
+        self.wipes: list[tuple[int, int]] = []
+        self.copies: list[BlockCopy] = []
         self.started: list[SequenceSpec] = []
         self.preempted = preempted
 

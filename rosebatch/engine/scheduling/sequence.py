@@ -34,8 +34,9 @@ class SequenceState:
     planned: the last ``num_pending_tokens`` tokens are being sampled, and their values are not known here yet.
 
     Attributes:
-        spec: what the runner has to know; the same for the whole life of the sequence.
+        spec: what the runner has to know. It changes once at most, see ``take_long_factors``.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
+        tables: its block table in each group of layers, see ``BlockGroups``; empty if it holds no blocks.
         decoding: whether a plan has sampled its newest token.
         logprobs, prompt_logprobs: of the tokens so far, if asked for.
         token_times: when each generated token arrived.
@@ -54,7 +55,7 @@ class SequenceState:
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
     num_cached_tokens: int | None = None
-    block_ids: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     status: Status = Status.WAITING
     decoding: bool = False
@@ -112,6 +113,11 @@ class SequenceState:
         return len(self.spec.prompt_token_ids)
 
     @property
+    def block_ids(self) -> list[int]:
+        """Its block table in the first group of layers, the only one of most models."""
+        return self.tables[0] if self.tables else []
+
+    @property
     def num_tokens(self) -> int:
         """Tokens so far, pending ones included."""
         return len(self.token_ids) + self.num_pending_tokens
@@ -136,6 +142,12 @@ class SequenceState:
     def output_token_ids(self) -> list[int]:
         """The tokens generated so far."""
         return self.token_ids[self.num_prompt_tokens :]
+
+    def take_long_factors(self) -> None:
+        """From now on, for all its tokens; it holds no blocks. See ``rosebatch.engine.long_rope``."""
+        assert not self.tables, "keys in the cache have short factors"
+        self.spec = replace(self.spec, long_factors=True)
+        self.block_hashes.clear()
 
     def apply_token_ids(
         self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = (), now: float | None = None

@@ -83,12 +83,16 @@ class GatheredAttention:
         self.ops = ops
         self.device = cache.device
         self.windows = {spec.window for spec in specs}
-        self.kv_heads = {spec.num_kv_heads for spec in specs}
+        # Of the layers with each window.
+        self.group_of = {spec.window: cache.group_of[spec.layer] for spec in specs}
         self.reads = {(spec.num_kv_heads, spec.window) for spec in specs}
         # Of a key and its value, in the widest layer.
         self.key_bytes = 2 * cache.dtype.itemsize * max(spec.num_kv_heads * spec.head_dim for spec in specs)
-        self.append_rows = {count: self._append_rows(batch.slots, count) for count in self.kv_heads}
-        self.positions = batch.positions
+        self.append_rows = {
+            (count, window): self._append_rows(batch.slots[self.group_of[window]], count)
+            for count, window in self.reads
+        }
+        self.rotary_rows = batch.rotary_rows
         self.states = states
         if states is not None:
             ends = accumulate(len(chunk.token_ids) for chunk in batch.chunks)
@@ -112,7 +116,7 @@ class GatheredAttention:
         """Append K and V of all sequences, then attend: a block filled in this step can be read in it."""
         cache = self.cache.layer(spec.layer)
         q, k, v = self._heads(spec, qkv)
-        self.ops.kv_append(cache, k, v, self.append_rows[spec.num_kv_heads])
+        self.ops.kv_append(cache, k, v, self.append_rows[spec.num_kv_heads, spec.window])
         if self.order is not None:
             q = q.index_select(0, self.order)
         parts = [self._attend(spec, group, q[group.first : group.first + group.count], cache) for group in self.groups]
@@ -137,7 +141,7 @@ class GatheredAttention:
         turned = None
         if spec.rotary is not None:
             if spec.rotary not in self._turned:
-                cos, sin = (table[self.positions][:, None] for table in (spec.rotary.cos, spec.rotary.sin))
+                cos, sin = (table[self.rotary_rows][:, None] for table in (spec.rotary.cos, spec.rotary.sin))
                 self._turned[spec.rotary] = cos, sin
             turned = self._turned[spec.rotary]
         return self.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)
@@ -169,12 +173,17 @@ class GatheredAttention:
             after = query.tile_end - query.start - len(query.rows)
             order += [-1] * before + list(query.rows) + [-1] * after
         width = -(-keys // self.cache.block_size)
-        table = batch.block_table[[query.sequence for query in queries], :width]
-        # Masked keys are read: a block of another sequence might hold NaN.
-        table = torch.cat((table, table[:, -1:].expand(-1, width - table.shape[1])), 1)
-        tables = {window: self._within(queries, table, window) for window in self.windows}
-        blocks = self.cache.num_blocks
-        cache_rows = {(count, window): gather_rows(tables[window], blocks, count) for count, window in self.reads}
+        own = [query.sequence for query in queries]
+        by_group = []
+        for table in batch.block_tables:
+            rows = table[own, :width]
+            # Masked keys are read: a block of another sequence might hold NaN.
+            by_group.append(torch.cat((rows, rows[:, -1:].expand(-1, width - rows.shape[1])), 1))
+        tables = {window: self._within(queries, by_group[self.group_of[window]], window) for window in self.windows}
+        blocks = {window: self.cache.num_blocks[self.group_of[window]] for window in self.windows}
+        cache_rows = {
+            (count, window): gather_rows(tables[window], blocks[window], count) for count, window in self.reads
+        }
         positions = self._positions(queries)
         masks = {window: self._mask(positions, keys, window) for window in self.windows}
         if generated:

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rosebatch.engine.logits import SampledRow
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import Chunk, PackedStep, SequenceSpec
 
 
@@ -15,12 +17,13 @@ class BlockTables:
 
     Attributes:
         specs: by sequence id.
-        blocks: block ids in sequence order, by sequence id.
+        blocks: block ids in sequence order, for each group of layers, by sequence id.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_groups: int = 1) -> None:
+        self.num_groups = num_groups
         self.specs: dict[int, SequenceSpec] = {}
-        self.blocks: dict[int, list[int]] = {}
+        self.blocks: dict[int, list[list[int]]] = {}
 
     def update(self, plan: PackedStep) -> None:
         """Take over what a plan changes."""
@@ -30,11 +33,11 @@ class BlockTables:
         for sequence_id in plan.released:
             del self.specs[sequence_id], self.blocks[sequence_id]
         for spec in plan.started:
-            self.specs[spec.id], self.blocks[spec.id] = spec, []
+            self.specs[spec.id], self.blocks[spec.id] = spec, [[] for _ in range(self.num_groups)]
         for chunk in plan.chunks:
-            table = self.blocks[chunk.id]
-            for index, block in chunk.blocks:
-                table[index : index + 1] = [block]
+            tables = self.blocks[chunk.id]
+            for group, index, block in chunk.blocks:
+                tables[group][index : index + 1] = [block]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,10 @@ class StepBatch:
 
     Attributes:
         input_ids, positions: ``[T]`` int64.
-        slots: ``[T]`` int64, where each token's K and V go: ``block · block_size + offset``.
-        block_table: ``[B, M]`` int64 block ids, rows padded with their own last block: masked keys are read, and
-            another sequence's may be NaN.
+        rotary_rows: ``[T]`` int64, each token's row of the rotary tables.
+        slots: of each group of layers, ``[T]`` int64, where each token's K and V go: ``block · block_size + offset``.
+        block_tables: of each group of layers, ``[B, M]`` int64 block ids, rows padded with their own last block: masked
+            keys are read, and another sequence's may be NaN.
         chunks: the plan's, one for each of the B sequences.
         num_prompt_tokens: of each of the B sequences.
         sample_rows: ``[S]`` int64, the rows of T that are sampled.
@@ -54,8 +58,9 @@ class StepBatch:
 
     input_ids: Tensor
     positions: Tensor
-    slots: Tensor
-    block_table: Tensor
+    rotary_rows: Tensor
+    slots: list[Tensor]
+    block_tables: list[Tensor]
     chunks: tuple[Chunk, ...]
     num_prompt_tokens: list[int]
     sample_rows: Tensor
@@ -65,36 +70,42 @@ class StepBatch:
 def build_batch(
     chunks: tuple[Chunk, ...],
     specs: Mapping[int, SequenceSpec],
-    blocks: Mapping[int, list[int]],
+    blocks: Mapping[int, list[list[int]]],
     block_size: int,
     device: torch.device,
+    long_rope: LongRope | None = None,
 ) -> StepBatch:
     """Lay out a step for the device: one small copy for each tensor."""
     input_ids: list[int] = []
     positions: list[int] = []
-    slots: list[int] = []
+    num_groups = len(blocks[chunks[0].id])
+    slots: list[list[int]] = [[] for _ in range(num_groups)]
     sample_rows: list[int] = []
     sampled: list[SampledRow] = []
-    width = max(len(blocks[chunk.id]) for chunk in chunks)
-    table = []
+    width = max(len(blocks[chunk.id][0]) for chunk in chunks)
+    tables: list[list[list[int]]] = [[] for _ in range(num_groups)]
     for chunk in chunks:
-        own = blocks[chunk.id]
         input_ids += chunk.token_ids
         positions += range(chunk.start, chunk.end)
-        slots += [own[i // block_size] * block_size + i % block_size for i in range(chunk.start, chunk.end)]
-        table.append(own + own[-1:] * (width - len(own)))
+        for group, own in enumerate(blocks[chunk.id]):
+            slots[group] += [own[i // block_size] * block_size + i % block_size for i in range(chunk.start, chunk.end)]
+            tables[group].append(own + own[-1:] * (width - len(own)))
         if chunk.samples:
             sample_rows.append(len(input_ids) - 1)
             sampled.append(SampledRow(specs[chunk.id], chunk.end, chunk.output_token_ids))
 
-    def tensor(values: list[int] | list[list[int]]) -> Tensor:
+    def tensor(values: list[int] | list[list[int]] | np.ndarray) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
+    of_tokens = rotary_rows = tensor(positions)
+    if long_rope is not None:
+        rotary_rows = tensor(np.concatenate([long_rope.rows(chunk, specs[chunk.id]) for chunk in chunks]))
     return StepBatch(
         input_ids=tensor(input_ids),
-        positions=tensor(positions),
-        slots=tensor(slots),
-        block_table=tensor(table),
+        positions=of_tokens,
+        rotary_rows=rotary_rows,
+        slots=[tensor(each) for each in slots],
+        block_tables=[tensor(table) for table in tables],
         chunks=chunks,
         num_prompt_tokens=[len(specs[chunk.id].prompt_token_ids) for chunk in chunks],
         sample_rows=tensor(sample_rows),

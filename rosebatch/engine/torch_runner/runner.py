@@ -12,6 +12,7 @@ from rosebatch.engine.extras import Extras
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.logits import SampledRow, adjust, constrain
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.staging import Staging
@@ -49,7 +50,8 @@ class TorchRunner:
         self.ops = ops
         self.states = states
         self.batched_sampling = batched_sampling
-        self.tables = BlockTables()
+        self.tables = BlockTables(len(cache.num_blocks))
+        self.long_rope = LongRope.of(model.attention)
         self.staging = Staging(cache.device)
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
@@ -70,7 +72,7 @@ class TorchRunner:
         self.tables.update(plan)
         if self.states is not None:
             self.states.update(plan)
-        batch = build_batch(plan.chunks, specs, blocks, self.cache.block_size, self.cache.device)
+        batch = build_batch(plan.chunks, specs, blocks, self.cache.block_size, self.cache.device, self.long_rope)
         self.cache.wipe(plan.wipes, self.staging)
         self.cache.copy(plan.copies, self.staging)
         attention = GatheredAttention(batch, self.cache, self.model.attention, self.ops, self.states)

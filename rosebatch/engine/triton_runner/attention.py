@@ -13,9 +13,10 @@ from torch import Tensor
 
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.state_pool import StatePool
+from rosebatch.engine.triton_runner.packing import PackedInputs
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import AttentionSpec, StateSpec
-from rosebatch.ops import DeltaState, DeviceOps, Ops, PackedChunks
+from rosebatch.ops import DeltaState, DeviceOps, Ops
 from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.kv_cache.layout import cache_rows
 
@@ -28,9 +29,8 @@ class _Step(Protocol):
         """What all steps of the run share."""
         ...
 
-    @property
-    def table(self) -> Tensor:
-        """``[S, M]`` int32 block ids."""
+    def table(self, layer: int) -> Tensor:
+        """``[S, M]`` int32 block ids in this layer's group."""
         ...
 
     @property
@@ -38,11 +38,16 @@ class _Step(Protocol):
         """``[T]`` int32 of each token."""
         ...
 
+    @property
+    def rotary_rows(self) -> Tensor | None:
+        """``[T]`` int32, each token's row of the rotary tables; None if it is the position."""
+        ...
+
     def rows(self) -> Tensor:
         """``[T]`` int32, each token's row of the table; -1 for tokens that nobody reads."""
         ...
 
-    def append_rows(self, cache: Tensor) -> Tensor:
+    def append_rows(self, layer: int) -> Tensor:
         """Where each token's K and V go, see ``kv_append``."""
         ...
 
@@ -85,10 +90,10 @@ class SharedAttention:
         assert self.states is not None, "the model has states"
         return self.states.layer(spec.layer)
 
-    def heads(self, spec: AttentionSpec, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, spec: AttentionSpec, qkv: Tensor, step: _Step) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, normed and rotated by separate operators: the way of ``--no-fused-rotary``."""
-        rotary = spec.rotary
-        turned = None if rotary is None else (rotary.cos[positions][:, None], rotary.sin[positions][:, None])
+        rotary, rows = spec.rotary, step.positions if step.rotary_rows is None else step.rotary_rows
+        turned = None if rotary is None else (rotary.cos[rows][:, None], rotary.sin[rows][:, None])
         return self.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)
 
 
@@ -100,21 +105,22 @@ def _rotate_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step) 
     """Norm and rotate by separate operators; the decode kernel appends."""
     if spec.rotary is None and spec.qk_norm is None:
         return qkv
-    return torch.cat(step.shared.heads(spec, qkv, step.positions), 1).view(len(qkv), -1)
+    return torch.cat(step.shared.heads(spec, qkv, step), 1).view(len(qkv), -1)
 
 
 def _prepare_in_one(
     kernel: Callable[..., None], spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step
 ) -> Tensor:
     """Norm, rotate and append by one kernel, q in place."""
-    kernel(qkv, cache, step.table, step.rows(), step.positions, num_heads=spec.num_heads, **_rotation(spec))
+    options = {"num_heads": spec.num_heads, "rotary_rows": step.rotary_rows, **_rotation(spec)}
+    kernel(qkv, cache, step.table(spec.layer), step.rows(), step.positions, **options)
     return qkv
 
 
 def _prepare_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: _Step) -> Tensor:
     """Norm, rotate and append by separate operators."""
-    q, k, v = step.shared.heads(spec, qkv, step.positions)
-    step.shared.ops.kv_append(cache, k, v, step.append_rows(cache))
+    q, k, v = step.shared.heads(spec, qkv, step)
+    step.shared.ops.kv_append(cache, k, v, step.append_rows(spec.layer))
     return qkv if spec.rotary is None and spec.qk_norm is None else q.reshape(len(qkv), -1)
 
 
@@ -140,21 +146,18 @@ class PackedAttention:
 
     Args:
         shared: by all steps of the run.
-        rows, positions: ``[T]`` int32, each token's row of the block table, -1 for padding, and position.
-        tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``.
-        packed: the same chunks for layers with states.
+        inputs: of the step.
     """
 
-    def __init__(
-        self, shared: SharedAttention, rows: Tensor, positions: Tensor, tiles: Tensor, packed: PackedChunks
-    ) -> None:
+    def __init__(self, shared: SharedAttention, inputs: PackedInputs) -> None:
         self.shared = shared
-        self.table = shared.state.block_table
-        self.positions = positions
-        self.tiles = tiles
-        self.packed = packed
-        self._rows = rows
-        self._append_rows: dict[int, Tensor] = {}
+        self.tables = shared.state.block_tables
+        self.positions = inputs.positions
+        self.rotary_rows = inputs.rotary_rows
+        self.tiles = inputs.tiles
+        self.packed = inputs.packed
+        self._rows = inputs.rows
+        self._append_rows: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """K and V of all chunks are written before any is read."""
@@ -162,11 +165,11 @@ class PackedAttention:
         cache = self.shared.cache.layer(spec.layer)
         spec, qkv = _normed(spec, qkv, kernels)
         q = self.shared.prepare_packed(spec, qkv, cache, self)
-        heads, scale = spec.num_heads, spec.scale
+        heads, scale, table = spec.num_heads, spec.scale, self.table(spec.layer)
         if spec.gate is None:
             options = _softmax(spec)
-            return kernels.prefill(q, cache, self.table, self.tiles, num_heads=heads, scale=scale, **options)
-        return kernels.gated_prefill(q, cache, self.table, self.tiles, spec.gate, num_heads=heads, scale=scale)
+            return kernels.prefill(q, cache, table, self.tiles, num_heads=heads, scale=scale, **options)
+        return kernels.gated_prefill(q, cache, table, self.tiles, spec.gate, num_heads=heads, scale=scale)
 
     def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Attention``."""
@@ -177,12 +180,17 @@ class PackedAttention:
         """See ``_Step``."""
         return self._rows
 
-    def append_rows(self, cache: Tensor) -> Tensor:
-        """See ``_Step``; once for all layers with the same number of K/V heads."""
-        kv_heads = cache.shape[2]
-        if kv_heads not in self._append_rows:
-            self._append_rows[kv_heads] = _append_rows(cache, self.table, self._rows, self.positions)
-        return self._append_rows[kv_heads]
+    def table(self, layer: int) -> Tensor:
+        """See ``_Step``."""
+        return self.tables[self.shared.cache.group_of[layer]]
+
+    def append_rows(self, layer: int) -> Tensor:
+        """See ``_Step``; once for all layers of a group with the same number of K/V heads."""
+        cache = self.shared.cache.layer(layer)
+        kind = self.shared.cache.group_of[layer], cache.shape[2]
+        if kind not in self._append_rows:
+            self._append_rows[kind] = _append_rows(cache, self.table(layer), self._rows, self.positions)
+        return self._append_rows[kind]
 
 
 class DecodeAttention:
@@ -197,11 +205,13 @@ class DecodeAttention:
         state = shared.state
         self.shared = shared
         self.positions = state.fields[layout.POSITION, :size]
+        # See ``LongRope.rows``.
+        self.rotary_rows = None
         self.limits = state.fields[layout.LIMIT, :size]
         self.state_slots = state.fields[layout.STATE, :size]
-        self.table = state.block_table[:size]
+        self.tables = state.block_tables[:, :size]
         self._rows: Tensor | None = None
-        self._append_rows: dict[int, Tensor] = {}
+        self._append_rows: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """The kernel does all of it, or attends to what was prepared."""
@@ -216,7 +226,7 @@ class DecodeAttention:
         return decode(
             qkv,
             cache,
-            self.table,
+            self.table(spec.layer),
             self.positions,
             self.limits,
             num_heads=spec.num_heads,
@@ -236,12 +246,17 @@ class DecodeAttention:
             self._rows = torch.where(self.positions < self.limits, numbers, -1)
         return self._rows
 
-    def append_rows(self, cache: Tensor) -> Tensor:
-        """See ``_Step``; once for all layers with the same number of K/V heads."""
-        kv_heads = cache.shape[2]
-        if kv_heads not in self._append_rows:
-            self._append_rows[kv_heads] = _append_rows(cache, self.table, self.rows(), self.positions)
-        return self._append_rows[kv_heads]
+    def table(self, layer: int) -> Tensor:
+        """See ``_Step``."""
+        return self.tables[self.shared.cache.group_of[layer]]
+
+    def append_rows(self, layer: int) -> Tensor:
+        """See ``_Step``; once for all layers of a group with the same number of K/V heads."""
+        cache = self.shared.cache.layer(layer)
+        kind = self.shared.cache.group_of[layer], cache.shape[2]
+        if kind not in self._append_rows:
+            self._append_rows[kind] = _append_rows(cache, self.table(layer), self.rows(), self.positions)
+        return self._append_rows[kind]
 
 
 def _append_rows(cache: Tensor, table: Tensor, rows: Tensor, positions: Tensor) -> Tensor:

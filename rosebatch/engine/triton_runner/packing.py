@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import PackedStep
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.ops import PackedChunks
@@ -30,6 +31,7 @@ class PackedInputs(NamedTuple):
 
     Attributes:
         input_ids, rows, positions: ``[T]`` int32; padding has row -1.
+        rotary_rows: ``[T]`` int32, each token's row of the rotary tables; None if it is the position.
         tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``; padding has no rows.
         last_rows: ``[S]`` int32, the row of the last token of each chunk that samples, in the plan's order, then zeros.
         packed: the same chunks for layers with states; empty for a model without them.
@@ -38,6 +40,7 @@ class PackedInputs(NamedTuple):
     input_ids: Tensor
     rows: Tensor
     positions: Tensor
+    rotary_rows: Tensor | None
     tiles: Tensor
     last_rows: Tensor
     packed: PackedChunks
@@ -45,30 +48,45 @@ class PackedInputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Room for tokens, tiles, last rows, and chunks if the model has states, in an array of packed inputs."""
+    """Room for tokens, tiles, last rows, and chunks if the model has states, in an array of packed inputs.
+
+    With ``long_rope``, tokens have rows of the rotary tables too.
+    """
 
     size: int
     num_tiles: int
     num_last: int
     num_chunks: int = 0
+    long_rope: LongRope | None = None
 
     @classmethod
-    def exact(cls, plan: PackedStep, tile_rows: int, *, states: bool = False) -> "Layout":
+    def exact(
+        cls, plan: PackedStep, tile_rows: int, *, states: bool = False, long_rope: LongRope | None = None
+    ) -> "Layout":
         """No more room than the plan needs."""
         num_tiles = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in plan.chunks)
         num_chunks = len(plan.chunks) if states else 0
-        return cls(plan.num_tokens, num_tiles, sum(chunk.samples for chunk in plan.chunks), num_chunks)
+        num_last = sum(chunk.samples for chunk in plan.chunks)
+        return cls(plan.num_tokens, num_tiles, num_last, num_chunks, long_rope)
 
     @classmethod
-    def padded(cls, size: int, tile_rows: int, num_slots: int, *, states: bool = False) -> "Layout":
+    def padded(
+        cls, size: int, tile_rows: int, num_slots: int, *, states: bool = False, long_rope: LongRope | None = None
+    ) -> "Layout":
         """Room for ``size`` tokens, whatever sequences they belong to."""
         most = min(size, num_slots)
-        return cls(size, size // tile_rows + most, most, most if states else 0)
+        return cls(size, size // tile_rows + most, most, most if states else 0, long_rope)
 
     @property
     def num_cells(self) -> int:
         """Length of the array."""
-        return 3 * self.size + 4 * self.num_tiles + self.num_last + 4 * self.num_chunks + 2 * self.num_state_tiles
+        return sum(self._sizes)
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Cells of tokens, tiles, last rows, chunks and the chunks' tiles."""
+        of_tokens = self.size * (3 if self.long_rope is None else 4)
+        return [of_tokens, 4 * self.num_tiles, self.num_last, 4 * self.num_chunks, 2 * self.num_state_tiles]
 
     @property
     def num_state_tiles(self) -> int:
@@ -77,11 +95,11 @@ class Layout:
 
     def inputs(self, cells: Tensor) -> PackedInputs:
         """Views of the array ``[at least num_cells]``."""
-        sizes = [3 * self.size, 4 * self.num_tiles, self.num_last, 4 * self.num_chunks, 2 * self.num_state_tiles]
-        tokens, tiles, last_rows, chunks, state_tiles = cells[: self.num_cells].split(sizes)
-        input_ids, rows, positions = tokens.view(3, self.size)
+        tokens, tiles, last_rows, chunks, state_tiles = cells[: self.num_cells].split(self._sizes)
+        input_ids, rows, positions, *rotary_rows = tokens.view(-1, self.size)
         packed = PackedChunks(chunks.view(-1, 4), state_tiles.view(-1, 2))
-        return PackedInputs(input_ids, rows, positions, tiles.view(-1, 4), last_rows, packed)
+        own = rotary_rows[0] if rotary_rows else None
+        return PackedInputs(input_ids, rows, positions, own, tiles.view(-1, 4), last_rows, packed)
 
 
 def pack(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.ndarray:
@@ -89,6 +107,7 @@ def pack(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.n
     input_ids = np.zeros(layout.size, np.int32)
     rows = np.full(layout.size, -1, np.int32)
     positions = np.zeros(layout.size, np.int32)
+    rotary_rows = np.zeros(layout.size if layout.long_rope else 0, np.int32)
     tiles: list[tuple[int, int, int, int]] = []
     last_rows: list[int] = []
     first = 0
@@ -98,6 +117,8 @@ def pack(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.n
         input_ids[first:end] = chunk.token_ids
         rows[first:end] = slot
         positions[first:end] = np.arange(chunk.start, chunk.end)
+        if layout.long_rope is not None:
+            rotary_rows[first:end] = layout.long_rope.rows(chunk, slots.specs[chunk.id])
         for begin in range(0, length, tile_rows):
             tiles.append((slot, first + begin, chunk.start + begin, min(tile_rows, length - begin)))
         if chunk.samples:
@@ -108,7 +129,7 @@ def pack(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.n
     tiles += [(0, 0, 0, 0)] * (layout.num_tiles - len(tiles))
     last_rows += [0] * (layout.num_last - len(last_rows))
     flat = np.array(tiles, np.int32).reshape(-1)
-    parts = [input_ids, rows, positions, flat, np.array(last_rows, np.int32)]
+    parts = [input_ids, rows, positions, rotary_rows, flat, np.array(last_rows, np.int32)]
     if layout.num_chunks:
         parts += _pack_chunks(plan, slots, layout, tile_rows)
     return np.concatenate(parts)

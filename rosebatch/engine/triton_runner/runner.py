@@ -20,6 +20,7 @@ from rosebatch.engine.extras import Extras
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.logits import SampledRow
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import DecodeWindow, PackedStep, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.staging import Staging
@@ -75,12 +76,13 @@ class TritonRunner:
         device = cache.device
         width = -(-max_len // cache.block_size)
         self.model = model
+        self.long_rope = LongRope.of(model.attention)
         self.cache = cache
         self.ops = ops
         self.kernels = kernels
         self.states = states
-        self.slots = Slots(max_num_seqs, width)
-        self.state = DeviceState(max_num_seqs, width, window, device, vocab_size)
+        self.slots = Slots(max_num_seqs, width, self.long_rope)
+        self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, len(cache.num_blocks))
         self.attention = SharedAttention.of(cache, self.state, ops, kernels, states)
         self.decodes = StepGraphs(self._decode_step, enabled=toggles.cuda_graph)
         self.packed = StepGraphs(self._packed_step, enabled=toggles.cuda_graph)
@@ -196,7 +198,7 @@ class TritonRunner:
         reports = any(specs[chunk.id].sampling.prompt_logprobs is not None for chunk in plan.chunks)
         padded = self.packed.enabled and plan.num_tokens <= MOST_PADDED_TOKENS and not reports
         tile_rows = self.kernels.tile_rows
-        exact = Layout.exact(plan, tile_rows, states=self.states is not None)
+        exact = Layout.exact(plan, tile_rows, states=self.states is not None, long_rope=self.long_rope)
         layout = self._layout(padded_size(plan.num_tokens)) if padded else exact
         cells, columns = self.up.send(pack(plan, self.slots, layout, tile_rows), sampled.slots)
         if padded:
@@ -212,12 +214,14 @@ class TritonRunner:
         return self._forward(inputs)[inputs.last_rows]
 
     def _forward(self, inputs: PackedInputs) -> Tensor:
-        attention = PackedAttention(self.attention, inputs.rows, inputs.positions, inputs.tiles, inputs.packed)
+        attention = PackedAttention(self.attention, inputs)
         return self.model.forward(inputs.input_ids, inputs.positions, attention)
 
     def _layout(self, size: int) -> Layout:
         states = self.states is not None
-        return Layout.padded(size, self.kernels.tile_rows, self.slots.num_slots, states=states)
+        return Layout.padded(
+            size, self.kernels.tile_rows, self.slots.num_slots, states=states, long_rope=self.long_rope
+        )
 
     def _decode_step(self, kind: "_Decode") -> Tensor:
         """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeWindow, SequenceSpec, StepPlan
 from rosebatch_kernels.feedback import layout
 
@@ -33,13 +34,14 @@ class StateWrite:
 
 
 class Slots:
-    """Columns of the state ``[NUM_FIELDS, num_slots]``, rows of the block table ``[num_slots, width]`` behind it.
+    """Columns of the state ``[NUM_FIELDS, num_slots]``, rows of the block tables ``[groups, num_slots, width]`` behind.
 
-    A cell's flat index counts through both: field by field, then row by row of the table.
+    A cell's flat index counts through both: field by field, then row by row of each table.
 
     Args:
         num_slots: most sequences at a time.
         width: most blocks of a sequence.
+        long_rope: of a model with longrope: decode steps end where a sequence starts over.
 
     Attributes:
         specs: of all sequences that have a slot, by id.
@@ -47,9 +49,10 @@ class Slots:
         state_of: by slot, where the states of its sequence lie: a sequence that moves takes them with it.
     """
 
-    def __init__(self, num_slots: int, width: int) -> None:
+    def __init__(self, num_slots: int, width: int, long_rope: LongRope | None = None) -> None:
         self.num_slots = num_slots
         self.width = width
+        self.long_rope = long_rope
         self.buckets = batch_buckets(num_slots)
         self.specs: dict[int, SequenceSpec] = {}
         self.slot_of: dict[int, int] = {}
@@ -68,10 +71,11 @@ class Slots:
             self.slot_of[spec.id] = heapq.heappop(self._free)
         if isinstance(plan, DecodeWindow):
             self._compact([row.id for row in plan.rows], write)
-            copies = {copy for _, copy in plan.copies}
+            copies = {(group, copy) for group, _, copy in plan.copies}
             for row in plan.rows:
                 for change in row.blocks:
-                    self._tell_blocks(row.id, [change], write.cells if change[1] in copies else write.rollovers)
+                    group, _, block = change
+                    self._tell_blocks(row.id, [change], write.cells if (group, block) in copies else write.rollovers)
         else:
             for chunk in plan.chunks:
                 self._tell_blocks(chunk.id, chunk.blocks, write.cells)
@@ -117,18 +121,19 @@ class Slots:
 
     def _tell_blocks(self, sequence_id: int, changes: Sequence[BlockChange], cells: dict[int, int]) -> None:
         start = layout.NUM_FIELDS * self.num_slots + self.slot_of[sequence_id] * self.width
-        for index, block in changes:
-            cells[start + index] = block
+        for group, index, block in changes:
+            cells[start + group * self.num_slots * self.width + index] = block
 
     def _tell_fields(self, chunk: Chunk, write: StateWrite) -> None:
         slot, spec = self.slot_of[chunk.id], self.specs[chunk.id]
         sampling, seed = spec.sampling, spec.sampling.seed or 0
+        most_tokens = spec.max_len if self.long_rope is None else self.long_rope.most_tokens(spec)
         real = _bits(sampling.temperature, sampling.top_p, sampling.min_p)
         penalties = _bits(sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
         values = {
             layout.POSITION: chunk.end - 1,
             layout.NEXT: chunk.end,
-            layout.LIMIT: spec.max_len - 1,
+            layout.LIMIT: most_tokens - 1,
             layout.STOPS: int(not sampling.ignore_eos),
             layout.TEMPERATURE: real[0],
             layout.TOP_K: min(sampling.top_k, 2**31 - 1),

@@ -17,27 +17,37 @@ from rosebatch_kernels.feedback import layout
 
 
 class DeviceState:
-    """``fields [NUM_FIELDS, num_slots]`` int32 (see ``rosebatch_kernels.feedback.layout``) and the block table.
+    """``fields [NUM_FIELDS, num_slots]`` int32 (see ``rosebatch_kernels.feedback.layout``) and the block tables.
 
     Args:
         num_slots: most sequences at a time.
         width: most blocks of a sequence.
         window: steps whose tokens are kept until they are fetched.
         vocab_size: of the logits.
+        num_groups: of layers with block tables of their own.
 
     Attributes:
+        block_tables: ``[groups, num_slots, width]`` int32.
         marks, bias: ``[num_slots, V]`` int32 and fp32, see ``rosebatch_kernels.logits``; empty until a sequence needs
             them.
         logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.logprobs``: of decode steps as in
             ``history``, of a packed step in the last place; empty until needed.
     """
 
-    def __init__(self, num_slots: int, width: int, window: int, device: torch.device, vocab_size: int = 0) -> None:
-        cells = (layout.NUM_FIELDS + width) * num_slots
+    def __init__(
+        self,
+        num_slots: int,
+        width: int,
+        window: int,
+        device: torch.device,
+        vocab_size: int = 0,
+        num_groups: int = 1,
+    ) -> None:
+        cells = (layout.NUM_FIELDS + num_groups * width) * num_slots
         self._cells = torch.zeros(cells, dtype=torch.int32, device=device)
         self.fields = self._cells[: layout.NUM_FIELDS * num_slots].view(layout.NUM_FIELDS, num_slots)
         self.fields[layout.STATE] = torch.arange(num_slots)
-        self.block_table = self._cells[layout.NUM_FIELDS * num_slots :].view(num_slots, width)
+        self.block_tables = self._cells[layout.NUM_FIELDS * num_slots :].view(num_groups, num_slots, width)
         self.history = torch.full((window, num_slots), -1, dtype=torch.int32, device=device)
         self.step = torch.zeros(1, dtype=torch.int32, device=device)
         self.vocab_size = vocab_size
@@ -72,7 +82,7 @@ class DeviceState:
         if write.moves:
             sources, targets = staging.send(*np.array(write.moves, np.int32).T)
             self.fields.index_copy_(1, targets.long(), self.fields.index_select(1, sources))
-            for table in (self.block_table, self.marks, self.bias):
+            for table in (*self.block_tables, self.marks, self.bias):
                 if len(table):
                     table.index_copy_(0, targets.long(), table.index_select(0, sources))
 

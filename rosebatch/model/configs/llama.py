@@ -1,4 +1,4 @@
-"""config.json of the families that ``rosebatch.model.llama`` builds as they are."""
+"""config.json of the families that ``rosebatch.model.families.llama`` builds as they are."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from rosebatch.model.fallback_attention import NAME, Attending, UnservedError, running
-from rosebatch.model.fallback_attention import register as register_attention
-from rosebatch.model.fallback_experts import register as register_experts
-from rosebatch.model.fallback_trial import Layers, PerToken, describe_mask, find_layers
+from rosebatch.model.fallback.attention import NAME, Attending, UnservedError, running
+from rosebatch.model.fallback.attention import register as register_attention
+from rosebatch.model.fallback.experts import register as register_experts
+from rosebatch.model.fallback.trial import Layers, PerToken, describe_mask, find_layers
 from rosebatch.model.layers import AttentionSpec
 
 _SERVED_TYPES = {"full_attention", "sliding_attention", "attention"}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from rosebatch.model.fallback_attention import NAME, TRIAL, Call, UnservedError, attend, describe, running
+from rosebatch.model.fallback.attention import NAME, TRIAL, Call, UnservedError, attend, describe, running
 from rosebatch.model.layers import AttentionSpec
 from rosebatch.ops import select
 from rosebatch.toggles import Toggles

@@ -1,7 +1,7 @@
 """Mixtral: Llama's layers with experts that have other names."""
 
 from rosebatch.model.experts import ExpertNames
-from rosebatch.model.llama import Llama
+from rosebatch.model.families.llama import Llama
 
 
 class Mixtral(Llama):

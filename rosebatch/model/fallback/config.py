@@ -11,15 +11,15 @@ from torch.nn import Embedding, Module
 from rosebatch.config import ModelConfig, convert
 from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.host.pretrained import load_pretrained_config
-from rosebatch.model.fallback_attention import NAME, UnservedError
-from rosebatch.model.fallback_network import (
+from rosebatch.model.fallback.attention import NAME, UnservedError
+from rosebatch.model.fallback.network import (
     Decoder,
     build_network,
     fix_rope,
     require_agreement,
     require_layer_types,
 )
-from rosebatch.model.fallback_trial import TOKENS
+from rosebatch.model.fallback.trial import TOKENS
 
 _META = torch.device("meta")
 # Where configs say how long a sequence may be, and how many experts a token has.

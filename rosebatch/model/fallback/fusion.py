@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 
-from rosebatch.model.fallback_attention import Call, attend, project, running
-from rosebatch.model.fallback_network import Decoder
-from rosebatch.model.fallback_parts import (
+from rosebatch.model.fallback.attention import Call, attend, project, running
+from rosebatch.model.fallback.network import Decoder
+from rosebatch.model.fallback.parts import (
     GatedMLP,
     Norm,
     Seen,
@@ -25,7 +25,7 @@ from rosebatch.model.fallback_parts import (
     fused,
     rms_norm,
 )
-from rosebatch.model.fallback_trial import PerToken
+from rosebatch.model.fallback.trial import PerToken
 from rosebatch.model.layers import AttentionSpec, Rotary
 from rosebatch.ops import Linear, Ops, Pending, Weight
 

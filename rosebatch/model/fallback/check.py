@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from rosebatch.model.fallback_attention import UnservedError
-from rosebatch.model.fallback_network import Decoder
+from rosebatch.model.fallback.attention import UnservedError
+from rosebatch.model.fallback.network import Decoder
 
 # Two runs share these many tokens, in another order; the others differ.
 _SHARED, _OTHERS = 6, 5

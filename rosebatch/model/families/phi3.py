@@ -1,6 +1,6 @@
 """Phi-3, Phi-4 and Phi-4-mini: a Llama whose checkpoints hold q, k and v as one tensor, and gate and up as another."""
 
-from rosebatch.model.llama import Llama
+from rosebatch.model.families.llama import Llama
 
 
 class Phi3(Llama):

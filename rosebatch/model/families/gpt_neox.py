@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rosebatch.model.layer_norm_decoder import LayerNormDecoder
+from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.sublayers import MLP, load_plain_mlp
 from rosebatch.model.weights import WeightSource
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rosebatch.model.llama import Llama
+from rosebatch.model.families.llama import Llama
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import WholeRMSNorm
 

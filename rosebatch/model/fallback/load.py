@@ -9,11 +9,11 @@ from torch.nn import Module
 
 from rosebatch.config import ModelConfig
 from rosebatch.host.model_files import refusal
-from rosebatch.model.fallback_attention import Attending, running
-from rosebatch.model.fallback_check import close, require_tokenwise, waits_for_host
-from rosebatch.model.fallback_config import error_text
-from rosebatch.model.fallback_fusion import Fusion, spread_positions
-from rosebatch.model.fallback_network import (
+from rosebatch.model.fallback.attention import Attending, running
+from rosebatch.model.fallback.check import close, require_tokenwise, waits_for_host
+from rosebatch.model.fallback.config import error_text
+from rosebatch.model.fallback.fusion import Fusion, spread_positions
+from rosebatch.model.fallback.network import (
     Decoder,
     build_network,
     fix_rope,

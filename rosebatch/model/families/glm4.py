@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from rosebatch.model.llama import Llama
+from rosebatch.model.families.llama import Llama
 from rosebatch.model.rope import interleaved_qkv_order
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from rosebatch.model.layer_norm_decoder import LayerNormDecoder
+from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.rope import interleaved_qkv_order, pairs_to_halves
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import HeadLayerNorm

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from rosebatch.model.delta_net import DeltaNet, GatedAttention
+from rosebatch.model.families.llama import Llama
 from rosebatch.model.layers import AttentionSpec, Rotary, StateSpec
-from rosebatch.model.llama import Llama
 from rosebatch.model.sublayers import load_linear
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops import DeltaWeights

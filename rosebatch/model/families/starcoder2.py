@@ -1,6 +1,6 @@
 """Starcoder 2: a plain MLP, biases, and a sliding window."""
 
-from rosebatch.model.layer_norm_decoder import LayerNormDecoder
+from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.sublayers import MLP, load_plain_mlp
 from rosebatch.model.weights import WeightSource
 

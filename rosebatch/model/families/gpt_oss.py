@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rosebatch.model.experts import ExpertsMLP, make_router
+from rosebatch.model.families.llama import Llama
 from rosebatch.model.layers import Rotary
-from rosebatch.model.llama import Llama
 from rosebatch.model.mxfp4 import expand
 from rosebatch.model.sublayers import SelfAttention, load_attention
 from rosebatch.model.weights import WeightSource

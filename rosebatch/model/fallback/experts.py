@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.nn import Module
 
-from rosebatch.model.fallback_attention import NAME
+from rosebatch.model.fallback.attention import NAME
 
 
 def register() -> None:

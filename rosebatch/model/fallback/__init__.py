@@ -1,0 +1,1 @@
+"""Decoders of transformers inside of the engine."""

@@ -1,0 +1,70 @@
+"""On a GPU, longrope: sequences start over at the trained length, in graphs and between windows under way."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+NAME = "phi3-longrope"
+TRAINED = 40
+NEW_TOKENS = 24
+# A token with a smaller margin may differ by rounding alone: such prompts are left out.
+MARGIN = 2e-3
+
+
+@pytest.fixture(scope="module")
+def golden(reference: Callable) -> tuple[list, list]:
+    """Prompts whose answers pass the trained length after each number of tokens, and transformers' answers."""
+    numbers = random.Random(2)
+    trunk = [numbers.randrange(211) for _ in range(TRAINED + 4)]
+    prompts = []
+    for length in [*range(TRAINED - NEW_TOKENS - 1, TRAINED + 4)] * 4:
+        common = numbers.randint(0, length)
+        prompts.append(trunk[:common] + [numbers.randrange(211) for _ in range(length - common)])
+    tokens, logits = reference(NAME, torch.float32, prompts, NEW_TOKENS)
+    best = logits.topk(2, -1).values
+    clear = ((best[..., 0] - best[..., 1]).amin(-1) > MARGIN).nonzero().flatten().tolist()
+    assert len({len(prompts[i]) for i in clear}) == NEW_TOKENS + 5, "each length has a prompt"
+    return [prompts[i] for i in clear], [tokens[i] for i in clear]
+
+
+@pytest.mark.parametrize(("batch", "chunk", "blocks"), [(1, 8192, 0), (7, 20, 0), (64, 8192, 0), (64, 50, 14)])
+@pytest.mark.parametrize("off", [None, "cuda_graph", "prefix_cache", "late_results", "fused_rotary"])
+def test_answers_cross_the_trained_length(
+    off: str | None,
+    batch: int,
+    chunk: int,
+    blocks: int,
+    golden: tuple,
+    model_config: Callable,
+    make_engine: Callable,
+    greedy: Callable,
+) -> None:
+    """A window that goes on with short factors, or a row that comes back too early, changes tokens."""
+    prompts, expected = golden
+    prompts, expected = (prompts[::7], expected[::7]) if batch == 1 else golden
+    memory = blocks * bytes_per_block(model_config(NAME).kv_shapes, 16, torch.float32) or 1 << 28
+    limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
+    engine = make_engine(NAME, torch.float32, {off: False} if off else None, seqs=batch, **limits)
+    assert greedy(engine, prompts, NEW_TOKENS) == expected
+    assert engine.stats.preemptions > 0 or not blocks
+
+
+def test_completions_of_one_prompt(golden: tuple, make_engine: Callable) -> None:
+    """They share blocks with short factors and start over one by one: as many prompts give the same tokens."""
+    engine = make_engine(NAME, torch.float32, seqs=64, block_size=16)
+    for length in (TRAINED - 8, TRAINED, TRAINED + 1):
+        prompt = next(tuple(p) for p in golden[0] if len(p) == length)
+        sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, temperature=0.7, seed=5, n=6)
+        done = {c.sample: c.token_ids for c in engine.run([Request(0, prompt, sampling)])}
+        alone = make_engine(NAME, torch.float32, {"prefix_cache": False}, seqs=1, block_size=16)
+        expected = {c.sample: c.token_ids for c in alone.run([Request(0, prompt, sampling)])}
+        assert len(set(done.values())) == 6
+        assert done == expected
