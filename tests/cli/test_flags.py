@@ -9,7 +9,7 @@ import pytest
 
 from rosebatch import __version__
 from rosebatch.cli import app
-from rosebatch.cli.app import _OF_ROWS
+from rosebatch.cli.app import _OF_JOBS, _OF_ROWS
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.options import SamplingFlags
 from rosebatch.config import Flag, RunConfig
@@ -132,7 +132,7 @@ def test_help_fits_a_screen(help_of, command):
     ("command", "groups", "without"),
     [
         ("generate", (JobConfig, RunConfig, SamplingFlags), ()),
-        ("check", (RunConfig, SamplingFlags), ()),
+        ("check", (RunConfig, SamplingFlags), _OF_JOBS),
         ("bench", (BenchFlags, RunConfig), _OF_ROWS),
     ],
 )
