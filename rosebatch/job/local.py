@@ -56,6 +56,8 @@ def in_process(model: RunConfig | Loaded, *, quiet: bool) -> "Iterator[LocalServ
 class LocalService:
     """See ``rosebatch.job.service.Service``."""
 
+    places: Sequence[str] = ()
+
     def __init__(self, plan: LaunchPlan, launched: Launched | None = None) -> None:
         self.facts = facts_of(plan)
         self._plan = plan

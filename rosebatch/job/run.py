@@ -161,7 +161,7 @@ def run_job(
             total = None if job.quiet else reader.count()
             with (
                 listen(lambda: results.kept) as check,
-                Progress(total, resumed=resumed, enabled=not job.quiet) as progress,
+                Progress(total, resumed=resumed, enabled=not job.quiet, places=service.places) as progress,
             ):
                 shape = BatchShape(service.facts.name, created) if reader.is_batch else PlainShape(job.result_column)
                 service.run(Work(reader, results, shape, tally, progress, job.seed, job.return_token_ids, check))

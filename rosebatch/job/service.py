@@ -73,9 +73,15 @@ class Served:
 
 
 class Service(Protocol):
-    """A model that serves the rows of one job."""
+    """A model that serves the rows of one job.
+
+    Attributes:
+        facts: of the model.
+        places: names of the devices, if there are several.
+    """
 
     facts: ModelFacts
+    places: Sequence[str]
 
     def fingerprint(self) -> Callable[[], str]:
         """Begin to hash the weights, in the background. The returned function waits for the hash.

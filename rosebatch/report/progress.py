@@ -2,10 +2,22 @@
 
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 _PLAIN_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Place:
+    """What one of several devices has finished."""
+
+    name: str
+    rows: int = 0
+    tokens: int = 0
+    task: Any = None
 
 
 class Progress:
@@ -15,9 +27,12 @@ class Progress:
         total: rows of the input; None if unknown.
         resumed: rows that an earlier run finished.
         enabled: False prints nothing.
+        places: names of the devices that finish rows, if there are several: each has a line of its own.
     """
 
-    def __init__(self, total: int | None, *, resumed: int = 0, enabled: bool = True) -> None:
+    def __init__(
+        self, total: int | None, *, resumed: int = 0, enabled: bool = True, places: Sequence[str] = ()
+    ) -> None:
         self._total = total
         self._resumed = resumed
         self._enabled = enabled
@@ -28,6 +43,7 @@ class Progress:
         self._last_line = self._started
         self._bar: Any = None
         self._task: Any = None
+        self._places = [_Place(name) for name in places]
 
     def __enter__(self) -> "Progress":
         if self._enabled and sys.stderr.isatty():
@@ -36,7 +52,7 @@ class Progress:
             from rich.progress import Progress as Bar
 
             self._bar = Bar(
-                TextColumn("generating"),
+                TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[rate]}"),
@@ -44,7 +60,9 @@ class Progress:
                 console=Console(stderr=True),
                 transient=True,
             )
-            self._task = self._bar.add_task("", total=self._total, completed=self._rows, rate="")
+            self._task = self._bar.add_task("generating", total=self._total, completed=self._rows, rate="")
+            for place in self._places:
+                place.task = self._bar.add_task(place.name, total=self._total, rate="")
             self._bar.start()
         return self
 
@@ -54,13 +72,19 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def advance(self, rows: int = 1, *, output_tokens: int = 0, failed: int = 0, place: int = 0) -> None:
-        """Count finished rows, and those of them that failed."""
+    def advance(self, rows: int = 1, *, output_tokens: int = 0, failed: int = 0, place: int | None = None) -> None:
+        """Count finished rows, those of them that failed, and perhaps the number of the device that finished them."""
         self._rows += rows
         self._failed += failed
         self._tokens += output_tokens
+        own = None if place is None else self._places[place]
+        if own is not None:
+            own.rows += rows
+            own.tokens += output_tokens
         if self._bar is not None:
             self._bar.update(self._task, advance=rows, rate=self._rate())
+            if own is not None:
+                self._bar.update(own.task, advance=rows, rate=f"{self._per_second(own.tokens)} output tokens/s")
         elif self._enabled and time.perf_counter() - self._last_line >= _PLAIN_SECONDS:
             self._last_line = time.perf_counter()
             sys.stderr.write(self.line() + "\n")
@@ -73,9 +97,13 @@ class Progress:
         done = self._rows - self._resumed
         if self._total is not None and done:
             parts.append(f"ETA {elapsed / done * (self._total - self._rows):.0f} s")
+        if self._places:
+            parts.append(" + ".join(f"{place.name} {self._per_second(place.tokens)}" for place in self._places))
         return ", ".join(parts)
 
     def _rate(self) -> str:
-        elapsed = time.perf_counter() - self._started
         failed = f", {self._failed} failed" if self._failed else ""
-        return f"{self._tokens / elapsed:.0f} output tokens/s{failed}"
+        return f"{self._per_second(self._tokens)} output tokens/s{failed}"
+
+    def _per_second(self, tokens: int) -> str:
+        return f"{tokens / (time.perf_counter() - self._started):.0f}"

@@ -2,8 +2,6 @@
 
 from itertools import count, pairwise
 
-import pytest
-
 from rosebatch.errors import RowError
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.prepare import PreparedPrompt, PreparedRow, by_prefix

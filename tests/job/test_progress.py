@@ -72,3 +72,21 @@ def test_a_bar_on_a_terminal(monkeypatch, capsys):
         progress.advance(output_tokens=4)
         progress.advance(failed=True)
     assert capsys.readouterr().out == ""
+
+
+def test_a_line_of_several_devices(clock):
+    """A GPU that does less than the others must show."""
+    progress = Progress(20, places=["GPU 0", "GPU 1"])
+    clock(2)
+    progress.advance(3, output_tokens=30, place=0)
+    progress.advance(1, output_tokens=10, failed=1, place=1)
+    assert progress.line() == "4/20 rows, 20 output tokens/s, 1 failed, ETA 8 s, GPU 0 15 + GPU 1 5"
+
+
+def test_a_bar_for_each_device(monkeypatch, capsys):
+    """Rows count once for all and once for their device."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Progress(20, places=["GPU 0", "GPU 1"]) as progress:
+        progress.advance(3, output_tokens=4, place=1)
+        assert [task.completed for task in progress._bar.tasks] == [3, 0, 3]
+    assert capsys.readouterr().out == ""

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -103,6 +103,7 @@ class Workers:
 
     def __init__(self, config: RunConfig, *, quiet: bool) -> None:
         self._workers = [_Worker(*each) for each in environments(config.data_parallel_size, config.device)]
+        self.places: Sequence[str] = [worker.name for worker in self._workers]
         # Memory is the machine's, and each has a share of it.
         inflight = in_bytes(config.max_inflight_bytes) // len(self._workers)
         self._config = replace(config, data_parallel_size=1, max_inflight_bytes=max(inflight, _LEAST_INFLIGHT))
