@@ -105,6 +105,31 @@ def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     bench(BenchFlags(**work), run, started)
 
 
+@app.command(add_help_option=False)
+@takes()
+def merge(
+    source: _Source,
+    *,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="PATH", help="As for generate.")],
+    errors: Annotated[
+        str | None, typer.Option("--errors", metavar="TEXT", help="As for generate.", show_default=False)
+    ] = None,
+    rows_per_file: Annotated[
+        int | None, typer.Option("--rows-per-file", metavar="N", help="As for generate.", show_default=False, min=1)
+    ] = None,
+) -> None:
+    """Join the results of all runs with --shard to the output.
+
+    Exit code: 0 all completed, 3 some rows failed, 1 a shard or a row is missing.
+    """
+    from rosebatch.job.merge import merge_shards
+
+    rows, failed = merge_shards(JobConfig(input=source, output=output, errors=errors, rows_per_file=rows_per_file))
+    typer.echo(f"{rows} rows, {failed} failed", err=True)
+    if failed:
+        raise typer.Exit(EXIT_ROWS_FAILED)
+
+
 app.command(add_help_option=False)(takes()(cache))
 
 

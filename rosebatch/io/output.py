@@ -2,8 +2,9 @@
 
 import errno
 import stat
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -139,37 +140,110 @@ class StreamOutput:
         self._close()
 
 
-class FileOutput:
-    """Results in a part file. Once complete, they become a file, or a folder of Parquet files.
+class Results(Protocol):
+    """Rows that have their result, each as JSON, in input order."""
 
-    Args:
-        part: the part file of this run, or of the run that it resumes.
-        path: the finished file or folder, beside the part file.
-        write: writes the finished file or folder from all rows, each as JSON, in input order.
-        fields: the fields of a row that the part file keeps; None keeps all.
+    @property
+    def num_failed(self) -> int:
+        """Error rows among them."""
+        ...
+
+    def rows(self, *, failed: bool | None = None) -> Iterator[bytes]:
+        """The error rows alone, all others, or with None both."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where complete results appear: a file, or a folder of Parquet files.
+
+    Attributes:
+        path: of the file or folder.
+        write: writes it from all rows.
+        fields: the fields of a row that are kept; None keeps all.
         errors: a file or stream of its own for error rows; None puts them into the output. Without error rows, an
             older file of them is deleted.
         place: moves a whole file or folder, its first argument, to its path, the second.
         remove: deletes an older file of errors.
     """
 
-    def __init__(
-        self,
-        part: PartFile,
-        path: Path,
-        write: Callable[[Path, Rows], None],
-        fields: Container[str] | None = None,
-        errors: Path | IO[bytes] | None = None,
-        place: Callable[[Path, Path], object] | None = None,
-        remove: Callable[[Path], object] | None = None,
-    ) -> None:
+    path: Path
+    write: Callable[[Path, Rows], None]
+    fields: Container[str] | None = None
+    errors: Path | IO[bytes] | None = None
+    place: Callable[[Path, Path], object] | None = None
+    remove: Callable[[Path], object] | None = None
+
+    def appear(self, results: Results, kept: str = "") -> None:
+        """Write the output under a temporary name, then rename it: readers see the old or the new one, whole.
+
+        Args:
+            results: all of them.
+            kept: for people: where they are, if this fails.
+
+        Raises:
+            UserError: the output cannot be written.
+        """
+        failed = partial(results.rows, failed=True)
+        rows = partial(results.rows, failed=None if self.errors is None else False)
+        try:
+            _prepare(self.path, self.write, rows)
+            if isinstance(self.errors, Path) and results.num_failed:
+                _prepare(self.errors, write_jsonl, failed)
+            self._appear(self.path)
+            # Only now: older errors belong to the older output.
+            if isinstance(self.errors, Path):
+                if results.num_failed:
+                    self._appear(self.errors)
+                else:
+                    (self.remove or _remove)(self.errors)
+            elif self.errors is not None:
+                for row in failed():
+                    self.errors.write(row + b"\n")
+                self.errors.flush()
+        except OSError as error:
+            raise UserError(f"{self.path}: {error.strerror or error}{kept}") from None
+        finally:
+            for path in (self.path, self.errors):
+                if isinstance(path, Path):
+                    # The next run deletes it too.
+                    with suppress(OSError):
+                        _remove(beside(path))
+
+    def _appear(self, path: Path) -> None:
+        (self.place or replace_file)(beside(path), path)
+        sync(path.parent)
+
+    def close(self) -> None:
+        """Close the stream of errors, if there is one."""
+        if not isinstance(self.errors, Path | None):
+            # What could not be written was an error before.
+            with suppress(OSError):
+                self.errors.close()
+
+
+def _prepare(path: Path, write: Callable[[Path, Rows], None], rows: Rows) -> None:
+    """Write a whole file or folder beside its path."""
+    whole = beside(path)
+    # A run that died may have left one.
+    _remove(whole)
+    write(whole, rows)
+    for each in [*whole.iterdir(), whole] if whole.is_dir() else [whole]:
+        sync(each)
+
+
+class FileOutput:
+    """Results in a part file, until all are there.
+
+    Args:
+        part: the part file of this run, or of the run that it resumes.
+        placement: where the results appear; beside the part file.
+    """
+
+    def __init__(self, part: PartFile, placement: Placement) -> None:
         self._part = part
-        self._path = path
-        self._write = write
-        self.fields = fields
-        self._errors = errors
-        self._place = place or replace_file
-        self._remove_errors = remove or _remove
+        self._placement = placement
+        self.fields = placement.fields
 
     def __contains__(self, index: int) -> bool:
         return index in self._part
@@ -212,62 +286,41 @@ class FileOutput:
         self._part.flush()
 
     def finish(self) -> None:
-        """Write the output under a temporary name, then rename it: readers see the old or the new one, whole.
+        """Make the output of the part file, and delete that.
 
         Raises:
             UserError: the output cannot be written. The part file stays.
         """
         self._part.sync()
-        failed = partial(self._part.rows, failed=True)
-        rows = partial(self._part.rows, failed=None if self._errors is None else False)
-        try:
-            self._prepare(self._path, self._write, rows)
-            if isinstance(self._errors, Path) and self.num_failed:
-                self._prepare(self._errors, write_jsonl, failed)
-            self._appear(self._path)
-            # Only now: older errors belong to the older output.
-            if isinstance(self._errors, Path):
-                if self.num_failed:
-                    self._appear(self._errors)
-                else:
-                    self._remove_errors(self._errors)
-            elif self._errors is not None:
-                for row in failed():
-                    self._errors.write(row + b"\n")
-                self._errors.flush()
-        except OSError as error:
-            raise UserError(f"{self._path}: {error.strerror or error}{self.kept}") from None
-        finally:
-            for path in (self._path, self._errors):
-                if isinstance(path, Path):
-                    # The next run deletes it too.
-                    with suppress(OSError):
-                        _remove(beside(path))
+        self._placement.appear(self._part, self.kept)
         self._part.remove()
-
-    def _prepare(self, path: Path, write: Callable[[Path, Rows], None], rows: Rows) -> None:
-        """Write a whole file or folder beside its path."""
-        whole = beside(path)
-        # A run that died may have left one.
-        _remove(whole)
-        write(whole, rows)
-        for each in [*whole.iterdir(), whole] if whole.is_dir() else [whole]:
-            sync(each)
-
-    def _appear(self, path: Path) -> None:
-        self._place(beside(path), path)
-        sync(path.parent)
 
     def close(self) -> None:
         """Release the part file. Delete it if it holds no result."""
-        if not isinstance(self._errors, Path | None):
-            # What could not be written was an error before.
-            with suppress(OSError):
-                self._errors.close()
+        self._placement.close()
         if self._part.num_rows:
             self._part.close()
         else:
             self._part.remove()
+
+
+class ShardOutput(FileOutput):
+    """Results that stay in the part file: the output needs those of other runs too."""
+
+    _complete = False
+
+    def finish(self) -> None:
+        """Put all rows on the disk. A shard without rows has a file too."""
+        self._part.begin()
+        self._part.sync()
+        self._complete = True
+
+    def close(self) -> None:
+        """Release the part file. Delete it if the run ended early and left no result."""
+        if self._complete:
+            self._part.close()
+        else:
+            super().close()
 
 
 def write_jsonl(path: Path, rows: Rows) -> None:

@@ -130,6 +130,14 @@ class PartFile:
         bits = self._present.get(window)
         return bits is not None and bool(bits[place // 8] >> place % 8 & 1)
 
+    def begin(self) -> int:
+        """Write the manifest, so that the file is one of this run also without a row; returns its checksum."""
+        if self._checksum is None:
+            first = encode_manifest(self.manifest)
+            self._checksum = manifest_checksum(first)
+            self._lines.append(first)
+        return self._checksum
+
     def append(self, index: int, row: dict[str, Any] | msgspec.Raw, *, failed: bool) -> None:
         """Add a result. It reaches the disk within a second or two.
 
@@ -137,11 +145,7 @@ class PartFile:
             UserError: the disk is full or fails. Earlier results stay.
         """
         assert index not in self, "a row has one result"
-        if self._checksum is None:
-            first = encode_manifest(self.manifest)
-            self._checksum = manifest_checksum(first)
-            self._lines.append(first)
-        line = encode_row(index, row, self._checksum, failed=failed)
+        line = encode_row(index, row, self.begin(), failed=failed)
         self._lines.append(line)
         self._unwritten += len(line)
         self._count(index, failed)
@@ -167,7 +171,11 @@ class PartFile:
         self._synced, self._unsynced = time.monotonic(), 0
 
     def rows(self, *, failed: bool | None = None) -> Iterator[bytes]:
-        """The rows as JSON, in the order of their indices.
+        """The rows as JSON, in the order of their indices; see ``numbered_rows``."""
+        return (row for _, row in self.numbered_rows(failed=failed))
+
+    def numbered_rows(self, *, failed: bool | None = None) -> Iterator[tuple[int, bytes]]:
+        """The index of each row, and its JSON, in order.
 
         One window of indices is read at a time. Rows finish nearly in order, so a window's lines are close together,
         and the file is read little more than once.
@@ -191,7 +199,7 @@ class PartFile:
                     if line is None:
                         raise self._damage()
                     if failed is None or failed == line.failed:
-                        yield line.row
+                        yield line.row_index, line.row
 
     def _places(self, file: BinaryIO, place: int, window: int) -> tuple["array[int]", int]:
         """Where the lines of a window begin (0 for missing rows), and where to begin searching for later windows."""

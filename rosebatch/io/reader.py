@@ -61,6 +61,8 @@ class PromptReader:
         self.source = as_path(source)
         self.defaults = defaults
         self.result_column = result_column
+        # Whether a row is served; others count for numbers and ids only.
+        self.serves: Callable[[int], bool] | None = None
         self.paths = find_files(self.source)
         self.is_parquet = is_parquet(self.paths[0]) if input_format == "auto" else input_format == "parquet"
         self.columns: pa.Schema | None = None
@@ -175,7 +177,9 @@ class PromptReader:
         seen, identity = SeenIds(), self.parser.identity
         for record in records:
             found = identity(record.content)
-            yield record if found is None or seen.add(found) else record._replace(repeated=found)
+            is_new = found is None or seen.add(found)
+            if self.serves is None or self.serves(record.number):
+                yield record if is_new else record._replace(repeated=found)
 
     def _rows(self, records: Iterator[Record]) -> Iterator[Row]:
         return map(self.parser.parse, self._identified(records))

@@ -41,6 +41,10 @@ class JobConfig:
         False
     )
     strict: Annotated[bool, Flag("Run nothing if any row is bad.", FILES)] = False
+    shard: Annotated[
+        str | None,
+        Flag("Serve a share of the rows, such as 1/8; 'rosebatch merge' joins them.", FILES, metavar="I/N", rare=True),
+    ] = None
     report: Annotated[tuple[Path, ...], Flag("Report as .html or .json. Repeatable.", FILES, metavar="FILE")] = ()
     seed: Annotated[int | None, Flag("Base seed: line numbers no longer matter.", FILES)] = None
     quiet: Annotated[bool, Flag("No progress or report on stderr.", FILES, ("--quiet", "-q"))] = False

@@ -15,6 +15,8 @@ from rosebatch.io.files import file_name, is_parquet, is_url, remove_url, requir
 from rosebatch.io.output import (
     FileOutput,
     Output,
+    Placement,
+    ShardOutput,
     StreamOutput,
     replace_file,
     replace_folder,
@@ -32,6 +34,7 @@ from rosebatch.job.paths import (
     require_not_read,
     require_writable,
 )
+from rosebatch.job.shard import Shard
 from rosebatch.job.target import Target
 
 _ROWS_PER_FILE = 1_000_000
@@ -84,10 +87,15 @@ def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | No
         errors = Target.of(output.default_errors())
     if errors is not None and errors.kind == "folder":
         raise FlagError(f"--errors {errors.name}: is a folder, name a JSONL file")
-    _require_apart(job, reader, model, output, errors)
+    part = output.part
+    if job.shard is not None:
+        if output.kind == "stream" or reader.source == "-":
+            raise FlagError("--shard needs an input file and an output file: -o FILE")
+        part = Shard.parse(job.shard).part(output.path)
+    _require_apart(job, reader, model, output, errors, part)
     for target in (output, errors):
         if target is not None:
-            target.require_replaceable(output.part)
+            target.require_replaceable(part)
             if is_url(target.name):
                 require_writable_url(target.name)
     for report in job.report:
@@ -97,7 +105,7 @@ def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | No
 
 
 def _require_apart(
-    job: JobConfig, reader: PromptReader, model: RunConfig | None, output: Target, errors: Target | None
+    job: JobConfig, reader: PromptReader, model: RunConfig | None, output: Target, errors: Target | None, part: Path
 ) -> None:
     """Check all paths that the run reads or writes against each other."""
     reads = [Used("the input", "/dev/stdin" if path == "-" else path) for path in reader.paths]
@@ -106,7 +114,7 @@ def _require_apart(
         reads += [Used("the model's file", str(path)) for path in _model_files(model)]
     writes = [*output.used("the output"), *(Used("the report", str(path)) for path in job.report)]
     if output.kind != "stream":
-        writes.append(Used("the part file", str(output.part)))
+        writes.append(Used("the part file", str(part)))
     if errors is not None:
         writes += errors.used("the file of errors")
     require_apart(reads, writes)
@@ -130,6 +138,7 @@ def open_output(
     resume: bool,
     force: bool,
     rows_per_file: int | None = None,
+    shard: Shard | None = None,
 ) -> Output:
     """Open the output, or continue that of an earlier run.
 
@@ -140,9 +149,33 @@ def open_output(
         resume: continue the part file, if there is one.
         force: even if it belongs to another run.
         rows_per_file: most rows in each file of a folder.
+        shard: the share of the rows that this run has.
 
     Raises:
         UserError: it cannot be written to, belongs to another run, or another process writes to it.
+    """
+    output = destination.output
+    placement = placement_of(destination, reader, rows_per_file)
+    if output.kind == "stream":
+        errors = placement.errors
+        assert not isinstance(errors, Path), "a stream has its errors in a stream"
+        stream = _open_stream(output)
+        return StreamOutput(stream, now(), errors, partial(_close, stream, errors))
+    digest = None if reader.source == "-" else reader.digest()
+    most = max((row.index + 1 for row in reader), default=0) if force else None
+    path = output.part if shard is None else shard.part(output.path)
+    part = _part_file(path, manifest(digest), resume=resume, force=force, most=most)
+    return (FileOutput if shard is None else ShardOutput)(part, placement)
+
+
+def placement_of(destination: Destination, reader: PromptReader, rows_per_file: int | None = None) -> Placement:
+    """How the results of a job appear; a stream of errors is opened.
+
+    Args:
+        destination, reader, rows_per_file: as of ``open_output``.
+
+    Raises:
+        UserError: the stream of errors cannot be written to.
     """
     output, errors = destination.output, destination.errors
     path, to_folder = output.path, output.kind == "folder"
@@ -152,9 +185,6 @@ def open_output(
     if not destination.always_split and not reader.is_batch:
         errors = None
     error_stream = _open_stream(errors) if errors is not None and errors.kind == "stream" else None
-    if output.kind == "stream":
-        stream = _open_stream(output)
-        return StreamOutput(stream, now(), error_stream, partial(_close, stream, error_stream))
     urls = {each.path: each.name for each in (output, errors) if each is not None and is_url(each.name)}
 
     def place(whole: Path, at: Path) -> None:
@@ -169,12 +199,9 @@ def open_output(
         else:
             at.unlink(missing_ok=True)
 
-    digest = None if reader.source == "-" else reader.digest()
-    most = sum(1 for _ in reader) if force else None
-    part = _part_file(output.part, manifest(digest), resume=resume, force=force, most=most)
     if not to_parquet:
         split = error_stream or (None if errors is None else errors.path)
-        return FileOutput(part, path, write_jsonl, errors=split, place=place, remove=remove)
+        return Placement(path, write_jsonl, errors=split, place=place, remove=remove)
     carried = None if reader.columns is None else Carried(reader.columns, reader.carried)
     column = reader.result_column
     write: Callable[[Path, Rows], None] = partial(write_parquet, carried=carried, result_column=column)
@@ -182,7 +209,7 @@ def open_output(
         most = rows_per_file or _ROWS_PER_FILE
         write = partial(write_parquet_parts, rows_per_file=most, carried=carried, result_column=column)
     kept = None if carried is None else RESULT_FIELDS if column is None else (column,)
-    return FileOutput(part, path, write, kept, place=place)
+    return Placement(path, write, kept, place=place)
 
 
 def _upload_folder(folder: Path, url: str) -> None:

@@ -24,6 +24,7 @@ def build_manifest(
     seed: int | None,
     result_column: str | None,
     return_token_ids: bool,
+    shard: str | None = None,
 ) -> Callable[[], dict[str, Any]]:
     """Begin to make the manifest of a run. The returned function waits for the hash of the weights and gives it.
 
@@ -38,6 +39,7 @@ def build_manifest(
         seed: of the job.
         result_column: the one field of a row that holds its result; None: its fields are fields of the row.
         return_token_ids: whether rows have ``token_ids``.
+        shard: which share of the rows the run has; None for all.
 
     Raises:
         UserError: ``SOURCE_DATE_EPOCH`` is no time.
@@ -53,6 +55,8 @@ def build_manifest(
         "result_column": result_column,
         "return_token_ids": return_token_ids,
     }
+    if shard is not None:
+        values["shard"] = shard
     return lambda: {**values, "model": {"name": facts.name, "fingerprint": fingerprint()}}
 
 

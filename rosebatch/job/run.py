@@ -19,6 +19,7 @@ from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, find_destination, open_output
 from rosebatch.job.manifest import build_manifest
 from rosebatch.job.service import Loaded, Served, Service, Work
+from rosebatch.job.shard import Shard
 from rosebatch.report.build import build_report, write_report
 from rosebatch.report.progress import Progress
 from rosebatch.report.table import print_report
@@ -63,6 +64,7 @@ def run_file(
     resume: bool = False,
     force_resume: bool = False,
     strict: bool = False,
+    shard: str | None = None,
     report: str | Path | Sequence[str | Path] = (),
     seed: int | None = None,
     quiet: bool = True,
@@ -88,6 +90,7 @@ def run_file(
         resume: continue the run that left ``OUTPUT.part`` behind; start if there is none.
         force_resume: continue it even if input, model or settings have changed.
         strict: check the whole file first; run nothing if any row cannot be served.
+        shard: serve a share of the rows, such as ``1/8``; see ``rosebatch merge``.
         report: files for the report: a page for ``.html``, else JSON.
         seed: base seed. A row's result no longer depends on its line number.
         quiet: no progress and no report on stderr.
@@ -109,6 +112,7 @@ def run_file(
         resume=resume,
         force_resume=force_resume,
         strict=strict,
+        shard=shard,
         report=tuple(map(Path, [report] if isinstance(report, str | Path) else report)),
         seed=seed,
         quiet=quiet,
@@ -140,6 +144,9 @@ def run_job(
         raise FlagError("--result-column needs a name")
     # Read before the model is looked for: a missing file is the likelier mistake.
     reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column)
+    shard = None if job.shard is None else Shard.parse(job.shard)
+    if shard is not None:
+        reader.serves = shard.has
     destination = find_destination(job, reader, model if isinstance(model, RunConfig) else None)
     reader.require_free_names()
     serving = _service(model)
@@ -159,6 +166,7 @@ def run_job(
             created = results.created
             begun = time.perf_counter()
             total = None if job.quiet else reader.count()
+            total = shard.size(total) if shard is not None and total is not None else total
             with (
                 listen(lambda: results.kept) as check,
                 Progress(total, resumed=resumed, enabled=not job.quiet, places=service.places) as progress,
@@ -191,6 +199,8 @@ def run_job(
         write_report(report, path)
     if not job.quiet:
         print_report(report, sys.stderr)
+        if shard is not None:
+            sys.stderr.write(f"shard {shard}: {results.num_rows} rows; once all shards have run: rosebatch merge\n")
     return JobResult(results.num_failed, report)
 
 
@@ -245,6 +255,7 @@ def _open_output(job: JobConfig, destination: Destination, reader: PromptReader,
             seed=job.seed,
             result_column=job.result_column,
             return_token_ids=job.return_token_ids,
+            shard=job.shard,
         )
 
     if job.result_column is not None and reader.is_batch:
@@ -256,6 +267,7 @@ def _open_output(job: JobConfig, destination: Destination, reader: PromptReader,
         resume=job.resume or job.force_resume,
         force=job.force_resume,
         rows_per_file=job.rows_per_file,
+        shard=None if job.shard is None else Shard.parse(job.shard),
     )
 
 

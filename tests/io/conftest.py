@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.io.output import FileOutput, replace_folder, write_jsonl
+from rosebatch.io.output import FileOutput, Placement, replace_folder, write_jsonl
 from rosebatch.io.parquet import Carried, write_parquet, write_parquet_parts
 from rosebatch.io.parse import Row
 from rosebatch.io.part_file import PartFile
@@ -73,7 +73,9 @@ def open_jsonl(tmp_path: Path) -> Callable[..., FileOutput]:
     """Opens a JSONL output file, new or resumed."""
 
     def open_output(name: str = "out.jsonl", *, resume: bool = False) -> FileOutput:
-        return FileOutput(open_part_file(tmp_path / f"{name}.part", resume=resume), tmp_path / name, write_jsonl)
+        return FileOutput(
+            open_part_file(tmp_path / f"{name}.part", resume=resume), Placement(tmp_path / name, write_jsonl)
+        )
 
     return open_output
 
@@ -85,7 +87,7 @@ def open_parts(tmp_path: Path) -> Callable[..., FileOutput]:
     def open_output(*, resume: bool = False) -> FileOutput:
         part = open_part_file(tmp_path / "answers.part", resume=resume)
         write = partial(write_parquet_parts, rows_per_file=2)
-        return FileOutput(part, tmp_path / "answers", write, place=replace_folder)
+        return FileOutput(part, Placement(tmp_path / "answers", write, place=replace_folder))
 
     return open_output
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rosebatch.errors import UserError
-from rosebatch.io.output import FileOutput, replace_folder, write_jsonl
+from rosebatch.io.output import FileOutput, Placement, replace_folder, write_jsonl
 from rosebatch.io.parquet import write_parquet_parts
 from rosebatch.io.part_file import PartFile
 
@@ -93,12 +93,12 @@ def compute(index: int) -> tuple[dict[str, Any], bool]:
 
 def open_jsonl(path: Path, part: PartFile) -> FileOutput:
     """A file, and one for error rows."""
-    return FileOutput(part, path, write_jsonl, errors=path.with_name("errors.jsonl"))
+    return FileOutput(part, Placement(path, write_jsonl, errors=path.with_name("errors.jsonl")))
 
 
 def open_folder(path: Path, part: PartFile) -> FileOutput:
     """A folder of files with five rows each."""
-    return FileOutput(part, path, partial(write_parquet_parts, rows_per_file=5), place=replace_folder)
+    return FileOutput(part, Placement(path, partial(write_parquet_parts, rows_per_file=5), place=replace_folder))
 
 
 OUTPUTS = {"out.jsonl": open_jsonl, "answers": open_folder}

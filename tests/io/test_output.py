@@ -15,7 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.errors import FlagError, UserError
-from rosebatch.io.output import FileOutput, StreamOutput, replace_file, replace_folder, require_parts, write_jsonl
+from rosebatch.io.output import (
+    FileOutput,
+    Placement,
+    StreamOutput,
+    replace_file,
+    replace_folder,
+    require_parts,
+    write_jsonl,
+)
 from rosebatch.io.parquet import write_parquet, write_parquet_parts
 from rosebatch.io.part_file import PartFile
 
@@ -311,7 +319,7 @@ def test_older_errors_stay_as_long_as_the_older_output(tmp_path, failed, number)
         replace_file(whole, path)
 
     part = PartFile.create(tmp_path / "out.jsonl.part", lambda: {"made by": "a test"})
-    output = FileOutput(part, out, write_jsonl, errors=bad, place=place)
+    output = FileOutput(part, Placement(out, write_jsonl, errors=bad, place=place))
     output.add(0, {"index": 0}, failed=failed)
     expects_error = number == 0 or failed
     with pytest.raises(UserError) if expects_error else contextlib.nullcontext():
@@ -341,9 +349,9 @@ def test_names_that_are_not_utf8(tmp_path, name):
     path = tmp_path / os.fsdecode(name.rstrip(b"/"))
     part = PartFile.create(Path(f"{path}.part"), lambda: {"made by": "a test"})
     if name.endswith(b"/"):
-        output = FileOutput(part, path, partial(write_parquet_parts, rows_per_file=2), place=replace_folder)
+        output = FileOutput(part, Placement(path, partial(write_parquet_parts, rows_per_file=2), place=replace_folder))
     else:
-        output = FileOutput(part, path, write_parquet if name.endswith(b"parquet") else write_jsonl)
+        output = FileOutput(part, Placement(path, write_parquet if name.endswith(b"parquet") else write_jsonl))
     add(output, 0)
     output.finish()
     assert path.exists()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from rosebatch.errors import UserError
-from rosebatch.io.output import FileOutput, write_jsonl
+from rosebatch.io.output import FileOutput, Placement, write_jsonl
 from rosebatch.io.part_file import PartFile
 
 ROWS = 60
@@ -39,7 +39,7 @@ class Run:
         return self.path.with_name("errors.jsonl")
 
     def open(self, part):
-        return FileOutput(part, self.path, write_jsonl, errors=self.errors)
+        return FileOutput(part, Placement(self.path, write_jsonl, errors=self.errors))
 
     def leave(self):
         """Ends in the middle: rows in the order in which they finished, some of them missing."""

@@ -1,0 +1,91 @@
+"""``rosebatch merge``: the results of all shards of a job as its output."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from rosebatch.errors import FlagError, UserError
+from rosebatch.io.merged_parts import MergedParts
+from rosebatch.io.part_file import PartFile
+from rosebatch.io.reader import PromptReader
+from rosebatch.job.config import JobConfig
+from rosebatch.job.destination import find_destination, placement_of
+from rosebatch.job.manifest import differences
+from rosebatch.job.shard import Shard, find_parts
+from rosebatch.job.target import Target
+
+# Missing shards or rows that a message names.
+_MOST_NAMED = 8
+_OF_A_SHARD = {"shard", "created"}
+
+
+def merge_shards(job: JobConfig) -> tuple[int, int]:
+    """Write the output of a job whose shards have all run; returns its rows, and those of them that failed.
+
+    The part files of the shards are deleted at the end.
+
+    Args:
+        job: names input and output; the shards know the rest.
+
+    Raises:
+        UserError: a shard is missing or incomplete, they are of different runs, or the input has changed.
+    """
+    path = Target.of(job.output or "-").path
+    found = find_parts(path)
+    _require_all(path, found)
+    parts: list[PartFile] = []
+    try:
+        for _, each in sorted(found.items(), key=lambda item: item[0].number):
+            part = PartFile.reopen(each)
+            if part is None:
+                raise UserError(f"{each}: its run has not begun")
+            parts.append(part)
+        first = parts[0].manifest
+        job = replace(job, input_format=first["input_format"], result_column=first["result_column"])
+        reader = PromptReader(job.input, {}, job.input_format, job.result_column)
+        for part in parts:
+            _require_alike(parts[0], part)
+        if reader.digest() != first["input"]:
+            raise UserError(f"{job.input}: is not the input of the shards, or has changed since")
+        merged = MergedParts(path, parts)
+        _require_complete(merged, found, sum(1 for _ in reader.records()))
+        placement_of(find_destination(job, reader), reader, job.rows_per_file).appear(merged)
+        num_rows, num_failed = merged.num_rows, merged.num_failed
+        merged.remove()
+    finally:
+        for part in parts:
+            part.close()
+    return num_rows, num_failed
+
+
+def _require_all(path: Path, found: dict[Shard, Path]) -> None:
+    if not found:
+        raise FlagError(f"{path}: has no shards beside it, files such as {Shard(1, 8).part(path).name}")
+    counts = sorted({shard.count for shard in found})
+    if len(counts) > 1:
+        raise UserError(f"{path}: has shards of different runs: of {' and of '.join(map(str, counts))}")
+    missing = sorted(set(range(1, counts[0] + 1)) - {shard.number for shard in found})
+    if missing:
+        raise UserError(f"{path}: {_missing('shard', missing, f' of {counts[0]}')}")
+
+
+def _require_alike(first: PartFile, part: PartFile) -> None:
+    before, now = (
+        {name: value for name, value in each.manifest.items() if name not in _OF_A_SHARD} for each in (first, part)
+    )
+    if found := differences(before, now):
+        raise UserError(f"{part.path} and {first.path} are of different runs: {'; '.join(found)}")
+
+
+def _require_complete(merged: MergedParts, found: dict[Shard, Path], total: int) -> None:
+    for shard, path in found.items():
+        missing = [index for index in range(total) if shard.has(index) and index not in merged]
+        if missing:
+            rows = _missing("row", [index + 1 for index in missing])
+            raise UserError(f"{path}: {rows}; run shard {shard} again with --resume")
+
+
+def _missing(what: str, numbers: list[int], of: str = "") -> str:
+    """``rows 3, 5 are missing``."""
+    more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
+    names = ", ".join(map(str, numbers[:_MOST_NAMED])) + more
+    return f"{what} {names}{of} is missing" if len(numbers) == 1 else f"{what}s {names}{of} are missing"
