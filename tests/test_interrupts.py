@@ -72,9 +72,36 @@ except InterruptionError as error:
 """
 
 
-@pytest.mark.parametrize(("code", "message"), [(BUSY, "ended by SIGTERM: 7 rows are saved"), (THREAD, "")])
+# Ends by itself while the thread asks what is saved.
+LATE = """
+import sys, time
+from rosebatch.cli import interrupts
+from rosebatch.errors import InterruptionError
+
+def kept():
+    time.sleep(1)
+    return ""
+
+interrupts._GRACE_SECONDS = 0.1
+listener = interrupts.Interrupts()
+try:
+    with listener.watch(), listener.listen(kept) as check:
+        print("ready", flush=True)
+        time.sleep(0.5)
+        check()
+except InterruptionError as error:
+    sys.stderr.write(f"rosebatch: error: {error}\\n")
+    time.sleep(2)
+    raise SystemExit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("code", "message"), [(LATE, "ended by SIGTERM"), (BUSY, "ended by SIGTERM: 7 rows are saved"), (THREAD, "")])
 def test_a_signal_ends_the_process_whatever_it_computes(code, message):
-    """A text of 11 MB, or a grammar, held it up for minutes: in the main thread, or by a thread that was joined."""
+    """A text of 11 MB, or a grammar, held it up for minutes: in the main thread, or by a thread that was joined.
+
+    Where both threads end it, the message came twice.
+    """
     root = Path(__file__).resolve().parents[1]
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from types import FrameType
 
 from rosebatch.cli.early_signals import SIGNALS, is_ignored
@@ -27,6 +27,8 @@ class Interrupts:
     def __init__(self) -> None:
         self._number: int | None = None
         self._kept: Callable[[], str] = _nothing
+        # Held by whoever decides how the process ends: else both threads would say so.
+        self._ending = Lock()
 
     def check(self) -> None:
         """Call this wherever the run may end.
@@ -69,7 +71,8 @@ class Interrupts:
         try:
             yield
         finally:
-            ended.set()
+            with self._ending:
+                ended.set()
             signal.set_wakeup_fd(before)
             os.close(write)
 
@@ -77,7 +80,9 @@ class Interrupts:
         with os.fdopen(pipe, "rb", buffering=0) as signals:
             while numbers := signals.read(1):
                 if numbers[0] in SIGNALS and not ended.wait(_GRACE_SECONDS):
-                    self._end(numbers[0])
+                    with self._ending:
+                        if not ended.is_set():
+                            self._end(numbers[0])
 
     def _end(self, number: int) -> None:
         error = InterruptionError(number, self._kept())

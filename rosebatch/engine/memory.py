@@ -91,7 +91,8 @@ def plan_memory(
     windows, group_of = window_groups(windows or [0] * len(kv_shapes), config.max_model_len)
     members = [[s for s, group in zip(kv_shapes, group_of, strict=True) if group == n] for n in range(len(windows))]
     longest = config.max_model_len
-    most = {"longest": longest, "seats": limits.max_num_seqs, "chunk": longest if whole_prompts else tokens}
+    # A whole prompt may begin at the end of the budget.
+    most = {"longest": longest, "seats": limits.max_num_seqs, "chunk": tokens + longest * whole_prompts}
     sizes = [bytes_per_block(shapes, block_size, kv_dtype) for shapes in members]
     blocks = share_memory(memory, sizes, [most_blocks(window, block_size, **most) for window in windows])
     if min(blocks) < 1 or min(blocks) * block_size < 2:

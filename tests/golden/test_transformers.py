@@ -23,6 +23,14 @@ def assert_equals_reference(golden, count, engine, greedy_tokens):
     assert greedy_tokens(engine, golden.prompts[:count]) == golden.expected[:count]
 
 
+def assert_too_small(engine, count):
+    """The KV cache made rows start over. Where every layer has a window, blocks come back, and rows only wait."""
+    if engine.scheduler.pool.window:
+        assert engine.stats.max_running < count
+    else:
+        assert engine.stats.preemptions > 0
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_prompts_in_one_batch(name, goldens, make_engine, greedy_tokens):
     """The plainest schedule: an error here is the model's, not the scheduler's."""
@@ -48,7 +56,7 @@ def test_chunks_of_16_in_a_cache_that_is_too_small(name, goldens, make_engine, g
     """Chunks, shared blocks and preemptions together must not change a token."""
     engine = make_engine(goldens(name).folder, chunk=16, block_size=4, blocks=40)
     assert_equals_reference(goldens(name), 64, engine, greedy_tokens)
-    assert engine.stats.preemptions > 0
+    assert_too_small(engine, 64)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -56,7 +64,7 @@ def test_chunks_of_3_without_prefix_cache_in_a_cache_that_is_too_small(name, gol
     """Preempted sequences must be computed again from their own tokens."""
     engine = make_engine(goldens(name).folder, chunk=3, block_size=2, blocks=57, prefix_cache=False)
     assert_equals_reference(goldens(name), 32, engine, greedy_tokens)
-    assert engine.stats.preemptions > 0
+    assert_too_small(engine, 32)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -64,7 +72,7 @@ def test_whole_prompts_in_a_cache_that_is_too_small(name, goldens, make_engine, 
     """Preemptions without chunks must not change a token."""
     engine = make_engine(goldens(name).folder, block_size=4, blocks=40, prefix_cache=False, chunked_prefill=False)
     assert_equals_reference(goldens(name), 32, engine, greedy_tokens)
-    assert engine.stats.preemptions > 0
+    assert_too_small(engine, 32)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -4,10 +4,11 @@ Workers pull: each has credit for so many rows. Towards the end of a job credits
 waiting that another could begin. Rows travel in chunks of neighbours, which often begin alike.
 
 A worker that dies gives its rows back. One of them may have killed it, so they go out again in groups that run alone on
-a worker. A group that kills again is divided; a row that kills a worker by itself has failed.
+a worker. A group that kills again is divided. A row has failed when several workers in a row died while they had this row
+alone; one death may have another cause.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ from rosebatch.io.parse import Record
 _CHUNK = 64
 # Groups into which suspects are divided.
 _GROUPS = 8
+# Workers that die with one row alone before that row has failed.
+_DEATHS = 3
 # Of rows that are read and not handed out yet.
 _MOST_BYTES_READ = 64 << 20
 
@@ -46,6 +49,8 @@ class Dispatcher:
         self._fresh: deque[Record] = deque()
         self._fresh_bytes = 0
         self._suspects: deque[list[Record]] = deque()
+        # Workers that died with a row alone, by its number.
+        self._deaths: Counter[int] = Counter()
         self._ended = False
 
     def join(self, worker: int, seats: int) -> None:
@@ -126,7 +131,9 @@ class Dispatcher:
         own = self._workers.pop(worker)
         rows = [own.rows[number] for number in sorted(own.rows)]
         if own.alone and len(rows) == 1:
-            return rows
+            self._deaths[rows[0].number] += 1
+            if self._deaths[rows[0].number] == _DEATHS:
+                return rows
         size = max(1, -(-len(rows) // _GROUPS))
         self._suspects.extend(rows[i : i + size] for i in range(0, len(rows), size))
         return []

@@ -157,7 +157,17 @@ def test_only_rows_that_kill_by_themselves_fail(deadly, workers):
                 found.join(worker, 20)
     assert sorted(failed) == sorted(deadly)
     assert sorted(answered) == sorted(set(range(100)) - deadly)
-    assert deaths <= 4 * len(deadly)
+    assert deaths <= 6 * len(deadly)
+
+
+def test_one_death_proves_nothing():
+    """The system may kill any worker; the row that it had alone just then became an error row."""
+    found = dispatcher(workers=1, rows=1)
+    for failed in ([], [], [], [0]):
+        assert numbers(found.take(0)) == [0]
+        assert numbers(found.died(0)) == failed
+        found.join(0, 20)
+    assert found.finished
 
 
 @pytest.mark.parametrize("seed", range(20))
