@@ -4,8 +4,8 @@ Workers pull: each has credit for so many rows. Towards the end of a job credits
 waiting that another could begin. Rows travel in chunks of neighbours, which often begin alike.
 
 A worker that dies gives its rows back. One of them may have killed it, so they go out again in groups that run alone on
-a worker. A group that kills again is divided. A row has failed when several workers in a row died while they had this row
-alone; one death may have another cause.
+a worker. A group that kills again is divided. One death may have another cause: a row has failed when several workers
+died with this row alone.
 """
 
 from collections import Counter, deque
