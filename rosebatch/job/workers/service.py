@@ -16,6 +16,7 @@ import msgspec
 from rosebatch.config import RunConfig, in_bytes
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import FlagError, RowError, UserError
+from rosebatch.host.child_process import ChildProcess
 from rosebatch.io.parse import Record
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
@@ -25,7 +26,6 @@ from rosebatch.job.service import Served, Work
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.devices import environments
 from rosebatch.job.workers.dispatch import Dispatcher
-from rosebatch.job.workers.process import WorkerProcess
 
 # Longest wait for a message before the parent looks at signals and at silent workers.
 _PATIENCE_SECONDS = 0.1
@@ -59,7 +59,7 @@ class _Worker:
 
     name: str
     environment: Mapping[str, str]
-    process: WorkerProcess | None = None
+    process: ChildProcess | None = None
     life: int = 0
     planned: bool = False
     ready: m.Ready | None = None
@@ -207,7 +207,8 @@ class Workers:
         worker.life += 1
         worker.planned, worker.ready, worker.heard = False, None, time.perf_counter()
         life = worker.life
-        worker.process = WorkerProcess(
+        worker.process = ChildProcess(
+            "rosebatch.job.workers.child",
             worker.environment,
             lambda message: self._inbox.put((number, life, message)),
             loud=number == 0 and life == 1,
