@@ -18,6 +18,10 @@ _TO_JOIN = timedelta(minutes=10)
 _TO_WAIT = timedelta(days=1)
 
 
+# PyTorch 2.13 renamed it.
+_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+
+
 class TorchGroup:
     """See ``rosebatch.divided_ops.Group``.
 
@@ -53,9 +57,9 @@ class TorchGroup:
 
     def gather(self, tensor: Tensor) -> Tensor:
         """See ``Group``."""
-        parts = tensor.new_empty(self.share.size, *tensor.shape)
-        distributed.all_gather_into_tensor(parts, tensor)
-        return parts
+        parts = tensor.new_empty(self.share.size * len(tensor), *tensor.shape[1:])
+        _gather(parts, tensor)
+        return parts.view(self.share.size, *tensor.shape)
 
     def least(self, numbers: Sequence[int]) -> list[int]:
         """See ``Group``."""

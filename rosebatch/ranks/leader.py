@@ -9,17 +9,13 @@ from typing import Any, NoReturn
 from rosebatch.config import RunConfig
 from rosebatch.engine.engine import Masks, StepRunner
 from rosebatch.engine.plan import StepPlan, StepResult
-from rosebatch.errors import UserError
+from rosebatch.errors import LostProcessError
 from rosebatch.host.child_process import ChildProcess
 from rosebatch.ranks import messages as m
 from rosebatch.share import Share
 
 # How long a failed step waits for the news that another process is gone.
 _PATIENCE_SECONDS = 10.0
-
-
-class RankError(UserError):
-    """A process that holds a part of the model is gone: the others cannot go on without it."""
 
 
 class Ranks:
@@ -49,12 +45,12 @@ class Ranks:
         """Wait until all of them are about to join the group.
 
         Raises:
-            RankError: one of them is gone.
+            LostProcessError: one of them is gone.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None or self._ready == self._size - 1)
         if self._lost is not None:
-            raise RankError(self._lost)
+            raise LostProcessError(self._lost)
 
     def on_loss(self, call: Callable[[], None]) -> None:
         """Have this called once one of them is gone, on another thread."""
@@ -64,10 +60,10 @@ class Ranks:
         """Send a message to all of them, without waiting.
 
         Raises:
-            RankError: one of them is gone.
+            LostProcessError: one of them is gone.
         """
         if self._lost is not None:
-            raise RankError(self._lost)
+            raise LostProcessError(self._lost)
         for process in self._processes:
             process.tell(message)
 
@@ -75,13 +71,13 @@ class Ranks:
         """Raise what is behind an error of a collective: it fails as soon as one of the processes is gone.
 
         Raises:
-            RankError: one of them is gone.
+            LostProcessError: one of them is gone.
             Exception: ``error``, if all of them are there.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None, _PATIENCE_SECONDS)
         if self._lost is not None:
-            raise RankError(self._lost) from error
+            raise LostProcessError(self._lost) from error
         raise error
 
     def hear(self, rank: int, message: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from rosebatch.errors import FlagError, UserError
+from rosebatch.errors import FlagError, LostProcessError, UserError
 from rosebatch.io.parse import Row
 from rosebatch.job.workers import messages as m
 from rosebatch.report.progress import Progress
@@ -34,6 +34,8 @@ def main() -> NoReturn:
     link = _Link(Connection(int(sys.argv[1])))
     try:
         _work(link)
+    except LostProcessError as error:
+        link.tell(m.Lost(str(error)))
     except FlagError as error:
         link.tell(m.Failed(str(error), is_usage=True))
     except UserError as error:

@@ -13,14 +13,17 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
-def environments(size: int | Literal["auto"], device: Device) -> list[tuple[str, Mapping[str, str]]]:
+def environments(
+    size: int | Literal["auto"], device: Device, gpus_of_each: int = 1
+) -> list[tuple[str, Mapping[str, str]]]:
     """A name and the environment variables of each worker.
 
     On a CPU the workers share the cores evenly.
 
     Args:
-        size: number of workers; ``auto``: one for each GPU, and one on a CPU.
+        size: number of workers; ``auto``: as many as there are GPUs for, and one on a CPU.
         device: of the run.
+        gpus_of_each: GPUs that hold a worker's model together.
 
     Raises:
         FlagError: there are fewer GPUs than workers.
@@ -30,10 +33,12 @@ def environments(size: int | Literal["auto"], device: Device) -> list[tuple[str,
         count = 1 if size == "auto" else size
         cores = max(1, len(os.sched_getaffinity(0)) // count)
         return [(f"CPU {number}", dict.fromkeys(_THREADS, str(cores))) for number in range(count)]
-    count = len(gpus) if size == "auto" else size
-    if count > len(gpus):
-        raise FlagError(f"--data-parallel-size {count}: this machine has {len(gpus)} GPUs")
-    return [(f"GPU {gpu}", {_VISIBLE: gpu}) for gpu in gpus[:count]]
+    count = max(1, len(gpus) // gpus_of_each) if size == "auto" else size
+    if count * gpus_of_each > len(gpus):
+        times = f" --tensor-parallel-size {gpus_of_each}" if gpus_of_each > 1 else ""
+        raise FlagError(f"--data-parallel-size {count}{times}: this machine has {len(gpus)} GPUs")
+    of_each = [gpus[i * gpus_of_each : (i + 1) * gpus_of_each] for i in range(count)]
+    return [(f"GPU {'+'.join(each)}", {_VISIBLE: ",".join(each)}) for each in of_each]
 
 
 def visible_gpus() -> list[str]:
