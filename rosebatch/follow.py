@@ -27,15 +27,11 @@ def main() -> NoReturn:
 
 def _work(link: ParentLink) -> None:
     setup: m.Setup = link.hear()
-    import torch
-
     from rosebatch.engine.load import load_engine
     from rosebatch.launch import divide_threads, plan_launch
     from rosebatch.ranks.following import follow
     from rosebatch.ranks.group import TorchGroup, find_store
 
-    if torch.cuda.is_available():
-        torch.cuda.set_device(setup.share.rank)
     plan = plan_launch(setup.config, quiet=True)
     divide_threads(plan)
     store = find_store(setup.port, setup.share.size)

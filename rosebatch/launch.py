@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import weakref
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -204,6 +205,7 @@ def _load_divided(plan: LaunchPlan) -> LoadedEngine:
     ranks.await_ready()
     group = TorchGroup(Share(0, size), store, plan.device)
     ranks.on_loss(group.abort)
+    weakref.finalize(ranks, group.close)
     try:
         loaded = load_engine(plan.source, plan.config, plan.toggles, plan.device, group)
     except RuntimeError as error:

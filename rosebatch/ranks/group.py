@@ -72,6 +72,13 @@ class TorchGroup:
         if self._device.type == "cuda":
             distributed.distributed_c10d._abort_process_group()
 
+    def close(self) -> None:
+        """Leave the group, whether the others are still there or not."""
+        if distributed.is_initialized():
+            self.abort()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
 
 def open_store(size: int) -> TCPStore:
     """A store for so many processes, at a free port of this machine."""

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from rosebatch import LLM, SamplingParams
 from tests.cli.test_workers import are_gone, children, expected, source, start  # noqa: F401 (fixtures)
 
 
@@ -106,3 +107,19 @@ def test_sizes_that_are_impossible(cli, source, model_folder, tmp_path):  # noqa
     result = cli(*command, "-tp", 2, "--model-impl", "transformers")
     assert result.code == 2
     assert "transformers' own code runs this model" in result.err
+
+
+@pytest.mark.thorough
+def test_a_library_may_lead_one_model_after_the_other(model_folder):
+    """Processes of a model that is closed went on, and the next one found the group of the first."""
+    prompts, sampling = ["one", "two", "three"], SamplingParams(max_tokens=20, logprobs=2)
+
+    def texts(**settings):
+        with LLM(str(model_folder), device="cpu", **settings) as llm:
+            return [output.outputs[0].text for output in llm.generate(prompts, sampling)]
+
+    alone = texts()
+    for _ in range(2):
+        assert texts(tensor_parallel_size=2) == alone
+        found = subprocess.run(["ps", "-ww", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True)
+        assert "rosebatch.follow" not in found.stdout

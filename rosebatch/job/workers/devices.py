@@ -1,14 +1,13 @@
 """The devices of a machine, without PyTorch: what each worker gets of them."""
 
-import ctypes
 import os
 from collections.abc import Mapping
 from typing import Literal
 
 from rosebatch.config import Device
 from rosebatch.errors import FlagError
+from rosebatch.host.gpus import VISIBLE, visible_gpus
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Read when the libraries of a process are imported.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -38,28 +37,4 @@ def environments(
         times = f" --tensor-parallel-size {gpus_of_each}" if gpus_of_each > 1 else ""
         raise FlagError(f"--data-parallel-size {count}{times}: this machine has {len(gpus)} GPUs")
     of_each = [gpus[i * gpus_of_each : (i + 1) * gpus_of_each] for i in range(count)]
-    return [(f"GPU {'+'.join(each)}", {_VISIBLE: ",".join(each)}) for each in of_each]
-
-
-def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
-    given = os.environ.get(_VISIBLE)
-    count = _count_gpus()
-    if not count:
-        return []
-    if given is None:
-        return [str(number) for number in range(count)]
-    # CUDA ignores what stands behind the first one that it does not know, so its count is the right one.
-    return [name.strip() for name in given.split(",")][:count]
-
-
-def _count_gpus() -> int:
-    """GPUs that CUDA's driver counts; it creates no context for that."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return 0
-    return count.value
+    return [(f"GPU {'+'.join(each)}", {VISIBLE: ",".join(each)}) for each in of_each]
