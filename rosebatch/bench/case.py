@@ -56,7 +56,7 @@ class Case:
             workload.prompt_lens,
             workload.output_lens,
             max_num_seqs=scenario.max_num_seqs,
-            rates=rates,
+            rates=rates.of(self.config.tensor_parallel_size),
             cached_prefix=scenario.shared_prefix_len if scenario.prefix_cache else 0,
         )
 
@@ -66,7 +66,9 @@ def needed_kv_memory(case: Case) -> int:
     workload, block = case.workload(), max(case.config.block_size or 0, _BLOCK)
     totals = map(sum, zip(workload.prompt_lens, workload.output_lens, strict=True))
     seats, chunk = case.scenario.max_num_seqs, batched_tokens(case.config, case.device)
-    return bytes_for_longest(case.source.config, block, case.source.dtype, totals, seats, chunk)
+    whole = bytes_for_longest(case.source.config, block, case.source.dtype, totals, seats, chunk)
+    # Each process has some of the K/V heads.
+    return -(-whole // min(case.config.tensor_parallel_size, case.source.config.num_kv_heads))
 
 
 def release_memory() -> None:

@@ -126,6 +126,7 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
     if config.delta:
         states = min(seats, good) * config.num_delta_layers * config.delta.state_bytes(itemsize)
         lines.append(("states", f"{_gib(states)} for {min(seats, good)} rows at once"))
+    rates = rates.of(plan.config.tensor_parallel_size)
     floor = find_floor(config, itemsize, checked.prompt_lens, checked.output_lens, max_num_seqs=seats, rates=rates)
     span = f"{floor.prefill_s:.1f} s to {floor.seconds:.1f} s"
     lines.append(("time", f"{span} at the best that this device can do, depending on where outputs end"))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -142,7 +143,8 @@ def _load_matrices(
     if weights.shape(f"{prefix}{names.expert}.0.{parts[0]}.weight") is None:
         of_all = take and Take(take.dim + 1, take.indices)
         if take and take.dim == 0:
-            of_all = Take(1, [place * rows + row for place in range(len(parts)) for row in take.indices])
+            own = np.asarray(take.indices)
+            of_all = Take(1, np.concatenate([place * rows + own for place in range(len(parts))]))
         return weights.get(f"{prefix}{_WHOLE.expert}.{whole}", (count, len(parts) * rows, width), take=of_all)
     out: Tensor | None = None
     for expert in range(count):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -156,7 +157,7 @@ def load_linear(
     *,
     bias: bool,
     order: Tensor | None = None,
-    own: Tensor | None = None,
+    own: np.ndarray | None = None,
     inputs: range | None = None,
 ) -> Linear:
     """Several projections of one input as a single product.
@@ -172,7 +173,9 @@ def load_linear(
         inputs: the channels of the input that this process has; None for all.
     """
     stored = sizes if len(names) == len(sizes) else (sum(sizes),)
-    wanted = order if own is None else own if order is None else order[own]
+    wanted = None if order is None else order.numpy()
+    if own is not None:
+        wanted = own if wanted is None else wanted[own]
     cut = None if inputs is None else Take.of(1, inputs, in_size)
 
     def load(kind: str, *shape: int) -> Tensor:
@@ -188,19 +191,19 @@ def load_linear(
         if wanted is None:
             return whole
         # The place of each wanted row among those that were read, which are in the stored order.
-        place = wanted.argsort().argsort()
-        in_order = torch.equal(place, torch.arange(len(place)))
-        return whole if in_order else whole[place.to(whole.device)]
+        places = wanted.argsort().argsort()
+        in_order = (places == np.arange(len(places))).all()
+        return whole if in_order else whole[torch.from_numpy(places).to(whole.device)]
 
     return ops.linear(Weight(load("weight", in_size)), load("bias") if bias else None)
 
 
-def _rows_of_each(wanted: Tensor, sizes: Sequence[int]) -> list[Take]:
+def _rows_of_each(wanted: np.ndarray, sizes: Sequence[int]) -> list[Take]:
     """The rows that are wanted of each of several tensors, which stand one below the other."""
     found, start = [], 0
     for size in sizes:
         own = wanted[(wanted >= start) & (wanted < start + size)] - start
-        found.append(Take(0, own.sort().values.tolist()))
+        found.append(Take(0, np.sort(own)))
         start += size
     return found
 
@@ -210,7 +213,7 @@ def channels(heads: range, size: int) -> range:
     return range(heads.start * size, heads.stop * size)
 
 
-def columns(*pieces: tuple[int, range]) -> Tensor | None:
+def columns(*pieces: tuple[int, range]) -> np.ndarray | None:
     """A part of each of several pieces, which stand side by side; None if that is all of them.
 
     Args:
@@ -219,5 +222,4 @@ def columns(*pieces: tuple[int, range]) -> Tensor | None:
     if all(len(part) == size for size, part in pieces):
         return None
     starts = itertools.accumulate((size for size, _ in pieces), initial=0)
-    parts = [start + torch.arange(part.start, part.stop) for start, (_, part) in zip(starts, pieces, strict=False)]
-    return torch.cat(parts)
+    return np.concatenate([start + np.arange(p.start, p.stop) for start, (_, p) in zip(starts, pieces, strict=False)])

@@ -2,10 +2,10 @@
 
 import re
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -31,22 +31,19 @@ class Take(NamedTuple):
     """
 
     dim: int
-    indices: Sequence[int]
+    indices: range | np.ndarray
 
     @classmethod
-    def of(cls, dim: int, indices: Sequence[int], size: int) -> "Take | None":
+    def of(cls, dim: int, indices: range | np.ndarray, size: int) -> "Take | None":
         """So many of ``size`` indices; None if that is all of them."""
         return None if len(indices) == size else cls(dim, indices)
 
     def runs(self) -> list[tuple[int, int]]:
         """The indices as slices, start and stop."""
-        found: list[tuple[int, int]] = []
-        for index in self.indices:
-            if found and found[-1][1] == index:
-                found[-1] = found[-1][0], index + 1
-            else:
-                found.append((index, index + 1))
-        return found
+        if isinstance(self.indices, range):
+            return [(self.indices.start, self.indices.stop)]
+        groups = np.split(self.indices, np.flatnonzero(np.diff(self.indices) != 1) + 1)
+        return [(int(group[0]), int(group[-1]) + 1) for group in groups]
 
 
 class WeightSource(Protocol):
@@ -150,7 +147,7 @@ def _read(stored: Any, handle: Any, name: str, take: Take | None) -> Tensor:
         tensor: Tensor = handle.get_tensor(name)
         return tensor
     before = (slice(None),) * take.dim
-    parts: list[Tensor] = [stored[(*before, slice(start, stop))] for start, stop in take.runs() or [(0, 0)]]
+    parts: list[Tensor] = [stored[(*before, slice(start, stop))] for start, stop in take.runs()]
     return parts[0] if len(parts) == 1 else torch.cat(parts, take.dim)
 
 
@@ -221,9 +218,7 @@ class RandomWeights:
         if take is not None:
             # The numbers are those of the whole tensor.
             whole = self.get(name, shape, dtype=dtype, fill=fill)
-            return torch.cat(
-                [whole.narrow(take.dim, start, stop - start) for start, stop in take.runs() or [(0, 0)]], take.dim
-            )
+            return torch.cat([whole.narrow(take.dim, start, stop - start) for start, stop in take.runs()], take.dim)
         if fill is not None:
             return torch.full(shape, fill, dtype=dtype or self.dtype, device=self.device)
         generator = torch.Generator(self.device).manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))

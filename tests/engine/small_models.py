@@ -92,7 +92,7 @@ class Weights(RandomWeights):
         super().__init__(torch.float32, CPU)
         self.factor = 1 if name == "hp1" else 14
 
-    def get(self, name, shape, *, dtype=None, fill=None):
+    def get(self, name, shape, *, dtype=None, fill=None, take=None):
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))
         weight = super().get(name, shape, dtype=dtype, fill=fill)
         if fill is not None:

@@ -175,7 +175,6 @@ def test_bad_chats_cost_themselves(llm):
         ({"kv_cache_memory": "lots"}, "no size"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be in"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not served"),
-        ({"tensor_parallel_size": 2}, "the model has 9 heads, which cannot be divided by 2"),
         ({"device": "cpu", "fused_sampler": True}, "no meaning on cpu"),
         ({"max_model_len": 10**6}, "max-model-len"),
         ({"on_error": "explode"}, "on_error is no setting"),

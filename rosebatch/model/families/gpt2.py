@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
@@ -60,10 +61,10 @@ class GPT2:
         prefix = f"transformer.h.{index}."
 
         def linear(
-            name: str, in_size: int, out_size: int, own: Tensor | None = None, inputs: range | None = None
+            name: str, in_size: int, out_size: int, own: np.ndarray | None = None, inputs: range | None = None
         ) -> Linear:
             """See ``load_linear``; GPT-2's checkpoints hold weights as [in, out]."""
-            rows = range(out_size) if own is None else own.tolist()
+            rows = range(out_size) if own is None else own
             take = Take.of(1, rows, out_size) if inputs is None else Take.of(0, inputs, in_size)
             weight = weights.get(f"{prefix}{name}.weight", (in_size, out_size), take=take)
             bias = weights.get(f"{prefix}{name}.bias", (out_size,), take=Take.of(0, rows, out_size))

@@ -23,6 +23,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -103,7 +104,7 @@ class HP1:
         )
 
         def linear(
-            names: dict[str, int], in_size: int, own: Tensor | None = None, inputs: range | None = None
+            names: dict[str, int], in_size: int, own: np.ndarray | None = None, inputs: range | None = None
         ) -> Linear:
             full = [prefix + name for name in names]
             return load_linear(self.ops, weights, full, [*names.values()], in_size, bias=False, own=own, inputs=inputs)

@@ -97,7 +97,7 @@ class Qwen3Next(Llama):
         own = columns(keys, keys, values, values, rates, rates)
         projection = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=False, order=order, own=own)
         mixed = columns(keys, keys, values)
-        conv_take = None if mixed is None else Take(0, mixed.tolist())
+        conv_take = None if mixed is None else Take(0, mixed)
         rate_take = Take.of(0, value_heads, delta.value_heads)
         spec = StateSpec(
             layer=layer,
