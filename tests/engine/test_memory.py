@@ -204,11 +204,11 @@ def test_scarce_memory_is_divided_evenly(gpu):
 
 
 def test_whole_prompts_fit_the_windows_blocks(gpu):
-    """Without chunks a prompt's blocks are all held at once, in layers with a window too."""
+    """Without chunks a prompt's blocks are all held at once, in layers with a window too: behind those of a full step."""
     gpu(60 * GIB)
     limits = RunConfig(kv_cache_memory=40 * GIB, max_num_seqs=4)
     _, window = windowed(limits, whole_prompts=True).groups
-    assert window.blocks == 4 * 18 + 131072 // 64 + 2
+    assert window.blocks == 4 * 18 + (16384 + 131072) // 64 + 2
 
 
 @pytest.mark.parametrize("memory", [1, 10**6, 10**9, 10**12])
