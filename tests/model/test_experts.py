@@ -1,5 +1,7 @@
 """Loading of experts: each apart or all in one tensor, and random ones."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -10,6 +12,7 @@ from rosebatch.model.experts import load_experts
 from rosebatch.model.families.mixtral import Mixtral
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights
 from rosebatch.ops import select
+from rosebatch.share import Share
 from rosebatch.toggles import Toggles
 
 CPU = torch.device("cpu")
@@ -59,8 +62,12 @@ def test_every_form_gives_the_same_experts(tmp_path):
         save_file({f"model.layers.0.{name}": t for name, t in stored(names).items()}, folder / "model.safetensors")
         weights = SafetensorsWeights(folder, torch.float32, CPU)
         given = {"names": Mixtral.expert_names} if i >= 2 else {}
-        layer = load_experts(CONFIG, OPS, weights, "model.layers.0.", **given)
-        outs.append(layer(torch.randn(7, 32, generator=torch.Generator().manual_seed(1))).value)
+        x = torch.randn(7, 32, generator=torch.Generator().manual_seed(1))
+        outs.append(load_experts(CONFIG, OPS, weights, "model.layers.0.", **given)(x).value)
+        # Three processes have a part of each expert; together they give the same.
+        shares = [replace(OPS, share=Share(rank, 3)) for rank in range(3)]
+        parts = [load_experts(CONFIG, ops, weights, "model.layers.0.", **given)(x).value for ops in shares]
+        torch.testing.assert_close(sum(parts), outs[0])
     assert all(torch.equal(out, outs[0]) for out in outs)
 
 

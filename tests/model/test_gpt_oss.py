@@ -58,6 +58,11 @@ def test_both_forms_give_the_same_matrices(in_turn, tmp_path):
         out = _load_matrices(weights, "m", (3, 8, 64), in_turn=in_turn, own=range(8 if in_turn else 64))
         assert out.dtype == torch.bfloat16
         assert torch.equal(out, expected), form
+        # A part for one of several processes; columns of the packed form are cut within a block of 32.
+        own = range(2, 6) if in_turn else range(20, 44)
+        out = _load_matrices(weights, "m", (3, 8, 64), in_turn=in_turn, own=own)
+        part = torch.cat((dense[:, 2:6:2], dense[:, 3:6:2]), 1) if in_turn else dense[:, :, 20:44]
+        assert torch.equal(out, part), form
 
 
 def test_the_hubs_config():
