@@ -204,7 +204,7 @@ def test_scarce_memory_is_divided_evenly(gpu):
 
 
 def test_whole_prompts_fit_the_windows_blocks(gpu):
-    """Without chunks a prompt's blocks are all held at once, in layers with a window too: behind those of a full step."""
+    """Without chunks a prompt has all its blocks at once, behind those of a full step, in layers with a window too."""
     gpu(60 * GIB)
     limits = RunConfig(kv_cache_memory=40 * GIB, max_num_seqs=4)
     _, window = windowed(limits, whole_prompts=True).groups
