@@ -2,12 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from rosebatch.errors import UserError
-from rosebatch.model.weights import RandomWeights, SafetensorsWeights
+from rosebatch.model.weights import RandomWeights, SafetensorsWeights, Take
 
 CPU = torch.device("cpu")
 FIRST = {"model.embed_tokens.weight": torch.randn(5, 3), "model.norm.weight": torch.randn(3)}
@@ -231,3 +232,16 @@ def test_a_dtype_of_its_own(tmp_path):
     save_file(FIRST, tmp_path / "model.safetensors")
     tensor = source(tmp_path, torch.bfloat16).get("model.norm.weight", (3,), dtype=torch.float32, fill=9.0)
     assert torch.equal(tensor, FIRST["model.norm.weight"])
+
+
+@pytest.mark.parametrize("indices", [range(1, 4), range(2, 2), np.array([0, 1, 4]), np.array([3])])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_part_of_a_tensor(tmp_path, dim, indices):
+    """One of several processes reads its own rows; random ones are those of the whole tensor."""
+    tensor = torch.randn(5, 6, 2)
+    save_file({"m": tensor}, tmp_path / "model.safetensors")
+    for weights in (source(tmp_path), RandomWeights(torch.float32, CPU)):
+        whole = weights.get("m", (5, 6, 2))
+        part = weights.get("m", (5, 6, 2), take=Take(dim, indices))
+        assert torch.equal(part, whole.index_select(dim, torch.tensor(indices, dtype=torch.long)))
+    assert Take.of(dim, range(5), 5) is None
