@@ -58,13 +58,15 @@ class ThreadGroup:
         return [min(each) for each in zip(*self._meeting.exchange(self.share.rank, numbers), strict=True)]
 
 
-def make_divided_engine(source: ModelSource, limits: RunConfig, toggles: Toggles, size: int) -> Engine:
-    """An engine whose model is held by so many threads; this one leads."""
+def make_divided_engine(
+    source: ModelSource, limits: RunConfig, toggles: Toggles, size: int, device: torch.device = _CPU
+) -> Engine:
+    """An engine whose model is held by so many threads; this one leads. No graph can be captured over threads."""
     meeting = _Meeting(size)
     inboxes: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(size - 1)]
 
     def load(rank: int) -> Engine:
-        return load_engine(source, limits, toggles, _CPU, ThreadGroup(Share(rank, size), meeting)).engine
+        return load_engine(source, limits, toggles, device, ThreadGroup(Share(rank, size), meeting)).engine
 
     def run(rank: int) -> None:
         try:

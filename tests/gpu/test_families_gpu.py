@@ -6,8 +6,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from rosebatch.config import RunConfig
 from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.launch import launch
+from rosebatch.model.source import find_model
+from rosebatch.toggles import Toggles
 from tests.golden.families import FAMILIES
+from tests.golden.threads_group import make_divided_engine
 
 pytestmark = pytest.mark.gpu
 
@@ -72,3 +77,29 @@ def test_bf16_runs_close_to_transformers(
     expected, _ = reference(family, torch.bfloat16, prompts[:64], 1)
     tokens = greedy(make_engine(family, torch.bfloat16, seqs=64), prompts[:64], 1)
     assert sum(a == b for a, b in zip(tokens, expected, strict=True)) >= 54
+
+
+def test_two_ranks_on_one_gpu(golden: tuple, saved_model: Callable, greedy: Callable, device: torch.device) -> None:
+    """Kernels get odd shapes of a half model; the ranks are threads, which no graph can be captured over."""
+    family, prompts, expected = golden
+    source = find_model(str(saved_model(family)), "auto", "float32", device)
+    limits = RunConfig(max_num_seqs=7, kv_cache_memory=1 << 27, tensor_parallel_size=2)
+    engine = make_divided_engine(source, limits, Toggles.resolve({"cuda_graph": False}, "cuda"), 2, device)
+    assert greedy(engine, prompts[:28], NEW_TOKENS) == expected[:28]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_ranks_on_two_gpus(golden: tuple, saved_model: Callable, greedy: Callable) -> None:
+    """Sums over ranks are inside of the graphs, and every rank samples the same tokens."""
+    family, prompts, expected = golden
+    config = RunConfig(
+        model=str(saved_model(family)),
+        dtype="float32",
+        device="cuda",
+        max_num_seqs=64,
+        kv_cache_memory=1 << 27,
+        tensor_parallel_size=2,
+    )
+    engine = launch(config).engine
+    assert greedy(engine, prompts, NEW_TOKENS) == expected
+    assert engine.stats.graph_replays > 0
