@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from rosebatch.engine.engine import StepRunner
@@ -36,11 +35,9 @@ def follow(runner: StepRunner, hear: Callable[[], Any], lookahead: int) -> None:
             continue
         plan = message.plan
         if plan.reset:
+            # The leader may have made the masks of aborted plans or not; the runner forgets these plans.
             masks.clear()
-            while launched:
-                # Nobody reads the result, or why there is none.
-                with suppress(Exception):
-                    launched.popleft()()
+            launched.clear()
         launched.append(runner.launch(plan, next_masks))
         while len(launched) > lookahead:
             launched.popleft()()

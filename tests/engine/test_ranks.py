@@ -1,0 +1,135 @@
+"""Leader and followers: every rank computes the same plans with the same masks, whenever these are made."""
+
+from queue import SimpleQueue
+from threading import Thread
+
+import pytest
+
+from rosebatch.engine.plan import Chunk, PackedStep, StepResult
+from rosebatch.errors import LostProcessError
+from rosebatch.ranks.following import follow
+from rosebatch.ranks.leader import LeadingRunner, Ranks
+
+
+def plan(number, *, reset=False):
+    return PackedStep(chunks=(Chunk(number, 0, (1,), samples=True),), reset=reset)
+
+
+class LateRunner:
+    """Asks for a plan's masks when it is waited for or when the next one is launched, as the runner of a GPU does."""
+
+    def __init__(self):
+        self.computed = []
+        self._deferred = None
+
+    def launch(self, plan, masks):
+        if plan.reset:
+            self._deferred = None
+        self._run_deferred()
+        number = plan.chunks[0].id
+
+        def sample():
+            self.computed.append((number, masks()))
+
+        self._deferred = sample
+
+        def wait():
+            if self._deferred is sample:
+                self._run_deferred()
+            return StepResult([[number]])
+
+        return wait
+
+    def _run_deferred(self):
+        if self._deferred is not None:
+            deferred, self._deferred = self._deferred, None
+            deferred()
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.fixture
+def ranks():
+    """A leading runner, the follower's own runner, and a function that waits until the follower has done all."""
+    inbox, own, following = SimpleQueue(), LateRunner(), LateRunner()
+
+    def hear():
+        message = inbox.get()
+        if message is None:
+            raise StopError
+        return message
+
+    def run():
+        with pytest.raises(StopError):
+            follow(following, hear, lookahead=1)
+
+    def explain(error):
+        raise error
+
+    thread = Thread(target=run)
+    thread.start()
+
+    def end():
+        inbox.put(None)
+        thread.join(10)
+        assert not thread.is_alive()
+
+    return LeadingRunner(own, inbox.put, explain), following, end
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_masks_reach_the_plan_that_they_are_for(ranks, ahead):
+    """The leader makes them before or after it sends the next plan; another plan's masks would allow other tokens."""
+    leader, following, end = ranks
+    waits = []
+    for number in range(5):
+        waits.append(leader.launch(plan(number), lambda number=number: f"masks {number}"))
+        while len(waits) > ahead:
+            waits.pop(0)()
+    for wait in waits:
+        wait()
+    end()
+    assert leader.own.computed == [(number, f"masks {number}") for number in range(5)]
+    # Nobody has asked for the results of the last plans yet.
+    assert following.computed == leader.own.computed[: len(following.computed)]
+    assert len(following.computed) >= 4
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_masks_of_an_aborted_plan_are_dropped(ranks, made):
+    """They would be taken for those of the next plan."""
+    leader, following, end = ranks
+    leader.launch(plan(0), lambda: "old")()
+    leader.launch(plan(1), lambda: "dropped")
+    if made:
+        leader.launch(plan(4), lambda: "dropped too")
+    leader.launch(plan(2, reset=True), lambda: "new")()
+    leader.launch(plan(3), lambda: "last")
+    end()
+    assert (2, "new") in following.computed
+    assert "dropped too" not in dict(following.computed).values()
+
+
+def test_an_error_of_a_collective_is_explained():
+    """PyTorch says that a connection was closed; the user has to know which process is gone."""
+
+    class Failing:
+        def launch(self, plan, masks):
+            raise RuntimeError("Connection closed by peer")
+
+    def explain(error):
+        raise LostProcessError("rank 1 of 2: died (SIGKILL)") from error
+
+    with pytest.raises(LostProcessError, match="rank 1 of 2"):
+        LeadingRunner(Failing(), lambda message: None, explain).launch(plan(0), lambda: None)
+
+
+def test_other_errors_stay_what_they_are(monkeypatch):
+    """If no process is gone, the error is the step's own."""
+    monkeypatch.setattr("rosebatch.ranks.leader._PATIENCE_SECONDS", 0.01)
+    from rosebatch.config import RunConfig
+
+    with pytest.raises(ValueError, match="own"):
+        Ranks(RunConfig(), 0).explain(ValueError("own"))
