@@ -30,7 +30,7 @@ def dispatcher(workers=2, seats=100, rows=0, most_bytes=MUCH, ended=True):
 
 def finish(found, worker, rows):
     for row in rows:
-        found.answered(worker, row.number)
+        found.answered(worker, [row.number])
 
 
 def test_rows_go_out_once_each_in_order():
@@ -194,7 +194,7 @@ def test_random_deaths(seed):
             alive.discard(worker)
             continue
         for row in chance.sample(held[worker], chance.randint(0, len(held[worker]))):
-            found.answered(worker, row.number)
+            found.answered(worker, [row.number])
             held[worker].remove(row)
             answered.append(row.number)
     assert found.finished
