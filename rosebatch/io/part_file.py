@@ -207,7 +207,7 @@ class PartFile:
             UserError: a line was damaged since it was written, or another file took the place of this one.
         """
         self.flush()
-        with self.path.open("rb", _READ_BYTES) as file:
+        with self.path.open("rb", buffering=_READ_BYTES) as file:
             descriptor = file.fileno()
             if not self._is_ours(os.fstat(descriptor)):
                 raise UserError(f"{self.path}: another file took its place while the run wrote to it")

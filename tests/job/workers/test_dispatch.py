@@ -1,6 +1,7 @@
 """Which worker gets which rows: credits, neighbours, deaths."""
 
 import random
+import sys
 
 import pytest
 
@@ -109,6 +110,26 @@ def test_bytes_of_a_worker_are_bounded():
     assert numbers(rows) == [2]
     finish(found, 0, rows)
     assert numbers(found.take(0)) == [3]
+
+
+def test_a_call_takes_as_long_with_many_workers():
+    """Sums over all workers at each call took most of the parent's time at a thousand of them."""
+
+    def calls(workers):
+        found, count = dispatcher(workers=workers, rows=200, seats=20), 0
+
+        def profile(frame, event, argument):
+            nonlocal count
+            count += 1
+
+        sys.setprofile(profile)
+        found.offer(records(1))
+        finish(found, 0, found.take(0)[:1])
+        _ = found.wants, found.busy, found.finished
+        sys.setprofile(None)
+        return count
+
+    assert calls(1000) <= calls(2)
 
 
 def test_rows_of_a_dead_worker_are_served_again():
