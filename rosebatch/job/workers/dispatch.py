@@ -4,8 +4,8 @@ Workers pull: each has credit for so many rows. Towards the end of a job credits
 waiting that another could begin. Rows travel in chunks of neighbours, which often begin alike.
 
 A worker that dies gives its rows back. One of them may have killed it, so they go out again in groups that run alone on
-a worker. A group that kills again is divided. One death may have another cause: a row has failed when several workers
-died with this row alone.
+a worker, as many as it computes at a time. A group that kills again is divided. One death may have another cause: a row
+has failed when several workers died with this row alone.
 """
 
 from collections import Counter, deque
@@ -16,7 +16,7 @@ from rosebatch.io.parse import Record
 
 # Rows of a chunk.
 _CHUNK = 64
-# Groups into which suspects are divided.
+# Groups into which rows are divided that killed a worker alone.
 _GROUPS = 8
 # Workers that die with one row alone before that row has failed.
 _DEATHS = 3
@@ -146,7 +146,8 @@ class Dispatcher:
             self._deaths[rows[0].number] += 1
             if self._deaths[rows[0].number] == _DEATHS:
                 return rows
-        size = max(1, -(-len(rows) // _GROUPS))
+        # At first as many as run at a time: smaller groups would leave seats empty, and most deaths have other causes.
+        size = max(1, -(-len(rows) // _GROUPS) if own.alone else own.seats)
         self._suspects.extend(rows[i : i + size] for i in range(0, len(rows), size))
         self._num_suspects += len(rows)
         return []
