@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from rosebatch.io.parse import Record
 
-# Rows of a chunk.
+# Rows of a chunk; fewer for a worker with few seats.
 _CHUNK = 64
 # Groups into which rows are divided that killed a worker alone.
 _GROUPS = 8
@@ -117,7 +117,9 @@ class Dispatcher:
         if self._ended:
             credit = min(credit, -(-self._left // self._expected))
         room = credit - len(own.rows)
-        if room < min(_CHUNK, credit) and room < len(self._fresh) and own.rows:
+        # Half of the seats' rows still wait there when a chunk is sent, so no seat is empty until it arrives.
+        chunk = min(_CHUNK, max(1, own.seats // 2), credit)
+        if room < chunk and room < len(self._fresh) and own.rows:
             # Else neighbours would go to different workers, one by one.
             return []
         rows: list[Record] = []

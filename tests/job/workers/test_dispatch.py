@@ -54,12 +54,23 @@ def test_credit_is_twice_the_seats():
 
 def test_rows_travel_in_chunks():
     """Neighbours often begin alike: one by one they would go to different workers, and their beginning to each."""
-    found = dispatcher(rows=1000)
+    found = dispatcher(rows=1000, seats=128)
     first = found.take(0)
     finish(found, 0, first[:63])
     assert found.take(0) == []
     finish(found, 0, first[63:64])
-    assert numbers(found.take(0)) == list(range(200, 264))
+    assert numbers(found.take(0)) == list(range(256, 320))
+
+
+@pytest.mark.parametrize("seats", [1, 2, 5, 16, 33, 64, 100])
+def test_few_seats_are_never_empty(seats):
+    """A worker with fewer seats than a chunk has rows had to finish all of them before it got others."""
+    found = dispatcher(rows=1000, seats=seats)
+    held = found.take(0)
+    for _ in range(300):
+        finish(found, 0, [held.pop(0)])
+        held += found.take(0)
+        assert len(held) >= min(2 * seats, 1.5 * seats + 1) - 1
 
 
 def test_credits_shrink_towards_the_end():
