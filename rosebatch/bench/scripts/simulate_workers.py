@@ -25,11 +25,10 @@ from itertools import count, islice
 
 from rosebatch.io.parse import Record
 from rosebatch.job.workers.dispatch import Dispatcher
+from rosebatch.job.workers.service import results_seconds
 
 # Steps between two looks at the rows that wait: a decode window.
 _WINDOW = 16
-# As ``rosebatch.job.workers.child`` has it.
-_RESULTS_SECONDS = 0.1
 # From one process to another.
 _LATENCY_SECONDS = 0.001
 _READ_ROWS = 256
@@ -49,7 +48,7 @@ class Job:
     life_s: float = math.inf
     load_s: float = 30.0
     parent_row_us: float = 10.0
-    parent_message_us: float = 60.0
+    parent_message_us: float = 100.0
     seed: int = 0
 
     def step_seconds(self, rows: int) -> float:
@@ -109,6 +108,7 @@ class _Simulation:
             "I", (round(max(1.0, min(most, chance.lognormvariate(shift, job.sigma)))) for _ in range(job.rows))
         )
         self._chance = chance
+        self._patience = results_seconds(job.workers)
         self._dispatcher = Dispatcher(job.workers, 1 << 60)
         self._workers = [_Worker() for _ in range(job.workers)]
         self._unread: Iterator[Record] = (Record(number, "", b"", 1) for number in range(job.rows))
@@ -207,7 +207,7 @@ class _Simulation:
         while worker.running and worker.running[0][0] <= worker.steps:
             worker.finished.append(heapq.heappop(worker.running)[1])
         idle = not worker.running and not worker.waiting
-        due = len(worker.finished) >= self._job.seats // 4 or self._now - worker.sent >= _RESULTS_SECONDS
+        due = len(worker.finished) >= self._job.seats // 4 or self._now - worker.sent >= self._patience
         if worker.finished and (due or idle):
             rows, worker.finished, worker.sent = worker.finished, [], self._now
             spent = (self._job.parent_message_us + len(rows) * self._job.parent_row_us) * 1e-6

@@ -21,8 +21,6 @@ from rosebatch.report.tally import Tally
 _BEAT_SECONDS = 1.0
 # How long an idle worker waits for rows before it shows a sign of life.
 _PAUSE_SECONDS = 0.05
-# How long results wait for others.
-_RESULTS_SECONDS = 0.1
 # For tests: the row with this number ends the process.
 _DEADLY = "ROSEBATCH_TEST_DEADLY_ROW"
 
@@ -106,7 +104,7 @@ def _work(link: _Link) -> None:
     link.tell(m.Ready(engine.max_num_seqs, launched.description, launched.load_seconds))
     begin: m.Begin = link.hear()
     stats, tally = engine.restart_stats(), Tally()
-    output = _Pipe(link, begin.encode, tally, engine.max_num_seqs // 4)
+    output = _Pipe(link, begin.encode, tally, engine.max_num_seqs // 4, begin.patience)
     run_rows(
         _rows(link, begin.parser, output, lambda: engine.has_unfinished),
         launched,
@@ -158,11 +156,12 @@ class _Pipe:
     kept = ""
     full = False
 
-    def __init__(self, link: _Link, encode: Encode, tally: Tally, most: int) -> None:
+    def __init__(self, link: _Link, encode: Encode, tally: Tally, most: int, patience: float) -> None:
         self.encode = encode
         self._link = link
         self._tally = tally
         self._most = most
+        self._patience = patience
         self._sent = 0.0
         self._numbers: list[int] = []
         self._lines: list[bytes] = []
@@ -187,7 +186,7 @@ class _Pipe:
 
     def flush(self) -> None:
         """Send the results so far, if it is time. Called after every step."""
-        if len(self._numbers) >= self._most or time.monotonic() - self._sent >= _RESULTS_SECONDS:
+        if len(self._numbers) >= self._most or time.monotonic() - self._sent >= self._patience:
             self.send()
 
     def send(self) -> None:

@@ -62,6 +62,7 @@ class Begin:
         encode: makes the lines of results.
         seed: of the job.
         return_token_ids: add ``token_ids`` to the results.
+        patience: seconds that results may wait for others, so that they travel together.
     """
 
     parser: RowParser
@@ -69,6 +70,7 @@ class Begin:
     encode: Encode
     seed: int | None
     return_token_ids: bool
+    patience: float
 
 
 class Rows(NamedTuple):

@@ -30,6 +30,9 @@ _PATIENCE_SECONDS = 0.1
 _MOST_DEATHS = 8
 # Processes that die while they load the model, one after the other, before the job is given up.
 _MOST_FALSE_STARTS = 3
+# Messages with results that wait for time, not for rows. Each takes the parent as long as some ten rows.
+_MESSAGES_PER_SECOND = 1000
+_LEAST_RESULTS_SECONDS = 0.1
 # Groups of rows that were read and wait.
 _READ_GROUPS = 4
 # Messages that are worked on before rows are handed out again.
@@ -38,6 +41,11 @@ _MOST_MESSAGES = 64
 _LEAST_INFLIGHT = 2**20
 # How long counts are waited for after the last row.
 _END_SECONDS = 10.0
+
+
+def results_seconds(workers: int) -> float:
+    """How long results wait in a worker for others: so long that so many workers send few messages in all."""
+    return max(_LEAST_RESULTS_SECONDS, workers / _MESSAGES_PER_SECOND)
 
 
 @dataclass(slots=True)
@@ -299,8 +307,15 @@ class Workers:
         """A loaded worker takes part."""
         worker, work = self._workers[number], self._work
         assert work is not None and worker.ready is not None
-        encode = work.output.encode
-        self._tell(number, m.Begin(work.reader.parser, work.shape, encode, work.seed, work.return_token_ids))
+        begin = m.Begin(
+            work.reader.parser,
+            work.shape,
+            work.output.encode,
+            work.seed,
+            work.return_token_ids,
+            results_seconds(len(self._workers)),
+        )
+        self._tell(number, begin)
         self._dispatcher.join(number, worker.ready.seats)
 
     def _read_rows(self, work: Work) -> None:

@@ -11,7 +11,7 @@ from rosebatch.io.cells import BadCells
 from rosebatch.io.parse import Record
 from rosebatch.job.workers import child
 from rosebatch.job.workers import messages as m
-from rosebatch.job.workers.service import Workers
+from rosebatch.job.workers.service import Workers, results_seconds
 from rosebatch.report.tally import Tally
 
 
@@ -24,7 +24,7 @@ def pipe(monkeypatch):
     """An output that sends to a list, on a clock of its own."""
     clock, sent = SimpleNamespace(now=100.0), []
     monkeypatch.setattr(child.time, "monotonic", lambda: clock.now)
-    pipe = child._Pipe(SimpleNamespace(tell=sent.append), encode, Tally(), 4)
+    pipe = child._Pipe(SimpleNamespace(tell=sent.append), encode, Tally(), 4, 0.1)
     return SimpleNamespace(pipe=pipe, clock=clock, sent=sent)
 
 
@@ -94,3 +94,9 @@ def test_a_silent_worker_beside_a_busy_one(monkeypatch):
     rounds = iter(range(1000))
     workers._wait(lambda: bool(killed) or next(rounds) == 999)
     assert set(killed) == {0}
+
+
+def test_many_workers_send_fewer_messages():
+    """A thousand workers with a message every tenth of a second took the parent more than all of its time."""
+    assert results_seconds(8) == 0.1
+    assert 1024 / results_seconds(1024) == 1000
