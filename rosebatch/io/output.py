@@ -2,7 +2,7 @@
 
 import errno
 import stat
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +15,19 @@ from rosebatch.errors import FlagError, UserError
 from rosebatch.host.sync import sync
 from rosebatch.io.parquet import PART_NAME, Rows
 from rosebatch.io.part_file import PartFile
+from rosebatch.io.part_lines import PartEncoder
 
 # Results that a stream holds back while it waits for an earlier row, and their bytes.
 _MOST_HELD = 4096
 _MOST_HELD_BYTES = 64 << 20
+
+
+class Encode(Protocol):
+    """Makes the line of a result."""
+
+    def __call__(self, index: int, row: dict[str, Any], *, failed: bool) -> bytes:
+        """The line of a row, with its end."""
+        ...
 
 
 class Output(Protocol):
@@ -54,12 +63,22 @@ class Output(Protocol):
         ...
 
     @property
-    def fields(self) -> Container[str] | None:
-        """The fields of a result that are kept; None keeps all."""
+    def encode(self) -> "Encode":
+        """Makes the lines for ``add_lines``. It can be sent to another process."""
         ...
 
-    def add(self, index: int, row: dict[str, Any] | msgspec.Raw, *, failed: bool) -> None:
-        """Take a result. One that is encoded already has the kept fields only."""
+    def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
+        """Take a result."""
+        ...
+
+    def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
+        """Take results that are encoded already.
+
+        Args:
+            indices: of the rows.
+            lines: of each row, by ``encode``.
+            failed: indices of the error rows.
+        """
         ...
 
     def flush(self) -> None:
@@ -102,7 +121,7 @@ class StreamOutput:
         self.num_rows = 0
         self.num_failed = 0
         self.kept = ""
-        self.fields = None
+        self.encode: Encode = _encode_line
 
     def __contains__(self, index: int) -> bool:
         return index < self._next or index in self._held
@@ -112,11 +131,18 @@ class StreamOutput:
         """Whether thousands of results, or many bytes, wait for one row."""
         return len(self._held) >= _MOST_HELD or self._held_bytes >= _MOST_HELD_BYTES
 
-    def add(self, index: int, row: dict[str, Any] | msgspec.Raw, *, failed: bool) -> None:
+    def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
         """Write the row and those that waited for it, or hold it until its turn."""
+        self.add_lines([index], [_encode_line(index, row, failed=failed)], {index} if failed else ())
+
+    def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
+        """The same for several rows."""
+        for index, line in zip(indices, lines, strict=True):
+            self._add(index, line, index in failed)
+
+    def _add(self, index: int, line: bytes, failed: bool) -> None:
         self.num_rows += 1
         self.num_failed += failed
-        line = msgspec.json.encode(row, enc_hook=str) + b"\n"
         self._held[index] = line, failed
         self._held_bytes += len(line)
         while self._next in self._held:
@@ -138,6 +164,10 @@ class StreamOutput:
     def close(self) -> None:
         """Close the streams, unless they belong to the caller."""
         self._close()
+
+
+def _encode_line(index: int, row: dict[str, Any], *, failed: bool) -> bytes:
+    return msgspec.json.encode(row, enc_hook=str) + b"\n"
 
 
 class Results(Protocol):
@@ -243,7 +273,7 @@ class FileOutput:
     def __init__(self, part: PartFile, placement: Placement) -> None:
         self._part = part
         self._placement = placement
-        self.fields = placement.fields
+        self._encode: PartEncoder | None = None
 
     def __contains__(self, index: int) -> bool:
         return index in self._part
@@ -275,11 +305,20 @@ class FileOutput:
         """Always False: the part file takes rows in any order."""
         return False
 
-    def add(self, index: int, row: dict[str, Any] | msgspec.Raw, *, failed: bool) -> None:
+    @property
+    def encode(self) -> PartEncoder:
+        """Makes lines of this part file. The first call waits for the manifest."""
+        if self._encode is None:
+            self._encode = PartEncoder(self._part.begin(), self._placement.fields)
+        return self._encode
+
+    def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
         """Append the row to the part file."""
-        if self.fields is not None and not isinstance(row, msgspec.Raw):
-            row = {name: value for name, value in row.items() if name in self.fields}
-        self._part.append(index, row, failed=failed)
+        self.add_lines([index], [self.encode(index, row, failed=failed)], {index} if failed else ())
+
+    def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
+        """Append the rows to the part file."""
+        self._part.append_lines(indices, lines, failed)
 
     def flush(self) -> None:
         """Hand the rows to the system. They reach the disk a second or two later."""

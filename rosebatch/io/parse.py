@@ -1,8 +1,8 @@
 """What a reader has read -> rows. A record can be parsed in another process than the one that reads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import msgspec
 
@@ -19,7 +19,7 @@ Content = bytes | dict[str, Any] | BadCells
 _DEEPEST = 600
 
 
-class Record(NamedTuple):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """A row as it is read.
 
     Attributes:
@@ -45,6 +45,7 @@ class _BatchId(msgspec.Struct):
     custom_id: Any = None
 
 
+_ID_TYPES = frozenset({str, int})
 _PLAIN_ID, _BATCH_ID = msgspec.json.Decoder(_PlainId), msgspec.json.Decoder(_BatchId)
 
 
@@ -75,6 +76,20 @@ class RowParser:
         else:
             found = (content.values if isinstance(content, BadCells) else content).get("id")
         return found if isinstance(found, str | int) and not isinstance(found, bool) else None
+
+    def identities(self, contents: Sequence[Content]) -> list[str | int | None]:
+        """The id of each row."""
+        if self.is_table:
+            return [self.identity(content) for content in contents]
+        lines = cast(Sequence[bytes], contents)
+        try:
+            if self.is_batch:
+                found = [_BATCH_ID.decode(line).custom_id for line in lines]
+            else:
+                found = [_PLAIN_ID.decode(line).id for line in lines]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return [self.identity(line) for line in lines]
+        return [each if type(each) in _ID_TYPES else None for each in found]
 
     def parse(self, record: Record) -> Row:
         """The row; a failed one if it cannot be served or repeats an id."""

@@ -9,14 +9,12 @@ import fcntl
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, BinaryIO
-
-import msgspec
 
 from rosebatch.errors import FlagError, UserError
 from rosebatch.host.sync import sync
@@ -31,11 +29,17 @@ from rosebatch.io.part_lines import (
     manifest_checksum,
 )
 
-# The most that a power cut can lose. The end of the process loses no row that the system already has.
+# The most that a power cut can lose, if the disk is fast enough for the rows. The end of the process loses no row that
+# the system already has.
 _SYNC_ROWS = 1024
+# The time that such rows may take at least, in times of what the disk took for the last ones.
+_SYNC_SHARE = 10
 # Bytes of rows that wait to be handed to the system, at most.
 _MOST_UNWRITTEN = 4 << 20
+# The most that a power cut can lose in any case.
 _SYNC_SECONDS = 2.0
+# Of a file that is read from its beginning to its end.
+_READ_BYTES = 1 << 20
 # Rows whose places in the file are in memory at once.
 _WINDOW = 2**16
 _LINK = "is a link; delete it or choose another output"
@@ -66,6 +70,8 @@ class PartFile:
         self._present: dict[int, bytearray] = {}
         self._synced = time.monotonic()
         self._unsynced = 0
+        # What the last one took.
+        self._sync_seconds = 0.0
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -138,19 +144,31 @@ class PartFile:
             self._lines.append(first)
         return self._checksum
 
-    def append(self, index: int, row: dict[str, Any] | msgspec.Raw, *, failed: bool) -> None:
-        """Add a result. It reaches the disk within a second or two.
+    def append(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
+        """Add a result, as ``append_lines`` does."""
+        line = encode_row(index, row, self.begin(), failed=failed)
+        self.append_lines([index], [line], {index} if failed else ())
+
+    def append_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
+        """Add results. They reach the disk within a second or two.
+
+        Args:
+            indices: of the rows.
+            lines: of each row, by a ``PartEncoder`` with the checksum of ``begin``.
+            failed: indices of the error rows.
 
         Raises:
             UserError: the disk is full or fails. Earlier results stay.
         """
-        assert index not in self, "a row has one result"
-        line = encode_row(index, row, self.begin(), failed=failed)
-        self._lines.append(line)
-        self._unwritten += len(line)
-        self._count(index, failed)
-        self._unsynced += 1
-        if self._unsynced >= _SYNC_ROWS or time.monotonic() - self._synced >= _SYNC_SECONDS:
+        self.begin()
+        self._lines += lines
+        self._unwritten += sum(map(len, lines))
+        self._count(indices)
+        self.num_failed += len(failed)
+        self._unsynced += len(lines)
+        since = time.monotonic() - self._synced
+        due = self._unsynced >= _SYNC_ROWS and since >= _SYNC_SHARE * self._sync_seconds
+        if due or since >= _SYNC_SECONDS:
             self.sync()
         elif self._unwritten >= _MOST_UNWRITTEN:
             self.flush()
@@ -164,11 +182,13 @@ class PartFile:
     def sync(self) -> None:
         """Wait until all rows are on the disk."""
         self.flush()
+        began = time.monotonic()
         try:
             os.fsync(self._descriptor)
         except OSError as error:
             raise self._failure(error) from None
         self._synced, self._unsynced = time.monotonic(), 0
+        self._sync_seconds = self._synced - began
 
     def rows(self, *, failed: bool | None = None) -> Iterator[bytes]:
         """The rows as JSON, in the order of their indices; see ``numbered_rows``."""
@@ -187,24 +207,30 @@ class PartFile:
             UserError: a line was damaged since it was written, or another file took the place of this one.
         """
         self.flush()
-        with self.path.open("rb") as file:
-            if not self._is_ours(os.fstat(file.fileno())):
+        with self.path.open("rb", buffering=_READ_BYTES) as file:
+            descriptor = file.fileno()
+            if not self._is_ours(os.fstat(descriptor)):
                 raise UserError(f"{self.path}: another file took its place while the run wrote to it")
             place = len(file.readline())
             for window in sorted(self._present):
-                places, place = self._places(file, place, window)
-                for line_place in filter(None, places):
-                    file.seek(line_place)
-                    line = self._decode(file.readline())
+                places, sizes, place = self._places(file, place, window)
+                for line_place, size in zip(places, sizes, strict=True):
+                    if not size:
+                        continue
+                    line = self._decode(os.pread(descriptor, size, line_place))
                     if line is None:
                         raise self._damage()
                     if failed is None or failed == line.failed:
                         yield line.row_index, line.row
 
-    def _places(self, file: BinaryIO, place: int, window: int) -> tuple["array[int]", int]:
-        """Where the lines of a window begin (0 for missing rows), and where to begin searching for later windows."""
-        places = array("Q", bytes(8 * _WINDOW))
-        missing = int.from_bytes(self._present[window]).bit_count()
+    def _places(self, file: BinaryIO, place: int, window: int) -> tuple["array[int]", "array[int]", int]:
+        """The lines of a window: where they begin, and their bytes (0 for missing rows).
+
+        The last value is where to begin searching for later windows.
+        """
+        places, sizes = array("Q", bytes(8 * _WINDOW)), array("Q", bytes(8 * _WINDOW))
+        present = self._present[window]
+        missing = int.from_bytes(present).bit_count()
         later = 0
         file.seek(place)
         while missing:
@@ -216,11 +242,11 @@ class PartFile:
                 its_window, at = divmod(index, _WINDOW)
                 if its_window > window:
                     later = later or place
-                elif its_window == window and index in self and not places[at]:
-                    places[at] = place
+                elif its_window == window and not sizes[at] and present[at >> 3] >> (at & 7) & 1:
+                    places[at], sizes[at] = place, len(content)
                     missing -= 1
             place += len(content)
-        return places, later or place
+        return places, sizes, later or place
 
     def close(self) -> None:
         """Release the file. Its rows stay for a later run."""
@@ -255,7 +281,8 @@ class PartFile:
                 end = place
                 # A line that is there twice counts once.
                 if line.row_index not in self and (most is None or line.row_index < most):
-                    self._count(line.row_index, line.failed)
+                    self._count([line.row_index])
+                    self.num_failed += line.failed
             elif content.endswith(b"\n"):
                 self.num_damaged += 1
         self._cut(end)
@@ -274,14 +301,16 @@ class PartFile:
         assert self._checksum is not None, "a file with rows has a manifest"
         return decode_row(line, self._checksum)
 
-    def _count(self, index: int, failed: bool) -> None:
-        window, place = divmod(index, _WINDOW)
-        bits = self._present.get(window)
-        if bits is None:
-            bits = self._present[window] = bytearray(_WINDOW // 8)
-        bits[place // 8] |= 1 << place % 8
-        self.num_rows += 1
-        self.num_failed += failed
+    def _count(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            window, place = divmod(index, _WINDOW)
+            bits = self._present.get(window)
+            if bits is None:
+                bits = self._present[window] = bytearray(_WINDOW // 8)
+            mask = 1 << (place & 7)
+            assert not bits[place >> 3] & mask, "a row has one result"
+            bits[place >> 3] |= mask
+        self.num_rows += len(indices)
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)

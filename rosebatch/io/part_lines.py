@@ -10,6 +10,8 @@ row's checksum starts from the manifest's: a line of another run counts as damag
 """
 
 import re
+from collections.abc import Container
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -30,6 +32,25 @@ _SEAL = b',"%08x"]\n'
 _END = 13
 
 
+@dataclass(frozen=True, slots=True)
+class PartEncoder:
+    """Makes the lines of one part file, perhaps in another process than the one that writes them.
+
+    Attributes:
+        checksum: of the manifest.
+        fields: of a row that are kept; None keeps all.
+    """
+
+    checksum: int
+    fields: Container[str] | None
+
+    def __call__(self, index: int, row: dict[str, Any], *, failed: bool) -> bytes:
+        """The line of a row."""
+        if self.fields is not None:
+            row = {name: value for name, value in row.items() if name in self.fields}
+        return encode_row(index, row, self.checksum, failed=failed)
+
+
 class PartLine(NamedTuple):
     """A row of a part file: its index, whether it is an error row, its JSON."""
 
@@ -38,7 +59,7 @@ class PartLine(NamedTuple):
     row: bytes
 
 
-def encode_row(index: int, row: dict[str, Any] | msgspec.Raw, checksum: int, *, failed: bool) -> bytes:
+def encode_row(index: int, row: dict[str, Any], checksum: int, *, failed: bool) -> bytes:
     """The line of a row. ``checksum`` is that of the manifest."""
     line = b"[%d,%d,%s" % (index, failed, _encode(row))
     return line + _SEAL % crc32(line, checksum)

@@ -3,7 +3,6 @@
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -14,6 +13,20 @@ _GROUP_BYTES = 4 << 20
 _GROUPS_AHEAD = 2
 # Longest wait of either thread before it checks whether to continue.
 _PATIENCE_SECONDS = 0.1
+
+
+def grouped(items: Iterator[T], size: Callable[[T], int], most: int = _GROUP) -> Iterator[list[T]]:
+    """Items in groups of at most so many. A group ends early if it has many bytes, by the size of each item."""
+    group: list[T] = []
+    total = 0
+    for item in items:
+        group.append(item)
+        total += size(item)
+        if len(group) == most or total >= _GROUP_BYTES:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
 
 
 def read_ahead(items: Iterator[T], check: Callable[[], None], size: Callable[[T], int] = lambda _: 0) -> Iterator[T]:
@@ -38,19 +51,12 @@ def read_ahead(items: Iterator[T], check: Callable[[], None], size: Callable[[T]
                 continue
         return False
 
-    def read() -> list[T]:
-        group, total = [], 0
-        for item in islice(items, _GROUP):
-            group.append(item)
-            total += size(item)
-            if total >= _GROUP_BYTES:
-                break
-        return group
-
     def work() -> None:
         try:
-            while put(group := read()) and group:
-                pass
+            for group in grouped(items, size):
+                if not put(group):
+                    return
+            put([])
         except BaseException as error:
             put(error)
 

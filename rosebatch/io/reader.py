@@ -12,17 +12,17 @@ from typing import IO, Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 
 from rosebatch.config import InputFormat
 from rosebatch.errors import FlagError, UserError, printable
 from rosebatch.host.file_state import FileState
 from rosebatch.host.paths import is_stream
-from rosebatch.io.cells import BadCells
 from rosebatch.io.files import as_path, digest, find_files, is_parquet, is_url, open_file
 from rosebatch.io.openai_batch import is_request
-from rosebatch.io.parse import Content, Record, Row, RowParser
+from rosebatch.io.parse import Record, Row, RowParser
 from rosebatch.io.piped import Copied
-from rosebatch.io.read_ahead import read_ahead
+from rosebatch.io.read_ahead import grouped, read_ahead
 from rosebatch.io.result_names import collision_message, collisions, in_order, reserved_names
 from rosebatch.io.seen_ids import SeenIds
 from rosebatch.io.tables import open_table, table_rows
@@ -34,6 +34,9 @@ _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
 # The names of a line's fields. The values are only skipped.
 _NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _BOM = b"\xef\xbb\xbf"
+_SIZE = attrgetter("size")
+# Rows that are read together. Of files, more: a large group takes less time for each row.
+_GROUP, _LARGE_GROUP = 64, 256
 
 
 class PromptReader:
@@ -152,37 +155,40 @@ class PromptReader:
 
     def __iter__(self) -> Iterator[Row]:
         """Rows in input order. Raises UserError if the input cannot be read."""
-        return self._rows(self._records())
+        return self._rows(self._records(), 1)
 
     def rows(self, check: Callable[[], None]) -> Iterator[Row]:
         """The same, read ahead on a thread. ``check`` is called while waiting for input."""
-        return self._rows(read_ahead(self._records(), check, attrgetter("size")))
+        return self._rows(read_ahead(self._records(), check, _SIZE), _GROUP)
 
     def carried(self) -> Iterator[Mapping[str, Any]]:
         """The fields of each row that its result takes over. Reads the input again, so not from stdin."""
         for record in self._records():
             yield self.parser.parse(record).metadata
 
-    def records(self) -> Iterator[Record]:
-        """Rows in input order as they are read, to be parsed elsewhere by ``parser``."""
-        return self._identified(self._records())
+    def records(self) -> Iterator[list[Record]]:
+        """Groups of rows in input order as they are read, to be parsed elsewhere by ``parser``."""
+        return self._identified(self._records(), _GROUP if self.source == "-" else _LARGE_GROUP)
 
     @property
     def parser(self) -> RowParser:
         """How records become rows. On stdin this waits for the first line."""
         return RowParser(self.is_batch, self.is_parquet, self.defaults, self.result_column)
 
-    def _identified(self, records: Iterator[Record]) -> Iterator[Record]:
-        """Mark rows that repeat an id."""
-        seen, identity = SeenIds(), self.parser.identity
-        for record in records:
-            found = identity(record.content)
-            is_new = found is None or seen.add(found)
-            if self.serves is None or self.serves(record.number):
-                yield record if is_new else record._replace(repeated=found)
+    def _identified(self, records: Iterator[Record], most: int) -> Iterator[list[Record]]:
+        """The rows to serve, in groups of at most so many. Those that repeat an id are marked."""
+        seen, parser, serves = SeenIds(), self.parser, self.serves
+        for group in grouped(records, _SIZE, most):
+            identities = parser.identities([record.content for record in group])
+            for place in seen.repeated(identities):
+                group[place] = replace(group[place], repeated=identities[place])
+            if serves is not None:
+                group = [record for record in group if serves(record.number)]
+            if group:
+                yield group
 
-    def _rows(self, records: Iterator[Record]) -> Iterator[Row]:
-        return map(self.parser.parse, self._identified(records))
+    def _rows(self, records: Iterator[Record], most: int) -> Iterator[Row]:
+        return map(self.parser.parse, chain.from_iterable(self._identified(records, most)))
 
     def digest(self) -> str:
         """SHA-256 of the files' contents, as ``require_unchanged`` will compare it."""
@@ -264,26 +270,28 @@ class PromptReader:
         return f"{what} " if len(self.paths) == 1 else f"{printable(path)} {what} "
 
     def _records(self) -> Iterator[Record]:
-        placed: Iterator[tuple[str, Content, int]] = self._table_rows() if self.is_parquet else self._json_lines()
-        for index, row in enumerate(placed):
-            yield Record(index, *row)
+        return self._table_rows() if self.is_parquet else self._json_lines()
 
-    def _json_lines(self) -> Iterator[tuple[str, bytes, int]]:
+    def _json_lines(self) -> Iterator[Record]:
         # Decide this first: on stdin it takes the first lines.
         _ = self.is_batch
+        index = 0
         for path in self.paths:
             where = self._where(path, "line")
             with self._open(path) as file:
                 for number, line in enumerate(chain(self._peeked, _lines(file, path)), start=1):
                     if text := _stripped(line):
-                        yield f"{where}{number}", text, len(text)
+                        yield Record(index, f"{where}{number}", text, len(text))
+                        index += 1
 
-    def _table_rows(self) -> Iterator[tuple[str, dict[str, Any] | BadCells, int]]:
+    def _table_rows(self) -> Iterator[Record]:
+        index = 0
         for path in self.paths:
             where = self._where(path, "row")
             with self._table(path) as file:
                 for number, (values, size) in enumerate(table_rows(file), start=1):
-                    yield f"{where}{number}", values, size
+                    yield Record(index, f"{where}{number}", values, size)
+                    index += 1
 
 
 def _lines(file: IO[bytes], path: str) -> Iterator[bytes]:

@@ -47,7 +47,7 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
         if reader.digest() != first["input"]:
             raise UserError(f"{job.input}: is not the input of the shards, or has changed since")
         merged = MergedParts(path, parts)
-        _require_complete(merged, found, sum(1 for _ in reader.records()))
+        _require_complete(merged, found, sum(map(len, reader.records())))
         placement_of(find_destination(job, reader), reader, job.rows_per_file).appear(merged)
         num_rows, num_failed = merged.num_rows, merged.num_failed
         merged.remove()

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import pytest
 
 from rosebatch.errors import FlagError, UserError
 from rosebatch.io.part_file import PartFile
+from rosebatch.io.part_lines import PartEncoder
 
 MANIFEST = {"input": "abc", "nested": {"a": 1}}
 
@@ -234,6 +236,45 @@ def test_rows_reach_the_disk_now_and_then(path, monkeypatch, rows, seconds):
     assert not synced
     part.append(rows - 1, {}, failed=False)
     assert len(synced) == 1
+
+
+def test_a_slow_disk_has_time_for_more_rows(path, monkeypatch):
+    """Ten thousand rows a second waited for the disk after each thousand, most of the time."""
+    now, synced = 1000.0, []
+
+    def fsync(descriptor):
+        nonlocal now
+        synced.append(now)
+        now += 0.125
+
+    monkeypatch.setattr("rosebatch.io.part_file.time.monotonic", lambda: now)
+    part = PartFile.create(path, manifest)
+    monkeypatch.setattr(os, "fsync", fsync)
+    for index in range(40_000):
+        part.append(index, {}, failed=False)
+        now += 1 / 8192
+    # After the first thousand, no sooner than ten times what the disk takes.
+    assert [round(8 * (later - earlier - 0.125)) for earlier, later in itertools.pairwise(synced)] == [10, 10, 10]
+
+
+def test_results_in_groups_are_those_one_by_one(path):
+    """Lines that were made elsewhere: their rows, and which of them failed, count as others do."""
+    part = PartFile.create(path, manifest)
+    encode = PartEncoder(part.begin(), ("n",))
+    indices = [5, 70_000, 0]
+    lines = [encode(index, {"n": index, "more": 1}, failed=index == 5) for index in indices]
+    part.append_lines(indices, lines, {5})
+    part.append(1, {"n": 1}, failed=False)
+    assert (part.num_rows, part.num_failed) == (4, 1)
+    assert [index for index in range(80_000) if index in part] == [0, 1, 5, 70_000]
+    with pytest.raises(AssertionError, match="a row has one result"):
+        part.append_lines([5], lines[:1], {5})
+    part.sync()
+    part.close()
+    again = PartFile.reopen(path)
+    assert (again.num_rows, again.num_failed) == (4, 1)
+    assert list(again.rows()) == [b'{"n":0}', b'{"n":1}', b'{"n":5}', b'{"n":70000}']
+    assert list(again.rows(failed=True)) == [b'{"n":5}']
 
 
 def test_the_name_is_on_the_disk_before_any_row(path, monkeypatch):

@@ -339,3 +339,14 @@ def test_long_rows_of_a_table_are_decoded_a_few_at_a_time(tmp_path, monkeypatch)
     assert [row.prompt[:2] for row in PromptReader(str(path), {})] == [(str(i) * 2)[:2] for i in range(40)]
     assert len(sizes) >= 8
     assert max(sizes) < 5_000_000
+
+
+def test_repeated_ids_between_broken_lines(tmp_path):
+    """One line that is no JSON, or an id of another type, hid the ids of all lines read with it."""
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"id": 1}\n{"id": "1"}\n{"id": \n{"id": [2]}\n{"id": true}\n{"id": 1}\n\xff\n{"id": true}\n{}\n')
+    (group,) = PromptReader(str(path), {}).records()
+    assert [record.repeated for record in group] == [None, None, None, None, None, 1, None, None, None]
+    path.write_bytes(b'{"id": 1}\n{"id": true}\n{"id": "a"}\n{"id": true}\n{"id": "a"}\n{"id": null}\n{"id": null}\n')
+    (group,) = PromptReader(str(path), {}).records()
+    assert [record.repeated for record in group] == [None, None, None, None, "a", None, None]

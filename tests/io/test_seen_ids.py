@@ -1,5 +1,6 @@
 """Ids are recognized again, however many and however long, without being kept in memory."""
 
+import random
 import resource
 from pathlib import Path
 
@@ -23,6 +24,22 @@ def test_an_id_is_known_again(one, in_memory, monkeypatch):
     assert seen.add(one)
     assert not seen.add(one)
     assert not any(seen.add(other) for other in others)
+
+
+@pytest.mark.parametrize("in_memory", [1, 50, 100_000])
+def test_groups_are_like_one_after_the_other(in_memory, monkeypatch):
+    """An id that a group has twice, or that any earlier one had, was overlooked or marked in the wrong place."""
+    monkeypatch.setattr("rosebatch.io.seen_ids._MOST_IN_MEMORY", in_memory)
+    chance, alone, seen = random.Random(1), set(), SeenIds()
+    for size in (1, 64, 0, 300, 128, 256, 700):
+        group = [chance.choice([None, chance.randrange(900), str(chance.randrange(900))]) for _ in range(size)]
+        expected = []
+        for place, each in enumerate(group):
+            if each in alone:
+                expected.append(place)
+            elif each is not None:
+                alone.add(each)
+        assert seen.repeated(group) == expected
 
 
 def test_memory_does_not_grow_with_the_ids():

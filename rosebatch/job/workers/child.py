@@ -4,16 +4,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, NoReturn
 
-import msgspec
-
 from rosebatch.errors import FlagError, LostProcessError, UserError
-from rosebatch.io.parse import Row
+from rosebatch.io.output import Encode
+from rosebatch.io.parse import Row, RowParser
 from rosebatch.job.workers import messages as m
 from rosebatch.report.progress import Progress
 from rosebatch.report.tally import Tally
@@ -24,7 +23,6 @@ _BEAT_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 # For tests: the row with this number ends the process.
 _DEADLY = "ROSEBATCH_TEST_DEADLY_ROW"
-_encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def main() -> NoReturn:
@@ -108,9 +106,9 @@ def _work(link: _Link) -> None:
     link.tell(m.Ready(engine.max_num_seqs, launched.description, launched.load_seconds))
     begin: m.Begin = link.hear()
     stats, tally = engine.restart_stats(), Tally()
-    output = _Pipe(link, begin, tally)
+    output = _Pipe(link, begin.encode, tally, engine.max_num_seqs // 4, begin.patience)
     run_rows(
-        _rows(link, begin, lambda: engine.has_unfinished),
+        _rows(link, begin.parser, output, lambda: engine.has_unfinished),
         launched,
         output,
         begin.shape,
@@ -130,11 +128,14 @@ def _answer(link: _Link, find: Callable[[], str]) -> None:
         link.tell(m.Answer(str(error), is_error=True))
 
 
-def _rows(link: _Link, begin: m.Begin, busy: Callable[[], bool]) -> Iterator[Row | None]:
+def _rows(link: _Link, parser: RowParser, output: "_Pipe", busy: Callable[[], bool]) -> Iterator[Row | None]:
     """The rows that have come; None while there is none."""
     deadly = os.environ.get(_DEADLY)
     while True:
-        message = link.hear(timeout=0 if busy() else _PAUSE_SECONDS)
+        is_busy = busy()
+        if not is_busy:
+            output.send()
+        message = link.hear(timeout=0 if is_busy else _PAUSE_SECONDS)
         if message is None:
             yield None
         elif isinstance(message, m.End):
@@ -143,44 +144,64 @@ def _rows(link: _Link, begin: m.Begin, busy: Callable[[], bool]) -> Iterator[Row
             for record in message.records:
                 if deadly is not None and record.number == int(deadly):
                     os.kill(os.getpid(), signal.SIGKILL)
-                yield begin.parser.parse(record)
+                yield parser.parse(record)
 
 
 class _Pipe:
-    """An output that sends encoded results to the parent; see ``rosebatch.io.output.Output``."""
+    """An output that sends results to the parent; see ``rosebatch.io.output.Output``.
+
+    A message costs the parent as much as many rows, so results wait for others: for a moment, or until they are
+    ``most``.
+    """
 
     created = 0
     kept = ""
     full = False
-    fields = None
 
-    def __init__(self, link: _Link, begin: m.Begin, tally: Tally) -> None:
+    def __init__(self, link: _Link, encode: Encode, tally: Tally, most: int, patience: float) -> None:
+        self.encode = encode
         self._link = link
-        self._fields = begin.fields
         self._tally = tally
-        self._rows: list[m.Result] = []
+        self._most = most
+        self._patience = patience
+        self._sent = 0.0
+        self._numbers: list[int] = []
+        self._lines: list[bytes] = []
+        self._failed: set[int] = set()
         self.num_rows = 0
         self.num_failed = 0
 
     def __contains__(self, index: int) -> bool:
         return False
 
-    def add(self, index: int, row: dict[str, Any] | msgspec.Raw, *, failed: bool) -> None:
+    def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
         """Encode a result."""
-        if self._fields is not None and isinstance(row, dict):
-            row = {name: value for name, value in row.items() if name in self._fields}
-        self._rows.append(m.Result(index, _encode(row), failed))
-        self.num_rows += 1
-        self.num_failed += failed
+        self.add_lines([index], [self.encode(index, row, failed=failed)], {index} if failed else ())
+
+    def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
+        """Keep results for the next message."""
+        self._numbers += indices
+        self._lines += lines
+        self._failed.update(failed)
+        self.num_rows += len(indices)
+        self.num_failed += len(failed)
 
     def flush(self) -> None:
+        """Send the results so far, if it is time. Called after every step."""
+        if len(self._numbers) >= self._most or time.monotonic() - self._sent >= self._patience:
+            self.send()
+
+    def send(self) -> None:
         """Send the results so far."""
-        if self._rows:
-            self._link.tell(m.Results(self._rows, self._tally.take()))
-            self._rows = []
+        if not self._numbers:
+            return
+        self._link.tell(m.Results(self._numbers, self._lines, frozenset(self._failed), self._tally.take()))
+        self._sent = time.monotonic()
+        self._numbers, self._lines, self._failed = [], [], set()
 
     def finish(self) -> None:
-        """Nothing: the parent finishes the output."""
+        """Send the rest. The parent finishes the output."""
+        self.send()
 
     def close(self) -> None:
         """Nothing to release."""

@@ -4,19 +4,19 @@ Workers pull: each has credit for so many rows. Towards the end of a job credits
 waiting that another could begin. Rows travel in chunks of neighbours, which often begin alike.
 
 A worker that dies gives its rows back. One of them may have killed it, so they go out again in groups that run alone on
-a worker. A group that kills again is divided. One death may have another cause: a row has failed when several workers
-died with this row alone.
+a worker, as many as it computes at a time. A group that kills again is divided. One death may have another cause: a row
+has failed when several workers died with this row alone.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from rosebatch.io.parse import Record
 
-# Rows of a chunk.
+# Rows of a chunk; fewer for a worker with few seats.
 _CHUNK = 64
-# Groups into which suspects are divided.
+# Groups into which rows are divided that killed a worker alone.
 _GROUPS = 8
 # Workers that die with one row alone before that row has failed.
 _DEATHS = 3
@@ -52,20 +52,24 @@ class Dispatcher:
         # Workers that died with a row alone, by its number.
         self._deaths: Counter[int] = Counter()
         self._ended = False
+        # Of all workers so far, the most; and sums, so that no call takes longer with more workers.
+        self._most_seats = 0
+        self._num_suspects = 0
+        self._num_busy = 0
 
     def join(self, worker: int, seats: int) -> None:
         """A worker is ready for rows; it computes ``seats`` of them at a time."""
         self._workers[worker] = _Worker(seats)
+        self._most_seats = max(self._most_seats, seats)
 
     def lose(self) -> None:
         """One worker will not join again."""
         self._expected -= 1
 
-    def offer(self, records: Iterable[Record]) -> None:
+    def offer(self, records: Sequence[Record]) -> None:
         """Take rows that were read."""
-        for record in records:
-            self._fresh.append(record)
-            self._fresh_bytes += record.size
+        self._fresh.extend(records)
+        self._fresh_bytes += sum([record.size for record in records])
 
     def end(self) -> None:
         """No more rows will be offered."""
@@ -74,8 +78,7 @@ class Dispatcher:
     @property
     def wants(self) -> bool:
         """Whether more rows should be read: as many as tell, towards the end, how many are left for each worker."""
-        seats = max((worker.seats for worker in self._workers.values()), default=0)
-        most = max(2 * seats * self._expected, _CHUNK)
+        most = max(2 * self._most_seats * self._expected, _CHUNK)
         return not self._ended and len(self._fresh) < most and self._fresh_bytes < _MOST_BYTES_READ
 
     @property
@@ -86,11 +89,11 @@ class Dispatcher:
     @property
     def busy(self) -> int:
         """Rows that workers have."""
-        return sum(len(worker.rows) for worker in self._workers.values())
+        return self._num_busy
 
     @property
     def _left(self) -> int:
-        return len(self._fresh) + sum(map(len, self._suspects)) + self.busy
+        return len(self._fresh) + self._num_suspects + self._num_busy
 
     def take(self, worker: int) -> list[Record]:
         """The rows that a worker gets now, perhaps none."""
@@ -98,9 +101,15 @@ class Dispatcher:
         if own.alone and own.rows:
             return []
         own.alone = bool(self._suspects) and not own.rows
-        rows = self._suspects.popleft() if own.alone else self._next_fresh(own)
-        own.rows.update((row.number, row) for row in rows)
-        own.size += sum(row.size for row in rows)
+        if own.alone:
+            rows = self._suspects.popleft()
+            self._num_suspects -= len(rows)
+        else:
+            rows = self._next_fresh(own)
+        if rows:
+            own.rows.update({row.number: row for row in rows})
+            own.size += sum([row.size for row in rows])
+            self._num_busy += len(rows)
         return rows
 
     def _next_fresh(self, own: _Worker) -> list[Record]:
@@ -108,7 +117,9 @@ class Dispatcher:
         if self._ended:
             credit = min(credit, -(-self._left // self._expected))
         room = credit - len(own.rows)
-        if room < min(_CHUNK, credit) and room < len(self._fresh) and own.rows:
+        # Half of the seats' rows still wait there when a chunk is sent, so no seat is empty until it arrives.
+        chunk = min(_CHUNK, max(1, own.seats // 2), credit)
+        if room < chunk and room < len(self._fresh) and own.rows:
             # Else neighbours would go to different workers, one by one.
             return []
         rows: list[Record] = []
@@ -121,19 +132,24 @@ class Dispatcher:
             self._fresh_bytes -= rows[-1].size
         return rows
 
-    def answered(self, worker: int, number: int) -> None:
-        """A worker has answered a row."""
+    def answered(self, worker: int, numbers: Collection[int]) -> None:
+        """A worker has answered rows."""
         own = self._workers[worker]
-        own.size -= own.rows.pop(number).size
+        take = own.rows.pop
+        own.size -= sum([take(number).size for number in numbers])
+        self._num_busy -= len(numbers)
 
     def died(self, worker: int) -> list[Record]:
         """A worker is gone: its rows wait for others. Returns the rows that have failed: one, or none."""
         own = self._workers.pop(worker)
         rows = [own.rows[number] for number in sorted(own.rows)]
+        self._num_busy -= len(rows)
         if own.alone and len(rows) == 1:
             self._deaths[rows[0].number] += 1
             if self._deaths[rows[0].number] == _DEATHS:
                 return rows
-        size = max(1, -(-len(rows) // _GROUPS))
+        # At first as many as run at a time: smaller groups would leave seats empty, and most deaths have other causes.
+        size = max(1, -(-len(rows) // _GROUPS) if own.alone else own.seats)
         self._suspects.extend(rows[i : i + size] for i in range(0, len(rows), size))
+        self._num_suspects += len(rows)
         return []

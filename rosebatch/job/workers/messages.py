@@ -1,15 +1,19 @@
 """What the parent and its workers tell each other: plain values, pickled. Both are processes of one installation."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.engine.stats import EngineStats
+from rosebatch.io.output import Encode
 from rosebatch.io.parse import Record, RowParser
 from rosebatch.io.results import Shape
 from rosebatch.job.facts import ModelFacts
 from rosebatch.report.tally import Tally
+
+_columns = attrgetter(*Record.__struct_fields__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +59,34 @@ class Begin:
     Attributes:
         parser: of records.
         shape: of results.
-        fields: of a result that the output keeps; None keeps all.
+        encode: makes the lines of results.
         seed: of the job.
         return_token_ids: add ``token_ids`` to the results.
+        patience: seconds that results may wait for others, so that they travel together.
     """
 
     parser: RowParser
     shape: Shape
-    fields: Container[str] | None
+    encode: Encode
     seed: int | None
     return_token_ids: bool
+    patience: float
 
 
 class Rows(NamedTuple):
-    """To a worker: rows to serve."""
+    """To a worker: rows to serve. Column by column: to pickle each row as an object takes five times as long."""
 
-    records: list[Record]
+    columns: list[tuple[Any, ...]]
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> "Rows":
+        """The message with these rows, at least one."""
+        return cls(list(zip(*map(_columns, records), strict=True)))
+
+    @property
+    def records(self) -> list[Record]:
+        """The rows."""
+        return list(map(Record, *self.columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +116,19 @@ class Ready:
     load_seconds: float
 
 
-class Result(NamedTuple):
-    """A row's result, encoded."""
-
-    number: int
-    line: bytes
-    failed: bool
-
-
 class Results(NamedTuple):
-    """From a worker: finished rows, and what they add to the counts."""
+    """From a worker: finished rows.
 
-    rows: list[Result]
+    Attributes:
+        numbers: of the rows.
+        lines: the result of each row, by the ``encode`` of ``Begin``.
+        failed: numbers of the error rows.
+        tally: what the rows add to the counts.
+    """
+
+    numbers: list[int]
+    lines: list[bytes]
+    failed: frozenset[int]
     tally: Tally
 
 

@@ -4,14 +4,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from queue import Empty, SimpleQueue
 from threading import Semaphore, Thread
 from typing import Any
-
-import msgspec
 
 from rosebatch.config import RunConfig, in_bytes
 from rosebatch.engine.stats import EngineStats
@@ -27,19 +24,28 @@ from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.devices import environments
 from rosebatch.job.workers.dispatch import Dispatcher
 
-# Longest wait for a message before the parent looks at signals and at silent workers.
+# How often the parent looks for signals and for silent workers while no message comes.
 _PATIENCE_SECONDS = 0.1
 # A worker whose processes die so often, with no row answered in between, is given up.
 _MOST_DEATHS = 8
 # Processes that die while they load the model, one after the other, before the job is given up.
 _MOST_FALSE_STARTS = 3
-# Rows that are read at a time, and such groups that wait.
-_READ_ROWS = 64
+# Messages with results that wait for time, not for rows. Each takes the parent as long as some ten rows.
+_MESSAGES_PER_SECOND = 1000
+_LEAST_RESULTS_SECONDS = 0.1
+# Groups of rows that were read and wait.
 _READ_GROUPS = 4
+# Messages that are worked on before rows are handed out again.
+_MOST_MESSAGES = 64
 # A run's limit divided among its workers may be less than one run may have.
 _LEAST_INFLIGHT = 2**20
 # How long counts are waited for after the last row.
 _END_SECONDS = 10.0
+
+
+def results_seconds(workers: int) -> float:
+    """How long results wait in a worker for others: so long that so many workers send few messages in all."""
+    return max(_LEAST_RESULTS_SECONDS, workers / _MESSAGES_PER_SECOND)
 
 
 @dataclass(slots=True)
@@ -126,6 +132,8 @@ class Workers:
         self._may_read = Semaphore(_READ_GROUPS)
         self._input_ended = False
         self._began = self._ended = 0.0
+        # When silent workers were last looked for.
+        self._looked = 0.0
 
     def start(self) -> None:
         """Start all processes, and wait until the first one has found the model."""
@@ -252,11 +260,24 @@ class Workers:
             if self._work is not None:
                 self._work.check()
                 self._hand_out(self._work)
+            self._end_silent()
             try:
-                number, life, message = self._inbox.get(timeout=_PATIENCE_SECONDS)
-            except Empty:
-                self._end_silent()
-                continue
+                self._work_on(self._next_messages())
+            finally:
+                if self._work is not None:
+                    self._work.output.flush()
+
+    def _next_messages(self) -> list[tuple[int | None, int, Any]]:
+        """Those that have come. Together they cost less: results are written once, and rows handed out once."""
+        messages = []
+        with suppress(Empty):
+            messages.append(self._inbox.get(timeout=_PATIENCE_SECONDS))
+            while len(messages) < _MOST_MESSAGES:
+                messages.append(self._inbox.get_nowait())
+        return messages
+
+    def _work_on(self, messages: list[tuple[int | None, int, Any]]) -> None:
+        for number, life, message in messages:
             if number is None:
                 self._take_input(message)
             elif life == self._workers[number].life:
@@ -294,19 +315,25 @@ class Workers:
         """A loaded worker takes part."""
         worker, work = self._workers[number], self._work
         assert work is not None and worker.ready is not None
-        fields = work.output.fields
-        self._tell(number, m.Begin(work.reader.parser, work.shape, fields, work.seed, work.return_token_ids))
+        begin = m.Begin(
+            work.reader.parser,
+            work.shape,
+            work.output.encode,
+            work.seed,
+            work.return_token_ids,
+            results_seconds(len(self._workers)),
+        )
+        self._tell(number, begin)
         self._dispatcher.join(number, worker.ready.seats)
 
     def _read_rows(self, work: Work) -> None:
         """Read the input, on a thread: some groups ahead."""
         try:
-            rows = (record for record in work.reader.records() if record.number not in work.output)
-            while True:
+            resumed = work.output.num_rows > 0
+            for group in work.reader.records():
+                if resumed:
+                    group = [record for record in group if record.number not in work.output]
                 self._may_read.acquire()
-                group = list(islice(rows, _READ_ROWS))
-                if not group:
-                    break
                 self._inbox.put((None, 0, group))
             self._inbox.put((None, 0, _EndOfInput()))
         except BaseException as error:
@@ -332,26 +359,27 @@ class Workers:
             return
         for number, worker in enumerate(self._workers):
             if worker.ready and (rows := self._dispatcher.take(number)):
-                self._tell(number, m.Rows(rows))
+                self._tell(number, m.Rows.of(rows))
 
     def _write(self, number: int, results: m.Results) -> None:
         worker, work = self._workers[number], self._work
         assert work is not None
-        for row in results.rows:
-            self._dispatcher.answered(number, row.number)
-            work.output.add(row.number, msgspec.Raw(row.line), failed=row.failed)
-        work.output.flush()
+        self._dispatcher.answered(number, results.numbers)
+        work.output.add_lines(results.numbers, results.lines, results.failed)
         work.tally.merge(results.tally)
-        tokens = results.tally.output_tokens
-        work.progress.advance(len(results.rows), output_tokens=tokens, failed=results.tally.failed, place=number)
+        rows, tokens = len(results.numbers), results.tally.output_tokens
+        work.progress.advance(rows, output_tokens=tokens, failed=results.tally.failed, place=number)
         require_finite(work.tally, work.output.num_rows, at_least=MOST_NOT_FINITE)
-        worker.rows += len(results.rows)
+        worker.rows += rows
         worker.output_tokens += tokens
         worker.last_answer, worker.deaths = time.perf_counter(), 0
 
     def _end_silent(self) -> None:
         """A worker that shows no sign of life hangs: it is as good as dead."""
         now = time.perf_counter()
+        if now - self._looked < _PATIENCE_SECONDS:
+            return
+        self._looked = now
         for worker in self._workers:
             if worker.ready and worker.process is not None and now - worker.heard > self._config.worker_timeout:
                 worker.process.kill()

@@ -1,6 +1,7 @@
 """Which worker gets which rows: credits, neighbours, deaths."""
 
 import random
+import sys
 
 import pytest
 
@@ -30,7 +31,7 @@ def dispatcher(workers=2, seats=100, rows=0, most_bytes=MUCH, ended=True):
 
 def finish(found, worker, rows):
     for row in rows:
-        found.answered(worker, row.number)
+        found.answered(worker, [row.number])
 
 
 def test_rows_go_out_once_each_in_order():
@@ -53,12 +54,23 @@ def test_credit_is_twice_the_seats():
 
 def test_rows_travel_in_chunks():
     """Neighbours often begin alike: one by one they would go to different workers, and their beginning to each."""
-    found = dispatcher(rows=1000)
+    found = dispatcher(rows=1000, seats=128)
     first = found.take(0)
     finish(found, 0, first[:63])
     assert found.take(0) == []
     finish(found, 0, first[63:64])
-    assert numbers(found.take(0)) == list(range(200, 264))
+    assert numbers(found.take(0)) == list(range(256, 320))
+
+
+@pytest.mark.parametrize("seats", [1, 2, 5, 16, 33, 64, 100])
+def test_few_seats_are_never_empty(seats):
+    """A worker with fewer seats than a chunk has rows had to finish all of them before it got others."""
+    found = dispatcher(rows=1000, seats=seats)
+    held = found.take(0)
+    for _ in range(300):
+        finish(found, 0, [held.pop(0)])
+        held += found.take(0)
+        assert len(held) >= min(2 * seats, 1.5 * seats + 1) - 1
 
 
 def test_credits_shrink_towards_the_end():
@@ -111,6 +123,26 @@ def test_bytes_of_a_worker_are_bounded():
     assert numbers(found.take(0)) == [3]
 
 
+def test_a_call_takes_as_long_with_many_workers():
+    """Sums over all workers at each call took most of the parent's time at a thousand of them."""
+
+    def calls(workers):
+        found, count = dispatcher(workers=workers, rows=200, seats=20), 0
+
+        def profile(frame, event, argument):
+            nonlocal count
+            count += 1
+
+        sys.setprofile(profile)
+        found.offer(records(1))
+        finish(found, 0, found.take(0)[:1])
+        _ = found.wants, found.busy, found.finished
+        sys.setprofile(None)
+        return count
+
+    assert calls(1000) <= calls(2)
+
+
 def test_rows_of_a_dead_worker_are_served_again():
     """They must not be lost, and those that it had answered must not come twice."""
     found = dispatcher(rows=20)
@@ -129,14 +161,23 @@ def test_rows_of_a_dead_worker_are_served_again():
 
 def test_suspects_run_alone():
     """Beside others, a row that kills would bring these under suspicion too."""
-    found = dispatcher(workers=1, rows=100, seats=100)
+    found = dispatcher(workers=1, rows=100, seats=40)
     found.take(0)
     found.died(0)
-    found.join(0, 100)
-    found.offer(records(0))
+    found.join(0, 40)
     first = found.take(0)
-    assert numbers(first) == list(range(13))
+    # As many as run at a time: most deaths have other causes, and smaller groups would leave seats empty.
+    assert numbers(first) == list(range(40))
     assert found.take(0) == []
+    found.died(0)
+    found.join(0, 40)
+    # The other group of the first death, then what is left of this one in smaller groups.
+    groups = []
+    while rows := found.take(0):
+        groups.append(len(rows))
+        assert found.take(0) == []
+        finish(found, 0, rows)
+    assert groups == [40, *[5] * 8, 20]
 
 
 @pytest.mark.parametrize("deadly", [{0}, {70}, {99}, {3, 4, 90}])
@@ -194,7 +235,7 @@ def test_random_deaths(seed):
             alive.discard(worker)
             continue
         for row in chance.sample(held[worker], chance.randint(0, len(held[worker]))):
-            found.answered(worker, row.number)
+            found.answered(worker, [row.number])
             held[worker].remove(row)
             answered.append(row.number)
     assert found.finished

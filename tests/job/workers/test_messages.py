@@ -1,0 +1,102 @@
+"""What parent and workers send each other, without processes."""
+
+import pickle
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from rosebatch.config import RunConfig
+from rosebatch.io.cells import BadCells
+from rosebatch.io.parse import Record
+from rosebatch.job.workers import child
+from rosebatch.job.workers import messages as m
+from rosebatch.job.workers.service import Workers, results_seconds
+from rosebatch.report.tally import Tally
+
+
+def encode(index, row, *, failed):
+    return b"%d" % index
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+    """An output that sends to a list, on a clock of its own."""
+    clock, sent = SimpleNamespace(now=100.0), []
+    monkeypatch.setattr(child.time, "monotonic", lambda: clock.now)
+    pipe = child._Pipe(SimpleNamespace(tell=sent.append), encode, Tally(), 4, 0.1)
+    return SimpleNamespace(pipe=pipe, clock=clock, sent=sent)
+
+
+def add(pipe, *indices, failed=False):
+    for index in indices:
+        pipe.add(index, {}, failed=failed)
+    pipe.flush()
+
+
+def test_rows_arrive_as_they_were():
+    """Columns must come back as rows, with values of tables and marks of repeated ids."""
+    error = BadCells({"a": 1}, None)
+    rows = [Record(3, "line 4", b"{}", 2), Record(9, "row 10", {"id": 1}, 5, 1), Record(11, "row 12", error, 7)]
+    assert pickle.loads(pickle.dumps(m.Rows.of(rows))).records == rows
+
+
+def test_results_wait_for_others(pipe):
+    """A message for each step took the parent more time than the rows in it."""
+    add(pipe.pipe, 0)
+    assert [message.numbers for message in pipe.sent] == [[0]]
+    add(pipe.pipe, 1, 2)
+    add(pipe.pipe, 3, failed=True)
+    assert len(pipe.sent) == 1
+    add(pipe.pipe, 4)
+    (_, message) = pipe.sent
+    assert (message.numbers, message.lines, message.failed) == ([1, 2, 3, 4], [b"1", b"2", b"3", b"4"], {3})
+
+
+def test_results_wait_for_a_moment_only(pipe):
+    """The last rows of a job, or those before a long step, would come late: others wait for them."""
+    add(pipe.pipe, 0)
+    add(pipe.pipe, 1)
+    pipe.clock.now += 0.2
+    pipe.pipe.flush()
+    add(pipe.pipe, 2)
+    pipe.pipe.finish()
+    pipe.pipe.finish()
+    assert [message.numbers for message in pipe.sent] == [[0], [1], [2]]
+
+
+def test_an_idle_worker_has_sent_all(pipe):
+    """The parent waits for these rows before it ends the job, and the worker for the parent."""
+    heard = iter([None, m.End()])
+    link = SimpleNamespace(hear=lambda timeout: next(heard))
+    rows = child._rows(link, None, pipe.pipe, lambda: False)
+    add(pipe.pipe, 0)
+    add(pipe.pipe, 1)
+    assert next(rows) is None
+    assert [message.numbers for message in pipe.sent] == [[0], [1]]
+
+
+def test_a_silent_worker_beside_a_busy_one(monkeypatch):
+    """It was looked for only while no message came, and so never beside others that work."""
+    workers, killed = Workers(RunConfig(device="cpu", data_parallel_size=2, worker_timeout=1.0), quiet=True), []
+    now = time.perf_counter()
+    for number, worker in enumerate(workers._workers):
+        worker.process = SimpleNamespace(kill=lambda number=number: killed.append(number))
+        worker.ready, worker.heard = m.Ready(4, {}, 0.0), now - 9
+    hear = workers._hear
+
+    def and_again(number, message):
+        hear(number, message)
+        workers._inbox.put((1, 0, m.Beat()))
+
+    monkeypatch.setattr(workers, "_hear", and_again)
+    and_again(1, m.Beat())
+    rounds = iter(range(1000))
+    workers._wait(lambda: bool(killed) or next(rounds) == 999)
+    assert set(killed) == {0}
+
+
+def test_many_workers_send_fewer_messages():
+    """A thousand workers with a message every tenth of a second took the parent more than all of its time."""
+    assert results_seconds(8) == 0.1
+    assert 1024 / results_seconds(1024) == 1000
