@@ -481,6 +481,15 @@ class RunConfig:
             metavar="N|auto",
         ),
     ] = 1
+    tensor_parallel_size: Annotated[
+        int,
+        Flag(
+            "GPUs that hold the model together, if one is too small. Default: 1.",
+            DEVICES,
+            ("--tensor-parallel-size", "-tp"),
+            metavar="N",
+        ),
+    ] = 1
     worker_timeout: Annotated[
         float, Flag("Seconds without a sign of life after which such a process is replaced.", DEVICES, rare=True)
     ] = 600.0
@@ -564,6 +573,7 @@ class RunConfig:
 _KINDS = {f.name: f.type for f in fields(RunConfig)}
 _LEAST = {
     "data_parallel_size": 1,
+    "tensor_parallel_size": 1,
     "max_model_len": 2,
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,

@@ -41,6 +41,10 @@ class FlagError(UserError, ValueError):
     """A flag or parameter that is impossible, alone or together with others. The exit code is then 2."""
 
 
+class LostProcessError(UserError):
+    """A process that the run cannot go on without is gone. What the run has written stays."""
+
+
 class InterruptionError(Exception):
     """A signal ended the run.
 

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import weakref
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -13,12 +14,13 @@ import torch
 
 from rosebatch.config import ModelConfig, RunConfig, in_bytes
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.load import load_engine, pick_device
+from rosebatch.engine.load import LoadedEngine, load_engine, pick_device
 from rosebatch.engine.memory import KVGroup
 from rosebatch.engine.windows import blocks_of_window
 from rosebatch.errors import FlagError
 from rosebatch.model.generation_config import sampling_defaults
 from rosebatch.model.source import ModelSource, find_model, find_tokenizer
+from rosebatch.share import Share, require_divisible
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits
 from rosebatch.text.tokenizer import Tokenizer
@@ -100,6 +102,9 @@ def plan_launch(config: RunConfig, *, quiet: bool = False) -> LaunchPlan:
         quiet=quiet,
     )
     folder = find_tokenizer(config.tokenizer, quiet=quiet) if config.tokenizer is not None else source.folder
+    require_divisible(source.config, config.tensor_parallel_size)
+    if device.type == "cuda" and (count := torch.cuda.device_count()) < config.tensor_parallel_size:
+        raise FlagError(f"--tensor-parallel-size {config.tensor_parallel_size}: this process sees {count} GPUs")
     off = switched_off_by(source.config)
     for name, reason in off.items():
         if config.toggles.get(name):
@@ -158,7 +163,9 @@ def load(plan: LaunchPlan) -> Launched:
         # in memory, on some processors.
         os.environ.setdefault("MKL_CBWR", "AUTO")
     tokenizer = load_tokenizer(plan)
-    loaded = load_engine(source, config, toggles, plan.device)
+    loaded = (
+        _load_divided(plan) if config.tensor_parallel_size > 1 else load_engine(source, config, toggles, plan.device)
+    )
     if loaded.waits is not None and toggles.cuda_graph:
         _warn_once(f"no CUDA graphs, because the model waits for the host: {loaded.waits}")
         toggles = replace(toggles, cuda_graph=False)
@@ -167,6 +174,7 @@ def load(plan: LaunchPlan) -> Launched:
         "load_format": source.load_format,
         "model_impl": source.model_impl,
         "device": plan.device.type,
+        "tensor_parallel_size": config.tensor_parallel_size,
         "dtype": str(source.dtype).removeprefix("torch."),
         "sampler": config.sampler,
         "max_model_len": source.config.max_model_len,
@@ -183,6 +191,33 @@ def load(plan: LaunchPlan) -> Launched:
     grammars = None if tokenizer is None else make_grammars(tokenizer, source.config, config)
     seconds = plan.seconds + time.perf_counter() - started
     return Launched(plan, loaded.engine, tokenizer, grammars, description, seconds)
+
+
+def _load_divided(plan: LaunchPlan) -> LoadedEngine:
+    """The engine of rank 0, whose plans the other ranks compute as well."""
+    from rosebatch.ranks.group import TorchGroup, open_store
+    from rosebatch.ranks.leader import LeadingRunner, Ranks
+
+    size = plan.config.tensor_parallel_size
+    store = open_store(size)
+    ranks = Ranks(plan.config, store.port)
+    divide_threads(plan)
+    ranks.await_ready()
+    group = TorchGroup(Share(0, size), store, plan.device)
+    ranks.on_loss(group.abort)
+    weakref.finalize(ranks, group.close)
+    try:
+        loaded = load_engine(plan.source, plan.config, plan.toggles, plan.device, group)
+    except RuntimeError as error:
+        ranks.explain(error)
+    loaded.engine.runner = LeadingRunner(loaded.engine.runner, ranks.tell, ranks.explain)
+    return loaded
+
+
+def divide_threads(plan: LaunchPlan) -> None:
+    """Let the processes that hold a model together share the cores."""
+    if plan.device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // plan.config.tensor_parallel_size))
 
 
 def _describe_group(group: KVGroup, block_size: int) -> dict[str, int]:

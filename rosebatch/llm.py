@@ -40,7 +40,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "seed": (None, 0),
     "swap_space": (0, 4),
     "task": (None, "auto", "generate"),
-    "tensor_parallel_size": (1,),
     "tokenizer_mode": ("auto",),
     "trust_remote_code": (True, False),
 }

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rosebatch.config import Sampler
+from rosebatch.share import WHOLE, Share
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.common.head_norms import Gain as Gain
 from rosebatch_kernels.common.head_norms import HeadLayerNorm as HeadLayerNorm
@@ -139,6 +141,14 @@ class Linear(Protocol):
         ...
 
 
+def _not_divided(*_: Any) -> Any:
+    raise AssertionError("one process holds the whole model")
+
+
+def _embed(ids: Tensor, rows: Tensor, vocab_size: int) -> Tensor:
+    return functional.embedding(ids, rows)
+
+
 def _whole(projection: Linear, x: Tensor) -> Pending:
     return Pending(projection(x))
 
@@ -187,12 +197,18 @@ class Ops:
     ``linear`` and ``head`` make a product with a weight, and a bias if there is one. ``project`` applies the last
     product of a sub-layer and leaves to the operators whose names begin with ``add`` what these can do on the way;
     ``project_to_clip`` does so for ``add_uclip_norm``. ``activated`` and ``gated`` apply the product whose result is
-    activated; ``gated`` takes the values of ``GATES``. ``experts`` prepares the routed experts of a layer.
+    activated; ``gated`` takes the values of ``GATES``. ``experts`` prepares the routed experts of a layer. ``embed``
+    looks ids up in the table of embeddings. Where several processes hold the model, ``share`` is this one's, ``gather``
+    puts their logits together, and ``whole_norm`` applies a norm over the heads of all behind a product.
     """
 
     linear: Callable[[Weight, Tensor | None], Linear]
     head: Callable[[Weight], Callable[[Tensor], Tensor]]
     experts: Callable[[Experts], RoutedExperts]
+    share: Share = WHOLE
+    embed: Callable[[Tensor, Tensor, int], Tensor] = _embed
+    gather: Callable[[Tensor, int], Tensor] = _not_divided
+    whole_norm: Callable[[Linear, WholeRMSNorm], Linear] = _not_divided
     project: Callable[[Linear, Tensor], Pending] = _whole
     project_to_clip: Callable[[Linear, Tensor], Pending] = _whole
     add: Callable[[Pending, Tensor], Tensor] = _add

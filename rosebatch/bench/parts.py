@@ -89,8 +89,9 @@ def _named_ops(ops: Ops, outs: set[int], mark: Mark) -> Ops:
 
         return inside
 
-    named = {name: _named(getattr(ops, name), part, mark) for name, part in _OF_OPS.items()}
-    return replace(ops, **named, **{name: last_product(getattr(ops, name)) for name in _LAST_PRODUCTS})
+    named: dict[str, Any] = {name: _named(getattr(ops, name), part, mark) for name, part in _OF_OPS.items()}
+    named |= {name: last_product(getattr(ops, name)) for name in _LAST_PRODUCTS}
+    return replace(ops, **named)
 
 
 def _named_layer(layer: Any, ops: Ops, mark: Mark) -> Any:

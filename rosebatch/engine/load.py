@@ -1,10 +1,12 @@
 """From a model source and limits to an engine that is ready to run."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from rosebatch.config import ModelConfig, RunConfig
+from rosebatch.divided_ops import Group, divide
 from rosebatch.engine.engine import Engine, StepRunner
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.long_rope import LongRope
@@ -70,8 +72,16 @@ def load_engine(
     limits: RunConfig,
     toggles: Toggles,
     device: torch.device,
+    group: Group | None = None,
 ) -> LoadedEngine:
     """Load the weights and build the engine.
+
+    Args:
+        source: of the model.
+        limits: of the engine.
+        toggles: switches.
+        device: of the run.
+        group: the processes that hold the model together; None if this one holds it alone.
 
     Raises:
         UserError: a weight is missing.
@@ -79,11 +89,14 @@ def load_engine(
     """
     assert limits.sampler == "rosebatch" or not toggles.fused_sampler, "the fused sampler is rosebatch's own"
     ops = select(toggles, device.type, limits.sampler)
+    if group is not None:
+        ops = divide(ops, group)
     model = source.build(ops, device)
     waits = model.waits if isinstance(model, Fallback) else None
     if waits is not None:
         toggles = replace(toggles, cuda_graph=False)
-    loaded = build_engine(model, source.config, limits, toggles, ops, source.dtype, device)
+    least = group.least if group else list[int]
+    loaded = build_engine(model, source.config, limits, toggles, ops, source.dtype, device, least)
     return replace(loaded, waits=waits)
 
 
@@ -95,6 +108,7 @@ def build_engine(
     ops: Ops,
     dtype: torch.dtype,
     device: torch.device,
+    least: Callable[[Sequence[int]], list[int]] = list[int],
 ) -> LoadedEngine:
     """Size the KV cache for a model that is loaded, and put the engine together.
 
@@ -106,6 +120,7 @@ def build_engine(
         ops: the operators that the model was built with.
         dtype: of activations, and of K and V.
         device: where the model is.
+        least: see ``plan_memory``.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -125,6 +140,7 @@ def build_engine(
         state_bytes(state_specs, dtype),
         windows=[spec.window for spec in model.attention],
         whole_prompts=not toggles.chunked_prefill,
+        least=least,
     )
     on_device = device.type == "cuda" and toggles.paged_attention
     window = _DECODE_WINDOW if toggles.fused_sampler and toggles.late_results else 1

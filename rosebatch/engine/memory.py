@@ -1,7 +1,7 @@
 """Divides a device's memory, once the weights are in it, between the KV cache and what a step needs."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,6 +56,7 @@ def plan_memory(
     state_bytes: int = 0,
     windows: Sequence[int] | None = None,
     whole_prompts: bool = False,
+    least: Callable[[Sequence[int]], list[int]] = list[int],
 ) -> MemoryPlan:
     """Follow the limits that are given; the device decides the others.
 
@@ -70,6 +71,7 @@ def plan_memory(
         state_bytes: that a sequence's states take beside its blocks.
         windows: the sliding window of each layer; None for full attention in all.
         whole_prompts: whether a prompt is computed in one step, however long.
+        least: the least of each number over the processes that hold the model: all make the same plan.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -86,8 +88,9 @@ def plan_memory(
         share = limits.gpu_memory_utilization
         memory = int(min(share * gpu.total - gpu.taken, share * free)) - step
     else:
-        memory = min(int(_CPU_SHARE * free), _CPU_MOST)
+        memory = min(int(_CPU_SHARE * free), _CPU_MOST) // limits.tensor_parallel_size
     memory = limits.kv_cache_bytes or max(memory - limits.max_num_seqs * state_bytes, 0)
+    tokens, memory = least([tokens, memory])
     windows, group_of = window_groups(windows or [0] * len(kv_shapes), config.max_model_len)
     members = [[s for s, group in zip(kv_shapes, group_of, strict=True) if group == n] for n in range(len(windows))]
     longest = config.max_model_len

@@ -114,6 +114,7 @@ def facts_of(plan: LaunchPlan) -> ModelFacts:
         "dtype": str(plan.source.dtype).removeprefix("torch."),
         "device": plan.device.type,
         "sampler": plan.config.sampler,
+        "tensor_parallel_size": plan.config.tensor_parallel_size,
         "toggles": asdict(plan.toggles),
         "versions": {
             "rosebatch": __version__,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.config import InputFormat, RunConfig, in_bytes
-from rosebatch.errors import FlagError, InterruptionError, RowError
+from rosebatch.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
 from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
 from rosebatch.io.openai_batch import BatchShape
 from rosebatch.io.output import Output
@@ -176,6 +176,9 @@ def run_job(
         except InterruptionError as interrupted:
             results.flush()
             raise InterruptionError(interrupted.number, results.kept) from None
+        except LostProcessError as lost:
+            results.flush()
+            raise UserError(f"{lost}{results.kept}") from None
         finally:
             results.close()
         served = service.served()

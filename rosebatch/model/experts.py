@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.sublayers import load_linear
-from rosebatch.model.weights import WeightSource
+from rosebatch.model.sublayers import columns, load_linear
+from rosebatch.model.weights import Take, WeightSource
 from rosebatch.ops import EXPERT_GATES, GATES, Experts, Linear, Ops, Pending, RoutedExperts, Weight
 
 # The router's rows are filled up to a multiple of this: cuBLAS is slow where results' rows begin at odd addresses.
@@ -79,9 +79,12 @@ def load_experts(
     """The experts of the layer whose names begin with ``prefix``, each expert apart or all in one tensor."""
     experts, hidden = config.experts, config.hidden_size
     assert experts is not None, "the layer has experts"
-    inner = experts.expert_size
-    gate_up = _load_matrices(weights, prefix, names, (names.gate, names.up), "gate_up_proj", config, (inner, hidden))
-    down = _load_matrices(weights, prefix, names, (names.down,), "down_proj", config, (hidden, inner))
+    inner, own = experts.expert_size, ops.share.of(experts.expert_size)
+    rows, inputs = Take.of(0, own, inner), Take.of(1, own, inner)
+    gate_up = _load_matrices(
+        weights, prefix, names, (names.gate, names.up), "gate_up_proj", config, (inner, hidden), rows
+    )
+    down = _load_matrices(weights, prefix, names, (names.down,), "down_proj", config, (hidden, inner), inputs)
     routed = Experts(
         gate_up=Weight(gate_up),
         down=Weight(down),
@@ -90,11 +93,11 @@ def load_experts(
         normalize=experts.normalize,
     )
     named = weights.shape(f"{prefix}{names.router}.weight") is not None
-    rows = [weights.get(f"{prefix}{(names if named else _WHOLE).router}.weight", (experts.num_experts, hidden))]
+    router = [weights.get(f"{prefix}{(names if named else _WHOLE).router}.weight", (experts.num_experts, hidden))]
     if experts.shared_gate:
-        rows.append(weights.get(f"{prefix}mlp.shared_expert_gate.weight", (1, hidden)))
+        router.append(weights.get(f"{prefix}mlp.shared_expert_gate.weight", (1, hidden)))
     return ExpertsMLP(
-        router=make_router(ops, torch.cat(rows)),
+        router=make_router(ops, torch.cat(router)),
         num_experts=experts.num_experts,
         routed=ops.experts(routed),
         shared=_load_shared(config, ops, weights, prefix) if experts.shared_size else None,
@@ -112,8 +115,10 @@ def make_router(ops: Ops, weight: Tensor, bias: Tensor | None = None) -> Linear:
 def _load_shared(config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str) -> SharedExpert:
     assert config.experts is not None
     size, hidden, own = config.experts.shared_size, config.hidden_size, f"{prefix}mlp.shared_expert."
-    gate_up = load_linear(ops, weights, [f"{own}gate_proj", f"{own}up_proj"], (size, size), hidden, bias=False)
-    down = load_linear(ops, weights, [f"{own}down_proj"], (hidden,), size, bias=False)
+    inner = ops.share.of(size)
+    gate_up_names, gate_up_own = [f"{own}gate_proj", f"{own}up_proj"], columns((size, inner), (size, inner))
+    gate_up = load_linear(ops, weights, gate_up_names, (size, size), hidden, bias=False, own=gate_up_own)
+    down = load_linear(ops, weights, [f"{own}down_proj"], (hidden,), size, bias=False, inputs=inner)
     return SharedExpert(ops, GATES[config.activation], gate_up, down)
 
 
@@ -125,21 +130,27 @@ def _load_matrices(
     whole: str,
     config: ModelConfig,
     shape: tuple[int, int],
+    take: Take | None,
 ) -> Tensor:
     """One matrix of all experts ``[E, rows, columns]``: ``parts`` of this ``shape``, one below the other.
 
-    Each expert is copied into place, so memory never holds all of them twice. Random ones are a single tensor.
+    Each expert is copied into place, so memory never holds all of them twice. Random ones are a single tensor. Of each
+    matrix, only the part to take is read.
     """
     assert config.experts is not None
-    (rows, columns), count = shape, config.experts.num_experts
+    (rows, width), count = shape, config.experts.num_experts
     if weights.shape(f"{prefix}{names.expert}.0.{parts[0]}.weight") is None:
-        return weights.get(f"{prefix}{_WHOLE.expert}.{whole}", (count, len(parts) * rows, columns))
+        of_all = take and Take(take.dim + 1, take.indices)
+        if take and take.dim == 0:
+            of_all = Take(1, [place * rows + row for place in range(len(parts)) for row in take.indices])
+        return weights.get(f"{prefix}{_WHOLE.expert}.{whole}", (count, len(parts) * rows, width), take=of_all)
     out: Tensor | None = None
     for expert in range(count):
         for place, part in enumerate(parts):
-            matrix = weights.get(f"{prefix}{names.expert}.{expert}.{part}.weight", shape)
+            matrix = weights.get(f"{prefix}{names.expert}.{expert}.{part}.weight", shape, take=take)
+            height = len(matrix)
             if out is None:
-                out = matrix.new_empty(count, len(parts) * rows, columns)
-            out[expert, place * rows : (place + 1) * rows] = matrix
+                out = matrix.new_empty(count, len(parts) * height, matrix.shape[1])
+            out[expert, place * height : (place + 1) * height] = matrix
     assert out is not None
     return out

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from rosebatch.config import KVShape, ModelConfig
-from rosebatch.model.weights import WeightSource
+from rosebatch.model.weights import Take, WeightSource
 from rosebatch.ops import DeltaWeights, Gate, Heads, Ops, QKNorm, Weight
 
 
@@ -165,13 +165,24 @@ def states_of(model: Model) -> Sequence[StateSpec]:
     return specs
 
 
+def load_embedding(config: ModelConfig, ops: Ops, weights: WeightSource, name: str) -> Tensor:
+    """This process's rows of the table of embeddings ``[V, H]``, for ``Ops.embed``."""
+    return weights.get(f"{name}.weight", (config.vocab_size, config.hidden_size), take=_rows(config, ops))
+
+
+def _rows(config: ModelConfig, ops: Ops) -> Take | None:
+    return Take.of(0, ops.share.vocabulary(config.vocab_size), config.vocab_size)
+
+
 def load_head(config: ModelConfig, ops: Ops, weights: WeightSource, embedding: Tensor) -> Callable[[Tensor], Tensor]:
     """What makes logits of hidden states: a product, and the model's scale and soft cap if it has them.
 
-    The product's weight is its own, or the embedding ``[V, H]``.
+    The product's weight is its own, or the embedding ``[V, H]``; each process has its rows of it.
     """
     weight = embedding
     if not config.tie_word_embeddings:
-        weight = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size))
-    head, scale, cap = ops.head(Weight(weight)), config.logit_multiplier, config.logit_soft_cap
+        weight = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size), take=_rows(config, ops))
+    own, scale, cap = ops.head(Weight(weight)), config.logit_multiplier, config.logit_soft_cap
+    divided = ops.share.size > 1
+    head = (lambda hidden: ops.gather(own(hidden), config.vocab_size)) if divided else own
     return head if scale == 1 and not cap else lambda hidden: ops.scale_and_cap_(head(hidden), scale, cap)

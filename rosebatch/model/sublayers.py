@@ -1,5 +1,6 @@
 """The sub-layers of most families: attention with its projections, and MLPs. Each leaves its sum to the next norm."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from rosebatch.config import ModelConfig
 from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec
-from rosebatch.model.weights import WeightSource
-from rosebatch.ops import GATES, Linear, Ops, Pending, QKNorm, Weight
+from rosebatch.model.weights import Take, WeightSource
+from rosebatch.ops import GATES, Linear, Ops, Pending, QKNorm, Weight, WholeRMSNorm
 
 
 class Mixer(Protocol):
@@ -95,18 +96,24 @@ def load_attention(
         config, ops, weights: of the model.
         layer: counted from 0.
         qkv_names, out_name: of the projections; see ``load_linear``.
-        rotary, qk_norm, sinks: see ``AttentionSpec``.
+        rotary, qk_norm, sinks: see ``AttentionSpec``; those of the process's own heads.
         qkv_order: the rows of q, k and v, in the order that attention wants; None for the stored order.
     """
     c = config
     q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     sizes = (q_size, kv_size, kv_size)
-    qkv = load_linear(ops, weights, qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=qkv_order)
-    out = load_linear(ops, weights, [out_name], (c.hidden_size,), q_size, bias=c.out_bias)
+    heads, kv_heads = ops.share.of(c.num_heads), ops.share.kv_heads(c.num_kv_heads)
+    q, kv = channels(heads, c.head_dim), channels(kv_heads, c.head_dim)
+    own = columns((q_size, q), (kv_size, kv), (kv_size, kv))
+    qkv = load_linear(ops, weights, qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=qkv_order, own=own)
+    out = load_linear(ops, weights, [out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
+    if isinstance(qk_norm, WholeRMSNorm) and ops.share.size > 1:
+        # It needs the channels of all processes: no kernel of attention has them.
+        qkv, qk_norm = ops.whole_norm(qkv, qk_norm), None
     spec = AttentionSpec(
         layer=layer,
-        num_heads=c.num_heads,
-        num_kv_heads=c.num_kv_heads,
+        num_heads=len(heads),
+        num_kv_heads=len(kv_heads),
         head_dim=c.head_dim,
         scale=c.attention_scale(layer),
         window=c.sliding_window(layer),
@@ -123,17 +130,20 @@ def load_gated_mlp(
 ) -> GatedMLP:
     """An MLP whose projections have these names; see ``load_linear``."""
     c = config
-    sizes = (c.intermediate_size, c.intermediate_size)
-    gate_up = load_linear(ops, weights, gate_up_names, sizes, c.hidden_size, bias=c.mlp_bias)
-    down = load_linear(ops, weights, [down_name], (c.hidden_size,), c.intermediate_size, bias=c.mlp_bias)
+    size, inner = c.intermediate_size, ops.share.of(c.intermediate_size)
+    own = columns((size, inner), (size, inner))
+    gate_up = load_linear(ops, weights, gate_up_names, (size, size), c.hidden_size, bias=c.mlp_bias, own=own)
+    down = load_linear(ops, weights, [down_name], (c.hidden_size,), size, bias=c.mlp_bias, inputs=inner)
     return GatedMLP(ops, c.activation, gate_up, down)
 
 
 def load_plain_mlp(config: ModelConfig, ops: Ops, weights: WeightSource, up_name: str, down_name: str) -> PlainMLP:
     """An MLP whose projections have these names."""
     c = config
-    up = load_linear(ops, weights, [up_name], (c.intermediate_size,), c.hidden_size, bias=c.mlp_bias)
-    down = load_linear(ops, weights, [down_name], (c.hidden_size,), c.intermediate_size, bias=c.mlp_bias)
+    size, inner = c.intermediate_size, ops.share.of(c.intermediate_size)
+    own = columns((size, inner))
+    up = load_linear(ops, weights, [up_name], (size,), c.hidden_size, bias=c.mlp_bias, own=own)
+    down = load_linear(ops, weights, [down_name], (c.hidden_size,), size, bias=c.mlp_bias, inputs=inner)
     return PlainMLP(ops, c.activation, up, down)
 
 
@@ -146,6 +156,8 @@ def load_linear(
     *,
     bias: bool,
     order: Tensor | None = None,
+    own: Tensor | None = None,
+    inputs: range | None = None,
 ) -> Linear:
     """Several projections of one input as a single product.
 
@@ -156,12 +168,56 @@ def load_linear(
         in_size: of their input.
         bias: whether they have one.
         order: the rows of the stored weight, in the order of the product's columns; None for the stored order.
+        own: those columns of the product that this process computes, see ``columns``; None for all.
+        inputs: the channels of the input that this process has; None for all.
     """
     stored = sizes if len(names) == len(sizes) else (sum(sizes),)
+    wanted = order if own is None else own if order is None else order[own]
+    cut = None if inputs is None else Take.of(1, inputs, in_size)
 
     def load(kind: str, *shape: int) -> Tensor:
-        each = [weights.get(f"{name}.{kind}", (size, *shape)) for name, size in zip(names, stored, strict=True)]
+        takes: Sequence[Take | None] = [cut if shape else None] * len(stored)
+        if own is not None:
+            assert cut is None and wanted is not None, "a product is divided by its columns or by its inputs"
+            takes = _rows_of_each(wanted, stored)
+        each = [
+            weights.get(f"{name}.{kind}", (size, *shape), take=take)
+            for name, size, take in zip(names, stored, takes, strict=True)
+        ]
         whole = each[0] if len(each) == 1 else torch.cat(each)
-        return whole if order is None else whole[order.to(whole.device)]
+        if wanted is None:
+            return whole
+        # The place of each wanted row among those that were read, which are in the stored order.
+        place = wanted.argsort().argsort()
+        in_order = torch.equal(place, torch.arange(len(place)))
+        return whole if in_order else whole[place.to(whole.device)]
 
     return ops.linear(Weight(load("weight", in_size)), load("bias") if bias else None)
+
+
+def _rows_of_each(wanted: Tensor, sizes: Sequence[int]) -> list[Take]:
+    """The rows that are wanted of each of several tensors, which stand one below the other."""
+    found, start = [], 0
+    for size in sizes:
+        own = wanted[(wanted >= start) & (wanted < start + size)] - start
+        found.append(Take(0, own.sort().values.tolist()))
+        start += size
+    return found
+
+
+def channels(heads: range, size: int) -> range:
+    """The channels of neighbouring heads, each of this size."""
+    return range(heads.start * size, heads.stop * size)
+
+
+def columns(*pieces: tuple[int, range]) -> Tensor | None:
+    """A part of each of several pieces, which stand side by side; None if that is all of them.
+
+    Args:
+        pieces: the size of each, and what is wanted of it.
+    """
+    if all(len(part) == size for size, part in pieces):
+        return None
+    starts = itertools.accumulate((size for size, _ in pieces), initial=0)
+    parts = [start + torch.arange(part.start, part.stop) for start, (_, part) in zip(starts, pieces, strict=False)]
+    return torch.cat(parts)

@@ -2,8 +2,9 @@
 
 import re
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import safe_open
@@ -21,6 +22,33 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 _SHARD = re.compile(r".*-\d{5}-of-(\d{5})\.safetensors")
 
 
+class Take(NamedTuple):
+    """A part of a tensor.
+
+    Attributes:
+        dim: the dimension that is cut.
+        indices: in this dimension, ascending.
+    """
+
+    dim: int
+    indices: Sequence[int]
+
+    @classmethod
+    def of(cls, dim: int, indices: Sequence[int], size: int) -> "Take | None":
+        """So many of ``size`` indices; None if that is all of them."""
+        return None if len(indices) == size else cls(dim, indices)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """The indices as slices, start and stop."""
+        found: list[tuple[int, int]] = []
+        for index in self.indices:
+            if found and found[-1][1] == index:
+                found[-1] = found[-1][0], index + 1
+            else:
+                found.append((index, index + 1))
+        return found
+
+
 class WeightSource(Protocol):
     """Tensors by transformers' names."""
 
@@ -29,7 +57,13 @@ class WeightSource(Protocol):
         ...
 
     def get(
-        self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, fill: float | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dtype: torch.dtype | None = None,
+        fill: float | None = None,
+        take: Take | None = None,
     ) -> Tensor:
         """The tensor, on the run's device.
 
@@ -37,6 +71,7 @@ class WeightSource(Protocol):
             name, shape: of the tensor.
             dtype: of the result; None for the dtype of the run.
             fill: the value of every element if the weights are random; None for random numbers.
+            take: the part that is read; None for all.
 
         Raises:
             UserError: the tensor is missing, unreadable or has another shape.
@@ -79,7 +114,13 @@ class SafetensorsWeights:
         return next((other for other in (name, *others) if other in self._files), name)
 
     def get(
-        self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, fill: float | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dtype: torch.dtype | None = None,
+        fill: float | None = None,
+        take: Take | None = None,
     ) -> Tensor:
         """See ``WeightSource``.
 
@@ -99,8 +140,18 @@ class SafetensorsWeights:
                 raise refusal(path, f"tensor {name!r} has shape {shown(found)}, config says {shape}")
             if kind not in _FLOATS and (kind, dtype) != ("U8", torch.uint8):
                 raise refusal(path, f"tensor {name!r} holds {shown(kind)}: use the 16-bit weights of the model")
-            tensor: Tensor = stored[: shape[0]] if is_longer else handle.get_tensor(name)
+            tensor = stored[: shape[0]] if is_longer else _read(stored, handle, name, take)
         return tensor.to(self.device, dtype or self.dtype)
+
+
+def _read(stored: Any, handle: Any, name: str, take: Take | None) -> Tensor:
+    """A tensor of a file, or the part of it that is wanted: nothing else is read."""
+    if take is None:
+        tensor: Tensor = handle.get_tensor(name)
+        return tensor
+    before = (slice(None),) * take.dim
+    parts: list[Tensor] = [stored[(*before, slice(start, stop))] for start, stop in take.runs() or [(0, 0)]]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, take.dim)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -158,9 +209,21 @@ class RandomWeights:
         return None
 
     def get(
-        self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, fill: float | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dtype: torch.dtype | None = None,
+        fill: float | None = None,
+        take: Take | None = None,
     ) -> Tensor:
         """See ``WeightSource``; random numbers have a normal distribution with deviation ``DEVIATION``."""
+        if take is not None:
+            # The numbers are those of the whole tensor.
+            whole = self.get(name, shape, dtype=dtype, fill=fill)
+            return torch.cat(
+                [whole.narrow(take.dim, start, stop - start) for start, stop in take.runs() or [(0, 0)]], take.dim
+            )
         if fill is not None:
             return torch.full(shape, fill, dtype=dtype or self.dtype, device=self.device)
         generator = torch.Generator(self.device).manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, NoReturn
 
-from rosebatch.errors import FlagError, UserError
+from rosebatch.errors import FlagError, LostProcessError, UserError
 from rosebatch.io.output import Encode
 from rosebatch.io.parse import Row, RowParser
 from rosebatch.job.workers import messages as m
@@ -34,6 +34,8 @@ def main() -> NoReturn:
     link = _Link(Connection(int(sys.argv[1])))
     try:
         _work(link)
+    except LostProcessError as error:
+        link.tell(m.Lost(str(error)))
     except FlagError as error:
         link.tell(m.Failed(str(error), is_usage=True))
     except UserError as error:

@@ -144,6 +144,17 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """From a worker, the last thing: a process that holds a part of its model is gone, and it cannot go on.
+
+    Attributes:
+        why: for people.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """From a worker, the last thing: the job is impossible. ``is_usage`` tells a bad flag from other mistakes."""
 

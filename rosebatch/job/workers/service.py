@@ -12,7 +12,8 @@ from typing import Any
 
 from rosebatch.config import RunConfig, in_bytes
 from rosebatch.engine.stats import EngineStats
-from rosebatch.errors import FlagError, RowError, UserError
+from rosebatch.errors import FlagError, LostProcessError, RowError, UserError
+from rosebatch.host.child_process import ChildProcess
 from rosebatch.io.parse import Record
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
@@ -22,7 +23,6 @@ from rosebatch.job.service import Served, Work
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.devices import environments
 from rosebatch.job.workers.dispatch import Dispatcher
-from rosebatch.job.workers.process import WorkerProcess
 
 # How often the parent looks for signals and for silent workers while no message comes.
 _PATIENCE_SECONDS = 0.1
@@ -50,6 +50,7 @@ class _Worker:
         life: number of the process; messages of earlier ones are ignored.
         planned: whether the process has found the model.
         ready: what it said when the model was loaded.
+        lost: why it cannot go on, if it has said so.
         heard: when the process last sent something.
         last_answer: when it last answered a row.
         deaths: of processes since the last answer; those that died while loading count apart.
@@ -57,10 +58,11 @@ class _Worker:
 
     name: str
     environment: Mapping[str, str]
-    process: WorkerProcess | None = None
+    process: ChildProcess | None = None
     life: int = 0
     planned: bool = False
     ready: m.Ready | None = None
+    lost: str | None = None
     done: m.Done | None = None
     heard: float = 0.0
     last_answer: float = 0.0
@@ -100,7 +102,10 @@ class Workers:
     facts: ModelFacts
 
     def __init__(self, config: RunConfig, *, quiet: bool) -> None:
-        self._workers = [_Worker(*each) for each in environments(config.data_parallel_size, config.device)]
+        self._workers = [
+            _Worker(*each)
+            for each in environments(config.data_parallel_size, config.device, config.tensor_parallel_size)
+        ]
         self.places: Sequence[str] = [worker.name for worker in self._workers]
         # Memory is the machine's, and each has a share of it.
         inflight = in_bytes(config.max_inflight_bytes) // len(self._workers)
@@ -205,9 +210,10 @@ class Workers:
     def _spawn(self, number: int) -> None:
         worker = self._workers[number]
         worker.life += 1
-        worker.planned, worker.ready, worker.heard = False, None, time.perf_counter()
+        worker.planned, worker.ready, worker.lost, worker.heard = False, None, None, time.perf_counter()
         life = worker.life
-        worker.process = WorkerProcess(
+        worker.process = ChildProcess(
+            "rosebatch.job.workers.child",
             worker.environment,
             lambda message: self._inbox.put((number, life, message)),
             loud=number == 0 and life == 1,
@@ -284,6 +290,8 @@ class Workers:
                 self._begin(number)
         elif isinstance(message, m.Answer):
             self._answer, self._question = message, None
+        elif isinstance(message, m.Lost):
+            worker.lost = message.why
         elif isinstance(message, m.Done):
             worker.done = message
         elif isinstance(message, m.Failed):
@@ -365,7 +373,7 @@ class Workers:
         """A process is gone: its rows go to others, and another process takes its place."""
         worker = self._workers[number]
         assert worker.process is not None
-        how = worker.process.how_it_ended()
+        how = worker.lost or worker.process.how_it_ended()
         if worker.done is not None:
             return
         was_ready, worker.ready, worker.planned = worker.ready, None, False
@@ -384,8 +392,7 @@ class Workers:
         worker.process = None
         self._dispatcher.lose()
         if all(each.process is None for each in self._workers):
-            kept = "" if self._work is None else self._work.output.kept
-            raise UserError(f"no worker is left: their processes died again and again, the last one with {how}{kept}")
+            raise LostProcessError(f"no worker is left: their processes died again and again, the last one with {how}")
         self._warn(f"{worker.name}: {worker.deaths} worker processes died ({how}); the others continue")
 
     def _fail(self, records: list[Record], how: str, work: Work) -> None:

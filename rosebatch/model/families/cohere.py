@@ -21,8 +21,10 @@ class Cohere(LayerNormDecoder):
         """See ``HeadLayerNorm``; the weights follow the order of the channels."""
         c, order = self.config, pairs_to_halves(self.config)
 
-        def load(name: str, heads: int) -> Tensor:
+        def load(name: str, heads: int, own: range) -> Tensor:
             weight = weights.get(f"{prefix}self_attn.{name}_norm.weight", (heads, c.head_dim), fill=1.0)
-            return weight[:, order.to(weight.device)].contiguous()
+            return weight[own.start : own.stop, order.to(weight.device)].contiguous()
 
-        return HeadLayerNorm(load("q", c.num_heads), load("k", c.num_kv_heads), c.norm_eps)
+        q_weight = load("q", c.num_heads, self.ops.share.of(c.num_heads))
+        k_weight = load("k", c.num_kv_heads, self.ops.share.kv_heads(c.num_kv_heads))
+        return HeadLayerNorm(q_weight, k_weight, c.norm_eps)

@@ -6,8 +6,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention, AttentionSpec, load_head
-from rosebatch.model.weights import WeightSource
+from rosebatch.model.layers import Attention, AttentionSpec, load_embedding, load_head
+from rosebatch.model.sublayers import channels, columns
+from rosebatch.model.weights import Take, WeightSource
 from rosebatch.ops import Linear, Ops, Weight
 
 
@@ -42,7 +43,7 @@ class GPT2:
     def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:
         self.config = config
         self.ops = ops
-        self.embedding = weights.get("transformer.wte.weight", (config.vocab_size, config.hidden_size))
+        self.embedding = load_embedding(config, ops, weights, "transformer.wte")
         self.positions = weights.get("transformer.wpe.weight", (config.max_model_len, config.hidden_size))
         self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
         self.attention = [layer.attention for layer in self.layers]
@@ -58,32 +59,40 @@ class GPT2:
         hidden, inner = c.hidden_size, c.intermediate_size
         prefix = f"transformer.h.{index}."
 
-        def linear(name: str, in_size: int, out_size: int) -> Linear:
-            """GPT-2's checkpoints hold weights as [in, out]."""
-            weight = weights.get(f"{prefix}{name}.weight", (in_size, out_size))
-            return self.ops.linear(Weight(weight.t().contiguous()), weights.get(f"{prefix}{name}.bias", (out_size,)))
+        def linear(
+            name: str, in_size: int, out_size: int, own: Tensor | None = None, inputs: range | None = None
+        ) -> Linear:
+            """See ``load_linear``; GPT-2's checkpoints hold weights as [in, out]."""
+            rows = range(out_size) if own is None else own.tolist()
+            take = Take.of(1, rows, out_size) if inputs is None else Take.of(0, inputs, in_size)
+            weight = weights.get(f"{prefix}{name}.weight", (in_size, out_size), take=take)
+            bias = weights.get(f"{prefix}{name}.bias", (out_size,), take=Take.of(0, rows, out_size))
+            return self.ops.linear(Weight(weight.t().contiguous()), bias)
 
+        heads, inner_own = self.ops.share.of(c.num_heads), self.ops.share.of(inner)
+        own = channels(heads, c.head_dim)
         return _Layer(
             input_norm=self._load_norm(prefix + "ln_1", weights),
-            qkv=linear("attn.c_attn", hidden, 3 * hidden),
+            qkv=linear("attn.c_attn", hidden, 3 * hidden, columns(*[(hidden, own)] * 3)),
             attention=AttentionSpec(
                 layer=index,
-                num_heads=c.num_heads,
-                num_kv_heads=c.num_kv_heads,
+                num_heads=len(heads),
+                num_kv_heads=len(heads),
                 head_dim=c.head_dim,
                 scale=c.attention_scale(index),
                 window=c.sliding_window(index),
             ),
-            out=linear("attn.c_proj", hidden, hidden),
+            out=linear("attn.c_proj", hidden, hidden, inputs=own),
             mlp_norm=self._load_norm(prefix + "ln_2", weights),
-            up=linear("mlp.c_fc", hidden, inner),
-            down=linear("mlp.c_proj", inner, hidden),
+            up=linear("mlp.c_fc", hidden, inner, columns((inner, inner_own))),
+            down=linear("mlp.c_proj", inner, hidden, inputs=inner_own),
         )
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
         ops, eps = self.ops, self.config.norm_eps
-        residual = functional.embedding(input_ids, self.embedding) + functional.embedding(positions, self.positions)
+        embedded = ops.embed(input_ids, self.embedding, self.config.vocab_size)
+        residual = embedded + functional.embedding(positions, self.positions)
         first = self.layers[0].input_norm
         normed = ops.layer_norm(residual, first.weight, first.bias, eps)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]

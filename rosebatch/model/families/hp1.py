@@ -25,13 +25,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention, AttentionSpec, load_head
+from rosebatch.model.layers import Attention, AttentionSpec, load_embedding, load_head
 from rosebatch.model.rope import rope_tables
+from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import DEVIATION, WeightSource
-from rosebatch.ops import Gain, Gate, HeadUClip, Linear, Ops, Weight, mean_taps
+from rosebatch.ops import Gain, Gate, HeadUClip, Linear, Ops, mean_taps
 
 # For random weights. With 1.4, some 70 % of attention's weights are zero, as in the article's trained model.
 _SIGMA = 1.4
@@ -81,7 +81,7 @@ class HP1:
         assert config.rope is not None, "HP1 has rotary positions"
         self.config = config
         self.ops = ops
-        self.embedding = weights.get("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        self.embedding = load_embedding(config, ops, weights, "model.embed_tokens")
         self.rotary = rope_tables(
             config.rope, config.head_dim, config.max_model_len, self.embedding.dtype, self.embedding.device
         )
@@ -95,10 +95,18 @@ class HP1:
         prefix = f"model.layers.{index}."
         q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
 
-        def linear(names: dict[str, int], in_size: int) -> Linear:
-            """Several projections of one input as a single product."""
-            weight = [weights.get(f"{prefix}{n}.weight", (size, in_size)) for n, size in names.items()]
-            return self.ops.linear(Weight(torch.cat(weight)), None)
+        heads, kv_heads = self.ops.share.of(c.num_heads), self.ops.share.kv_heads(c.num_kv_heads)
+        q, kv, inner = (
+            channels(heads, c.head_dim),
+            channels(kv_heads, c.head_dim),
+            self.ops.share.of(c.intermediate_size),
+        )
+
+        def linear(
+            names: dict[str, int], in_size: int, own: Tensor | None = None, inputs: range | None = None
+        ) -> Linear:
+            full = [prefix + name for name in names]
+            return load_linear(self.ops, weights, full, [*names.values()], in_size, bias=False, own=own, inputs=inputs)
 
         def hidden_clip(name: str, deviation: float, gamma: float = 1.0) -> _Clip:
             return _load_clip(f"{prefix}{name}_layernorm", c.hidden_size, weights, deviation, gamma)
@@ -112,22 +120,22 @@ class HP1:
         q_gamma, k_gamma = _alike(q_norm.gamma, k_norm.gamma, q_norm.alpha)
         return _Layer(
             input_norm=hidden_clip("input", _of_residual(2 * index)),
-            qkv=linear(attention, c.hidden_size),
+            qkv=linear(attention, c.hidden_size, columns((q_size, q), (kv_size, kv), (kv_size, kv))),
             attention=AttentionSpec(
                 layer=index,
-                num_heads=c.num_heads,
-                num_kv_heads=c.num_kv_heads,
+                num_heads=len(heads),
+                num_kv_heads=len(kv_heads),
                 head_dim=c.head_dim,
                 scale=c.attention_scale(index),
                 qk_norm=HeadUClip(q_norm.alpha, k_norm.alpha, q_gamma, k_gamma),
                 rotary=self.rotary,
                 gate=self._load_gate(prefix, weights),
             ),
-            out=linear({"self_attn.o_proj": c.hidden_size}, q_size),
+            out=linear({"self_attn.o_proj": c.hidden_size}, q_size, inputs=q),
             post_attention=hidden_clip("post_attention", _of_product(q_size, _ATTENDED * projected), _POST_GAMMA),
             pre_mlp=hidden_clip("pre_mlp", _of_residual(2 * index + 1)),
-            gate_up=linear(gate_up, c.hidden_size),
-            down=linear({"mlp.down_proj": c.hidden_size}, c.intermediate_size),
+            gate_up=linear(gate_up, c.hidden_size, columns(*[(c.intermediate_size, inner)] * 2)),
+            down=linear({"mlp.down_proj": c.hidden_size}, c.intermediate_size, inputs=inner),
             post_mlp=hidden_clip("post_mlp", _of_product(c.intermediate_size, gated), _POST_GAMMA),
         )
 
@@ -143,12 +151,14 @@ class HP1:
             sigma = _vector(f"{prefix}self_attn.sigma", heads, weights, torch.float32, _SIGMA)
             taps = mean_taps(sigma, options.fir_k)
         gamma = _vector(f"{prefix}self_attn.gamma", heads, weights, torch.float32, 1.0)
+        own = self.ops.share.of(heads)
+        taps, gamma = taps[own.start : own.stop].contiguous(), gamma[own.start : own.stop].contiguous()
         return Gate(taps, gamma, options.relu_pre, options.clip_min, options.clip_max)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
         ops = self.ops
-        residual = functional.embedding(input_ids, self.embedding)
+        residual = ops.embed(input_ids, self.embedding, self.config.vocab_size)
         normed = ops.uclip_norm(residual, *self.layers[0].input_norm)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, following, strict=True):

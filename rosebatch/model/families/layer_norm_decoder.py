@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
-from torch.nn import functional
 
 from rosebatch.config import ModelConfig
-from rosebatch.model.layers import Attention, Rotary, load_head
+from rosebatch.model.layers import Attention, Rotary, load_embedding, load_head
 from rosebatch.model.rope import layer_rotaries
 from rosebatch.model.sublayers import MLP, SelfAttention, load_attention, load_gated_mlp
 from rosebatch.model.weights import WeightSource
@@ -53,7 +52,7 @@ class LayerNormDecoder:
         assert config.rope is not None, "these families have rotary positions"
         self.config = config
         self.ops = ops
-        self.embedding = weights.get(f"{self.embedding_name}.weight", (config.vocab_size, config.hidden_size))
+        self.embedding = load_embedding(config, ops, weights, self.embedding_name)
         rotaries = layer_rotaries(config, self.embedding)
         self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
         self.attention = [layer.attention.spec for layer in self.layers]
@@ -105,7 +104,7 @@ class LayerNormDecoder:
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
         ops, eps = self.ops, self.config.norm_eps
-        residual = functional.embedding(input_ids, self.embedding)
+        residual = ops.embed(input_ids, self.embedding, self.config.vocab_size)
         normed = ops.layer_norm(residual, *self.layers[0].input_norm, eps)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, following, strict=True):

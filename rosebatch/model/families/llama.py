@@ -11,11 +11,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rosebatch.config import ModelConfig
 from rosebatch.model.experts import ExpertNames, load_experts
-from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, load_head
+from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, load_embedding, load_head
 from rosebatch.model.rope import layer_rotaries
 from rosebatch.model.sublayers import MLP, Mixer, load_attention, load_gated_mlp
 from rosebatch.model.weights import WeightSource
@@ -60,7 +59,7 @@ class Llama:
         assert config.rope is not None, "the Llama family has rotary positions"
         self.config = config
         self.ops = ops
-        self.embedding = weights.get("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        self.embedding = load_embedding(config, ops, weights, "model.embed_tokens")
         # Rounded as transformers does for Gemma; the multipliers of other families are exact in 16 bits.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.embedding.dtype)
         rotaries = layer_rotaries(config, self.embedding)
@@ -138,7 +137,7 @@ class Llama:
         return normed
 
     def _embed(self, input_ids: Tensor) -> Tensor:
-        embedded = functional.embedding(input_ids, self.embedding)
+        embedded = self.ops.embed(input_ids, self.embedding, self.config.vocab_size)
         return embedded if self.config.embedding_multiplier == 1 else embedded.mul_(self.embedding_multiplier)
 
     def _add(

@@ -22,7 +22,12 @@ class Olmo2(Llama):
 
     def load_qk_norm(self, prefix: str, weights: WeightSource) -> WholeRMSNorm:
         """See ``Llama``."""
-        c = self.config
-        q_weight = self.load_norm(f"{prefix}self_attn.q_norm", c.num_heads * c.head_dim, weights)
-        k_weight = self.load_norm(f"{prefix}self_attn.k_norm", c.num_kv_heads * c.head_dim, weights)
+        c, share = self.config, self.ops.share
+
+        def load(name: str, heads: int, own: range) -> Tensor:
+            weight = self.load_norm(f"{prefix}self_attn.{name}_norm", heads * c.head_dim, weights)
+            return weight[own.start * c.head_dim : own.stop * c.head_dim].contiguous()
+
+        q_weight = load("q", c.num_heads, share.of(c.num_heads))
+        k_weight = load("k", c.num_kv_heads, share.kv_heads(c.num_kv_heads))
         return WholeRMSNorm(q_weight, k_weight, c.norm_eps)

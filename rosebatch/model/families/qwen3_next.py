@@ -8,8 +8,8 @@ from torch import Tensor
 from rosebatch.model.delta_net import DeltaNet, GatedAttention
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.layers import AttentionSpec, Rotary, StateSpec
-from rosebatch.model.sublayers import load_linear
-from rosebatch.model.weights import WeightSource
+from rosebatch.model.sublayers import channels, columns, load_linear
+from rosebatch.model.weights import Take, WeightSource
 from rosebatch.ops import DeltaWeights
 
 
@@ -43,13 +43,16 @@ class Qwen3Next(Llama):
         order = torch.cat((rows[:, 0].flatten(), 2 * q_size + torch.arange(2 * kv_size), rows[:, 1].flatten()))
         names = [prefix + name for name in self.qkv_names]
         sizes = (2 * q_size, kv_size, kv_size)
-        qkv_gate = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=c.qkv_bias, order=order)
+        heads, kv_heads = self.ops.share.of(c.num_heads), self.ops.share.kv_heads(c.num_kv_heads)
+        q, kv = channels(heads, c.head_dim), channels(kv_heads, c.head_dim)
+        own = columns((q_size, q), (kv_size, kv), (kv_size, kv), (q_size, q))
+        qkv_gate = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=c.qkv_bias, order=order, own=own)
         out_name = [f"{prefix}self_attn.o_proj"]
-        out = load_linear(self.ops, weights, out_name, (c.hidden_size,), q_size, bias=c.out_bias)
+        out = load_linear(self.ops, weights, out_name, (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
         spec = AttentionSpec(
             layer=layer,
-            num_heads=c.num_heads,
-            num_kv_heads=c.num_kv_heads,
+            num_heads=len(heads),
+            num_kv_heads=len(kv_heads),
             head_dim=c.head_dim,
             scale=c.head_dim**-0.5,
             qk_norm=self.load_qk_norm(prefix, weights),
@@ -81,31 +84,45 @@ class Qwen3Next(Llama):
     def _load_delta(self, layer: int, prefix: str, weights: WeightSource) -> DeltaNet:
         c, delta = self.config, self.config.delta
         assert delta is not None
-        own, fp32 = f"{prefix}linear_attn.", torch.float32
-        names = [prefix + name for name in self.delta_names]
+        name, fp32 = f"{prefix}linear_attn.", torch.float32
+        names = [prefix + each for each in self.delta_names]
         sizes, order = self.delta_sizes(), self.delta_order()
-        projection = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=False, order=order)
+        group = delta.value_heads // delta.key_heads
+        key_heads = self.ops.share.of(delta.key_heads)
+        value_heads = channels(key_heads, group)
+        keys = delta.key_heads * delta.key_dim, channels(key_heads, delta.key_dim)
         inner = delta.value_heads * delta.value_dim
+        values = inner, channels(value_heads, delta.value_dim)
+        rates = delta.value_heads, value_heads
+        own = columns(keys, keys, values, values, rates, rates)
+        projection = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=False, order=order, own=own)
+        mixed = columns(keys, keys, values)
+        conv_take = None if mixed is None else Take(0, mixed.tolist())
+        rate_take = Take.of(0, value_heads, delta.value_heads)
         spec = StateSpec(
             layer=layer,
-            key_heads=delta.key_heads,
-            value_heads=delta.value_heads,
+            key_heads=len(key_heads),
+            value_heads=len(value_heads),
             key_dim=delta.key_dim,
             value_dim=delta.value_dim,
             weights=DeltaWeights(
-                conv=weights.get(f"{own}conv1d.weight", (delta.channels, 1, delta.taps))[:, 0].contiguous(),
+                conv=weights.get(f"{name}conv1d.weight", (delta.channels, 1, delta.taps), take=conv_take)[
+                    :, 0
+                ].contiguous(),
                 conv_bias=None,
-                log_rate=weights.get(f"{own}A_log", (delta.value_heads,), dtype=fp32, fill=0.0),
-                dt_bias=weights.get(f"{own}dt_bias", (delta.value_heads,), dtype=fp32, fill=1.0),
+                log_rate=weights.get(f"{name}A_log", (delta.value_heads,), dtype=fp32, fill=0.0, take=rate_take),
+                dt_bias=weights.get(f"{name}dt_bias", (delta.value_heads,), dtype=fp32, fill=1.0, take=rate_take),
             ),
         )
         return DeltaNet(
             self.ops,
             projection,
             spec,
-            norm=weights.get(f"{own}norm.weight", (delta.value_dim,), fill=1.0),
+            norm=weights.get(f"{name}norm.weight", (delta.value_dim,), fill=1.0),
             eps=c.norm_eps,
-            out=load_linear(self.ops, weights, [f"{own}out_proj"], (c.hidden_size,), inner, bias=False),
+            out=load_linear(
+                self.ops, weights, [f"{name}out_proj"], (c.hidden_size,), inner, bias=False, inputs=values[1]
+            ),
         )
 
 

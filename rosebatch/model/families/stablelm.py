@@ -15,8 +15,9 @@ class StableLM(LayerNormDecoder):
         """Checkpoints hold a weight for each head."""
         c = self.config
 
-        def load(name: str, heads: int) -> Tensor:
-            names = [f"{prefix}self_attn.{name}_layernorm.norms.{head}.weight" for head in range(heads)]
+        def load(name: str, heads: range) -> Tensor:
+            names = [f"{prefix}self_attn.{name}_layernorm.norms.{head}.weight" for head in heads]
             return torch.stack([weights.get(name, (c.head_dim,), fill=1.0) for name in names])
 
-        return HeadLayerNorm(load("q", c.num_heads), load("k", c.num_kv_heads), c.norm_eps)
+        share = self.ops.share
+        return HeadLayerNorm(load("q", share.of(c.num_heads)), load("k", share.kv_heads(c.num_kv_heads)), c.norm_eps)

@@ -1,4 +1,4 @@
-"""A worker as a process: started, told, heard, ended."""
+"""A Python process that is started, told, heard and ended."""
 
 import json
 import os
@@ -15,30 +15,33 @@ from threading import Thread
 from typing import Any
 
 # The child imports what its parent imports, wherever that was found.
-_START = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from rosebatch.job.workers.child import main; main()"
-# Of what a worker wrote to stderr before it died.
+_START = (
+    "import sys, json, importlib; sys.path[:] = json.loads(sys.argv[2]); importlib.import_module(sys.argv[3]).main()"
+)
+# Of what a process wrote to stderr before it died.
 _MOST_SHOWN = 2000
 
 
-class WorkerProcess:
+class ChildProcess:
     """A child process and two threads: one sends to it, one receives.
 
     Neither thread holds up the parent when the child is stopped or slow. The child ends with its parent: it reads the
     end of the connection then.
 
     Args:
+        module: its ``main`` is called; the first argument of the process is the descriptor of its connection.
         environment: variables that the child has beside the parent's, before it imports anything.
         hear: called with each message, and with None once the child is gone. On another thread.
         loud: whether the child's stderr is the parent's.
     """
 
-    def __init__(self, environment: Mapping[str, str], hear: Callable[[Any], None], *, loud: bool) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str], hear: Callable[[Any], None], *, loud: bool) -> None:
         self._outbox: SimpleQueue[Any] = SimpleQueue()
         self._errors = None if loud else tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         own, other = socket.socketpair()
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(other.fileno()), json.dumps(sys.path)],
+                [sys.executable, "-c", _START, str(other.fileno()), json.dumps(sys.path), module],
                 pass_fds=[other.fileno()],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,

@@ -1,0 +1,1 @@
+"""Several processes that hold a model together: one leads, the others follow its plans."""

@@ -1,0 +1,155 @@
+"""Rank 0: starts the other processes, and sends them every plan that it computes."""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from threading import Condition
+from typing import Any, NoReturn
+
+from rosebatch.config import RunConfig
+from rosebatch.engine.engine import Masks, StepRunner
+from rosebatch.engine.plan import StepPlan, StepResult
+from rosebatch.errors import LostProcessError
+from rosebatch.host.child_process import ChildProcess
+from rosebatch.host.gpus import VISIBLE, visible_gpus
+from rosebatch.ranks import messages as m
+from rosebatch.share import Share
+
+# How long a failed step waits for the news that another process is gone.
+_PATIENCE_SECONDS = 10.0
+
+
+class Ranks:
+    """The other processes that hold the model. They end with this one, or with this object.
+
+    Args:
+        config: of the run.
+        port: of the store where the processes find each other.
+    """
+
+    def __init__(self, config: RunConfig, port: int) -> None:
+        self._size = config.tensor_parallel_size
+        self._changed = Condition()
+        self._ready = 0
+        self._lost: str | None = None
+        self._why: dict[int, str] = {}
+        self._on_loss: Callable[[], None] = _nothing
+        self._processes: list[ChildProcess] = []
+        for rank in range(1, self._size):
+            # Their threads must not keep this object alive.
+            hear = partial(_hear, weakref.ref(self), rank)
+            self._processes.append(ChildProcess("rosebatch.follow", _gpu_first(rank), hear, loud=False))
+            self._processes[-1].tell(m.Setup(config, Share(rank, self._size), port))
+        weakref.finalize(self, _kill, self._processes)
+
+    def await_ready(self) -> None:
+        """Wait until all of them are about to join the group.
+
+        Raises:
+            LostProcessError: one of them is gone.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost is not None or self._ready == self._size - 1)
+        if self._lost is not None:
+            raise LostProcessError(self._lost)
+
+    def on_loss(self, call: Callable[[], None]) -> None:
+        """Have this called once one of them is gone, on another thread."""
+        self._on_loss = call
+
+    def tell(self, message: Any) -> None:
+        """Send a message to all of them, without waiting.
+
+        Raises:
+            LostProcessError: one of them is gone.
+        """
+        if self._lost is not None:
+            raise LostProcessError(self._lost)
+        for process in self._processes:
+            process.tell(message)
+
+    def explain(self, error: Exception) -> NoReturn:
+        """Raise what is behind an error of a collective: it fails as soon as one of the processes is gone.
+
+        Raises:
+            LostProcessError: one of them is gone.
+            Exception: ``error``, if all of them are there.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost is not None, _PATIENCE_SECONDS)
+        if self._lost is not None:
+            raise LostProcessError(self._lost) from error
+        raise error
+
+    def hear(self, rank: int, message: Any) -> None:
+        """Take in what one of them says; None says that it is gone. On its own thread."""
+        if isinstance(message, m.Failed):
+            self._why[rank] = message.message
+        elif message is None:
+            why = self._why.get(rank) or f"died ({self._processes[rank - 1].how_it_ended()})"
+            with self._changed:
+                self._lost = self._lost or f"rank {rank} of {self._size}: {why}"
+                self._changed.notify_all()
+            self._on_loss()
+        else:
+            with self._changed:
+                self._ready += 1
+                self._changed.notify_all()
+
+
+def _gpu_first(rank: int) -> dict[str, str]:
+    """The variables of a rank's process: of all GPUs, its own is the first, which PyTorch takes."""
+    gpus = visible_gpus()
+    return {VISIBLE: ",".join(gpus[rank:] + gpus[:rank])} if gpus else {}
+
+
+def _nothing() -> None:
+    pass
+
+
+def _hear(ranks: "weakref.ref[Ranks]", rank: int, message: Any) -> None:
+    found = ranks()
+    if found is not None:
+        found.hear(rank, message)
+
+
+def _kill(processes: list[ChildProcess]) -> None:
+    for process in processes:
+        process.kill()
+
+
+class LeadingRunner:
+    """Carries out plans together with the other processes; see ``rosebatch.engine.engine.StepRunner``.
+
+    Args:
+        own: runs this process's share.
+        tell: sends a message to all others.
+        explain: raises what is behind an error.
+    """
+
+    def __init__(self, own: StepRunner, tell: Callable[[Any], None], explain: Callable[[Exception], NoReturn]) -> None:
+        self.own = own
+        self._tell = tell
+        self._explain = explain
+
+    def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
+        """See ``StepRunner``."""
+
+        def told() -> Any:
+            found = masks()
+            self._tell(m.Masks(found))
+            return found
+
+        self._tell(m.Launch(plan))
+        try:
+            wait = self.own.launch(plan, told)
+        except Exception as error:
+            self._explain(error)
+
+        def result() -> StepResult:
+            try:
+                return wait()
+            except Exception as error:
+                self._explain(error)
+
+        return result

@@ -1,0 +1,125 @@
+"""``--tensor-parallel-size``: processes that hold a model together give the rows of one, and end together."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from rosebatch import LLM, SamplingParams
+from tests.cli.test_workers import are_gone, children, expected, source, start  # noqa: F401 (fixtures)
+
+
+def rows(output):
+    """Results without the numbers of log-probabilities: ranks add up in another order than one process."""
+    return [json.loads(line, parse_float=lambda text: None) for line in output.splitlines()]
+
+
+def followers(job, count=1):
+    """The processes with a part of the model, once so many of them serve: children of the job, or of its workers."""
+    while len(found := find_followers(job)) < count:
+        assert job.poll() is None
+        time.sleep(0.05)
+    return found
+
+
+def find_followers(job):
+    found = subprocess.run(
+        ["ps", "-ww", "-e", "-o", "pid=", "-o", "ppid=", "-o", "args="], capture_output=True, text=True, check=True
+    ).stdout
+    processes = [line.split(maxsplit=2) for line in found.splitlines()]
+    parents = {job.pid, *children(job)}
+    return [int(pid) for pid, parent, args in processes if int(parent) in parents and "rosebatch.follow" in args]
+
+
+def await_results(job, target):
+    """Wait until some rows are written."""
+    part = target.with_name(target.name + ".part")
+    while not part.exists() or not part.stat().st_size:
+        time.sleep(0.05)
+        assert job.poll() is None
+
+
+def test_two_ranks_give_the_bytes_of_one_process(start, source, expected, tmp_path):  # noqa: F811
+    """Every rank samples: were its random numbers or masks others, the ranks would go apart."""
+    report = tmp_path / "report.json"
+    job = start(source, "-o", tmp_path / "two.jsonl", "-tp", 2, "--report", report)
+    assert job.wait(100) == 3
+    assert rows((tmp_path / "two.jsonl").read_bytes()) == rows(expected)
+    assert json.loads(report.read_text())["engine"]["tensor_parallel_size"] == 2
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("lead", [False, True])
+def test_a_rank_that_dies_ends_the_job(start, source, expected, tmp_path, lead):  # noqa: F811
+    """The others would wait for it for ever, or leave a line of PyTorch's; what is written must stay."""
+    target = tmp_path / "out.jsonl"
+    job = start(source, "-o", target, "-tp", 2, "--max-num-seqs", 1)
+    (follower,) = followers(job)
+    await_results(job, target)
+    os.kill(job.pid if lead else follower, signal.SIGKILL)
+    assert job.wait(20) == (-signal.SIGKILL if lead else 1)
+    if not lead:
+        (line,) = [line for line in (tmp_path / "stderr").read_text().splitlines() if "error" in line]
+        assert line.startswith("rosebatch: error: rank 1 of 2: died (SIGKILL)")
+        assert "rerun with --resume" in line
+    time.sleep(0.5)
+    assert are_gone([follower])
+    assert start(source, "-o", target, "-tp", 2, "--resume").wait(100) == 3
+    assert rows(target.read_bytes()) == rows(expected)
+
+
+@pytest.mark.thorough
+def test_a_signal_ends_all_ranks(start, source, tmp_path):  # noqa: F811
+    """Ctrl-C reaches them too: they must not die before the leader, nor outlive it."""
+    target = tmp_path / "out.jsonl"
+    job = start(source, "-o", target, "-tp", 2, "--max-num-seqs", 1)
+    found = followers(job)
+    await_results(job, target)
+    os.killpg(job.pid, signal.SIGINT)
+    assert job.wait(20) == 130
+    assert "rerun with --resume to continue" in (tmp_path / "stderr").read_text()
+    time.sleep(0.5)
+    assert are_gone(found)
+
+
+@pytest.mark.thorough
+def test_workers_of_two_ranks_each(start, source, expected, tmp_path):  # noqa: F811
+    """One rank dies: its worker is replaced as a whole."""
+    target = tmp_path / "out.jsonl"
+    job = start(source, "-o", target, "-dp", 2, "-tp", 2, "--max-num-seqs", 1)
+    victim = followers(job, 2)[0]
+    await_results(job, target)
+    os.kill(victim, signal.SIGKILL)
+    assert job.wait(200) == 3
+    assert rows(target.read_bytes()) == rows(expected)
+    assert "rank 1 of 2: died (SIGKILL)" in (tmp_path / "stderr").read_text()
+
+
+def test_sizes_that_are_impossible(cli, source, model_folder, tmp_path):  # noqa: F811
+    """They were an error of a kernel, or of none."""
+    command = ["generate", source, "-o", tmp_path / "out", "--model", model_folder, "--device", "cpu"]
+    result = cli(*command, "-tp", 3)
+    assert result.code == 2
+    assert "--tensor-parallel-size 3: the model has 4 heads, which cannot be divided by 3" in result.err
+    result = cli(*command, "-tp", 2, "--model-impl", "transformers")
+    assert result.code == 2
+    assert "transformers' own code runs this model" in result.err
+
+
+@pytest.mark.thorough
+def test_a_library_may_lead_one_model_after_the_other(model_folder):
+    """Processes of a model that is closed went on, and the next one found the group of the first."""
+    prompts, sampling = ["one", "two", "three"], SamplingParams(max_tokens=20, logprobs=2)
+
+    def texts(**settings):
+        with LLM(str(model_folder), device="cpu", **settings) as llm:
+            return [output.outputs[0].text for output in llm.generate(prompts, sampling)]
+
+    alone = texts()
+    for _ in range(2):
+        assert texts(tensor_parallel_size=2) == alone
+        found = subprocess.run(["ps", "-ww", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True)
+        assert "rosebatch.follow" not in found.stdout

@@ -1,0 +1,63 @@
+"""A model that several processes hold together gives the tokens of one: every family, in fp32, against transformers."""
+
+import pytest
+import torch
+
+from rosebatch.config import RunConfig
+from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.errors import FlagError
+from rosebatch.model.source import find_model
+from rosebatch.share import require_divisible
+from rosebatch.toggles import Toggles
+from tests.golden.conftest import MODELS
+from tests.golden.families import FAMILIES, VARIANTS
+from tests.golden.threads_group import make_divided_engine
+
+CPU = torch.device("cpu")
+FAST = ["gpt2", "llama", "qwen3", "hp1", "olmo2", "cohere", "phi3", "gpt_oss", "qwen2_moe", "qwen3_next"]
+CASES = [
+    pytest.param(name, marks=() if name in FAST else pytest.mark.thorough) for name in [*MODELS, *FAMILIES, *VARIANTS]
+]
+
+
+@pytest.fixture
+def divided(goldens):
+    """Makes an engine on a golden, held by so many ranks."""
+
+    def make(name, size, *, seqs=64, chunk=8192, block_size=16, blocks=0, **switches):
+        source = find_model(str(goldens(name).folder), "auto", "float32", CPU)
+        require_divisible(source.config, size)
+        whole = blocks * bytes_per_block(source.config.kv_shapes, block_size, source.dtype)
+        memory = whole // min(size, source.config.num_kv_heads) or 64 << 20
+        limits = RunConfig(
+            max_num_seqs=seqs,
+            max_num_batched_tokens=chunk,
+            block_size=block_size,
+            kv_cache_memory=memory,
+            tensor_parallel_size=size,
+        )
+        return make_divided_engine(source, limits, Toggles.resolve(switches, "cpu"), size)
+
+    return make
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_give_the_tokens_of_one(name, goldens, divided, greedy_tokens):
+    """A head, channel, expert or row of the vocabulary that is read twice, or by nobody, changes tokens."""
+    golden = goldens(name)
+    engine = divided(name, 2, seqs=6, chunk=24, block_size=4, blocks=64)
+    assert greedy_tokens(engine, golden.prompts[:24]) == golden.expected[:24]
+
+
+@pytest.mark.whole
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [*MODELS, *FAMILIES])
+def test_four_ranks_give_the_tokens_of_one(name, goldens, divided, greedy_tokens):
+    """More ranks than K/V heads hold these twice."""
+    golden = goldens(name)
+    try:
+        engine = divided(name, 4, seqs=6, chunk=24, block_size=4, blocks=64)
+    except FlagError as error:
+        pytest.skip(str(error))
+    assert greedy_tokens(engine, golden.prompts[:12]) == golden.expected[:12]

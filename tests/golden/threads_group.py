@@ -1,0 +1,88 @@
+"""Ranks as threads of one process: tests of divided models need no other processes."""
+
+from collections.abc import Sequence
+from queue import SimpleQueue
+from threading import Barrier, Thread
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rosebatch.config import RunConfig
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.load import load_engine
+from rosebatch.model.source import ModelSource
+from rosebatch.ranks.following import follow
+from rosebatch.ranks.leader import LeadingRunner
+from rosebatch.share import Share
+from rosebatch.toggles import Toggles
+
+_CPU = torch.device("cpu")
+
+
+class _Meeting:
+    """Where threads put what they bring, and find what all have brought."""
+
+    def __init__(self, size: int) -> None:
+        self.brought: list[Any] = [None] * size
+        self._barrier = Barrier(size, timeout=60)
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        self.brought[rank] = value
+        self._barrier.wait()
+        found = list(self.brought)
+        self._barrier.wait()
+        return found
+
+    def end(self) -> None:
+        self._barrier.abort()
+
+
+class ThreadGroup:
+    """See ``rosebatch.divided_ops.Group``."""
+
+    def __init__(self, share: Share, meeting: _Meeting) -> None:
+        self.share = share
+        self._meeting = meeting
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        assert tensor.is_contiguous()
+        parts = self._meeting.exchange(self.share.rank, tensor.clone())
+        return tensor.copy_(torch.stack(parts).sum(0))
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        assert tensor.is_contiguous()
+        return torch.stack(self._meeting.exchange(self.share.rank, tensor))
+
+    def least(self, numbers: Sequence[int]) -> list[int]:
+        return [min(each) for each in zip(*self._meeting.exchange(self.share.rank, numbers), strict=True)]
+
+
+def make_divided_engine(source: ModelSource, limits: RunConfig, toggles: Toggles, size: int) -> Engine:
+    """An engine whose model is held by so many threads; this one leads."""
+    meeting = _Meeting(size)
+    inboxes: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(size - 1)]
+
+    def load(rank: int) -> Engine:
+        return load_engine(source, limits, toggles, _CPU, ThreadGroup(Share(rank, size), meeting)).engine
+
+    def run(rank: int) -> None:
+        try:
+            engine = load(rank)
+            follow(engine.runner, inboxes[rank - 1].get, engine.lookahead)
+        finally:
+            meeting.end()
+
+    for rank in range(1, size):
+        Thread(target=run, args=(rank,), daemon=True).start()
+
+    def tell(message: Any) -> None:
+        for inbox in inboxes:
+            inbox.put(message)
+
+    def explain(error: Exception) -> Any:
+        raise error
+
+    engine = load(0)
+    engine.runner = LeadingRunner(engine.runner, tell, explain)
+    return engine
