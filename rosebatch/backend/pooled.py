@@ -24,9 +24,14 @@ from rosebatch.outputs import RequestOutput, failed_output
 class PooledBackend:
     """See ``rosebatch.backend.backend.Backend``.
 
+    Attributes:
+        task: the last one.
+
     Raises:
         UserError: something that was asked for is missing, unreadable or impossible.
     """
+
+    task: RowTask
 
     def __init__(self, config: RunConfig) -> None:
         self._pool = Pool(config, quiet=False)
@@ -58,7 +63,8 @@ class PooledBackend:
 
     def _task(self, serve: PromptRows) -> tuple["_Outputs", RowTask]:
         outputs = _Outputs()
-        return outputs, RowTask(self._pool, m.Begin(Given(), pickled, serve), failed_output, outputs)
+        self.task = RowTask(self._pool, m.Begin(Given(), pickled, serve), failed_output, outputs)
+        return outputs, self.task
 
 
 class _Outputs:

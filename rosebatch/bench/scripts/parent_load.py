@@ -27,11 +27,14 @@ import msgspec
 
 from rosebatch.config import RunConfig
 from rosebatch.engine.stats import EngineStats
+from rosebatch.host import child_process
 from rosebatch.job.config import JobConfig
 from rosebatch.job.facts import ModelFacts
 from rosebatch.job.run import run_job
 from rosebatch.job.workers import messages as m
-from rosebatch.job.workers import process, service
+from rosebatch.job.workers import service
+from rosebatch.job.workers.pool import Pool
+from rosebatch.job.workers.task import RowTask
 from rosebatch.report.tally import Tally
 from rosebatch.request import Completion, Request
 from rosebatch.sampling_params import SamplingParams
@@ -162,14 +165,15 @@ def measure(source: Path, target: Path, workers: int, environment: dict[str, str
         at["end"], at["end clock"] = time.process_time(), time.perf_counter()
 
     real_run = service.Workers.run
-    parts = {"_read_rows": "read", "_hand_out": "hand out", "_write": "write", "_next_messages": "wait"}
-    methods: dict[str, Any] = {name: meter.of(part, getattr(service.Workers, name)) for name, part in parts.items()}
+    parts = {"_read_rows": "read", "_hand_out": "hand out", "take_results": "write"}
+    methods: dict[str, Any] = {name: meter.of(part, getattr(RowTask, name)) for name, part in parts.items()}
     with (
         mock.patch.dict(os.environ, environment),
-        mock.patch.object(process, "_START", _START),
-        mock.patch.object(process, "Connection", Counted),
+        mock.patch.object(child_process, "_START", _START),
+        mock.patch.object(child_process, "Connection", Counted),
         mock.patch.object(service.Workers, "run", run),
-        mock.patch.multiple(service.Workers, **methods),
+        mock.patch.multiple(RowTask, **methods),
+        mock.patch.object(Pool, "_next_messages", meter.of("wait", Pool._next_messages)),
     ):
         job = JobConfig(input=str(source), output=str(target), quiet=True)
         report = run_job(job, RunConfig(device="cpu", data_parallel_size=workers)).report
