@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Between two signs of life.
 _BEAT_SECONDS = 1.0
 # How long an idle worker waits for rows before it shows a sign of life.
-_PAUSE_SECONDS = 0.05
+_PAUSE_SECONDS = 0.005
 # How long results wait for others.
 _RESULTS_SECONDS = 0.1
 # For tests: the row with this number ends the process.
