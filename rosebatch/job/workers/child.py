@@ -117,6 +117,7 @@ def _work(link: _Link) -> None:
     setup: m.Setup = link.hear()
     # PyTorch reads the environment when it is imported, and the parent goes on meanwhile.
     from rosebatch.job.local import facts_of
+    from rosebatch.job.workers.first_compile import compile_kernels
     from rosebatch.launch import load, plan_launch
     from rosebatch.report.build import peak_memory
     from rosebatch.report.provenance import gpu_name
@@ -127,6 +128,8 @@ def _work(link: _Link) -> None:
         _reply(link, question, plan)
     launched = load(plan)
     engine = launched.engine
+    if plan.device.type == "cuda":
+        compile_kernels(engine)
     link.tell(m.Ready(engine.max_num_seqs, launched.description, launched.load_seconds))
     while True:
         begin = link.hear()
