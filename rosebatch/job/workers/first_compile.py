@@ -4,7 +4,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,11 +67,14 @@ def first_alone(path: Path, most_seconds: float = _MOST_SECONDS) -> Iterator[Non
 
 
 def _lock(descriptor: int, kind: int) -> bool:
-    """Whether the file is locked now, without waiting."""
-    with suppress(OSError):
+    """Whether the file is locked now, without waiting; True where files cannot be locked."""
+    try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        return True
-    return False
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _cache_folder() -> Path:

@@ -1,5 +1,6 @@
 """One worker compiles the kernels first."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from rosebatch.job.workers import first_compile
 from rosebatch.job.workers.first_compile import first_alone, run_briefly
 
 HOLD = (
@@ -58,11 +60,19 @@ def test_a_first_one_that_dies_or_hangs(tmp_path):
             assert time.monotonic() - began < 10
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
-    """A worker that may not lock must still serve."""
+def test_files_that_cannot_be_locked(tmp_path, monkeypatch):
+    """A worker that may not lock waited for minutes, or failed."""
     (tmp_path / "file").write_text("")
     with first_alone(tmp_path / "file" / "lock"):
         pass
+
+    def refuse(descriptor, kind):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(first_compile.fcntl, "flock", refuse)
+    began = time.monotonic()
+    with first_alone(tmp_path / "lock"):
+        assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("longest", [2, 5, 64])
