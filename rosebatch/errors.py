@@ -2,6 +2,7 @@
 
 import re
 import signal
+from typing import Any
 
 _LOGIN = re.compile(r"(:///?)[^\s/]*@")
 # Signatures of presigned URLs are in the query. Punctuation after it belongs to the sentence.
@@ -79,6 +80,10 @@ class RowError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickle would call the class with the message alone.
+        return type(self), (self.code, ""), {"args": self.args, "code": self.code, "message": self.message}
 
 
 def unexpected(what: str, error: BaseException) -> RowError:

@@ -1,26 +1,25 @@
 """The library: a model that completes prompts, chats and streams of them."""
 
-import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rosebatch.config import RunConfig, in_bytes
+from rosebatch.backend.backend import Backend
+from rosebatch.config import RunConfig
 from rosebatch.errors import FlagError, RowError
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.io.fields import PromptOptions, plain_message
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
-from rosebatch.job.answers import answer
-from rosebatch.job.serve import serve
-from rosebatch.launch import Launched, LaunchPlan, default_sampling, launch
-from rosebatch.outputs import RequestOutput, failed_output, request_output
+from rosebatch.job.service import Service
+from rosebatch.outputs import RequestOutput
 from rosebatch.report.progress import Progress
 from rosebatch.sampling_params import SamplingParams
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from rosebatch.launch import Launched, LaunchPlan
 
 # A text, its token ids, or either in a mapping: ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``.
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -32,7 +31,6 @@ OnError = Literal["raise", "return"]
 _SWITCHES = {"enable_prefix_caching": "prefix_cache", "enable_chunked_prefill": "chunked_prefill"}
 # Its parameters that change nothing here, with the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "data_parallel_size": (1,),
     "disable_log_stats": (True, False),
     "enforce_eager": (False,),
     "pipeline_parallel_size": (1,),
@@ -71,19 +69,21 @@ class LLM:
 
     def __init__(self, model: str | Path | None = None, **settings: Any) -> None:
         config = RunConfig.of(None if model is None else str(model), **_own_names(settings))
-        self._start(launch(config))
+        self._start(_backend(config))
 
     @classmethod
-    def of(cls, launched: Launched) -> "LLM":
+    def of(cls, launched: "Launched") -> "LLM":
         """Wrap an engine that is running already."""
+        from rosebatch.backend.local import LocalBackend
+
         llm = cls.__new__(cls)
-        llm._start(launched)
+        llm._start(LocalBackend(launched))
         return llm
 
-    def _start(self, launched: Launched) -> None:
-        self._launched: Launched | None = launched
+    def _start(self, backend: Backend) -> None:
+        self._backend: Backend | None = backend
         # Of prompts without parameters.
-        self._default = SamplingParams(**default_sampling(launched.plan))
+        self._default = SamplingParams(**backend.sampling)
         self._num_prompts = 0
         self._lock = threading.Lock()
 
@@ -175,8 +175,10 @@ class LLM:
         else:
             pairs = zip(prompts, sampling_params, strict=True)  # type: ignore[arg-type]
         rows = (self._row(_prompt_fields(prompt), params or self._default) for prompt, params in pairs)
-        with self.exclusive() as launched:
-            yield from self._serve(launched, _live(rows), seed, on_error, in_order=True)
+        _check_on_error(on_error)
+        with self._in_use() as backend, closing(backend.stream(rows, seed)) as outputs:
+            for output in outputs:
+                yield _checked(output, on_error)
 
     def get_tokenizer(self) -> Any:
         """transformers' tokenizer of the model, for scripts that want one.
@@ -184,38 +186,36 @@ class LLM:
         Raises:
             ValueError: the model has none.
         """
-        folder = self._running().plan.tokenizer_folder
-        if folder is None or self._running().tokenizer is None:
+        folder = self._running().tokenizer_folder
+        if folder is None:
             raise ValueError("the model has no tokenizer: give prompt_token_ids")
         return load_pretrained_tokenizer(folder)
 
     @contextmanager
-    def exclusive(self) -> Iterator[Launched]:
+    def exclusive(self) -> Iterator["Launched"]:
         """The engine, which nobody else uses meanwhile.
+
+        Raises:
+            RuntimeError: it is in use, closed, or in other processes.
+        """
+        with self._in_use() as backend:
+            yield _launched(backend)
+
+    @contextmanager
+    def service(self) -> Iterator[Service]:
+        """The model as one that serves the rows of a job. Nobody else uses it meanwhile.
 
         Raises:
             RuntimeError: it is in use, or closed.
         """
-        launched = self._running()
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError("this LLM is busy: finish or close its other call first")
-        try:
-            yield launched
-        finally:
-            self._lock.release()
+        with self._in_use() as backend, backend.service() as service:
+            yield service
 
     def close(self) -> None:
-        """Give the memory back; the model cannot be used any more."""
-        if self._launched is None:
-            return
-        import gc
-
-        import torch
-
-        self._launched = None
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        """Give the memory back, and end the worker processes; the model cannot be used any more."""
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
 
     def __enter__(self) -> Self:
         return self
@@ -224,14 +224,28 @@ class LLM:
         self.close()
 
     @property
-    def plan(self) -> LaunchPlan:
-        """What was decided when the model was loaded: device, dtype, switches, source."""
-        return self._running().plan
+    def plan(self) -> "LaunchPlan":
+        """What was decided when the model was loaded: device, dtype, switches, source.
 
-    def _running(self) -> Launched:
-        if self._launched is None:
+        Raises:
+            RuntimeError: that was in other processes.
+        """
+        return _launched(self._running()).plan
+
+    def _running(self) -> Backend:
+        if self._backend is None:
             raise RuntimeError("this LLM is closed")
-        return self._launched
+        return self._backend
+
+    @contextmanager
+    def _in_use(self) -> Iterator[Backend]:
+        backend = self._running()
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("this LLM is busy: finish or close its other call first")
+        try:
+            yield backend
+        finally:
+            self._lock.release()
 
     def _run(
         self,
@@ -248,10 +262,15 @@ class LLM:
             if len(params) != len(prompts):
                 raise ValueError(f"sampling_params has {len(params)} entries for {len(prompts)} prompts")
         rows = [self._row(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+        _check_on_error(on_error)
         outputs: list[RequestOutput] = []
-        with self.exclusive() as launched, Progress(len(rows), enabled=use_tqdm) as progress:
-            for output in self._serve(launched, rows, seed, on_error):
-                outputs.append(output)
+        with (
+            self._in_use() as backend,
+            Progress(len(rows), enabled=use_tqdm) as progress,
+            closing(backend.complete(rows, seed)) as found,
+        ):
+            for output in found:
+                outputs.append(_checked(output, on_error))
                 progress.advance(
                     output_tokens=sum(len(each.token_ids) for each in output.outputs), failed=output.error is not None
                 )
@@ -274,38 +293,35 @@ class LLM:
                 return FailedRow(index=index, where=where, metadata={}, error=error)
         return PromptRow(index=index, where=where, metadata={}, sampling=sampling, **fields)
 
-    def _serve(
-        self,
-        launched: Launched,
-        rows: Iterable[Row | None],
-        seed: int | None,
-        on_error: OnError,
-        *,
-        in_order: bool = False,
-    ) -> Iterator[RequestOutput]:
-        if on_error not in ("raise", "return"):
-            raise ValueError(f"on_error must be raise or return, got {on_error!r}")
-        tokenizer = launched.tokenizer
-        batches = serve(
-            launched.engine,
-            tokenizer,
-            launched.grammars,
-            rows,
-            seed=seed,
-            in_order=in_order,
-            max_inflight_bytes=in_bytes(launched.plan.config.max_inflight_bytes),
-        )
-        try:
-            for batch in batches:
-                for served in batch:
-                    if not isinstance(served, FailedRow):
-                        yield request_output(served, answer(served, tokenizer, return_token_ids=False))
-                    elif on_error == "return":
-                        yield failed_output(served)
-                    else:
-                        raise FlagError(f"{served.where}: {served.error.message}")
-        finally:
-            batches.close()
+
+def _backend(config: RunConfig) -> Backend:
+    if config.data_parallel_size != 1:
+        from rosebatch.backend.pooled import PooledBackend
+
+        return PooledBackend(config)
+    # Only now, since these import PyTorch.
+    from rosebatch.backend.local import LocalBackend
+    from rosebatch.launch import launch
+
+    return LocalBackend(launch(config))
+
+
+def _launched(backend: Backend) -> "Launched":
+    launched: Launched | None = getattr(backend, "launched", None)
+    if launched is None:
+        raise RuntimeError("this LLM computes in worker processes: its engine cannot be reached")
+    return launched
+
+
+def _check_on_error(on_error: OnError) -> None:
+    if on_error not in ("raise", "return"):
+        raise ValueError(f"on_error must be raise or return, got {on_error!r}")
+
+
+def _checked(output: RequestOutput, on_error: OnError) -> RequestOutput:
+    if output.error is not None and on_error == "raise":
+        raise FlagError(f"prompt {output.request_id}: {output.error}")
+    return output
 
 
 def _own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -353,49 +369,3 @@ def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
             return {"prompt_token_ids": ids}
     error = RowError("invalid_prompt", f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}")
     return {"error": error}
-
-
-# Between two looks at whether there is other work.
-_PATIENCE_SECONDS = 0.002
-_MOST_WAITING = 64
-
-
-def _live(rows: Iterable[T]) -> Iterator[T | None]:
-    """Read rows on a thread; None if there is none at the moment."""
-    ahead: queue.Queue[Callable[[], T] | None] = queue.Queue(maxsize=_MOST_WAITING)
-    stopped = threading.Event()
-
-    def put(item: Callable[[], T] | None) -> bool:
-        while not stopped.is_set():
-            try:
-                ahead.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def read() -> None:
-        def fail(error: BaseException) -> T:
-            raise error
-
-        try:
-            for row in rows:
-                if not put(lambda row=row: row):  # type: ignore[misc]
-                    return
-            put(None)
-        except BaseException as error:
-            put(lambda error=error: fail(error))  # type: ignore[misc]
-
-    threading.Thread(target=read, name="rosebatch-stream", daemon=True).start()
-    try:
-        while True:
-            try:
-                item = ahead.get(timeout=_PATIENCE_SECONDS)
-            except queue.Empty:
-                yield None
-                continue
-            if item is None:
-                return
-            yield item()
-    finally:
-        stopped.set()

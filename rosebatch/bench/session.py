@@ -11,6 +11,7 @@ from rosebatch.bench.case import Case, release_memory, spread
 from rosebatch.bench.compare import compare_switch
 from rosebatch.bench.profile import Profile, attribute_case, profile_case
 from rosebatch.bench.replay import replay_case
+from rosebatch.bench.several import open_pool, time_case_over
 from rosebatch.bench.throughput import against_floor, time_case
 from rosebatch.bench.trace import Arrivals
 from rosebatch.bench.workload import require_fits
@@ -52,7 +53,8 @@ def run_session(
         require_installed(peer)
     theirs = _cases_of_peers(cases)
     others = [(peer, _try_peer(peer, list(theirs.values()), repeats)) for peer in peers]
-    rates = measure_rates(cases[0].device)
+    # The floor is that of one device.
+    rates = None if any(map(_is_divided, cases)) else measure_rates(cases[0].device)
     release_memory()
     firsts: dict[str, float] = {}
     try:
@@ -61,7 +63,11 @@ def run_session(
                 yield compare_switch(case, switch, repeats)
             if switches and not peers:
                 continue
-            ours = time_case(case, repeats, rates, import_seconds)
+            if _is_divided(case):
+                with open_pool(case) as pool:
+                    ours = time_case_over(pool, case, repeats, import_seconds)
+            else:
+                ours = time_case(case, repeats, rates, import_seconds)
             if case.name in firsts:
                 ours["time_over_first"] = ours["elapsed_s"] / firsts[case.name]
             firsts.setdefault(case.name, ours["elapsed_s"])
@@ -77,6 +83,10 @@ def run_session(
     except torch.OutOfMemoryError as error:
         what = str(error).partition(". ")[0]
         raise UserError(f"{what}: choose a smaller scenario, fewer prompts or less --kv-cache-memory") from None
+
+
+def _is_divided(case: Case) -> bool:
+    return case.config.data_parallel_size != 1
 
 
 def run_replays(

@@ -130,6 +130,11 @@ def _report(entry: Entry, about: str) -> list[tuple[str, str]]:
     rows = [("scenario", f"{entry['scenario']}: {about}" if about else entry["scenario"]), *table(entry)]
     rows.append(("timed runs", f"{len(entry['seconds'])}, seconds {_spread(spread(entry['seconds']), '.4f')}"))
     rows.append(("graphs", f"{entry['graph_captures']} captured, {entry['graph_replays']} replays"))
+    for worker in entry.get("workers", ()):
+        did = f"{worker['requests']} requests, {worker['output_tokens_per_s']:.0f} output tokens/s"
+        rows.append((worker["device"], f"{did}, waited {worker['waited_s']:.4f} s for the last one"))
+    if "idle_share" in entry:
+        rows.append(("idle", f"{entry['idle_share']:.1%} of the elapsed time, at most"))
     if "floor" in entry:
         floor = entry["floor"]
         parts = f"prefill {floor['prefill_s']:.4f}, decode {floor['decode_s']:.4f}"

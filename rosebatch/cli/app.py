@@ -37,7 +37,6 @@ app = typer.Typer(
 _OF_JOBS = ("data_parallel_size", "worker_timeout")
 # What only files of rows need.
 _OF_ROWS = (
-    *_OF_JOBS,
     "generation_config", "tokenizer", "chat_template",
     "max_prompt_bytes", "max_inflight_bytes", "grammar_timeout", "grammar_memory",
 )  # fmt: skip
@@ -56,7 +55,8 @@ def generate(source: _Source, *, job: dict[str, Any], run: dict[str, Any], sampl
     Exit code: 0 all completed, 3 some rows failed, 2 bad flags, 1 aborted, 130 and 143 ended by a signal.
     """
     started = time.perf_counter()
-    cuda_context.create_in_background(run["device"])
+    if run["data_parallel_size"] == 1:
+        cuda_context.create_in_background(run["device"])
     from rosebatch.cli.generate import generate
 
     if generate(source, job, run, sampling, started):
@@ -99,7 +99,8 @@ def bench(*, work: dict[str, Any], run: dict[str, Any]) -> None:
     One warm-up, then --repeats timed runs; the report is of the median one. Each run has its own token ids.
     """
     started = time.perf_counter()
-    cuda_context.create_in_background(run.get("device", "auto"))
+    if run.get("data_parallel_size", 1) == 1:
+        cuda_context.create_in_background(run.get("device", "auto"))
     from rosebatch.cli.bench import bench
 
     bench(BenchFlags(**work), run, started)

@@ -53,12 +53,21 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
     for path in work.report:
         if not takes_rows_in_order(path):
             require_writable(path, f"--report {path}")
+    if run.get("data_parallel_size", 1) != 1:
+        _require_plain(work)
     run_all = _replays if _has_arrivals(work) else _throughput
     entries = run_all(work, run, imported - started)
     _write_reports(work.report, entries)
     errors = dict.fromkeys(entry["error"] for entry in entries if "error" in entry)
     if errors:
         raise UserError("; ".join(errors))
+
+
+def _require_plain(work: BenchFlags) -> None:
+    """What one engine alone is measured by has no meaning for several processes."""
+    for name in ("compare", "against", "profile", "trace", "submit_interval_ms"):
+        if getattr(work, name):
+            raise FlagError(f"--data-parallel-size: leave out --{name.replace('_', '-')}, which takes one process")
 
 
 def _throughput(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> list[Entry]:
@@ -166,5 +175,5 @@ def _case(chosen: Chosen, run: dict[str, Any], *, parts: bool) -> Case:
         max_model_len=config.max_model_len,
     )
     # A suite's attribution is of kernels. On a CPU it would only take time.
-    attribution = parts or (chosen.attribution and device.type == "cuda")
+    attribution = parts or (chosen.attribution and device.type == "cuda" and config.data_parallel_size == 1)
     return Case(chosen.name, scenario, config, source, device.type, attribution)

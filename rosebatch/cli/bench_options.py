@@ -19,7 +19,7 @@ class BenchFlags:
     temperature: Annotated[float | None, Flag("0, the default, is greedy.", WORK)] = None
     top_k: Annotated[int | None, Flag("Keep the k likeliest tokens.", WORK)] = None
     top_p: Annotated[float | None, Flag("Keep the likeliest tokens that reach this.", WORK)] = None
-    seed: Annotated[int | None, Flag("Of the random token ids. Default: 0.", WORK)] = None
+    seed: Annotated[int | None, Flag("Of the random token ids. Default: 0.", WORK, rare=True)] = None
     scenario: Annotated[
         tuple[str, ...], Flag("Name in configs/bench, or a .toml file. Repeatable; flags win.", WORK)
     ] = ()

@@ -88,7 +88,7 @@ def plan_memory(
         share = limits.gpu_memory_utilization
         memory = int(min(share * gpu.total - gpu.taken, share * free)) - step
     else:
-        memory = min(int(_CPU_SHARE * free), _CPU_MOST) // limits.tensor_parallel_size
+        memory = min(int(_CPU_SHARE * free), _CPU_MOST) // _sharers(limits)
     memory = limits.kv_cache_bytes or max(memory - limits.max_num_seqs * state_bytes, 0)
     tokens, memory = least([tokens, memory])
     windows, group_of = window_groups(windows or [0] * len(kv_shapes), config.max_model_len)
@@ -163,6 +163,12 @@ class _GPUMemory(NamedTuple):
 
 def _gpu_memory(device: torch.device) -> _GPUMemory:
     return _GPUMemory(*torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device))
+
+
+def _sharers(limits: RunConfig) -> int:
+    """Processes of a run that share the host's memory."""
+    replicas = 1 if limits.data_parallel_size == "auto" else limits.data_parallel_size
+    return replicas * limits.tensor_parallel_size
 
 
 def _free_host_memory() -> int:

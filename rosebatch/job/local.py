@@ -24,7 +24,7 @@ from rosebatch.job.facts import ModelFacts
 from rosebatch.job.not_finite import MOST_NOT_FINITE, require_finite
 from rosebatch.job.serve import Served as ServedRow
 from rosebatch.job.serve import serve
-from rosebatch.job.service import Loaded, Served, Work
+from rosebatch.job.service import Served, Work
 from rosebatch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
 from rosebatch.model.source import tokenizer_fingerprint
 from rosebatch.report.build import peak_memory
@@ -36,21 +36,17 @@ from rosebatch.version import __version__
 
 
 @contextmanager
-def in_process(model: RunConfig | Loaded, *, quiet: bool) -> "Iterator[LocalService]":
+def in_process(config: RunConfig, *, quiet: bool) -> "Iterator[LocalService]":
     """A service of this process.
 
     Args:
-        model: how to load one, or one that is loaded. That one is used by nobody else inside the ``with``.
+        config: how to load the model.
         quiet: no progress of a download on stderr.
 
     Raises:
         UserError: something that was asked for is missing, unreadable or impossible.
     """
-    if isinstance(model, RunConfig):
-        yield LocalService(plan_launch(model, quiet=quiet))
-    else:
-        with model.exclusive() as launched:
-            yield LocalService(launched.plan, launched)
+    yield LocalService(plan_launch(config, quiet=quiet))
 
 
 class LocalService:

@@ -149,9 +149,9 @@ def run_job(
         reader.serves = shard.has
     destination = find_destination(job, reader, model if isinstance(model, RunConfig) else None)
     reader.require_free_names()
-    serving = _service(model)
+    making = _service(model, quiet=job.quiet)
     imported = time.perf_counter()
-    with serving(model, quiet=job.quiet) as service:
+    with making as service:
         if own := service.facts.sampling:
             job = replace(job, sampling=with_defaults(job.sampling, own))
             reader.defaults = job.sampling
@@ -235,16 +235,18 @@ def check_sampling(given: Mapping[str, Any], seed: int | None, limits: GrammarLi
         raise FlagError(error.message) from None
 
 
-def _service(model: RunConfig | Loaded) -> Callable[..., AbstractContextManager[Service]]:
-    """What makes a service: this process if it has the model or is to have it, else others."""
-    if isinstance(model, RunConfig) and model.data_parallel_size != 1:
+def _service(model: RunConfig | Loaded, *, quiet: bool) -> AbstractContextManager[Service]:
+    """Who serves the job: this process if it has the model or is to have it, else others."""
+    if not isinstance(model, RunConfig):
+        return model.service()
+    if model.data_parallel_size != 1:
         from rosebatch.job.workers.service import in_workers
 
-        return in_workers
+        return in_workers(model, quiet=quiet)
     # Only now, since it imports PyTorch.
     from rosebatch.job.local import in_process
 
-    return in_process
+    return in_process(model, quiet=quiet)
 
 
 def _open_output(job: JobConfig, destination: Destination, reader: PromptReader, service: Service) -> Output:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from rosebatch.engine.stats import EngineStats
 from rosebatch.io.output import Output
@@ -13,16 +13,13 @@ from rosebatch.job.facts import ModelFacts
 from rosebatch.report.progress import Progress
 from rosebatch.report.tally import Tally
 
-if TYPE_CHECKING:
-    from rosebatch.launch import Launched
-
 
 @runtime_checkable
 class Loaded(Protocol):
     """A model that is loaded already: a ``rosebatch.LLM``."""
 
-    def exclusive(self) -> "AbstractContextManager[Launched]":
-        """The engine, which nobody else uses meanwhile."""
+    def service(self) -> "AbstractContextManager[Service]":
+        """It serves the rows of one job, and nobody else's meanwhile."""
         ...
 
 

@@ -72,6 +72,11 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
+    @property
+    def has_places(self) -> bool:
+        """Whether there are several devices."""
+        return bool(self._places)
+
     def advance(self, rows: int = 1, *, output_tokens: int = 0, failed: int = 0, place: int | None = None) -> None:
         """Count finished rows, those of them that failed, and perhaps the number of the device that finished them."""
         self._rows += rows

@@ -244,3 +244,12 @@ def test_a_plan_within_the_bytes_of_the_longest_rows_holds_them(gpu):
         full, window = windowed(limits).groups
         assert full.blocks >= 8 * -(-length // 64)
         assert window.blocks >= min(8 * -(-length // 64), 8 * 18 + 18)
+
+
+def test_processes_share_the_memory_of_a_host(host):
+    """Each of four took a quarter of what was free: together all of it."""
+    host(8 * GIB)
+    alone, together = (plan(RunConfig(data_parallel_size=size), 16, CPU).groups[0].blocks for size in (1, 4))
+    assert together == alone // 4
+    limited = RunConfig(data_parallel_size=4, kv_cache_memory="1GiB")
+    assert plan(limited, 16, CPU) == plan(RunConfig(kv_cache_memory="1GiB"), 16, CPU), "that is for each"

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,6 +33,8 @@ from rosebatch.job.facts import ModelFacts
 from rosebatch.job.run import run_job
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers import service
+from rosebatch.job.workers.pool import Pool
+from rosebatch.job.workers.task import RowTask
 from rosebatch.report.tally import Tally
 from rosebatch.request import Completion, Request
 from rosebatch.sampling_params import SamplingParams
@@ -79,6 +81,9 @@ def fake_worker() -> None:
             numbers = [record.number for record in records]
             connection.send(m.Results(numbers, lines, frozenset(), _tally(len(records))))
     connection.send(m.Done(EngineStats(), {}, None))
+    # Until the parent ends it.
+    with suppress(EOFError):
+        connection.recv()
 
 
 @cache
@@ -163,14 +168,15 @@ def measure(source: Path, target: Path, workers: int, environment: dict[str, str
         at["end"], at["end clock"] = time.process_time(), time.perf_counter()
 
     real_run = service.Workers.run
-    parts = {"_read_rows": "read", "_hand_out": "hand out", "_write": "write", "_next_messages": "wait"}
-    methods: dict[str, Any] = {name: meter.of(part, getattr(service.Workers, name)) for name, part in parts.items()}
+    parts = {"_read_rows": "read", "_hand_out": "hand out", "take_results": "write"}
+    methods: dict[str, Any] = {name: meter.of(part, getattr(RowTask, name)) for name, part in parts.items()}
     with (
         mock.patch.dict(os.environ, environment),
         mock.patch.object(child_process, "_START", _START),
         mock.patch.object(child_process, "Connection", Counted),
         mock.patch.object(service.Workers, "run", run),
-        mock.patch.multiple(service.Workers, **methods),
+        mock.patch.multiple(RowTask, **methods),
+        mock.patch.object(Pool, "_next_messages", meter.of("wait", Pool._next_messages)),
     ):
         job = JobConfig(input=str(source), output=str(target), quiet=True)
         report = run_job(job, RunConfig(device="cpu", data_parallel_size=workers)).report

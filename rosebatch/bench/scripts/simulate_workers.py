@@ -24,8 +24,8 @@ from functools import partial
 from itertools import count, islice
 
 from rosebatch.io.parse import Record
+from rosebatch.job.workers.child import results_seconds
 from rosebatch.job.workers.dispatch import Dispatcher
-from rosebatch.job.workers.service import results_seconds
 
 # Steps between two looks at the rows that wait: a decode window.
 _WINDOW = 16

@@ -5,22 +5,30 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
-from typing import Any, NoReturn
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rosebatch.errors import FlagError, LostProcessError, UserError
 from rosebatch.io.output import Encode
-from rosebatch.io.parse import Row, RowParser
+from rosebatch.io.parse import Row
 from rosebatch.job.workers import messages as m
-from rosebatch.report.progress import Progress
+from rosebatch.job.workers.serving import Parse
 from rosebatch.report.tally import Tally
+
+if TYPE_CHECKING:
+    from rosebatch.launch import LaunchPlan
 
 # Between two signs of life.
 _BEAT_SECONDS = 1.0
 # How long an idle worker waits for rows before it shows a sign of life.
-_PAUSE_SECONDS = 0.05
+_PAUSE_SECONDS = 0.005
+# Messages with results that wait for time, not for rows, from all workers together. Each takes the parent as long as
+# some ten rows.
+_MESSAGES_PER_SECOND = 1000
+_LEAST_RESULTS_SECONDS = 0.1
 # For tests: the row with this number ends the process.
 _DEADLY = "ROSEBATCH_TEST_DEADLY_ROW"
 
@@ -42,6 +50,10 @@ def main() -> NoReturn:
     os._exit(0)
 
 
+class _DroppedError(Exception):
+    """The parent wants no more results of this task."""
+
+
 class _Link:
     """The connection to the parent. A thread receives, so the end of the parent ends this process in any state."""
 
@@ -50,6 +62,9 @@ class _Link:
         self._lock = Lock()
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._beaten = 0.0
+        # Whether the end of a task has come that drops its rows, and whether the last message heard is an end.
+        self._dropped = Event()
+        self._at_end = True
         Thread(target=self._receive, daemon=True).start()
 
     def tell(self, message: Any) -> None:
@@ -63,12 +78,26 @@ class _Link:
     def hear(self, timeout: float | None = None) -> Any:
         """The next message; None if none comes in time."""
         try:
-            return self._inbox.get(timeout=timeout)
+            message = self._inbox.get(timeout=timeout)
         except Empty:
             return None
+        self._at_end = isinstance(message, m.End)
+        return message
 
-    def beat(self) -> None:
-        """Show a sign of life, once a second."""
+    def skip_to_end(self) -> None:
+        """Leave the messages of a task that was dropped."""
+        while not self._at_end:
+            self.hear()
+        self._dropped.clear()
+
+    def check(self) -> None:
+        """Show a sign of life, once a second.
+
+        Raises:
+            _DroppedError: the task is dropped.
+        """
+        if self._dropped.is_set():
+            raise _DroppedError
         now = time.monotonic()
         if now - self._beaten >= _BEAT_SECONDS:
             self._beaten = now
@@ -77,7 +106,11 @@ class _Link:
     def _receive(self) -> None:
         try:
             while True:
-                self._inbox.put(self._connection.recv())
+                message = self._connection.recv()
+                if isinstance(message, m.End) and message.drop:
+                    # Before it can be heard, which unsets this.
+                    self._dropped.set()
+                self._inbox.put(message)
         except (EOFError, OSError):
             os._exit(1)
 
@@ -85,40 +118,53 @@ class _Link:
 def _work(link: _Link) -> None:
     setup: m.Setup = link.hear()
     # PyTorch reads the environment when it is imported, and the parent goes on meanwhile.
-    from rosebatch.io.reader import PromptReader
-    from rosebatch.job.check import check_file
-    from rosebatch.job.local import facts_of, run_rows
+    from rosebatch.job.local import facts_of
+    from rosebatch.job.workers.first_compile import compile_kernels
     from rosebatch.launch import load, plan_launch
     from rosebatch.report.build import peak_memory
     from rosebatch.report.provenance import gpu_name
 
     plan = plan_launch(setup.config, quiet=setup.quiet)
-    link.tell(m.Planned(facts_of(plan)))
+    link.tell(m.Planned(facts_of(plan), plan.tokenizer_folder))
     while not isinstance(question := link.hear(), m.Load):
-        if isinstance(question, m.CountBad):
-            reader = PromptReader(question.source, question.defaults, question.input_format, question.result_column)
-            _answer(link, lambda: str(check_file(reader, plan, sys.stderr).errors.total()))  # noqa: B023
-        else:
-            assert isinstance(question, m.Fingerprint), question
-            Thread(target=_answer, args=(link, plan.source.fingerprint), daemon=True).start()
+        _reply(link, question, plan)
     launched = load(plan)
     engine = launched.engine
+    if plan.device.type == "cuda":
+        compile_kernels(engine)
     link.tell(m.Ready(engine.max_num_seqs, launched.description, launched.load_seconds))
-    begin: m.Begin = link.hear()
-    stats, tally = engine.restart_stats(), Tally()
-    output = _Pipe(link, begin.encode, tally, engine.max_num_seqs // 4, begin.patience)
-    run_rows(
-        _rows(link, begin.parser, output, lambda: engine.has_unfinished),
-        launched,
-        output,
-        begin.shape,
-        tally,
-        Progress(None, enabled=False),
-        seed=begin.seed,
-        return_token_ids=begin.return_token_ids,
-        check=link.beat,
-    )
-    link.tell(m.Done(stats, peak_memory(), gpu_name()))
+    workers = setup.config.data_parallel_size
+    assert isinstance(workers, int), "the parent has counted the workers"
+    patience = results_seconds(workers)
+    while True:
+        begin = link.hear()
+        if not isinstance(begin, m.Begin):
+            _reply(link, begin, plan)
+            continue
+        stats, tally = engine.restart_stats(), Tally()
+        output = _Pipe(link, begin.encode, tally, engine.max_num_seqs // 4, patience)
+        rows = _rows(link, begin.parser, output, lambda: engine.has_unfinished)
+        with suppress(_DroppedError):
+            begin.serve(rows, launched, output, tally, link.check)
+        link.skip_to_end()
+        link.tell(m.Done(stats, peak_memory(), gpu_name()))
+
+
+def results_seconds(workers: int) -> float:
+    """How long results wait in a worker for others: so long that so many workers send few messages in all."""
+    return max(_LEAST_RESULTS_SECONDS, workers / _MESSAGES_PER_SECOND)
+
+
+def _reply(link: _Link, question: m.CountBad | m.Fingerprint, plan: "LaunchPlan") -> None:
+    from rosebatch.io.reader import PromptReader
+    from rosebatch.job.check import check_file
+
+    if isinstance(question, m.CountBad):
+        reader = PromptReader(question.source, question.defaults, question.input_format, question.result_column)
+        _answer(link, lambda: str(check_file(reader, plan, sys.stderr).errors.total()))
+    else:
+        assert isinstance(question, m.Fingerprint), question
+        Thread(target=_answer, args=(link, plan.source.fingerprint), daemon=True).start()
 
 
 def _answer(link: _Link, find: Callable[[], str]) -> None:
@@ -128,7 +174,7 @@ def _answer(link: _Link, find: Callable[[], str]) -> None:
         link.tell(m.Answer(str(error), is_error=True))
 
 
-def _rows(link: _Link, parser: RowParser, output: "_Pipe", busy: Callable[[], bool]) -> Iterator[Row | None]:
+def _rows(link: _Link, parser: Parse, output: "_Pipe", busy: Callable[[], bool]) -> Iterator[Row | None]:
     """The rows that have come; None while there is none."""
     deadly = os.environ.get(_DEADLY)
     while True:
@@ -139,6 +185,8 @@ def _rows(link: _Link, parser: RowParser, output: "_Pipe", busy: Callable[[], bo
         if message is None:
             yield None
         elif isinstance(message, m.End):
+            if message.drop:
+                raise _DroppedError
             return
         else:
             for record in message.records:

@@ -95,6 +95,10 @@ class Dispatcher:
     def _left(self) -> int:
         return len(self._fresh) + self._num_suspects + self._num_busy
 
+    def by_load(self) -> list[int]:
+        """The workers, those with the fewest rows first."""
+        return sorted(self._workers, key=lambda worker: len(self._workers[worker].rows))
+
     def take(self, worker: int) -> list[Record]:
         """The rows that a worker gets now, perhaps none."""
         own = self._workers[worker]

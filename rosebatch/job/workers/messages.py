@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.engine.stats import EngineStats
 from rosebatch.io.output import Encode
-from rosebatch.io.parse import Record, RowParser
-from rosebatch.io.results import Shape
+from rosebatch.io.parse import Record
 from rosebatch.job.facts import ModelFacts
+from rosebatch.job.workers.serving import Parse, Serve
 from rosebatch.report.tally import Tally
 
 _columns = attrgetter(*Record.__struct_fields__)
@@ -54,23 +55,17 @@ class CountBad:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """To a worker: what rows become.
+    """To a worker: a task begins.
 
     Attributes:
         parser: of records.
-        shape: of results.
         encode: makes the lines of results.
-        seed: of the job.
-        return_token_ids: add ``token_ids`` to the results.
-        patience: seconds that results may wait for others, so that they travel together.
+        serve: what to do with the rows.
     """
 
-    parser: RowParser
-    shape: Shape
+    parser: Parse
     encode: Encode
-    seed: int | None
-    return_token_ids: bool
-    patience: float
+    serve: Serve
 
 
 class Rows(NamedTuple):
@@ -91,7 +86,9 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """To a worker: all of its rows are answered, and no more follow."""
+    """To a worker: no more rows follow, and all of its rows are answered, unless it should ``drop`` them."""
+
+    drop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +96,7 @@ class Planned:
     """From a worker: what the job has to know of the model."""
 
     facts: ModelFacts
+    tokenizer_folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +164,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """From a worker, the last thing.
+    """From a worker: the task is done.
 
     Attributes:
         stats: of its engine.

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from rosebatch.config import RunConfig
+from rosebatch.errors import RowError
 from rosebatch.io.cells import BadCells
 from rosebatch.io.parse import Record
 from rosebatch.job.workers import child
 from rosebatch.job.workers import messages as m
-from rosebatch.job.workers.service import Workers, results_seconds
+from rosebatch.job.workers.pool import Pool
 from rosebatch.report.tally import Tally
 
 
@@ -78,25 +79,32 @@ def test_an_idle_worker_has_sent_all(pipe):
 
 def test_a_silent_worker_beside_a_busy_one(monkeypatch):
     """It was looked for only while no message came, and so never beside others that work."""
-    workers, killed = Workers(RunConfig(device="cpu", data_parallel_size=2, worker_timeout=1.0), quiet=True), []
+    pool, killed = Pool(RunConfig(device="cpu", data_parallel_size=2, worker_timeout=1.0), quiet=True), []
     now = time.perf_counter()
-    for number, worker in enumerate(workers._workers):
+    for number, worker in enumerate(pool.workers):
         worker.process = SimpleNamespace(kill=lambda number=number: killed.append(number))
         worker.ready, worker.heard = m.Ready(4, {}, 0.0), now - 9
-    hear = workers._hear
+    hear = pool._hear
 
     def and_again(number, message):
         hear(number, message)
-        workers._inbox.put((1, 0, m.Beat()))
+        pool._inbox.put((1, 0, m.Beat()))
 
-    monkeypatch.setattr(workers, "_hear", and_again)
+    monkeypatch.setattr(pool, "_hear", and_again)
     and_again(1, m.Beat())
     rounds = iter(range(1000))
-    workers._wait(lambda: bool(killed) or next(rounds) == 999)
+    pool.wait(lambda: bool(killed) or next(rounds) == 999)
     assert set(killed) == {0}
+
+
+def test_a_failed_row_can_be_sent():
+    """Its error could be pickled and not unpickled: the worker never heard of the rows, nor of any after them."""
+    error = RowError("invalid_field", "x" * 5000)
+    found = pickle.loads(pickle.dumps(error))
+    assert (found.code, found.message, str(found)) == (error.code, error.message, str(error))
 
 
 def test_many_workers_send_fewer_messages():
     """A thousand workers with a message every tenth of a second took the parent more than all of its time."""
-    assert results_seconds(8) == 0.1
-    assert 1024 / results_seconds(1024) == 1000
+    assert child.results_seconds(8) == 0.1
+    assert 1024 / child.results_seconds(1024) == 1000

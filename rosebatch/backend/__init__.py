@@ -1,0 +1,1 @@
+"""What computes the prompts of an ``LLM``: an engine in this process, or worker processes."""

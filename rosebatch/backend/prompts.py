@@ -1,0 +1,82 @@
+"""From rows to the outputs of an ``LLM``."""
+
+import pickle
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rosebatch.backend.backend import Outputs
+from rosebatch.config import in_bytes
+from rosebatch.io.output import Output
+from rosebatch.io.parse import Row
+from rosebatch.io.rows import FailedRow
+from rosebatch.job.answers import answer
+from rosebatch.job.serve import serve
+from rosebatch.outputs import failed_output, request_output
+from rosebatch.report.tally import Tally
+
+if TYPE_CHECKING:
+    from rosebatch.launch import Launched
+
+
+def complete(
+    launched: "Launched",
+    rows: Iterable[Row | None],
+    seed: int | None,
+    *,
+    in_order: bool = False,
+    tally: Tally | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Outputs:
+    """Complete rows, as ``rosebatch.job.serve.serve`` does, and count them."""
+    tally = Tally() if tally is None else tally
+    batches = serve(
+        launched.engine,
+        launched.tokenizer,
+        launched.grammars,
+        rows,
+        seed=seed,
+        in_order=in_order,
+        max_inflight_bytes=in_bytes(launched.plan.config.max_inflight_bytes),
+        check=check,
+    )
+    try:
+        for batch in batches:
+            for served in batch:
+                if isinstance(served, FailedRow):
+                    tally.add_error(served.error)
+                    yield failed_output(served)
+                    continue
+                found = answer(served, launched.tokenizer, return_token_ids=False)
+                tally.add_row(served.completions, [choice.finish_reason for choice in found.choices])
+                yield request_output(served, found)
+    finally:
+        batches.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """``complete`` in a worker process; see ``rosebatch.job.workers.serving.Serve``."""
+
+    seed: int | None
+    in_order: bool = False
+
+    def __call__(
+        self,
+        rows: Iterable[Row | None],
+        launched: "Launched",
+        output: Output,
+        tally: Tally,
+        check: Callable[[], None],
+    ) -> None:
+        """See ``Serve``."""
+        found: Any
+        for found in complete(launched, rows, self.seed, in_order=self.in_order, tally=tally, check=check):
+            output.add(int(found.request_id), found, failed=found.error is not None)
+            output.flush()
+        output.finish()
+
+
+def pickled(index: int, row: Any, *, failed: bool) -> bytes:
+    """An ``Encode`` of ``rosebatch.io.output`` for plain objects."""
+    return pickle.dumps(row)

@@ -1,0 +1,128 @@
+"""Timing several worker processes, which share the prompts of a scenario. The report is that of the median run."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rosebatch.bench.case import Case, spread
+from rosebatch.bench.throughput import machine_versions
+from rosebatch.bench.workload import Workload, require_fits
+from rosebatch.errors import UserError
+from rosebatch.io.output import Output
+from rosebatch.io.parse import Record, Row
+from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.job.serve import serve
+from rosebatch.job.service import Served
+from rosebatch.job.workers import messages as m
+from rosebatch.job.workers.pool import Pool
+from rosebatch.job.workers.serving import Given
+from rosebatch.job.workers.task import RowTask
+from rosebatch.launch import Launched
+from rosebatch.report.build import build_report
+from rosebatch.report.tally import Tally
+from rosebatch.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRows:
+    """Token ids in, counts out; see ``rosebatch.job.workers.serving.Serve``. No text is decoded, as in any bench."""
+
+    def __call__(
+        self,
+        rows: Iterable[Row | None],
+        launched: Launched,
+        output: Output,
+        tally: Tally,
+        check: Callable[[], None],
+    ) -> None:
+        """See ``Serve``."""
+        for batch in serve(launched.engine, None, None, rows, in_order=True, check=check):
+            for served in batch:
+                if isinstance(served, FailedRow):
+                    raise UserError(f"{served.where}: {served.error.message}")
+                tally.add_row(served.completions, [done.finish_reason for done in served.completions])
+                output.add(served.prepared.row.index, {}, failed=False)
+            output.flush()
+        output.finish()
+
+
+@contextmanager
+def open_pool(case: Case) -> Iterator[Pool]:
+    """The workers of a case, with their models; they end with the ``with`` block.
+
+    Raises:
+        UserError: as ``rosebatch.launch.launch``.
+    """
+    pool = Pool(case.config, quiet=False)
+    try:
+        pool.start()
+        pool.load_all()
+        yield pool
+    finally:
+        pool.close()
+
+
+def time_case_over(pool: Pool, case: Case, repeats: int, import_seconds: float) -> dict[str, Any]:
+    """Time a case on the workers of a pool.
+
+    A run goes from its first row to its last result, over all workers.
+
+    Returns:
+        as ``rosebatch.bench.throughput.time_case``, and ``workers``: what each did in the median run. ``idle_share`` is
+        the part of that run for which the worker that finished first waited for the last one. There is no floor.
+    """
+    tasks = [_run(pool, case.workload(number), case) for number in range(repeats + 1)]
+    warm_up, *timed = [task.seconds for task, _ in tasks]
+    median = spread(timed)["median"]
+    task, served = tasks[1 + timed.index(median)]
+    startup = {"import": import_seconds, "load": served.load_seconds, "warm-up": warm_up}
+    machine = {"gpu": served.gpu, "peak_memory_bytes": dict(served.peak_memory), "workers": [*served.workers]}
+    report = build_report(task.tally, served.stats, dict(served.description), startup, median, machine=machine)
+    report |= {"graph_replays": served.stats.graph_replays, "graph_captures": served.stats.graph_captures}
+    report |= {"idle_share": max(worker["waited_s"] for worker in served.workers) / median}
+    report |= {"kind": "run", "scenario": case.name, "model": case.source.name}
+    report |= {"workload": msgspec.to_builtins(case.scenario), "seconds": timed}
+    return report | {"versions": report["versions"] | machine_versions()}
+
+
+def _run(pool: Pool, workload: Workload, case: Case) -> tuple[RowTask, Served]:
+    most = (worker.ready.description["max_sequence_len"] for worker in pool.workers if worker.ready)
+    require_fits(workload, min(most))
+    records = [_record(request) for request in workload.requests(case.scenario.sampling)]
+    task = RowTask(pool, m.Begin(Given(), _nothing, BenchRows()), lambda row: {}, _Count())
+    for _ in task.serve_all(records):
+        pass
+    wanted = sum(workload.output_lens)
+    assert task.tally.output_tokens == wanted, f"{task.tally.output_tokens} tokens instead of {wanted}"
+    return task, task.served()
+
+
+def _record(request: Request) -> Record:
+    where, ids = f"prompt {request.id}", request.prompt_token_ids
+    row: Any = PromptRow(index=request.id, where=where, metadata={}, sampling=request.sampling, prompt_token_ids=ids)
+    return Record(request.id, where, row, 8 * len(ids))
+
+
+def _nothing(index: int, row: Any, *, failed: bool) -> bytes:
+    return b""
+
+
+class _Count:
+    """See ``rosebatch.job.workers.task.Sink``."""
+
+    full = False
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+
+    def add(self, index: int, row: Any, *, failed: bool) -> None:
+        raise UserError(f"prompt {index}: its worker process dies each time")
+
+    def add_lines(self, indices: Sequence[int], lines: Sequence[bytes], failed: Collection[int]) -> None:
+        self.num_rows += len(lines)
+
+    def flush(self) -> None:
+        pass

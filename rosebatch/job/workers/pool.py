@@ -1,0 +1,349 @@
+"""Worker processes with a loaded model, from their start to their end. They serve one task after the other."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from rosebatch.config import RunConfig, in_bytes
+from rosebatch.errors import FlagError, LostProcessError, UserError
+from rosebatch.host.child_process import ChildProcess
+from rosebatch.job.facts import ModelFacts
+from rosebatch.job.workers import messages as m
+from rosebatch.job.workers.devices import environments
+
+# How often the parent looks for signals and for silent workers while no message comes.
+_PATIENCE_SECONDS = 0.1
+# A worker whose processes die so often, with no row answered in between, is given up.
+_MOST_DEATHS = 8
+# Processes that die while they load the model, one after the other, before the job is given up.
+_MOST_FALSE_STARTS = 3
+# Messages that are worked on before rows are handed out again.
+_MOST_MESSAGES = 64
+# A run's limit divided among its workers may be less than one run may have.
+_LEAST_INFLIGHT = 2**20
+
+
+@dataclass(slots=True)
+class Worker:
+    """A place for a process, which is replaced when it dies.
+
+    Attributes:
+        name: of its device.
+        process: None once the worker is given up.
+        life: number of the process; messages of earlier ones are ignored.
+        planned: whether the process has found the model.
+        ready: what it said when the model was loaded.
+        lost: why it cannot go on, if it has said so.
+        begun: whether it works on a task, and has not said yet that it is done.
+        done: what it said at the end of the last task.
+        heard: when the process last sent something.
+        deaths: of processes since the last answer; those that died while loading count apart.
+    """
+
+    name: str
+    environment: Mapping[str, str]
+    process: ChildProcess | None = None
+    life: int = 0
+    planned: bool = False
+    ready: m.Ready | None = None
+    lost: str | None = None
+    begun: bool = False
+    done: m.Done | None = None
+    heard: float = 0.0
+    deaths: int = 0
+    false_starts: int = 0
+    restarts: int = 0
+
+
+class Task(Protocol):
+    """What the workers of a pool serve."""
+
+    @property
+    def message(self) -> m.Begin:
+        """What a worker is told first."""
+        ...
+
+    def turn(self) -> None:
+        """Called before each wait for messages: check for signals, and hand rows out."""
+        ...
+
+    def flush(self) -> None:
+        """Called after the messages of a turn."""
+        ...
+
+    def join(self, number: int) -> None:
+        """A worker takes part."""
+        ...
+
+    def take_results(self, number: int, results: m.Results) -> None:
+        """A worker has served rows."""
+        ...
+
+    def died(self, number: int, how: str) -> None:
+        """A worker's process is gone; another one may follow."""
+        ...
+
+    def lose(self) -> None:
+        """One worker is given up."""
+        ...
+
+
+class Pool:
+    """Worker processes. A thread for each brings its messages; everything else happens in ``turn``.
+
+    Args:
+        config: of the run; memory on the host is for all workers together.
+        quiet: no progress of a download, and no warning of a worker's death, on stderr.
+
+    Attributes:
+        facts: of the model, once ``start`` has returned.
+        tokenizer_folder: None for a model that works on token ids.
+        inflight: bytes of rows that each worker may have.
+    """
+
+    facts: ModelFacts
+    tokenizer_folder: Path | None
+
+    def __init__(self, config: RunConfig, *, quiet: bool) -> None:
+        self.workers = [
+            Worker(*each)
+            for each in environments(config.data_parallel_size, config.device, config.tensor_parallel_size)
+        ]
+        # Memory is the machine's, and each has a share of it.
+        self.inflight = in_bytes(config.max_inflight_bytes) // len(self.workers)
+        own = max(self.inflight, _LEAST_INFLIGHT)
+        self._config = replace(config, data_parallel_size=len(self.workers), max_inflight_bytes=own)
+        self._quiet = quiet
+        # Number of the worker, number of its process, message. What comes from None is called.
+        self._inbox: SimpleQueue[tuple[int | None, int, Any]] = SimpleQueue()
+        self._may_load = False
+        self._task: Task | None = None
+        # What a worker was asked, and its answer.
+        self._question: Any = None
+        self._asked: tuple[int, int] | None = None
+        self._answer: m.Answer | None = None
+        # When silent workers were last looked for.
+        self._looked = 0.0
+
+    @property
+    def places(self) -> Sequence[str]:
+        """Names of the workers' devices."""
+        return [worker.name for worker in self.workers]
+
+    def start(self) -> None:
+        """Start all processes, and wait until the first one has found the model."""
+        for number in range(len(self.workers)):
+            self._spawn(number)
+        self.wait(lambda: any(worker.planned for worker in self.workers))
+
+    def load(self) -> None:
+        """Wait until one worker can serve; the others follow while rows are served."""
+        self._may_load = True
+        for number, worker in enumerate(self.workers):
+            if worker.planned and not worker.ready:
+                self.tell(number, m.Load())
+        self.wait(lambda: any(worker.ready for worker in self.workers))
+
+    def load_all(self) -> None:
+        """Wait until all workers can serve, apart from those that are given up."""
+        self.load()
+        self.wait(lambda: all(worker.ready or worker.process is None for worker in self.workers))
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self.workers:
+            if worker.process is not None:
+                worker.process.kill()
+
+    def ask(self, question: Any) -> None:
+        """Have one worker answer a question; see ``answer``."""
+        self._question, self._answer, self._asked = question, None, None
+        number = next((n for n, worker in enumerate(self.workers) if worker.planned), None)
+        if number is not None:
+            self._put_question(number)
+
+    def answer(self) -> str:
+        """Wait for the answer.
+
+        Raises:
+            UserError: the worker says so.
+        """
+        self.wait(lambda: self._answer is not None)
+        assert self._answer is not None
+        if self._answer.is_error:
+            raise UserError(self._answer.value)
+        return self._answer.value
+
+    def begin(self, task: Task) -> None:
+        """Serve a task: all workers that are loaded take part, others once they are."""
+        if all(worker.process is None for worker in self.workers):
+            raise LostProcessError("no worker is left: their processes died again and again")
+        now = time.perf_counter()
+        for worker in self.workers:
+            # An idle one shows no sign of life.
+            worker.heard = now
+        # Workers may be at the last step of a task that was dropped.
+        self.wait(lambda: not any(worker.begun for worker in self.workers))
+        for worker in self.workers:
+            worker.done = None
+        self._task = task
+        for number, worker in enumerate(self.workers):
+            if worker.ready:
+                self._join(number)
+
+    def end(self, *, drop: bool = False) -> None:
+        """No more rows follow. The workers send their counts, and are ready for another task then.
+
+        Args:
+            drop: leave the rows that they have.
+        """
+        for number, worker in enumerate(self.workers):
+            if worker.begun:
+                self.tell(number, m.End(drop))
+
+    def forget(self) -> None:
+        """The task hears no more."""
+        self._task = None
+
+    def tell(self, number: int, message: Any) -> None:
+        """Send a message to a worker."""
+        process = self.workers[number].process
+        assert process is not None, "only a worker with a process is told something"
+        process.tell(message)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function in the next turn. For other threads."""
+        self._inbox.put((None, 0, function))
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Work on messages until something is so."""
+        while not done():
+            self.turn()
+
+    def turn(self) -> None:
+        """Wait a moment for messages, and work on them."""
+        if self._task is not None:
+            self._task.turn()
+        self._end_silent()
+        try:
+            for number, life, message in self._next_messages():
+                if number is None:
+                    message()
+                elif life == self.workers[number].life:
+                    self._hear(number, message)
+        finally:
+            if self._task is not None:
+                self._task.flush()
+
+    def _next_messages(self) -> list[tuple[int | None, int, Any]]:
+        """Those that have come. Together they cost less: results are written once, and rows handed out once."""
+        messages = []
+        with suppress(Empty):
+            messages.append(self._inbox.get(timeout=_PATIENCE_SECONDS))
+            while len(messages) < _MOST_MESSAGES:
+                messages.append(self._inbox.get_nowait())
+        return messages
+
+    def _hear(self, number: int, message: Any) -> None:
+        worker = self.workers[number]
+        worker.heard = time.perf_counter()
+        if message is None:
+            self._bury(number)
+        elif isinstance(message, m.Results):
+            # Those of a task that was dropped are nobody's.
+            if self._task is not None:
+                self._task.take_results(number, message)
+                worker.deaths = 0
+        elif isinstance(message, m.Planned):
+            self._plan(number, message)
+        elif isinstance(message, m.Ready):
+            worker.ready, worker.false_starts = message, 0
+            if self._task is not None:
+                self._join(number)
+        elif isinstance(message, m.Answer):
+            self._answer, self._question = message, None
+        elif isinstance(message, m.Lost):
+            worker.lost = message.why
+        elif isinstance(message, m.Done):
+            worker.done, worker.begun = message, False
+        elif isinstance(message, m.Failed):
+            raise (FlagError if message.is_usage else UserError)(message.message)
+
+    def _spawn(self, number: int) -> None:
+        worker = self.workers[number]
+        worker.life += 1
+        worker.planned, worker.ready, worker.lost, worker.begun = False, None, None, False
+        worker.heard = time.perf_counter()
+        life = worker.life
+        worker.process = ChildProcess(
+            "rosebatch.job.workers.child",
+            worker.environment,
+            lambda message: self._inbox.put((number, life, message)),
+            loud=number == 0 and life == 1,
+        )
+        worker.process.tell(m.Setup(self._config, quiet=self._quiet or number > 0))
+
+    def _put_question(self, number: int) -> None:
+        """Ask a worker, unless another one is about to answer."""
+        if self._question is None or (self._asked and self.workers[self._asked[0]].life == self._asked[1]):
+            return
+        worker = self.workers[number]
+        self._asked = number, worker.life
+        self.tell(number, self._question)
+
+    def _plan(self, number: int, message: m.Planned) -> None:
+        self.workers[number].planned, self.facts = True, message.facts
+        self.tokenizer_folder = message.tokenizer_folder
+        self._put_question(number)
+        if self._may_load:
+            self.tell(number, m.Load())
+
+    def _join(self, number: int) -> None:
+        assert self._task is not None, "there is something to join"
+        self.workers[number].begun = True
+        self.tell(number, self._task.message)
+        self._task.join(number)
+
+    def _end_silent(self) -> None:
+        """A worker that shows no sign of life hangs: it is as good as dead."""
+        now = time.perf_counter()
+        if now - self._looked < _PATIENCE_SECONDS:
+            return
+        self._looked = now
+        for worker in self.workers:
+            if worker.ready and worker.process is not None and now - worker.heard > self._config.worker_timeout:
+                worker.process.kill()
+
+    def _bury(self, number: int) -> None:
+        """A process is gone: its rows go to others, and another process takes its place."""
+        worker = self.workers[number]
+        assert worker.process is not None
+        how = worker.lost or worker.process.how_it_ended()
+        was_ready, worker.ready, worker.planned, worker.begun = worker.ready, None, False, False
+        if was_ready is None:
+            worker.false_starts += 1
+            if worker.false_starts >= _MOST_FALSE_STARTS:
+                raise UserError(f"{worker.name}: the worker process ends before the model is loaded ({how})")
+        elif self._task is not None:
+            self._task.died(number, how)
+        worker.deaths += 1
+        worker.restarts += 1
+        if worker.deaths < _MOST_DEATHS:
+            self._warn(f"{worker.name}: the worker process died ({how}); another one computes its rows again")
+            self._spawn(number)
+            return
+        worker.process = None
+        if self._task is not None:
+            self._task.lose()
+        if all(each.process is None for each in self.workers):
+            raise LostProcessError(f"no worker is left: their processes died again and again, the last one with {how}")
+        self._warn(f"{worker.name}: {worker.deaths} worker processes died ({how}); the others continue")
+
+    def _warn(self, sentence: str) -> None:
+        if not self._quiet:
+            sys.stderr.write(f"rosebatch: warning: {sentence}\n")

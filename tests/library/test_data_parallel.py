@@ -1,0 +1,146 @@
+"""``LLM(data_parallel_size=N)``: the objects of one process, from several."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+
+from rosebatch import LLM, GrammarSpec, SamplingParams, run_file
+from tests.library.conftest import COMMIT
+
+KINDS = [
+    SamplingParams(max_tokens=6),
+    SamplingParams(max_tokens=20, temperature=1.0, n=2),
+    SamplingParams(max_tokens=4, logprobs=2, prompt_logprobs=1),
+    SamplingParams(max_tokens=9, grammar=GrammarSpec("regex", "[ab]{3}")),
+    SamplingParams(max_tokens=12, temperature=0.9, stop=("e",)),
+]
+PROMPTS = ["red", [5, 6, 7], {"prompt": "the rose " * 9}, "", {"prompt_token_ids": [9]}, "x" * 30] * 5
+PARAMS = [KINDS[number % len(KINDS)] for number in range(len(PROMPTS))]
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(hub):
+    """The model of ``llm``."""
+    return hub / "models--Qwen--Qwen3-0.6B" / "snapshots" / COMMIT
+
+
+@pytest.fixture(scope="module")
+def several(folder):
+    """It in two processes."""
+    with LLM(folder, max_num_seqs=8, data_parallel_size=2, device="cpu") as llm:
+        yield llm
+
+
+def plain(outputs):
+    """Outputs without what a clock, a cache or an earlier call decides."""
+    return [
+        replace(
+            output,
+            request_id="",
+            num_cached_tokens=0,
+            error=output.error,
+            outputs=[replace(each, token_times=()) for each in output.outputs],
+        )
+        for output in outputs
+    ]
+
+
+def pids(llm):
+    return [worker.process._process.pid for worker in llm._backend._pool.workers]
+
+
+def test_the_objects_of_one_process(llm, several, tmp_path):
+    """Results came in another order, with other random numbers, or not at all at the second call."""
+    expected = plain(llm.generate(PROMPTS, PARAMS, seed=1, on_error="return"))
+    before = pids(several)
+    for call in range(2):
+        outputs = several.generate(PROMPTS, PARAMS, seed=1, on_error="return")
+        assert [int(output.request_id) for output in outputs] == [call * 30 + number for number in range(30)]
+        assert plain(outputs) == expected
+    chat = [{"role": "user", "content": "Hi"}]
+    assert plain(several.chat([chat] * 3, SHORT)) == plain(llm.chat([chat] * 3, SHORT))
+    with pytest.raises(ValueError, match=r"prompt \d+: prompt is empty"):
+        several.generate(PROMPTS, PARAMS)
+    assert several.get_tokenizer().eos_token_id == llm.get_tokenizer().eos_token_id
+    with pytest.raises(RuntimeError, match="worker processes"):
+        _ = several.plan
+
+    # What a call leaves behind must not reach the next one.
+    long = SamplingParams(max_tokens=2000, ignore_eos=True)
+    stream = several.stream(["a"] * 21, [SHORT] + [long] * 20)
+    next(stream)
+    with pytest.raises(RuntimeError, match="busy"):
+        several.generate("b", SHORT)
+    stream.close()
+    assert plain(several.generate(["b"] * 5, SHORT)) == plain(llm.generate(["b"] * 5, SHORT))
+
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": f"p {i}"}) + "\n" for i in range(20)))
+    files = []
+    for name, model in (("one", llm), ("two", several)):
+        result = run_file(tmp_path / "in.jsonl", tmp_path / name, model=model, sampling={"max_tokens": 5}, strict=True)
+        files.append((tmp_path / name).read_bytes())
+    assert files[0] == files[1]
+    assert sum(worker["requests"] for worker in result.report["workers"]) == 20
+    assert pids(several) == before
+
+
+def test_a_stream_without_end(several):
+    """A stream waited for a whole group of prompts, or gave them all to the first worker."""
+    ready = threading.Semaphore(2)
+
+    def prompts():
+        for number in range(10**9):
+            ready.acquire()
+            yield f"prompt {number}"
+
+    stream, seen = several.stream(prompts(), SHORT), []
+    for _ in range(12):
+        seen.append(next(stream).prompt)
+        ready.release()
+    stream.close()
+    assert len(set(seen)) == 12
+
+
+def test_a_share_for_each(several):
+    """A short list went to the first worker alone, since nobody knew how short it was."""
+    several.generate(["a"] * 8, SHORT)
+    accounts = several._backend.task.served().workers
+    assert [worker["requests"] for worker in accounts] == [4, 4]
+
+
+def test_workers_that_die(llm, several):
+    """A worker that dies between two calls, or in one, is replaced, and no prompt is lost."""
+    os.kill(pids(several)[0], signal.SIGKILL)
+    assert plain(several.generate(PROMPTS, PARAMS, seed=1, on_error="return")) == plain(
+        llm.generate(PROMPTS, PARAMS, seed=1, on_error="return")
+    )
+
+
+@pytest.mark.thorough
+def test_the_end_of_all(folder):
+    """Workers outlived the model that they belong to; the parent imported PyTorch."""
+    script = (
+        "import sys; from rosebatch import LLM, SamplingParams\n"
+        f"llm = LLM({str(folder)!r}, data_parallel_size=2, device='cpu')\n"
+        "llm.generate(['a', 'b'], SamplingParams(max_tokens=2))\n"
+        "assert not {'torch', 'transformers'} & sys.modules.keys()\n"
+        "processes = [worker.process._process for worker in llm._backend._pool.workers]\n"
+        "del llm\n"
+        "import gc; gc.collect()\n"
+        "assert all(process.wait(9) for process in processes)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
+
+
+def test_settings_that_are_impossible():
+    """They ended in a traceback of a worker, or were taken for what they are not."""
+    for value in (0, "none", 1.5):
+        with pytest.raises(ValueError, match="data_parallel_size"):
+            LLM(data_parallel_size=value)
