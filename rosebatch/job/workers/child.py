@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
@@ -19,7 +19,7 @@ from rosebatch.report.progress import Progress
 from rosebatch.report.tally import Tally
 
 # Between two signs of life.
-_BEAT_SECONDS = 1.0
+BEAT_SECONDS = 1.0
 # How long an idle worker waits for rows before it shows a sign of life.
 _PAUSE_SECONDS = 0.05
 # For tests: the row with this number ends the process.
@@ -31,19 +31,39 @@ def main() -> NoReturn:
     """Serve the parent at the connection whose descriptor is the first argument, until it ends it."""
     # Ctrl-C in a terminal reaches all processes: the parent decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    link = _Link(Connection(int(sys.argv[1])))
+    serve_parent(_PipeLink(Connection(int(sys.argv[1]))))
+    # To take PyTorch apart takes half a second.
+    os._exit(0)
+
+
+class Link(Protocol):
+    """The connection to the parent, however it is made."""
+
+    def tell(self, message: Any) -> None:
+        """Send a message."""
+        ...
+
+    def hear(self, timeout: float | None = None) -> Any:
+        """The next message; None if none comes in time."""
+        ...
+
+    def beat(self) -> None:
+        """Show a sign of life, once a second."""
+        ...
+
+
+def serve_parent(link: Link) -> None:
+    """Do what the parent says, until it ends it. Tell it of mistakes that make the job impossible."""
     try:
         _work(link)
     except FlagError as error:
         link.tell(m.Failed(str(error), is_usage=True))
     except UserError as error:
         link.tell(m.Failed(str(error), is_usage=False))
-    # To take PyTorch apart takes half a second.
-    os._exit(0)
 
 
-class _Link:
-    """The connection to the parent. A thread receives, so the end of the parent ends this process in any state."""
+class _PipeLink:
+    """A pipe to the parent. A thread receives, so the end of the parent ends this process in any state."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -70,7 +90,7 @@ class _Link:
     def beat(self) -> None:
         """Show a sign of life, once a second."""
         now = time.monotonic()
-        if now - self._beaten >= _BEAT_SECONDS:
+        if now - self._beaten >= BEAT_SECONDS:
             self._beaten = now
             self.tell(m.Beat())
 
@@ -82,7 +102,7 @@ class _Link:
             os._exit(1)
 
 
-def _work(link: _Link) -> None:
+def _work(link: Link) -> None:
     setup: m.Setup = link.hear()
     # PyTorch reads the environment when it is imported, and the parent goes on meanwhile.
     from rosebatch.io.reader import PromptReader
@@ -121,14 +141,14 @@ def _work(link: _Link) -> None:
     link.tell(m.Done(stats, peak_memory(), gpu_name()))
 
 
-def _answer(link: _Link, find: Callable[[], str]) -> None:
+def _answer(link: Link, find: Callable[[], str]) -> None:
     try:
         link.tell(m.Answer(find()))
     except UserError as error:
         link.tell(m.Answer(str(error), is_error=True))
 
 
-def _rows(link: _Link, begin: m.Begin, busy: Callable[[], bool]) -> Iterator[Row | None]:
+def _rows(link: Link, begin: m.Begin, busy: Callable[[], bool]) -> Iterator[Row | None]:
     """The rows that have come; None while there is none."""
     deadly = os.environ.get(_DEADLY)
     while True:
@@ -152,7 +172,7 @@ class _Pipe:
     full = False
     fields = None
 
-    def __init__(self, link: _Link, begin: m.Begin, tally: Tally) -> None:
+    def __init__(self, link: Link, begin: m.Begin, tally: Tally) -> None:
         self._link = link
         self._fields = begin.fields
         self._tally = tally

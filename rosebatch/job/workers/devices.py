@@ -10,7 +10,7 @@ from rosebatch.errors import FlagError
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Read when the libraries of a process are imported.
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+THREADS = ("OMP_NUMTHREADS", "MKL_NUMTHREADS", "RAYON_NUMTHREADS")
 
 
 def environments(size: int | Literal["auto"], device: Device) -> list[tuple[str, Mapping[str, str]]]:
@@ -29,7 +29,7 @@ def environments(size: int | Literal["auto"], device: Device) -> list[tuple[str,
     if not gpus:
         count = 1 if size == "auto" else size
         cores = max(1, len(os.sched_getaffinity(0)) // count)
-        return [(f"CPU {number}", dict.fromkeys(_THREADS, str(cores))) for number in range(count)]
+        return [(f"CPU {number}", dict.fromkeys(THREADS, str(cores))) for number in range(count)]
     count = len(gpus) if size == "auto" else size
     if count > len(gpus):
         raise FlagError(f"--data-parallel-size {count}: this machine has {len(gpus)} GPUs")

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -23,9 +23,8 @@ from rosebatch.job.facts import ModelFacts
 from rosebatch.job.not_finite import MOST_NOT_FINITE, require_finite
 from rosebatch.job.service import Served, Work
 from rosebatch.job.workers import messages as m
-from rosebatch.job.workers.devices import environments
 from rosebatch.job.workers.dispatch import Dispatcher
-from rosebatch.job.workers.process import WorkerProcess
+from rosebatch.job.workers.hosts import Hosts, Worker
 
 # Longest wait for a message before the parent looks at signals and at silent workers.
 _PATIENCE_SECONDS = 0.1
@@ -58,8 +57,7 @@ class _Worker:
     """
 
     name: str
-    environment: Mapping[str, str]
-    process: WorkerProcess | None = None
+    process: Worker | None = None
     life: int = 0
     planned: bool = False
     ready: m.Ready | None = None
@@ -88,7 +86,7 @@ def in_workers(config: RunConfig, *, quiet: bool) -> "Iterator[Workers]":
     Raises:
         UserError: something that was asked for is missing, unreadable or impossible.
     """
-    workers = Workers(config, quiet=quiet)
+    workers = Workers(config, _hosts(config), quiet=quiet)
     try:
         workers.start()
         yield workers
@@ -96,17 +94,30 @@ def in_workers(config: RunConfig, *, quiet: bool) -> "Iterator[Workers]":
         workers.close()
 
 
+def _hosts(config: RunConfig) -> Hosts:
+    if config.ray is None:
+        from rosebatch.job.workers.machine import Machine
+
+        return Machine(config)
+    from rosebatch.job.workers.ray_cluster import RayCluster
+
+    return RayCluster(config)
+
+
 class Workers:
     """See ``rosebatch.job.service.Service``."""
 
     facts: ModelFacts
 
-    def __init__(self, config: RunConfig, *, quiet: bool) -> None:
-        self._workers = [_Worker(*each) for each in environments(config.data_parallel_size, config.device)]
-        self.places: Sequence[str] = [worker.name for worker in self._workers]
+    def __init__(self, config: RunConfig, hosts: Hosts, *, quiet: bool) -> None:
+        self._hosts = hosts
+        self._workers = [_Worker(name) for name in hosts.names]
+        self.places: Sequence[str] = hosts.names
         # Memory is the machine's, and each has a share of it.
         inflight = in_bytes(config.max_inflight_bytes) // len(self._workers)
-        self._config = replace(config, data_parallel_size=1, max_inflight_bytes=max(inflight, _LEAST_INFLIGHT))
+        self._config = replace(
+            config, data_parallel_size=1, ray=None, max_inflight_bytes=max(inflight, _LEAST_INFLIGHT)
+        )
         self._quiet = quiet
         # Number of the worker, number of its process, message; rows that were read come from None.
         self._inbox: SimpleQueue[tuple[int | None, int, Any]] = SimpleQueue()
@@ -130,9 +141,7 @@ class Workers:
 
     def close(self) -> None:
         """End all processes."""
-        for worker in self._workers:
-            if worker.process is not None:
-                worker.process.kill()
+        self._hosts.close(worker.process for worker in self._workers if worker.process is not None)
 
     def fingerprint(self) -> Callable[[], str]:
         """See ``Service``."""
@@ -207,10 +216,8 @@ class Workers:
         worker.life += 1
         worker.planned, worker.ready, worker.heard = False, None, time.perf_counter()
         life = worker.life
-        worker.process = WorkerProcess(
-            worker.environment,
-            lambda message: self._inbox.put((number, life, message)),
-            loud=number == 0 and life == 1,
+        worker.process = self._hosts.start(
+            number, lambda message: self._inbox.put((number, life, message)), loud=number == 0 and life == 1
         )
         worker.process.tell(m.Setup(self._config, quiet=self._quiet or number > 0))
 
@@ -278,6 +285,9 @@ class Workers:
 
     def _plan(self, number: int, message: m.Planned) -> None:
         self._workers[number].planned, self.facts = True, message.facts
+        self._workers[number].name = self._hosts.names[number]
+        if self._work is not None:
+            self._work.progress.rename(number, self._hosts.names[number])
         self._put_question(number)
         if self._may_load:
             self._tell(number, m.Load())
