@@ -49,6 +49,13 @@ class RayCluster:
         if self._is_ours:
             with _own_signal_handlers():
                 _connect(self._ray, config.ray)
+        try:
+            self._find_places(config)
+        except BaseException:
+            self.close([])
+            raise
+
+    def _find_places(self, config: RunConfig) -> None:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         gpus = int(sum(node.get("GPU", 0) for node in nodes))
         cpus = [int(node.get("CPU", 0)) for node in nodes]
@@ -216,6 +223,9 @@ def _connect(ray: Any, address: str) -> None:
             ray.init(address, **quiet)
     except Exception as error:
         raise UserError(f"--ray {address}: {short_reason(str(error))}") from None
+    # Ray prints deaths of actors to stdout, where results may go; log_to_driver is for their own output only. The
+    # parent tells of deaths itself.
+    ray._private.worker._worker_logs_enabled = False
 
 
 @contextmanager
