@@ -24,7 +24,7 @@ LOCAL = "local"
 # A worker that has not begun by then is waiting for a place: a process starts in a few seconds.
 _PLACING_SECONDS = 20.0
 # Of a Ray that we start: messages are small, and results leave it at once.
-_STORE_BYTES = 256 << 20
+_STORE_BYTES = 128 << 20
 # Of what Ray tells about the end of an actor.
 _MOST_SHOWN = 200
 
