@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def rays(monkeypatch: pytest.MonkeyPatch) -> Iterator["Rays"]:
+def rays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator["Rays"]:
     """Ray for the commands of a test. None of its processes may be left afterwards."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed: pip install 'rosebatch[ray]'")
@@ -30,7 +30,7 @@ def rays(monkeypatch: pytest.MonkeyPatch) -> Iterator["Rays"]:
     monkeypatch.setenv("RAY_TMPDIR", folder)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "kernels")]))
-    found = Rays(folder)
+    found = Rays(folder, tmp_path)
     try:
         yield found
         until(lambda: not found.processes())
@@ -41,22 +41,30 @@ def rays(monkeypatch: pytest.MonkeyPatch) -> Iterator["Rays"]:
 
 
 class Rays:
-    """The processes of the Ray whose files are in a folder."""
+    """The processes of the jobs of a test, and of their Ray.
 
-    def __init__(self, folder: str) -> None:
+    Args:
+        folder: of Ray's files.
+        place: the working folder of the jobs. Actors overwrite their environment, but keep this.
+    """
+
+    def __init__(self, folder: str, place: Path) -> None:
         self._mark = f"RAY_TMPDIR={folder}".encode()
+        self._place = place
 
     def processes(self, name: str = "") -> list[int]:
-        """Those that run, this one apart; those of actors of a class are called ``ray::CLASS``."""
+        """Those that run; an actor's is called ``ray::CLASS``. Jobs have sessions of their own, unlike this process."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
+                pid, command = int(folder.name), (folder / "cmdline").read_bytes()
                 is_ours = self._mark in (folder / "environ").read_bytes().split(b"\0")
-                if is_ours and (command := (folder / "cmdline").read_bytes()) and command.startswith(name.encode()):
-                    found.append(int(folder.name))
+                is_ours |= (folder / "cwd").readlink().is_relative_to(self._place)
+                if is_ours and command and command.startswith(name.encode()) and os.getsid(pid) != os.getsid(0):
+                    found.append(pid)
             except OSError:
                 continue
-        return [pid for pid in found if pid != os.getpid()]
+        return found
 
 
 def until(done: Callable[[], Any], seconds: float = 60) -> None:

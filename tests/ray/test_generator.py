@@ -147,7 +147,9 @@ def test_the_example_interrupted_and_continued(rays, model_folder, tmp_path):
 
     def begin():
         with (tmp_path / "log").open("a") as log:
-            return subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, cwd=tmp_path)
+            return subprocess.Popen(
+                list(map(str, command)), stdout=log, stderr=log, cwd=tmp_path, start_new_session=True
+            )
 
     job, kills = begin(), 0
     until(lambda: list((tmp_path / "out").glob("*.parquet")) or job.poll() is not None, 120)
