@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def rays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator["Rays"]:
-    """Ray for the commands of a test. None of its processes may be left afterwards."""
+    """Ray for the commands of a test. No actor may be left afterwards."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed: pip install 'rosebatch[ray]'")
     # Ray's sockets are in it, and their paths must be short.
@@ -33,8 +33,9 @@ def rays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator["Rays"]:
     found = Rays(folder, tmp_path)
     try:
         yield found
-        until(lambda: not found.processes())
+        until(lambda: not found.processes("ray::WorkerActor"))
     finally:
+        # Agents of a Ray whose driver was killed take minutes to see that.
         for pid in found.processes():
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
@@ -67,7 +68,7 @@ class Rays:
         return found
 
 
-def until(done: Callable[[], Any], seconds: float = 60) -> None:
+def until(done: Callable[[], Any], seconds: float = 150) -> None:
     """Wait until something is so."""
     end = time.monotonic() + seconds
     while not done():

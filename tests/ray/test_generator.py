@@ -157,7 +157,7 @@ def test_the_example_interrupted_and_continued(rays, model_folder, tmp_path):
         job.send_signal(signal.SIGKILL)
         kills += 1
     job.wait()
-    until(lambda: not rays.processes())
+    until(lambda: not rays.processes("ray::Map"))
     assert kills
     written = pq.read_table(tmp_path / "out").num_rows
     assert 0 < written < 400

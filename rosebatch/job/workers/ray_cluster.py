@@ -204,9 +204,8 @@ def _count(size: int | Literal["auto"], places: int) -> int:
 
 
 def _import_ray() -> Any:
-    # Read when Ray is imported. It would report each run to its makers, and hide the GPUs of others in another way.
+    # Read when Ray is imported. Else a Ray that we start would report each run to its makers.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
     except ImportError:
