@@ -27,6 +27,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cuda or cpu")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--block-rows", type=int, help="rows of a block: what is done is noted after each block")
     return parser.parse_args()
 
 
@@ -39,7 +40,10 @@ def main() -> None:
         folder = str(Path(folder).resolve())
     context = ray.data.DataContext.get_current()
     context.checkpoint_config = CheckpointConfig(id_column="id", checkpoint_path=folder)
-    answers = ray.data.read_parquet(args.input).map_batches(
+    prompts = ray.data.read_parquet(args.input)
+    if args.block_rows:
+        prompts = prompts.repartition(target_num_rows_per_block=args.block_rows)
+    answers = prompts.map_batches(
         Generator,
         fn_constructor_kwargs={
             "model": args.model,

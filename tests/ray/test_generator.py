@@ -142,7 +142,7 @@ def test_the_example_interrupted_and_continued(rays, model_folder, tmp_path):
         rows = rows.drop(["key", "prompt", "max_tokens"]).append_column("prompt", prompts)
         rows = rows.append_column("id", pa.array(range(part * 40, part * 40 + 40)))
         pq.write_table(rows, tmp_path / "in" / f"{part}.parquet")
-    flags = ["--model", model_folder, "--device", "cpu", "--batch-size", 4, "--max-tokens", 60]
+    flags = ["--model", model_folder, "--device", "cpu", "--batch-size", 4, "--max-tokens", 60, "--block-rows", 20]
     command = [sys.executable, ROOT / "examples" / "ray_data.py", tmp_path / "in", tmp_path / "out", *flags]
 
     def begin():
