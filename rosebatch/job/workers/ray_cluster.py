@@ -13,7 +13,7 @@ from threading import Event, Lock, Thread, current_thread, main_thread
 from typing import Any, Literal
 
 from rosebatch.config import RunConfig
-from rosebatch.errors import FlagError, UserError
+from rosebatch.errors import FlagError, InterruptionError, UserError
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.actor import WorkerActor
 from rosebatch.job.workers.devices import THREADS
@@ -82,7 +82,8 @@ class RayCluster:
         """See ``Hosts``."""
         for worker in workers:
             worker.kill()
-        if self._is_ours:
+        # After a signal there is no time for that: Ray does it itself when the process ends.
+        if self._is_ours and not isinstance(sys.exc_info()[1], InterruptionError):
             self._ray.shutdown()
 
     def _tell_once(self) -> None:
