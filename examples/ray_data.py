@@ -56,6 +56,8 @@ def main() -> None:
         # An engine serves the rows of all batches under way together: give it several.
         max_concurrency=8,
         compute=ray.data.ActorPoolStrategy(size=args.workers, max_tasks_in_flight_per_actor=16),
+        # A continued run also has an actor that filters rows. With a CPU for each, two CPUs had none left for tasks.
+        num_cpus=0,
         num_gpus=0 if args.device == "cpu" else 1,
     )
     answers.write_parquet(args.output)
