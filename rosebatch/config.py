@@ -490,6 +490,15 @@ class RunConfig:
             metavar="N",
         ),
     ] = 1
+    ray: Annotated[
+        str | None,
+        Flag(
+            "Run these processes on a Ray cluster: its address, auto, or local.",
+            DEVICES,
+            metavar="ADDRESS|auto|local",
+            rare=True,
+        ),
+    ] = None
     worker_timeout: Annotated[
         float, Flag("Seconds without a sign of life after which such a process is replaced.", DEVICES, rare=True)
     ] = 600.0

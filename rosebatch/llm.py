@@ -35,6 +35,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "enforce_eager": (False,),
     "pipeline_parallel_size": (1,),
     "quantization": (None,),
+    "ray": (None,),
     "seed": (None, 0),
     "swap_space": (0, 4),
     "task": (None, "auto", "generate"),

@@ -34,7 +34,7 @@ app = typer.Typer(
 
 
 # What only the serving of a file needs.
-_OF_JOBS = ("data_parallel_size", "worker_timeout")
+_OF_JOBS = ("data_parallel_size", "ray", "worker_timeout")
 # What only files of rows need.
 _OF_ROWS = (
     "generation_config", "tokenizer", "chat_template",
@@ -55,7 +55,7 @@ def generate(source: _Source, *, job: dict[str, Any], run: dict[str, Any], sampl
     Exit code: 0 all completed, 3 some rows failed, 2 bad flags, 1 aborted, 130 and 143 ended by a signal.
     """
     started = time.perf_counter()
-    if run["data_parallel_size"] == 1:
+    if run["data_parallel_size"] == 1 and run["ray"] is None:
         cuda_context.create_in_background(run["device"])
     from rosebatch.cli.generate import generate
 

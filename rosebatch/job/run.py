@@ -142,6 +142,8 @@ def run_job(
     check_sampling(job.sampling, job.seed, limits)
     if job.result_column == "":
         raise FlagError("--result-column needs a name")
+    if job.strict and isinstance(model, RunConfig) and model.ray is not None:
+        raise FlagError("--strict with --ray is not supported: another machine may lack the input; use rosebatch check")
     # Read before the model is looked for: a missing file is the likelier mistake.
     reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column)
     shard = None if job.shard is None else Shard.parse(job.shard)
@@ -239,7 +241,7 @@ def _service(model: RunConfig | Loaded, *, quiet: bool) -> AbstractContextManage
     """Who serves the job: this process if it has the model or is to have it, else others."""
     if not isinstance(model, RunConfig):
         return model.service()
-    if model.data_parallel_size != 1:
+    if model.data_parallel_size != 1 or model.ray is not None:
         from rosebatch.job.workers.service import in_workers
 
         return in_workers(model, quiet=quiet)

@@ -94,6 +94,12 @@ class Progress:
             self._last_line = time.perf_counter()
             sys.stderr.write(self.line() + "\n")
 
+    def rename(self, place: int, name: str) -> None:
+        """Another device takes part in the place of an earlier one."""
+        self._places[place].name = name
+        if self._bar is not None:
+            self._bar.update(self._places[place].task, description=name)
+
     def line(self) -> str:
         """The progress so far, in one line."""
         of_total = f"/{self._total}" if self._total is not None else ""

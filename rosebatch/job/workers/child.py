@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from rosebatch.launch import LaunchPlan
 
 # Between two signs of life.
-_BEAT_SECONDS = 1.0
+BEAT_SECONDS = 1.0
 # How long an idle worker waits for rows before it shows a sign of life.
 _PAUSE_SECONDS = 0.005
 # Messages with results that wait for time, not for rows, from all workers together. Each takes the parent as long as
@@ -37,15 +38,7 @@ def main() -> NoReturn:
     """Serve the parent at the connection whose descriptor is the first argument, until it ends it."""
     # Ctrl-C in a terminal reaches all processes: the parent decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    link = _Link(Connection(int(sys.argv[1])))
-    try:
-        _work(link)
-    except LostProcessError as error:
-        link.tell(m.Lost(str(error)))
-    except FlagError as error:
-        link.tell(m.Failed(str(error), is_usage=True))
-    except UserError as error:
-        link.tell(m.Failed(str(error), is_usage=False))
+    serve_parent(_PipeLink(Connection(int(sys.argv[1]))))
     # To take PyTorch apart takes half a second.
     os._exit(0)
 
@@ -54,26 +47,26 @@ class _DroppedError(Exception):
     """The parent wants no more results of this task."""
 
 
-class _Link:
-    """The connection to the parent. A thread receives, so the end of the parent ends this process in any state."""
+class Link(ABC):
+    """The connection to the parent, however it is made. ``receive`` puts messages in; another thread may call it."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._lock = Lock()
+    def __init__(self) -> None:
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._beaten = 0.0
         # Whether the end of a task has come that drops its rows, and whether the last message heard is an end.
         self._dropped = Event()
         self._at_end = True
-        Thread(target=self._receive, daemon=True).start()
 
+    @abstractmethod
     def tell(self, message: Any) -> None:
         """Send a message."""
-        try:
-            with self._lock:
-                self._connection.send(message)
-        except OSError:
-            os._exit(1)
+
+    def receive(self, message: Any) -> None:
+        """Take in a message of the parent."""
+        if isinstance(message, m.End) and message.drop:
+            # Before it can be heard, which unsets this.
+            self._dropped.set()
+        self._inbox.put(message)
 
     def hear(self, timeout: float | None = None) -> Any:
         """The next message; None if none comes in time."""
@@ -99,23 +92,49 @@ class _Link:
         if self._dropped.is_set():
             raise _DroppedError
         now = time.monotonic()
-        if now - self._beaten >= _BEAT_SECONDS:
+        if now - self._beaten >= BEAT_SECONDS:
             self._beaten = now
             self.tell(m.Beat())
+
+
+class _PipeLink(Link):
+    """A pipe to the parent. A thread receives, so the end of the parent ends this process in any state."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+        self._lock = Lock()
+        Thread(target=self._receive, daemon=True).start()
+
+    def tell(self, message: Any) -> None:
+        """See ``Link``."""
+        try:
+            with self._lock:
+                self._connection.send(message)
+        except OSError:
+            os._exit(1)
 
     def _receive(self) -> None:
         try:
             while True:
-                message = self._connection.recv()
-                if isinstance(message, m.End) and message.drop:
-                    # Before it can be heard, which unsets this.
-                    self._dropped.set()
-                self._inbox.put(message)
+                self.receive(self._connection.recv())
         except (EOFError, OSError):
             os._exit(1)
 
 
-def _work(link: _Link) -> None:
+def serve_parent(link: Link) -> None:
+    """Do what the parent says, until it ends it. Tell it of mistakes that make the job impossible."""
+    try:
+        _work(link)
+    except LostProcessError as error:
+        link.tell(m.Lost(str(error)))
+    except FlagError as error:
+        link.tell(m.Failed(str(error), is_usage=True))
+    except UserError as error:
+        link.tell(m.Failed(str(error), is_usage=False))
+
+
+def _work(link: Link) -> None:
     setup: m.Setup = link.hear()
     # PyTorch reads the environment when it is imported, and the parent goes on meanwhile.
     from rosebatch.job.local import facts_of
@@ -155,7 +174,7 @@ def results_seconds(workers: int) -> float:
     return max(_LEAST_RESULTS_SECONDS, workers / _MESSAGES_PER_SECOND)
 
 
-def _reply(link: _Link, question: m.CountBad | m.Fingerprint, plan: "LaunchPlan") -> None:
+def _reply(link: Link, question: m.CountBad | m.Fingerprint, plan: "LaunchPlan") -> None:
     from rosebatch.io.reader import PromptReader
     from rosebatch.job.check import check_file
 
@@ -167,14 +186,14 @@ def _reply(link: _Link, question: m.CountBad | m.Fingerprint, plan: "LaunchPlan"
         Thread(target=_answer, args=(link, plan.source.fingerprint), daemon=True).start()
 
 
-def _answer(link: _Link, find: Callable[[], str]) -> None:
+def _answer(link: Link, find: Callable[[], str]) -> None:
     try:
         link.tell(m.Answer(find()))
     except UserError as error:
         link.tell(m.Answer(str(error), is_error=True))
 
 
-def _rows(link: _Link, parser: Parse, output: "_Pipe", busy: Callable[[], bool]) -> Iterator[Row | None]:
+def _rows(link: Link, parser: Parse, output: "_Pipe", busy: Callable[[], bool]) -> Iterator[Row | None]:
     """The rows that have come; None while there is none."""
     deadly = os.environ.get(_DEADLY)
     while True:
@@ -206,7 +225,7 @@ class _Pipe:
     kept = ""
     full = False
 
-    def __init__(self, link: _Link, encode: Encode, tally: Tally, most: int, patience: float) -> None:
+    def __init__(self, link: Link, encode: Encode, tally: Tally, most: int, patience: float) -> None:
         self.encode = encode
         self._link = link
         self._tally = tally

@@ -9,7 +9,7 @@ from rosebatch.errors import FlagError
 from rosebatch.host.gpus import VISIBLE, visible_gpus
 
 # Read when the libraries of a process are imported.
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+THREADS = ("OMP_NUMTHREADS", "MKL_NUMTHREADS", "RAYON_NUMTHREADS")
 
 
 def environments(
@@ -31,7 +31,7 @@ def environments(
     if not gpus:
         count = 1 if size == "auto" else size
         cores = max(1, len(os.sched_getaffinity(0)) // count)
-        return [(f"CPU {number}", dict.fromkeys(_THREADS, str(cores))) for number in range(count)]
+        return [(f"CPU {number}", dict.fromkeys(THREADS, str(cores))) for number in range(count)]
     count = max(1, len(gpus) // gpus_of_each) if size == "auto" else size
     if count * gpus_of_each > len(gpus):
         times = f" --tensor-parallel-size {gpus_of_each}" if gpus_of_each > 1 else ""

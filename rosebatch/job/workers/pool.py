@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from rosebatch.config import RunConfig, in_bytes
 from rosebatch.errors import FlagError, LostProcessError, UserError
-from rosebatch.host.child_process import ChildProcess
 from rosebatch.job.facts import ModelFacts
 from rosebatch.job.workers import messages as m
-from rosebatch.job.workers.devices import environments
+from rosebatch.job.workers.hosts import Hosts
+from rosebatch.job.workers.hosts import Worker as Process
 
 # How often the parent looks for signals and for silent workers while no message comes.
 _PATIENCE_SECONDS = 0.1
@@ -46,8 +46,7 @@ class Worker:
     """
 
     name: str
-    environment: Mapping[str, str]
-    process: ChildProcess | None = None
+    process: Process | None = None
     life: int = 0
     planned: bool = False
     ready: m.Ready | None = None
@@ -92,6 +91,20 @@ class Task(Protocol):
         """One worker is given up."""
         ...
 
+    def rename(self, number: int, name: str) -> None:
+        """A worker has another device now."""
+        ...
+
+
+def _hosts(config: RunConfig) -> Hosts:
+    if config.ray is None:
+        from rosebatch.job.workers.machine import Machine
+
+        return Machine(config)
+    from rosebatch.job.workers.ray_cluster import RayCluster
+
+    return RayCluster(config)
+
 
 class Pool:
     """Worker processes. A thread for each brings its messages; everything else happens in ``turn``.
@@ -110,14 +123,12 @@ class Pool:
     tokenizer_folder: Path | None
 
     def __init__(self, config: RunConfig, *, quiet: bool) -> None:
-        self.workers = [
-            Worker(*each)
-            for each in environments(config.data_parallel_size, config.device, config.tensor_parallel_size)
-        ]
+        self._hosts = _hosts(config)
+        self.workers = [Worker(name) for name in self._hosts.names]
         # Memory is the machine's, and each has a share of it.
         self.inflight = in_bytes(config.max_inflight_bytes) // len(self.workers)
         own = max(self.inflight, _LEAST_INFLIGHT)
-        self._config = replace(config, data_parallel_size=len(self.workers), max_inflight_bytes=own)
+        self._config = replace(config, data_parallel_size=len(self.workers), ray=None, max_inflight_bytes=own)
         self._quiet = quiet
         # Number of the worker, number of its process, message. What comes from None is called.
         self._inbox: SimpleQueue[tuple[int | None, int, Any]] = SimpleQueue()
@@ -156,9 +167,7 @@ class Pool:
 
     def close(self) -> None:
         """End all processes."""
-        for worker in self.workers:
-            if worker.process is not None:
-                worker.process.kill()
+        self._hosts.close(worker.process for worker in self.workers if worker.process is not None)
 
     def ask(self, question: Any) -> None:
         """Have one worker answer a question; see ``answer``."""
@@ -280,11 +289,8 @@ class Pool:
         worker.planned, worker.ready, worker.lost, worker.begun = False, None, None, False
         worker.heard = time.perf_counter()
         life = worker.life
-        worker.process = ChildProcess(
-            "rosebatch.job.workers.child",
-            worker.environment,
-            lambda message: self._inbox.put((number, life, message)),
-            loud=number == 0 and life == 1,
+        worker.process = self._hosts.start(
+            number, lambda message: self._inbox.put((number, life, message)), loud=number == 0 and life == 1
         )
         worker.process.tell(m.Setup(self._config, quiet=self._quiet or number > 0))
 
@@ -298,6 +304,9 @@ class Pool:
 
     def _plan(self, number: int, message: m.Planned) -> None:
         self.workers[number].planned, self.facts = True, message.facts
+        self.workers[number].name = self._hosts.names[number]
+        if self._task is not None:
+            self._task.rename(number, self._hosts.names[number])
         self.tokenizer_folder = message.tokenizer_folder
         self._put_question(number)
         if self._may_load:

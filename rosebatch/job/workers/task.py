@@ -189,6 +189,11 @@ class RowTask:
         """See ``Task``."""
         self._dispatcher.lose()
 
+    def rename(self, number: int, name: str) -> None:
+        """See ``Task``."""
+        if self.progress.has_places:
+            self.progress.rename(number, name)
+
     def _read_rows(self, groups: Iterable[Sequence[Record]]) -> None:
         """Read the input, on a thread: some groups ahead."""
         try:

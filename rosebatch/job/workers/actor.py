@@ -1,0 +1,87 @@
+"""A worker inside a Ray actor. The actor's methods are called from the parent; the work has a thread of its own."""
+
+import os
+import pickle
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
+
+from rosebatch.job.workers import messages as m
+from rosebatch.job.workers.child import Link, serve_parent
+from rosebatch.version import __version__
+
+# Longest wait of one call of ``hear``.
+_POLL_SECONDS = 5.0
+
+
+class WorkerActor:
+    """What the parent calls. Messages are pickled here: Ray's own pickling of many small objects is slow."""
+
+    def __init__(self) -> None:
+        self._link = _ActorLink()
+
+    def start(self, environment: Mapping[str, str], folder: str) -> tuple[str, Sequence[str], str]:
+        """Begin to work.
+
+        Args:
+            environment: variables that have to stand before PyTorch is imported.
+            folder: the parent's working directory, for relative paths on a shared file system.
+
+        Returns:
+            the node's name, the GPUs of this worker, and the version of rosebatch.
+        """
+        os.environ.update(environment)
+        with suppress(OSError):
+            os.chdir(folder)
+        Thread(target=self._work, name="rosebatch-work", daemon=True).start()
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return platform.node(), [gpu for gpu in gpus.split(",") if gpu], __version__
+
+    def tell(self, pickled: bytes) -> None:
+        """Take messages of the parent."""
+        for message in pickle.loads(pickled):
+            self._link.receive(message)
+
+    def hear(self) -> bytes:
+        """The messages for the parent since the last call, in order: as soon as there is one, perhaps none.
+
+        Raises:
+            RuntimeError: the work ended by an error of the program.
+        """
+        messages = self._link.outgoing()
+        if any(isinstance(message, Exception) for message in messages):
+            error = next(message for message in messages if isinstance(message, Exception))
+            raise RuntimeError(f"{type(error).__name__}: {error}")
+        return pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def _work(self) -> None:
+        try:
+            serve_parent(self._link)
+        except Exception as error:
+            self._link.tell(error)
+
+
+class _ActorLink(Link):
+    """Messages wait here for the parent's calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outbox: SimpleQueue[Any] = SimpleQueue()
+
+    def tell(self, message: Any) -> None:
+        """See ``Link``. An error of the model's files names the node, which may lack them."""
+        if isinstance(message, m.Failed) and not message.is_usage:
+            message = m.Failed(f"{platform.node()}: {message.message}", is_usage=False)
+        self._outbox.put(message)
+
+    def outgoing(self) -> list[Any]:
+        """The messages to send; waits for the first."""
+        messages: list[Any] = []
+        with suppress(Empty):
+            messages.append(self._outbox.get(timeout=_POLL_SECONDS))
+            while True:
+                messages.append(self._outbox.get_nowait())
+        return messages

@@ -1,0 +1,44 @@
+"""Where workers run: what the parent needs of processes of this machine, and of actors of a Ray cluster."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+
+class Worker(Protocol):
+    """A worker that was started. It ends with its parent, however that ends."""
+
+    def tell(self, message: Any) -> None:
+        """Send a message, without waiting."""
+        ...
+
+    def kill(self) -> None:
+        """End the worker at once."""
+        ...
+
+    def how_it_ended(self) -> str:
+        """For people, once the worker is gone."""
+        ...
+
+
+class Hosts(Protocol):
+    """Places for the workers of one job.
+
+    Attributes:
+        names: of the places. A name is final once its worker has said something.
+    """
+
+    names: Sequence[str]
+
+    def start(self, number: int, hear: Callable[[Any], None], *, loud: bool) -> Worker:
+        """Start a worker.
+
+        Args:
+            number: of the place.
+            hear: called with each message, and with None once the worker is gone. On another thread.
+            loud: whether the worker's stderr is the parent's, where that is possible.
+        """
+        ...
+
+    def close(self, workers: Iterable[Worker]) -> None:
+        """End these workers, and give back what they used."""
+        ...

@@ -1,0 +1,242 @@
+"""Workers as actors of a Ray cluster. Nothing else imports Ray."""
+
+import os
+import pickle
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Event, Lock, Thread, current_thread, main_thread
+from typing import Any, Literal
+
+from rosebatch.config import RunConfig
+from rosebatch.errors import FlagError, InterruptionError, UserError
+from rosebatch.job.workers import messages as m
+from rosebatch.job.workers.actor import WorkerActor
+from rosebatch.job.workers.devices import THREADS
+from rosebatch.job.workers.hosts import Worker
+from rosebatch.version import __version__
+
+LOCAL = "local"
+# A worker that has not begun by then is waiting for a place: a process starts in a few seconds.
+_PLACING_SECONDS = 20.0
+# Of a Ray that we start: messages are small, and results leave it at once.
+_STORE_BYTES = 128 << 20
+# Of what Ray tells about the end of an actor.
+_MOST_SHOWN = 200
+
+
+class RayCluster:
+    """See ``rosebatch.job.workers.hosts.Hosts``.
+
+    Each worker is an actor with a GPU of its own, or with CPUs where no GPU is wanted. Ray ends the actors of a parent
+    that has died.
+
+    Args:
+        config: of the run. ``ray`` is the address, ``auto`` for the one that Ray finds, or ``local``.
+
+    Raises:
+        UserError: Ray is not installed, or there is no cluster.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        assert config.ray is not None
+        self._ray = _import_ray()
+        self._is_ours = not self._ray.is_initialized()
+        if self._is_ours:
+            with _own_signal_handlers():
+                _connect(self._ray, config.ray)
+        try:
+            self._find_places(config)
+        except BaseException:
+            self.close([])
+            raise
+
+    def _find_places(self, config: RunConfig) -> None:
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        gpus = int(sum(node.get("GPU", 0) for node in nodes))
+        cpus = [int(node.get("CPU", 0)) for node in nodes]
+        self._uses_gpus = config.device == "cuda" or (config.device == "auto" and gpus > 0)
+        count = _count(config.data_parallel_size, gpus // config.tensor_parallel_size if self._uses_gpus else 1)
+        cores = 1 if self._uses_gpus else cpus_of_each(cpus, count)
+        self._needs: dict[str, Any] = {"num_gpus": config.tensor_parallel_size * self._uses_gpus, "num_cpus": cores}
+        self._environment = {} if self._uses_gpus else dict.fromkeys(THREADS, str(cores))
+        self._names = [f"Ray {number}" for number in range(count)]
+        self.names: Sequence[str] = self._names
+        self._has_told = False
+        self._lock = Lock()
+
+    def start(self, number: int, hear: Callable[[Any], None], *, loud: bool) -> Worker:
+        """See ``Hosts``. The stderr of an actor is in Ray's logs."""
+        actor = self._ray.remote(WorkerActor).options(**self._needs, max_concurrency=3, max_restarts=0).remote()
+
+        def place(node: str, gpus: Sequence[str]) -> None:
+            self._names[number] = f"{node} GPU {'+'.join(gpus)}" if self._uses_gpus else f"{node} CPU {number}"
+
+        return _RayWorker(self._ray, actor, self._environment, hear, place=place, is_late=self._tell_once)
+
+    def close(self, workers: Iterable[Worker]) -> None:
+        """See ``Hosts``."""
+        for worker in workers:
+            worker.kill()
+        # After a signal there is no time for that: Ray does it itself when the process ends.
+        if self._is_ours and not isinstance(sys.exc_info()[1], InterruptionError):
+            self._ray.shutdown()
+
+    def _tell_once(self) -> None:
+        with self._lock:
+            if self._has_told:
+                return
+            self._has_told = True
+        needed = ", ".join(f"{count} {name[4:-1].upper()}" for name, count in self._needs.items() if count)
+        free = self._ray.available_resources()
+        found = ", ".join(f"{int(free.get(name, 0))} {name}" for name in ("GPU", "CPU"))
+        sys.stderr.write(
+            f"rosebatch: waiting for Ray to start a worker, which needs {needed}; free in the cluster now: {found}\n"
+        )
+
+
+class _RayWorker:
+    """An actor, and two threads as of a process: one sends to it, one receives.
+
+    The sender has one call under way at a time, which carries all messages that wait. So they stay in order, and rows
+    cost few calls.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        actor: Any,
+        environment: Mapping[str, str],
+        hear: Callable[[Any], None],
+        *,
+        place: Callable[[str, Sequence[str]], None],
+        is_late: Callable[[], None],
+    ) -> None:
+        self._ray, self._actor = ray, actor
+        self._environment = environment
+        self._place, self._is_late = place, is_late
+        self._outbox: SimpleQueue[Any] = SimpleQueue()
+        self._begun, self._gone = Event(), Event()
+        self._how = ""
+        for work in (self._send, self._receive):
+            Thread(target=work, args=(hear,), daemon=True).start()
+
+    def tell(self, message: Any) -> None:
+        """See ``Worker``."""
+        self._outbox.put(message)
+
+    def kill(self) -> None:
+        """See ``Worker``. Ray is told; it may take a moment."""
+        self._gone.set()
+        with suppress(Exception):
+            self._ray.kill(self._actor, no_restart=True)
+
+    def how_it_ended(self) -> str:
+        """See ``Worker``."""
+        return self._how
+
+    def _send(self, hear: Callable[[Any], None]) -> None:
+        self._begun.wait()
+        # An actor that is gone is heard of by the other thread.
+        with suppress(self._ray.exceptions.RayError):
+            while not self._gone.is_set():
+                messages = [self._outbox.get()]
+                with suppress(Empty):
+                    while True:
+                        messages.append(self._outbox.get_nowait())
+                pickled = pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
+                self._ray.get(self._actor.tell.remote(pickled))
+
+    def _receive(self, hear: Callable[[Any], None]) -> None:
+        try:
+            node, gpus, version = self._started()
+            self._place(node, gpus)
+            if version != __version__:
+                hear(m.Failed(f"{node}: has rosebatch {version}, and this machine {__version__}", is_usage=False))
+                return
+            self._begun.set()
+            while True:
+                for message in pickle.loads(self._ray.get(self._actor.hear.remote())):
+                    hear(message)
+        except Exception as error:
+            self._how = short_reason(str(error))
+        # It may only be out of reach, and must not hold its GPU then.
+        self.kill()
+        self._begun.set()
+        hear(None)
+
+    def _started(self) -> Any:
+        begun = self._actor.start.remote(self._environment, str(Path.cwd()))
+        done, _ = self._ray.wait([begun], timeout=_PLACING_SECONDS)
+        if not done:
+            self._is_late()
+        return self._ray.get(begun)
+
+
+def cpus_of_each(nodes: Sequence[int], workers: int) -> int:
+    """The most CPUs that each worker can have so that all find a place; 1 if they find none.
+
+    Args:
+        nodes: CPUs of each node.
+        workers: their number.
+    """
+    fit = (cpus for cpus in range(max(nodes, default=0), 0, -1) if sum(node // cpus for node in nodes) >= workers)
+    return next(fit, 1)
+
+
+def short_reason(text: str) -> str:
+    """One line of what Ray tells about an error."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
+    last = lines[-1] if lines else "no reason given"
+    detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes| There are some|$)", last)
+    return (detail[1] if detail else last)[:_MOST_SHOWN].rstrip(".")
+
+
+def _count(size: int | Literal["auto"], places: int) -> int:
+    if size != "auto":
+        return size
+    if not places:
+        raise FlagError("--data-parallel-size auto: the Ray cluster has no GPU now; give a number to wait for them")
+    return places
+
+
+def _import_ray() -> Any:
+    # Read when Ray is imported. Else a Ray that we start would report each run to its makers.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--ray: the package is not installed; pip install 'rosebatch[ray]'") from None
+    return ray
+
+
+def _connect(ray: Any, address: str) -> None:
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
+    try:
+        if address == LOCAL:
+            ray.init(LOCAL, include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet)
+        else:
+            ray.init(address, **quiet)
+    except Exception as error:
+        raise UserError(f"--ray {address}: {short_reason(str(error))}") from None
+    # Ray prints deaths of actors to stdout, where results may go; log_to_driver is for their own output only. The
+    # parent tells of deaths itself.
+    ray._private.worker._worker_logs_enabled = False
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Ray puts handlers in the place of those of the command line."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

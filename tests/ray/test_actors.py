@@ -1,0 +1,133 @@
+"""``--ray``: actors give the bytes of one process, whatever happens to them."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from rosebatch.job.workers.ray_cluster import cpus_of_each, short_reason
+from tests.ray.conftest import until
+
+FLAGS = ("--ray", "local", "-dp", 2)
+
+
+def has_rows(path):
+    """Whether the part file has a result."""
+    part = path.with_name(f"{path.name}.part")
+    return part.exists() and b"finish_reason" in part.read_bytes()
+
+
+@pytest.mark.thorough
+def test_two_actors_give_the_bytes_of_one_process(rays, start, source, expected, tmp_path):
+    """Rows come back in any order, through batches of messages in both directions."""
+    report, target = tmp_path / "report.json", tmp_path / "out.jsonl"
+    assert start(source, "-o", target, *FLAGS, "--report", report).wait(200) == 3
+    assert target.read_bytes() == expected
+    workers = json.loads(report.read_text())["workers"]
+    assert sum(worker["requests"] for worker in workers) == 91
+    assert [worker["device"] for worker in workers] == [f"{os.uname().nodename} CPU {number}" for number in range(2)]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_actor_that_dies_or_hangs(rays, start, source, expected, tmp_path, how):
+    """Its rows were lost, or the job waited for ever; Ray tells of the death on stdout, among the results."""
+    target, limit = tmp_path / "out.jsonl", 600 if how is signal.SIGKILL else 5
+    with (tmp_path / "stdout").open("w") as stdout:
+        kept = os.dup(1)
+        os.dup2(stdout.fileno(), 1)
+        try:
+            # One worker: it is the one that has answered.
+            job = start(source, "-o", target, *FLAGS[:2], "--max-num-seqs", 2, "--worker-timeout", limit)
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+    until(lambda: has_rows(target))
+    os.kill(rays.processes("ray::WorkerActor")[0], how)
+    assert job.wait(200) == 3
+    assert target.read_bytes() == expected
+    assert "another one computes its rows again" in (tmp_path / "stderr").read_text()
+    assert (tmp_path / "stdout").read_text() == ""
+
+
+@pytest.mark.thorough
+def test_a_driver_that_is_killed_and_continued(rays, start, source, expected, tmp_path):
+    """Its actors must not outlive it, and their number is no part of what a run is."""
+    target = tmp_path / "out.jsonl"
+    job = start(source, "-o", target, *FLAGS, "--max-num-seqs", 2)
+    until(lambda: has_rows(target))
+    job.kill()
+    job.wait()
+    until(lambda: not rays.processes("ray::WorkerActor"))
+    assert start(source, "-o", target, "--ray", "local", "--resume").wait(200) == 3
+    assert target.read_bytes() == expected
+
+
+@pytest.mark.thorough
+def test_a_signal_ends_all(rays, start, source, tmp_path):
+    """Ray puts a handler of its own in the place of ours: rows were not flushed, and the exit code was another."""
+    job = start(source, "-o", tmp_path / "out.jsonl", *FLAGS, "--max-num-seqs", 2)
+    until(lambda: has_rows(tmp_path / "out.jsonl"))
+    job.terminate()
+    assert job.wait(60) == 143
+    assert "rerun with --resume to continue" in (tmp_path / "stderr").read_text()
+
+
+@pytest.mark.thorough
+def test_a_node_without_the_model(rays, start, source, tmp_path):
+    """On which of many machines it is missing was not said."""
+    job = start(source, "-o", tmp_path / "out.jsonl", *FLAGS, "--tokenizer", tmp_path / "none")
+    assert job.wait(100) == 1
+    (line,) = (tmp_path / "stderr").read_text().splitlines()
+    assert line.startswith(f"rosebatch: error: {os.uname().nodename}: ")
+    assert str(tmp_path / "none") in line
+
+
+@pytest.mark.thorough
+def test_a_place_that_does_not_come(rays, start, source, tmp_path):
+    """A cluster that has no GPU yet was waited for without a word."""
+    job = start(source, "-o", tmp_path / "out.jsonl", *FLAGS, "--device", "cuda", "--quiet")
+    until(lambda: (tmp_path / "stderr").read_text())
+    job.terminate()
+    job.wait(60)
+    told = "rosebatch: waiting for Ray to start a worker, which needs 1 GPU, 1 CPU; free in the cluster now: 0 GPU, "
+    assert (tmp_path / "stderr").read_text().startswith(told)
+
+
+def test_ray_is_missing(cli, source, model_folder, tmp_path, monkeypatch):
+    """It was a traceback."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = cli("generate", source, "-o", tmp_path / "out", "--model", model_folder, "--ray", "local")
+    assert result.code == 1
+    assert result.err.endswith("--ray: the package is not installed; pip install 'rosebatch[ray]'\n")
+
+
+def test_a_strict_check_by_another_machine(cli, source, model_folder, tmp_path):
+    """It may not have the input, and its stderr is elsewhere."""
+    result = cli("generate", source, "-o", tmp_path / "out", "--model", model_folder, "--ray", "local", "--strict")
+    assert result.code == 2
+    assert "use rosebatch check" in result.err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "cpus"),
+    [([2], 2, 1), ([8, 8], 2, 8), ([8, 4], 4, 2), ([8, 4], 3, 4), ([1], 4, 1), ([], 1, 1), ([64], 3, 21)],
+)
+def test_cpus_of_each(nodes, workers, cpus):
+    """Workers that together fit into the cluster, but one of them into no node, were waited for."""
+    assert cpus_of_each(nodes, workers) == cpus
+
+
+def test_one_line_of_a_reason():
+    """Ray tells of a death in ten lines."""
+    death = (
+        "The actor died unexpectedly.\n\tpid: 1\nThe actor is dead because its worker process has died. Worker exit "
+        "type: SYSTEM_ERROR Worker exit detail: The connection ended. End of file. Some common causes include: (1) x"
+    )
+    assert short_reason(death) == "The connection ended. End of file"
+    assert short_reason("\x1b[36mray::A.hear()\x1b[39m\n  File x\nRuntimeError: OutOfMemoryError: much\n") == (
+        "RuntimeError: OutOfMemoryError: much"
+    )
+    assert short_reason("") == "no reason given"

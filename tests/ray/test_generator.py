@@ -1,0 +1,167 @@
+"""``rosebatch.ray.Generator``: batches of Ray Data in, the same batches with results out."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rosebatch.ray import Generator
+from tests.ray.conftest import ROOT, until
+
+ADDED = ["text", "finish_reason", "prompt_tokens", "completion_tokens", "error"]
+
+
+@pytest.fixture(scope="module")
+def generator(model_folder):
+    """On the small model."""
+    return Generator(str(model_folder), device="cpu", sampling={"max_tokens": 8}, seed=1, max_num_seqs=4)
+
+
+def run(generator, *batches):
+    """The results of batches that are under way at the same time."""
+
+    async def one(batch):
+        return [result async for result in generator(batch)]
+
+    async def all_of_them():
+        return await asyncio.gather(*map(one, batches))
+
+    return [result for (result,) in asyncio.run(asyncio.wait_for(all_of_them(), 60))]
+
+
+def table(numbers):
+    """Rows of all kinds."""
+    return pa.table(
+        {
+            "key": [f"row {i}" for i in numbers],
+            "prompt": ["" if i == 3 else chr(97 + i % 26) * (i + 1) for i in numbers],
+            "max_tokens": pa.array([None if i % 3 else i + 1 for i in numbers], pa.int64()),
+            "temperature": pa.array([0.9 if i % 2 else None for i in numbers], pa.float64()),
+        }
+    )
+
+
+def test_rows_of_several_batches(generator):
+    """A batch got the rows of another one that was under way, or the rows of one came in another order."""
+    (whole,) = run(generator, table(range(12)))
+    parts = run(generator, table(range(5)), table(range(5, 6)), table(range(6, 12)))
+    assert pa.concat_tables(parts).equals(whole)
+    assert whole.column_names == [*table([0]).column_names, *ADDED]
+    assert whole["key"].to_pylist() == [f"row {i}" for i in range(12)]
+    assert whole["error"].to_pylist() == ["empty_prompt: prompt is empty" if i == 3 else None for i in range(12)]
+    assert whole["completion_tokens"].to_pylist()[:5] == [1, 8, 8, None, 8]
+
+
+def test_the_other_format(generator):
+    """Values of numpy are none of Python's: NaN stands for null, lists are arrays."""
+    (expected,) = run(generator, table(range(6)))
+    batch = {
+        name: column.to_numpy(zero_copy_only=False)
+        for name, column in zip(table([0]).column_names, table(range(6)).columns, strict=True)
+    }
+    batch["max_tokens"] = np.array([1, 8, 8, 4, 8, 8])
+    (found,) = run(generator, batch)
+    assert list(found["text"][:3]) == expected["text"].to_pylist()[:3]
+    messages = np.array([[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]], dtype=object)
+    (chats,) = run(generator, {"messages": messages[:, :1], "top_k": np.array([3, 4])})
+    assert list(chats["error"]) == [None, None]
+    (ids,) = run(generator, {"prompt_token_ids": np.array([[5, 6], [7, 8]])})
+    assert list(ids["prompt_tokens"]) == [2, 2]
+
+
+def test_an_empty_batch(generator):
+    """It waited for ever; a block of a filtered dataset has no rows. Its columns have types all the same."""
+    (found,) = run(generator, table([]))
+    assert (found.num_rows, found.schema.field("text").type) == (0, pa.string())
+
+
+def test_rows_that_the_columns_cannot_hold(generator):
+    """All but the first completion would be lost without a word."""
+    (found,) = run(generator, pa.table({"prompt": ["a", "b"], "n": [1, 2]}))
+    assert found["error"].to_pylist()[0] is None
+    assert found["error"].to_pylist()[1].startswith("unsupported_field: n: ")
+
+
+def test_names_of_columns(model_folder):
+    """Datasets have names of their own, and some of them are ours."""
+    names = {"prompt": "question", "text": "answer"}
+    generator = Generator(str(model_folder), device="cpu", sampling={"max_tokens": 2}, columns=names)
+    (found,) = run(generator, pa.table({"question": ["a"], "prompt": [7], "text": ["kept"], "index": [1]}))
+    assert found.column_names == ["question", "prompt", "text", "index", "answer", *ADDED[1:]]
+    assert found["error"].to_pylist() == [None]
+    assert found["text"].to_pylist() == ["kept"]
+    with pytest.raises(ValueError, match="has a column answer already"):
+        run(generator, pa.table({"question": ["a"], "answer": ["b"]}))
+
+
+def test_settings_that_are_impossible(model_folder, tmp_path):
+    """They were errors of each row, or of an unknown machine."""
+    with pytest.raises(ValueError, match="maxtokens is no sampling field"):
+        Generator(str(model_folder), device="cpu", sampling={"maxtokens": 8})
+    with pytest.raises(RuntimeError, match=f"^{os.uname().nodename}: .*none"):
+        Generator(str(tmp_path / "none"), device="cpu")
+
+
+def test_an_engine_that_fails_ends_its_process(model_folder):
+    """A raised error would come back for each batch, since Ray retries it on the same actor."""
+    script = f"""
+import asyncio, pyarrow as pa
+from rosebatch.ray import Generator
+from rosebatch.engine.engine import Engine
+def fail(self): raise RuntimeError("the device is lost")
+Engine.step = fail
+async def run(): return [r async for r in Generator({str(model_folder)!r}, device="cpu")(pa.table({{"prompt": ["a"]}}))]
+asyncio.run(run())
+"""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "RuntimeError: the device is lost" in done.stderr
+
+
+@pytest.mark.thorough
+def test_the_example_interrupted_and_continued(rays, model_folder, tmp_path):
+    """Rows came twice or never."""
+    (tmp_path / "in").mkdir()
+    for part in range(10):
+        rows = table(range(part * 40, part * 40 + 40))
+        prompts = pa.array([f"{number} and more" for number in range(40)])
+        rows = rows.drop(["key", "prompt", "max_tokens"]).append_column("prompt", prompts)
+        rows = rows.append_column("id", pa.array(range(part * 40, part * 40 + 40)))
+        pq.write_table(rows, tmp_path / "in" / f"{part}.parquet")
+    flags = ["--model", model_folder, "--device", "cpu", "--batch-size", 4, "--max-tokens", 60, "--block-rows", 20]
+    command = [sys.executable, ROOT / "examples" / "ray_data.py", tmp_path / "in", tmp_path / "out", *flags]
+
+    def begin():
+        with (tmp_path / "log").open("a") as log:
+            return subprocess.Popen(
+                list(map(str, command)), stdout=log, stderr=log, cwd=tmp_path, start_new_session=True
+            )
+
+    job, kills = begin(), 0
+    until(lambda: list((tmp_path / "out").glob("*.parquet")) or job.poll() is not None, 120)
+    if job.poll() is None:
+        job.send_signal(signal.SIGKILL)
+        kills += 1
+    job.wait()
+    until(lambda: not rays.processes("ray::Map"))
+    assert kills
+    written = pq.read_table(tmp_path / "out").num_rows
+    assert 0 < written < 400
+    assert begin().wait(200) == 0, (tmp_path / "log").read_text()[-2000:]
+    found = pq.read_table(tmp_path / "out")
+    assert sorted(found["id"].to_pylist()) == list(range(400))
+    assert set(found["error"].to_pylist()) == {None}
