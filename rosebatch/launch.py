@@ -102,9 +102,10 @@ def plan_launch(config: RunConfig, *, quiet: bool = False) -> LaunchPlan:
         quiet=quiet,
     )
     folder = find_tokenizer(config.tokenizer, quiet=quiet) if config.tokenizer is not None else source.folder
-    require_divisible(source.config, config.tensor_parallel_size)
-    if device.type == "cuda" and (count := torch.cuda.device_count()) < config.tensor_parallel_size:
-        raise FlagError(f"--tensor-parallel-size {config.tensor_parallel_size}: this process sees {count} GPUs")
+    if (ranks := config.tensor_parallel_size) > 1:
+        require_divisible(source.config, ranks)
+        if device.type == "cuda" and (count := torch.cuda.device_count()) < ranks:
+            raise FlagError(f"--tensor-parallel-size {ranks}: this process sees {count} GPUs")
     off = switched_off_by(source.config)
     for name, reason in off.items():
         if config.toggles.get(name):

@@ -44,8 +44,6 @@ def require_divisible(config: ModelConfig, size: int) -> None:
         FlagError: they cannot.
     """
     flag = f"--tensor-parallel-size {size}"
-    if size == 1:
-        return
     if config.family == "transformers":
         raise FlagError(f"{flag}: transformers' own code runs this model, on one device only")
     counts = {"heads": config.num_heads}
