@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch.ops import Experts, Linear, Ops, Pending, RoutedExperts, WholeRMSNorm
+from rosebatch.ops import Exchange, Experts, Linear, Ops, Pending, RoutedExperts, WholeRMSNorm, parts_or_product
 from rosebatch.share import Share
 
 
@@ -33,6 +33,14 @@ class Group(Protocol):
         """``[rows, columns]`` of each process -> ``[processes, rows, columns]``. ``tensor`` is contiguous."""
         ...
 
+    def prepare(self, size: int, dtype: torch.dtype) -> None:
+        """Make ``exchange`` possible for rows of this size. Called once, before the first step."""
+        ...
+
+    def exchange(self, rows: int, size: int, dtype: torch.dtype) -> Exchange | None:
+        """For a kernel that sums so many rows over all processes; None if ``sum_`` is the better way."""
+        ...
+
     def least(self, numbers: Sequence[int]) -> list[int]:
         """The least of each number over all processes."""
         ...
@@ -42,18 +50,29 @@ def divide(ops: Ops, group: Group) -> Ops:
     """The operators of a process of the group, made of those of a process that is alone."""
     share = group.share
 
+    product = parts_or_product() if ops.exchanges else _product
+
+    def summed(pending: Pending, x: Tensor) -> Pending:
+        """Of all processes. All have the bias, so the norm adds it once."""
+        value = pending.value
+        rows, size = value.shape[-2:]
+        exchange = group.exchange(rows, size, x.dtype) if ops.exchanges else None
+        if exchange is not None:
+            return pending._replace(exchange=exchange)
+        parts = value.sum(0, keepdim=True) if value.ndim > x.ndim else value
+        return Pending(group.sum_(parts.contiguous()), pending.bias)
+
     def project(projection: Linear, x: Tensor) -> Pending:
-        # All processes have the bias, so the norm adds it once.
-        return Pending(group.sum_(projection.product(x).contiguous()), projection.bias)
+        return summed(product(projection, x), x)
+
+    def project_to_clip(projection: Linear, x: Tensor) -> Pending:
+        return Pending(group.sum_(projection.product(x).contiguous()))
 
     def experts(layer: Experts) -> RoutedExperts:
         own = ops.experts(layer)
 
         def run(x: Tensor, logits: Tensor, shared: Tensor | None) -> Pending:
-            value, bias = own(x, logits, shared)
-            assert bias is None, "biases of experts are inside of their sum"
-            parts = value.sum(0, keepdim=True) if value.ndim > x.ndim else value
-            return Pending(group.sum_(parts.contiguous()))
+            return summed(own(x, logits, shared), x)
 
         return run
 
@@ -75,12 +94,16 @@ def divide(ops: Ops, group: Group) -> Ops:
         ops,
         share=share,
         project=project,
-        project_to_clip=project,
+        project_to_clip=project_to_clip,
         experts=experts,
         embed=embed,
         gather=gather,
         whole_norm=lambda projection, norm: _NormedProjection(projection, norm, group),
     )
+
+
+def _product(projection: Linear, x: Tensor) -> Pending:
+    return Pending(projection.product(x), projection.bias)
 
 
 @dataclass(slots=True)

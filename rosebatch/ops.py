@@ -18,6 +18,7 @@ from torch.nn import functional
 from rosebatch.config import Sampler
 from rosebatch.share import WHOLE, Share
 from rosebatch.toggles import Toggles
+from rosebatch_kernels.common.exchange import Exchange as Exchange
 from rosebatch_kernels.common.head_norms import Gain as Gain
 from rosebatch_kernels.common.head_norms import HeadLayerNorm as HeadLayerNorm
 from rosebatch_kernels.common.head_norms import HeadNorm as HeadNorm
@@ -84,10 +85,12 @@ class Pending(NamedTuple):
     Attributes:
         value: ``[T, H]``, or ``[S, T, H]`` fp32, parts to be summed.
         bias: ``[H]``, to be added as well.
+        exchange: if the value is this rank's part of a sum over ranks.
     """
 
     value: Tensor
     bias: Tensor | None = None
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -199,7 +202,8 @@ class Ops:
     ``project_to_clip`` does so for ``add_uclip_norm``. ``activated`` and ``gated`` apply the product whose result is
     activated; ``gated`` takes the values of ``GATES``. ``experts`` prepares the routed experts of a layer. ``embed``
     looks ids up in the table of embeddings. Where several processes hold the model, ``share`` is this one's, ``gather``
-    puts their logits together, and ``whole_norm`` applies a norm over the heads of all behind a product.
+    puts their logits together, and ``whole_norm`` applies a norm over the heads of all behind a product. ``exchanges``
+    says whether the operators whose names begin with ``add``, but not ``add_uclip_norm``, can sum over ranks.
     """
 
     linear: Callable[[Weight, Tensor | None], Linear]
@@ -209,6 +213,7 @@ class Ops:
     embed: Callable[[Tensor, Tensor, int], Tensor] = _embed
     gather: Callable[[Tensor, int], Tensor] = _not_divided
     whole_norm: Callable[[Linear, WholeRMSNorm], Linear] = _not_divided
+    exchanges: bool = False
     project: Callable[[Linear, Tensor], Pending] = _whole
     project_to_clip: Callable[[Linear, Tensor], Pending] = _whole
     add: Callable[[Pending, Tensor], Tensor] = _add
@@ -456,7 +461,7 @@ def _product(projection: Linear, x: Tensor) -> Pending:
     return Pending(projection.product(x), projection.bias)
 
 
-def _parts_or_product() -> Callable[[Linear, Tensor], Pending]:
+def parts_or_product() -> Callable[[Linear, Tensor], Pending]:
     """The product in parts if that is faster: the kernel of the norm sums them up."""
     from rosebatch_kernels.linear.streamed import StreamedLinear
 
@@ -470,7 +475,7 @@ def _parts_or_product() -> Callable[[Linear, Tensor], Pending]:
 
 def _biased_or_parts() -> Callable[[Linear, Tensor], Pending]:
     """The same, but a bias is added by the product."""
-    unbiased = _parts_or_product()
+    unbiased = parts_or_product()
     return lambda projection, x: unbiased(projection, x) if projection.bias is None else _whole(projection, x)
 
 
@@ -484,26 +489,29 @@ def _norm_ops(toggles: Toggles) -> dict[str, Any]:
         from rosebatch_kernels.norm import kernel
 
         def add(pending: Pending, residual: Tensor) -> Tensor:
-            total: Tensor = kernel.add(pending.value, residual, pending.bias)
+            total: Tensor = kernel.add(pending.value, residual, pending.bias, pending.exchange)
             return total
 
         def add_layer_norm(
             pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
         ) -> tuple[Tensor, Tensor]:
-            return kernel.add_layer_norm(pending.value, residual, weight, bias, eps, pending.bias)
+            return kernel.add_layer_norm(pending.value, residual, weight, bias, eps, pending.bias, pending.exchange)
 
         def add_rms_norm(
             pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0
         ) -> tuple[Tensor, Tensor]:
-            return kernel.add_rms_norm(pending.value, residual, weight, eps, pending.bias, scale)
+            return kernel.add_rms_norm(pending.value, residual, weight, eps, pending.bias, scale, pending.exchange)
 
         def add_post_norm(
             pending: Pending, residual: Tensor, post_weight: Tensor, weight: Tensor | None, eps: float
         ) -> tuple[Tensor, Tensor]:
-            return kernel.add_post_norm(pending.value, residual, post_weight, weight, eps, pending.bias)
+            return kernel.add_post_norm(
+                pending.value, residual, post_weight, weight, eps, pending.bias, pending.exchange
+            )
 
         return {
-            "project": _parts_or_product() if toggles.fused_mlp else _biased_or_parts(),
+            "exchanges": True,
+            "project": parts_or_product() if toggles.fused_mlp else _biased_or_parts(),
             "add": add,
             "layer_norm": kernel.layer_norm,
             "add_layer_norm": add_layer_norm,
@@ -559,6 +567,6 @@ def _clip_ops(toggles: Toggles) -> dict[str, Any]:
     in_parts = toggles.fused_norm and toggles.fused_peri_norm
     return {
         "uclip_norm": clips.uclip_norm,
-        "project_to_clip": _parts_or_product() if in_parts else _product,
+        "project_to_clip": parts_or_product() if in_parts else _product,
         "add_uclip_norm": fused if toggles.fused_peri_norm else apart,
     }

@@ -91,6 +91,8 @@ def load_engine(
     ops = select(toggles, device.type, limits.sampler)
     if group is not None:
         ops = divide(ops, group)
+        if ops.exchanges:
+            group.prepare(source.config.hidden_size, source.dtype)
     model = source.build(ops, device)
     waits = model.waits if isinstance(model, Fallback) else None
     if waits is not None:

@@ -9,6 +9,8 @@ from torch import Tensor, distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rosebatch.errors import FlagError
+from rosebatch.ops import Exchange
+from rosebatch.ranks.symmetric import Exchanges
 from rosebatch.share import Share
 
 _HOST = "127.0.0.1"
@@ -16,6 +18,8 @@ _HOST = "127.0.0.1"
 _TO_JOIN = timedelta(minutes=10)
 # Of a collective. A process that dies is noticed at once, by the end of its connection.
 _TO_WAIT = timedelta(days=1)
+# Bytes of a sum over ranks that the kernel of a norm makes; NCCL is faster for larger ones.
+_MOST_EXCHANGED = 2 << 20
 
 
 # PyTorch 2.13 renamed it.
@@ -34,6 +38,7 @@ class TorchGroup:
     def __init__(self, share: Share, store: TCPStore, device: torch.device) -> None:
         self.share = share
         self._device = device
+        self._exchanges: Exchanges | None = None
         if distributed.is_initialized():
             raise FlagError(f"--tensor-parallel-size {share.size}: this process has another divided model already")
         on_gpu = device.type == "cuda"
@@ -41,6 +46,7 @@ class TorchGroup:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         # Multicast over NVLink needs rights that containers often lack, and NCCL fails without them.
         os.environ["NCCL_NVLS_ENABLE"] = "0"
+        os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=store,
@@ -60,6 +66,16 @@ class TorchGroup:
         parts = tensor.new_empty(self.share.size * len(tensor), *tensor.shape[1:])
         _gather(parts, tensor)
         return parts.view(self.share.size, *tensor.shape)
+
+    def exchange(self, rows: int, size: int, dtype: torch.dtype) -> Exchange | None:
+        """See ``Group``."""
+        assert self._exchanges is not None and self._exchanges.fits(size, dtype), "see prepare"
+        return self._exchanges.next(rows)
+
+    def prepare(self, size: int, dtype: torch.dtype) -> None:
+        """See ``Group``."""
+        rows = max(1, _MOST_EXCHANGED // (size * dtype.itemsize))
+        self._exchanges = Exchanges(self.share, rows, size, dtype, self._device)
 
     def least(self, numbers: Sequence[int]) -> list[int]:
         """See ``Group``."""

@@ -27,6 +27,9 @@ class _Meeting:
         self.brought: list[Any] = [None] * size
         self._barrier = Barrier(size, timeout=60)
 
+    def prepare(self, size: int, dtype: torch.dtype) -> None:
+        pass
+
     def exchange(self, rank: int, value: Any) -> list[Any]:
         self.brought[rank] = value
         self._barrier.wait()
@@ -53,6 +56,12 @@ class ThreadGroup:
     def gather(self, tensor: Tensor) -> Tensor:
         assert tensor.is_contiguous()
         return torch.stack(self._meeting.exchange(self.share.rank, tensor))
+
+    def prepare(self, size: int, dtype: torch.dtype) -> None:
+        pass
+
+    def exchange(self, rows: int, size: int, dtype: torch.dtype) -> None:
+        return None
 
     def least(self, numbers: Sequence[int]) -> list[int]:
         return [min(each) for each in zip(*self._meeting.exchange(self.share.rank, numbers), strict=True)]

@@ -161,6 +161,7 @@ def delta_rule() -> None:
 
 
 def layers() -> None:
+    from rosebatch_kernels.common.exchange import Exchange
     from rosebatch_kernels.kv_cache import kernel as kv_cache
     from rosebatch_kernels.linear import kernel as linear
     from rosebatch_kernels.mlp import kernel as mlp
@@ -177,6 +178,8 @@ def layers() -> None:
         for last in (weight.float(), None):
             norm.add_post_norm(in_parts, x, weight.float(), last, 1e-6, weight)
         norm.add_layer_norm(empty(4, rows, size, dtype=torch.float32), x, weight, weight, 1e-6, weight)
+        exchange = Exchange((empty(rows * size), empty(rows * size)), (ints(2 * rows), ints(2 * rows)), 1)
+        norm.add_rms_norm(in_parts, x, weight, 1e-6, None, exchange=exchange)
         uclip.uclip_norm(x.view(rows, -1, 64), empty(64), 0.5)
         uclip.add_uclip_norm(empty(8, rows, size, dtype=torch.float32), x, weight, -1.5, weight, 0.5)
     for name in ("bias_gelu_erf_", "bias_gelu_tanh_", "bias_relu_"):

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.exchange import Exchange, sum_over_ranks
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rows import rows_of
 from rosebatch_kernels.common.tuned import Steps, value_at
@@ -41,13 +42,20 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
 
 def add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, x_bias: Tensor | None = None
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    x_bias: Tensor | None = None,
+    exchange: Exchange | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``, both new.
 
     ``x`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear.kernel``).
+    With ``exchange``, ``x`` is this rank's part of a sum over ranks.
     """
-    return _launch(x, x_bias, residual, weight, bias, eps, kind="layer")
+    return _launch(x, x_bias, residual, weight, bias, eps, kind="layer", exchange=exchange)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -60,26 +68,38 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, x_bias: Tensor | None = None, scale: float = 1.0
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    x_bias: Tensor | None = None,
+    scale: float = 1.0,
+    exchange: Exchange | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + scale · (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, both new."""
-    return _launch(x, x_bias, residual, weight, None, eps, kind="rms", scale=scale)
+    return _launch(x, x_bias, residual, weight, None, eps, kind="rms", scale=scale, exchange=exchange)
 
 
 def add_post_norm(
-    x: Tensor, residual: Tensor, post_weight: Tensor, weight: Tensor | None, eps: float, x_bias: Tensor | None = None
+    x: Tensor,
+    residual: Tensor,
+    post_weight: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    x_bias: Tensor | None = None,
+    exchange: Exchange | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + RMSNorm(x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``; ``x`` as above.
 
     Without a second weight, both results are the same new tensor.
     """
     kind = None if weight is None else "rms"
-    return _launch(x, x_bias, residual, weight, None, eps, kind=kind, post_weight=post_weight)
+    return _launch(x, x_bias, residual, weight, None, eps, kind=kind, post_weight=post_weight, exchange=exchange)
 
 
-def add(x: Tensor, residual: Tensor, x_bias: Tensor | None = None) -> Tensor:
+def add(x: Tensor, residual: Tensor, x_bias: Tensor | None = None, exchange: Exchange | None = None) -> Tensor:
     """``residual + (x + x_bias)``, a new ``[T, H]``; ``x`` as above."""
-    return _launch(x, x_bias, residual, None, None, 0.0, kind=None)[1]
+    return _launch(x, x_bias, residual, None, None, 0.0, kind=None, exchange=exchange)[1]
 
 
 def _launch(
@@ -93,6 +113,7 @@ def _launch(
     kind: str | None,
     post_weight: Tensor | None = None,
     scale: float = 1.0,
+    exchange: Exchange | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The norm of ``kind``: ``layer``, ``rms`` or None. Without a residual, the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
@@ -115,6 +136,9 @@ def _launch(
         rows.inner_stride,
         0 if residual is None else residual.stride(0),
         eps,
+        None if exchange is None else exchange.buffers,
+        None if exchange is None else exchange.signals,
+        rank=0 if exchange is None else exchange.rank,
         scale=float(scale),
         kind=kind,
         heads=rows.heads,
@@ -143,6 +167,9 @@ def _norm(
     inner_stride,
     residual_stride,
     eps,
+    buffers,
+    signals,
+    rank: tl.constexpr,
     scale: tl.constexpr,
     kind: tl.constexpr,
     heads: tl.constexpr,
@@ -175,6 +202,8 @@ def _norm(
         addend = tl.load(residual + row * residual_stride + column, inside, other=0.0).to(tl.float32)
     for part in tl.static_range(1, parts):
         value += tl.load(x + token * x_stride + part * inner_stride + column, inside, other=0.0)
+    if buffers is not None:
+        value = sum_over_ranks(value, row * size + column, inside, buffers, signals, rank)
     if x_bias is not None:
         value += shift
     dtype = normed.dtype.element_ty

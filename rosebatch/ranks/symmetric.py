@@ -1,0 +1,57 @@
+"""Memory of each GPU that the kernels of all others read and write, see ``rosebatch_kernels.common.exchange``."""
+
+import torch
+from torch import distributed
+from torch.distributed import _symmetric_memory as symmetric
+
+from rosebatch.ops import Exchange
+from rosebatch.share import Share
+
+# Two sums that follow each other need memory of their own.
+_TURNS = 2
+_SIGNAL_BYTES = 4
+
+
+class Exchanges:
+    """What sums over ranks use in turn. All processes of the group make it together.
+
+    Args:
+        share: of this process.
+        rows: most rows of a sum.
+        size: of a row.
+        dtype: of the parts.
+        device: of this process.
+    """
+
+    def __init__(self, share: Share, rows: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        part, signals = rows * size * dtype.itemsize, rows * share.size * _SIGNAL_BYTES
+        memory = symmetric.empty(_TURNS * (part + signals), dtype=torch.uint8, device=device)
+        memory.zero_()
+        assert distributed.group.WORLD is not None, "the group is there"
+        handle = symmetric.rendezvous(memory, distributed.group.WORLD)
+        # Nobody may signal before all signals are 0.
+        distributed.barrier()
+        torch.cuda.synchronize()
+        self._rows, self._kind, self._memory, self._turn = rows, (size, dtype), memory, 0
+        self._turns = []
+        for turn in range(_TURNS):
+            start = turn * (part + signals)
+            buffers = [
+                handle.get_buffer(rank, (rows * size,), dtype, start // dtype.itemsize) for rank in range(share.size)
+            ]
+            flags = [
+                handle.get_buffer(rank, (rows * share.size,), torch.int32, (start + part) // _SIGNAL_BYTES)
+                for rank in range(share.size)
+            ]
+            self._turns.append(Exchange(tuple(buffers), tuple(flags), share.rank))
+
+    def fits(self, size: int, dtype: torch.dtype) -> bool:
+        """Whether they are for such rows."""
+        return self._kind == (size, dtype)
+
+    def next(self, rows: int) -> Exchange | None:
+        """For the next sum of so many rows; None if they are too many."""
+        if rows > self._rows:
+            return None
+        self._turn = (self._turn + 1) % _TURNS
+        return self._turns[self._turn]
