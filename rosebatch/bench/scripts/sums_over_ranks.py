@@ -22,7 +22,7 @@ def main() -> None:
     """Start a process for each GPU."""
     size = int(sys.argv[1]) if len(sys.argv) > 1 else torch.cuda.device_count()
     store = open_store(size)
-    multiprocessing.spawn(_run, (size, store.port), nprocs=size)
+    multiprocessing.spawn(_run, (size, store.port), nprocs=size)  # type: ignore[no-untyped-call]
 
 
 def _run(rank: int, size: int, port: int) -> None:
@@ -39,7 +39,7 @@ def _run(rank: int, size: int, port: int) -> None:
                 norm.add_rms_norm(group.sum_(x), residual, weight, _EPS)
 
             def inside(x: torch.Tensor = x, residual: torch.Tensor = residual, weight: torch.Tensor = weight) -> None:
-                exchange = group.exchange(*x.shape, x.dtype)
+                exchange = group.exchange(len(x), x.shape[1], x.dtype)
                 norm.add_rms_norm(x, residual, weight, _EPS, exchange=exchange)
 
             line = f"{size} GPUs  {rows:4} x {columns}"
@@ -54,7 +54,7 @@ def _run(rank: int, size: int, port: int) -> None:
 
 
 def _require_equal(group: TorchGroup, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> None:
-    exchange = group.exchange(*x.shape, x.dtype)
+    exchange = group.exchange(len(x), x.shape[1], x.dtype)
     found = norm.add_rms_norm(x, residual, weight, _EPS, exchange=exchange)
     expected = norm.add_rms_norm(group.sum_(x.clone()), residual, weight, _EPS)
     for each, other in zip(found, expected, strict=True):
