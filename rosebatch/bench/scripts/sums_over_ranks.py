@@ -22,7 +22,7 @@ def main() -> None:
     """Start a process for each GPU."""
     size = int(sys.argv[1]) if len(sys.argv) > 1 else torch.cuda.device_count()
     store = open_store(size)
-    multiprocessing.spawn(_run, (size, store.port), nprocs=size)  # type: ignore[no-untyped-call]
+    multiprocessing.spawn(_run, (size, store.port), nprocs=size)  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
 
 
 def _run(rank: int, size: int, port: int) -> None:
