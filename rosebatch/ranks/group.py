@@ -45,8 +45,7 @@ class TorchGroup:
         # All processes are on one machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         # Multicast over NVLink needs rights that containers often lack, and NCCL fails without them.
-        os.environ["NCCL_NVLS_ENABLE"] = "0"
-        os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+        os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=store,
