@@ -3,7 +3,9 @@
 import os
 import signal
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, NoReturn
 
 from rosebatch.errors import UserError
 from rosebatch.host.parent_link import ParentLink
@@ -14,9 +16,10 @@ def main() -> NoReturn:
     """Follow the process at the connection whose descriptor is the first argument, until it ends."""
     # Ctrl-C in a terminal reaches all processes: the leader decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    link = ParentLink(int(sys.argv[1]))
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    link = ParentLink(int(sys.argv[1]), inbox.put)
     try:
-        _work(link)
+        _work(link, inbox.get)
     except UserError as error:
         link.tell(m.Failed(str(error)))
     except Exception as error:
@@ -25,8 +28,8 @@ def main() -> NoReturn:
     os._exit(1)
 
 
-def _work(link: ParentLink) -> None:
-    setup: m.Setup = link.hear()
+def _work(link: ParentLink, hear: Callable[[], Any]) -> None:
+    setup: m.Setup = hear()
     from rosebatch.engine.load import load_engine
     from rosebatch.launch import divide_threads, plan_launch
     from rosebatch.ranks.following import follow
@@ -38,4 +41,4 @@ def _work(link: ParentLink) -> None:
     link.tell(m.Ready())
     group = TorchGroup(setup.share, store, plan.device)
     engine = load_engine(plan.source, plan.config, plan.toggles, plan.device, group).engine
-    follow(engine.runner, link.hear, engine.lookahead)
+    follow(engine.runner, hear, engine.lookahead)

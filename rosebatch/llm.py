@@ -29,7 +29,7 @@ OnError = Literal["raise", "return"]
 
 # vLLM's names of our switches.
 _SWITCHES = {"enable_prefix_caching": "prefix_cache", "enable_chunked_prefill": "chunked_prefill"}
-# Its parameters that change nothing here, with the values that ask for nothing.
+# Its parameters and ours that change nothing here, with the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "disable_log_stats": (True, False),
     "enforce_eager": (False,),

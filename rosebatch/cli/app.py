@@ -37,6 +37,7 @@ app = typer.Typer(
 _OF_JOBS = ("data_parallel_size", "ray", "worker_timeout")
 # What only files of rows need.
 _OF_ROWS = (
+    "ray",
     "generation_config", "tokenizer", "chat_template",
     "max_prompt_bytes", "max_inflight_bytes", "grammar_timeout", "grammar_memory",
 )  # fmt: skip

@@ -1,20 +1,24 @@
 """The connection of a ``ChildProcess`` to its parent, seen from the child."""
 
 import os
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
 
 class ParentLink:
-    """Messages from and to the parent. A thread receives, so the end of the parent ends this process in any state."""
+    """Messages from and to the parent. A thread receives, so the end of the parent ends this process in any state.
 
-    def __init__(self, descriptor: int) -> None:
+    Args:
+        descriptor: of the connection.
+        hear: called with each message of the parent, on another thread.
+    """
+
+    def __init__(self, descriptor: int, hear: Callable[[Any], None]) -> None:
         self._connection = Connection(descriptor)
         self._lock = Lock()
-        self._inbox: SimpleQueue[Any] = SimpleQueue()
-        Thread(target=self._receive, daemon=True).start()
+        Thread(target=self._receive, args=(hear,), daemon=True).start()
 
     def tell(self, message: Any) -> None:
         """Send a message."""
@@ -24,13 +28,9 @@ class ParentLink:
         except OSError:
             os._exit(1)
 
-    def hear(self) -> Any:
-        """Wait for the next message."""
-        return self._inbox.get()
-
-    def _receive(self) -> None:
+    def _receive(self, hear: Callable[[Any], None]) -> None:
         try:
             while True:
-                self._inbox.put(self._connection.recv())
+                hear(self._connection.recv())
         except (EOFError, OSError):
             os._exit(1)

@@ -3,27 +3,19 @@
 import heapq
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 from rosebatch.io.part_file import PartFile
 
 
 class MergedParts:
-    """What an output needs of a part file.
+    """See ``rosebatch.io.output.Results``.
 
     Args:
-        path: for messages.
         parts: with no row in two of them.
     """
 
-    def __init__(self, path: Path, parts: Sequence[PartFile]) -> None:
-        self.path = path
-        self.manifest: dict[str, Any] = parts[0].manifest
+    def __init__(self, parts: Sequence[PartFile]) -> None:
         self._parts = parts
-
-    def __contains__(self, index: int) -> bool:
-        return any(index in part for part in self._parts)
 
     @property
     def num_rows(self) -> int:
@@ -40,17 +32,8 @@ class MergedParts:
         sorted_rows = heapq.merge(*(part.numbered_rows(failed=failed) for part in self._parts))
         return (row for _, row in sorted_rows)
 
-    def sync(self) -> None:
-        """Nothing: the files are complete."""
-
-    def close(self) -> None:
-        """Release all files."""
-        with ExitStack() as stack:
-            for part in self._parts:
-                stack.callback(part.close)
-
     def remove(self) -> None:
-        """Delete all files."""
+        """Delete all files, also where one of them cannot be deleted."""
         with ExitStack() as stack:
             for part in self._parts:
                 stack.callback(part.remove)

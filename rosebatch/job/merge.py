@@ -32,12 +32,13 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
     path = Target.of(job.output or "-").path
     found = find_parts(path)
     _require_all(path, found)
+    shards = sorted(found, key=lambda shard: shard.number)
     parts: list[PartFile] = []
     try:
-        for _, each in sorted(found.items(), key=lambda item: item[0].number):
-            part = PartFile.reopen(each)
+        for shard in shards:
+            part = PartFile.reopen(found[shard])
             if part is None:
-                raise UserError(f"{each}: its run has not begun")
+                raise UserError(f"{found[shard]}: its run has not begun")
             parts.append(part)
         first = parts[0].manifest
         job = replace(job, input_format=first["input_format"], result_column=first["result_column"])
@@ -46,8 +47,10 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
             _require_alike(parts[0], part)
         if reader.digest() != first["input"]:
             raise UserError(f"{job.input}: is not the input of the shards, or has changed since")
-        merged = MergedParts(path, parts)
-        _require_complete(merged, found, sum(map(len, reader.records())))
+        total = sum(map(len, reader.records()))
+        for shard, part in zip(shards, parts, strict=True):
+            _require_complete(shard, part, total)
+        merged = MergedParts(parts)
         placement_of(find_destination(job, reader), reader, job.rows_per_file).appear(merged)
         num_rows, num_failed = merged.num_rows, merged.num_failed
         merged.remove()
@@ -76,12 +79,9 @@ def _require_alike(first: PartFile, part: PartFile) -> None:
         raise UserError(f"{part.path} and {first.path} are of different runs: {'; '.join(found)}")
 
 
-def _require_complete(merged: MergedParts, found: dict[Shard, Path], total: int) -> None:
-    for shard, path in found.items():
-        missing = [index for index in range(total) if shard.has(index) and index not in merged]
-        if missing:
-            rows = _missing("row", [index + 1 for index in missing])
-            raise UserError(f"{path}: {rows}; run shard {shard} again with --resume")
+def _require_complete(shard: Shard, part: PartFile, total: int) -> None:
+    if missing := [index + 1 for index in shard.rows(total) if index not in part]:
+        raise UserError(f"{part.path}: {_missing('row', missing)}; run shard {shard} again with --resume")
 
 
 def _missing(what: str, numbers: list[int], of: str = "") -> str:

@@ -1,6 +1,7 @@
 """A share of a job's rows: one of several runs, on machines that need not know of each other."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,11 @@ class Shard:
     def has(self, index: int) -> bool:
         """Whether a row belongs to it."""
         return index // _CHUNK % self.count == self.number - 1
+
+    def rows(self, total: int) -> Iterator[int]:
+        """The rows that belong to it, of so many in all."""
+        for start in range((self.number - 1) * _CHUNK, total, self.count * _CHUNK):
+            yield from range(start, min(start + _CHUNK, total))
 
     def size(self, total: int) -> int:
         """Its number of rows, of so many in all."""

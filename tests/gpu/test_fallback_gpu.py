@@ -41,7 +41,7 @@ def golden(
         shared[: numbers.randrange(40)] + [numbers.randrange(5, 211) for _ in range(numbers.randrange(1, 50))]
         for _ in range(72)
     ]
-    return request.param, folder, prompts, reference(model, prompts)
+    return request.param, folder, prompts, reference(model, prompts, NEW_TOKENS)
 
 
 @pytest.mark.parametrize(("batch", "chunk", "blocks"), [(1, 8192, 0), (7, 8192, 0), (64, 50, 0), (64, 50, 14)])

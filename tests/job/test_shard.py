@@ -23,6 +23,8 @@ def test_every_row_is_in_one_shard(count, total):
     owners = [[shard for shard in shards if shard.has(index)] for index in range(total)]
     assert all(len(own) == 1 for own in owners)
     assert [shard.size(total) for shard in shards] == [sum(shard in own for own in owners) for shard in shards]
+    for shard in shards:
+        assert [*shard.rows(total)] == [index for index, own in enumerate(owners) if shard in own]
 
 
 def test_neighbours_stay_together():

@@ -99,7 +99,7 @@ def save_tiny_model(config: Any, folder: Path) -> Any:
     return model
 
 
-def reference(model: Any, prompts: list[list[int]]) -> dict[int, list[int]]:
+def reference(model: Any, prompts: list[list[int]], new_tokens: int) -> dict[int, list[int]]:
     """transformers' greedy tokens by the number of the prompt, where no choice depends on rounding."""
     tokens = {}
     for number, prompt in enumerate(prompts):
@@ -108,7 +108,7 @@ def reference(model: Any, prompts: list[list[int]]) -> dict[int, list[int]]:
             out = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=_NEW_TOKENS,
+                max_new_tokens=new_tokens,
                 do_sample=False,
                 pad_token_id=0,
                 return_dict_in_generate=True,
@@ -151,7 +151,7 @@ def try_family(model_type: str, prompts: list[list[int]] | None = None) -> tuple
         folder = Path(name)
         try:
             config = tiny_config(model_type)
-            expected = reference(save_tiny_model(config, folder), prompts)
+            expected = reference(save_tiny_model(config, folder), prompts, _NEW_TOKENS)
         except Exception as error:
             try:
                 find_model(str(folder), "auto", "float32", _CPU, model_impl="transformers")

@@ -7,12 +7,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rosebatch.errors import FlagError, LostProcessError, UserError
+from rosebatch.host.parent_link import ParentLink
 from rosebatch.io.output import Encode
 from rosebatch.io.parse import Row
 from rosebatch.job.workers import messages as m
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rosebatch.launch import LaunchPlan
 
 # Between two signs of life.
-BEAT_SECONDS = 1.0
+_BEAT_SECONDS = 1.0
 # How long an idle worker waits for rows before it shows a sign of life.
 _PAUSE_SECONDS = 0.005
 # Messages with results that wait for time, not for rows, from all workers together. Each takes the parent as long as
@@ -38,7 +38,7 @@ def main() -> NoReturn:
     """Serve the parent at the connection whose descriptor is the first argument, until it ends it."""
     # Ctrl-C in a terminal reaches all processes: the parent decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    serve_parent(_PipeLink(Connection(int(sys.argv[1]))))
+    serve_parent(_PipeLink(int(sys.argv[1])))
     # To take PyTorch apart takes half a second.
     os._exit(0)
 
@@ -92,34 +92,21 @@ class Link(ABC):
         if self._dropped.is_set():
             raise _DroppedError
         now = time.monotonic()
-        if now - self._beaten >= BEAT_SECONDS:
+        if now - self._beaten >= _BEAT_SECONDS:
             self._beaten = now
             self.tell(m.Beat())
 
 
 class _PipeLink(Link):
-    """A pipe to the parent. A thread receives, so the end of the parent ends this process in any state."""
+    """A pipe to the parent, whose end ends this process."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._connection = connection
-        self._lock = Lock()
-        Thread(target=self._receive, daemon=True).start()
+        self._parent = ParentLink(descriptor, self.receive)
 
     def tell(self, message: Any) -> None:
         """See ``Link``."""
-        try:
-            with self._lock:
-                self._connection.send(message)
-        except OSError:
-            os._exit(1)
-
-    def _receive(self) -> None:
-        try:
-            while True:
-                self.receive(self._connection.recv())
-        except (EOFError, OSError):
-            os._exit(1)
+        self._parent.tell(message)
 
 
 def serve_parent(link: Link) -> None:
