@@ -46,13 +46,16 @@ class TorchGroup:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         # Multicast over NVLink needs rights that containers often lack, and NCCL fails without them.
         os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+        if on_gpu:
+            # Each process sees all GPUs: PyTorch wants the number of the GPU of shared memory, the same in each.
+            torch.cuda.set_device(share.rank)
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=store,
             rank=share.rank,
             world_size=share.size,
             timeout=_TO_WAIT,
-            device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
+            device_id=torch.device("cuda", share.rank) if on_gpu else None,
         )
 
     def sum_(self, tensor: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from rosebatch.engine.engine import Masks, StepRunner
 from rosebatch.engine.plan import StepPlan, StepResult
 from rosebatch.errors import LostProcessError
 from rosebatch.host.child_process import ChildProcess
-from rosebatch.host.gpus import VISIBLE, visible_gpus
 from rosebatch.ranks import messages as m
 from rosebatch.share import Share
 
@@ -38,7 +37,7 @@ class Ranks:
         for rank in range(1, self._size):
             # Their threads must not keep this object alive.
             hear = partial(_hear, weakref.ref(self), rank)
-            self._processes.append(ChildProcess("rosebatch.follow", _gpu_first(rank), hear, loud=False))
+            self._processes.append(ChildProcess("rosebatch.follow", {}, hear, loud=False))
             self._processes[-1].tell(m.Setup(config, Share(rank, self._size), port))
         weakref.finalize(self, _kill, self._processes)
 
@@ -95,12 +94,6 @@ class Ranks:
             with self._changed:
                 self._ready += 1
                 self._changed.notify_all()
-
-
-def _gpu_first(rank: int) -> dict[str, str]:
-    """The variables of a rank's process: of all GPUs, its own is the first, which PyTorch takes."""
-    gpus = visible_gpus()
-    return {VISIBLE: ",".join(gpus[rank:] + gpus[:rank])} if gpus else {}
 
 
 def _nothing() -> None:
