@@ -14,6 +14,7 @@ from rosebatch.io.parse import Record, Row
 from rosebatch.job.footprint import row_bytes
 from rosebatch.job.service import Service
 from rosebatch.job.workers import messages as m
+from rosebatch.job.workers.chunk import Chunk
 from rosebatch.job.workers.pool import Pool
 from rosebatch.job.workers.service import Workers
 from rosebatch.job.workers.serving import Given
@@ -54,7 +55,7 @@ class PooledBackend:
     def stream(self, rows: Iterable[Row], seed: int | None) -> Outputs:
         """See ``Backend``."""
         outputs, task = self._task(PromptRows(seed, in_order=True))
-        return _outputs(task.serve([_record(row)] for row in rows), outputs)
+        return _outputs(task.serve([Chunk.of([_record(row)])] for row in rows), outputs)
 
     @contextmanager
     def service(self) -> Iterator[Service]:

@@ -53,7 +53,7 @@ class ChildProcess:
             Thread(target=work, args=(connection, hear), daemon=True).start()
 
     def tell(self, message: Any) -> None:
-        """Send a message, without waiting."""
+        """Send a message, which is not None, without waiting."""
         self._outbox.put(message)
 
     def kill(self) -> None:
@@ -81,12 +81,13 @@ class ChildProcess:
     def _send(self, connection: Connection, hear: Callable[[Any], None]) -> None:
         # A child that is gone is heard of by the other thread.
         with suppress(OSError, ValueError):
-            while True:
-                connection.send(self._outbox.get())
+            while (message := self._outbox.get()) is not None:
+                connection.send(message)
 
     def _receive(self, connection: Connection, hear: Callable[[Any], None]) -> None:
         try:
             while True:
                 hear(connection.recv())
         except (EOFError, OSError):
+            self._outbox.put(None)
             hear(None)

@@ -102,6 +102,11 @@ class PromptReader:
         """The same, without waiting: True for a stdin that may still turn out to be none."""
         return (self.source == "-" and self.input_format == "auto") or self.is_batch
 
+    @property
+    def can_move(self) -> bool:
+        """Whether another process can read the same: neither stdin nor another pipe, which can be read once."""
+        return self.source != "-" and all(is_url(path) or not is_stream(path) for path in self.paths)
+
     def count(self) -> int | None:
         """The number of rows; None for stdin, and for JSONL at a URL, which would be fetched twice."""
         if self.is_parquet:

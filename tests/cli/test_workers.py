@@ -16,6 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rosebatch.job.workers import service
+from rosebatch.job.workers.reading import ReadingProcess
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -92,6 +95,19 @@ def test_two_processes_give_the_bytes_of_one(start, source, expected, tmp_path):
     assert sum(worker["requests"] for worker in found["workers"]) == 91
     assert sum(worker["output_tokens"] for worker in found["workers"]) == found["output_tokens"]
     assert found["peak_memory_bytes"]["host"] > 0
+
+
+@pytest.mark.thorough
+def test_a_process_that_reads_for_many(cli, monkeypatch, source, expected, model_folder, tmp_path):
+    """With many workers, rows pass through the parent packed: bad ones, repeated ids, the last few of each worker."""
+    monkeypatch.setattr(service, "_MANY_WORKERS", 2)
+    read = []
+    whole = ReadingProcess.read
+    monkeypatch.setattr(ReadingProcess, "read", lambda self, reader: read.append(reader) or whole(self, reader))
+    target = tmp_path / "two.jsonl"
+    assert cli("generate", source, "-o", target, "--model", model_folder, "-dp", 2, "--quiet").code == 3
+    assert target.read_bytes() == expected
+    assert len(read) == 1
 
 
 @pytest.mark.thorough

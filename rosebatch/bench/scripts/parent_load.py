@@ -39,9 +39,12 @@ from rosebatch.report.tally import Tally
 from rosebatch.request import Completion, Request
 from rosebatch.sampling_params import SamplingParams
 
+# A fake in place of a worker; the process that reads the input is the real one.
 _START = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[2]);"
-    "from rosebatch.bench.scripts.parent_load import fake_worker; fake_worker()"
+    "import sys, json, importlib; sys.path[:] = json.loads(sys.argv[2]); name = sys.argv[3];"
+    "fake = name == 'rosebatch.job.workers.child';"
+    "module = importlib.import_module('rosebatch.bench.scripts.parent_load' if fake else name);"
+    "module.fake_worker() if fake else module.main()"
 )
 # What a worker is told by the environment.
 _RESULT_BYTES, _BATCH = "ROSEBATCH_FAKE_RESULT_BYTES", "ROSEBATCH_FAKE_BATCH"
@@ -73,7 +76,7 @@ def fake_worker() -> None:
     # Its line is made as that of any row, from values that are JSON already.
     text = msgspec.Raw(text)
     while not isinstance(message := connection.recv(), m.End):
-        all_records = message.records
+        all_records = list(message.records)
         for at in range(0, len(all_records), batch):
             records = all_records[at : at + batch]
             # Different objects: pickle would send one object once.

@@ -25,6 +25,7 @@ from itertools import count, islice
 
 from rosebatch.io.parse import Record
 from rosebatch.job.workers.child import results_seconds
+from rosebatch.job.workers.chunk import in_chunks
 from rosebatch.job.workers.dispatch import Dispatcher
 
 # Steps between two looks at the rows that wait: a decode window.
@@ -175,13 +176,13 @@ class _Simulation:
         while self._dispatcher.wants:
             rows = list(islice(self._unread, _READ_ROWS))
             if rows:
-                self._dispatcher.offer(rows)
+                self._dispatcher.offer(in_chunks(rows))
             else:
                 self._dispatcher.end()
         for number in numbers:
-            rows = self._dispatcher.take(number)
-            if rows:
-                arrive = partial(self._arrive, number, [row.number for row in rows])
+            chunks = self._dispatcher.take(number)
+            if chunks:
+                arrive = partial(self._arrive, number, [row for chunk in chunks for row in chunk.numbers])
                 self._after(self._parent_free - self._now + _LATENCY_SECONDS, self._of_life(number, arrive))
 
     def _arrive(self, number: int, rows: list[int]) -> None:

@@ -1,7 +1,7 @@
 """Which worker serves which rows. Plain bookkeeping: no process, no clock.
 
 Workers pull: each has credit for so many rows. Towards the end of a job credits shrink, so that no worker has rows
-waiting that another could begin. Rows travel in chunks of neighbours, which often begin alike.
+waiting that another could begin. Rows travel in chunks, which are divided only where that matters.
 
 A worker that dies gives its rows back. One of them may have killed it, so they go out again in groups that run alone on
 a worker, as many as it computes at a time. A group that kills again is divided. One death may have another cause: a row
@@ -9,13 +9,12 @@ has failed when several workers died with this row alone.
 """
 
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from rosebatch.io.parse import Record
+from rosebatch.job.workers.chunk import MOST_ROWS, Chunk, in_chunks
 
-# Rows of a chunk; fewer for a worker with few seats.
-_CHUNK = 64
 # Groups into which rows are divided that killed a worker alone.
 _GROUPS = 8
 # Workers that die with one row alone before that row has failed.
@@ -26,10 +25,10 @@ _MOST_BYTES_READ = 64 << 20
 
 @dataclass(slots=True)
 class _Worker:
-    """The rows that a worker has, by number."""
+    """The rows that a worker has: for each number, the chunk that it came in."""
 
     seats: int
-    rows: dict[int, Record] = field(default_factory=dict)
+    rows: dict[int, Chunk] = field(default_factory=dict)
     size: int = 0
     alone: bool = False
 
@@ -46,14 +45,15 @@ class Dispatcher:
         self._expected = workers
         self._most_bytes = most_bytes
         self._workers: dict[int, _Worker] = {}
-        self._fresh: deque[Record] = deque()
-        self._fresh_bytes = 0
-        self._suspects: deque[list[Record]] = deque()
+        self._fresh: deque[Chunk] = deque()
+        self._suspects: deque[Chunk] = deque()
         # Workers that died with a row alone, by its number.
         self._deaths: Counter[int] = Counter()
         self._ended = False
         # Of all workers so far, the most; and sums, so that no call takes longer with more workers.
         self._most_seats = 0
+        self._num_fresh = 0
+        self._fresh_bytes = 0
         self._num_suspects = 0
         self._num_busy = 0
 
@@ -66,10 +66,12 @@ class Dispatcher:
         """One worker will not join again."""
         self._expected -= 1
 
-    def offer(self, records: Sequence[Record]) -> None:
+    def offer(self, chunks: Iterable[Chunk]) -> None:
         """Take rows that were read."""
-        self._fresh.extend(records)
-        self._fresh_bytes += sum([record.size for record in records])
+        for chunk in chunks:
+            self._fresh.append(chunk)
+            self._num_fresh += len(chunk)
+            self._fresh_bytes += chunk.size
 
     def end(self) -> None:
         """No more rows will be offered."""
@@ -78,8 +80,8 @@ class Dispatcher:
     @property
     def wants(self) -> bool:
         """Whether more rows should be read: as many as tell, towards the end, how many are left for each worker."""
-        most = max(2 * self._most_seats * self._expected, _CHUNK)
-        return not self._ended and len(self._fresh) < most and self._fresh_bytes < _MOST_BYTES_READ
+        most = max(2 * self._most_seats * self._expected, MOST_ROWS)
+        return not self._ended and self._num_fresh < most and self._fresh_bytes < _MOST_BYTES_READ
 
     @property
     def finished(self) -> bool:
@@ -93,60 +95,72 @@ class Dispatcher:
 
     @property
     def _left(self) -> int:
-        return len(self._fresh) + self._num_suspects + self._num_busy
+        return self._num_fresh + self._num_suspects + self._num_busy
 
     def by_load(self) -> list[int]:
         """The workers, those with the fewest rows first."""
         return sorted(self._workers, key=lambda worker: len(self._workers[worker].rows))
 
-    def take(self, worker: int) -> list[Record]:
+    def take(self, worker: int) -> list[Chunk]:
         """The rows that a worker gets now, perhaps none."""
         own = self._workers[worker]
         if own.alone and own.rows:
             return []
         own.alone = bool(self._suspects) and not own.rows
         if own.alone:
-            rows = self._suspects.popleft()
-            self._num_suspects -= len(rows)
+            chunks = [self._suspects.popleft()]
+            self._num_suspects -= len(chunks[0])
         else:
-            rows = self._next_fresh(own)
-        if rows:
-            own.rows.update({row.number: row for row in rows})
-            own.size += sum([row.size for row in rows])
-            self._num_busy += len(rows)
-        return rows
+            chunks = self._next_fresh(own)
+        for chunk in chunks:
+            own.rows.update(dict.fromkeys(chunk.numbers, chunk))
+            own.size += chunk.mean_size * len(chunk)
+            self._num_busy += len(chunk)
+        return chunks
 
-    def _next_fresh(self, own: _Worker) -> list[Record]:
+    def _next_fresh(self, own: _Worker) -> list[Chunk]:
         credit = 2 * own.seats
         if self._ended:
             credit = min(credit, -(-self._left // self._expected))
         room = credit - len(own.rows)
         # Half of the seats' rows still wait there when a chunk is sent, so no seat is empty until it arrives.
-        chunk = min(_CHUNK, max(1, own.seats // 2), credit)
-        if room < chunk and room < len(self._fresh) and own.rows:
+        least = min(MOST_ROWS, max(1, own.seats // 2), credit)
+        if room < least and room < self._num_fresh and own.rows:
             # Else neighbours would go to different workers, one by one.
             return []
-        rows: list[Record] = []
-        size = own.size
-        while self._fresh and len(rows) < room:
-            size += self._fresh[0].size
-            if size > self._most_bytes and (rows or own.rows):
+        chunks: list[Chunk] = []
+        space = self._most_bytes - own.size
+        while self._fresh and room > 0:
+            first = self._fresh.popleft()
+            rows = first.rows_within(room, space)
+            if chunks and rows < len(first) and not self._ended:
+                # Its turn comes as a whole.
+                rows = 0
+            elif not chunks and not own.rows:
+                rows = max(rows, 1)
+            if not rows:
+                self._fresh.appendleft(first)
                 break
-            rows.append(self._fresh.popleft())
-            self._fresh_bytes -= rows[-1].size
-        return rows
+            if rows < len(first):
+                first, rest = first.split(rows)
+                self._fresh.appendleft(rest)
+            chunks.append(first)
+            room, space = room - len(first), space - first.size
+            self._num_fresh -= len(first)
+            self._fresh_bytes -= first.size
+        return chunks
 
     def answered(self, worker: int, numbers: Collection[int]) -> None:
         """A worker has answered rows."""
         own = self._workers[worker]
         take = own.rows.pop
-        own.size -= sum([take(number).size for number in numbers])
+        own.size -= sum([take(number).mean_size for number in numbers])
         self._num_busy -= len(numbers)
 
     def died(self, worker: int) -> list[Record]:
         """A worker is gone: its rows wait for others. Returns the rows that have failed: one, or none."""
         own = self._workers.pop(worker)
-        rows = [own.rows[number] for number in sorted(own.rows)]
+        rows = _rows_of(own)
         self._num_busy -= len(rows)
         if own.alone and len(rows) == 1:
             self._deaths[rows[0].number] += 1
@@ -154,6 +168,13 @@ class Dispatcher:
                 return rows
         # At first as many as run at a time: smaller groups would leave seats empty, and most deaths have other causes.
         size = max(1, -(-len(rows) // _GROUPS) if own.alone else own.seats)
-        self._suspects.extend(rows[i : i + size] for i in range(0, len(rows), size))
+        self._suspects.extend(in_chunks(rows, size))
         self._num_suspects += len(rows)
         return []
+
+
+def _rows_of(worker: _Worker) -> list[Record]:
+    """The rows that a worker has, in order."""
+    chunks = {id(chunk): chunk for chunk in worker.rows.values()}
+    rows = [record for chunk in chunks.values() for record in chunk.records if record.number in worker.rows]
+    return sorted(rows, key=lambda record: record.number)

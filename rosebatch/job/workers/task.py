@@ -15,6 +15,7 @@ from rosebatch.io.rows import FailedRow
 from rosebatch.job.not_finite import MOST_NOT_FINITE, require_finite
 from rosebatch.job.service import Served
 from rosebatch.job.workers import messages as m
+from rosebatch.job.workers.chunk import Chunk, in_chunks
 from rosebatch.job.workers.dispatch import Dispatcher
 from rosebatch.job.workers.pool import Pool
 from rosebatch.report.progress import Progress
@@ -85,7 +86,7 @@ class RowTask:
     check: Callable[[], None] = lambda: None
     _accounts: list[_Account] = field(init=False)
     _dispatcher: Dispatcher = field(init=False)
-    _read: deque[Sequence[Record]] = field(default_factory=deque)
+    _read: deque[Iterable[Chunk]] = field(default_factory=deque)
     _may_read: Semaphore = field(default_factory=lambda: Semaphore(_READ_GROUPS))
     _input_ended: bool = False
     _closed: bool = False
@@ -108,12 +109,12 @@ class RowTask:
         Yields:
             after every turn. Closing the iterator drops what is unfinished.
         """
-        self._read.append(records)
+        self._read.append(in_chunks(records))
         self._input_ended = True
         return self._steps()
 
-    def serve(self, groups: Iterable[Sequence[Record]]) -> Iterator[None]:
-        """Serve rows as a thread reads them, some groups ahead. See ``serve_all``."""
+    def serve(self, groups: Iterable[Sequence[Chunk]]) -> Iterator[None]:
+        """Serve rows as a thread takes them from an iterator, some groups ahead. See ``serve_all``."""
         Thread(target=self._read_rows, args=(groups,), name="rosebatch-read", daemon=True).start()
         return self._steps()
 
@@ -194,7 +195,7 @@ class RowTask:
         if self.progress.has_places:
             self.progress.rename(number, name)
 
-    def _read_rows(self, groups: Iterable[Sequence[Record]]) -> None:
+    def _read_rows(self, groups: Iterable[Sequence[Chunk]]) -> None:
         """Read the input, on a thread: some groups ahead."""
         try:
             for group in groups:
@@ -224,8 +225,8 @@ class RowTask:
         if self.output.full and self._dispatcher.busy:
             return
         for number in self._dispatcher.by_load():
-            if rows := self._dispatcher.take(number):
-                self.pool.tell(number, m.Rows.of(rows))
+            if chunks := self._dispatcher.take(number):
+                self.pool.tell(number, m.Rows([chunk.packed for chunk in chunks]))
 
     def take_results(self, number: int, results: m.Results) -> None:
         """See ``Task``."""

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from rosebatch.io.parse import Record
+from rosebatch.job.workers.chunk import in_chunks
 from rosebatch.job.workers.dispatch import Dispatcher
 
 MUCH = 1 << 40
@@ -19,11 +20,16 @@ def numbers(rows):
     return [row.number for row in rows]
 
 
+def take(found, worker):
+    """The rows that a worker gets."""
+    return [row for chunk in found.take(worker) for row in chunk.records]
+
+
 def dispatcher(workers=2, seats=100, rows=0, most_bytes=MUCH, ended=True):
     found = Dispatcher(workers, most_bytes)
     for number in range(workers):
         found.join(number, seats)
-    found.offer(records(rows))
+    found.offer(in_chunks(records(rows)))
     if ended:
         found.end()
     return found
@@ -39,7 +45,7 @@ def test_rows_go_out_once_each_in_order():
     found, got = dispatcher(rows=1000), []
     while not found.finished:
         for worker in range(2):
-            rows = found.take(worker)
+            rows = take(found, worker)
             got += numbers(rows)
             finish(found, worker, rows)
     assert got == list(range(1000))
@@ -48,62 +54,62 @@ def test_rows_go_out_once_each_in_order():
 def test_credit_is_twice_the_seats():
     """With less, seats would be empty between two rows; with more, rows would wait where nobody computes them."""
     found = dispatcher(rows=1000)
-    assert len(found.take(0)) == 200
-    assert found.take(0) == []
+    assert len(take(found, 0)) == 200
+    assert take(found, 0) == []
 
 
 def test_rows_travel_in_chunks():
     """Neighbours often begin alike: one by one they would go to different workers, and their beginning to each."""
     found = dispatcher(rows=1000, seats=128)
-    first = found.take(0)
+    first = take(found, 0)
     finish(found, 0, first[:63])
-    assert found.take(0) == []
+    assert take(found, 0) == []
     finish(found, 0, first[63:64])
-    assert numbers(found.take(0)) == list(range(256, 320))
+    assert numbers(take(found, 0)) == list(range(256, 320))
 
 
 @pytest.mark.parametrize("seats", [1, 2, 5, 16, 33, 64, 100])
 def test_few_seats_are_never_empty(seats):
     """A worker with fewer seats than a chunk has rows had to finish all of them before it got others."""
     found = dispatcher(rows=1000, seats=seats)
-    held = found.take(0)
+    held = take(found, 0)
     for _ in range(300):
         finish(found, 0, [held.pop(0)])
-        held += found.take(0)
+        held += take(found, 0)
         assert len(held) >= min(2 * seats, 1.5 * seats + 1) - 1
 
 
 def test_credits_shrink_towards_the_end():
     """Each worker has its share of what is left: none has rows waiting that another could begin."""
     found = dispatcher(workers=4, rows=120)
-    assert [len(found.take(worker)) for worker in range(4)] == [30, 30, 30, 30]
+    assert [len(take(found, worker)) for worker in range(4)] == [30, 30, 30, 30]
 
 
 def test_a_worker_that_still_loads_has_its_share():
     """The first to be ready would take all of a short input, and the others would wait for nothing."""
     found = Dispatcher(2, MUCH)
-    found.offer(records(100))
+    found.offer(in_chunks(records(100)))
     found.end()
     found.join(0, 100)
-    assert len(found.take(0)) == 50
+    assert len(take(found, 0)) == 50
     found.lose()
-    assert len(found.take(0)) == 50
+    assert len(take(found, 0)) == 50
 
 
 def test_credits_do_not_shrink_while_more_rows_may_come():
     """What is left is not known then: a slow reader would starve the workers."""
     found = dispatcher(workers=2, rows=100, ended=False)
-    assert len(found.take(0)) == 100
+    assert len(take(found, 0)) == 100
 
 
 def test_reading_ahead_is_bounded():
     """An input of any length must not be read into memory."""
     found = dispatcher(workers=2, seats=100, ended=False)
     assert found.wants
-    found.offer(records(400))
+    found.offer(in_chunks(records(400)))
     assert not found.wants
     found = dispatcher(workers=2, seats=100, ended=False)
-    found.offer(records(1, size=1 << 30))
+    found.offer(in_chunks(records(1, size=1 << 30)))
     assert not found.wants
 
 
@@ -111,16 +117,24 @@ def test_bytes_of_a_worker_are_bounded():
     """Hundreds of rows of a megabyte would fill the memory of a process; a row above the bound runs alone."""
     found = Dispatcher(1, 25)
     found.join(0, 100)
-    found.offer([*records(3), Record(3, "line 4", b"", 99)])
+    found.offer(in_chunks([*records(3), Record(3, "line 4", b"", 99)]))
     found.end()
-    rows = found.take(0)
+    rows = take(found, 0)
     assert numbers(rows) == [0, 1]
-    assert found.take(0) == []
+    assert take(found, 0) == []
     finish(found, 0, rows)
-    rows = found.take(0)
+    rows = take(found, 0)
     assert numbers(rows) == [2]
     finish(found, 0, rows)
-    assert numbers(found.take(0)) == [3]
+    assert numbers(take(found, 0)) == [3]
+
+
+def test_chunks_stay_whole_before_the_end():
+    """To divide a packed chunk, the parent has to look inside; with many workers it has no time for that."""
+    found = dispatcher(seats=100, rows=1000, ended=False)
+    assert [len(chunk) for chunk in found.take(0)] == [64, 64, 64]
+    found.end()
+    assert [len(chunk) for chunk in found.take(1)] == [64, 64, 64, 8]
 
 
 def test_a_call_takes_as_long_with_many_workers():
@@ -134,8 +148,8 @@ def test_a_call_takes_as_long_with_many_workers():
             count += 1
 
         sys.setprofile(profile)
-        found.offer(records(1))
-        finish(found, 0, found.take(0)[:1])
+        found.offer(in_chunks(records(1)))
+        finish(found, 0, take(found, 0)[:1])
         _ = found.wants, found.busy, found.finished
         sys.setprofile(None)
         return count
@@ -146,14 +160,14 @@ def test_a_call_takes_as_long_with_many_workers():
 def test_rows_of_a_dead_worker_are_served_again():
     """They must not be lost, and those that it had answered must not come twice."""
     found = dispatcher(rows=20)
-    rows, others = found.take(0), found.take(1)
+    rows, others = take(found, 0), take(found, 1)
     finish(found, 0, rows[:4])
     assert found.died(0) == []
     found.join(0, 100)
     finish(found, 1, others)
     again = []
     while not found.finished:
-        rows = found.take(0)
+        rows = take(found, 0)
         again += numbers(rows)
         finish(found, 0, rows)
     assert again == list(range(4, 10))
@@ -162,20 +176,20 @@ def test_rows_of_a_dead_worker_are_served_again():
 def test_suspects_run_alone():
     """Beside others, a row that kills would bring these under suspicion too."""
     found = dispatcher(workers=1, rows=100, seats=40)
-    found.take(0)
+    take(found, 0)
     found.died(0)
     found.join(0, 40)
-    first = found.take(0)
+    first = take(found, 0)
     # As many as run at a time: most deaths have other causes, and smaller groups would leave seats empty.
     assert numbers(first) == list(range(40))
-    assert found.take(0) == []
+    assert take(found, 0) == []
     found.died(0)
     found.join(0, 40)
     # The other group of the first death, then what is left of this one in smaller groups.
     groups = []
-    while rows := found.take(0):
+    while rows := take(found, 0):
         groups.append(len(rows))
-        assert found.take(0) == []
+        assert take(found, 0) == []
         finish(found, 0, rows)
     assert groups == [40, *[5] * 8, 20]
 
@@ -188,7 +202,7 @@ def test_only_rows_that_kill_by_themselves_fail(deadly, workers):
     answered, failed, deaths = [], [], 0
     while not found.finished:
         for worker in range(workers):
-            rows = found.take(worker)
+            rows = take(found, worker)
             if deadly.isdisjoint(numbers(rows)):
                 answered += numbers(rows)
                 finish(found, worker, rows)
@@ -205,7 +219,7 @@ def test_one_death_proves_nothing():
     """The system may kill any worker; the row that it had alone just then became an error row."""
     found = dispatcher(workers=1, rows=1)
     for failed in ([], [], [], [0]):
-        assert numbers(found.take(0)) == [0]
+        assert numbers(take(found, 0)) == [0]
         assert numbers(found.died(0)) == failed
         found.join(0, 20)
     assert found.finished
@@ -223,13 +237,14 @@ def test_random_deaths(seed):
             break
         if chance.random() < 0.5:
             more = [row for row in (next(rows, None) for _ in range(chance.randint(1, 30))) if row]
-            found.offer(more) if more else found.end()
+            chunks = in_chunks(more) if chance.random() < 0.5 else [chunk.pack() for chunk in in_chunks(more)]
+            found.offer(chunks) if more else found.end()
         worker = chance.randrange(workers)
         if worker not in alive:
             found.join(worker, chance.randint(1, 20))
             alive.add(worker)
             held[worker] = []
-        held[worker] += found.take(worker)
+        held[worker] += take(found, worker)
         if chance.random() < 0.05:
             failed += numbers(found.died(worker))
             alive.discard(worker)

@@ -12,6 +12,7 @@ from rosebatch.io.cells import BadCells
 from rosebatch.io.parse import Record
 from rosebatch.job.workers import child
 from rosebatch.job.workers import messages as m
+from rosebatch.job.workers.chunk import Chunk
 from rosebatch.job.workers.pool import Pool
 from rosebatch.report.tally import Tally
 
@@ -39,7 +40,11 @@ def test_rows_arrive_as_they_were():
     """Columns must come back as rows, with values of tables and marks of repeated ids."""
     error = BadCells({"a": 1}, None)
     rows = [Record(3, "line 4", b"{}", 2), Record(9, "row 10", {"id": 1}, 5, 1), Record(11, "row 12", error, 7)]
-    assert pickle.loads(pickle.dumps(m.Rows.of(rows))).records == rows
+    read, packed = Chunk.of(rows), Chunk.of(rows).pack()
+    for chunk in (read, packed):
+        assert (len(chunk), chunk.numbers, chunk.size) == (3, [3, 9, 11], 14)
+        assert list(chunk.records) == rows
+        assert list(pickle.loads(pickle.dumps(m.Rows([chunk.packed, chunk.packed]))).records) == [*rows, *rows]
 
 
 def test_results_wait_for_others(pipe):
