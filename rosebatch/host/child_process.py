@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -37,7 +38,9 @@ class ChildProcess:
 
     def __init__(self, module: str, environment: Mapping[str, str], hear: Callable[[Any], None], *, loud: bool) -> None:
         self._outbox: SimpleQueue[Any] = SimpleQueue()
-        self._errors = None if loud else tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        self._errors = None if loud else tempfile.TemporaryFile()  # noqa: SIM115
+        if self._errors is not None:
+            weakref.finalize(self, self._errors.close)
         own, other = socket.socketpair()
         with other:
             self._process = subprocess.Popen(
