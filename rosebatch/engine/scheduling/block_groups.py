@@ -113,7 +113,7 @@ class BlockGroups:
         missing = -(-num_tokens // self.block_size) - held
         return copies if missing <= 0 else [missing + copy for copy in copies or self._no_copies]
 
-    def _must_copy(self, sequence: SequenceState) -> list[bool]:
+    def _must_copy(self, sequence: SequenceState) -> Sequence[bool]:
         """For each group, whether the next token goes into a block that may not be written."""
         first = sequence.num_computed_tokens // self.block_size
         tables = zip(self.pools, sequence.tables, strict=True)
@@ -121,7 +121,10 @@ class BlockGroups:
 
     def has(self, needed: Iterable[int]) -> bool:
         """Whether so many blocks are free in each group; in none of them any, if that is empty."""
-        return all(count <= group.pool.num_free for group, count in zip(self._groups, needed, strict=False))
+        for pool, count in zip(self.pools, needed):  # noqa: B905, SIM110 (strict and all take time)
+            if count > pool.num_free:
+                return False
+        return True
 
     def has_room(self, sequence: SequenceState, num_tokens: int, end: int, spare: int) -> bool:
         """Whether the sequence fits with ``spare`` more blocks.
@@ -129,6 +132,10 @@ class BlockGroups:
         A full group must hold all ``num_tokens``; a window group those up to the next chunk's ``end``, since blocks
         come back after it.
         """
+        most = -(-num_tokens // self.block_size) + 1 + spare
+        if self.has([most] * len(self.pools)):
+            # So it is nearly always, and it takes less time to see.
+            return True
         whole = self.short_of(sequence, num_tokens) or self._no_copies
         next_chunk = self.short_of(sequence, end) or self._no_copies
         counts = zip(self._groups, whole, next_chunk, strict=True)
@@ -162,7 +169,8 @@ class BlockGroups:
         if not self.has(needed):
             return None
         changes: list[BlockChange] = []
-        copied = self._must_copy(sequence)
+        may_copy = sequence.num_computed_tokens // self.block_size < len(sequence.tables[0])
+        copied = self._must_copy(sequence) if may_copy else self._no_copies
         for group, count, copy_first in zip(self._groups, needed, copied, strict=True):
             number, table = group.number, sequence.tables[group.number]
             blocks = group.pool.allocate(count)
@@ -194,6 +202,9 @@ class BlockGroups:
         this very step, it is left out instead.
         """
         count = self._longest_prefix(len(sequence.token_ids), hashes)
+        if not count:
+            sequence.tables = [[] for _ in self.pools]
+            return 0
         sequence.tables = []
         for group in self._groups:
             first = group.first_seen(min(count * self.block_size, len(sequence.token_ids) - 1))

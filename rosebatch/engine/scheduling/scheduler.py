@@ -347,7 +347,9 @@ class Scheduler:
             # Room for all its known tokens and one more block for everyone, or it would be preempted at once.
             end, others = sequence.num_computed_tokens + length, len(self.running)
             room = self.blocks.has_room(sequence, len(sequence.token_ids), end, spare=others)
-            if not room or self._reserve(sequence, length, draft) is None:
+            is_new = not any(sequence.tables)
+            changes = self._reserve(sequence, length, draft) if room else None
+            if changes is None:
                 self._free_blocks(sequence)
                 if not self.running and self._release_fork():
                     continue
@@ -359,7 +361,8 @@ class Scheduler:
             self.running.append(sequence)
             self._started[sequence.id] = sequence
             draft.started.append(sequence.spec)
-            budget = self._plan_chunk(draft, sequence, length, self.blocks.whole(sequence), budget)
+            changes = changes if is_new else self.blocks.whole(sequence)
+            budget = self._plan_chunk(draft, sequence, length, changes, budget)
             over_budget_allowed = False
         return budget
 
