@@ -6,6 +6,15 @@ from importlib import import_module
 import pytest
 
 
+# A sum over GPUs inside of the kernel; with references, a product sums first.
+KERNELS_ONLY = {"exchange"}
+
+
+def signature(kernel):
+    found = inspect.signature(kernel)
+    return found.replace(parameters=[each for name, each in found.parameters.items() if name not in KERNELS_ONLY])
+
+
 def functions(module):
     public = inspect.getmembers(module, inspect.isfunction)
     return {name: f for name, f in public if f.__module__ == module.__name__ and not name.startswith("_")}
@@ -19,7 +28,7 @@ def test_same_signature(operator):
     references = functions(import_module(f"rosebatch_kernels.{operator}.reference"))
     assert kernels
     for name, kernel in kernels.items():
-        assert inspect.signature(kernel) == inspect.signature(references[name]), name
+        assert signature(kernel) == inspect.signature(references[name]), name
 
 
 @pytest.mark.parametrize(
