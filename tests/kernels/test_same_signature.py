@@ -5,7 +5,6 @@ from importlib import import_module
 
 import pytest
 
-
 # A sum over GPUs inside of the kernel; with references, a product sums first.
 KERNELS_ONLY = {"exchange"}
 
