@@ -100,7 +100,7 @@ def test_two_processes_give_the_bytes_of_one(start, source, expected, tmp_path):
 @pytest.mark.thorough
 def test_a_process_that_reads_for_many(cli, monkeypatch, source, expected, model_folder, tmp_path):
     """With many workers, rows pass through the parent packed: bad ones, repeated ids, the last few of each worker."""
-    monkeypatch.setattr(service, "_MANY_WORKERS", 2)
+    monkeypatch.setattr(service, "MANY_WORKERS", 2)
     read = []
     whole = ReadingProcess.read
     monkeypatch.setattr(ReadingProcess, "read", lambda self, reader: read.append(reader) or whole(self, reader))

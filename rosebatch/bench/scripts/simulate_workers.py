@@ -27,12 +27,15 @@ from rosebatch.io.parse import Record
 from rosebatch.job.workers.child import results_seconds
 from rosebatch.job.workers.chunk import in_chunks
 from rosebatch.job.workers.dispatch import Dispatcher
+from rosebatch.job.workers.service import MANY_WORKERS
 
 # Steps between two looks at the rows that wait: a decode window.
 _WINDOW = 16
 # From one process to another.
 _LATENCY_SECONDS = 0.001
 _READ_ROWS = 256
+# CPU time of the parent for a row, and with a process of its own that reads the input.
+_ROW_US, _ROW_US_OF_MANY = 10.0, 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,7 @@ class Job:
     row_us: float = 36.0
     life_s: float = math.inf
     load_s: float = 30.0
-    parent_row_us: float = 10.0
+    parent_row_us: float = _ROW_US
     parent_message_us: float = 100.0
     seed: int = 0
 
@@ -233,7 +236,7 @@ def main() -> None:
     parser.add_argument("--sigma", type=float, default=1.0)
     parser.add_argument("--mean-tokens", type=float, default=256.0)
     parser.add_argument("--life-s", type=float, default=math.inf)
-    parser.add_argument("--parent-row-us", type=float, default=10.0)
+    parser.add_argument("--parent-row-us", type=float, help="default: as measured for so many workers")
     given = parser.parse_args()
     sys.stdout.write("workers | rows | s | of ideal | idle | most idle | deaths | rows again | parent busy\n")
     for workers in given.workers:
@@ -245,7 +248,7 @@ def main() -> None:
                 sigma=given.sigma,
                 mean_tokens=given.mean_tokens,
                 life_s=given.life_s,
-                parent_row_us=given.parent_row_us,
+                parent_row_us=given.parent_row_us or (_ROW_US if workers < MANY_WORKERS else _ROW_US_OF_MANY),
             )
             found = simulate(job)
             sys.stdout.write(

@@ -15,7 +15,7 @@ from rosebatch.job.workers.serving import JobRows
 from rosebatch.job.workers.task import RowTask
 
 # With so many, the input is read by a process of its own: that takes this one a third of its time for a row.
-_MANY_WORKERS = 16
+MANY_WORKERS = 16
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def in_workers(config: RunConfig, *, quiet: bool) -> "Iterator[Workers]":
     pool, reading = Pool(config, quiet=quiet), None
     try:
         pool.start()
-        if len(pool.workers) >= _MANY_WORKERS:
+        if len(pool.workers) >= MANY_WORKERS:
             reading = ReadingProcess()
         yield Workers(pool, reading)
     finally:
