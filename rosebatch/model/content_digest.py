@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from rosebatch.host.cache_folder import cache_folder
 from rosebatch.host.file_state import FileState
 from rosebatch.host.threads import DaemonPool
 
@@ -70,7 +71,7 @@ def _cores() -> int:
 
 def digests_dir() -> Path:
     """The folder of remembered digests; it may not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rosebatch" / "digests"
+    return cache_folder("digests")
 
 
 def _memo(state: FileState) -> Path:

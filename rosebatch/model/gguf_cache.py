@@ -8,7 +8,6 @@ A damaged conversion is found by its checksums and replaced.
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rosebatch.errors import UserError
+from rosebatch.host.cache_folder import cache_folder
 from rosebatch.host.sync import sync
 from rosebatch.model import checksums
 from rosebatch.model.content_digest import content_digests, digests_dir
@@ -42,7 +42,7 @@ class CachedModel:
 
 def cache_dir() -> Path:
     """The folder of all converted models; it may not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rosebatch" / "gguf"
+    return cache_folder("gguf")
 
 
 def converted_folder(path: Path, dtype: "torch.dtype") -> Path:

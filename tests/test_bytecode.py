@@ -1,0 +1,80 @@
+"""Bytecode of PyTorch stands in our own cache where the installation has none."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHOW = "import sys, torch; print(sys.pycache_prefix)"
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Runs ``keep_bytecode`` in a process whose PyTorch is a file, then prints the prefix of a child process."""
+    (tmp_path / "site" / "torch").mkdir(parents=True)
+    (tmp_path / "site" / "torch" / "__init__.py").write_text("")
+
+    def run(**variables):
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        path = os.pathsep.join(map(str, (tmp_path / "site", ROOT)))
+        env |= {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache"), **variables}
+        code = "from rosebatch.host.bytecode import keep_bytecode; keep_bytecode(); import torch, subprocess, sys;"
+        code += f"subprocess.run([sys.executable, '-c', {SHOW!r}], check=True)"
+        found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+        files = sorted(tmp_path.rglob("torch/**/__init__.*.pyc"))
+        return SimpleNamespace(prefix=found.stdout.strip(), files=files, cache=tmp_path / "cache/rosebatch/bytecode")
+
+    return run
+
+
+def test_python_that_writes_none(start):
+    """Images set this variable; each start then compiled all of PyTorch, in child processes too."""
+    found = start(PYTHONDONTWRITEBYTECODE="1")
+    assert found.prefix == str(found.cache)
+    (file,) = found.files
+    assert file.is_relative_to(found.cache)
+    assert found.cache.stat().st_mode & 0o777 == 0o700
+
+
+def test_python_that_writes_itself(start):
+    """Where Python keeps bytecode beside the files, as nearly everywhere, nothing changes."""
+    found = start()
+    assert found.prefix == "None"
+    (file,) = found.files
+    assert file.parent.name == "__pycache__"
+    assert not found.cache.exists()
+    # With that, the variable does no harm either.
+    assert start(PYTHONDONTWRITEBYTECODE="1").prefix == "None"
+
+
+def test_others_decide(start, tmp_path):
+    """A prefix of one's own stays, and the switch leaves Python as it is."""
+    other = {"PYTHONPYCACHEPREFIX": str(tmp_path / "own")}
+    assert start(PYTHONDONTWRITEBYTECODE="1", **other).prefix == str(tmp_path / "own")
+    assert start(PYTHONDONTWRITEBYTECODE="1", ROSEBATCH_BYTECODE_CACHE="0").prefix == "None"
+
+
+def test_a_cache_that_cannot_be_written(start, tmp_path):
+    """The command must run all the same."""
+    (tmp_path / "cache").write_text("a file")
+    assert start(PYTHONDONTWRITEBYTECODE="1").prefix == "None"
+
+
+def test_the_command_keeps_it(tmp_path):
+    """The call stands before PyTorch is imported, which every command does later or never."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    path = os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "kernels")))
+    env = os.environ | {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "rosebatch", "cache"]
+    first, second = (
+        subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    )
+    assert "Python's bytecode" in second
+    assert (tmp_path / "rosebatch" / "bytecode").is_dir(), first
+    subprocess.run([*command, "--clear"], env=env, capture_output=True, check=True)
+    assert not (tmp_path / "rosebatch" / "bytecode").exists()
