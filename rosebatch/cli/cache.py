@@ -1,4 +1,4 @@
-"""``rosebatch cache``: the disk space of converted models."""
+"""``rosebatch cache``: the disk space of converted models and of Python's bytecode."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ import typer
 
 
 def cache(*, clear: Annotated[bool, typer.Option("--clear", metavar=" ", help="Delete all of them.")] = False) -> None:
-    """List the models that rosebatch converted from .gguf files, with their sizes, and bytecode of Python.
+    """List the models that rosebatch converted from .gguf files, with their sizes, and that of Python's bytecode.
 
     Models from the Hugging Face Hub are in its own cache: see 'hf cache'.
     """

@@ -15,7 +15,7 @@ class Durations:
     __slots__ = ("_buckets", "_least", "_most", "_sum")
 
     def __init__(self, values: Iterable[float] = ()) -> None:
-        # No ``Counter``: worker processes send these all the time, and it takes five times as long to unpickle.
+        # No ``Counter``: workers send these all the time, and it takes twice as long to unpickle and to add up.
         self._buckets: dict[int, int] = {}
         self._least, self._most, self._sum = math.inf, 0.0, 0.0
         for value in values:

@@ -47,7 +47,7 @@ class TorchGroup:
         # Multicast over NVLink needs rights that containers often lack, and NCCL fails without them.
         os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
         if on_gpu:
-            # Each process sees all GPUs: PyTorch wants the number of the GPU of shared memory, the same in each.
+            # Each process sees all GPUs: PyTorch refuses shared memory of ranks whose GPUs have the same number.
             torch.cuda.set_device(share.rank)
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",

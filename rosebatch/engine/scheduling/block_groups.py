@@ -116,8 +116,9 @@ class BlockGroups:
     def _must_copy(self, sequence: SequenceState) -> Sequence[bool]:
         """For each group, whether the next token goes into a block that may not be written."""
         first = sequence.num_computed_tokens // self.block_size
-        tables = zip(self.pools, sequence.tables, strict=True)
-        return [first < len(table) and not pool.writable(table[first]) for pool, table in tables]
+        if first >= len(sequence.tables[0]):
+            return self._no_copies
+        return [not pool.writable(table[first]) for pool, table in zip(self.pools, sequence.tables, strict=True)]
 
     def has(self, needed: Iterable[int]) -> bool:
         """Whether so many blocks are free in each group; in none of them any, if that is empty."""
@@ -169,8 +170,7 @@ class BlockGroups:
         if not self.has(needed):
             return None
         changes: list[BlockChange] = []
-        may_copy = sequence.num_computed_tokens // self.block_size < len(sequence.tables[0])
-        copied = self._must_copy(sequence) if may_copy else self._no_copies
+        copied = self._must_copy(sequence)
         for group, count, copy_first in zip(self._groups, needed, copied, strict=True):
             number, table = group.number, sequence.tables[group.number]
             blocks = group.pool.allocate(count)
