@@ -9,7 +9,7 @@ import msgspec
 from rosebatch.errors import RowError, unexpected
 from rosebatch.io.cells import BadCells
 from rosebatch.io.depth import is_deeper
-from rosebatch.io.openai_batch import parse_request
+from rosebatch.io.openai.lines import parse_request
 from rosebatch.io.rows import FailedRow, PromptRow, parse_row
 
 Row = PromptRow | FailedRow

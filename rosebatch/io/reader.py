@@ -19,7 +19,7 @@ from rosebatch.errors import FlagError, UserError, printable
 from rosebatch.host.file_state import FileState
 from rosebatch.host.paths import is_stream
 from rosebatch.io.files import as_path, digest, find_files, is_parquet, is_url, open_file
-from rosebatch.io.openai_batch import is_request
+from rosebatch.io.openai.lines import is_request
 from rosebatch.io.parse import Record, Row, RowParser
 from rosebatch.io.piped import Copied
 from rosebatch.io.read_ahead import grouped, read_ahead

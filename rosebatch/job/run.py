@@ -11,7 +11,7 @@ from typing import Any
 from rosebatch.config import InputFormat, RunConfig, in_bytes
 from rosebatch.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
 from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
-from rosebatch.io.openai_batch import BatchShape
+from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape

@@ -8,7 +8,7 @@ import pytest
 
 from rosebatch.config import ModelConfig, RunConfig, load_toml
 from rosebatch.engine.roofline import Rates, find_floor
-from rosebatch.io.openai_batch import parse_request
+from rosebatch.io.openai.lines import parse_request
 from rosebatch.job.check import check_rows, summary
 from rosebatch.launch import plan_launch
 from tests.job.fake_model import EOS
