@@ -34,7 +34,7 @@ class Choice:
     """One completion of a row.
 
     Attributes:
-        text: None for a model without a tokenizer. Without the reasoning and the tool calls that are told apart from it.
+        text: None for a model without a tokenizer. Without reasoning and tool calls that are told apart.
         token_ids: None if not requested.
         logprobs: of each token; None if not requested.
         prompt_logprobs: of each token of the prompt; None if not requested.
