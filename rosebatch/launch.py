@@ -174,6 +174,7 @@ def load(plan: LaunchPlan) -> Launched:
         toggles = replace(toggles, cuda_graph=False)
     description = {
         "model": source.name,
+        "is_demo_model": config.model is None,
         "load_format": source.load_format,
         "model_impl": source.model_impl,
         "device": plan.device.type,
