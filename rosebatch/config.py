@@ -22,6 +22,8 @@ LoadFormat = Literal["auto", "dummy"]
 ModelImpl = Literal["auto", "rosebatch", "transformers"]
 InputFormat = Literal["auto", "jsonl", "openai", "parquet"]
 GenerationConfig = Literal["none", "auto"]
+ToolCallParser = Literal["auto", "gpt_oss", "hermes", "llama3", "mistral", "qwen3_coder"]
+ReasoningParser = Literal["auto", "none", "gpt_oss", "mistral", "think"]
 
 
 # Of any size of a model: far above those of all models, and low enough to compute with.
@@ -464,6 +466,12 @@ class RunConfig:
     chat_template: Annotated[
         str | None, Flag("Jinja file in place of the model's template.", MODEL, metavar="FILE", rare=True)
     ] = None
+    tool_call_parser: Annotated[
+        ToolCallParser, Flag("How the model writes tool calls. Default: by its template.", MODEL, rare=True)
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParser, Flag("How chats write reasoning. Default: by the model's template.", MODEL, rare=True)
+    ] = "auto"
     served_model_name: Annotated[str | None, Flag("The model's name in reports and responses.", MODEL, rare=True)] = (
         None
     )
