@@ -306,13 +306,19 @@ class _Tickets:
 def _constraint(
     engine: Engine, tokenizer: Tokenizer | None, row: PreparedRow, prompt: PreparedPrompt
 ) -> Callable[[], Constraint] | None:
-    """What keeps the completions of a prompt to a grammar and to a budget of reasoning; None for neither."""
+    """What keeps the completions of a prompt to a grammar and to a budget of reasoning; None for neither.
+
+    With a grammar, reasoning takes at most half of the tokens, so that an answer follows.
+    """
     grammar = None if row.grammar is None else row.grammar.start
     form = None if tokenizer is None else tokenizer.forms.reasoning
     budget = prompt.sampling.max_reasoning_tokens
     thinks = form is not None and not form.has_ended(prompt.token_ids)
     if form is None or not thinks or (budget is None and (grammar is None or row.row.messages is None)):
         return grammar
+    if grammar is not None:
+        room = min(prompt.sampling.max_tokens, engine.max_model_len - len(prompt.token_ids)) // 2
+        budget = room if budget is None else min(budget, room)
     return partial(
         ReasoningConstraint,
         form,

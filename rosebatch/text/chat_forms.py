@@ -172,7 +172,7 @@ def _reasoning_named(tokenizer: "Tokenizer", name: str) -> ReasoningForm:
 
         return Harmony(MARKS, Tokens(*ids), encode, tokenizer.decode)
     start, stop = ids
-    return Tags(_TAGS[name], start, stop, lambda token_id: not tokenizer.token_bytes(token_id).strip())
+    return Tags(start, stop, lambda token_id: not tokenizer.token_bytes(token_id).strip())
 
 
 def _calls(tokenizer: "Tokenizer", name: str) -> CallForm | None:

@@ -12,15 +12,14 @@ class Tags:
     """See ``rosebatch.text.reasoning.form.ReasoningForm``.
 
     Args:
-        names: of the two tokens.
-        start, stop: their ids.
+        start, stop: ids of the two tokens.
         is_blank: whether a token is white space.
     """
 
+    marks: tuple[str, ...] = ()
     begin: tuple[Allowed, ...] = ()
 
-    def __init__(self, names: tuple[str, str], start: int, stop: int, is_blank: Callable[[int], bool]) -> None:
-        self.marks: tuple[str, ...] = names
+    def __init__(self, start: int, stop: int, is_blank: Callable[[int], bool]) -> None:
         self.start: int | None = start
         self._stop = stop
         self._is_blank = is_blank

@@ -69,8 +69,9 @@ class Offered(NamedTuple):
 
 class _Written(msgspec.Struct):
     name: str
-    arguments: msgspec.Raw | None = None
-    parameters: msgspec.Raw | None = None
+    # Empty if not there.
+    arguments: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
 
 
 _DECODER = json.JSONDecoder()
@@ -101,8 +102,7 @@ def call_at(text: str, begin: int, names: Collection[str]) -> tuple[ToolCall, in
         written = _WRITTEN.decode(text[begin:end])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    raw = written.arguments or written.parameters
-    arguments = "{}" if raw is None else bytes(raw).decode()
+    arguments = (bytes(written.arguments) or bytes(written.parameters) or b"{}").decode()
     return (ToolCall(written.name, arguments), end) if written.name in names and _is_object(arguments) else None
 
 
