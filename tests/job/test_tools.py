@@ -146,9 +146,9 @@ def test_tool_choice_none(job, form):
     assert SUM_TEXT in row["text"]
 
 
-@pytest.mark.parametrize("blocks", [600, 30], ids=["roomy", "preempted"])
+@pytest.mark.parametrize("spare", [600, 30], ids=["roomy", "preempted"])
 @pytest.mark.parametrize("form", TEMPLATES)
-def test_required_always_gives_calls_that_their_schemas_accept(job, form, blocks):
+def test_required_always_gives_calls_that_their_schemas_accept(job, form, spare):
     """Sampled, several completions a row, with a named tool or any, and one call or several."""
     named = {"type": "function", "function": {"name": "get_weather"}}
     kinds = [
@@ -157,9 +157,11 @@ def test_required_always_gives_calls_that_their_schemas_accept(job, form, blocks
         {"tool_choice": named},
     ]
     lines = [line(f"row {i}", temperature=1, n=3, **kinds[i % 3]) for i in range(9)]
-    options = {"model": Scripted({}), "tokenizer": chat_tokenizer(form), "vocab_size": WIDTH, "block_size": 64}
-    rows, _, engine = job.run(lines, blocks=blocks, max_model_len=5000, seqs=9, **options)
-    assert (engine.stats.preemptions > 0) == (blocks == 30)
+    tokenizer = chat_tokenizer(form)
+    (prompt,) = tokenizer.encode_chats([lines[0]["messages"]], [{"tools": TOOLS}])
+    options = {"model": Scripted({}), "tokenizer": tokenizer, "vocab_size": WIDTH, "block_size": 16}
+    rows, _, engine = job.run(lines, blocks=len(prompt) // 16 + spare, max_model_len=5000, seqs=9, **options)
+    assert (engine.stats.preemptions > 0) == (spare == 30)
     assert codes(rows) == [None] * 9
     names = set()
     for i, row in enumerate(rows):

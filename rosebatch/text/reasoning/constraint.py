@@ -1,7 +1,8 @@
 """Keeps reasoning within its budget, and starts a grammar where the reasoning ends."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,7 @@ class ReasoningConstraint:
         self._budget = budget
         self._grammar = None if grammar is None else grammar()
         self._before_grammar = form.before_grammar(calls=calls)
-        self._free = _bits(vocab_size, range(vocab_size))
-        if grammar is not None:
-            self._free &= ~_bits(vocab_size, (*form.reserved, *end_ids))
+        self._free = _all_but(vocab_size, frozenset(() if grammar is None else (*form.reserved, *end_ids)))
         # What has to come next, before anything else.
         self._forced: deque[Allowed] = deque(form.begin if grammar is not None else ())
         self._ended = self._answers = False
@@ -101,16 +100,24 @@ class ReasoningConstraint:
 
     def _fill(self, mask: Any) -> None:
         if self._forced:
-            mask[:] = _bits(32 * len(mask), self._forced[0])
-        elif self._follows_grammar:
-            if not self._answers and self._form.start is not None:
-                mask |= _bits(32 * len(mask), (self._form.start,))
-        else:
+            mask[:] = 0
+            _allow(mask, self._forced[0])
+        elif not self._follows_grammar:
             mask[:] = self._free
+        elif not self._answers and self._form.start is not None:
+            _allow(mask, (self._form.start,))
 
 
-def _bits(size: int, token_ids: Iterable[int]) -> Any:
-    """A mask with these tokens allowed."""
-    allowed = np.zeros(-(-size // 32) * 32, bool)
-    allowed[[token_id for token_id in token_ids if token_id < size]] = True
+@lru_cache(maxsize=16)
+def _all_but(vocab_size: int, others: frozenset[int]) -> Any:
+    """A mask of all tokens but these: int32 [ceil(vocab_size / 32)]."""
+    allowed = np.zeros(-(-vocab_size // 32) * 32, bool)
+    allowed[:vocab_size] = True
+    allowed[[token_id for token_id in others if token_id < vocab_size]] = False
     return np.packbits(allowed, bitorder="little").view(np.int32)
+
+
+def _allow(mask: Any, token_ids: Allowed) -> None:
+    words = mask.view(np.uint32)
+    for token_id in token_ids:
+        words[token_id // 32] |= np.uint32(1 << token_id % 32)
