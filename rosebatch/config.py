@@ -18,6 +18,8 @@ LoadFormat = Literal["auto", "dummy"]
 ModelImpl = Literal["auto", "rosebatch", "transformers"]
 InputFormat = Literal["auto", "jsonl", "openai", "parquet"]
 GenerationConfig = Literal["none", "auto"]
+ToolCallParser = Literal["auto", "gpt_oss", "hermes", "llama3", "mistral", "qwen3_coder"]
+ReasoningParser = Literal["auto", "none", "gpt_oss", "mistral", "think"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,12 @@ class RunConfig:
     chat_template: Annotated[
         str | None, Flag("Jinja file in place of the model's template.", MODEL, metavar="FILE", rare=True)
     ] = None
+    tool_call_parser: Annotated[
+        ToolCallParser, Flag("How the model writes tool calls. Default: by its template.", MODEL, rare=True)
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParser, Flag("How chats write reasoning. Default: by the model's template.", MODEL, rare=True)
+    ] = "auto"
     served_model_name: Annotated[str | None, Flag("The model's name in reports and responses.", MODEL, rare=True)] = (
         None
     )

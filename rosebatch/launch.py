@@ -129,6 +129,8 @@ def load_tokenizer(plan: LaunchPlan) -> Tokenizer | None:
         plan.tokenizer_folder,
         None if template is None else Path(template).expanduser(),
         in_bytes(plan.config.max_prompt_bytes),
+        reasoning_parser=plan.config.reasoning_parser,
+        tool_call_parser=plan.config.tool_call_parser,
     )
 
 

@@ -91,13 +91,12 @@ class StopMatcher(Protocol):
 
 
 class Constraint(Protocol):
-    """Keeps the tokens of one sequence to a grammar. Not thread-safe.
+    """Keeps the tokens of one sequence to a grammar, or to a budget. Not thread-safe."""
 
-    Attributes:
-        error: why the completion ended before it matched; None if nothing went wrong.
-    """
-
-    error: str | None
+    @property
+    def error(self) -> str | None:
+        """Why the completion ended before it matched; None if nothing went wrong."""
+        ...
 
     @classmethod
     def fill_all(cls, constraints: Sequence[Self], masks: Any) -> None:

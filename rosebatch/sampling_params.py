@@ -16,7 +16,7 @@ _HOTTEST = 1e30
 _MOST_BIAS = 1e28
 _PENALTIES = (1e-9, 1e9)
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "choice"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class GrammarSpec:
 
     Attributes:
         kind: of grammar.
-        source: a JSON schema as JSON, a regular expression, or the choices as a JSON list; empty for ``json_object``.
+        source: a JSON schema as JSON, a regular expression, the choices as a JSON list, or a grammar in llguidance's
+            dialect of Lark; empty for ``json_object``.
     """
 
     kind: GrammarKind
@@ -62,6 +63,8 @@ class SamplingParams:
             are of the model's own logits, before any of the above. None for no report.
         prompt_logprobs: the same for the prompt's tokens from the second on.
         grammar: what the completion has to match.
+        max_reasoning_tokens: most tokens that the model may think before it answers; needs a model whose reasoning can
+            be told apart. None for no limit.
 
     Raises:
         ValueError: a value outside its range, named in the message.
@@ -85,6 +88,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None
+    max_reasoning_tokens: int | None = None
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -157,6 +161,8 @@ class SamplingParams:
             yield "logprobs", f"in [0, {MOST_LOGPROBS}]"
         if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MOST_LOGPROBS:
             yield "prompt_logprobs", f"in [0, {MOST_LOGPROBS}]"
+        if self.max_reasoning_tokens is not None and self.max_reasoning_tokens < 0:
+            yield "max_reasoning_tokens", ">= 0"
 
     def given(self) -> dict[str, Any]:
         """The fields that differ from their defaults."""
@@ -188,7 +194,10 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
         (_NUMBER, "a number"),
     ),
     **dict.fromkeys(("top_k", "n", "min_tokens"), (_INTEGER, "an integer")),
-    **dict.fromkeys(("max_tokens", "seed", "logprobs", "prompt_logprobs"), (_OPTIONAL_INTEGER, "an integer or None")),
+    **dict.fromkeys(
+        ("max_tokens", "seed", "logprobs", "prompt_logprobs", "max_reasoning_tokens"),
+        (_OPTIONAL_INTEGER, "an integer or None"),
+    ),
     "stop": ((str, *_SEQUENCE), "a string or a list of strings"),
     "stop_token_ids": (_SEQUENCE, "a list of token ids"),
     "ignore_eos": ((bool,), "True or False"),

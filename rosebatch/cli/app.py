@@ -39,7 +39,7 @@ _OF_JOBS = ("data_parallel_size", "ray", "worker_timeout")
 # What only files of rows need.
 _OF_ROWS = (
     "ray",
-    "generation_config", "tokenizer", "chat_template",
+    "generation_config", "tokenizer", "chat_template", "tool_call_parser", "reasoning_parser",
     "max_prompt_bytes", "max_inflight_bytes", "grammar_timeout", "grammar_memory",
 )  # fmt: skip
 

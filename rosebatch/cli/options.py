@@ -40,6 +40,9 @@ class SamplingFlags:
         float | None,
         Flag("Makes tokens of the prompt and the answer less likely; 1 changes nothing.", SAMPLING, rare=True),
     ] = None
+    max_reasoning_tokens: Annotated[
+        int | None, Flag("Most tokens to think before the answer.", SAMPLING, rare=True)
+    ] = None
     logprobs: Annotated[
         int | None, Flag("Report log-probabilities, and this many likeliest tokens.", SAMPLING, rare=True)
     ] = None

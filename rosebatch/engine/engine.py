@@ -225,7 +225,15 @@ class Engine:
 
     def _fill_masks(self, constraints: list[Constraint]) -> Any:
         masks = np.zeros((len(constraints), -(-self.vocab_size // 32)), np.int32)
-        type(constraints[0]).fill_all(constraints, masks)
+        kinds = {type(each) for each in constraints}
+        if len(kinds) == 1:
+            type(constraints[0]).fill_all(constraints, masks)
+            return masks
+        for kind in kinds:
+            rows = [row for row, each in enumerate(constraints) if type(each) is kind]
+            own = np.zeros((len(rows), masks.shape[1]), np.int32)
+            kind.fill_all([constraints[row] for row in rows], own)
+            masks[rows] = own
         return masks
 
 

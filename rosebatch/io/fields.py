@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from rosebatch.errors import RowError
+from rosebatch.io.tools import Tool, ToolChoice, ToolUse, tool_use
 from rosebatch.sampling_params import GrammarSpec, SamplingParams
 
 FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
@@ -94,6 +95,7 @@ class SamplingFields(msgspec.Struct):
     logprobs: bool | int | None = None
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
+    max_reasoning_tokens: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -108,6 +110,9 @@ class RequestFields(SamplingFields):
     truncate_prompt_tokens: int | None = None
     echo: bool | None = None
     suffix: str | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 _GRAMMAR_FIELDS = ("response_format", "structured_outputs")
@@ -115,6 +120,7 @@ _LOGPROB_FIELDS = ("logprobs", "top_logprobs")
 _CHAT_OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 OPTION_FIELDS = frozenset(option.name for option in fields(PromptOptions))
 SAMPLING_FIELDS = frozenset(SamplingFields.__struct_fields__)
+TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 NO_OPTIONS = PromptOptions()
 _MOST_CACHED = 1024
 _LONGEST_CACHED = 4096
@@ -318,6 +324,19 @@ def prompt_options(line: RequestFields, values: Mapping[str, Any], *, chat: bool
     if given.get("truncate_prompt_tokens", 1) < 1:
         raise RowError("invalid_field", "truncate_prompt_tokens must be >= 1")
     return PromptOptions(**given)
+
+
+def tools_of(line: RequestFields, values: Mapping[str, Any], *, chat: bool) -> ToolUse | None:
+    """The tools that a line offers; arguments as for ``prompt_options``.
+
+    Raises:
+        RowError: they contradict each other, or there is no chat.
+    """
+    if TOOL_FIELDS.isdisjoint(values):
+        return None
+    if line.tools and not chat:
+        raise RowError("invalid_field", "tools needs messages")
+    return tool_use(line.tools, values.get("tools") or (), line.tool_choice, line.parallel_tool_calls)
 
 
 def to_struct(values: object, kind: type[FieldsT]) -> FieldsT:

@@ -37,9 +37,14 @@ _EXACT_IN_FLOAT = 2**53
 _TOKEN_IDS = pa.list_(pa.int64())
 _LOGPROB = [("token", pa.string()), ("token_id", pa.int64()), ("logprob", pa.float64())]
 _LOGPROBS = pa.list_(pa.struct([*_LOGPROB, ("top_logprobs", pa.list_(pa.struct(_LOGPROB)))]))
+_CALL = [("id", pa.string()), ("type", pa.string())]
+_FUNCTION = [("name", pa.string()), ("arguments", pa.string())]
+_TOOL_CALLS = pa.list_(pa.struct([*_CALL, ("function", pa.struct(_FUNCTION))]))
 _CHOICE = [
     ("index", pa.int64()),
     ("text", pa.string()),
+    ("reasoning_content", pa.string()),
+    ("tool_calls", _TOOL_CALLS),
     ("finish_reason", pa.string()),
     ("token_ids", _TOKEN_IDS),
     ("logprobs", _LOGPROBS),
@@ -49,6 +54,8 @@ _CHOICE = [
 _RESULT_TYPES: dict[str, pa.DataType] = {
     "index": pa.int64(),
     "text": pa.string(),
+    "reasoning_content": pa.string(),
+    "tool_calls": _TOOL_CALLS,
     "finish_reason": pa.string(),
     "usage": pa.struct([(name, pa.int64()) for name in ("prompt_tokens", "completion_tokens")]),
     "token_ids": _TOKEN_IDS,
@@ -58,7 +65,7 @@ _RESULT_TYPES: dict[str, pa.DataType] = {
     "error": pa.struct([("code", pa.string()), ("message", pa.string())]),
 }
 # Columns that a file has only if some row has them.
-_OPTIONAL = {"token_ids", "logprobs", "prompt_logprobs", "choices"}
+_OPTIONAL = {"reasoning_content", "tool_calls", "token_ids", "logprobs", "prompt_logprobs", "choices"}
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 

@@ -7,7 +7,8 @@ from rosebatch.errors import RowError
 
 # A result has these beside the fields that it takes over from its row, or in one field of their own.
 RESULT_FIELDS = (
-    "index", "text", "finish_reason", "choices", "usage", "token_ids", "logprobs", "prompt_logprobs", "error",
+    "index", "text", "reasoning_content", "tool_calls", "finish_reason", "choices", "usage", "token_ids", "logprobs",
+    "prompt_logprobs", "error",
 )  # fmt: skip
 _RESULT_FIELDS = frozenset(RESULT_FIELDS)
 # A request has fields of these names too. In a result they are lists.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from rosebatch.io.rows import FailedRow
-from rosebatch.io.tools import ToolCall
+from rosebatch.text.tool_calls.call import ToolCall
 
 
 class ScoredToken(NamedTuple):
@@ -41,7 +41,7 @@ class Choice:
         echo: whether the text begins with the prompt.
         reasoning: what the model thought before it answered; None if that is not told apart.
         reasoning_tokens: how many tokens it took.
-        tool_calls: in the order of the text.
+        tool_calls: with their ids, in the order of the text.
     """
 
     text: str | None
@@ -52,7 +52,12 @@ class Choice:
     echo: bool = False
     reasoning: str | None = None
     reasoning_tokens: int = 0
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[tuple[str, ToolCall], ...] = ()
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The tool calls as the chat API writes them."""
+        return [{"id": each, "type": "function", "function": call._asdict()} for each, call in self.tool_calls]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +119,12 @@ class PlainShape:
 
 
 def _completion(choice: Choice) -> dict[str, Any]:
-    return {"text": choice.text, "finish_reason": choice.finish_reason}
+    found: dict[str, Any] = {"text": choice.text}
+    if choice.reasoning is not None:
+        found["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        found["tool_calls"] = choice.calls
+    return {**found, "finish_reason": choice.finish_reason}
 
 
 def _details(choice: Choice) -> dict[str, Any]:

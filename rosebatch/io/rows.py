@@ -9,6 +9,7 @@ from rosebatch.io.fields import (
     NO_OPTIONS,
     OPTION_FIELDS,
     SAMPLING_FIELDS,
+    TOOL_FIELDS,
     PromptOptions,
     RequestFields,
     given_sampling,
@@ -17,6 +18,7 @@ from rosebatch.io.fields import (
     sampling_params,
     split_prompt_only,
     to_struct,
+    tools_of,
     with_defaults,
 )
 from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, require_no_collision
@@ -78,7 +80,7 @@ class _Fields(RequestFields):
 
 _RESULT_FIELDS = frozenset(RESULT_FIELDS)
 _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
-_REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | {*_PROMPT_FIELDS, "best_of"}
+_REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | TOOL_FIELDS | {*_PROMPT_FIELDS, "best_of"}
 _NOT_CARRIED = _REQUEST_FIELDS | _RESULT_FIELDS
 
 
@@ -121,6 +123,7 @@ def parse_row(
             prompt=line.prompt,
             messages=None if line.messages is None else [plain_message(m) for m in values["messages"]],
             prompt_token_ids=line.prompt_token_ids,
+            tool_use=tools_of(line, values, chat=line.messages is not None),
         )
     except RowError as error:
         return FailedRow(index=index, where=where, metadata=metadata, error=error)

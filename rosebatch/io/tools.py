@@ -1,20 +1,45 @@
-"""Tools that a row offers to the model, and the calls that an answer makes."""
+"""Tools that a row offers to the model."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal
+
+import msgspec
+
+from rosebatch.errors import RowError
+from rosebatch.text.tool_calls.call import Offered
+from rosebatch.text.tool_calls.call import ToolCall as ToolCall
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-class ToolCall(NamedTuple):
-    """A call of a tool.
-
-    Attributes:
-        name: of the tool.
-        arguments: JSON text as the model wrote it.
-    """
+class ToolFunction(msgspec.Struct):
+    """What can be called. All its other fields go to the chat template."""
 
     name: str
-    arguments: str
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(msgspec.Struct):
+    """A tool, as the chat API writes it."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    """The one tool that must be called, as the chat API writes it."""
+
+    type: Literal["function"]
+    function: _Named
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +57,46 @@ class ToolUse:
     choice: str = "auto"
     name: str | None = None
     parallel: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tools whose calls are told apart."""
+        return () if self.choice == "none" else tuple(tool["function"]["name"] for tool in self.tools)
+
+    @property
+    def callable(self) -> list[Offered]:
+        """The tools that a forced call may take. A tool without parameters takes an empty object."""
+        functions = [tool["function"] for tool in self.tools]
+        nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+        return [Offered(f["name"], f.get("parameters") or nothing) for f in functions if self.name in (None, f["name"])]
+
+
+def tool_use(
+    tools: Sequence[Tool] | None, given: Sequence[Mapping[str, Any]], choice: ToolChoice | None, parallel: bool | None
+) -> ToolUse | None:
+    """What a row may call; None without tools.
+
+    Args:
+        tools: checked.
+        given: the same as decoded from JSON.
+        choice: None is ``auto``.
+        parallel: None is True.
+
+    Raises:
+        RowError: names repeat or are impossible, or a tool must be called that is not there.
+    """
+    names = [tool.function.name for tool in tools or ()]
+    for number, name in enumerate(names):
+        if not _NAME.fullmatch(name):
+            raise RowError("invalid_field", f"tools: a name has 1 to 64 letters, digits, _, . and -, not {name!r}")
+        if name in names[:number]:
+            raise RowError("invalid_field", f"tools: the name {name} is used twice")
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    if named is not None and named not in names:
+        raise RowError("invalid_field", f"tool_choice: there is no tool {named}")
+    if not names:
+        if choice == "required":
+            raise RowError("invalid_field", "tool_choice required needs tools")
+        return None
+    kind = "required" if isinstance(choice, NamedTool) else choice or "auto"
+    return ToolUse(tuple(given), kind, named, parallel is not False)

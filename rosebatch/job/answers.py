@@ -1,7 +1,7 @@
 """From the completions of a row to its answer: texts cut at stop strings, log-probabilities by token."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from rosebatch.errors import unexpected
 from rosebatch.io.results import Answer, Choice, ScoredToken, Shape
@@ -9,7 +9,9 @@ from rosebatch.io.rows import FailedRow
 from rosebatch.job.prepare import PreparedPrompt
 from rosebatch.job.serve import ServedRow
 from rosebatch.request import Completion
+from rosebatch.text.chat_forms import ChatReader, ChatText
 from rosebatch.text.tokenizer import Tokenizer, cut_at_stop
+from rosebatch.text.tool_calls.call import ToolCall
 
 
 def answer_or_failure(
@@ -38,6 +40,7 @@ def answer(served: ServedRow, tokenizer: Tokenizer | None, *, return_token_ids: 
                 text,
                 firsts[number // n],
                 tokenizer,
+                f"call_{row.index}_{number}",
                 return_token_ids=return_token_ids,
             )
             for number, (completion, text) in enumerate(zip(served.completions, served.texts, strict=True))
@@ -51,35 +54,65 @@ def answer(served: ServedRow, tokenizer: Tokenizer | None, *, return_token_ids: 
 def _choice(
     prompt: PreparedPrompt,
     completion: Completion,
-    whole: str | None,
+    whole: str | ChatText | None,
     first: Completion,
     tokenizer: Tokenizer | None,
+    call_id: str,
     *,
     return_token_ids: bool,
 ) -> Choice:
     token_ids, sampling = list(completion.token_ids), prompt.sampling
-    text, finish_reason, logprobs, prompt_logprobs = None, completion.finish_reason, None, None
+    told, finish_reason, logprobs, prompt_logprobs = _Told(None), completion.finish_reason, None, None
     if tokenizer is not None and whole is not None:
         protected = 0
         if sampling.stop and sampling.min_tokens:
             protected = len(tokenizer.decode(token_ids[: sampling.min_tokens]))
-        text = cut_at_stop(whole, sampling.stop, protected)
+        if isinstance(whole, str):
+            told = _Told(cut_at_stop(whole, sampling.stop, protected))
+            told = told._replace(cut=told.text != whole)
+        else:
+            assert prompt.reader is not None, "it has read the answer"
+            told = _told(whole, prompt.reader, sampling.stop, protected)
         # Only the whole text shows a stop string in the last characters of a completion that reached its length.
-        finish_reason = "stop" if len(text) < len(whole) else finish_reason
-        text = prompt.echo + text
+        finish_reason = "stop" if told.cut else finish_reason
+        if told.calls and finish_reason == "stop":
+            finish_reason = "tool_calls"
         if sampling.logprobs is not None:
             logprobs = [_scored(*scored, tokenizer) for scored in completion.logprobs]
         if sampling.prompt_logprobs is not None:
             prompt_logprobs = [_scored(prompt.token_ids[0], None, (), tokenizer)]
             prompt_logprobs += [_scored(*scored, tokenizer) for scored in first.prompt_logprobs]
     return Choice(
-        text=text,
+        text=None if told.text is None else prompt.echo + told.text,
         finish_reason=finish_reason,
         token_ids=token_ids if return_token_ids else None,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         echo=bool(prompt.echo),
+        reasoning=told.reasoning,
+        reasoning_tokens=0 if whole is None or isinstance(whole, str) else whole.reasoning_tokens,
+        tool_calls=tuple((f"{call_id}_{number}", call) for number, call in enumerate(told.calls)),
     )
+
+
+class _Told(NamedTuple):
+    """What a choice says; ``cut`` is whether a stop string ended it."""
+
+    text: str | None
+    reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+    cut: bool = False
+
+
+def _told(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int) -> _Told:
+    """An answer up to its first stop string, which may be in the reasoning."""
+    reasoning = whole.reasoning or ""
+    kept = cut_at_stop(reasoning, stop, protected)
+    if kept != reasoning:
+        return _Told("", kept.strip() or None, (), True)
+    rest = cut_at_stop(whole.rest, stop, max(0, protected - len(reasoning)))
+    parsed = reader.parse(rest, thought=whole.reasoning_tokens > 0)
+    return _Told(parsed.content, whole.reasoning, parsed.calls, rest != whole.rest)
 
 
 def _scored(

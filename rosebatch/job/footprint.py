@@ -29,6 +29,7 @@ def row_bytes(row: Row) -> int:
             return size + getsizeof(row.prompt)
         given = (row.messages, row.prompt_token_ids, row.prompts)
         size += sum(_deep_bytes(each) for each in given if each)
+        size += _deep_bytes(row.tool_use.tools) if row.tool_use is not None else 0
     return size
 
 

@@ -107,6 +107,8 @@ def facts_of(plan: LaunchPlan) -> ModelFacts:
         "load_format": plan.source.load_format,
         "tokenizer": _tokenizer(plan),
         "chat_template": _digest(plan.config.chat_template),
+        "tool_call_parser": plan.config.tool_call_parser,
+        "reasoning_parser": plan.config.reasoning_parser,
         "max_prompt_bytes": in_bytes(plan.config.max_prompt_bytes),
         "dtype": str(plan.source.dtype).removeprefix("torch."),
         "device": plan.device.type,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rosebatch.errors import RowError, unexpected
 from rosebatch.host.threads import wait_for
@@ -20,6 +20,7 @@ from rosebatch.job.footprint import prompt_bytes, row_bytes
 from rosebatch.job.seeds import row_seed
 from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.sampling_params import SamplingParams
+from rosebatch.text.chat_forms import ChatReader, unknown_calls
 from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.grammar_check import Tried
 from rosebatch.text.tokenizer import Tokenizer
@@ -45,12 +46,14 @@ class PreparedPrompt:
         sampling: with a seed if it samples.
         text: as given or rendered; None if it was given as token ids.
         echo: what the completion's text begins with.
+        reader: tells reasoning and tool calls of a chat's answers apart; None if there is nothing to tell.
     """
 
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     text: str | None = None
     echo: str = ""
+    reader: ChatReader | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ def prepare(
         most_bytes: of rows under way in the whole job.
         max_model_len: most tokens of prompt and completion together, for estimates.
     """
-    source = iter(rows)
+    source = (_with_calls_forced(row, tokenizer) for row in rows)
     group_bytes = min(_GROUP_BYTES, most_bytes // 16 // _ENCODING_BYTES)
     seconds = defaultdict(float) if seconds is None else seconds
 
@@ -156,6 +159,25 @@ def prepare(
             return
         else:
             yield None
+
+
+def _with_calls_forced(row: Row | None, tokenizer: Tokenizer | None) -> Row | None:
+    """The row, with a grammar if a tool must be called. It takes the place of any other: no text is wanted."""
+    if not isinstance(row, PromptRow) or row.tool_use is None or row.tool_use.choice == "none" or tokenizer is None:
+        return row
+    use = row.tool_use
+    try:
+        if tokenizer.forms.calls is None:
+            raise unknown_calls()
+        if use.choice != "required":
+            return row
+        spec = tokenizer.forms.grammar(use.callable, parallel=use.parallel and use.name is None)
+        return replace(row, sampling=replace(row.sampling, grammar=spec))
+    except ValueError as error:
+        failure = RowError("invalid_sampling", str(error))
+    except RowError as error:
+        failure = error
+    return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=failure)
 
 
 class _Read(NamedTuple):
@@ -288,7 +310,7 @@ class _Texts:
         self._is_chat = [row.messages is not None for row in rows]
         if tokenizer is not None:
             chats = [row for row in rows if row.messages is not None]
-            self._chats = tokenizer.render([r.messages or [] for r in chats], [r.options.template for r in chats])
+            self._chats = tokenizer.render([r.messages or [] for r in chats], [_template_options(r) for r in chats])
 
     def encode(self) -> list[list[_Encoded]]:
         """For each row, its prompts as token ids, and their texts if they have any."""
@@ -309,6 +331,11 @@ class _Texts:
                 yield (next(encoded), prompt) if isinstance(prompt, str) else (prompt, None)
 
         return [list(of_row(*row)) for row in zip(self._prompts, self._is_chat, strict=True)]
+
+
+def _template_options(row: PromptRow) -> dict[str, Any]:
+    """Variables of the chat template."""
+    return row.options.template if row.tool_use is None else {**row.options.template, "tools": row.tool_use.tools}
 
 
 def _plain_prompts(row: PromptRow, tokenizer: Tokenizer | None) -> list[_Prompt]:
@@ -347,8 +374,26 @@ def _prompts_of(
         echo = ""
         if options.echo and tokenizer is not None:
             echo = text if text and not options.truncate_prompt_tokens else _decoded(prompt, tokenizer)
-        prompts.append(PreparedPrompt(prompt, own, text, echo))
+        prompts.append(PreparedPrompt(prompt, own, text, echo, _reader(row, prompt, tokenizer)))
     return tuple(prompts)
+
+
+def _reader(row: PromptRow, prompt: tuple[int, ...], tokenizer: Tokenizer | None) -> ChatReader | None:
+    """What reads the answers to a prompt.
+
+    Raises:
+        RowError: the reasoning has a budget, but is not told apart.
+    """
+    forms = None if tokenizer is None else tokenizer.forms
+    if row.sampling.max_reasoning_tokens is not None and (forms is None or forms.reasoning is None):
+        raise RowError(
+            "unsupported_field",
+            "max_reasoning_tokens: how this model writes its reasoning is unknown; give --reasoning-parser NAME",
+        )
+    names = row.tool_use.names if row.tool_use is not None else ()
+    if forms is None or row.messages is None or (forms.reasoning is None and not names):
+        return None
+    return ChatReader(forms, prompt, names, parallel=row.tool_use is None or row.tool_use.parallel)
 
 
 def _decoded(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:

@@ -14,15 +14,27 @@ from functools import partial
 from itertools import count, islice
 
 from rosebatch.engine.engine import Engine
-from rosebatch.errors import RowError
+from rosebatch.errors import RowError, unexpected
 from rosebatch.host.threads import DaemonPool, wait_for
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.await_grammars import with_grammars
-from rosebatch.job.prepare import DEFAULT_BYTES, END, End, Prepared, PreparedRow, by_prefix, prepare, size_of
+from rosebatch.job.prepare import (
+    DEFAULT_BYTES,
+    END,
+    End,
+    Prepared,
+    PreparedPrompt,
+    PreparedRow,
+    by_prefix,
+    prepare,
+    size_of,
+)
 from rosebatch.report.stopwatch import Stopwatch
-from rosebatch.request import Completion, Request
+from rosebatch.request import Completion, Constraint, Request
+from rosebatch.text.chat_forms import ChatReader, ChatText
 from rosebatch.text.grammar import Grammar, Grammars
+from rosebatch.text.reasoning.constraint import ReasoningConstraint
 from rosebatch.text.tokenizer import StopStrings, Tokenizer
 
 # Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes. More
@@ -45,12 +57,14 @@ class ServedRow:
 
     prepared: PreparedRow
     completions: tuple[Completion, ...]
-    texts: Sequence[str | None]
+    texts: Sequence[str | ChatText | None]
 
 
 Served = ServedRow | FailedRow
 # A completion's text, or why it has none. None without a tokenizer.
-_Text = str | RowError | None
+_Text = str | ChatText | RowError | None
+# The tokens of a completion, and what reads them if it is no plain text.
+_Unread = tuple[Sequence[int], ChatReader | None]
 
 
 def serve(
@@ -65,6 +79,7 @@ def serve(
     paused: Callable[[], bool] = lambda: False,
     check: Callable[[], None] = lambda: None,
     max_inflight_bytes: int = DEFAULT_BYTES,
+    tell_apart: bool = True,
 ) -> Generator[list[Served], None, None]:
     """Complete every row; a row that cannot be served becomes a failed one.
 
@@ -81,6 +96,7 @@ def serve(
         paused: whether the caller wants rows finished before more are begun.
         check: called before every step, and while texts or grammars keep it waiting; what it raises ends the loop.
         max_inflight_bytes: about what rows may take from being read to being handed out. A larger row runs alone.
+        tell_apart: whether reasoning and tool calls are taken out of the texts of chats.
 
     Yields:
         after every step the rows that are finished, perhaps none; they come in any order.
@@ -97,7 +113,7 @@ def serve(
         if engine.prefix_cache and not in_order:
             source = by_prefix(source, window, most_bytes // 4)
         source = with_grammars(source, grammars, check, seconds, most_bytes // 8)
-        tickets = _Tickets(tokenizer, decoder, seconds, most_bytes // 2, check)
+        tickets = _Tickets(tokenizer, decoder, seconds, most_bytes // 2, check, tell_apart=tell_apart)
         try:
             yield from _steps(engine, source, tickets, tokenizer, window, paused, check)
         except BaseException:
@@ -169,6 +185,7 @@ class _Tickets:
         seconds: host time by kind of work is added there.
         most_bytes: of rows that were added and not handed out yet.
         check: called while waiting.
+        tell_apart: see ``serve``.
     """
 
     def __init__(
@@ -178,8 +195,11 @@ class _Tickets:
         seconds: defaultdict[str, float],
         most_bytes: int,
         check: Callable[[], None],
+        *,
+        tell_apart: bool,
     ) -> None:
         self._tokenizer = tokenizer
+        self._tell_apart = tell_apart
         self._pool = pool
         self._seconds = seconds
         self.most_bytes = most_bytes
@@ -211,7 +231,7 @@ class _Tickets:
 
     def add(self, engine: Engine, row: PreparedRow, tokenizer: Tokenizer | None) -> FailedRow | None:
         """Queue all of a row; if the engine refuses any part, nothing, and the row has failed."""
-        sampling, grammar = row.row.sampling, row.grammar
+        sampling = row.row.sampling
         matcher = None
         if sampling.stop and tokenizer:
             matcher = partial(StopStrings, tokenizer, sampling.stop, sampling.min_tokens)
@@ -219,8 +239,9 @@ class _Tickets:
         try:
             for request in requests[1:]:
                 engine.require_servable(request)
-            for request in requests:
-                engine.add(request, stop_matcher=matcher, constraint=None if grammar is None else grammar.start)
+            for request, prompt in zip(requests, row.prompts, strict=True):
+                constraint = _constraint(engine, tokenizer, row, prompt)
+                engine.add(request, stop_matcher=matcher, constraint=constraint)
         except RowError as error:
             return row.failed(error)
         self._account(row, 1)
@@ -255,14 +276,20 @@ class _Tickets:
 
     def _decode(self, most: int) -> None:
         tickets = [self._whole.popleft() for _ in range(min(most, len(self._whole)))]
-        token_ids = [done.token_ids for ticket in tickets for done in _ordered(ticket)]
-        self._decoding = (tickets, self._pool.submit(self._texts, token_ids)) if tickets else None
+        unread = [(done.token_ids, self._reader(ticket.prepared)) for ticket in tickets for done in _ordered(ticket)]
+        self._decoding = (tickets, self._pool.submit(self._texts, unread)) if tickets else None
 
-    def _texts(self, token_ids: Sequence[Sequence[int]]) -> Sequence[_Text]:
-        if self._tokenizer is None:
-            return [None] * len(token_ids)
+    def _reader(self, row: PreparedRow) -> ChatReader | None:
+        """A chat is a row's only prompt."""
+        return row.prompts[0].reader if self._tell_apart else None
+
+    def _texts(self, unread: Sequence[_Unread]) -> Sequence[_Text]:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return [None] * len(unread)
         with Stopwatch(self._seconds, "detokenizing"):
-            return self._tokenizer.decode_batch(token_ids)
+            plain = iter(tokenizer.decode_batch([token_ids for token_ids, reader in unread if reader is None]))
+            return [next(plain) if reader is None else _read(reader, token_ids) for token_ids, reader in unread]
 
     def _decoded(self) -> list[Served]:
         if self._decoding is None:
@@ -276,6 +303,41 @@ class _Tickets:
         return [_served(ticket.prepared, _ordered(ticket), texts) for ticket in tickets]
 
 
+def _constraint(
+    engine: Engine, tokenizer: Tokenizer | None, row: PreparedRow, prompt: PreparedPrompt
+) -> Callable[[], Constraint] | None:
+    """What keeps the completions of a prompt to a grammar and to a budget of reasoning; None for neither.
+
+    With a grammar, reasoning takes at most half of the tokens, so that an answer follows.
+    """
+    grammar = None if row.grammar is None else row.grammar.start
+    form = None if tokenizer is None else tokenizer.forms.reasoning
+    budget = prompt.sampling.max_reasoning_tokens
+    thinks = form is not None and not form.has_ended(prompt.token_ids)
+    if form is None or not thinks or (budget is None and (grammar is None or row.row.messages is None)):
+        return grammar
+    if grammar is not None:
+        room = min(prompt.sampling.max_tokens, engine.max_model_len - len(prompt.token_ids)) // 2
+        budget = room if budget is None else min(budget, room)
+    return partial(
+        ReasoningConstraint,
+        form,
+        prompt.token_ids,
+        budget,
+        grammar,
+        calls=row.row.sampling.grammar is not None and row.row.sampling.grammar.kind == "lark",
+        vocab_size=engine.vocab_size,
+        end_ids=(*engine.eos_token_ids, *prompt.sampling.stop_token_ids),
+    )
+
+
+def _read(reader: ChatReader, token_ids: Sequence[int]) -> ChatText | RowError:
+    try:
+        return reader.read(token_ids)
+    except Exception as error:
+        return unexpected("decoding the answer", error)
+
+
 def _ordered(ticket: _Ticket) -> tuple[Completion, ...]:
     """By prompt, then by sample: request ids of a row are in the order of its prompts."""
     return tuple(ticket.completions[key] for key in sorted(ticket.completions))
@@ -286,7 +348,7 @@ def _served(prepared: PreparedRow, completions: tuple[Completion, ...], texts: I
     error = next((done.error for done in completions if done.error), None)
     if error is not None:
         return prepared.failed(error)
-    own: list[str | None] = []
+    own: list[str | ChatText | None] = []
     for text in decoded:
         if isinstance(text, RowError):
             return prepared.failed(text)

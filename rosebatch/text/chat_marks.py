@@ -7,6 +7,7 @@ Message = Mapping[str, Any]
 
 # Digits pass through what templates do to contents: trimming, changes of case, JSON.
 _MARK = "7350924681"
+_TOOL_MARK = "7350924682"
 _LONGEST_OPTION = 64
 
 
@@ -44,6 +45,21 @@ def marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
         return with_call_parts(given, parts)
 
     return [message(number, each) for number, each in enumerate(messages)], marks
+
+
+def marked_tools(tools: Sequence[Any]) -> tuple[list[Any], dict[str, str]]:
+    """Tools with marks in place of their names, and what each mark stands for."""
+    marks: dict[str, str] = {}
+
+    def mark(tool: Any) -> Any:
+        parts = call_parts(tool)
+        if not parts.get("name"):
+            return tool
+        found = f"{_TOOL_MARK}{len(marks):08}"
+        marks[found] = "the tools"
+        return with_call_parts(tool, {**parts, "name": found})
+
+    return [mark(tool) for tool in tools], marks
 
 
 def says_something(message: Message) -> bool:

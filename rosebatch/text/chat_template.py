@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rosebatch.errors import RowError
-from rosebatch.text.chat_marks import Message, call_parts, kind_of, marked, says_something, with_call_parts
+from rosebatch.text.chat_marks import (
+    Message,
+    call_parts,
+    kind_of,
+    marked,
+    marked_tools,
+    says_something,
+    with_call_parts,
+)
 
 # A role that no template has.
 _NO_ROLE = "\ue000"
@@ -103,6 +111,9 @@ class ChatTemplate:
 
     def _find_spelling(self, messages: Sequence[Message], options: Mapping[str, Any]) -> _Spelling | RowError:
         chat, marks = marked(messages)
+        if options.get("tools"):
+            tools, tool_marks = marked_tools(options["tools"])
+            options, marks = {**options, "tools": tools}, marks | tool_marks
         lost: RowError | None = None
         for spelling in _SPELLINGS if any(message.get("tool_calls") for message in messages) else _SPELLINGS[:1]:
             spelled = self._spelled(chat, spelling)

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 MOST_STATES = 250_000
 _MOST_CHARACTERS = 300
 
-_NAMES = {"json_schema": "JSON schema", "json_object": "JSON object", "regex": "regex", "choice": "list of choices"}
+_NAMES = {
+    "json_schema": "JSON schema",
+    "json_object": "JSON object",
+    "regex": "regex",
+    "choice": "list of choices",
+    # Only tools have such a grammar.
+    "lark": "schemas of the tools",
+}
 
 # One line, with at most one space after a comma or colon, as json.dumps and most models write it. The library's default
 # allows any white space, so a weak model may write white space until max_tokens. Pretty-printed JSON would need that.
@@ -37,9 +44,9 @@ def serialize(spec: GrammarSpec) -> str:
 
     match spec.kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(_formatted(json.loads(spec.source)))
+            return LLMatcher.grammar_from_json_schema(formatted_schema(json.loads(spec.source)))
         case "json_object":
-            return LLMatcher.grammar_from_json_schema(_formatted({"type": "object"}))
+            return LLMatcher.grammar_from_json_schema(formatted_schema({"type": "object"}))
         case "regex":
             # llguidance would ignore the last backslash.
             if (len(spec.source) - len(spec.source.rstrip("\\"))) % 2:
@@ -50,6 +57,8 @@ def serialize(spec: GrammarSpec) -> str:
             if not (isinstance(choices, list) and choices and all(isinstance(c, str) and c for c in choices)):
                 raise ValueError("expected a list of strings, at least one and none empty")
             return grammar_from("choice", spec.source)
+        case "lark":
+            return LLMatcher.grammar_from_lark(spec.source)
 
 
 def validate(spec: GrammarSpec) -> None:
@@ -129,7 +138,7 @@ def one_line(message: str) -> str:
     return f"{message[:half]} ... {message[-half:]}"
 
 
-def _formatted(schema: object) -> str:
+def formatted_schema(schema: object) -> str:
     """A JSON schema with our white space rules instead of its own.
 
     Raises:

@@ -1,7 +1,7 @@
 """From text to token ids and back: batched encoding, chat templates, incremental detokenization, stop strings."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rosebatch.host.model_files import (
 )
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.text import panics
+from rosebatch.text.chat_forms import ChatForms
 from rosebatch.text.chat_template import ChatTemplate
 from rosebatch.text.each_alone import each_alone
 
@@ -50,6 +51,9 @@ class Tokenizer:
         chat_template: a Jinja template; None if the model has no template.
         special_tokens: named tokens for the template, such as ``eos_token``.
         max_prompt_bytes: longer prompts are refused.
+
+    Attributes:
+        forms: how the model writes reasoning and tool calls.
     """
 
     def __init__(
@@ -66,10 +70,17 @@ class Tokenizer:
         self.chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
         self.max_prompt_bytes = max_prompt_bytes
         self._token_bytes: dict[int, bytes] = {}
+        self.forms = ChatForms.choose(self)
 
     @classmethod
     def load(
-        cls, folder: Path, chat_template: Path | None = None, max_prompt_bytes: int = _MOST_PROMPT_BYTES
+        cls,
+        folder: Path,
+        chat_template: Path | None = None,
+        max_prompt_bytes: int = _MOST_PROMPT_BYTES,
+        *,
+        reasoning_parser: str = "auto",
+        tool_call_parser: str = "auto",
     ) -> "Tokenizer | None":
         """Load the tokenizer of a model folder.
 
@@ -77,6 +88,7 @@ class Tokenizer:
             folder: of the model.
             chat_template: a Jinja file that replaces the template of the model.
             max_prompt_bytes: longer prompts are refused.
+            reasoning_parser, tool_call_parser: names of forms, see ``rosebatch.config.RunConfig``.
 
         Returns:
             None if the folder has no tokenizer: such a model takes only token ids.
@@ -90,6 +102,7 @@ class Tokenizer:
             found.max_prompt_bytes = max_prompt_bytes
             if template is not None:
                 found.chat_template = ChatTemplate(template, found.special_tokens)
+            found.forms = ChatForms.choose(found, reasoning_parser, tool_call_parser)
         return found
 
     @classmethod
@@ -162,6 +175,12 @@ class Tokenizer:
             return list(self.backend.decode_batch([*map(list, group)], skip_special_tokens=True))
 
         return each_alone(decode, token_ids, lambda error: unexpected("decoding the answer", error))
+
+    def decode_with_marks(self, token_ids: Sequence[int], marks: Iterable[str]) -> str:
+        """The text of generated tokens, without special tokens but these."""
+        kept = {self.backend.token_to_id(mark) for mark in marks}
+        shown = [token_id for token_id in token_ids if token_id in kept or not self.is_special(token_id)]
+        return self.backend.decode(shown, skip_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may end within a character. A special token gives its name."""

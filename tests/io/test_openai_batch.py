@@ -14,6 +14,10 @@ HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
+def tool(name):
+    return {"type": "function", "function": {"name": name}}
+
+
 def chat(**body):
     return {
         "custom_id": "request-1",
@@ -228,9 +232,18 @@ def test_fields_without_effect():
         (chat(temperature="warm"), "invalid_field", "temperature"),
         (chat(top_p=0), "invalid_sampling", "top_p"),
         (chat(stream=True), "unsupported_field", "stream"),
-        (chat(tools=[{"type": "function"}]), "unsupported_field", "tools"),
-        (chat(tool_choice="required"), "unsupported_field", "tool_choice"),
-        (chat(functions=[{"name": "f"}]), "unsupported_field", "functions"),
+        (chat(tools=[{"type": "function"}]), "invalid_field", "tools"),
+        (chat(tools=[{"type": "custom", "custom": {"name": "f"}}]), "invalid_field", "custom"),
+        (chat(tools=[tool("f"), tool("f")]), "invalid_field", "the name f is used twice"),
+        (chat(tools=[tool("a b")]), "invalid_field", "a name has 1 to 64 letters"),
+        (
+            chat(tools=[tool("f")], tool_choice={"type": "function", "function": {"name": "g"}}),
+            "invalid_field",
+            "no tool g",
+        ),
+        (chat(tool_choice="required"), "invalid_field", "tool_choice"),
+        (chat(functions=[{}]), "invalid_field", "name"),
+        (chat(functions=[{"name": "f"}], tools=[tool("f")]), "invalid_field", "functions and tools"),
         (chat(function_call={"name": "f"}), "unsupported_field", "function_call"),
         (chat(modalities=["text", "audio"]), "unsupported_field", "modalities"),
         (text(best_of=2), "unsupported_field", "best_of"),

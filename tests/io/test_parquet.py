@@ -23,9 +23,13 @@ RESULTS = [
 
 LOGPROB = [("token", pa.string()), ("token_id", pa.int64()), ("logprob", pa.float64())]
 LOGPROBS = pa.list_(pa.struct([*LOGPROB, ("top_logprobs", pa.list_(pa.struct(LOGPROB)))]))
+FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
+CALLS = pa.list_(pa.struct([("id", pa.string()), ("type", pa.string()), ("function", FUNCTION)]))
 CHOICE = [
     ("index", pa.int64()),
     ("text", pa.string()),
+    ("reasoning_content", pa.string()),
+    ("tool_calls", CALLS),
     ("finish_reason", pa.string()),
     ("token_ids", pa.list_(pa.int64())),
     ("logprobs", LOGPROBS),
@@ -56,7 +60,8 @@ def columns(table):
 
 def as_read(name, value):
     """A value of ``OPTIONAL`` as Parquet gives it back: every choice has every field."""
-    return [{"token_ids": None, "logprobs": None} | each for each in value] if name == "choices" else value
+    rest = dict.fromkeys(("token_ids", "logprobs", "reasoning_content", "tool_calls"))
+    return [rest | each for each in value] if name == "choices" else value
 
 
 def nested(depth):
@@ -119,7 +124,10 @@ def test_a_row_of_choices_alone(tmp_path, encode):
 
 def test_every_result_field_has_a_type(write_table):
     """A result field without a fixed type would be taken for a carried one."""
-    table = write_table([{}], extra={0: OPTIONAL})
+    call = {"id": "call_0_0_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    told = {"reasoning_content": "so", "tool_calls": [call]}
+    table = write_table([{}], extra={0: OPTIONAL | told})
+    assert table.column("tool_calls").to_pylist() == [[call]]
     assert set(RESULT_FIELDS) <= set(table.column_names)
 
 

@@ -7,12 +7,14 @@ from rosebatch.io.results import Answer, Choice, scored_tokens
 
 def usage(answer: Answer) -> dict[str, Any]:
     """Tokens of an answer, as completions count them."""
-    return {
+    found = {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
     }
+    reasoning = sum(choice.reasoning_tokens for choice in answer.choices)
+    return {**found, "completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else found
 
 
 def additions(choice: Choice) -> dict[str, Any]:

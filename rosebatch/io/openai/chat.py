@@ -8,7 +8,11 @@ from rosebatch.io.fields import plain_message
 from rosebatch.io.openai.answers import additions, usage
 from rosebatch.io.openai.endpoint import Asked, Endpoint
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
+from rosebatch.io.openai.legacy_functions import as_tools, message_as_tools
 from rosebatch.io.results import Answer, Choice, ScoredToken
+
+# Of the metadata: whether calls are told as functions.
+_FUNCTIONS = "functions"
 
 
 class _Body(GenerationBody):
@@ -17,6 +21,7 @@ class _Body(GenerationBody):
 
 
 def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
+    values, has_functions = as_tools(values)
     body = checked(values, _Body)
     if body.prompt is not None:
         raise RowError("invalid_field", f"prompt cannot be used with {CHAT.url}")
@@ -25,7 +30,8 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
     fields = generation_fields(body, values, defaults, chat=True)
     if not body.messages:
         raise RowError("missing_prompt", "messages is missing or empty")
-    return Asked({**fields, "messages": [plain_message(message) for message in values["messages"]]})
+    messages = [message_as_tools(plain_message(message)) for message in values["messages"]]
+    return Asked({**fields, "messages": messages}, {_FUNCTIONS: True} if has_functions else {})
 
 
 def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
@@ -34,12 +40,15 @@ def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
         "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": [{"index": index, **_choice(choice)} for index, choice in enumerate(answer.choices)],
+        "choices": [
+            {"index": index, **_choice(choice, functions=_FUNCTIONS in answer.metadata)}
+            for index, choice in enumerate(answer.choices)
+        ],
         "usage": usage(answer),
     }
 
 
-def _choice(choice: Choice) -> dict[str, Any]:
+def _choice(choice: Choice, *, functions: bool) -> dict[str, Any]:
     def scored(token: ScoredToken) -> dict[str, Any]:
         return {"token": token.text, "logprob": token.logprob, "bytes": list(token.raw)}
 
@@ -47,8 +56,16 @@ def _choice(choice: Choice) -> dict[str, Any]:
     if choice.logprobs is not None:
         content = [{**scored(t), "top_logprobs": [scored(other) for other in t.top]} for t in choice.logprobs]
         logprobs = {"content": content, "refusal": None}
-    message = {"role": "assistant", "content": choice.text, "refusal": None}
-    return {"message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason, **additions(choice)}
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.reasoning is not None:
+        message["reasoning_content"] = choice.reasoning
+    finish_reason = choice.finish_reason
+    if choice.tool_calls and functions:
+        message |= {"content": choice.text or None, "function_call": choice.calls[0]["function"]}
+        finish_reason = "function_call" if finish_reason == "tool_calls" else finish_reason
+    elif choice.tool_calls:
+        message |= {"content": choice.text or None, "tool_calls": choice.calls}
+    return {"message": message, "logprobs": logprobs, "finish_reason": finish_reason, **additions(choice)}
 
 
 CHAT = Endpoint("/v1/chat/completions", _parse, _body)

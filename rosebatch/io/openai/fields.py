@@ -18,6 +18,7 @@ from rosebatch.io.fields import (
     sampling_params,
     split_prompt_only,
     to_struct,
+    tools_of,
     with_defaults,
 )
 from rosebatch.sampling_params import MOST_TOKENS
@@ -29,7 +30,6 @@ _DEFAULTS = {"temperature": 1.0, "max_tokens": MOST_TOKENS}
 # Fields that change nothing in a local run.
 _WITHOUT_EFFECT = {
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
@@ -41,12 +41,11 @@ _WITHOUT_EFFECT = {
 # Unsupported fields, with the values at which they change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
+    # Of chats, they are read as tools before this.
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
     "stream": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
 }
 
 
@@ -55,6 +54,8 @@ class GenerationBody(RequestFields):
 
     model: str | None = None
     max_completion_tokens: int | None = None
+    # Another server's name of ``max_reasoning_tokens``.
+    thinking_token_budget: int | None = None
 
 
 def checked(values: dict[str, Any], kind: type[BodyT]) -> BodyT:
@@ -90,6 +91,8 @@ def generation_fields(
     own = given_sampling(body, values)
     if body.max_completion_tokens is not None:
         own["max_tokens"] = body.max_completion_tokens
+    if body.thinking_token_budget is not None:
+        own.setdefault("max_reasoning_tokens", body.thinking_token_budget)
     if body.seed is not None:
         # The API allows negative seeds.
         own["seed"] = body.seed % 2**64
@@ -101,4 +104,5 @@ def generation_fields(
         "sampling": sampling_params(sampling),
         "prompt_only": prompt_only,
         "options": prompt_options(body, values, chat=chat),
+        "tool_use": tools_of(body, values, chat=chat),
     }

@@ -1,0 +1,121 @@
+"""A tool call, and what every form of it has in common."""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool.
+
+    Attributes:
+        name: of the tool.
+        arguments: JSON text as the model wrote it.
+    """
+
+    name: str
+    arguments: str
+
+
+class Parsed(NamedTuple):
+    """What an answer says.
+
+    Attributes:
+        content: all but the calls. A broken call, or one of an unknown tool, stays here as it was written.
+        calls: in the order of the text.
+    """
+
+    content: str
+    calls: tuple[ToolCall, ...]
+
+
+class CallForm(Protocol):
+    """A form of tool calls.
+
+    Attributes:
+        marks: names of the special tokens that a text must keep to be parsed.
+    """
+
+    marks: tuple[str, ...]
+
+    def parse(self, text: str, names: Collection[str]) -> Parsed:
+        """Take the calls out of an answer. Any text has a result.
+
+        Args:
+            text: of the answer, with ``marks``.
+            names: of the tools that may be called.
+        """
+        ...
+
+    def grammar(self, tools: Sequence["Offered"], mark: Callable[[str], str], *, parallel: bool) -> str:
+        """A Lark grammar in llguidance's dialect: one call of any of the tools, or several.
+
+        Args:
+            tools: at least one.
+            mark: the terminal that stands for a mark.
+            parallel: whether several calls may follow each other.
+        """
+        ...
+
+
+class Offered(NamedTuple):
+    """A tool: its name, and the JSON schema of its arguments."""
+
+    name: str
+    schema: Mapping[str, Any]
+
+
+class _Written(msgspec.Struct):
+    name: str
+    # Empty if not there.
+    arguments: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
+
+
+_DECODER = json.JSONDecoder()
+_WRITTEN = msgspec.json.Decoder(_Written)
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+def value_end(text: str, begin: int) -> int | None:
+    """Where the JSON value that begins in ``text`` at this place ends; None if it is broken."""
+    try:
+        return _DECODER.raw_decode(text, begin)[1]
+    except (ValueError, RecursionError):
+        return None
+
+
+def arguments_at(text: str, begin: int) -> tuple[str, int] | None:
+    """The JSON object that begins there as it is written, and where it ends; None if it is broken."""
+    end = value_end(text, begin) if text.startswith("{", begin) else None
+    return None if end is None or not _is_object(text[begin:end]) else (text[begin:end], end)
+
+
+def call_at(text: str, begin: int, names: Collection[str]) -> tuple[ToolCall, int] | None:
+    """A call that is a JSON object with a name and arguments, and where it ends; None if it is broken."""
+    end = value_end(text, begin) if text.startswith("{", begin) else None
+    if end is None:
+        return None
+    try:
+        written = _WRITTEN.decode(text[begin:end])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    arguments = (bytes(written.arguments) or bytes(written.parameters) or b"{}").decode()
+    return (ToolCall(written.name, arguments), end) if written.name in names and _is_object(arguments) else None
+
+
+def skip_space(text: str, at: int) -> int:
+    """The next place that is not white space."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _is_object(text: str) -> bool:
+    try:
+        _OBJECT.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False
+    return True

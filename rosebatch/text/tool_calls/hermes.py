@@ -1,0 +1,51 @@
+"""Hermes, Qwen 2.5, Qwen 3 and many others: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
+
+from collections.abc import Callable, Collection, Sequence
+
+from rosebatch.text.tool_calls import lark
+from rosebatch.text.tool_calls.call import Offered, Parsed, ToolCall, call_at, skip_space
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class Hermes:
+    """See ``rosebatch.text.tool_calls.call.CallForm``."""
+
+    marks: tuple[str, ...] = (OPEN, CLOSE)
+
+    def parse(self, text: str, names: Collection[str]) -> Parsed:
+        """See ``CallForm``."""
+        return parse_between(text, lambda at: call_at(text, at, names))
+
+    def grammar(self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool) -> str:
+        """See ``CallForm``."""
+
+        def call(name: str, arguments: str) -> str:
+            begin = lark.text(f'\n{{"name": "{name}", "arguments": ')
+            end = lark.text("}\n")
+            return f"{mark(OPEN)} {begin} {arguments} {end} {mark(CLOSE)}"
+
+        return lark.calls(tools, call, between=lark.text("\n") if parallel else None)
+
+
+def parse_between(text: str, call_from: Callable[[int], tuple[ToolCall, int] | None]) -> Parsed:
+    """Take out calls that stand between the marks.
+
+    Args:
+        text: of the answer.
+        call_from: the call that begins at a place, and where it ends; None if it is broken.
+    """
+    calls, kept, done = [], [], 0
+    at = text.find(OPEN)
+    while at >= 0:
+        found = call_from(skip_space(text, at + len(OPEN)))
+        end = None if found is None else skip_space(text, found[1])
+        if found is not None and end is not None and (end == len(text) or text.startswith(CLOSE, end)):
+            calls.append(found[0])
+            kept.append(text[done:at])
+            done = min(end + len(CLOSE), len(text))
+        at = text.find(OPEN, max(done, at + 1))
+    if not calls:
+        return Parsed(text, ())
+    # Each piece with its own end alone: between two calls there is white space only.
+    return Parsed("".join(piece if piece.strip() else "" for piece in (*kept, text[done:])).strip(), tuple(calls))

@@ -1,0 +1,38 @@
+"""Llama 3: ``{"name": ..., "parameters": {...}}``, perhaps behind ``<|python_tag|>``; several with ``;`` between."""
+
+from collections.abc import Callable, Collection, Sequence
+
+from rosebatch.text.tool_calls import lark
+from rosebatch.text.tool_calls.call import Offered, Parsed, call_at, skip_space
+
+_TAG = "<|python_tag|>"
+
+
+class Llama3:
+    """See ``rosebatch.text.tool_calls.call.CallForm``."""
+
+    marks: tuple[str, ...] = (_TAG,)
+
+    def parse(self, text: str, names: Collection[str]) -> Parsed:
+        """See ``CallForm``. Without the tag, the calls are all of the answer, or its beginning."""
+        before, tag, _ = text.partition(_TAG)
+        begin = at = skip_space(text, len(before) + len(tag) if tag else 0)
+        calls = []
+        while (found := call_at(text, at, names)) is not None:
+            calls.append(found[0])
+            begin = at = skip_space(text, found[1])
+            if text.startswith(";", at):
+                at = skip_space(text, at + 1)
+        if not calls:
+            return Parsed(text, ())
+        content = (before if tag else "") + text[begin:].removeprefix(";")
+        return Parsed(content.strip(), tuple(calls))
+
+    def grammar(self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool) -> str:
+        """See ``CallForm``."""
+
+        def call(name: str, arguments: str) -> str:
+            begin = lark.text(f'{{"name": "{name}", "parameters": ')
+            return f"{begin} {arguments} {lark.text('}')}"
+
+        return lark.calls(tools, call, between=lark.text("; ") if parallel else None)

@@ -1,0 +1,73 @@
+"""Mistral: ``[TOOL_CALLS]`` and a JSON list of calls; newer models ``[TOOL_CALLS]name[ARGS]{...}`` for each call."""
+
+import re
+from collections.abc import Callable, Collection, Sequence
+
+from rosebatch.text.tool_calls import lark
+from rosebatch.text.tool_calls.call import Offered, Parsed, ToolCall, arguments_at, call_at, skip_space
+
+_CALLS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+class Mistral:
+    """See ``rosebatch.text.tool_calls.call.CallForm``.
+
+    Args:
+        named: whether grammars take the newer form.
+    """
+
+    marks: tuple[str, ...] = (_CALLS, _ID, _ARGUMENTS)
+
+    def __init__(self, *, named: bool = False) -> None:
+        self._named = named
+
+    def parse(self, text: str, names: Collection[str]) -> Parsed:
+        """See ``CallForm``."""
+        before, *pieces = text.split(_CALLS)
+        calls: list[ToolCall] = []
+        kept = [before]
+        for piece in pieces:
+            begin = skip_space(piece, 0)
+            found, end = _listed(piece, begin, names) if piece.startswith("[", begin) else _named(piece, names)
+            calls += found
+            rest = piece[end:]
+            # What is left of a broken list keeps its mark.
+            kept.append(rest if found and not rest.strip() else _CALLS + rest)
+        return Parsed("".join(kept).strip(), tuple(calls)) if calls else Parsed(text, ())
+
+    def grammar(self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool) -> str:
+        """See ``CallForm``."""
+
+        def named(name: str, arguments: str) -> str:
+            return f"{mark(_CALLS)} {lark.text(name)} {mark(_ARGUMENTS)} {arguments}"
+
+        def listed(name: str, arguments: str) -> str:
+            begin = lark.text(f'{{"name": "{name}", "arguments": ')
+            return f"{begin} {arguments} {lark.text('}')}"
+
+        if self._named:
+            return lark.calls(tools, named, between="" if parallel else None)
+        between = lark.text(", ") if parallel else None
+        return lark.calls(
+            tools, listed, before=f"{mark(_CALLS)} {lark.text('[')}", between=between, after=lark.text("]")
+        )
+
+
+def _listed(text: str, begin: int, names: Collection[str]) -> tuple[list[ToolCall], int]:
+    """The calls of a list up to the first broken one, and where they end."""
+    calls: list[ToolCall] = []
+    end, at = begin, skip_space(text, begin + 1)
+    while (found := call_at(text, at, names)) is not None:
+        calls.append(found[0])
+        end = at = skip_space(text, found[1])
+        if text.startswith(",", at):
+            at = skip_space(text, at + 1)
+    return calls, end + text.startswith("]", end) if calls else begin
+
+
+def _named(text: str, names: Collection[str]) -> tuple[list[ToolCall], int]:
+    """One call, and where it ends."""
+    match = _NAMED.match(text)
+    found = arguments_at(text, match.end()) if match is not None and match[1] in names else None
+    return ([ToolCall(match[1], found[0])], found[1]) if match is not None and found is not None else ([], 0)
