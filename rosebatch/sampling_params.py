@@ -63,6 +63,10 @@ class SamplingParams:
             are of the model's own logits, before any of the above. None for no report.
         prompt_logprobs: the same for the prompt's tokens from the second on.
         grammar: what the completion has to match.
+        bad_words: texts that are never generated, alone or behind a space, as the tokenizer writes them.
+        allowed_token_ids: the only tokens that may be generated; empty allows all.
+        skip_special_tokens: leave special tokens out of the text.
+        include_stop_str_in_output: the text ends behind the stop string, not before it.
         max_reasoning_tokens: most tokens that the model may think before it answers; needs a model whose reasoning can
             be told apart. None for no limit.
 
@@ -88,6 +92,10 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
     max_reasoning_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -109,8 +117,9 @@ class SamplingParams:
             loose["stop"] = (self.stop,)
         elif not isinstance(self.stop, tuple):
             loose["stop"] = tuple(self.stop or ())
-        if not isinstance(self.stop_token_ids, tuple):
-            loose["stop_token_ids"] = tuple(self.stop_token_ids or ())
+        for name in ("stop_token_ids", "bad_words", "allowed_token_ids"):
+            if not isinstance(value := getattr(self, name), tuple):
+                loose[name] = tuple(value or ())
         if self.logit_bias or not isinstance(self.logit_bias, tuple):
             loose["logit_bias"] = _bias_pairs(self.logit_bias or ())
         if self.top_k == -1:
@@ -145,6 +154,10 @@ class SamplingParams:
             yield "stop", "made of non-empty strings"
         if any(type(token_id) is not int or token_id < 0 for token_id in self.stop_token_ids):
             yield "stop_token_ids", "made of integers >= 0"
+        if not all(isinstance(each, str) and each.strip() for each in self.bad_words):
+            yield "bad_words", "made of texts with more than white space"
+        if any(type(token_id) is not int or token_id < 0 for token_id in self.allowed_token_ids):
+            yield "allowed_token_ids", "made of integers >= 0"
         if not 1 <= self.n <= MOST_SAMPLES:
             yield "n", f"in [1, {MOST_SAMPLES}]"
         if not 0 <= self.min_tokens <= self.max_tokens:
@@ -167,6 +180,11 @@ class SamplingParams:
     def given(self) -> dict[str, Any]:
         """The fields that differ from their defaults."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+
+    @property
+    def bans(self) -> bool:
+        """Whether tokens or words are ruled out."""
+        return bool(self.bad_words or self.allowed_token_ids)
 
     @property
     def greedy(self) -> bool:
@@ -199,8 +217,9 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
         (_OPTIONAL_INTEGER, "an integer or None"),
     ),
     "stop": ((str, *_SEQUENCE), "a string or a list of strings"),
-    "stop_token_ids": (_SEQUENCE, "a list of token ids"),
-    "ignore_eos": ((bool,), "True or False"),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), (_SEQUENCE, "a list of token ids")),
+    "bad_words": (_SEQUENCE, "a list of texts"),
+    **dict.fromkeys(("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"), ((bool,), "True or False")),
     "logit_bias": ((tuple, Mapping, type(None)), "a mapping of token ids to numbers"),
     "grammar": ((GrammarSpec, type(None)), "a GrammarSpec or None"),
 }

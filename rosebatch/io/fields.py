@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
@@ -71,6 +72,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     json: dict[str, Any] | str | bool | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
+    grammar: str | None = None
     json_object: bool | None = None
 
 
@@ -88,6 +90,10 @@ class SamplingFields(msgspec.Struct):
     ignore_eos: bool | None = None
     n: int | None = None
     min_tokens: int | None = None
+    bad_words: tuple[str, ...] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -115,7 +121,10 @@ class RequestFields(SamplingFields):
     parallel_tool_calls: bool | None = None
 
 
+# Kinds of the parts of a message that are text, and the names of their texts.
+_TEXTS = ("text", "refusal")
 _GRAMMAR_FIELDS = ("response_format", "structured_outputs")
+_OUTPUTS_BY_KIND = {"json_schema": "json", "lark": "grammar"}
 _LOGPROB_FIELDS = ("logprobs", "top_logprobs")
 _CHAT_OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 OPTION_FIELDS = frozenset(option.name for option in fields(PromptOptions))
@@ -184,13 +193,14 @@ def _cached_params(key: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
     return _params({name: value for name, _, value in key})
 
 
-_MAY_BE_LONG = frozenset({"stop", "stop_token_ids"})
+_MAY_BE_LONG = frozenset({"stop", "stop_token_ids", "bad_words", "allowed_token_ids"})
 
 
 def _is_long(given: Mapping[str, Any]) -> bool:
     """Whether the fields are too long to be remembered: a thousand of them would fill the memory."""
-    stop, ids = given.get("stop") or (), given.get("stop_token_ids") or ()
-    return len(ids) > _LONGEST_CACHED or sum(map(len, stop)) > _LONGEST_CACHED
+    ids = [*(given.get("stop_token_ids") or ()), *(given.get("allowed_token_ids") or ())]
+    words = [*(given.get("stop") or ()), *(given.get("bad_words") or ())]
+    return len(ids) > _LONGEST_CACHED or sum(map(len, words)) > _LONGEST_CACHED
 
 
 _BY_JSON: dict[bytes, SamplingParams] = {}
@@ -245,7 +255,7 @@ def fields_of(params: SamplingParams) -> dict[str, Any]:
             value = json.loads(spec.source)
         elif spec.kind == "json_object":
             value = True
-        given["structured_outputs"] = {"json" if spec.kind == "json_schema" else spec.kind: value}
+        given["structured_outputs"] = {_OUTPUTS_BY_KIND.get(spec.kind, spec.kind): value}
     return given
 
 
@@ -286,6 +296,8 @@ def _grammar(response_format: ResponseFormat | None, structured: StructuredOutpu
             specs.append(GrammarSpec("regex", structured.regex))
         if structured.choice is not None:
             specs.append(GrammarSpec("choice", _json(structured.choice)))
+        if structured.grammar is not None:
+            specs.append(GrammarSpec("lark", structured.grammar))
         if structured.json_object:
             specs.append(GrammarSpec("json_object"))
     if len(specs) > 1:
@@ -348,19 +360,33 @@ def to_struct(values: object, kind: type[FieldsT]) -> FieldsT:
     try:
         return msgspec.convert(values, kind)
     except (msgspec.ValidationError, OverflowError) as error:
+        # Some writers know no integers: 4.0 is 4.
+        with suppress(msgspec.ValidationError, OverflowError):
+            return msgspec.convert(_with_integers(values), kind)
         raise RowError("invalid_field", str(error).replace("`$.", "`")) from None
 
 
+def _with_integers(values: Any) -> Any:
+    """The same with integers in place of floats that are integral."""
+    if isinstance(values, float) and values.is_integer():
+        return int(values)
+    if isinstance(values, list):
+        return [_with_integers(each) for each in values]
+    return {name: _with_integers(each) for name, each in values.items()} if isinstance(values, dict) else values
+
+
 def plain_message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its content as one string: text parts are joined by line breaks.
+    """A message with its content as one string: text parts are joined by line breaks. Other nulls are left out.
 
     Raises:
         RowError: a part is not text.
     """
+    if None in message.values():
+        message = {name: value for name, value in message.items() if value is not None or name == "content"}
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    texts = [part["text"] for part in content if part.get("type") == "text" and isinstance(part.get("text"), str)]
+    texts = [part[kind] for part in content if (kind := part.get("type")) in _TEXTS and isinstance(part.get(kind), str)]
     if len(texts) != len(content):
         raise RowError("invalid_messages", "only text parts are supported in message content")
     return {**message, "content": "\n".join(texts)}

@@ -49,6 +49,13 @@ _ID_TYPES = frozenset({str, int})
 _PLAIN_ID, _BATCH_ID = msgspec.json.Decoder(_PlainId), msgspec.json.Decoder(_BatchId)
 
 
+def _id(found: Any) -> str | int | None:
+    """An id, if it is one. 4.0 is 4, as in every field of integers."""
+    if isinstance(found, float) and found.is_integer():
+        return int(found)
+    return found if isinstance(found, str | int) and not isinstance(found, bool) else None
+
+
 @dataclass(slots=True)
 class RowParser:
     """How the records of one input become rows.
@@ -75,7 +82,7 @@ class RowParser:
                 return None
         else:
             found = (content.values if isinstance(content, BadCells) else content).get("id")
-        return found if isinstance(found, str | int) and not isinstance(found, bool) else None
+        return _id(found)
 
     def identities(self, contents: Sequence[Content]) -> list[str | int | None]:
         """The id of each row."""
@@ -89,7 +96,7 @@ class RowParser:
                 found = [_PLAIN_ID.decode(line).id for line in lines]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return [self.identity(line) for line in lines]
-        return [each if type(each) in _ID_TYPES else None for each in found]
+        return [each if type(each) in _ID_TYPES else _id(each) for each in found]
 
     def parse(self, record: Record) -> Row:
         """The row; a failed one if it cannot be served or repeats an id."""

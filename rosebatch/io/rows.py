@@ -22,6 +22,7 @@ from rosebatch.io.fields import (
     with_defaults,
 )
 from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, require_no_collision
+from rosebatch.io.row_names import NESTED, SAME_AS, unclear_names, with_own_names
 from rosebatch.io.tools import ToolUse
 from rosebatch.sampling_params import SamplingParams
 
@@ -39,6 +40,8 @@ class PromptRow:
         options: what happens to the prompt.
         prompts: several texts or token ids, each to be completed.
         tool_use: for chats. The tools that the model may call.
+        ignored: fields that change nothing in a local run.
+        unclear: carried fields whose names look like settings.
         prompt_only: whether only the prompt's log-probabilities or its echo are wanted, and no completion.
     """
 
@@ -53,6 +56,8 @@ class PromptRow:
     prompt_token_ids: tuple[int, ...] | None = None
     prompts: tuple[str | tuple[int, ...], ...] = ()
     tool_use: ToolUse | None = None
+    ignored: tuple[str, ...] = ()
+    unclear: tuple[str, ...] = ()
     prompt_only: bool = False
 
 
@@ -80,7 +85,7 @@ class _Fields(RequestFields):
 
 _RESULT_FIELDS = frozenset(RESULT_FIELDS)
 _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
-_REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | TOOL_FIELDS | {*_PROMPT_FIELDS, "best_of"}
+_REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | TOOL_FIELDS | {*_PROMPT_FIELDS, *SAME_AS, NESTED, "best_of"}
 _NOT_CARRIED = _REQUEST_FIELDS | _RESULT_FIELDS
 
 
@@ -108,8 +113,9 @@ def parse_row(
         return FailedRow(index=index, where=where, metadata={}, error=error)
     metadata = _carried(values, keep_prompt, result_column)
     try:
-        line = _check(values)
         require_no_collision(values, result_column)
+        values = with_own_names(values)
+        line = _check(values)
         own = given_sampling(line, values)
         sampling, prompt_only = split_prompt_only(with_defaults(own, defaults), echo=bool(line.echo))
         return PromptRow(
@@ -124,6 +130,7 @@ def parse_row(
             messages=None if line.messages is None else [plain_message(m) for m in values["messages"]],
             prompt_token_ids=line.prompt_token_ids,
             tool_use=tools_of(line, values, chat=line.messages is not None),
+            unclear=unclear_names(metadata),
         )
     except RowError as error:
         return FailedRow(index=index, where=where, metadata=metadata, error=error)

@@ -70,9 +70,11 @@ def _choice(
         if isinstance(whole, str):
             told = _Told(cut_at_stop(whole, sampling.stop, protected))
             told = told._replace(cut=told.text != whole)
+            if told.cut and sampling.include_stop_str_in_output:
+                told = told._replace(text=cut_at_stop(whole, sampling.stop, protected, keep=True))
         else:
             assert prompt.reader is not None, "it has read the answer"
-            told = _told(whole, prompt.reader, sampling.stop, protected)
+            told = _told(whole, prompt.reader, sampling.stop, protected, keep=sampling.include_stop_str_in_output)
         # Only the whole text shows a stop string in the last characters of a completion that reached its length.
         finish_reason = "stop" if told.cut else finish_reason
         if told.calls and finish_reason == "stop":
@@ -104,15 +106,15 @@ class _Told(NamedTuple):
     cut: bool = False
 
 
-def _told(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int) -> _Told:
+def _told(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int, *, keep: bool) -> _Told:
     """An answer up to its first stop string, which may be in the reasoning."""
     reasoning = whole.reasoning or ""
-    kept = cut_at_stop(reasoning, stop, protected)
-    if kept != reasoning:
-        return _Told("", kept.strip() or None, (), True)
-    rest = cut_at_stop(whole.rest, stop, max(0, protected - len(reasoning)))
-    parsed = reader.parse(rest, thought=whole.reasoning_tokens > 0)
-    return _Told(parsed.content, whole.reasoning, parsed.calls, rest != whole.rest)
+    if cut_at_stop(reasoning, stop, protected) != reasoning:
+        return _Told("", cut_at_stop(reasoning, stop, protected, keep=keep).strip() or None, (), True)
+    protected = max(0, protected - len(reasoning))
+    cut = cut_at_stop(whole.rest, stop, protected) != whole.rest
+    parsed = reader.parse(cut_at_stop(whole.rest, stop, protected, keep=keep), thought=whole.reasoning_tokens > 0)
+    return _Told(parsed.content, whole.reasoning, parsed.calls, cut)
 
 
 def _scored(

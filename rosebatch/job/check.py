@@ -19,6 +19,7 @@ from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.prepare import Prepared, PreparedRow, prepare
 from rosebatch.launch import LaunchPlan, grammar_limits, load_tokenizer
 from rosebatch.model_config import ModelConfig
+from rosebatch.report.table import field_rows
 from rosebatch.request import Request
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits
@@ -35,16 +36,26 @@ class Checked:
     prompt_lens: "array[int]" = field(default_factory=lambda: array("L"))
     output_lens: "array[int]" = field(default_factory=lambda: array("L"))
     errors: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
+    unclear: Counter[str] = field(default_factory=Counter)
 
 
-def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO) -> Checked:
-    """Check all rows of an input; writes a line to the stream for each that cannot be served."""
+def check_file(reader: PromptReader, plan: LaunchPlan, stream: TextIO, *, strict: bool = False) -> Checked:
+    """Check all rows of an input; writes a line to the stream for each that cannot be served.
+
+    Args:
+        reader: of the input.
+        plan: of the run.
+        stream: for people.
+        strict: whether a carried field whose name looks like a setting is a mistake.
+    """
     return check_rows(
         reader,
         load_tokenizer(plan),
         plan.source.config,
         lambda row: stream.write(printable(f"{row.where}: {row.error.code}: {row.error.message}") + "\n"),
         grammar_limits(plan.config),
+        strict=strict,
     )
 
 
@@ -54,6 +65,8 @@ def check_rows(
     config: ModelConfig,
     on_failure: Callable[[FailedRow], object],
     limits: GrammarLimits | None = None,
+    *,
+    strict: bool = False,
 ) -> Checked:
     """Read and tokenize all rows.
 
@@ -63,18 +76,24 @@ def check_rows(
         config: of the model.
         on_failure: told of every row that cannot be served.
         limits: what compiling a grammar may take.
+        strict: see ``check_file``.
     """
     checked = Checked()
     grammars = None if tokenizer is None else Grammars(tokenizer, config.vocab_size, config.eos_token_ids, limits)
     with DaemonPool(1, "rosebatch-text") as pool:
         for item in with_grammars(prepare(rows, tokenizer, grammars, pool), grammars, in_order=True):
             assert item is not None, "a file always has a next row, or an end"
-            _count(checked, item, config, on_failure)
+            _count(checked, item, config, on_failure, strict=strict)
     return checked
 
 
-def _count(checked: Checked, item: Prepared, config: ModelConfig, on_failure: Callable[[FailedRow], object]) -> None:
-    failed = item if isinstance(item, FailedRow) else _refused(item, config)
+def _count(
+    checked: Checked, item: Prepared, config: ModelConfig, on_failure: Callable[[FailedRow], object], *, strict: bool
+) -> None:
+    failed = item if isinstance(item, FailedRow) else _refused(item, config, strict=strict)
+    if isinstance(item, PreparedRow):
+        checked.ignored.update(item.row.ignored)
+        checked.unclear.update(item.row.unclear)
     if failed is not None:
         checked.errors[failed.error.code] += 1
         on_failure(failed)
@@ -85,8 +104,11 @@ def _count(checked: Checked, item: Prepared, config: ModelConfig, on_failure: Ca
         checked.output_lens.append(sampling.n * min(sampling.max_tokens, config.max_model_len - length))
 
 
-def _refused(row: PreparedRow, config: ModelConfig) -> FailedRow | None:
+def _refused(row: PreparedRow, config: ModelConfig, *, strict: bool) -> FailedRow | None:
     """The row, if an engine would refuse a part of it."""
+    if strict and row.row.unclear:
+        what = ", ".join(row.row.unclear)
+        return row.failed(RowError("unclear_field", f"looks like a setting, and would be carried only: {what}"))
     try:
         for number, prompt in enumerate(row.prompts):
             request = Request(number, prompt.token_ids, prompt.sampling)
@@ -108,6 +130,7 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
     good, bad = checked.num_good, checked.errors.total()
     errors = ", ".join(f"{count} {code}" for code, count in checked.errors.items())
     lines = [("rows", f"{good} can be served, {bad} cannot" + (f" ({errors})" if errors else ""))]
+    lines += field_rows(checked.ignored, checked.unclear)
     if not good:
         return lines
     config, itemsize, seats = plan.source.config, plan.source.dtype.itemsize, plan.config.max_num_seqs

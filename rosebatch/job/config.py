@@ -35,6 +35,9 @@ class JobConfig:
     result_column: Annotated[
         str | None, Flag("Put the fields of results into one of this name.", FILES, metavar="NAME", rare=True)
     ] = None
+    echo_model: Annotated[
+        bool, Flag("Answers of an OpenAI batch name the model of their request.", FILES, rare=True)
+    ] = False
     return_token_ids: Annotated[bool, Flag("Add token_ids to the results.", FILES, rare=True)] = False
     resume: Annotated[bool, Flag("Continue a killed run, or start.", FILES)] = False
     force_resume: Annotated[bool, Flag("Continue it even if input, model or flags have changed.", FILES, rare=True)] = (

@@ -67,7 +67,7 @@ class LocalService:
 
     def count_bad(self, reader: PromptReader) -> int:
         """See ``Service``."""
-        return check_file(reader, self._plan, sys.stderr).errors.total()
+        return check_file(reader, self._plan, sys.stderr, strict=True).errors.total()
 
     def load(self) -> None:
         """See ``Service``."""
@@ -227,6 +227,8 @@ class _Writer:
                 found, line = told
                 self.output.add(found.index, line, failed=False)
                 self.tally.add_row(served.completions, [choice.finish_reason for choice in found.choices])
+                row = served.prepared.row
+                self.tally.add_fields(row.ignored, row.unclear)
                 self.progress.advance(output_tokens=found.completion_tokens)
                 return
             served = told

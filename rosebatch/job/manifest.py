@@ -24,6 +24,7 @@ def build_manifest(
     seed: int | None,
     result_column: str | None,
     return_token_ids: bool,
+    echo_model: bool,
     shard: str | None = None,
 ) -> Callable[[], dict[str, Any]]:
     """Begin to make the manifest of a run. The returned function waits for the hash of the weights and gives it.
@@ -39,6 +40,7 @@ def build_manifest(
         seed: of the job.
         result_column: the one field of a row that holds its result; None: its fields are fields of the row.
         return_token_ids: whether rows have ``token_ids``.
+        echo_model: whether answers name the model of their request.
         shard: which share of the rows the run has; None for all.
 
     Raises:
@@ -54,6 +56,7 @@ def build_manifest(
         "seed": seed,
         "result_column": result_column,
         "return_token_ids": return_token_ids,
+        "echo_model": echo_model,
     }
     if shard is not None:
         values["shard"] = shard

@@ -15,7 +15,7 @@ from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, wit
 from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.results import PlainShape
+from rosebatch.io.results import PlainShape, Shape
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, find_destination, open_output
 from rosebatch.job.manifest import build_manifest
@@ -61,6 +61,7 @@ def run_file(
     errors: str | Path | None = None,
     rows_per_file: int | None = None,
     result_column: str | None = None,
+    echo_model: bool = False,
     return_token_ids: bool = False,
     resume: bool = False,
     force_resume: bool = False,
@@ -87,6 +88,7 @@ def run_file(
         errors: JSONL file for rows that fail.
         rows_per_file: most rows in each file of an output folder.
         result_column: put the fields of each result into one of this name, beside the carried ones.
+        echo_model: answers of an OpenAI batch name the model of their request.
         return_token_ids: add ``token_ids`` to the results.
         resume: continue the run that left ``OUTPUT.part`` behind; start if there is none.
         force_resume: continue it even if input, model or settings have changed.
@@ -109,6 +111,7 @@ def run_file(
         errors=None if errors is None else str(errors),
         rows_per_file=rows_per_file,
         result_column=result_column,
+        echo_model=echo_model,
         return_token_ids=return_token_ids,
         resume=resume,
         force_resume=force_resume,
@@ -176,7 +179,9 @@ def run_job(
                 listen(lambda: results.kept) as check,
                 Progress(total, resumed=resumed, enabled=not job.quiet, places=service.places) as progress,
             ):
-                shape = BatchShape(service.facts.name, created) if reader.is_batch else PlainShape(job.result_column)
+                shape: Shape = PlainShape(job.result_column)
+                if reader.is_batch:
+                    shape = BatchShape(service.facts.name, created, job.echo_model)
                 service.run(Work(reader, results, shape, tally, progress, job.seed, job.return_token_ids, check))
         except InterruptionError as interrupted:
             results.flush()
@@ -265,6 +270,7 @@ def _open_output(job: JobConfig, destination: Destination, reader: PromptReader,
             seed=job.seed,
             result_column=job.result_column,
             return_token_ids=job.return_token_ids,
+            echo_model=job.echo_model,
             shard=job.shard,
         )
 

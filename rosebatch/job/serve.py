@@ -35,6 +35,7 @@ from rosebatch.request import Completion, Constraint, Request
 from rosebatch.text.chat_forms import ChatReader, ChatText
 from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.reasoning.constraint import ReasoningConstraint
+from rosebatch.text.token_bans import BanConstraint, find_bans
 from rosebatch.text.tokenizer import StopStrings, Tokenizer
 
 # Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes. More
@@ -63,8 +64,8 @@ class ServedRow:
 Served = ServedRow | FailedRow
 # A completion's text, or why it has none. None without a tokenizer.
 _Text = str | ChatText | RowError | None
-# The tokens of a completion, and what reads them if it is no plain text.
-_Unread = tuple[Sequence[int], ChatReader | None]
+# The tokens of a completion, what reads them if it is no plain text, and whether special tokens are left out.
+_Unread = tuple[Sequence[int], ChatReader | None, bool]
 
 
 def serve(
@@ -276,7 +277,11 @@ class _Tickets:
 
     def _decode(self, most: int) -> None:
         tickets = [self._whole.popleft() for _ in range(min(most, len(self._whole)))]
-        unread = [(done.token_ids, self._reader(ticket.prepared)) for ticket in tickets for done in _ordered(ticket)]
+        unread = [
+            (done.token_ids, self._reader(ticket.prepared), done.request.sampling.skip_special_tokens)
+            for ticket in tickets
+            for done in _ordered(ticket)
+        ]
         self._decoding = (tickets, self._pool.submit(self._texts, unread)) if tickets else None
 
     def _reader(self, row: PreparedRow) -> ChatReader | None:
@@ -288,8 +293,19 @@ class _Tickets:
         if tokenizer is None:
             return [None] * len(unread)
         with Stopwatch(self._seconds, "detokenizing"):
-            plain = iter(tokenizer.decode_batch([token_ids for token_ids, reader in unread if reader is None]))
-            return [next(plain) if reader is None else _read(reader, token_ids) for token_ids, reader in unread]
+            plain = {
+                skip: iter(
+                    tokenizer.decode_batch(
+                        [token_ids for token_ids, reader, skips in unread if reader is None and skips is skip],
+                        skip_special_tokens=skip,
+                    )
+                )
+                for skip in {skips for _, _, skips in unread}
+            }
+            return [
+                next(plain[skips]) if reader is None else _read(reader, token_ids)
+                for token_ids, reader, skips in unread
+            ]
 
     def _decoded(self) -> list[Served]:
         if self._decoding is None:
@@ -304,6 +320,25 @@ class _Tickets:
 
 
 def _constraint(
+    engine: Engine, tokenizer: Tokenizer | None, row: PreparedRow, prompt: PreparedPrompt
+) -> Callable[[], Constraint] | None:
+    """What keeps the completions of a prompt to its grammar, its budget of reasoning and its bans; None for none.
+
+    Raises:
+        RowError: an allowed token is outside of the model's vocabulary.
+    """
+    inner, sampling = _grammar_constraint(engine, tokenizer, row, prompt), prompt.sampling
+    if not sampling.bans:
+        return inner
+    if max(sampling.allowed_token_ids, default=0) >= engine.vocab_size:
+        raise RowError(
+            "invalid_token_id", f"allowed_token_ids must be below {engine.vocab_size}, the model's vocabulary"
+        )
+    bans = find_bans(tokenizer, sampling.bad_words, sampling.allowed_token_ids, engine.vocab_size, engine.eos_token_ids)
+    return partial(BanConstraint, bans, inner)
+
+
+def _grammar_constraint(
     engine: Engine, tokenizer: Tokenizer | None, row: PreparedRow, prompt: PreparedPrompt
 ) -> Callable[[], Constraint] | None:
     """What keeps the completions of a prompt to a grammar and to a budget of reasoning; None for neither.
@@ -325,7 +360,7 @@ def _constraint(
         prompt.token_ids,
         budget,
         grammar,
-        calls=row.row.sampling.grammar is not None and row.row.sampling.grammar.kind == "lark",
+        calls=row.row.tool_use is not None and row.row.tool_use.choice == "required",
         vocab_size=engine.vocab_size,
         end_ids=(*engine.eos_token_ids, *prompt.sampling.stop_token_ids),
     )

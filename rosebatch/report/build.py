@@ -53,6 +53,8 @@ def build_report(
         "resumed": resumed,
         "resumed_exactly": resumed_exactly,
         "errors": dict(tally.errors),
+        "ignored_fields": dict(tally.ignored),
+        "unclear_fields": dict(tally.unclear),
         "finish_reasons": dict(tally.finish_reasons),
         "prompt_tokens": tally.prompt_tokens,
         "cached_tokens": tally.cached_tokens,

@@ -70,9 +70,18 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("longest sequence", limits))
     if engine.get("sampling"):
         rows.append(("sampling", ", ".join(f"{name} {value}" for name, value in engine["sampling"].items())))
+    rows += field_rows(report["ignored_fields"], report["unclear_fields"])
     if engine["sampler"] != "rosebatch":
         rows.append(("sampler", engine["sampler"]))
     return [*rows, ("switched off", ", ".join(off))] if off else rows
+
+
+def field_rows(ignored: Mapping[str, int], unclear: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Lines about fields that were not served, with the number of rows that have them."""
+    kinds = (("ignored fields", ignored), ("carried, not understood", unclear))
+    return [
+        (label, ", ".join(f"{name} ({rows})" for name, rows in counts.items())) for label, counts in kinds if counts
+    ]
 
 
 def _capacity(group: Mapping[str, int]) -> str:

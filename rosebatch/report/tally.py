@@ -13,7 +13,7 @@ from rosebatch.errors import RowError
 from rosebatch.request import Completion
 
 _NUMBERS = ("completed", "prompt_tokens", "cached_tokens", "output_tokens")
-_COUNTERS = ("finish_reasons", "errors", "host_seconds")
+_COUNTERS = ("finish_reasons", "errors", "ignored", "unclear", "host_seconds")
 _DURATIONS = ("ttft", "tpot", "e2e")
 
 
@@ -22,6 +22,8 @@ class Tally:
     """Counts over the completions of a run; times in seconds.
 
     Attributes:
+        ignored: rows by the field that changes nothing in a local run.
+        unclear: rows by the carried field whose name looks like a setting.
         host_seconds: the host's time for each kind of work outside the engine.
     """
 
@@ -31,6 +33,8 @@ class Tally:
     output_tokens: int = 0
     finish_reasons: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
+    unclear: Counter[str] = field(default_factory=Counter)
     host_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     ttft: Durations = field(default_factory=Durations)
     tpot: Durations = field(default_factory=Durations)
@@ -60,6 +64,13 @@ class Tally:
             if tokens > 1:
                 self.tpot.add((completion.finish_time - completion.first_token_time) / (tokens - 1))
 
+    def add_fields(self, ignored: Sequence[str], unclear: Sequence[str]) -> None:
+        """Count the fields of a row that were not served."""
+        if ignored:
+            self.ignored.update(ignored)
+        if unclear:
+            self.unclear.update(unclear)
+
     def add_error(self, error: RowError) -> None:
         """Count a failed row."""
         self.errors[error.code] += 1
@@ -84,7 +95,7 @@ class Tally:
         """Add the counts of another one."""
         for name in _NUMBERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("finish_reasons", "errors"):
+        for name in ("finish_reasons", "errors", "ignored", "unclear"):
             getattr(self, name).update(getattr(other, name))
         for kind, seconds in other.host_seconds.items():
             self.host_seconds[kind] += seconds

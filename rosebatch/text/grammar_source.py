@@ -21,8 +21,7 @@ _NAMES = {
     "json_object": "JSON object",
     "regex": "regex",
     "choice": "list of choices",
-    # Only tools have such a grammar.
-    "lark": "schemas of the tools",
+    "lark": "grammar",
 }
 
 # One line, with at most one space after a comma or colon, as json.dumps and most models write it. The library's default

@@ -168,11 +168,13 @@ class Tokenizer:
         """The text of generated tokens, without special tokens."""
         return self.backend.decode(list(token_ids), skip_special_tokens=True)
 
-    def decode_batch(self, token_ids: Sequence[Sequence[int]]) -> list[str | RowError]:
+    def decode_batch(
+        self, token_ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
+    ) -> list[str | RowError]:
         """``decode`` for each sequence, on all cores; a RowError for tokens that have no text."""
 
         def decode(group: Sequence[Sequence[int]]) -> list[str | RowError]:
-            return list(self.backend.decode_batch([*map(list, group)], skip_special_tokens=True))
+            return list(self.backend.decode_batch([*map(list, group)], skip_special_tokens=skip_special_tokens))
 
         return each_alone(decode, token_ids, lambda error: unexpected("decoding the answer", error))
 
@@ -294,10 +296,20 @@ class StopStrings:
             return self._tokenizer.decode([token_id])
 
 
-def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0) -> str:
-    """The text up to its first stop string. Strings that end within the first ``protected`` characters do not count."""
-    found = [at for s in stop if (at := text.find(s, max(0, protected - len(s) + 1) if protected else 0)) >= 0]
-    return text[: min(found)] if found else text
+def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0, *, keep: bool = False) -> str:
+    """The text up to its first stop string.
+
+    Args:
+        text: of the whole completion.
+        stop: the strings.
+        protected: those that end within so many characters do not count.
+        keep: whether the text ends behind the string.
+    """
+    places = [(text.find(each, max(0, protected - len(each) + 1) if protected else 0), each) for each in stop]
+    found = min(((at, len(each)) for at, each in places if at >= 0), default=None)
+    if found is None:
+        return text
+    return text[: found[0] + (found[1] if keep else 0)]
 
 
 def _read_template(path: Path) -> str:

@@ -48,7 +48,7 @@ def test_output_and_error_file(cli, batch, model_folder, tmp_path):
     assert chat.model == text.model == model_folder.name
     failures = read(tmp_path / "out.errors.jsonl")
     assert [line["custom_id"] for line in failures] == ["bad", "chat", None]
-    assert [line["error"]["code"] for line in failures] == ["unsupported_url", "duplicate_id", "invalid_json"]
+    assert [line["response"]["body"]["error"]["code"] for line in failures] == ["unsupported_url", "duplicate_id", "invalid_json"]
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl", "out.errors.jsonl"}
 
 
@@ -94,7 +94,7 @@ def test_to_stdout(cli, batch, model_folder):
     result = cli("generate", batch, "--model", model_folder, "--quiet")
     assert result.code == 3
     lines = [json.loads(line) for line in result.out.splitlines()]
-    assert [line["error"] is None for line in lines] == [True, False, True, False, False]
+    assert [line["response"]["status_code"] for line in lines] == [200, 400, 200, 400, 400]
 
 
 def test_the_same_bytes_each_time(cli, batch, model_folder, tmp_path, monkeypatch):

@@ -115,17 +115,15 @@ def test_logprobs_of_a_completion_are_the_clients_type():
 
 
 def test_logprobs_of_an_echoed_prompt_come_first():
-    """The prompt's tokens come first in the same lists. The first has null, which only the client's type forbids."""
+    """The prompt's tokens come first in the same lists. The first has no log-probability, and the client's type no null."""
     prompt = [scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))]
     choice = Choice(text="Say it:Hi there!", finish_reason="stop", logprobs=SCORED, prompt_logprobs=prompt, echo=True)
     body = BatchShape("toy", 5).result(answer(TEXT, choice))["response"]["body"]
     logprobs = body["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["Say", " it:", "Hi", " there", "!"]
-    assert logprobs["token_logprobs"] == [None, -4.0, -0.5, -2.0, 0.0]
-    assert logprobs["top_logprobs"][0] is None
+    assert logprobs["token_logprobs"] == [0.0, -4.0, -0.5, -2.0, 0.0]
+    assert logprobs["top_logprobs"][0] == {}
     assert logprobs["text_offset"] == [0, 3, 7, 9, 15]
-    for name in ("token_logprobs", "top_logprobs"):
-        del logprobs[name][0]
     openai.types.Completion.model_validate(body, strict=True)
 
 
@@ -172,11 +170,37 @@ def test_logprobs_of_a_prompt_alone(url):
 
 
 def test_the_line_of_a_failure():
-    """A line of the error file has no response, but code and message of the error."""
+    """A line of the error file is as the hosted service writes it; what no other request mends is status 500."""
     row = FailedRow(index=3, where="line 4", metadata={"custom_id": "a"}, error=RowError("some_code", "no"))
     assert BatchShape("toy", 5).failure(row) == {
         "id": "batch_req_3",
         "custom_id": "a",
-        "response": None,
-        "error": {"code": "some_code", "message": "line 4: no"},
+        "response": {
+            "status_code": 400,
+            "request_id": "req_3",
+            "body": {
+                "error": {
+                    "message": "line 4: no",
+                    "type": "invalid_request_error",
+                    "param": None,
+                    "code": "some_code",
+                }
+            },
+        },
+        "error": None,
     }
+    ours = FailedRow(index=3, where="line 4", metadata={}, error=RowError("worker_died", "no"))
+    response = BatchShape("toy", 5).failure(ours)["response"]
+    assert (response["status_code"], response["body"]["error"]["type"]) == (500, "server_error")
+
+
+def test_an_answer_may_name_the_model_of_its_request():
+    """Who compares files of several models looks there; without a model in the request it is the one that ran."""
+    asked = answer(CHAT, Choice(text="a", finish_reason="stop"))
+    named = replace(asked, metadata={**asked.metadata, "model": "theirs"})
+    models = [
+        BatchShape("ours", 5, echo_model=echo).result(each)["response"]["body"]["model"]
+        for echo in (False, True)
+        for each in (asked, named)
+    ]
+    assert models == ["ours", "ours", "ours", "theirs"]

@@ -41,7 +41,7 @@ def test_a_chat():
     assert row == PromptRow(
         index=3,
         where="line 4",
-        metadata={"custom_id": "request-1", "url": "/v1/chat/completions"},
+        metadata={"custom_id": "request-1", "url": "/v1/chat/completions", "model": "some-model"},
         sampling=SamplingParams(temperature=1.0, max_tokens=2**31 - 1),
         id="request-1",
         messages=HELLO,
@@ -179,7 +179,7 @@ def test_without_method_and_url():
     """Other services leave both out: the body then decides."""
     for values, url in ((chat(), "/v1/chat/completions"), (text(), "/v1/completions")):
         short = {"custom_id": "a", "body": values["body"]}
-        assert parse(short).metadata == {"custom_id": "a", "url": url}
+        assert parse(short).metadata == {"custom_id": "a", "url": url, "model": "some-model"}
 
 
 def test_options_of_the_prompt():
@@ -247,11 +247,11 @@ def test_fields_without_effect():
         (chat(function_call={"name": "f"}), "unsupported_field", "function_call"),
         (chat(modalities=["text", "audio"]), "unsupported_field", "modalities"),
         (text(best_of=2), "unsupported_field", "best_of"),
-        (text(best_of=2, n=2), "unsupported_field", "best_of"),
+        (text(best_of=3, n=2), "unsupported_field", "best_of"),
         (chat(n=0), "invalid_sampling", "n must"),
         (chat(n="2"), "invalid_field", "n"),
         (chat(logprobs=2), "invalid_field", "logprobs of a chat must be true or false"),
-        (chat(logprobs=0), "invalid_field", "logprobs of a chat must be true or false"),
+        (text(logprobs=True), "invalid_field", "must be the number of likeliest tokens"),
         (chat(top_logprobs=2), "invalid_sampling", "top_logprobs needs logprobs"),
         (chat(logprobs=True, top_logprobs=21), "invalid_sampling", "logprobs must"),
         (text(logprobs=True), "invalid_field", "number of likeliest tokens"),
@@ -261,7 +261,8 @@ def test_fields_without_effect():
         (chat(response_format={"type": "json_schema"}), "invalid_field", "json_schema.schema"),
         (chat(response_format={"type": "xml"}), "invalid_field", "response_format"),
         (chat(response_format={"type": "json_object"}, min_tokens=1), "invalid_sampling", "grammar"),
-        (chat(guided_json={"type": "object"}), "unknown_field", "guided_json"),
+        (chat(guided_json={}, guided_regex="a"), "invalid_field", "keep one of guided_json, guided_regex"),
+        (chat(guided_jsn={"type": "object"}), "unknown_field", "guided_jsn"),
         (chat(temprature=1), "unknown_field", "temprature"),
         (chat(prompt="hi"), "invalid_field", "prompt cannot be used with /v1/chat/completions"),
         (text(messages=HELLO), "invalid_field", "messages cannot be used with /v1/completions"),

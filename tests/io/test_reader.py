@@ -141,7 +141,7 @@ def test_duplicate_ids(read_bytes):
 def test_the_id_of_a_failed_row_is_taken(read_bytes):
     """Its error row carries the id too: two results would have the same one."""
     rows = read_bytes(b'{"prompt":"","id":5}\n{"prompt":"b","id":5}\n{"prompt":"c","id":5.0}\n{"prompt":"d","id":true}')
-    assert [r[2] for r in summary(rows)] == ["empty_prompt", "duplicate_id", "invalid_field", "invalid_field"]
+    assert [r[2] for r in summary(rows)] == ["empty_prompt", "duplicate_id", "duplicate_id", "invalid_field"]
 
 
 def test_defaults_reach_every_row(read_bytes):

@@ -25,7 +25,7 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
     body = checked(values, _Body)
     if body.prompt is not None:
         raise RowError("invalid_field", f"prompt cannot be used with {CHAT.url}")
-    if type(body.logprobs) is int:
+    if type(body.logprobs) is int and body.logprobs:
         raise RowError("invalid_field", "logprobs of a chat must be true or false; top_logprobs says how many")
     fields = generation_fields(body, values, defaults, chat=True)
     if not body.messages:

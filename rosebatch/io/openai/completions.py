@@ -20,7 +20,7 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
     body = checked(values, _Body)
     if body.messages is not None:
         raise RowError("invalid_field", f"messages cannot be used with {COMPLETIONS.url}")
-    if type(body.logprobs) is bool:
+    if body.logprobs is True:
         raise RowError("invalid_field", f"logprobs of {COMPLETIONS.url} must be the number of likeliest tokens")
     prompts = _prompts(body.prompt)
     one = prompts[0] if len(prompts) == 1 else None
@@ -69,7 +69,8 @@ def _choice(choice: Choice) -> dict[str, Any]:
         tokens = [*(choice.prompt_logprobs or [] if choice.echo else []), *choice.logprobs]
         logprobs = {
             "tokens": [token.text for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
+            # The first token of a prompt has none; the client's type has no null.
+            "token_logprobs": [token.logprob or 0.0 for token in tokens],
             "top_logprobs": [_likeliest(token) for token in tokens],
             "text_offset": _offsets(tokens, choice.text or ""),
         }
@@ -77,13 +78,11 @@ def _choice(choice: Choice) -> dict[str, Any]:
     return {**fields, **additions(choice)}
 
 
-def _likeliest(token: ScoredToken) -> dict[str, float] | None:
-    """Log-probabilities by the tokens' texts, the token itself always included.
+def _likeliest(token: ScoredToken) -> dict[str, float]:
+    """Log-probabilities by the tokens' texts, the token itself always included; none for the first of a prompt.
 
     If two tokens have the same text, the likelier one counts.
     """
-    if token.logprob is None:
-        return None
     logprobs: dict[str, float] = {}
     for each in (*token.top, token):
         if each.logprob is not None:

@@ -1,18 +1,19 @@
-"""Which fields of a body are served, which change nothing, and which are refused.
+"""Which fields of a body are served, which are ignored, and which are refused.
 
-Fields follow the public API reference. Other servers' further fields (``top_k``, ``min_p``, ``stop_token_ids``,
-``structured_outputs`` and the like) are served too. No field is ignored silently: a line fails if it has an unsupported
-field that would change the answer.
+They are those of the public API reference, and other servers' further ones. A field that would change the answer is
+served or refused. What is ignored is counted in the report.
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from rosebatch.errors import RowError
 from rosebatch.io.fields import (
     RequestFields,
+    StructuredOutputs,
     given_sampling,
     prompt_options,
     sampling_params,
@@ -27,50 +28,127 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 # The API's defaults: sampled, and as long as the model allows.
 _DEFAULTS = {"temperature": 1.0, "max_tokens": MOST_TOKENS}
-# Fields that change nothing in a local run.
-_WITHOUT_EFFECT = {
-    "metadata",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "stream_options",
-    "user",
+_NO_MEDIA, _NO_SERVER = "no request has images or sound", "it is about a server and its accounts"
+# Fields that change nothing in a local run, and why.
+IGNORED = {
+    **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs"), _NO_MEDIA),
+    **dict.fromkeys(("metadata", "moderation", "request_id", "safety_identifier", "service_tier"), _NO_SERVER),
+    **dict.fromkeys(("session_id", "store", "user"), _NO_SERVER),
+    **dict.fromkeys(("stream_interval", "stream_options"), "a batch has no streams"),
+    **dict.fromkeys(
+        ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), "prefixes are found anyway"
+    ),
+    "cache_salt": "the cache serves one user",
+    "guided_decoding_backend": "there is one",
+    "length_penalty": "it weighs beams",
+    "prediction": "it changes the speed alone",
+    "priority": "all rows of a file are equal",
+    "spaces_between_special_tokens": "special tokens stand as the tokenizer writes them",
+    "structural_tag_backend": "there is one",
 }
-# Unsupported fields, with the values at which they change nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    # Of chats, they are read as tools before this.
-    "function_call": ("none",),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "stream": (False,),
+
+
+class Refused(NamedTuple):
+    """A field that would change the answer and is not served.
+
+    Attributes:
+        why: it is not, or what to do.
+        neutral: values that change nothing; ``null`` never does.
+    """
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+
+
+REFUSED = {
+    "add_special_tokens": Refused("give prompt_token_ids", (True,)),
+    "audio": Refused("answers are text"),
+    "best_of": Refused("choices are not ranked; use n", (1,)),
+    "chat_template": Refused("a run has one template; use --chat-template"),
+    "custom_logit_processor": Refused("no code of a request is run"),
+    "custom_params": Refused("no code of a request is run", ({},)),
+    "documents": Refused("put the documents into messages, or into chat_template_kwargs", ([],)),
+    "ebnf": Refused("use structured_outputs with a grammar of Lark, a regex or a JSON schema"),
+    # Of chats, these two are read as tools before.
+    "function_call": Refused("only chats have functions", ("none",)),
+    "functions": Refused("only chats have functions", ([],)),
+    "guided_whitespace_pattern": Refused("JSON is written on one line"),
+    "include_reasoning": Refused("leave reasoning_content unread", (True,)),
+    "logits_processors": Refused("no code of a request is run", ([],)),
+    "logprob_token_ids": Refused("only the likeliest tokens are reported", ([],)),
+    "modalities": Refused("answers are text", (["text"],)),
+    "prompt_embeds": Refused("give a prompt as text or token ids"),
+    "repetition_detection": Refused("use a penalty"),
+    "return_token_ids": Refused("use --return-token-ids", (False,)),
+    "return_tokens_as_token_ids": Refused("use --return-token-ids", (False,)),
+    "stop_regex": Refused("use stop, or structured_outputs with a regex", ([],)),
+    "stream": Refused("a batch has no streams", (False,)),
+    "structural_tag": Refused("use structured_outputs with a grammar of Lark"),
+    "truncation_side": Refused("the last tokens are kept", ("left",)),
+    "use_beam_search": Refused("completions are sampled one by one", (False,)),
+    "watermarking": Refused("answers have no marks", (False,)),
+    "web_search_options": Refused("nothing is searched"),
 }
 
 
 class GenerationBody(RequestFields):
-    """The known fields of bodies that ask for text."""
+    """The known fields of bodies that ask for text. Those of the second half are other servers' names."""
 
     model: str | None = None
     max_completion_tokens: int | None = None
-    # Another server's name of ``max_reasoning_tokens``.
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: tuple[str, ...] | None = None
+    guided_grammar: str | None = None
+    json_schema: str | None = None
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    no_stop_trim: bool | None = None
+    regex: str | None = None
+    sampling_seed: int | None = None
     thinking_token_budget: int | None = None
+
+
+# Other names of sampling fields. The field itself wins, except over the API's own newer name.
+_SAME_AS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "no_stop_trim": "include_stop_str_in_output",
+    "sampling_seed": "seed",
+    "thinking_token_budget": "max_reasoning_tokens",
+}
+# Other names of what ``structured_outputs`` holds.
+_GRAMMARS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+}
+# For the chat template, where it knows them.
+_TEMPLATE_FIELDS = ("reasoning_effort", "verbosity")
 
 
 def checked(values: dict[str, Any], kind: type[BodyT]) -> BodyT:
     """A body as a struct of typed fields.
 
     Raises:
-        RowError: a field is unknown, is unsupported, or has the wrong type.
+        RowError: a field is unknown, is refused, or has the wrong type.
     """
     body = to_struct(values, kind)
-    unknown = set(values) - set(kind.__struct_fields__) - set(_NEUTRAL) - _WITHOUT_EFFECT
-    if unknown:
-        raise RowError("unknown_field", f"unknown fields in the body: {', '.join(sorted(unknown))}")
-    for name, without_effect in _NEUTRAL.items():
-        if values.get(name) is not None and values[name] not in without_effect:
-            raise RowError("unsupported_field", f"{name} is not supported: remove it")
+    known = kind.__struct_fields__
+    for name in values:
+        if name in known or name in IGNORED:
+            continue
+        if name not in REFUSED:
+            unknown = sorted(set(values) - {*known, *IGNORED, *REFUSED})
+            raise RowError("unknown_field", f"unknown fields in the body: {', '.join(unknown)}")
+        value, refused = values[name], REFUSED[name]
+        if value is not None and value not in refused.neutral and not (name == "best_of" and value == values.get("n")):
+            raise RowError("unsupported_field", f"{name} is not supported: {refused.why}")
     return body
 
 
@@ -91,18 +169,45 @@ def generation_fields(
     own = given_sampling(body, values)
     if body.max_completion_tokens is not None:
         own["max_tokens"] = body.max_completion_tokens
-    if body.thinking_token_budget is not None:
-        own.setdefault("max_reasoning_tokens", body.thinking_token_budget)
-    if body.seed is not None:
+    for name, meaning in _SAME_AS.items() if not _SAME_AS.keys().isdisjoint(values) else ():
+        if (value := getattr(body, name)) is not None:
+            own.setdefault(meaning, value)
+    if not _GRAMMARS.keys().isdisjoint(values):
+        _add_grammar(own, body)
+    if own.get("seed") is not None:
         # The API allows negative seeds.
-        own["seed"] = body.seed % 2**64
+        own["seed"] %= 2**64
     sampling = with_defaults(own, {**_DEFAULTS, **defaults})
     if body.echo and sampling.get("logprobs") is not None:
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
     sampling, prompt_only = split_prompt_only(sampling, echo=bool(body.echo))
+    options = prompt_options(body, values, chat=chat)
+    if chat and (for_template := {name: value for name in _TEMPLATE_FIELDS if (value := getattr(body, name))}):
+        options = replace(options, chat_template_kwargs={**for_template, **options.chat_template_kwargs})
     return {
         "sampling": sampling_params(sampling),
         "prompt_only": prompt_only,
-        "options": prompt_options(body, values, chat=chat),
+        "options": options,
         "tool_use": tools_of(body, values, chat=chat),
+        "ignored": ignored_fields(values),
     }
+
+
+def ignored_fields(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of a body that ``IGNORED`` has."""
+    return tuple(name for name, value in values.items() if name in IGNORED and value is not None)
+
+
+def _add_grammar(own: dict[str, Any], body: GenerationBody) -> None:
+    """Read other servers' names of grammars.
+
+    Raises:
+        RowError: there are several grammars.
+    """
+    given = {name: value for name in _GRAMMARS if (value := getattr(body, name)) is not None}
+    if not given:
+        return
+    if len(given) > 1 or "structured_outputs" in own:
+        raise RowError("invalid_field", f"an answer can have one grammar: keep one of {', '.join(given)}")
+    ((name, value),) = given.items()
+    own["structured_outputs"] = StructuredOutputs(**{_GRAMMARS[name]: value})

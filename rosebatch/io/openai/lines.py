@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -14,13 +15,15 @@ from rosebatch.io.openai.endpoint import Endpoint
 from rosebatch.io.results import Answer
 from rosebatch.io.rows import FailedRow, PromptRow
 
+# Errors that no change of the request mends.
+OUR_ERRORS = frozenset({"grammar_failed", "non_finite_logits", "unexpected_error", "worker_died"})
 _ENDPOINTS = {each.url: each for each in (CHAT, COMPLETIONS)}
 
 
 class _Line(msgspec.Struct):
     custom_id: str
     body: dict[str, Any]
-    method: Literal["POST"] = "POST"
+    method: Literal["POST"] | None = None
     url: str | None = None
 
 
@@ -46,12 +49,17 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         return PromptRow(
             index=index,
             where=where,
-            metadata={"custom_id": line.custom_id, "url": endpoint.url, **asked.metadata},
+            metadata={"custom_id": line.custom_id, "url": endpoint.url, **_model(line.body), **asked.metadata},
             id=line.custom_id,
             **asked.fields,
         )
     except RowError as error:
         return FailedRow(index=index, where=where, metadata=metadata, error=error)
+
+
+def _model(body: dict[str, Any]) -> dict[str, str]:
+    model = body.get("model")
+    return {"model": model} if isinstance(model, str) else {}
 
 
 def _endpoint(line: _Line) -> Endpoint:
@@ -62,8 +70,9 @@ def _endpoint(line: _Line) -> Endpoint:
     """
     if not line.url:
         return COMPLETIONS if line.body.get("messages") is None else CHAT
-    # Some services leave out the /v1.
-    url = line.url if line.url.startswith("/v1") else f"/v1{line.url}"
+    url = urlsplit(line.url).path.rstrip("/")
+    # Some services leave out the /v1, or put something in front of it.
+    url = f"/v1{url.rpartition('/v1')[2]}"
     if url not in _ENDPOINTS:
         raise RowError("unsupported_url", f"url {url} is not supported; use {' or '.join(_ENDPOINTS)}")
     return _ENDPOINTS[url]
@@ -76,22 +85,32 @@ class BatchShape:
     Attributes:
         model: the name in every answer.
         created: the time in every answer, in seconds since 1970.
+        echo_model: whether an answer names the model of its request instead.
     """
 
     model: str
     created: int
+    echo_model: bool = False
 
     def result(self, answer: Answer) -> dict[str, Any]:
         """The line of a request that was served."""
-        body = _ENDPOINTS[answer.metadata["url"]].body(answer, self.model, self.created)
-        response = {"status_code": 200, "request_id": f"req_{answer.index}", "body": body}
-        return _line(answer.index, answer.metadata["custom_id"], response, None)
+        metadata = answer.metadata
+        model = metadata.get("model") or self.model if self.echo_model else self.model
+        body = _ENDPOINTS[metadata["url"]].body(answer, model, self.created)
+        return _line(answer.index, metadata["custom_id"], 200, body)
 
     def failure(self, row: FailedRow) -> dict[str, Any]:
-        """The line of a request that failed."""
-        error = {"code": row.error.code, "message": f"{row.where}: {row.error.message}"}
-        return _line(row.index, row.metadata.get("custom_id"), None, error)
+        """The line of a request that failed, as the hosted service writes it."""
+        ours = row.error.code in OUR_ERRORS
+        error = {
+            "message": f"{row.where}: {row.error.message}",
+            "type": "server_error" if ours else "invalid_request_error",
+            "param": None,
+            "code": row.error.code,
+        }
+        return _line(row.index, row.metadata.get("custom_id"), 500 if ours else 400, {"error": error})
 
 
-def _line(index: int, custom_id: Any, response: Any, error: Any) -> dict[str, Any]:
-    return {"id": f"batch_req_{index}", "custom_id": custom_id, "response": response, "error": error}
+def _line(index: int, custom_id: Any, status_code: int, body: dict[str, Any]) -> dict[str, Any]:
+    response = {"status_code": status_code, "request_id": f"req_{index}", "body": body}
+    return {"id": f"batch_req_{index}", "custom_id": custom_id, "response": response, "error": None}

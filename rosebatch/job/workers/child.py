@@ -167,7 +167,7 @@ def _reply(link: Link, question: m.CountBad | m.Fingerprint, plan: "LaunchPlan")
 
     if isinstance(question, m.CountBad):
         reader = PromptReader(question.source, question.defaults, question.input_format, question.result_column)
-        _answer(link, lambda: str(check_file(reader, plan, sys.stderr).errors.total()))
+        _answer(link, lambda: str(check_file(reader, plan, sys.stderr, strict=True).errors.total()))
     else:
         assert isinstance(question, m.Fingerprint), question
         Thread(target=_answer, args=(link, plan.source.fingerprint), daemon=True).start()

@@ -1,0 +1,69 @@
+"""Other names of a row's fields, and carried fields whose names look like settings."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+from rosebatch.errors import RowError
+from rosebatch.io.fields import OPTION_FIELDS, SAMPLING_FIELDS, TOOL_FIELDS
+
+# Names that other tools have for sampling fields.
+SAME_AS = {
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "stop_strings": "stop",
+}
+# An object of sampling fields.
+NESTED = "sampling_params"
+_KNOWN = frozenset({*OPTION_FIELDS, *SAMPLING_FIELDS, *TOOL_FIELDS, *SAME_AS, NESTED})
+# Settings of other tools that mean nothing here.
+_ELSEWHERE = frozenset(
+    {"do_sample", "max_length", "min_length", "num_beams", "stop_sequences", "stream", "system_prompt"}
+)
+# A carried field may well be called "prompts" or "temperature_c".
+_SIMILAR = 0.94
+
+
+def with_own_names(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a row under their own names. The row's fields win over those of ``sampling_params``.
+
+    Raises:
+        RowError: a field and another name of it differ, or ``sampling_params`` has other fields.
+    """
+    nested = values.get(NESTED)
+    if isinstance(nested, Mapping):
+        nested = with_own_names(dict(nested))
+        unknown = nested.keys() - SAMPLING_FIELDS
+        if unknown:
+            raise RowError("invalid_field", f"sampling_params: {min(unknown)} is no sampling field")
+        values = {**nested, **{name: value for name, value in values.items() if value is not None and name != NESTED}}
+    for name, meaning in SAME_AS.items() if not SAME_AS.keys().isdisjoint(values) else ():
+        value = values.get(name)
+        if value is None:
+            continue
+        if values.get(meaning, value) != value:
+            raise RowError("invalid_field", f"{name} is another name of {meaning}: keep one of them")
+        values = {**values, meaning: value}
+    return values
+
+
+def unclear_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of some carried fields that look like settings."""
+    return tuple(name for name in names if _looks_like_a_setting(name))
+
+
+@lru_cache(4096)
+def _looks_like_a_setting(name: str) -> bool:
+    if name in _KNOWN:
+        return False
+    return name in _ELSEWHERE or _plain(name) in _PLAIN or bool(get_close_matches(name, _KNOWN, 1, _SIMILAR))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+_PLAIN = frozenset(map(_plain, _KNOWN))

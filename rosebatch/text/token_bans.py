@@ -1,0 +1,122 @@
+"""Keeps completions from tokens and words that a row rules out."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rosebatch.request import Constraint
+from rosebatch.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Bans:
+    """What a row rules out. Rows with the same rules share it.
+
+    Attributes:
+        allowed: mask ``[ceil(V / 32)]`` int32 of the tokens that may come, token 0 in the lowest bit.
+        ends: mask of the end tokens, which may come where nothing else may.
+        words: sequences of tokens whose last one is ruled out behind the others.
+    """
+
+    allowed: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    words: tuple[tuple[int, ...], ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens that have to be remembered."""
+        return max(map(len, self.words), default=1) - 1
+
+
+@lru_cache(64)
+def find_bans(
+    tokenizer: Tokenizer | None,
+    bad_words: tuple[str, ...],
+    allowed_token_ids: tuple[int, ...],
+    vocab_size: int,
+    end_ids: frozenset[int],
+) -> Bans:
+    """The rules of a row.
+
+    Args:
+        tokenizer: needed for words.
+        bad_words: each is ruled out as it is encoded alone, and behind a space.
+        allowed_token_ids: empty for all.
+        vocab_size: width of the model's logits.
+        end_ids: the model's end tokens.
+    """
+    allowed = np.ones(-(-vocab_size // 32) * 32, bool)
+    if allowed_token_ids:
+        allowed[:] = False
+        allowed[list(allowed_token_ids)] = True
+    words: dict[tuple[int, ...], None] = {}
+    for word in bad_words:
+        assert tokenizer is not None, "words are refused without one"
+        for text in (word, f" {word.lstrip()}"):
+            words[tuple(tokenizer.backend.encode(text, add_special_tokens=False).ids)] = None
+    ends = np.zeros_like(allowed)
+    ends[list(end_ids)] = True
+    return Bans(_packed(allowed), _packed(ends), tuple(filter(None, words)))
+
+
+class BanConstraint:
+    """Follows one completion (see ``rosebatch.request.Constraint``).
+
+    Args:
+        bans: of its row.
+        inner: starts what the completion has to match besides; None for nothing.
+    """
+
+    def __init__(self, bans: Bans, inner: Callable[[], Constraint] | None) -> None:
+        self._bans = bans
+        self._inner = None if inner is None else inner()
+        self._last: tuple[int, ...] = ()
+
+    @property
+    def error(self) -> str | None:
+        """See ``Constraint``."""
+        return None if self._inner is None else self._inner.error
+
+    @classmethod
+    def fill_all(cls, constraints: "Sequence[BanConstraint]", masks: Any) -> None:
+        """See ``Constraint``."""
+        masks[:] = -1
+        by_kind: dict[type[Constraint], list[int]] = {}
+        for row, each in enumerate(constraints):
+            if each._inner is not None:
+                by_kind.setdefault(type(each._inner), []).append(row)
+        for kind, rows in by_kind.items():
+            own = np.zeros((len(rows), masks.shape[1]), np.int32)
+            kind.fill_all([inner for row in rows if (inner := constraints[row]._inner) is not None], own)
+            masks[rows] = own
+        for mask, each in zip(masks, constraints, strict=True):
+            mask &= each._bans.allowed
+            for token_id in each._banned():
+                mask[token_id // 32] &= ~_bit(token_id)
+            if not mask.any():
+                mask[:] = each._bans.ends
+
+    def feed(self, token_id: int) -> bool:
+        """See ``Constraint``."""
+        if longest := self._bans.longest:
+            self._last = (*self._last, token_id)[-longest:]
+        return self._inner is not None and self._inner.feed(token_id)
+
+    def _banned(self) -> Iterable[int]:
+        """The tokens that would complete a word."""
+        for word in self._bans.words:
+            before = word[:-1]
+            if not before or self._last[-len(before) :] == before:
+                yield word[-1]
+
+
+def _packed(allowed: Collection[bool]) -> NDArray[np.int32]:
+    return np.packbits(np.asarray(allowed, bool), bitorder="little").view(np.int32)
+
+
+def _bit(token_id: int) -> np.int32:
+    return np.uint32(1 << token_id % 32).view(np.int32)
