@@ -126,6 +126,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         seed: int | None = None,
         on_error: OnError = "raise",
         use_tqdm: bool = False,
@@ -138,6 +139,7 @@ class LLM:
             add_generation_prompt: whether the template opens an answer.
             continue_final_message: whether the answer continues the last message.
             chat_template_kwargs: further variables of the template, such as ``enable_thinking``.
+            tools: that the template tells the model of. Calls and reasoning stay in the text of an answer.
             seed, on_error, use_tqdm: as for ``generate``.
 
         Returns:
@@ -147,7 +149,7 @@ class LLM:
         options = PromptOptions(
             add_generation_prompt=add_generation_prompt and not continue_final_message,
             continue_final_message=continue_final_message,
-            chat_template_kwargs=dict(chat_template_kwargs or {}),
+            chat_template_kwargs={**(chat_template_kwargs or {}), **({"tools": list(tools)} if tools else {})},
         )
         rows = [{"messages": list(map(dict, chat)), "options": options} for chat in chats]
         return self._run(rows, sampling_params, seed, on_error, use_tqdm)

@@ -11,13 +11,18 @@ from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 
+import jsonschema
 import pytest
+import torch
 import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rosebatch.cli.app import main
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import PromptRow
 from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE
+from tests.job.fake_model import EOS
+from tests.job.tool_templates import TEMPLATES, chat_backend
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 EXAMPLES = FOLDER / "prompts.jsonl"
@@ -37,6 +42,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(str(FOLDER.parent / pa
         ("openai_batch.jsonl", True),
         ("regression.jsonl", False),
         ("structured_output.jsonl", False),
+        ("tools.jsonl", False),
     ],
 )
 def test_every_example_is_a_good_row(name, is_batch):
@@ -110,6 +116,47 @@ def test_structured_output():
     assert len(json.loads(rows["cities"]["text"])["cities"]) == 3
     assert re.fullmatch("1945-[0-9]{2}-[0-9]{2}", rows["date"]["text"])
     assert rows["sky"]["text"] in ("red", "green", "blue")
+
+
+@pytest.fixture
+def chat_model(tmp_path):
+    """A random model whose template has tools and reasoning."""
+    torch.manual_seed(0)
+    folder, backend = tmp_path / "model", chat_backend()
+    config = LlamaConfig(
+        vocab_size=backend.get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        bos_token_id=None,
+        eos_token_id=EOS,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATES["hermes"])
+    return folder
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_tools(chat_model, tmp_path, seed):
+    """Forced calls match their schemas whatever the model is, and reasoning keeps to its budget."""
+    source, target = FOLDER / "tools.jsonl", tmp_path / "out.jsonl"
+    command = ["generate", str(source), "-o", str(target), "--model", str(chat_model), "--device", "cpu", "--quiet"]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--seed", str(seed), "--temperature", "1"])
+    assert ended.value.code == 0
+    rows = {row["id"]: row for row in map(json.loads, target.read_text().splitlines())}
+    asked = {row["id"]: row for row in map(json.loads, source.read_text().splitlines())}
+    for name in ("any-call", "one-tool"):
+        schemas = {each["function"]["name"]: each["function"]["parameters"] for each in asked[name]["tools"]}
+        assert rows[name]["finish_reason"] == "tool_calls"
+        for call in rows[name]["tool_calls"]:
+            jsonschema.validate(json.loads(call["function"]["arguments"]), schemas[call["function"]["name"]])
+    assert rows["thinks"]["text"] in ("yes", "no")
+    assert "text" in rows["after-a-call"]
 
 
 @pytest.mark.thorough

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from rosebatch.io.rows import FailedRow
-from rosebatch.text.tool_calls.call import ToolCall
+from rosebatch.io.tools import ToolCall, told_calls
 
 
 class ScoredToken(NamedTuple):
@@ -41,7 +41,7 @@ class Choice:
         echo: whether the text begins with the prompt.
         reasoning: what the model thought before it answered; None if that is not told apart.
         reasoning_tokens: how many tokens it took.
-        tool_calls: with their ids, in the order of the text.
+        tool_calls: in the order of the text.
     """
 
     text: str | None
@@ -52,12 +52,7 @@ class Choice:
     echo: bool = False
     reasoning: str | None = None
     reasoning_tokens: int = 0
-    tool_calls: tuple[tuple[str, ToolCall], ...] = ()
-
-    @property
-    def calls(self) -> list[dict[str, Any]]:
-        """The tool calls as the chat API writes them."""
-        return [{"id": each, "type": "function", "function": call._asdict()} for each, call in self.tool_calls]
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +95,13 @@ class PlainShape:
         first, *others = answer.choices
         row: dict[str, Any] = {"index": answer.index}
         if others:
-            choices = [{"index": i, **_completion(each), **_details(each)} for i, each in enumerate(answer.choices)]
+            choices = [
+                {"index": i, **_completion(each, answer.index, i), **_details(each)}
+                for i, each in enumerate(answer.choices)
+            ]
             row |= {"choices": choices, "usage": usage}
         else:
-            row |= {**_completion(first), "usage": usage, **_details(first)}
+            row |= {**_completion(first, answer.index, 0), "usage": usage, **_details(first)}
         if first.prompt_logprobs is not None:
             row["prompt_logprobs"] = scored_tokens(first.prompt_logprobs)
         return self._beside(answer.metadata, row)
@@ -118,12 +116,12 @@ class PlainShape:
         return {**carried, **(own if self.result_column is None else {self.result_column: own})}
 
 
-def _completion(choice: Choice) -> dict[str, Any]:
+def _completion(choice: Choice, row: int, number: int) -> dict[str, Any]:
     found: dict[str, Any] = {"text": choice.text}
     if choice.reasoning is not None:
         found["reasoning_content"] = choice.reasoning
     if choice.tool_calls:
-        found["tool_calls"] = choice.calls
+        found["tool_calls"] = told_calls(choice.tool_calls, row, number)
     return {**found, "finish_reason": choice.finish_reason}
 
 

@@ -100,3 +100,17 @@ def tool_use(
         return None
     kind = "required" if isinstance(choice, NamedTool) else choice or "auto"
     return ToolUse(tuple(given), kind, named, parallel is not False)
+
+
+def told_calls(calls: Sequence[ToolCall], row: int, choice: int) -> list[dict[str, Any]]:
+    """Calls as the chat API writes them. Their ids follow from their place, so that a resumed run gives the same.
+
+    Args:
+        calls: of one choice.
+        row: index of the row.
+        choice: number of the choice.
+    """
+    return [
+        {"id": f"call_{row}_{choice}_{number}", "type": "function", "function": call._asdict()}
+        for number, call in enumerate(calls)
+    ]

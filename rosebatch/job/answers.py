@@ -40,7 +40,6 @@ def answer(served: ServedRow, tokenizer: Tokenizer | None, *, return_token_ids: 
                 text,
                 firsts[number // n],
                 tokenizer,
-                f"call_{row.index}_{number}",
                 return_token_ids=return_token_ids,
             )
             for number, (completion, text) in enumerate(zip(served.completions, served.texts, strict=True))
@@ -57,7 +56,6 @@ def _choice(
     whole: str | ChatText | None,
     first: Completion,
     tokenizer: Tokenizer | None,
-    call_id: str,
     *,
     return_token_ids: bool,
 ) -> Choice:
@@ -93,7 +91,7 @@ def _choice(
         echo=bool(prompt.echo),
         reasoning=told.reasoning,
         reasoning_tokens=0 if whole is None or isinstance(whole, str) else whole.reasoning_tokens,
-        tool_calls=tuple((f"{call_id}_{number}", call) for number, call in enumerate(told.calls)),
+        tool_calls=told.calls,
     )
 
 

@@ -12,15 +12,19 @@ from rosebatch.job.run import run_file
 from rosebatch.llm import LLM
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend, launch_fake, make_engine
+from tests.job.tool_templates import chat_tokenizer
 
 
-def main(source: str, target: str, seconds: float = 0.0, **options: Any) -> None:
-    """Run the job to its end, at a time that is always the same; each step takes at least so many seconds."""
+def main(source: str, target: str, seconds: float = 0.0, form: str | None = None, **options: Any) -> None:
+    """Run the job to its end, at a time that is always the same; each step takes at least so many seconds.
+
+    With a form, the tokenizer and the template are those of ``tests.job.tool_templates``.
+    """
     os.environ["SOURCE_DATE_EPOCH"] = "1700000000"
     model = FakeModel(before_step=lambda plan: time.sleep(seconds))
-    launched = launch_fake(
-        make_engine(model, seqs=8, blocks=200), Tokenizer(byte_backend(), TEMPLATE, {"eos_token": "<eos>"})
-    )
+    tokenizer = chat_tokenizer(form) if form else Tokenizer(byte_backend(), TEMPLATE, {"eos_token": "<eos>"})
+    engine = make_engine(model, seqs=8, blocks=400 if form else 200, vocab_size=tokenizer.backend.get_vocab_size())
+    launched = launch_fake(engine, tokenizer)
     run_file(source, target, model=LLM.of(launched), resume=True, **options)
 
 

@@ -24,6 +24,7 @@ from rosebatch.llm import LLM
 from rosebatch.toggles import Toggles
 from tests.job import killable_job
 from tests.job.fake_model import launch_fake, make_engine
+from tests.job.tool_templates import tool
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,6 +123,31 @@ def write_structured(folder):
     return path, {}
 
 
+def write_tools(folder):
+    """Chats whose answers are calls, thoughts with a budget, or both, beside plain ones."""
+    number = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]}
+    tools = [tool("f", number | {"additionalProperties": False})]
+    kinds = [
+        {"tools": tools, "tool_choice": "required", "max_reasoning_tokens": 5},
+        {"chat_template_kwargs": {"thinks": True}, "max_reasoning_tokens": 9},
+        {"tools": tools, "parallel_tool_calls": False, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        {},
+    ]
+    lines = [
+        {
+            "messages": [{"role": "user", "content": f"row {i}"}],
+            "max_tokens": 90,
+            "temperature": 1,
+            "n": 1 + i % 2,
+            **kinds[i % 4],
+        }
+        for i in range(100)
+    ]
+    path = folder / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path, {"form": "hermes"}
+
+
 # How many kills in the fast tier, and what writes the input.
 KINDS = [
     (5, write_jsonl, "out.jsonl"),
@@ -129,6 +155,7 @@ KINDS = [
     (0, write_openai, "out.jsonl"),
     (0, write_n, "out.jsonl"),
     (0, write_structured, "out.jsonl"),
+    (2, write_tools, "out.jsonl"),
 ]
 
 
@@ -144,7 +171,7 @@ def test_killed_many_times(processes, source, tmp_path, write, name, most_kills)
     given, options = write(tmp_path)
     whole, runs = tmp_path / "whole", tmp_path / "runs"
     # Long enough for most kills to come after the start-up. Of grammars, that includes another process.
-    pause = {write_jsonl: 0.0005, write_structured: 0.004}.get(write, 0.002)
+    pause = {write_jsonl: 0.0005, write_structured: 0.004, write_tools: 0.004}.get(write, 0.002)
     target, part = runs / name, runs / f"{name}.part"
 
     def run(folder, seconds=None):
@@ -177,6 +204,8 @@ def test_killed_many_times(processes, source, tmp_path, write, name, most_kills)
     elif write is write_openai:
         assert sorted(expected) == ["out.errors.jsonl", "out.jsonl"]
         assert expected["out.errors.jsonl"].count(b"\n") == 10
+    elif write is write_tools:
+        assert expected[name].count(b'"finish_reason":"tool_calls"') == 50
     rng, kills, rounds, sizes = random.Random(1), 0, 0, set()
     while kills < most_kills or not rounds:
         if not run(runs, rng.uniform(0.0, 0.8 * took)):

@@ -10,6 +10,7 @@ from rosebatch.io.openai.endpoint import Asked, Endpoint
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
 from rosebatch.io.openai.legacy_functions import as_tools, message_as_tools
 from rosebatch.io.results import Answer, Choice, ScoredToken
+from rosebatch.io.tools import told_calls
 
 # Of the metadata: whether calls are told as functions.
 _FUNCTIONS = "functions"
@@ -40,15 +41,12 @@ def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
         "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": [
-            {"index": index, **_choice(choice, functions=_FUNCTIONS in answer.metadata)}
-            for index, choice in enumerate(answer.choices)
-        ],
+        "choices": [{"index": index, **_choice(choice, answer, index)} for index, choice in enumerate(answer.choices)],
         "usage": usage(answer),
     }
 
 
-def _choice(choice: Choice, *, functions: bool) -> dict[str, Any]:
+def _choice(choice: Choice, answer: Answer, index: int) -> dict[str, Any]:
     def scored(token: ScoredToken) -> dict[str, Any]:
         return {"token": token.text, "logprob": token.logprob, "bytes": list(token.raw)}
 
@@ -59,12 +57,14 @@ def _choice(choice: Choice, *, functions: bool) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.reasoning is not None:
         message["reasoning_content"] = choice.reasoning
-    finish_reason = choice.finish_reason
-    if choice.tool_calls and functions:
-        message |= {"content": choice.text or None, "function_call": choice.calls[0]["function"]}
+    finish_reason, calls = choice.finish_reason, told_calls(choice.tool_calls, answer.index, index)
+    if calls:
+        message["content"] = choice.text or None
+    if calls and _FUNCTIONS in answer.metadata:
+        message["function_call"] = calls[0]["function"]
         finish_reason = "function_call" if finish_reason == "tool_calls" else finish_reason
-    elif choice.tool_calls:
-        message |= {"content": choice.text or None, "tool_calls": choice.calls}
+    elif calls:
+        message["tool_calls"] = calls
     return {"message": message, "logprobs": logprobs, "finish_reason": finish_reason, **additions(choice)}
 
 
