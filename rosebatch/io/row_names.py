@@ -35,7 +35,7 @@ def with_own_names(values: dict[str, Any]) -> dict[str, Any]:
     """
     nested = values.get(NESTED)
     if isinstance(nested, Mapping):
-        nested = with_own_names(dict(nested))
+        nested = {name: value for name, value in with_own_names(dict(nested)).items() if name not in SAME_AS}
         unknown = nested.keys() - SAMPLING_FIELDS
         if unknown:
             raise RowError("invalid_field", f"sampling_params: {min(unknown)} is no sampling field")

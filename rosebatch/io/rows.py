@@ -113,9 +113,10 @@ def parse_row(
         return FailedRow(index=index, where=where, metadata={}, error=error)
     metadata = _carried(values, keep_prompt, result_column)
     try:
+        named = with_own_names(values)
+        line = _check(named)
         require_no_collision(values, result_column)
-        values = with_own_names(values)
-        line = _check(values)
+        values = named
         own = given_sampling(line, values)
         sampling, prompt_only = split_prompt_only(with_defaults(own, defaults), echo=bool(line.echo))
         return PromptRow(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from rosebatch.errors import RowError, unexpected
 from rosebatch.host.threads import wait_for
+from rosebatch.io.openai.fields import TEMPLATE_FIELDS
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.footprint import prompt_bytes, row_bytes
@@ -121,7 +122,7 @@ def prepare(
         most_bytes: of rows under way in the whole job.
         max_model_len: most tokens of prompt and completion together, for estimates.
     """
-    source = (_with_calls_forced(row, tokenizer) for row in rows)
+    source = (_with_calls_forced(_with_ignored(row, tokenizer), tokenizer) for row in rows)
     group_bytes = min(_GROUP_BYTES, most_bytes // 16 // _ENCODING_BYTES)
     seconds = defaultdict(float) if seconds is None else seconds
 
@@ -159,6 +160,16 @@ def prepare(
             return
         else:
             yield None
+
+
+def _with_ignored(row: Row | None, tokenizer: Tokenizer | None) -> Row | None:
+    """The row, with the fields that its chat template has no use for among the ignored ones."""
+    if not isinstance(row, PromptRow) or not row.options.chat_template_kwargs:
+        return row
+    template = None if tokenizer is None else tokenizer.chat_template
+    given = [name for name in TEMPLATE_FIELDS if name in row.options.chat_template_kwargs]
+    unused = [name for name in given if template is None or name not in template.source]
+    return replace(row, ignored=(*row.ignored, *unused)) if unused else row
 
 
 def _with_calls_forced(row: Row | None, tokenizer: Tokenizer | None) -> Row | None:

@@ -48,7 +48,11 @@ def test_output_and_error_file(cli, batch, model_folder, tmp_path):
     assert chat.model == text.model == model_folder.name
     failures = read(tmp_path / "out.errors.jsonl")
     assert [line["custom_id"] for line in failures] == ["bad", "chat", None]
-    assert [line["response"]["body"]["error"]["code"] for line in failures] == ["unsupported_url", "duplicate_id", "invalid_json"]
+    assert [line["response"]["body"]["error"]["code"] for line in failures] == [
+        "unsupported_url",
+        "duplicate_id",
+        "invalid_json",
+    ]
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl", "out.errors.jsonl"}
 
 

@@ -1,6 +1,7 @@
 """Answers of an OpenAI batch, parsed strictly by the types of the official client."""
 
 import json
+from dataclasses import replace
 
 import openai.types
 import pytest
@@ -115,7 +116,7 @@ def test_logprobs_of_a_completion_are_the_clients_type():
 
 
 def test_logprobs_of_an_echoed_prompt_come_first():
-    """The prompt's tokens come first in the same lists. The first has no log-probability, and the client's type no null."""
+    """The prompt's tokens come first in the same lists. The first has no number, and the client's type no null."""
     prompt = [scored(b"Say", None), scored(b" it:", -4.0, (b" so", -0.5))]
     choice = Choice(text="Say it:Hi there!", finish_reason="stop", logprobs=SCORED, prompt_logprobs=prompt, echo=True)
     body = BatchShape("toy", 5).result(answer(TEXT, choice))["response"]["body"]

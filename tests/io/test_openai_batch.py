@@ -1,6 +1,7 @@
 """Requests of an OpenAI batch: what is accepted, what is refused, and that no field is ignored silently."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -214,7 +215,9 @@ def test_fields_without_effect():
         "presence_penalty": 0,
         "temperature": None,
     }
-    assert parse(chat(**body)) == parse(chat())
+    row = parse(chat(**body))
+    assert row.ignored == ("user", "store", "metadata", "service_tier")
+    assert replace(row, ignored=()) == parse(chat())
 
 
 @pytest.mark.parametrize(

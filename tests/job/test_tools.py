@@ -209,7 +209,7 @@ def test_rows_that_cannot_be_served(job):
     ]
     rows = run(job, "hermes", lines, {"Q1": "Yes."})
     assert codes(rows) == [None, "invalid_grammar", "invalid_sampling", "invalid_field", "invalid_field"]
-    assert rows[1]["error"]["message"].startswith("line 2: the schemas of the tools cannot be used: ")
+    assert rows[1]["error"]["message"].startswith("line 2: the grammar cannot be used: ")
     assert rows[0]["text"] == "Yes."
 
 

@@ -128,8 +128,8 @@ _GRAMMARS = {
     "json_schema": "json",
     "regex": "regex",
 }
-# For the chat template, where it knows them.
-_TEMPLATE_FIELDS = ("reasoning_effort", "verbosity")
+# For the chat template. One that does not name them ignores them.
+TEMPLATE_FIELDS = ("reasoning_effort", "verbosity")
 
 
 def checked(values: dict[str, Any], kind: type[BodyT]) -> BodyT:
@@ -182,7 +182,7 @@ def generation_fields(
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
     sampling, prompt_only = split_prompt_only(sampling, echo=bool(body.echo))
     options = prompt_options(body, values, chat=chat)
-    if chat and (for_template := {name: value for name in _TEMPLATE_FIELDS if (value := getattr(body, name))}):
+    if chat and (for_template := {name: value for name in TEMPLATE_FIELDS if (value := getattr(body, name))}):
         options = replace(options, chat_template_kwargs={**for_template, **options.chat_template_kwargs})
     return {
         "sampling": sampling_params(sampling),

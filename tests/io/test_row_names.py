@@ -1,0 +1,67 @@
+"""Other tools' names of a row's fields: served where they mean something certain, and told where they are carried."""
+
+import pytest
+
+from rosebatch.io.row_names import unclear_names
+from rosebatch.io.rows import FailedRow
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "expected"),
+    [
+        ({"max_completion_tokens": 7}, "max_tokens", 7),
+        ({"max_new_tokens": 7}, "max_tokens", 7),
+        ({"max_new_tokens": 7, "max_tokens": 7}, "max_tokens", 7),
+        ({"max_new_tokens": None, "max_tokens": 7}, "max_tokens", 7),
+        ({"min_new_tokens": 2}, "min_tokens", 2),
+        ({"stop_strings": ["a"]}, "stop", ("a",)),
+        ({"num_return_sequences": 3.0}, "n", 3),
+        ({"sampling_params": {"temperature": 0.5}}, "temperature", 0.5),
+        ({"sampling_params": {"max_new_tokens": 9}}, "max_tokens", 9),
+        ({"sampling_params": {"temperature": 0.5}, "temperature": 1}, "temperature", 1),
+        ({"sampling_params": {"temperature": 0.5}, "temperature": None}, "temperature", 0.5),
+    ],
+)
+def test_other_names(parse, values, field, expected):
+    """A row written for another tool was carried through, and ran with the defaults."""
+    row = parse({"prompt": "x", **values})
+    assert getattr(row.sampling, field) == expected
+    assert (row.metadata, row.unclear) == ({}, ())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_new_tokens": 7, "max_tokens": 8}, "max_new_tokens is another name of max_tokens: keep one of them"),
+        ({"max_new_tokens": 7, "max_completion_tokens": 8}, "another name of max_tokens"),
+        ({"sampling_params": {"temprature": 1}}, "sampling_params: temprature is no sampling field"),
+    ],
+)
+def test_names_that_contradict(parse, values, message):
+    """Which one was meant is not for us to guess."""
+    row = parse({"prompt": "x", **values})
+    assert isinstance(row, FailedRow)
+    assert (row.error.code, message in row.error.message) == ("invalid_field", True)
+
+
+def test_what_looks_like_a_setting_is_told():
+    """A misspelt temperature is carried through, and nobody would hear of it."""
+    clear = ["topic", "label", "n_shots", "stopped", "source", "prompts", "message", "temperature_c", "seeds", "model"]
+    unclear = [
+        "top_K",
+        "topP",
+        "Temperature",
+        "temprature",
+        "max_token",
+        "maxTokens",
+        "stream",
+        "do_sample",
+        "ignore-eos",
+    ]
+    assert unclear_names([*clear, *unclear, "temperature"]) == tuple(unclear)
+
+
+def test_carried_fields_are_told(parse):
+    """They are carried as ever."""
+    row = parse({"prompt": "x", "top_K": 5, "label": "a"})
+    assert (row.unclear, row.metadata, row.sampling.top_k) == (("top_K",), {"top_K": 5, "label": "a"}, 0)

@@ -1,0 +1,117 @@
+"""Words and tokens that a row rules out, over the fake model and by themselves."""
+
+import numpy as np
+import pytest
+
+from rosebatch.sampling_params import SamplingParams
+from rosebatch.text.token_bans import BanConstraint, find_bans
+from tests.job.lines import codes, texts
+
+LINE = {"prompt": "hello", "max_tokens": 12, "ignore_eos": True}
+
+
+def allowed(constraint, vocab_size):
+    """The tokens that may come next."""
+    masks = np.zeros((1, -(-vocab_size // 32)), np.int32)
+    BanConstraint.fill_all([constraint], masks)
+    bits = np.unpackbits(masks.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits[:vocab_size]).tolist())
+
+
+@pytest.fixture
+def plain(job):
+    """The answer to the line without bans."""
+    (text,) = texts(job.run([LINE])[0][0])
+    return text
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_words_never_come(job, plain, length):
+    """Of several tokens too: only the last is ruled out, and only behind the others."""
+    word = plain[4 : 4 + length]
+    rows, _, _ = job.run([{**LINE, "bad_words": [word]}, LINE])
+    assert texts(rows[0])[0].startswith(plain[: plain.index(word)])
+    assert word not in texts(rows[0])[0]
+    assert len(texts(rows[0])[0]) == len(plain)
+    assert texts(rows[1]) == [plain]
+
+
+def test_the_middle_of_a_word_may_come(job, plain):
+    """A word of two tokens must not take its last token out of every place."""
+    word = "\x00" + plain[4]
+    rows, _, _ = job.run([{**LINE, "bad_words": [word]}])
+    assert texts(rows[0]) == [plain]
+
+
+def test_only_allowed_tokens_come(job):
+    """Greedy and sampled, in each of several completions."""
+    ids = [ord("a"), ord("b")]
+    line = {**LINE, "allowed_token_ids": ids}
+    rows, _, _ = job.run([line, {**line, "temperature": 1, "seed": 3, "n": 4}])
+    assert all(set(text) <= {"a", "b"} and len(text) == 12 for row in rows for text in texts(row))
+    assert len(set(texts(rows[1]))) > 1
+
+
+def test_with_a_grammar(job):
+    """Both hold: what the grammar allows and the bans leave."""
+    line = {**LINE, "structured_outputs": {"regex": "[abc]{6}"}, "bad_words": ["a"], "temperature": 1, "seed": 5}
+    rows, _, _ = job.run([line])
+    (text,) = texts(rows[0])
+    assert len(text) == 6
+    assert set(text) <= {"b", "c"}
+
+
+def test_rows_that_cannot_be_served(job):
+    """They cost themselves only."""
+    lines = [
+        {**LINE, "allowed_token_ids": [10**6]},
+        {**LINE, "bad_words": [" "]},
+        {**LINE, "bad_words": "text"},
+        {**LINE, "allowed_token_ids": [-1]},
+        LINE,
+    ]
+    rows, _, _ = job.run(lines)
+    assert codes(rows) == ["invalid_token_id", "invalid_sampling", "invalid_field", "invalid_sampling", None]
+    rows, _, _ = job.run([{"prompt_token_ids": [1], "bad_words": ["a"]}], without_tokenizer=True)
+    assert codes(rows) == ["no_tokenizer"]
+
+
+def test_where_nothing_is_left(tokenizer):
+    """A mask without a token would leave the sampler without a choice: the answer ends."""
+    bans = find_bans(tokenizer, ("a",), (ord("a"),), 257, frozenset({256}))
+    assert allowed(BanConstraint(bans, None), 257) == {256}
+
+
+def test_a_word_behind_a_space(tokenizer):
+    """Most words of a text stand behind one, and are other tokens then."""
+    bans = find_bans(tokenizer, ("ab",), (), 257, frozenset({256}))
+    assert sorted(bans.words) == [(ord(" "), ord("a"), ord("b")), (ord("a"), ord("b"))]
+    constraint = BanConstraint(bans, None)
+    assert ord("b") in allowed(constraint, 257)
+    constraint.feed(ord("a"))
+    assert ord("b") not in allowed(constraint, 257)
+    constraint.feed(ord("a"))
+    assert ord("b") not in allowed(constraint, 257)
+    constraint.feed(ord("c"))
+    assert ord("b") in allowed(constraint, 257)
+
+
+def test_special_tokens_and_stop_strings_in_the_text(job, plain):
+    """Both are left out unless the row asks for them."""
+    stop = plain[5:7]
+    end = plain.index(stop)
+    lines = [{**LINE, "stop": stop}, {**LINE, "stop": stop, "include_stop_str_in_output": True}]
+    rows, _, _ = job.run(lines)
+    assert [texts(row) for row in rows] == [[plain[:end]], [plain[:end] + stop]]
+    assert [row["finish_reason"] for row in rows] == ["stop", "stop"]
+    special = {**LINE, "max_tokens": 1, "allowed_token_ids": [256]}
+    rows, _, _ = job.run([special, {**special, "skip_special_tokens": False}])
+    assert [texts(row) for row in rows] == [[""], ["<eos>"]]
+
+
+def test_parameters():
+    """Scripts pass lists; what is impossible is named."""
+    assert SamplingParams(bad_words=["a"], allowed_token_ids=[3]).bans
+    assert not SamplingParams().bans
+    with pytest.raises(ValueError, match="bad_words must be made of texts"):
+        SamplingParams(bad_words=[""])
