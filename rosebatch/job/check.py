@@ -9,7 +9,7 @@ from typing import TextIO
 from rosebatch.engine.engine import require_servable
 from rosebatch.engine.kv_cache import bytes_for_longest
 from rosebatch.engine.memory import batched_tokens
-from rosebatch.engine.roofline import Rates, find_floor, weight_bytes
+from rosebatch.engine.roofline import Floor, Rates, find_floor, weight_bytes
 from rosebatch.errors import RowError, printable
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.parse import Row
@@ -26,6 +26,10 @@ from rosebatch.text.grammar_check import GrammarLimits
 from rosebatch.text.tokenizer import Tokenizer
 
 _BAR = 40
+# Shares of the floor that runs reach (docs/performance.md): the best, and a first run of few rows, with its graphs.
+_SHARES = {"cuda": (0.85, 0.25), "cpu": (0.7, 0.15)}
+# Of the process and the model: from a warm cache, and from cold disks.
+_START_SECONDS = {"cuda": (3, 15), "cpu": (1, 8)}
 
 
 @dataclass(slots=True)
@@ -151,9 +155,19 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
         lines.append(("states", f"{_gib(states)} for {min(seats, good)} rows at once"))
     rates = rates.of(plan.config.tensor_parallel_size)
     floor = find_floor(config, itemsize, checked.prompt_lens, checked.output_lens, max_num_seqs=seats, rates=rates)
-    span = f"{floor.prefill_s:.1f} s to {floor.seconds:.1f} s"
-    lines.append(("time", f"{span} at the best that this device can do, depending on where outputs end"))
+    lines.append(("time", time_range(floor, plan.device.type)))
     return lines
+
+
+def time_range(floor: Floor, device: str) -> str:
+    """Between which times a run will be done, start-up included.
+
+    The first holds if answers end at once, and the run is among the fastest that were measured; the second if all
+    reach their greatest length, and it is among the slowest.
+    """
+    (most, least), (quick, slow) = _SHARES[device], _START_SECONDS[device]
+    low, high = quick + floor.prefill_s / most, slow + floor.seconds / least
+    return f"about {low:.0f} s to {high:.0f} s: answers may end early; {floor.seconds:.1f} s is the floor if none does"
 
 
 def _histogram(lens: Iterable[int]) -> list[tuple[str, str]]:

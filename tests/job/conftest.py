@@ -144,6 +144,12 @@ def job(tokenizer: Tokenizer) -> Job:
     return Job(tokenizer)
 
 
+@pytest.fixture(scope="module")
+def module_job(tokenizer: Tokenizer) -> Job:
+    """For answers that several tests look at."""
+    return Job(tokenizer)
+
+
 @pytest.fixture
 def fake_model() -> type[FakeModel]:
     return FakeModel

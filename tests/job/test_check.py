@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from rosebatch.config import RunConfig
-from rosebatch.engine.roofline import Rates, find_floor
+from rosebatch.engine.roofline import Floor, Rates, find_floor
 from rosebatch.io.openai.lines import parse_request
-from rosebatch.job.check import check_rows, summary
+from rosebatch.job.check import check_rows, summary, time_range
 from rosebatch.launch import plan_launch
 from rosebatch.model_config import ModelConfig
 from rosebatch.toml_file import load_toml
@@ -119,12 +119,15 @@ def test_the_summary(check, plan):
         "1 " + "#" * 40,
         "1 " + "#" * 40,
     ]
-    least, most = (
-        find_floor(config, 4, [1, 20, 40, 3], outputs, max_num_seqs=2, rates=RATES).seconds
-        for outputs in ([1, 1, 1, 1], [4, 12, 8, 2])
-    )
-    assert 0.05 < least < most
-    assert rows["time"].startswith(f"{least:.1f} s to {most:.1f} s at the best")
+    floor = find_floor(config, 4, [1, 20, 40, 3], [4, 12, 8, 2], max_num_seqs=2, rates=RATES)
+    assert rows["time"] == time_range(floor, "cpu")
+
+
+def test_the_range_of_time():
+    """A floor alone was read as an estimate: 13 to 15 s were promised, and the run took 47."""
+    floor = Floor(prefill_s=1.7, decode_s=10.3)
+    assert time_range(floor, "cuda") == "about 5 s to 63 s: answers may end early; 12.0 s is the floor if none does"
+    assert time_range(floor, "cpu") == "about 3 s to 88 s: answers may end early; 12.0 s is the floor if none does"
 
 
 def test_the_summary_of_a_model_with_states(check):

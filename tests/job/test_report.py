@@ -21,6 +21,8 @@ FIELDS = {
     "resumed",
     "resumed_exactly",
     "errors",
+    "ignored_fields",
+    "unclear_fields",
     "finish_reasons",
     "prompt_tokens",
     "cached_tokens",
