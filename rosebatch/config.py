@@ -20,7 +20,7 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "dummy"]
 ModelImpl = Literal["auto", "rosebatch", "transformers"]
-InputFormat = Literal["auto", "jsonl", "openai", "parquet"]
+InputFormat = Literal["auto", "jsonl", "openai", "parquet", "arrow", "csv"]
 GenerationConfig = Literal["none", "auto"]
 
 

@@ -202,7 +202,8 @@ def placement_of(destination: Destination, reader: PromptReader, rows_per_file: 
     if not to_parquet:
         split = error_stream or (None if errors is None else errors.path)
         return Placement(path, write_jsonl, errors=split, place=place, remove=remove)
-    carried = None if reader.columns is None else Carried(reader.columns, reader.carried)
+    schema = reader.schema
+    carried = None if schema is None else Carried(schema, reader.carried)
     column = reader.result_column
     write: Callable[[Path, Rows], None] = partial(write_parquet, carried=carried, result_column=column)
     if to_folder:
