@@ -57,6 +57,10 @@ class Columns:
             raise FlagError("--columns needs names with commas between them")
         return found
 
+    def as_dict(self) -> dict[str, Any]:
+        """For a manifest, as JSON gives it back."""
+        return {"prompt": self.prompt, "id": self.id, "carried": None if self.carried is None else list(self.carried)}
+
     @property
     def id_name(self) -> str:
         """The column that holds the id."""

@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from typing import IO, NamedTuple
 
 import pyarrow as pa
@@ -111,7 +112,12 @@ def _plain(schema: pa.Schema) -> pa.Schema:
 
 
 def _batch_rows(batch: pa.RecordBatch, wanted: Wanted) -> Iterator[tuple[dict[str, object] | BadCells, int]]:
-    batch = batch.select([name for name in batch.schema.names if wanted(name)])
+    names = [name for name in batch.schema.names if wanted(name)]
+    if not names:
+        # A batch without columns has no rows.
+        yield from repeat(({}, 0), batch.num_rows)
+        return
+    batch = batch.select(names)
     size = batch.nbytes // max(batch.num_rows, 1)
     for values in rows_of(batch):
         yield values, size

@@ -12,21 +12,23 @@ from rosebatch.config import RunConfig
 from rosebatch.errors import FlagError, UserError
 from rosebatch.host.paths import open_stream, takes_rows_in_order
 from rosebatch.io.files import file_name, is_parquet, is_url, remove_url, require_writable_url, upload
+from rosebatch.io.formats import named
 from rosebatch.io.output import (
     FileOutput,
     Output,
     Placement,
     ShardOutput,
     StreamOutput,
+    jsonl_writer,
     replace_file,
     replace_folder,
-    write_jsonl,
 )
 from rosebatch.io.parquet import PART_NAME, Carried, Rows, write_parquet, write_parquet_parts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.result_names import RESULT_FIELDS
 from rosebatch.job.config import JobConfig
+from rosebatch.job.finished import forget, keep, manifest_path, require_can_keep
 from rosebatch.job.manifest import differences, now
 from rosebatch.job.paths import (
     Used,
@@ -70,8 +72,11 @@ def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | No
     output = Target.of(job.output or "-")
     if job.rows_per_file is not None and output.kind != "folder":
         raise FlagError("--rows-per-file needs an output folder: -o FOLDER/")
+    _require_written(output, "-o")
     to_parquet = output.kind == "folder" or (job.output is not None and is_parquet(job.output))
     errors = None if job.errors is None else Target.of(job.errors)
+    if errors is not None:
+        _require_written(errors, "--errors")
     if output.kind == "stream":
         if job.resume or job.force_resume:
             raise FlagError("--resume needs an output file: -o FILE")
@@ -98,10 +103,23 @@ def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | No
             target.require_replaceable(part)
             if is_url(target.name):
                 require_writable_url(target.name)
+    if job.keep_manifest:
+        if job.shard is not None:
+            raise FlagError("--keep-manifest has no meaning for a shard: its results stay in the part file")
+        require_can_keep(output)
     for report in job.report:
         if not takes_rows_in_order(report):
             require_writable(report, f"--report {report}")
     return Destination(output, errors, job.errors is not None)
+
+
+def _require_written(target: Target, flag: str) -> None:
+    """Check that files with this extension are written."""
+    found = named(file_name(target.name))
+    if target.kind == "file" and (found.kind in ("arrow", "csv") or (found.kind == "parquet" and found.compression)):
+        raise FlagError(
+            f"{flag} {target.name}: results are JSONL (also .gz, .zst, .bz2, .xz) or .parquet; name such a file"
+        )
 
 
 def _require_apart(
@@ -113,6 +131,8 @@ def _require_apart(
     if model is not None:
         reads += [Used("the model's file", str(path)) for path in _model_files(model)]
     writes = [*output.used("the output"), *(Used("the report", str(path)) for path in job.report)]
+    if job.keep_manifest:
+        writes.append(Used("the manifest", str(manifest_path(output))))
     if output.kind != "stream":
         writes.append(Used("the part file", str(part)))
     if errors is not None:
@@ -137,6 +157,7 @@ def open_output(
     *,
     resume: bool,
     force: bool,
+    keep_manifest: bool = False,
     rows_per_file: int | None = None,
     shard: Shard | None = None,
 ) -> Output:
@@ -148,6 +169,7 @@ def open_output(
         manifest: begins to make the run's manifest from the digest of its input, None for stdin.
         resume: continue the part file, if there is one.
         force: even if it belongs to another run.
+        keep_manifest: keep the manifest beside the output.
         rows_per_file: most rows in each file of a folder.
         shard: the share of the rows that this run has.
 
@@ -165,7 +187,24 @@ def open_output(
     most = max((row.index + 1 for row in reader), default=0) if force else None
     path = output.part if shard is None else shard.part(output.path)
     part = _part_file(path, manifest(digest), resume=resume, force=force, most=most)
-    return (FileOutput if shard is None else ShardOutput)(part, placement)
+    if shard is not None:
+        return ShardOutput(part, placement)
+
+    def appeared(part: PartFile) -> None:
+        if keep_manifest:
+            keep(output, errors_of(destination, reader), part.num_rows, part.num_failed, part.manifest)
+        else:
+            forget(output)
+
+    return FileOutput(part, placement, appeared)
+
+
+def errors_of(destination: Destination, reader: PromptReader) -> Path | None:
+    """The file of error rows; None if they are among the others, or go to a stream."""
+    errors = destination.errors
+    if errors is None or errors.kind == "stream" or not (destination.always_split or reader.is_batch):
+        return None
+    return errors.path
 
 
 def placement_of(destination: Destination, reader: PromptReader, rows_per_file: int | None = None) -> Placement:
@@ -201,7 +240,7 @@ def placement_of(destination: Destination, reader: PromptReader, rows_per_file: 
 
     if not to_parquet:
         split = error_stream or (None if errors is None else errors.path)
-        return Placement(path, write_jsonl, errors=split, place=place, remove=remove)
+        return Placement(path, jsonl_writer(path.name), errors=split, place=place, remove=remove)
     schema = reader.schema
     carried = None if schema is None else Carried(schema, reader.carried)
     column = reader.result_column

@@ -10,6 +10,7 @@ from typing import Literal
 from rosebatch.errors import FlagError
 from rosebatch.host.paths import descriptor_of, takes_rows_in_order
 from rosebatch.io.files import as_path, file_name, is_url, url_identity
+from rosebatch.io.formats import named
 from rosebatch.io.output import aside, beside, require_parts
 from rosebatch.job.paths import (
     Used,
@@ -114,7 +115,9 @@ class Target:
 
     def default_errors(self) -> str:
         """The file of error rows. A URL with a query is signed for one file, so its neighbour is made here."""
-        name = f"{Path(file_name(self.name)).stem}.errors.jsonl"
+        whole = Path(file_name(self.name))
+        packed = whole.suffix if named(whole.name).compression else ""
+        name = f"{Path(whole.name.removesuffix(packed)).stem}.errors.jsonl{packed}"
         if is_url(self.name):
             return name if "?" in self.name else f"{self.name.rpartition('/')[0]}/{name}"
         return str(Path(self.name).with_name(name))
