@@ -13,6 +13,9 @@ from rosebatch.io.files import as_path, digest, file_name, find_files, is_url, o
 from rosebatch.io.formats import MAGIC_BYTES, compression_of, named, table_of
 from rosebatch.io.piped import Copied
 
+# Of a file that is not on this machine, read at once.
+_REMOTE_BYTES = 1 << 18
+
 
 class InputFiles:
     """Files by their paths or URLs. Pipes are copied to temporary files, and are like files from then on.
@@ -48,7 +51,7 @@ class InputFiles:
         raw = self._raw(path)
         if raw is sys.stdin.buffer:
             return raw
-        file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)  # type: ignore[type-var]
+        file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw, _REMOTE_BYTES)  # type: ignore[type-var]
         try:
             head = file.peek(MAGIC_BYTES)
         except OSError as error:

@@ -11,24 +11,22 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from rosebatch.config import InputFormat
-from rosebatch.errors import FlagError, UserError, printable
+from rosebatch.errors import UserError, printable
 from rosebatch.io.columns import Columns
 from rosebatch.io.files import as_path, file_name, is_url
 from rosebatch.io.formats import Kind, named, table_of
+from rosebatch.io.free_names import TakenNames
 from rosebatch.io.input_files import InputFiles
 from rosebatch.io.openai_batch import is_request
 from rosebatch.io.parse import Content, Record, Row, RowParser
 from rosebatch.io.read_ahead import grouped, read_ahead
-from rosebatch.io.result_names import collision_message, collisions, in_order, reserved_names
+from rosebatch.io.schema_metadata import kept_metadata
 from rosebatch.io.seen_ids import SeenIds
 from rosebatch.io.tables import open_table
 from rosebatch.io.unread import kind_of, require_lines
 
 # Lines of a file that may be looked at to recognize an OpenAI batch.
 _MOST_PEEKED = 100
-_LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
-# The names of a line's fields. The values are only skipped.
-_NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _BOM = b"\xef\xbb\xbf"
 _SIZE = attrgetter("size")
 # Rows that are read together. Of files, more: a large group takes less time for each row.
@@ -79,8 +77,8 @@ class PromptReader:
         self._peeked: list[bytes] = []
         if self.source != "-":
             by_name = input_format == "auto"
-            lines = [path for path, kind in zip(self.paths, self.kinds, strict=True) if kind == "lines"]
-            require_lines({path: kind_of(path, self._files.head(path), by_name=by_name) for path in lines})
+            heads = {path: self._files.head(path) for path in self._paths_of_lines}
+            require_lines({path: kind_of(path, head, by_name=by_name) for path, head in heads.items()})
             _ = self._schemas
 
     @property
@@ -134,7 +132,8 @@ class PromptReader:
             return None
         ((schema, _),) = self._schemas.values()
         carried = [field for field in schema if self.columns.carries(field.name, is_table=True)]
-        return pa.schema(carried, schema.metadata)
+        left_out = set(schema.names) - {field.name for field in carried}
+        return pa.schema(carried, kept_metadata(schema.metadata, left_out))
 
     @property
     def kind(self) -> InputFormat:
@@ -194,39 +193,16 @@ class PromptReader:
         Raises:
             FlagError: they would. All names are in the message.
         """
-        found: dict[str, str] = {}
         if self.source == "-":
             return
+        taken = TakenNames(self.result_column, self.columns)
         for kind, (schema, _) in self._schemas.items():
-            types: dict[str, Any] = {field.name: [] if isinstance(field.type, _LISTS) else None for field in schema}
-            found |= dict.fromkeys(self._colliding(types, is_table=True), self.paths[self.kinds.index(kind)])
+            taken.add_table(schema, self.paths[self.kinds.index(kind)])
         if "lines" in self.kinds and not is_url(self.source) and not self.is_batch:
-            for where, names in self._collisions():
-                found = dict.fromkeys(names, where) | found
-        if found:
-            names = in_order(found)
-            where = found[names[0]]
-            place = self.source if where == self.paths[0] else f"{self.source}, {where}"
-            raise FlagError(f"{place}: {collision_message(names, self.result_column)}")
-
-    def _colliding(self, values: Mapping[str, Any], *, is_table: bool) -> list[str]:
-        carried = {name: value for name, value in values.items() if self.columns.carries(name, is_table=is_table)}
-        return collisions(carried, self.result_column)
-
-    def _collisions(self) -> Iterator[tuple[str, list[str]]]:
-        """Place and names of each line that has fields of a result. Broken lines have none; they fail by themselves."""
-        reserved = reserved_names(self.result_column)
-        for path in self._paths_of_lines:
-            with self._files.open(path) as file:
-                for number, line in enumerate(_lines(file, path), start=1):
-                    try:
-                        if reserved.isdisjoint(_NAMES.decode(line.removeprefix(_BOM))):
-                            continue
-                        values = msgspec.json.decode(line.removeprefix(_BOM))
-                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                        continue
-                    if names := self._colliding(values, is_table=False):
-                        yield f"{self._where(path, 'line')}{number}", names
+            for path in self._paths_of_lines:
+                where = self._where(path, "line")
+                taken.add_lines((line, f"{where}{number}") for number, line, _ in self._json_lines(path))
+        taken.require_none(self.source, self.paths[0])
 
     def __iter__(self) -> Iterator[Row]:
         """Rows in input order. Raises UserError if the input cannot be read."""
@@ -305,13 +281,15 @@ class PromptReader:
         _ = self.is_batch
         index = 0
         for path, kind in zip(self.paths, self.kinds, strict=True):
-            rows = self._json_lines(path) if kind == "lines" else self._table_rows(path, kind)
+            rows: Iterator[tuple[int, Content, int]] = (
+                self._json_lines(path) if kind == "lines" else self._table_rows(path, kind)
+            )
             where = self._where(path, "line" if kind == "lines" else "row")
             for number, content, size in rows:
                 yield Record(index, f"{where}{number}", content, size)
                 index += 1
 
-    def _json_lines(self, path: str) -> Iterator[tuple[int, Content, int]]:
+    def _json_lines(self, path: str) -> Iterator[tuple[int, bytes, int]]:
         with self._files.open(path) as file:
             for number, line in enumerate(chain(self._peeked, _lines(file, path)), start=1):
                 if text := _stripped(line):

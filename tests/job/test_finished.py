@@ -88,7 +88,7 @@ def test_an_output_that_has_changed(run, tmp_path, name):
     run(errors=str(tmp_path / "failed.jsonl"))
     assert run(errors=str(tmp_path / "failed.jsonl"))[1] == 0
     (tmp_path / name).write_text("x")
-    with pytest.raises(FlagError, match="changed.*Leave out --resume"):
+    with pytest.raises(FlagError, match=r"changed.*Leave out --resume"):
         run(errors=str(tmp_path / "failed.jsonl"))
 
 
@@ -158,11 +158,9 @@ def test_shards_of_a_compressed_input_with_named_columns(run, tmp_path):
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.column_names[0] == "k"
     assert table["k"].to_pylist() == list(range(150))
+    run("out.parquet", shard="1/2", **options)
     with pytest.raises(FlagError, match=r"columns.prompt was q, is None"):
-        run("again.jsonl", **options)
-        (tmp_path / "again.jsonl").rename(tmp_path / "moved")
-        run("out.parquet", shard="1/2", **options)
-        run("out.parquet", shard="1/2", **options | {"prompt_column": None, "columns": ["k"]})
+        run("out.parquet", shard="1/2", **options | {"prompt_column": None})
 
 
 @pytest.mark.parametrize("flag", ["prompt_column", "id_column", "columns"])
