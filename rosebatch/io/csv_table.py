@@ -47,7 +47,7 @@ class CsvTable:
     def _row(self, cells: list[str]) -> tuple[TextCells | BadCells, int]:
         values = {name: cell or None for name, cell in zip(self.names, cells, strict=False)}
         if len(cells) != len(self.names):
-            message = f"has {len(cells)} cells, but the first row names {len(self.names)} columns"
+            message = f"expected {len(self.names)} cells, as the first row has, got {len(cells)}"
             return BadCells(values, RowError("invalid_value", message)), sum(map(len, cells))
         try:
             return TextCells(values), len("".join(cells).encode())

@@ -112,8 +112,8 @@ def test_bad_rows_of_a_csv_file_fail_alone(tmp_path):
     rows = read(tmp_path / "in.csv")
     assert [row.prompt for row in rows if not isinstance(row, FailedRow)] == ["a", "d"]
     assert [(row.where, row.error.code, row.error.message) for row in rows if isinstance(row, FailedRow)] == [
-        ("row 2", "invalid_value", "has 1 cells, but the first row names 2 columns"),
-        ("row 3", "invalid_value", "has 3 cells, but the first row names 2 columns"),
+        ("row 2", "invalid_value", "expected 2 cells, as the first row has, got 1"),
+        ("row 3", "invalid_value", "expected 2 cells, as the first row has, got 3"),
         ("row 4", "invalid_value", "column prompt has text that is not UTF-8"),
     ]
 

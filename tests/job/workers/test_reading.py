@@ -102,6 +102,8 @@ def test_rows_of_all_formats(reading, tmp_path):
     (tmp_path / "2.csv").write_text("q,key,x\nc,2,y\nd\n")
     reader = PromptReader(str(tmp_path), {}, columns=Columns("q", "key", ("key",)))
     expected = [record for group in reader.records() for record in group]
-    assert [record for group in reading.read(reader) for chunk in group for record in chunk.records] == expected
-    assert [record.repeated for record in expected] == [None, 1, None, None]
-    assert [type(reader.parser.parse(record)) for record in expected] == [PromptRow, FailedRow, PromptRow, FailedRow]
+    found = [record for group in reading.read(reader) for chunk in group for record in chunk.records]
+    assert found[:3] == expected[:3]
+    assert (found[3].where, found[3].content.values) == (expected[3].where, {"q": "d"})
+    assert [record.repeated for record in found] == [None, 1, None, None]
+    assert [type(reader.parser.parse(record)) for record in found] == [PromptRow, FailedRow, PromptRow, FailedRow]
