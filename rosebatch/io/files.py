@@ -227,9 +227,11 @@ def _find_remote(source: str) -> list[str] | None:
             ]
             paths = [path for path in found if found[path] != "directory" and _wanted(names[path])]
             require_all_read(source, names.values(), folders, _pattern(source.rstrip("/"), paths))
-        elif file_system.exists(inside):
-            return None
         else:
+            # Unlike exists(), it raises if the file system cannot be reached.
+            with suppress(FileNotFoundError):
+                file_system.info(inside)
+                return None
             raise UserError(f"{source}: no such file or folder")
     except UserError:
         raise

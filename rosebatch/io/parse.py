@@ -1,7 +1,7 @@
 """What a reader has read -> rows. A record can be parsed in another process than the one that reads."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import msgspec
@@ -48,7 +48,8 @@ class _BatchId(msgspec.Struct):
 
 
 _ID_TYPES = frozenset({str, int})
-_NAMED = Columns()
+_LINES = {bytes}
+_OWN_NAMES = Columns()
 _PLAIN_ID, _BATCH_ID = msgspec.json.Decoder(_PlainId), msgspec.json.Decoder(_BatchId)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -67,7 +68,11 @@ class RowParser:
     is_batch: bool
     defaults: Mapping[str, Any]
     result_column: str | None = None
-    columns: Columns = _NAMED
+    columns: Columns = _OWN_NAMES
+    _is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._is_plain = self.columns == _OWN_NAMES
 
     def identity(self, content: Content) -> str | int | None:
         """The id of a row that may otherwise be bad; None if it has none, or one of another type."""
@@ -84,7 +89,7 @@ class RowParser:
 
     def identities(self, contents: Sequence[Content]) -> list[str | int | None]:
         """The id of each row."""
-        if self.columns.id is not None or any(type(content) is not bytes for content in contents):
+        if self.columns.id is not None or set(map(type, contents)) != _LINES:
             return [self.identity(content) for content in contents]
         lines = cast(Sequence[bytes], contents)
         try:
@@ -124,9 +129,10 @@ class RowParser:
         if isinstance(content, TextCells):
             return self._renamed_row(content.values, from_text(content.values), index, where)
         if isinstance(content, dict):
-            if self.columns == _NAMED and not any(type(value) is float for value in content.values()):
+            request = with_integers(content)
+            if self._is_plain and request is content:
                 return self._plain_row(content, index, where, is_table=True)
-            return self._renamed_row(content, content, index, where)
+            return self._renamed_row(content, request, index, where)
         try:
             values = msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -141,7 +147,7 @@ class RowParser:
             return FailedRow(index=index, where=where, metadata={}, error=failure)
         if self.is_batch:
             return parse_request(values, index=index, where=where, defaults=self.defaults)
-        if self.columns == _NAMED or not isinstance(values, dict):
+        if self._is_plain or not isinstance(values, dict):
             return self._plain_row(values, index, where, is_table=False)
         return self._renamed_row(values, values, index, where, is_table=False)
 

@@ -212,6 +212,8 @@ class Unreachable(Hub):
     def find(self, path, **options):
         raise RuntimeError("no route to the Hub\nand a page of details")
 
+    info = find
+
 
 @pytest.fixture
 def hub(monkeypatch):
@@ -244,5 +246,7 @@ def test_a_data_set_of_the_hub(hub, path, expected):
 def test_a_hub_that_cannot_be_reached(hub, monkeypatch):
     """One line, whatever the library raises."""
     monkeypatch.setitem(import_module("fsspec.registry")._registry, "hf", Unreachable)
-    with pytest.raises(UserError, match=r"^hf://datasets/org/name: no route to the Hub and a page of details$"):
-        read(hub)
+    for path in (hub, f"{hub}/data", f"{hub}/data/a.jsonl"):
+        with pytest.raises(UserError) as found:
+            read(path)
+        assert str(found.value) == f"{path}: no route to the Hub and a page of details"
