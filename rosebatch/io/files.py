@@ -45,9 +45,9 @@ def file_name(path: str) -> str:
     return (path.partition("?")[0] if is_url(path) else path).rpartition("/")[2]
 
 
-def is_parquet(path: str) -> bool:
-    """Whether the extension says Parquet."""
-    return named(file_name(path)).kind == "parquet"
+def is_table(path: str) -> bool:
+    """Whether the extension is of a table with types: Parquet or Arrow."""
+    return named(file_name(path)).kind in ("parquet", "arrow")
 
 
 def find_files(source: str) -> list[str]:

@@ -25,7 +25,7 @@ class JobConfig:
     output: Annotated[
         str | None,
         Flag(
-            "JSONL (also .gz, .zst, .bz2, .xz) or Parquet file, or FOLDER/ of Parquet.",
+            "JSONL (also .gz, .zst, …), Parquet or Arrow file, or FOLDER/ of Parquet.",
             FILES,
             ("--output", "-o"),
             metavar="PATH",

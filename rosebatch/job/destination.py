@@ -8,10 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from rosebatch.config import RunConfig
 from rosebatch.errors import FlagError, UserError
 from rosebatch.host.paths import open_stream, takes_rows_in_order
-from rosebatch.io.files import file_name, is_parquet, is_url, remove_url, require_writable_url, upload
+from rosebatch.io.files import file_name, is_table, is_url, remove_url, require_writable_url, upload
 from rosebatch.io.formats import named
 from rosebatch.io.output import (
     FileOutput,
@@ -72,23 +75,23 @@ def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | No
     output = Target.of(job.output or "-")
     if job.rows_per_file is not None and output.kind != "folder":
         raise FlagError("--rows-per-file needs an output folder: -o FOLDER/")
-    _require_written(output, "-o")
-    to_parquet = output.kind == "folder" or (job.output is not None and is_parquet(job.output))
+    output.require_written_format("-o")
+    to_table = output.kind == "folder" or (job.output is not None and is_table(job.output))
     errors = None if job.errors is None else Target.of(job.errors)
     if errors is not None:
-        _require_written(errors, "--errors")
+        errors.require_written_format("--errors", tables=False)
     if output.kind == "stream":
         if job.resume or job.force_resume:
             raise FlagError("--resume needs an output file: -o FILE")
         if errors is not None and errors.kind != "stream":
             raise FlagError("--errors needs an output file: -o FILE")
-        if to_parquet:
-            raise FlagError(f"{output.name}: Parquet needs a file; only JSONL can be written to a pipe or device")
+        if to_table:
+            raise FlagError(f"{output.name}: a table needs a file; only JSONL can be written to a pipe or device")
     elif (job.resume or job.force_resume) and reader.source == "-":
         raise FlagError("--resume needs an input file: stdin cannot be compared with what the earlier run read")
-    if to_parquet and errors is not None:
+    if to_table and errors is not None:
         raise FlagError(f"{output.path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
-    if errors is None and output.kind == "file" and not to_parquet and reader.may_be_batch:
+    if errors is None and output.kind == "file" and not to_table and reader.may_be_batch:
         errors = Target.of(output.default_errors())
     if errors is not None and errors.kind == "folder":
         raise FlagError(f"--errors {errors.name}: is a folder, name a JSONL file")
@@ -111,15 +114,6 @@ def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | No
         if not takes_rows_in_order(report):
             require_writable(report, f"--report {report}")
     return Destination(output, errors, job.errors is not None)
-
-
-def _require_written(target: Target, flag: str) -> None:
-    """Check that files with this extension are written."""
-    found = named(file_name(target.name))
-    if target.kind == "file" and (found.kind in ("arrow", "csv") or (found.kind == "parquet" and found.compression)):
-        raise FlagError(
-            f"{flag} {target.name}: results are JSONL (also .gz, .zst, .bz2, .xz) or .parquet; name such a file"
-        )
 
 
 def _require_apart(
@@ -218,8 +212,8 @@ def placement_of(destination: Destination, reader: PromptReader, rows_per_file: 
     """
     output, errors = destination.output, destination.errors
     path, to_folder = output.path, output.kind == "folder"
-    to_parquet = to_folder or is_parquet(output.name)
-    if to_parquet and reader.is_batch:
+    to_table = to_folder or is_table(output.name)
+    if to_table and reader.is_batch:
         raise FlagError(f"{path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
     if not destination.always_split and not reader.is_batch:
         errors = None
@@ -238,13 +232,14 @@ def placement_of(destination: Destination, reader: PromptReader, rows_per_file: 
         else:
             at.unlink(missing_ok=True)
 
-    if not to_parquet:
+    if not to_table:
         split = error_stream or (None if errors is None else errors.path)
         return Placement(path, jsonl_writer(path.name), errors=split, place=place, remove=remove)
     schema = reader.schema
     carried = None if schema is None else Carried(schema, reader.carried)
     column = reader.result_column
-    write: Callable[[Path, Rows], None] = partial(write_parquet, carried=carried, result_column=column)
+    writer = pq.ParquetWriter if named(path.name).kind != "arrow" else pa.ipc.new_file
+    write: Callable[[Path, Rows], None] = partial(write_parquet, carried=carried, result_column=column, writer=writer)
     if to_folder:
         most = rows_per_file or _ROWS_PER_FILE
         write = partial(write_parquet_parts, rows_per_file=most, carried=carried, result_column=column)

@@ -68,6 +68,22 @@ class Target:
         """The file that holds the results until all are there."""
         return self.path.with_name(self.path.name + ".part")
 
+    def require_written_format(self, flag: str, *, tables: bool = True) -> None:
+        """Check that files with this extension are written.
+
+        Args:
+            flag: that named it, for the message.
+            tables: whether tables are written there too.
+
+        Raises:
+            FlagError: they are not.
+        """
+        found = named(self.path.name)
+        is_table = found.kind in ("parquet", "arrow")
+        if self.kind == "file" and (found.kind == "csv" or (is_table and (found.compression or not tables))):
+            forms = "JSONL (also .gz, .zst, .bz2, .xz)" + (", .parquet or .arrow" if tables else "")
+            raise FlagError(f"{flag} {self.name}: is written as {forms}; name such a file")
+
     def temporaries(self) -> list[Path]:
         """What the run makes, replaces and deletes beside the path."""
         return [] if self.kind == "stream" else [beside(self.path), aside(self.path)][: 1 + (self.kind == "folder")]

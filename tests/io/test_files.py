@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.errors import UserError
-from rosebatch.io.files import digest, file_name, find_files, is_parquet, open_file, upload
+from rosebatch.io.files import digest, file_name, find_files, is_table, open_file, upload
 from rosebatch.io.piped import Copied
 from rosebatch.io.reader import PromptReader
 
@@ -255,7 +255,7 @@ def test_urls_that_name_nothing(url):
 
 
 @pytest.mark.parametrize(
-    ("path", "name", "parquet"),
+    ("path", "name", "table"),
     [
         ("a/b.jsonl", "b.jsonl", False),
         ("b.PARQUET", "b.PARQUET", True),
@@ -264,9 +264,9 @@ def test_urls_that_name_nothing(url):
         ("what?.jsonl", "what?.jsonl", False),
     ],
 )
-def test_the_name_of_a_file(path, name, parquet):
+def test_the_name_of_a_file(path, name, table):
     """The query of a presigned URL is not part of the name; a question mark in a local name is."""
-    assert (file_name(path), is_parquet(path)) == (name, parquet)
+    assert (file_name(path), is_table(path)) == (name, table)
 
 
 def test_a_digest_is_of_contents_and_order(tmp_path, folder):

@@ -4,6 +4,7 @@ import gzip
 import json
 
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -121,12 +122,12 @@ def test_where_no_manifest_can_be(run, options, message):
         run(**options)
 
 
-@pytest.mark.parametrize("name", ["out.csv", "out.tsv.gz", "out.arrow", "out.feather", "out.parquet.gz"])
+@pytest.mark.parametrize("name", ["out.csv", "out.tsv.gz", "out.arrow.zst", "out.parquet.gz"])
 @pytest.mark.parametrize("flag", ["output", "errors"])
 def test_formats_that_are_not_written(run, tmp_path, name, flag):
     """Lines of JSON in a file called .csv helped nobody."""
     options = {"output": name} if flag == "output" else {"errors": str(tmp_path / name)}
-    with pytest.raises(FlagError, match=r"results are JSONL \(also .gz, .zst, .bz2, .xz\) or .parquet"):
+    with pytest.raises(FlagError, match=rf"{name}: is written as JSONL \(also .gz, .zst, .bz2, .xz\)"):
         run(**options)
 
 
@@ -184,6 +185,20 @@ def test_a_folder_of_several_formats_to_parquet(run, tmp_path):
     assert table["k"].to_pylist() == [1.0, 2.5, None]
     assert table["z"].to_pylist() == [None, None, "9"]
     assert table["prompt"].to_pylist() == ["a", None, "c"]
+
+
+@pytest.mark.parametrize("name", ["out.arrow", "out.feather", "out.ipc"])
+def test_arrow_in_and_out(run, tmp_path, name):
+    """It has the table of a Parquet file, with the types of the input; with an exit code for failed rows."""
+    table = pa.table({"prompt": ["a", "b"], "day": pa.array([1, 2], pa.date32()), "max_tokens": [2, 2]})
+    feather.write_feather(table, str(tmp_path / "in.feather"))
+    pq.write_table(table, tmp_path / "in.parquet")
+    run(name, "in.feather")
+    run("out.parquet", "in.parquet")
+    found = feather.read_table(str(tmp_path / name))
+    assert found.equals(pq.read_table(tmp_path / "out.parquet"))
+    assert found.schema.field("day").type == pa.date32()
+    assert run(name, "in.feather")[1] == 0
 
 
 def test_a_damaged_input_leaves_no_output(run, tmp_path):

@@ -300,13 +300,23 @@ def test_whether_a_resumed_run_is_exact(job, tmp_path, fake_model, device, toggl
 
 
 @pytest.mark.thorough
-def test_memory_does_not_grow_with_the_file(tmp_path):
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "csv", "arrow"])
+def test_memory_does_not_grow_with_the_file(tmp_path, ending):
     """With twenty times the rows, reader, ids, waiting results and report must take the same memory."""
     peaks = []
     for rows in (2_000, 40_000):
-        source = tmp_path / f"{rows}.jsonl"
-        lines = (f'{{"prompt":"row {i % 100}","max_tokens":2,"id":"id {i}"}}\n' for i in range(rows))
-        source.write_text("".join(lines))
+        source = tmp_path / f"{rows}.{ending}"
+        values = [{"prompt": f"row {i % 100}", "max_tokens": 2, "id": f"id {i}"} for i in range(rows)]
+        lines = "".join(json.dumps(each) + "\n" for each in values).encode()
+        if ending == "arrow":
+            table = pa.Table.from_pylist(values)
+            with pa.ipc.new_file(str(source), table.schema) as writer:
+                writer.write_table(table, max_chunksize=1000)
+        elif ending == "csv":
+            cells = "".join(",".join(map(str, each.values())) + "\n" for each in values)
+            source.write_text("prompt,max_tokens,id\n" + cells)
+        else:
+            source.write_bytes(gzip.compress(lines) if ending == "jsonl.gz" else lines)
         command = [sys.executable, "-m", "tests.job.killable_job", str(source), str(tmp_path / "out.jsonl")]
         path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
         job = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, cwd=ROOT)
