@@ -100,7 +100,7 @@ class Generator:
             raise RuntimeError(f"{platform.node()}: {error}") from None
         self._columns = dict(columns or {})
         # Results go into columns of their own, which no field of a row has: the name keeps rows from being refused.
-        self._parser = RowParser(is_batch=False, is_table=True, defaults=with_defaults(given, own), result_column="")
+        self._parser = RowParser(is_batch=False, defaults=with_defaults(given, own), result_column="")
         self._inbox: SimpleQueue[_Rows] = SimpleQueue()
         # Without a seed, the place of a row decides its random numbers: no two actors may count alike.
         self._first = int.from_bytes(os.urandom(6), "little")

@@ -100,6 +100,30 @@ def test_the_pipeline(tmp_path):
     assert (done.returncode, done.stdout) == (3, "")
 
 
+@needs_demo_model
+def test_compressed_files(tmp_path):
+    """Two formats in one folder; the second run knows that the answers are complete, and changes nothing."""
+    (tmp_path / "rosebatch").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rosebatch "$@"\n')
+    (tmp_path / "rosebatch").chmod(0o755)
+    environment = ENVIRONMENT | {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "OUT": str(tmp_path / "out"),
+        "FLAGS": "--device cpu",
+    }
+
+    def run():
+        command = ["bash", str(FOLDER / "compressed.sh")]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    first, again = run(), run()
+    assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
+    rows = [json.loads(line) for line in first.stdout.splitlines()]
+    assert len(rows) == 4
+    assert [rows[0]["id"], set(rows[0])] == ["haiku", {"id", "index", "text", "finish_reason", "usage"}]
+    assert again.stdout == first.stdout
+    assert again.stderr.endswith("answers.jsonl.gz is already complete: 4 rows, 0 failed\n")
+
+
 @pytest.mark.thorough
 @needs_demo_model
 def test_structured_output():

@@ -45,7 +45,7 @@ _OF_ROWS = (
 
 _Source = Annotated[
     str,
-    typer.Argument(metavar="INPUT", help="JSONL, OpenAI batch or Parquet; - for stdin."),
+    typer.Argument(metavar="INPUT", help="JSONL, OpenAI batch, CSV, Parquet or Arrow; - for stdin."),
 ]
 
 
@@ -79,6 +79,18 @@ def check(
         str | None,
         typer.Option("--result-column", metavar="NAME", help="As for generate.", show_default=False, hidden=True),
     ] = None,
+    prompt_column: Annotated[
+        str | None,
+        typer.Option("--prompt-column", metavar="NAME", help="As for generate.", show_default=False, hidden=True),
+    ] = None,
+    id_column: Annotated[
+        str | None,
+        typer.Option("--id-column", metavar="NAME", help="As for generate.", show_default=False, hidden=True),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option("--columns", metavar="A,B,C", help="As for generate.", show_default=False, hidden=True),
+    ] = None,
     *,
     run: dict[str, Any],
     sampling: dict[str, Any],
@@ -88,8 +100,10 @@ def check(
     Exit code: 0 all rows can be served, 3 some cannot.
     """
     from rosebatch.cli.check import check
+    from rosebatch.io.columns import Columns
 
-    if check(source, input_format, result_column, run, sampling):
+    names = Columns.of(prompt_column, id_column, columns)
+    if check(source, input_format, result_column, names, run, sampling):
         raise typer.Exit(EXIT_ROWS_FAILED)
 
 

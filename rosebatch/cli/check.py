@@ -9,6 +9,7 @@ from rosebatch.config import InputFormat
 from rosebatch.engine.load import choose_block_size
 from rosebatch.engine.roofline import measure_host_rates, measure_rates
 from rosebatch.errors import printable
+from rosebatch.io.columns import Columns
 from rosebatch.io.fields import with_defaults
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.check import check_file, summary
@@ -18,22 +19,32 @@ from rosebatch.report.table import print_table
 
 
 def check(
-    source: str, input_format: InputFormat, result_column: str | None, run: dict[str, Any], sampling: dict[str, Any]
+    source: str,
+    input_format: InputFormat,
+    result_column: str | None,
+    columns: Columns,
+    run: dict[str, Any],
+    sampling: dict[str, Any],
 ) -> int:
     """Print bad rows and what the run would take; returns the number of rows that cannot be served."""
     with Interrupts().watch():
-        return _check(source, input_format, result_column, run, sampling)
+        return _check(source, input_format, result_column, columns, run, sampling)
 
 
 def _check(
-    source: str, input_format: InputFormat, result_column: str | None, run: dict[str, Any], sampling: dict[str, Any]
+    source: str,
+    input_format: InputFormat,
+    result_column: str | None,
+    columns: Columns,
+    run: dict[str, Any],
+    sampling: dict[str, Any],
 ) -> int:
     config = run_config(run)
     plan = plan_launch(config)
     defaults = sampling_defaults(sampling)
     check_sampling(defaults, None, grammar_limits(config))
     defaults = with_defaults(defaults, default_sampling(plan))
-    checked = check_file(PromptReader(source, defaults, input_format, result_column), plan, sys.stdout)
+    checked = check_file(PromptReader(source, defaults, input_format, result_column, columns), plan, sys.stdout)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
     rows = summary(checked, plan, choose_block_size(plan.config, plan.device), rates)
     title = f"{printable(source)}: {plan.source.name} by {plan.source.model_impl}, {plan.device.type}"

@@ -18,6 +18,12 @@ class BadCells(NamedTuple):
     error: RowError
 
 
+class TextCells(NamedTuple):
+    """A row whose values are all texts, or None: a CSV file has no types."""
+
+    values: dict[str, Any]
+
+
 def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | BadCells]:
     """The rows of some columns. Nanoseconds are integers: Python's own types stop at microseconds."""
     try:

@@ -4,6 +4,7 @@ import fnmatch
 import glob
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from rosebatch.errors import UserError
+from rosebatch.io.formats import READ, named
 from rosebatch.io.unread import is_unread_data, is_visible, require_all_read
 
-PARQUET_SUFFIXES = (".parquet", ".pq")
-_SUFFIXES = (*PARQUET_SUFFIXES, ".jsonl")
 _WILD = "*?["
+# A whole repository. Splits and configurations have folders of their own there.
+_DATASET = re.compile(r"hf://datasets/[^/]+/[^/]+/?")
 
 
 def is_url(path: str) -> bool:
@@ -43,29 +45,31 @@ def file_name(path: str) -> str:
     return (path.partition("?")[0] if is_url(path) else path).rpartition("/")[2]
 
 
-def is_parquet(path: str) -> bool:
-    """Whether the extension says Parquet."""
-    return file_name(path).lower().endswith(PARQUET_SUFFIXES)
+def is_table(path: str) -> bool:
+    """Whether the extension is of a table with types: Parquet or Arrow."""
+    return named(file_name(path)).kind in ("parquet", "arrow")
 
 
 def find_files(source: str) -> list[str]:
     """The files of a source, in the order of their names.
 
     Args:
-        source: a path or URL of a file, a folder or a glob; ``-`` for stdin. A folder stands for the JSONL or Parquet
-            files in it, without those whose names begin with ``.`` or ``_``.
+        source: a path or URL of a file, a folder or a glob; ``-`` for stdin. A folder stands for the files in it that
+            are read, without those whose names begin with ``.`` or ``_``; a data set on the Hub, for those at any
+            depth.
 
     Raises:
-        UserError: there are no files, they are of both kinds, or a folder has data in files that are not read.
+        UserError: there are no files, or a folder has data in files that are not read.
     """
     source = as_path(source)
     paths = _find_remote(source) if is_url(source) else _find_local(source)
     if paths is None:
         return [source]
     if not paths:
-        raise UserError(f"{source}: no files found; a folder needs .jsonl or .parquet files, a pattern must match some")
-    if len({is_parquet(path) for path in paths}) > 1:
-        raise UserError(f"{source}: has both Parquet and JSONL files; choose one kind by a pattern such as *.parquet")
+        raise UserError(
+            f"{source}: no files found; a folder needs .jsonl, .csv, .parquet or .arrow files, "
+            "a pattern must match some"
+        )
     return sorted(paths)
 
 
@@ -80,7 +84,10 @@ def open_file(path: str) -> IO[bytes]:
             return Path(path).open("rb")
         file_system, inside = _remote(path)
         return cast(IO[bytes], file_system.open(inside, "rb"))
-    except (OSError, ValueError) as error:
+    except UserError:
+        raise
+    # Each file system has errors of its own.
+    except Exception as error:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
@@ -206,8 +213,10 @@ def _find_remote(source: str) -> list[str] | None:
         if any(mark in source.partition("?")[0] for mark in _WILD):
             # Like a shell's pattern, it does not match hidden files.
             paths = [each for each in file_system.glob(inside) if not each.rpartition("/")[2].startswith(".")]
-        elif file_name(source).lower().endswith(_SUFFIXES) and file_system.exists(inside):
+        elif file_name(source).lower().endswith(READ) and file_system.exists(inside):
             return None
+        elif _DATASET.fullmatch(source):
+            paths = [path for path in file_system.find(inside) if _in_dataset(path.removeprefix(inside).strip("/"))]
         elif file_system.isdir(inside):
             found = {each["name"].rstrip("/"): each["type"] for each in file_system.ls(inside, detail=True)}
             names = {path: path.rpartition("/")[2] for path in found}
@@ -218,17 +227,27 @@ def _find_remote(source: str) -> list[str] | None:
             ]
             paths = [path for path in found if found[path] != "directory" and _wanted(names[path])]
             require_all_read(source, names.values(), folders, _pattern(source.rstrip("/"), paths))
-        elif file_system.exists(inside):
-            return None
         else:
+            # Unlike exists(), it raises if the file system cannot be reached.
+            with suppress(FileNotFoundError):
+                file_system.info(inside)
+                return None
             raise UserError(f"{source}: no such file or folder")
-    except OSError as error:
-        raise UserError(f"{source}: {error.strerror or error}") from None
+    except UserError:
+        raise
+    # Each file system has errors of its own.
+    except Exception as error:
+        raise UserError(f"{source}: {getattr(error, 'strerror', None) or error}") from None
     return [file_system.unstrip_protocol(each) for each in paths]
 
 
+def _in_dataset(path: str) -> bool:
+    """Whether a file of a data set's repository holds rows, by its path there."""
+    return all(map(is_visible, path.split("/"))) and _wanted(path.rpartition("/")[2])
+
+
 def _wanted(name: str) -> bool:
-    return name.lower().endswith(_SUFFIXES) and is_visible(name)
+    return name.lower().endswith(READ) and is_visible(name)
 
 
 def _is_data(name: str) -> bool:
@@ -247,7 +266,8 @@ def _holds_data(walked: Iterable[tuple[str, list[str], list[str]]]) -> bool:
 
 def _pattern(folder: str, wanted: Sequence[str]) -> str:
     """A pattern of the files that are read, for messages."""
-    return f"'{folder}/*{'.parquet' if wanted and is_parquet(wanted[0]) else '.jsonl'}'"
+    first = min(wanted, default=".jsonl").lower()
+    return f"'{folder}/*{next((each for each in READ if first.endswith(each)), '.jsonl')}'"
 
 
 def _real_pattern(pattern: str) -> str:

@@ -13,6 +13,8 @@ import msgspec
 
 from rosebatch.errors import FlagError, UserError
 from rosebatch.host.sync import sync
+from rosebatch.io.compressed import open_compressed
+from rosebatch.io.formats import Compression, named
 from rosebatch.io.parquet import PART_NAME, Rows
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.part_lines import PartEncoder
@@ -219,7 +221,7 @@ class Placement:
         try:
             _prepare(self.path, self.write, rows)
             if isinstance(self.errors, Path) and results.num_failed:
-                _prepare(self.errors, write_jsonl, failed)
+                _prepare(self.errors, jsonl_writer(self.errors.name), failed)
             self._appear(self.path)
             # Only now: older errors belong to the older output.
             if isinstance(self.errors, Path):
@@ -268,11 +270,15 @@ class FileOutput:
     Args:
         part: the part file of this run, or of the run that it resumes.
         placement: where the results appear; beside the part file.
+        appeared: called once they have, before the part file is deleted.
     """
 
-    def __init__(self, part: PartFile, placement: Placement) -> None:
+    def __init__(
+        self, part: PartFile, placement: Placement, appeared: Callable[[PartFile], object] = lambda part: None
+    ) -> None:
         self._part = part
         self._placement = placement
+        self._appeared = appeared
         self._encode: PartEncoder | None = None
 
     def __contains__(self, index: int) -> bool:
@@ -332,6 +338,7 @@ class FileOutput:
         """
         self._part.sync()
         self._placement.appear(self._part, self.kept)
+        self._appeared(self._part)
         self._part.remove()
 
     def close(self) -> None:
@@ -362,9 +369,14 @@ class ShardOutput(FileOutput):
             super().close()
 
 
-def write_jsonl(path: Path, rows: Rows) -> None:
+def jsonl_writer(name: str) -> Callable[[Path, Rows], None]:
+    """What writes the lines of a file with this name, compressed as its extension says."""
+    return partial(write_jsonl, compression=named(name).compression)
+
+
+def write_jsonl(path: Path, rows: Rows, compression: Compression | None = None) -> None:
     """Write one line for each row."""
-    with path.open("wb") as file:
+    with open_compressed(path, compression) as file:
         for row in rows():
             file.write(row + b"\n")
 

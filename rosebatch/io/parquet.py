@@ -1,4 +1,4 @@
-"""Result rows as Parquet, in one file or in many of one schema. Each carried column gets one type for all rows.
+"""Result rows as Parquet or Arrow, in one file or in many of one schema. A carried column has one type for all rows.
 
 Carried fields are those that a result takes over from its input row.
 """
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -90,7 +90,14 @@ class _TableInfo(NamedTuple):
     num_rows: int
 
 
-def write_parquet(path: Path, rows: Rows, carried: Carried | None = None, *, result_column: str | None = None) -> None:
+def write_parquet(
+    path: Path,
+    rows: Rows,
+    carried: Carried | None = None,
+    *,
+    result_column: str | None = None,
+    writer: Callable[[IO[bytes], pa.Schema], Any] = pq.ParquetWriter,
+) -> None:
     """Write one file. A first pass over the rows finds the types, a second one writes.
 
     Memory holds one chunk of rows.
@@ -101,11 +108,12 @@ def write_parquet(path: Path, rows: Rows, carried: Carried | None = None, *, res
             their types conflict, or where they are nested too deeply for Parquet readers.
         carried: columns of the input.
         result_column: the field of a row that holds its result; None: the result's fields are fields of the row.
+        writer: of the format, such as ``pa.ipc.new_file``.
 
     Raises:
         OSError: the file cannot be written.
     """
-    _write(path, _pairs(rows, carried), _inspect(rows, carried, result_column))
+    _write(path, _pairs(rows, carried), _inspect(rows, carried, result_column), writer)
 
 
 def write_parquet_parts(
@@ -131,9 +139,14 @@ def write_parquet_parts(
         _write(folder / f"part-{number:0{digits}}.parquet", islice(pairs, rows_per_file), info)
 
 
-def _write(path: Path, pairs: Iterable[_Pair], info: _TableInfo) -> None:
+def _write(
+    path: Path,
+    pairs: Iterable[_Pair],
+    info: _TableInfo,
+    make: Callable[[IO[bytes], pa.Schema], Any] = pq.ParquetWriter,
+) -> None:
     # Opened here: Arrow takes no names that are not UTF-8.
-    with path.open("wb") as file, pq.ParquetWriter(file, info.schema) as writer:
+    with path.open("wb") as file, make(file, info.schema) as writer:
         for chunk in _chunks(pairs):
             rows = [{**carried, **msgspec.json.decode(row)} for row, carried in chunk]
             for row in rows:

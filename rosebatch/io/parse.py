@@ -1,20 +1,22 @@
 """What a reader has read -> rows. A record can be parsed in another process than the one that reads."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import msgspec
 
 from rosebatch.errors import RowError, unexpected
-from rosebatch.io.cells import BadCells
+from rosebatch.io.cells import BadCells, TextCells
+from rosebatch.io.columns import Columns, from_text, with_integers
 from rosebatch.io.depth import is_deeper
 from rosebatch.io.openai.lines import parse_request
-from rosebatch.io.rows import FailedRow, PromptRow, parse_row
+from rosebatch.io.result_names import RESULT_FIELDS
+from rosebatch.io.rows import FailedRow, PromptRow, carried_fields, parse_row
 
 Row = PromptRow | FailedRow
-# A line of JSON, or the values of a table's row.
-Content = bytes | dict[str, Any] | BadCells
+# A line of JSON, or the values of a table's row. A table's row keeps all of its columns.
+Content = bytes | dict[str, Any] | TextCells | BadCells
 # Levels of lists and objects in a line. Python's own limit, near 1000, depends on where a line is read or written.
 _DEEPEST = 600
 
@@ -46,7 +48,10 @@ class _BatchId(msgspec.Struct):
 
 
 _ID_TYPES = frozenset({str, int})
+_LINES = {bytes}
+_OWN_NAMES = Columns()
 _PLAIN_ID, _BATCH_ID = msgspec.json.Decoder(_PlainId), msgspec.json.Decoder(_BatchId)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def _id(found: Any) -> str | int | None:
@@ -62,31 +67,36 @@ class RowParser:
 
     Attributes:
         is_batch: whether lines are requests of an OpenAI batch.
-        is_table: whether rows keep all of their columns.
         defaults: sampling fields for what a row does not say.
         result_column: the one field of a result beside the carried ones, see ``rosebatch.io.result_names``.
+        columns: what the names of columns or fields mean.
     """
 
     is_batch: bool
-    is_table: bool
     defaults: Mapping[str, Any]
     result_column: str | None = None
+    columns: Columns = _OWN_NAMES
+    _is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._is_plain = self.columns == _OWN_NAMES
 
     def identity(self, content: Content) -> str | int | None:
         """The id of a row that may otherwise be bad; None if it has none, or one of another type."""
         found: Any = None
         if isinstance(content, bytes):
             try:
-                found = _BATCH_ID.decode(content).custom_id if self.is_batch else _PLAIN_ID.decode(content).id
+                found = self._id_of(content)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 return None
         else:
-            found = (content.values if isinstance(content, BadCells) else content).get("id")
+            values = content if isinstance(content, dict) else content.values
+            found = values.get(self.columns.id_name)
         return _id(found)
 
     def identities(self, contents: Sequence[Content]) -> list[str | int | None]:
         """The id of each row."""
-        if self.is_table:
+        if self.columns.id is not None or set(map(type, contents)) != _LINES:
             return [self.identity(content) for content in contents]
         lines = cast(Sequence[bytes], contents)
         try:
@@ -97,6 +107,14 @@ class RowParser:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return [self.identity(line) for line in lines]
         return [each if type(each) in _ID_TYPES else _id(each) for each in found]
+
+    def _id_of(self, line: bytes) -> Any:
+        if self.is_batch:
+            return _BATCH_ID.decode(line).custom_id
+        if self.columns.id is None:
+            return _PLAIN_ID.decode(line).id
+        raw = _FIELDS.decode(line).get(self.columns.id)
+        return None if raw is None else msgspec.json.decode(raw)
 
     def parse(self, record: Record) -> Row:
         """The row; a failed one if it cannot be served or repeats an id."""
@@ -114,10 +132,14 @@ class RowParser:
         index, where, content = record.number, record.where, record.content
         if isinstance(content, BadCells):
             # As carried as it would be without the error.
-            found = self._plain_row(content.values, index, where)
-            return FailedRow(index=index, where=where, metadata=found.metadata, error=content.error)
-        if not isinstance(content, bytes):
-            return self._plain_row(content, index, where)
+            return FailedRow(index=index, where=where, metadata=self._carried(content.values), error=content.error)
+        if isinstance(content, TextCells):
+            return self._renamed_row(content.values, from_text(content.values), index, where)
+        if isinstance(content, dict):
+            request = with_integers(content)
+            if self._is_plain and request is content:
+                return self._plain_row(content, index, where, is_table=True)
+            return self._renamed_row(content, request, index, where)
         try:
             values = msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -132,14 +154,43 @@ class RowParser:
             return FailedRow(index=index, where=where, metadata={}, error=failure)
         if self.is_batch:
             return parse_request(values, index=index, where=where, defaults=self.defaults)
-        return self._plain_row(values, index, where)
+        if self._is_plain or not isinstance(values, dict):
+            return self._plain_row(values, index, where, is_table=False)
+        return self._renamed_row(values, values, index, where, is_table=False)
 
-    def _plain_row(self, values: object, index: int, where: str) -> Row:
+    def _renamed_row(
+        self, values: dict[str, Any], request: dict[str, Any], index: int, where: str, *, is_table: bool = True
+    ) -> Row:
+        """A row whose columns have other names or types than a request's.
+
+        Args:
+            values: what its result carries.
+            request: the same as a request has it.
+            index, where: its place.
+            is_table: whether all columns are carried.
+        """
+        carried = self._carried(values, is_table=is_table)
+        try:
+            request = self.columns.request(request, is_table=is_table)
+        except RowError as error:
+            return FailedRow(index=index, where=where, metadata=carried, error=error)
+        row = self._plain_row(with_integers(request) if is_table else request, index, where, is_table=is_table)
+        return replace(row, metadata=carried)
+
+    def _carried(self, values: dict[str, Any], *, is_table: bool = True) -> dict[str, Any]:
+        columns = self.columns
+        if columns.carried is None:
+            kept = values if is_table else {name: values[name] for name in values if name != columns.prompt}
+            return carried_fields(kept, is_table, self.result_column)
+        own = RESULT_FIELDS if self.result_column is None else (self.result_column,)
+        return {name: values[name] for name in columns.carried if name in values and name not in own}
+
+    def _plain_row(self, values: object, index: int, where: str, *, is_table: bool) -> Row:
         return parse_row(
             values,
             index=index,
             where=where,
             defaults=self.defaults,
-            keep_prompt=self.is_table,
+            keep_prompt=is_table,
             result_column=self.result_column,
         )

@@ -26,14 +26,31 @@ class Copied:
             source = open_stream(path, "rb")
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}") from None
+        with source:
+            self._copy(source, path)
+
+    @classmethod
+    def of(cls, source: IO[bytes], name: str, head: bytes) -> "Copied":
+        """The contents of an open stream, behind what was read of it before.
+
+        Args:
+            source: read to its end here.
+            name: for messages.
+            head: goes first.
+        """
+        copied = cls.__new__(cls)
+        copied._copy(source, name, head)
+        return copied
+
+    def _copy(self, source: IO[bytes], name: str, head: bytes = b"") -> None:
         try:
-            with source:
-                self._file = tempfile.TemporaryFile()  # noqa: SIM115
-                weakref.finalize(self, self._file.close)
-                shutil.copyfileobj(source, self._file, 2**20)
-                self._file.flush()
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115
+            weakref.finalize(self, self._file.close)
+            self._file.write(head)
+            shutil.copyfileobj(source, self._file, 2**20)
+            self._file.flush()
         except OSError as error:
-            raise UserError(f"{path}: cannot be copied to a temporary file ({error.strerror}); {room()}") from None
+            raise UserError(f"{name}: cannot be copied to a temporary file ({error.strerror}); {room()}") from None
 
     def open(self) -> IO[bytes]:
         """The contents from the start. Several readers do not disturb each other."""

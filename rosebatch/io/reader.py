@@ -1,57 +1,60 @@
-"""Files of prompts -> rows. Parquet by extension, else JSONL: rosebatch's own fields or an OpenAI batch."""
+"""Files of prompts -> rows: JSONL of rosebatch's own fields or of an OpenAI batch, and tables."""
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
 from operator import attrgetter
-from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec.structs import replace
 
 from rosebatch.config import InputFormat
-from rosebatch.errors import FlagError, UserError, printable
-from rosebatch.host.file_state import FileState
-from rosebatch.host.paths import is_stream
-from rosebatch.io.files import as_path, digest, find_files, is_parquet, is_url, open_file
+from rosebatch.errors import UserError, printable
+from rosebatch.io.columns import Columns
+from rosebatch.io.files import as_path, file_name, is_url
+from rosebatch.io.formats import Kind, named, table_of
+from rosebatch.io.free_names import TakenNames
+from rosebatch.io.input_files import InputFiles
 from rosebatch.io.openai.lines import is_request
-from rosebatch.io.parse import Record, Row, RowParser
-from rosebatch.io.piped import Copied
+from rosebatch.io.parse import Content, Record, Row, RowParser
 from rosebatch.io.read_ahead import grouped, read_ahead
-from rosebatch.io.result_names import collision_message, collisions, in_order, reserved_names
+from rosebatch.io.schema_metadata import kept_metadata
 from rosebatch.io.seen_ids import SeenIds
-from rosebatch.io.tables import open_table, table_rows
-from rosebatch.io.unread import MAGIC_BYTES, kind_of, require_lines
+from rosebatch.io.tables import open_table
+from rosebatch.io.unread import kind_of, require_lines
 
 # Lines of a file that may be looked at to recognize an OpenAI batch.
 _MOST_PEEKED = 100
-_LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
-# The names of a line's fields. The values are only skipped.
-_NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _BOM = b"\xef\xbb\xbf"
 _SIZE = attrgetter("size")
 # Rows that are read together. Of files, more: a large group takes less time for each row.
 _GROUP, _LARGE_GROUP = 64, 256
+_KINDS: dict[InputFormat, Kind] = {
+    "jsonl": "lines",
+    "openai": "lines",
+    "parquet": "parquet",
+    "arrow": "arrow",
+    "csv": "csv",
+}
 
 
 class PromptReader:
     """The rows of an input. Rows that repeat an id fail.
 
     Args:
-        source: a path or URL of a file, a folder or a glob of files of one kind, or ``-`` for stdin. Other pipes are
-            copied to a temporary file, and are like files from then on.
+        source: a path or URL of a file, a folder or a glob, or ``-`` for stdin. Other pipes are copied to a temporary
+            file, and are like files from then on; so is a stdin that is compressed or a table.
         defaults: sampling fields for what a line does not say.
-        input_format: ``auto`` recognizes an OpenAI batch by the first line that is JSON.
+        input_format: ``auto`` goes by extensions and first bytes, and recognizes an OpenAI batch by the first line
+            that is JSON.
         result_column: the one field of a result beside the carried ones, see ``rosebatch.io.result_names``.
+        columns: what the names of columns or fields mean.
 
     Raises:
-        FlagError: Parquet from stdin.
-        UserError: a file is missing or unreadable, or Parquet files differ in their columns.
+        FlagError: a column that was named is missing.
+        UserError: a file is missing or unreadable, or files of one kind of table differ in their columns.
     """
 
     def __init__(
@@ -60,42 +63,98 @@ class PromptReader:
         defaults: Mapping[str, Any],
         input_format: InputFormat = "auto",
         result_column: str | None = None,
+        columns: Columns | None = None,
     ) -> None:
         self.source = as_path(source)
         self.defaults = defaults
         self.result_column = result_column
+        self.columns = columns or Columns()
         # Whether a row is served; others count for numbers and ids only.
         self.serves: Callable[[int], bool] | None = None
-        self.paths = find_files(self.source)
-        self.is_parquet = is_parquet(self.paths[0]) if input_format == "auto" else input_format == "parquet"
-        self.columns: pa.Schema | None = None
-        self._num_rows = 0
-        # The state of each file when it was hashed, and the hash.
-        self._digested: tuple[list[FileState] | None, str] | None = None
         self.input_format = input_format
-        self._copied: dict[str, Copied] = {}
+        self._files = InputFiles(self.source)
         # Lines of stdin that were looked at before reading began.
         self._peeked: list[bytes] = []
-        if self.is_parquet:
-            if source == "-":
-                raise FlagError("--input-format parquet needs an input file: Parquet cannot be read from stdin")
-            for path in self.paths:
-                with self._table(path) as file:
-                    self._num_rows += file.metadata.num_rows
-                    if self.columns is None:
-                        self.columns = file.schema_arrow
-                    elif not self.columns.equals(file.schema_arrow):
-                        raise UserError(f"{path}: its columns differ from those of {self.paths[0]}")
-        elif source != "-":
+        if self.source != "-":
             by_name = input_format == "auto"
-            require_lines({path: kind_of(path, self._head(path), by_name=by_name) for path in self.paths})
+            heads = {path: self._files.head(path) for path in self._paths_of_lines}
+            require_lines({path: kind_of(path, head, by_name=by_name) for path, head in heads.items()})
+            _ = self._schemas
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, in the order of their names."""
+        return self._files.paths
+
+    @cached_property
+    def kinds(self) -> list[Kind]:
+        """What each file holds. On stdin this waits for the first line."""
+        given = _KINDS.get(self.input_format)
+        if self.source == "-":
+            return [self._kind_of_stdin(given)]
+        if given is not None:
+            return [given] * len(self.paths)
+        return [named(file_name(path)).kind or table_of(self._files.head(path)) or "lines" for path in self.paths]
+
+    def _kind_of_stdin(self, given: Kind | None) -> Kind:
+        if given not in (None, "lines"):
+            self._files.copy_stdin()
+            return given
+        with_first = next(_lines(self._files.open("-"), "stdin"), b"")
+        if self._files.copy_stdin_unless_text(with_first):
+            return given or table_of(self._files.head("-")) or "lines"
+        if with_first:
+            require_lines({"stdin": kind_of("", with_first, by_name=False)})
+            self._peeked.append(with_first)
+        return "lines"
+
+    @cached_property
+    def _schemas(self) -> dict[Kind, tuple[pa.Schema, int | None]]:
+        """Of each kind of table, the columns and the number of rows, as far as the files tell."""
+        found: dict[Kind, tuple[pa.Schema, int | None]] = {}
+        firsts: dict[Kind, str] = {}
+        for path, kind in zip(self.paths, self.kinds, strict=True):
+            if kind == "lines":
+                continue
+            with self._files.open(path) as raw, open_table(raw, path, kind) as table:
+                first = firsts.setdefault(kind, path)
+                schema, count = found.get(kind, (table.schema, 0))
+                if not schema.equals(table.schema):
+                    raise UserError(f"{path}: its columns differ from those of {first}")
+                self.columns.require_in(schema.names, path)
+                found[kind] = schema, None if count is None or table.num_rows is None else count + table.num_rows
+        return found
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Names and types of the columns that results may carry; None unless all files are tables of one kind."""
+        if len(set(self.kinds)) != 1 or "lines" in self.kinds:
+            return None
+        ((schema, _),) = self._schemas.values()
+        carried = [field for field in schema if self.columns.carries(field.name, is_table=True)]
+        left_out = set(schema.names) - {field.name for field in carried}
+        return pa.schema(carried, kept_metadata(schema.metadata, left_out))
+
+    @property
+    def kind(self) -> InputFormat:
+        """What all files hold; ``auto`` for files of several kinds."""
+        if self.is_batch:
+            return "openai"
+        if len(set(self.kinds)) > 1:
+            return "auto"
+        return "jsonl" if self.kinds[0] == "lines" else self.kinds[0]
 
     @cached_property
     def is_batch(self) -> bool:
-        """Whether the lines are requests of an OpenAI batch. On stdin this waits for the first line."""
-        if self.input_format == "auto" and not self.is_parquet:
-            return self._looks_like_a_batch()
-        return self.input_format == "openai"
+        """Whether the lines are requests of an OpenAI batch. On stdin this waits for the first line.
+
+        Raises:
+            UserError: there are tables beside the batch.
+        """
+        is_batch = self._looks_like_a_batch() if self.input_format == "auto" else self.input_format == "openai"
+        if is_batch and set(self.kinds) != {"lines"}:
+            raise UserError(f"{self.source}: has an OpenAI batch beside tables; choose one kind by a pattern")
+        return is_batch
 
     @property
     def may_be_batch(self) -> bool:
@@ -105,19 +164,25 @@ class PromptReader:
     @property
     def can_move(self) -> bool:
         """Whether another process can read the same: neither stdin nor another pipe, which can be read once."""
-        return self.source != "-" and all(is_url(path) or not is_stream(path) for path in self.paths)
+        return self._files.can_move
 
     def count(self) -> int | None:
-        """The number of rows; None for stdin, and for JSONL at a URL, which would be fetched twice."""
-        if self.is_parquet:
-            return self._num_rows
-        if self.source == "-" or is_url(self.source):
+        """The number of rows; None for stdin, and for text at a URL, which would be fetched twice."""
+        if self.source == "-":
             return None
-        count = 0
-        for path in self.paths:
-            with self._open(path) as file:
-                count += sum(1 for line in _lines(file, path) if _stripped(line))
-        return count
+        counts = [count for _, count in self._schemas.values()]
+        if "lines" not in self.kinds and None not in counts:
+            return sum(counts)  # type: ignore[arg-type]
+        if is_url(self.source):
+            return None
+        return sum(self._count(path, kind) for path, kind in zip(self.paths, self.kinds, strict=True))
+
+    def _count(self, path: str, kind: Kind) -> int:
+        with self._files.open(path) as raw:
+            if kind == "lines":
+                return sum(1 for line in _lines(raw, path) if _stripped(line))
+            with open_table(raw, path, kind) as table:
+                return table.num_rows if table.num_rows is not None else sum(1 for _ in table.rows(lambda name: False))
 
     def require_free_names(self) -> None:
         """Check that results overwrite no field of the input.
@@ -128,35 +193,16 @@ class PromptReader:
         Raises:
             FlagError: they would. All names are in the message.
         """
-        found: dict[str, str] = {}
-        if self.columns is not None:
-            types: dict[str, Any] = {
-                field.name: [] if isinstance(field.type, _LISTS) else None for field in self.columns
-            }
-            found = dict.fromkeys(collisions(types, self.result_column), self.paths[0])
-        elif self.source != "-" and not is_url(self.source) and not self.is_batch:
-            for where, names in self._collisions():
-                found = dict.fromkeys(names, where) | found
-        if found:
-            names = in_order(found)
-            where = found[names[0]]
-            place = self.source if where == self.paths[0] else f"{self.source}, {where}"
-            raise FlagError(f"{place}: {collision_message(names, self.result_column)}")
-
-    def _collisions(self) -> Iterator[tuple[str, list[str]]]:
-        """Place and names of each line that has fields of a result. Broken lines have none; they fail by themselves."""
-        reserved = reserved_names(self.result_column)
-        for path in self.paths:
-            with self._open(path) as file:
-                for number, line in enumerate(_lines(file, path), start=1):
-                    try:
-                        if reserved.isdisjoint(_NAMES.decode(line.removeprefix(_BOM))):
-                            continue
-                        values = msgspec.json.decode(line.removeprefix(_BOM))
-                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                        continue
-                    if names := collisions(values, self.result_column):
-                        yield f"{self._where(path, 'line')}{number}", names
+        if self.source == "-":
+            return
+        taken = TakenNames(self.result_column, self.columns)
+        for kind, (schema, _) in self._schemas.items():
+            taken.add_table(schema, self.paths[self.kinds.index(kind)])
+        if "lines" in self.kinds and not is_url(self.source) and not self.is_batch:
+            for path in self._paths_of_lines:
+                where = self._where(path, "line")
+                taken.add_lines((line, f"{where}{number}") for number, line, _ in self._json_lines(path))
+        taken.require_none(self.source, self.paths[0])
 
     def __iter__(self) -> Iterator[Row]:
         """Rows in input order. Raises UserError if the input cannot be read."""
@@ -178,7 +224,7 @@ class PromptReader:
     @property
     def parser(self) -> RowParser:
         """How records become rows. On stdin this waits for the first line."""
-        return RowParser(self.is_batch, self.is_parquet, self.defaults, self.result_column)
+        return RowParser(self.is_batch, self.defaults, self.result_column, self.columns)
 
     def _identified(self, records: Iterator[Record], most: int) -> Iterator[list[Record]]:
         """The rows to serve, in groups of at most so many. Those that repeat an id are marked."""
@@ -197,106 +243,62 @@ class PromptReader:
 
     def digest(self) -> str:
         """SHA-256 of the files' contents, as ``require_unchanged`` will compare it."""
-        states = self._states()
-        settled = states is not None and all(state.settled for state in states)
-        self._digested = states if settled else None, digest(self.paths, self._open)
-        return self._digested[1]
+        return self._files.digest()
 
     def require_unchanged(self) -> None:
-        """Check that the files still have the contents of ``digest``. Without that call, do nothing.
+        """See ``InputFiles.require_unchanged``."""
+        self._files.require_unchanged()
 
-        Local files are read only if their inode, size or times say that they may have changed.
-
-        Raises:
-            UserError: they have others, or cannot be read.
-        """
-        if self._digested is None:
-            return
-        states, before = self._digested
-        if (states is None or states != self._states()) and digest(self.paths, self._open) != before:
-            raise UserError(
-                f"{self.source}: changed during the run, so results may be of two inputs; its rows are kept: "
-                "put the old input back and rerun with --resume, or accept them with --force-resume"
-            )
-
-    def _states(self) -> list[FileState] | None:
-        """The state of each file; None if one is at a URL or missing."""
-        if any(is_url(path) for path in self.paths):
-            return None
-        try:
-            return [FileState.of(Path(as_path(path))) for path in self.paths]
-        except OSError:
-            return None
+    @property
+    def _paths_of_lines(self) -> list[str]:
+        return [path for path, kind in zip(self.paths, self.kinds, strict=True) if kind == "lines"]
 
     def _looks_like_a_batch(self) -> bool:
         """Decide by the first line that is JSON, among the first few of each file. Lines of stdin are kept."""
-        for path in self.paths:
-            file = self._open(path)
+        for path in self._paths_of_lines:
+            file = self._files.open(path)
+            streamed = path == "-" and not self._files.can_reopen(path)
+            seen = list(self._peeked) if streamed else []
             try:
-                for line in islice(_lines(file, path), _MOST_PEEKED):
-                    if self.source == "-":
-                        require_lines({} if self._peeked else {"stdin": kind_of("", line, by_name=False)})
+                for number, line in enumerate(islice(chain(seen, _lines(file, path)), _MOST_PEEKED)):
+                    if streamed and number >= len(seen):
                         self._peeked.append(line)
                     try:
                         return is_request(msgspec.json.decode(_stripped(line)))
                     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                         continue
             finally:
-                if self.source != "-":
+                if not streamed:
                     file.close()
         return False
-
-    def _open(self, path: str) -> IO[bytes]:
-        if self.source == "-":
-            return sys.stdin.buffer
-        if path not in self._copied:
-            if is_url(path) or not is_stream(path):
-                return open_file(path)
-            self._copied[path] = Copied(path)
-        return self._copied[path].open()
-
-    def _head(self, path: str) -> bytes:
-        """The first bytes of a file; none of a URL, which would cost a request."""
-        if is_url(path):
-            return b""
-        with self._open(path) as file:
-            try:
-                return file.read(MAGIC_BYTES)
-            except OSError as error:
-                raise UserError(f"{path}: {error.strerror or error}") from None
-
-    @contextmanager
-    def _table(self, path: str) -> Iterator[pq.ParquetFile]:
-        with self._open(path) as raw, open_table(raw, path) as file:
-            yield file
 
     def _where(self, path: str, what: str) -> str:
         """Names the place of a row, followed by its number."""
         return f"{what} " if len(self.paths) == 1 else f"{printable(path)} {what} "
 
     def _records(self) -> Iterator[Record]:
-        return self._table_rows() if self.is_parquet else self._json_lines()
-
-    def _json_lines(self) -> Iterator[Record]:
         # Decide this first: on stdin it takes the first lines.
         _ = self.is_batch
         index = 0
-        for path in self.paths:
-            where = self._where(path, "line")
-            with self._open(path) as file:
-                for number, line in enumerate(chain(self._peeked, _lines(file, path)), start=1):
-                    if text := _stripped(line):
-                        yield Record(index, f"{where}{number}", text, len(text))
-                        index += 1
+        for path, kind in zip(self.paths, self.kinds, strict=True):
+            rows: Iterator[tuple[int, Content, int]] = (
+                self._json_lines(path) if kind == "lines" else self._table_rows(path, kind)
+            )
+            where = self._where(path, "line" if kind == "lines" else "row")
+            for number, content, size in rows:
+                yield Record(index, f"{where}{number}", content, size)
+                index += 1
 
-    def _table_rows(self) -> Iterator[Record]:
-        index = 0
-        for path in self.paths:
-            where = self._where(path, "row")
-            with self._table(path) as file:
-                for number, (values, size) in enumerate(table_rows(file), start=1):
-                    yield Record(index, f"{where}{number}", values, size)
-                    index += 1
+    def _json_lines(self, path: str) -> Iterator[tuple[int, bytes, int]]:
+        with self._files.open(path) as file:
+            for number, line in enumerate(chain(self._peeked, _lines(file, path)), start=1):
+                if text := _stripped(line):
+                    yield number, text, len(text)
+
+    def _table_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, Content, int]]:
+        with self._files.open(path) as raw, open_table(raw, path, kind) as table:
+            for number, (content, size) in enumerate(table.rows(self.columns.needs), start=1):
+                yield number, content, size
 
 
 def _lines(file: IO[bytes], path: str) -> Iterator[bytes]:

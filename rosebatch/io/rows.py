@@ -84,9 +84,9 @@ class _Fields(RequestFields):
 
 
 _RESULT_FIELDS = frozenset(RESULT_FIELDS)
-_PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
-_REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | TOOL_FIELDS | {*_PROMPT_FIELDS, *SAME_AS, NESTED, "best_of"}
-_NOT_CARRIED = _REQUEST_FIELDS | _RESULT_FIELDS
+PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
+REQUEST_FIELDS = OPTION_FIELDS | SAMPLING_FIELDS | TOOL_FIELDS | {*PROMPT_FIELDS, *SAME_AS, NESTED, "best_of"}
+_NOT_CARRIED = REQUEST_FIELDS | _RESULT_FIELDS
 
 
 def parse_row(
@@ -111,7 +111,7 @@ def parse_row(
     if not isinstance(values, dict):
         error = RowError("invalid_line", f"expected a JSON object, got {type(values).__name__}")
         return FailedRow(index=index, where=where, metadata={}, error=error)
-    metadata = _carried(values, keep_prompt, result_column)
+    metadata = carried_fields(values, keep_prompt, result_column)
     try:
         named = with_own_names(values)
         line = _check(named)
@@ -137,14 +137,15 @@ def parse_row(
         return FailedRow(index=index, where=where, metadata=metadata, error=error)
 
 
-def _carried(values: dict[str, Any], keep_prompt: bool, result_column: str | None) -> dict[str, Any]:
+def carried_fields(values: Mapping[str, Any], keep_prompt: bool, result_column: str | None) -> dict[str, Any]:
+    """The fields of a row that its result takes over; see ``parse_row``."""
     if result_column is None:
         dropped = _RESULT_FIELDS if keep_prompt else _NOT_CARRIED
         return {name: value for name, value in values.items() if name not in dropped}
     return {
         name: value
         for name, value in values.items()
-        if name != result_column and (keep_prompt or name not in _REQUEST_FIELDS or _is_result(name, value))
+        if name != result_column and (keep_prompt or name not in REQUEST_FIELDS or _is_result(name, value))
     }
 
 
@@ -158,7 +159,7 @@ def _check(values: dict[str, Any]) -> _Fields:
     if not LISTS_IN_RESULTS.isdisjoint(values):
         requested = {name: value for name, value in values.items() if not _is_result(name, value)}
     line = to_struct(requested, _Fields)
-    given = [name for name in _PROMPT_FIELDS if getattr(line, name) is not None]
+    given = [name for name in PROMPT_FIELDS if getattr(line, name) is not None]
     if len(given) != 1:
         what = "none" if not given else " and ".join(given)
         raise RowError("missing_prompt", f"expected one of prompt, messages, prompt_token_ids; got {what}")

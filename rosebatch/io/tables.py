@@ -1,47 +1,134 @@
-"""Parquet files as rows, some at a time: fewer where rows are long."""
+"""Files of tables as rows, some at a time: fewer where rows are long."""
 
-from collections.abc import Iterator
+import csv
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from itertools import repeat
+from typing import IO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rosebatch.errors import UserError
 from rosebatch.io.cells import BadCells, rows_of
+from rosebatch.io.csv_table import CsvTable
+from rosebatch.io.files import file_name
+from rosebatch.io.formats import MAGIC_BYTES, Kind, named, table_of
+from rosebatch.io.parse import Content
 
 # Rows that are decoded at once, and their bytes. A file's dictionary of long values may hide how long its rows are.
 _MOST_ROWS = 256
 _MOST_BYTES = 4 << 20
+_NAMES: dict[Kind, str] = {"parquet": "Parquet", "arrow": "Arrow", "csv": "CSV"}
+
+Wanted = Callable[[str], bool]
+
+
+class Table(NamedTuple):
+    """An open file.
+
+    Attributes:
+        schema: names and types of its columns.
+        num_rows: None if only reading tells.
+        rows: each row's columns that are wanted by their names, with its share of the bytes. Only once.
+    """
+
+    schema: pa.Schema
+    num_rows: int | None
+    rows: Callable[[Wanted], Iterator[tuple[Content, int]]]
 
 
 @contextmanager
-def open_table(raw: IO[bytes], path: str) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file.
+def open_table(raw: IO[bytes], path: str, kind: Kind) -> Iterator[Table]:
+    """Open a file of a table.
 
     Args:
         raw: its bytes.
         path: for messages.
+        kind: of the file.
 
     Raises:
         UserError: it is unreadable, here or later inside of the ``with`` block.
     """
     try:
-        with pq.ParquetFile(raw) as file:
-            yield file
-    except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
-        raise UserError(f"{path}: unreadable Parquet file ({error})") from None
+        if kind == "parquet":
+            with pq.ParquetFile(raw) as file:
+                yield _parquet(file)
+        else:
+            yield _csv(raw, path) if kind == "csv" else _arrow(raw)
+    except (OSError, ValueError, OverflowError, csv.Error, pa.ArrowException) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: unreadable {_NAMES[kind]} file ({error})") from None
 
 
-def table_rows(file: pq.ParquetFile) -> Iterator[tuple[dict[str, Any] | BadCells, int]]:
-    """Each row with its share of the bytes. PyArrow itself holds one row group of the file."""
-    for batch in file.iter_batches(_rows_at_once(file.metadata)):
-        size = batch.nbytes // max(batch.num_rows, 1)
-        for values in rows_of(batch):
-            yield values, size
+def _parquet(file: pq.ParquetFile) -> Table:
+    """PyArrow itself holds one row group of the file."""
+
+    def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:
+        for batch in file.iter_batches(_rows_at_once(file.metadata)):
+            yield from _batch_rows(batch, wanted)
+
+    return Table(file.schema_arrow, file.metadata.num_rows, rows)
 
 
 def _rows_at_once(metadata: pq.FileMetaData) -> int:
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     longest = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
-    return max(1, min(_MOST_ROWS, _MOST_BYTES // max(longest, 1)))
+    return _most_rows(longest)
+
+
+def _most_rows(row_bytes: int) -> int:
+    return max(1, min(_MOST_ROWS, _MOST_BYTES // max(row_bytes, 1)))
+
+
+def _arrow(raw: IO[bytes]) -> Table:
+    """An Arrow IPC file or stream. One record batch is in memory at a time."""
+    head = raw.read(MAGIC_BYTES)
+    raw.seek(0)
+    is_stream = table_of(head) == "arrow" and not head.startswith(b"ARROW1")
+    if is_stream:
+        reader = pa.ipc.open_stream(raw)
+        batches = iter(reader)
+    else:
+        reader = pa.ipc.open_file(raw)
+        batches = map(reader.get_batch, range(reader.num_record_batches))
+
+    def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:
+        for batch in batches:
+            step = _most_rows(batch.nbytes // max(batch.num_rows, 1))
+            for start in range(0, batch.num_rows, step):
+                yield from _batch_rows(batch.slice(start, step), wanted)
+
+    return Table(_plain(reader.schema), None, rows)
+
+
+def _plain(schema: pa.Schema) -> pa.Schema:
+    """The types that results carry on: a column of a dictionary's numbers holds what they stand for."""
+    fields = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in schema
+    ]
+    return pa.schema(fields, schema.metadata)
+
+
+def _batch_rows(batch: pa.RecordBatch, wanted: Wanted) -> Iterator[tuple[dict[str, object] | BadCells, int]]:
+    names = [name for name in batch.schema.names if wanted(name)]
+    if not names:
+        # A batch without columns has no rows.
+        yield from repeat(({}, 0), batch.num_rows)
+        return
+    batch = batch.select(names)
+    size = batch.nbytes // max(batch.num_rows, 1)
+    for values in rows_of(batch):
+        yield values, size
+
+
+def _csv(raw: IO[bytes], path: str) -> Table:
+    table = CsvTable(raw, path, named(file_name(path)).separator)
+
+    def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:
+        for row, size in table.rows():
+            kept = {name: value for name, value in row.values.items() if wanted(name)}
+            yield row._replace(values=kept), size
+
+    return Table(pa.schema([(name, pa.string()) for name in table.names]), None, rows)

@@ -3,29 +3,24 @@
 from collections.abc import Iterable, Mapping
 
 from rosebatch.errors import UserError
+from rosebatch.io.formats import COMPRESSIONS, READ, table_of
 
-_COMPRESSED = (".gz", ".bgz", ".zst", ".bz2", ".xz", ".lz4", ".br", ".snappy", ".zip", ".tar", ".tgz", ".7z")
-_TABLES = (".csv", ".tsv", ".xls", ".xlsx", ".ods", ".arrow", ".feather", ".orc", ".avro")
+_PACKED = (".bgz", ".lz4", ".br", ".snappy", ".zip", ".tar", ".tgz", ".7z")
+_TABLES = (".xls", ".xlsx", ".ods", ".orc", ".avro")
 _OTHER_JSON = (".json", ".ndjson", ".jsonlines")
 
 # How files begin that hold no lines of text.
 _MAGIC = {
-    b"\x1f\x8b": "gzip",
     b"PK\x03\x04": "a zip archive or a spreadsheet",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\x00": "xz",
     b"\x04\x22\x4d\x18": "lz4",
     b"7z\xbc\xaf": "a 7z archive",
     b"\xd0\xcf\x11\xe0": "an old spreadsheet",
-    b"ARROW1": "Arrow",
     b"Obj\x01": "Avro",
 }
-MAGIC_BYTES = 8
-_PARQUET = b"PAR1"
 
 _MOST_NAMES = 5
 _WAY_OUT = "convert them to .jsonl or .parquet"
+_ARE_READ = "only JSONL, CSV, Parquet and Arrow are read, text also as .gz, .zst, .bz2 or .xz"
 
 
 def is_visible(name: str) -> bool:
@@ -35,7 +30,12 @@ def is_visible(name: str) -> bool:
 
 def is_unread_data(name: str) -> bool:
     """Whether a file holds data in a format that is not read."""
-    return is_visible(name) and name.lower().endswith((*_COMPRESSED, *_TABLES, *_OTHER_JSON))
+    name = name.lower()
+    return (
+        is_visible(name)
+        and not name.endswith(READ)
+        and name.endswith((*COMPRESSIONS, *_PACKED, *_TABLES, *_OTHER_JSON))
+    )
 
 
 def require_all_read(source: str, names: Iterable[str], folders: Iterable[str], pattern: str) -> None:
@@ -70,10 +70,10 @@ def kind_of(name: str, head: bytes, *, by_name: bool) -> str | None:
         head: its first bytes, ``b""`` if they are not known.
         by_name: trust the extension where the first bytes say nothing.
     """
-    if head.startswith(_PARQUET):
-        return "Parquet, which needs --input-format parquet"
+    if table := table_of(head):
+        return f"{table.capitalize()}, which needs --input-format {table}"
     found = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
-    suffix = next((each for each in (*_COMPRESSED, *_TABLES) if name.lower().endswith(each)), None)
+    suffix = next((each for each in (*_PACKED, *_TABLES) if name.lower().endswith(each)), None)
     # The text of a compressed file that is none can be read.
     if found is None and by_name and suffix and (suffix in _TABLES or not head):
         return suffix
@@ -91,7 +91,7 @@ def require_lines(kinds: Mapping[str, str | None]) -> None:
     """
     unread = [f"{path} is {kind}" for path, kind in kinds.items() if kind]
     if unread:
-        raise UserError(f"{_listed(unread)}: only JSONL and Parquet are read; {_WAY_OUT}")
+        raise UserError(f"{_listed(unread)}: {_ARE_READ}; {_WAY_OUT}")
 
 
 def _listed(names: list[str]) -> str:

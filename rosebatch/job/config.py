@@ -23,7 +23,13 @@ class JobConfig:
     input: str
     input_format: Annotated[InputFormat, Flag("Default: by extension or first line.", FILES, rare=True)] = "auto"
     output: Annotated[
-        str | None, Flag("JSONL or Parquet file, or FOLDER/ of Parquet.", FILES, ("--output", "-o"), metavar="PATH")
+        str | None,
+        Flag(
+            "JSONL (also .gz, .zst, …), Parquet or Arrow file, or FOLDER/ of Parquet.",
+            FILES,
+            ("--output", "-o"),
+            metavar="PATH",
+        ),
     ] = None
     errors: Annotated[
         str | None,
@@ -35,6 +41,15 @@ class JobConfig:
     result_column: Annotated[
         str | None, Flag("Put the fields of results into one of this name.", FILES, metavar="NAME", rare=True)
     ] = None
+    prompt_column: Annotated[
+        str | None, Flag("Column or field of prompts: texts, or lists of messages.", FILES, metavar="NAME", rare=True)
+    ] = None
+    id_column: Annotated[str | None, Flag("Column or field of ids. Default: id.", FILES, metavar="NAME", rare=True)] = (
+        None
+    )
+    columns: Annotated[
+        str | None, Flag("Columns or fields that results keep. Default: all.", FILES, metavar="A,B,C", rare=True)
+    ] = None
     echo_model: Annotated[
         bool, Flag("Answers of an OpenAI batch name the model of their request.", FILES, rare=True)
     ] = False
@@ -43,6 +58,9 @@ class JobConfig:
     force_resume: Annotated[bool, Flag("Continue it even if input, model or flags have changed.", FILES, rare=True)] = (
         False
     )
+    keep_manifest: Annotated[
+        bool, Flag("Keep OUTPUT.manifest.json: --resume then knows a finished output.", FILES, rare=True)
+    ] = False
     strict: Annotated[bool, Flag("Run nothing if any row is bad.", FILES)] = False
     shard: Annotated[
         str | None,

@@ -8,25 +8,30 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from rosebatch.config import RunConfig
 from rosebatch.errors import FlagError, UserError
 from rosebatch.host.paths import open_stream, takes_rows_in_order
-from rosebatch.io.files import file_name, is_parquet, is_url, remove_url, require_writable_url, upload
+from rosebatch.io.files import file_name, is_table, is_url, remove_url, require_writable_url, upload
+from rosebatch.io.formats import named
 from rosebatch.io.output import (
     FileOutput,
     Output,
     Placement,
     ShardOutput,
     StreamOutput,
+    jsonl_writer,
     replace_file,
     replace_folder,
-    write_jsonl,
 )
 from rosebatch.io.parquet import PART_NAME, Carried, Rows, write_parquet, write_parquet_parts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.result_names import RESULT_FIELDS
 from rosebatch.job.config import JobConfig
+from rosebatch.job.finished import forget, keep, manifest_path, require_can_keep
 from rosebatch.job.manifest import differences, now
 from rosebatch.job.paths import (
     Used,
@@ -70,20 +75,23 @@ def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | No
     output = Target.of(job.output or "-")
     if job.rows_per_file is not None and output.kind != "folder":
         raise FlagError("--rows-per-file needs an output folder: -o FOLDER/")
-    to_parquet = output.kind == "folder" or (job.output is not None and is_parquet(job.output))
+    output.require_written_format("-o")
+    to_table = output.kind == "folder" or (job.output is not None and is_table(job.output))
     errors = None if job.errors is None else Target.of(job.errors)
+    if errors is not None:
+        errors.require_written_format("--errors", tables=False)
     if output.kind == "stream":
         if job.resume or job.force_resume:
             raise FlagError("--resume needs an output file: -o FILE")
         if errors is not None and errors.kind != "stream":
             raise FlagError("--errors needs an output file: -o FILE")
-        if to_parquet:
-            raise FlagError(f"{output.name}: Parquet needs a file; only JSONL can be written to a pipe or device")
+        if to_table:
+            raise FlagError(f"{output.name}: a table needs a file; only JSONL can be written to a pipe or device")
     elif (job.resume or job.force_resume) and reader.source == "-":
         raise FlagError("--resume needs an input file: stdin cannot be compared with what the earlier run read")
-    if to_parquet and errors is not None:
+    if to_table and errors is not None:
         raise FlagError(f"{output.path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
-    if errors is None and output.kind == "file" and not to_parquet and reader.may_be_batch:
+    if errors is None and output.kind == "file" and not to_table and reader.may_be_batch:
         errors = Target.of(output.default_errors())
     if errors is not None and errors.kind == "folder":
         raise FlagError(f"--errors {errors.name}: is a folder, name a JSONL file")
@@ -98,6 +106,10 @@ def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | No
             target.require_replaceable(part)
             if is_url(target.name):
                 require_writable_url(target.name)
+    if job.keep_manifest:
+        if job.shard is not None:
+            raise FlagError("--keep-manifest has no meaning for a shard: its results stay in the part file")
+        require_can_keep(output)
     for report in job.report:
         if not takes_rows_in_order(report):
             require_writable(report, f"--report {report}")
@@ -113,6 +125,8 @@ def _require_apart(
     if model is not None:
         reads += [Used("the model's file", str(path)) for path in _model_files(model)]
     writes = [*output.used("the output"), *(Used("the report", str(path)) for path in job.report)]
+    if job.keep_manifest:
+        writes.append(Used("the manifest", str(manifest_path(output))))
     if output.kind != "stream":
         writes.append(Used("the part file", str(part)))
     if errors is not None:
@@ -137,6 +151,7 @@ def open_output(
     *,
     resume: bool,
     force: bool,
+    keep_manifest: bool = False,
     rows_per_file: int | None = None,
     shard: Shard | None = None,
 ) -> Output:
@@ -148,6 +163,7 @@ def open_output(
         manifest: begins to make the run's manifest from the digest of its input, None for stdin.
         resume: continue the part file, if there is one.
         force: even if it belongs to another run.
+        keep_manifest: keep the manifest beside the output.
         rows_per_file: most rows in each file of a folder.
         shard: the share of the rows that this run has.
 
@@ -165,7 +181,24 @@ def open_output(
     most = max((row.index + 1 for row in reader), default=0) if force else None
     path = output.part if shard is None else shard.part(output.path)
     part = _part_file(path, manifest(digest), resume=resume, force=force, most=most)
-    return (FileOutput if shard is None else ShardOutput)(part, placement)
+    if shard is not None:
+        return ShardOutput(part, placement)
+
+    def appeared(part: PartFile) -> None:
+        if keep_manifest:
+            keep(output, errors_of(destination, reader), part.num_rows, part.num_failed, part.manifest)
+        else:
+            forget(output)
+
+    return FileOutput(part, placement, appeared)
+
+
+def errors_of(destination: Destination, reader: PromptReader) -> Path | None:
+    """The file of error rows; None if they are among the others, or go to a stream."""
+    errors = destination.errors
+    if errors is None or errors.kind == "stream" or not (destination.always_split or reader.is_batch):
+        return None
+    return errors.path
 
 
 def placement_of(destination: Destination, reader: PromptReader, rows_per_file: int | None = None) -> Placement:
@@ -179,8 +212,8 @@ def placement_of(destination: Destination, reader: PromptReader, rows_per_file: 
     """
     output, errors = destination.output, destination.errors
     path, to_folder = output.path, output.kind == "folder"
-    to_parquet = to_folder or is_parquet(output.name)
-    if to_parquet and reader.is_batch:
+    to_table = to_folder or is_table(output.name)
+    if to_table and reader.is_batch:
         raise FlagError(f"{path}: an OpenAI batch, or an output beside --errors, is written as JSONL")
     if not destination.always_split and not reader.is_batch:
         errors = None
@@ -199,12 +232,14 @@ def placement_of(destination: Destination, reader: PromptReader, rows_per_file: 
         else:
             at.unlink(missing_ok=True)
 
-    if not to_parquet:
+    if not to_table:
         split = error_stream or (None if errors is None else errors.path)
-        return Placement(path, write_jsonl, errors=split, place=place, remove=remove)
-    carried = None if reader.columns is None else Carried(reader.columns, reader.carried)
+        return Placement(path, jsonl_writer(path.name), errors=split, place=place, remove=remove)
+    schema = reader.schema
+    carried = None if schema is None else Carried(schema, reader.carried)
     column = reader.result_column
-    write: Callable[[Path, Rows], None] = partial(write_parquet, carried=carried, result_column=column)
+    writer = pq.ParquetWriter if named(path.name).kind != "arrow" else pa.ipc.new_file
+    write: Callable[[Path, Rows], None] = partial(write_parquet, carried=carried, result_column=column, writer=writer)
     if to_folder:
         most = rows_per_file or _ROWS_PER_FILE
         write = partial(write_parquet_parts, rows_per_file=most, carried=carried, result_column=column)

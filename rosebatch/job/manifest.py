@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rosebatch.errors import UserError
+from rosebatch.io.columns import Columns
 from rosebatch.job.facts import ModelFacts
 
 _MISSING = "nothing"
@@ -23,6 +24,7 @@ def build_manifest(
     sampling: Mapping[str, Any],
     seed: int | None,
     result_column: str | None,
+    columns: Columns,
     return_token_ids: bool,
     echo_model: bool,
     shard: str | None = None,
@@ -39,6 +41,7 @@ def build_manifest(
         sampling: the run's defaults, as far as they were given.
         seed: of the job.
         result_column: the one field of a row that holds its result; None: its fields are fields of the row.
+        columns: what the names of columns mean.
         return_token_ids: whether rows have ``token_ids``.
         echo_model: whether answers name the model of their request.
         shard: which share of the rows the run has; None for all.
@@ -55,6 +58,7 @@ def build_manifest(
         "sampling": dict(sampling),
         "seed": seed,
         "result_column": result_column,
+        "columns": columns.as_dict(),
         "return_token_ids": return_token_ids,
         "echo_model": echo_model,
     }

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rosebatch.errors import FlagError, UserError
+from rosebatch.io.columns import Columns
 from rosebatch.io.merged_parts import MergedParts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
@@ -42,7 +43,9 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
             parts.append(part)
         first = parts[0].manifest
         job = replace(job, input_format=first["input_format"], result_column=first["result_column"])
-        reader = PromptReader(job.input, {}, job.input_format, job.result_column)
+        columns = first["columns"]
+        names = Columns.of(columns["prompt"], columns["id"], columns["carried"])
+        reader = PromptReader(job.input, {}, job.input_format, job.result_column, names)
         for part in parts:
             _require_alike(parts[0], part)
         if reader.digest() != first["input"]:

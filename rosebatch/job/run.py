@@ -5,19 +5,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rosebatch.byte_sizes import in_bytes
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
+from rosebatch.io.columns import Columns
 from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
 from rosebatch.io.openai.lines import BatchShape
-from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape, Shape
 from rosebatch.job.config import JobConfig
-from rosebatch.job.destination import Destination, find_destination, open_output
+from rosebatch.job.destination import errors_of, find_destination, open_output
+from rosebatch.job.finished import Finished, find_finished
 from rosebatch.job.manifest import build_manifest
 from rosebatch.job.service import Loaded, Served, Service, Work
 from rosebatch.job.shard import Shard
@@ -39,7 +41,7 @@ class JobResult:
 
     Attributes:
         num_failed: rows that failed, those of a resumed run included.
-        report: everything else, see ``docs/reports.md``.
+        report: everything else, see ``docs/reports.md``. Empty if the output was complete already.
     """
 
     num_failed: int
@@ -62,9 +64,13 @@ def run_file(
     rows_per_file: int | None = None,
     result_column: str | None = None,
     echo_model: bool = False,
+    prompt_column: str | None = None,
+    id_column: str | None = None,
+    columns: str | Sequence[str] | None = None,
     return_token_ids: bool = False,
     resume: bool = False,
     force_resume: bool = False,
+    keep_manifest: bool = False,
     strict: bool = False,
     shard: str | None = None,
     report: str | Path | Sequence[str | Path] = (),
@@ -79,8 +85,9 @@ def run_file(
         run_file("prompts.jsonl", "answers.jsonl", model="Qwen/Qwen3-0.6B", resume=True)
 
     Args:
-        input: path, URL, folder or glob of JSONL, OpenAI batch or Parquet files; ``-`` for stdin.
-        output: JSONL or Parquet file, or a folder of Parquet files (ends in ``/``); None for JSONL on stdout.
+        input: path, URL, folder or glob of JSONL, OpenAI batch, CSV, Parquet or Arrow files; ``-`` for stdin.
+        output: JSONL file, compressed if it ends in ``.gz``, ``.zst``, ``.bz2`` or ``.xz``; Parquet or Arrow file,
+            or a folder of Parquet files (ends in ``/``); None for JSONL on stdout.
         model: hub id or path; or a ``rosebatch.LLM``, which stays loaded.
         sampling: fields of a row, for the rows that do not say themselves; of ``SamplingParams``, the fields that
             differ from their defaults.
@@ -89,9 +96,12 @@ def run_file(
         rows_per_file: most rows in each file of an output folder.
         result_column: put the fields of each result into one of this name, beside the carried ones.
         echo_model: answers of an OpenAI batch name the model of their request.
+        prompt_column, id_column: columns or fields of prompts and ids, where they have other names.
+        columns: those that results keep, as names or as one text with commas; None for all.
         return_token_ids: add ``token_ids`` to the results.
         resume: continue the run that left ``OUTPUT.part`` behind; start if there is none.
         force_resume: continue it even if input, model or settings have changed.
+        keep_manifest: keep ``OUTPUT.manifest.json`` beside the output. ``resume`` then knows that it is complete.
         strict: check the whole file first; run nothing if any row cannot be served.
         shard: serve a share of the rows, such as ``1/8``; see ``rosebatch merge``.
         report: files for the report: a page for ``.html``, else JSON.
@@ -112,9 +122,13 @@ def run_file(
         rows_per_file=rows_per_file,
         result_column=result_column,
         echo_model=echo_model,
+        prompt_column=prompt_column,
+        id_column=id_column,
+        columns=columns if columns is None or isinstance(columns, str) else ",".join(columns),
         return_token_ids=return_token_ids,
         resume=resume,
         force_resume=force_resume,
+        keep_manifest=keep_manifest,
         strict=strict,
         shard=shard,
         report=tuple(map(Path, [report] if isinstance(report, str | Path) else report)),
@@ -151,7 +165,8 @@ def run_job(
     if job.strict and isinstance(model, RunConfig) and model.ray is not None:
         raise FlagError("--strict with --ray is not supported: another machine may lack the input; use rosebatch check")
     # Read before the model is looked for: a missing file is the likelier mistake.
-    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column)
+    columns = Columns.of(job.prompt_column, job.id_column, job.columns)
+    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns)
     shard = None if job.shard is None else Shard.parse(job.shard)
     if shard is not None:
         reader.serves = shard.has
@@ -165,7 +180,24 @@ def run_job(
             reader.defaults = job.sampling
         if job.strict:
             _require_all_good(reader, service)
-        results = _open_output(job, destination, reader, service)
+        _require_names_apply(job, reader)
+        manifest = partial(_manifest, job, reader, service)
+        if job.resume and not job.force_resume and shard is None:
+            found = find_finished(
+                destination.output, errors_of(destination, reader), lambda: manifest(reader.digest())()
+            )
+            if found is not None:
+                return _already_complete(job, found)
+        results = open_output(
+            destination,
+            reader,
+            manifest,
+            resume=job.resume or job.force_resume,
+            force=job.force_resume,
+            keep_manifest=job.keep_manifest,
+            rows_per_file=job.rows_per_file,
+            shard=shard,
+        )
         resumed = results.num_rows
         tally = Tally()
         try:
@@ -259,32 +291,35 @@ def _service(model: RunConfig | Loaded, *, quiet: bool) -> AbstractContextManage
     return in_process(model, quiet=quiet)
 
 
-def _open_output(job: JobConfig, destination: Destination, reader: PromptReader, service: Service) -> Output:
-    def manifest(input_digest: str | None) -> Callable[[], dict[str, Any]]:
-        return build_manifest(
-            service.facts,
-            service.fingerprint(),
-            input_digest,
-            input_format="openai" if reader.is_batch else "parquet" if reader.is_parquet else "jsonl",
-            sampling=job.sampling,
-            seed=job.seed,
-            result_column=job.result_column,
-            return_token_ids=job.return_token_ids,
-            echo_model=job.echo_model,
-            shard=job.shard,
-        )
-
-    if job.result_column is not None and reader.is_batch:
-        raise FlagError("--result-column has no meaning for an OpenAI batch: its answers have a form of their own")
-    return open_output(
-        destination,
-        reader,
-        manifest,
-        resume=job.resume or job.force_resume,
-        force=job.force_resume,
-        rows_per_file=job.rows_per_file,
-        shard=None if job.shard is None else Shard.parse(job.shard),
+def _manifest(
+    job: JobConfig, reader: PromptReader, service: Service, input_digest: str | None
+) -> Callable[[], dict[str, Any]]:
+    return build_manifest(
+        service.facts,
+        service.fingerprint(),
+        input_digest,
+        input_format=reader.kind,
+        sampling=job.sampling,
+        seed=job.seed,
+        result_column=job.result_column,
+        columns=reader.columns,
+        return_token_ids=job.return_token_ids,
+        echo_model=job.echo_model,
+        shard=job.shard,
     )
+
+
+def _already_complete(job: JobConfig, found: Finished) -> JobResult:
+    if not job.quiet:
+        sys.stderr.write(f"rosebatch: {job.output} is already complete: {found.rows} rows, {found.failed} failed\n")
+    return JobResult(found.failed, {})
+
+
+def _require_names_apply(job: JobConfig, reader: PromptReader) -> None:
+    """Check that no column of an OpenAI batch was named."""
+    if reader.is_batch and (job.result_column is not None or reader.columns != Columns()):
+        flag = "--prompt-column, --id-column or --columns" if job.result_column is None else "--result-column"
+        raise FlagError(f"{flag} has no meaning for an OpenAI batch: its answers have a form of their own")
 
 
 def _require_all_good(reader: PromptReader, service: Service) -> None:

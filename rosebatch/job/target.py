@@ -10,6 +10,7 @@ from typing import Literal
 from rosebatch.errors import FlagError
 from rosebatch.host.paths import descriptor_of, takes_rows_in_order
 from rosebatch.io.files import as_path, file_name, is_url, url_identity
+from rosebatch.io.formats import named
 from rosebatch.io.output import aside, beside, require_parts
 from rosebatch.job.paths import (
     Used,
@@ -67,6 +68,22 @@ class Target:
         """The file that holds the results until all are there."""
         return self.path.with_name(self.path.name + ".part")
 
+    def require_written_format(self, flag: str, *, tables: bool = True) -> None:
+        """Check that files with this extension are written.
+
+        Args:
+            flag: that named it, for the message.
+            tables: whether tables are written there too.
+
+        Raises:
+            FlagError: they are not.
+        """
+        found = named(self.path.name)
+        is_table = found.kind in ("parquet", "arrow")
+        if self.kind == "file" and (found.kind == "csv" or (is_table and (found.compression or not tables))):
+            forms = "JSONL (also .gz, .zst, .bz2, .xz)" + (", .parquet or .arrow" if tables else "")
+            raise FlagError(f"{flag} {self.name}: is written as {forms}; name such a file")
+
     def temporaries(self) -> list[Path]:
         """What the run makes, replaces and deletes beside the path."""
         return [] if self.kind == "stream" else [beside(self.path), aside(self.path)][: 1 + (self.kind == "folder")]
@@ -114,7 +131,9 @@ class Target:
 
     def default_errors(self) -> str:
         """The file of error rows. A URL with a query is signed for one file, so its neighbour is made here."""
-        name = f"{Path(file_name(self.name)).stem}.errors.jsonl"
+        whole = Path(file_name(self.name))
+        packed = whole.suffix if named(whole.name).compression else ""
+        name = f"{Path(whole.name.removesuffix(packed)).stem}.errors.jsonl{packed}"
         if is_url(self.name):
             return name if "?" in self.name else f"{self.name.rpartition('/')[0]}/{name}"
         return str(Path(self.name).with_name(name))

@@ -54,6 +54,19 @@ def test_check_finds_names_that_collide(cli, source, model_folder):
     assert cli("check", source, "--model", model_folder, "--result-column", "text").code == 3
 
 
+def test_check_of_other_formats_and_columns(cli, model_folder, tmp_path):
+    """What ``generate`` would refuse must show here: the flags of columns and all formats count."""
+    (tmp_path / "in.csv").write_text("q,text,max_tokens\nhello,gold,3\nx,gold,many\n")
+    command = ["check", tmp_path / "in.csv", "--model", model_folder]
+    result = cli(*command, "--prompt-column", "q", "--columns", "q")
+    assert result.code == 3
+    assert result.out.startswith("row 2: invalid_field: ")
+    assert "rows: 1 can be served, 1 cannot (1 invalid_field)" in result.out
+    result = cli(*command, "--prompt-column", "none")
+    assert result.code == 2
+    assert "--prompt-column none: " in result.err and "has no such column, but q, text, max_tokens" in result.err
+
+
 def test_check_of_a_batch(cli, model_folder, tmp_path):
     """Outputs are limited as in the API: as long as the model allows."""
     body = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}

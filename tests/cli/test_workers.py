@@ -1,5 +1,6 @@
 """``--data-parallel-size``: several processes give the bytes of one, whatever happens to them."""
 
+import gzip
 import json
 import os
 import random
@@ -239,3 +240,22 @@ def test_the_parent_does_not_import_pytorch(process, source, model_folder, tmp_p
         MODEL=model_folder,
     )
     assert found.stdout.strip() == "0"
+
+
+@pytest.mark.thorough
+def test_compressed_files_and_named_columns(start, cli, model_folder, tmp_path):
+    """Rows of a CSV file and names of columns reach the workers, and the process that reads for many of them."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    lines = "".join(json.dumps({"q": f"line {i}", "max_tokens": i % 9 + 1, "key": f"l{i}"}) + "\n" for i in range(40))
+    (folder / "1.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    cells = "".join(f"row {i},{i % 9 + 1},c{i}\n" for i in range(40))
+    (folder / "2.csv").write_text("q,max_tokens,key\n" + cells)
+    common = ["--prompt-column", "q", "--id-column", "key", "--columns", "key", "--strict"]
+    one = cli("generate", folder, "-o", tmp_path / "one.jsonl.gz", "--model", model_folder, *common)
+    assert one.code == 0
+    assert start(folder, "-o", tmp_path / "two.jsonl.gz", "-dp", 2, *common).wait(100) == 0
+    assert (tmp_path / "two.jsonl.gz").read_bytes() == (tmp_path / "one.jsonl.gz").read_bytes()
+    rows = [json.loads(row) for row in gzip.decompress((tmp_path / "two.jsonl.gz").read_bytes()).splitlines()]
+    assert [row["key"] for row in rows] == [f"l{i}" for i in range(40)] + [f"c{i}" for i in range(40)]
+    assert list(rows[0]) == ["key", "index", "text", "finish_reason", "usage"]

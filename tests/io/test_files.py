@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rosebatch.errors import UserError
-from rosebatch.io.files import digest, file_name, find_files, is_parquet, open_file, upload
+from rosebatch.io.files import digest, file_name, find_files, is_table, open_file, upload
 from rosebatch.io.piped import Copied
 from rosebatch.io.reader import PromptReader
 
@@ -77,7 +77,7 @@ def test_parquet_files_are_one_table(tmp_path, remote):
             with fsspec.open(f"{root}/{name}", "wb", auto_mkdir=True) as file:
                 pq.write_table(pa.table({"prompt": [f"p{n}" for n in numbers], "n": numbers}), file)
         reader = PromptReader(root, {})
-        assert (reader.count(), reader.columns.names) == (4, ["prompt", "n"])
+        assert (reader.count(), reader.schema.names) == (4, ["prompt", "n"])
         assert [row.metadata["n"] for row in reader] == [row["n"] for row in reader.carried()] == [0, 1, 2, 3]
 
 
@@ -92,9 +92,8 @@ def test_parquet_files_that_differ(tmp_path):
 @pytest.mark.parametrize(
     ("make", "source", "message"),
     [
-        (["a.txt"], "", "no files found; a folder needs .jsonl or .parquet files"),
+        (["a.txt"], "", "no files found; a folder needs .jsonl, .csv, .parquet or .arrow files"),
         (["a.txt"], "/*.jsonl", "no files found; .*, a pattern must match some"),
-        (["a.jsonl", "b.parquet"], "", "has both Parquet and JSONL files; choose one kind by a pattern"),
         ([], "/none.jsonl", "no such file or folder"),
     ],
 )
@@ -151,7 +150,7 @@ def test_a_pipe_larger_than_the_temporary_folder(tmp_path, monkeypatch):
     os.close(both_ends)
 
 
-@pytest.mark.parametrize("name", ["b.jsonl.gz", "b.csv", "b.JSON", "b.xlsx", "b.parquet.zst", "b.ndjson"])
+@pytest.mark.parametrize("name", ["b.jsonl.lz4", "b.orc", "b.JSON", "b.xlsx", "b.parquet.zst", "b.json.gz"])
 def test_data_of_a_folder_that_would_be_skipped(folder, name):
     """Its rows were missing from the results, exit code 0."""
     with fsspec.open(f"{folder}/{name}", "wb") as file:
@@ -182,35 +181,34 @@ def test_folders_of_the_folder_without_data(folder, name):
 def test_many_files_that_would_be_skipped(tmp_path):
     """The message names the first ones and counts the others."""
     for number in range(8):
-        (tmp_path / f"{number}.csv").touch()
-    with pytest.raises(UserError, match=r"0.csv, 1.csv, 2.csv, 3.csv, 4.csv and 3 more would not be read"):
+        (tmp_path / f"{number}.orc").touch()
+    with pytest.raises(UserError, match=r"0.orc, 1.orc, 2.orc, 3.orc, 4.orc and 3 more would not be read"):
         find_files(str(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "kind"),
     [
-        ("in.jsonl.gz", gzip.compress(b'{"prompt":"a"}\n', mtime=0), "gzip"),
-        ("in.jsonl", gzip.compress(b'{"prompt":"a"}\n', mtime=0), "gzip"),
+        ("in.jsonl", b"\x04\x22\x4d\x18\x64\x40", "lz4"),
         ("in.xlsx", b"PK\x03\x04\x14\x00\x06\x00\x08\x00", "a zip archive or a spreadsheet"),
-        ("in.csv", b"prompt,id\na,1\n", r"\.csv"),
-        ("in.data", b"PAR1\x15\x04", "Parquet, which needs --input-format parquet"),
-        ("in.zst", b"\x28\xb5\x2f\xfd\x00", "zstd"),
+        ("in.orc", b"ORC", r"\.orc"),
+        ("in.jsonl", b"PAR1\x15\x04", "Parquet, which needs --input-format parquet"),
+        ("in.jsonl.gz", gzip.compress(b"ARROW1\0\0", mtime=0), "Arrow, which needs --input-format arrow"),
     ],
 )
 @pytest.mark.parametrize("pattern", ["{}", "in.*"])
 def test_files_that_hold_no_lines(tmp_path, name, content, kind, pattern):
     """A spreadsheet gave an empty result, others an error row for each of their lines of gibberish."""
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=rf"{name} is {kind}: only JSONL and Parquet are read"):
+    with pytest.raises(UserError, match=rf"{name} is {kind}: only JSONL, CSV, Parquet and Arrow are read"):
         PromptReader(str(tmp_path / pattern.format(name)), {})
 
 
 def test_stdin_that_holds_no_lines(monkeypatch):
-    """The same for a compressed file on stdin."""
-    stdin = io.TextIOWrapper(io.BytesIO(gzip.compress(b'{"prompt":"a"}\n', mtime=0)))
+    """The same for a spreadsheet on stdin."""
+    stdin = io.TextIOWrapper(io.BytesIO(b"PK\x03\x04\x14\x00\n\x00"))
     monkeypatch.setattr("sys.stdin", stdin)
-    with pytest.raises(UserError, match="stdin is gzip"):
+    with pytest.raises(UserError, match="stdin is a zip archive"):
         list(PromptReader("-", {}))
 
 
@@ -243,7 +241,7 @@ class Failing(io.RawIOBase):
 def test_a_file_that_fails_while_it_is_read(tmp_path, monkeypatch, read):
     """The message was "None" for the whole folder; count() and digest() raised OSError, which is no UserError."""
     (tmp_path / "a.jsonl").touch()
-    for module in ("files", "reader"):
+    for module in ("files", "input_files"):
         monkeypatch.setattr(f"rosebatch.io.{module}.open_file", lambda path: Failing())
     with pytest.raises(UserError, match=r"a\.jsonl: connection lost$"):
         read(PromptReader(str(tmp_path), {}))
@@ -257,7 +255,7 @@ def test_urls_that_name_nothing(url):
 
 
 @pytest.mark.parametrize(
-    ("path", "name", "parquet"),
+    ("path", "name", "table"),
     [
         ("a/b.jsonl", "b.jsonl", False),
         ("b.PARQUET", "b.PARQUET", True),
@@ -266,9 +264,9 @@ def test_urls_that_name_nothing(url):
         ("what?.jsonl", "what?.jsonl", False),
     ],
 )
-def test_the_name_of_a_file(path, name, parquet):
+def test_the_name_of_a_file(path, name, table):
     """The query of a presigned URL is not part of the name; a question mark in a local name is."""
-    assert (file_name(path), is_parquet(path)) == (name, parquet)
+    assert (file_name(path), is_table(path)) == (name, table)
 
 
 def test_a_digest_is_of_contents_and_order(tmp_path, folder):

@@ -156,7 +156,7 @@ def carry_through(tmp_path, write_table):
         path = tmp_path / "in.parquet"
         pq.write_table(table, path)
         reader = PromptReader(str(path), {})
-        return write_table([dict(row.metadata) for row in reader], columns=reader.columns)
+        return write_table([dict(row.metadata) for row in reader], columns=reader.schema)
 
     return carry
 

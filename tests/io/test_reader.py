@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.errors import FlagError, UserError
+from rosebatch.errors import UserError
 from rosebatch.io import tables
 from rosebatch.io.cells import rows_of
 from rosebatch.io.reader import PromptReader
@@ -186,14 +186,8 @@ def test_stdin(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf" + GOOD + b"\r\n\r\n" + GOOD)))
     reader = PromptReader("-", {})
     assert reader.count() is None
-    assert reader.columns is None
+    assert reader.schema is None
     assert summary(reader) == [(0, "line 1", "a"), (1, "line 3", "a")]
-
-
-def test_parquet_from_stdin():
-    """The message was "-: No such file or directory"."""
-    with pytest.raises(FlagError, match="--input-format parquet needs an input file"):
-        PromptReader("-", {}, "parquet")
 
 
 @pytest.mark.parametrize("name", ["none.jsonl", "none.parquet"])

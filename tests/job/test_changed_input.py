@@ -94,7 +94,9 @@ def test_an_unchanged_input_is_hashed_once(run, tmp_path, monkeypatch, age, read
     """The plain case costs one stat; only a file written just before the run is read again."""
     monkeypatch.setattr("rosebatch.host.file_state._TICK_NS", -(10**9) if age else 10**12)
     real, calls = files.digest, []
-    monkeypatch.setattr("rosebatch.io.reader.digest", lambda paths, opened: calls.append(paths) or real(paths, opened))
+    monkeypatch.setattr(
+        "rosebatch.io.input_files.digest", lambda paths, opened: calls.append(paths) or real(paths, opened)
+    )
     source = tmp_path / "in.jsonl"
     jsonl(source, LINES)
     assert len(run(source)) == 20

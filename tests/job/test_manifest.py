@@ -9,10 +9,12 @@ import pytest
 
 from rosebatch.config import RunConfig
 from rosebatch.errors import UserError
+from rosebatch.io.columns import Columns
 from rosebatch.job.local import LocalService, facts_of
 from rosebatch.job.manifest import build_manifest, differences, now
 from rosebatch.launch import plan_launch
 
+NAMED = Columns()
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 
 
@@ -26,6 +28,7 @@ def manifest():
         sampling=(),
         seed=None,
         result_column=None,
+        columns=NAMED,
         return_token_ids=False,
         **options,
     ):
@@ -39,6 +42,7 @@ def manifest():
             sampling=dict(sampling),
             seed=seed,
             result_column=result_column,
+            columns=columns,
             return_token_ids=return_token_ids,
         )
         return json.loads(json.dumps(wait()))
@@ -57,6 +61,8 @@ def test_the_same_run_has_no_differences(manifest):
         ({"input_digest": "def"}, "input was abc, is def"),
         ({"input_format": "openai"}, "input_format was jsonl, is openai"),
         ({"sampling": {"temperature": 0.5}}, "sampling.temperature was nothing, is 0.5"),
+        ({"columns": Columns(prompt="q")}, "columns.prompt was None, is q"),
+        ({"columns": Columns(carried=("a",))}, "columns.carried was None, is ['a']"),
         ({"seed": 1}, "seed was None, is 1"),
         ({"result_column": "out"}, "result_column was None, is out"),
         ({"max_prompt_bytes": "1KiB"}, "max_prompt_bytes was 8388608, is 1024"),
@@ -141,6 +147,7 @@ def test_the_hash_does_not_delay_the_start(folder, monkeypatch):
     monkeypatch.setattr("rosebatch.model.source.content_digests", lambda paths: go.wait(10) and ["x"] * len(paths))
     plan = plan_launch(RunConfig(model=str(folder), device="cpu"))
     given = {"input_format": "jsonl", "sampling": {}, "seed": None, "return_token_ids": False, "result_column": None}
+    given["columns"] = NAMED
     wait = build_manifest(facts_of(plan), LocalService(plan).fingerprint(), None, **given)
     go.set()
     assert len(wait()["model"]["fingerprint"]) == 64

@@ -1,5 +1,6 @@
 """A run that is killed and resumed ends like one that was never killed."""
 
+import gzip
 import json
 import multiprocessing
 import os
@@ -77,6 +78,15 @@ def write_parquet(folder):
     return folder / "in.parquet", {"rows_per_file": 90}
 
 
+def write_gzip(folder):
+    """The rows of ``write_jsonl``, compressed in two members; errors in a compressed file of their own."""
+    path, _ = write_jsonl(folder)
+    lines = path.read_bytes()
+    packed = folder / "in.jsonl.gz"
+    packed.write_bytes(gzip.compress(lines[:9999], mtime=0) + gzip.compress(lines[9999:], mtime=0))
+    return packed, {"errors": "failed.jsonl.gz"}
+
+
 def write_openai(folder):
     """Chats and completions, some of which fail, with errors in a file of their own."""
     rng = random.Random(4)
@@ -152,6 +162,7 @@ def write_tools(folder):
 KINDS = [
     (5, write_jsonl, "out.jsonl"),
     (0, write_parquet, "answers"),
+    (0, write_gzip, "out.jsonl.gz"),
     (0, write_openai, "out.jsonl"),
     (0, write_n, "out.jsonl"),
     (0, write_structured, "out.jsonl"),
@@ -171,13 +182,15 @@ def test_killed_many_times(processes, source, tmp_path, write, name, most_kills)
     given, options = write(tmp_path)
     whole, runs = tmp_path / "whole", tmp_path / "runs"
     # Long enough for most kills to come after the start-up. Of grammars, that includes another process.
-    pause = {write_jsonl: 0.0005, write_structured: 0.004, write_tools: 0.004}.get(write, 0.002)
+    pauses = {write_jsonl: 0.0005, write_gzip: 0.0005, write_structured: 0.004, write_tools: 0.004}
+    pause = pauses.get(write, 0.002)
     target, part = runs / name, runs / f"{name}.part"
 
     def run(folder, seconds=None):
         """Runs to the end or until killed; returns whether it reached the end."""
         path = f"{folder / name}/" if name == "answers" else str(folder / name)
-        job = processes.Process(target=killable_job.main, args=(str(given), path, pause), kwargs=options)
+        given_options = options | ({"errors": str(folder / options["errors"])} if "errors" in options else {})
+        job = processes.Process(target=killable_job.main, args=(str(given), path, pause), kwargs=given_options)
         job.start()
         job.join(seconds)
         killed = job.is_alive()
@@ -199,6 +212,9 @@ def test_killed_many_times(processes, source, tmp_path, write, name, most_kills)
     expected = contents(whole)
     if write is write_jsonl:
         assert expected[name].count(b"\n") == 401
+    elif write is write_gzip:
+        assert sorted(expected) == ["failed.jsonl.gz", name]
+        assert [gzip.decompress(expected[each]).count(b"\n") for each in sorted(expected)] == [3, 398]
     elif write is write_parquet:
         assert sorted(expected) == [f"answers/part-0000{i}.parquet" for i in range(5)]
     elif write is write_openai:
@@ -314,13 +330,23 @@ def test_whether_a_resumed_run_is_exact(job, tmp_path, fake_model, device, toggl
 
 
 @pytest.mark.thorough
-def test_memory_does_not_grow_with_the_file(tmp_path):
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "csv", "arrow"])
+def test_memory_does_not_grow_with_the_file(tmp_path, ending):
     """With twenty times the rows, reader, ids, waiting results and report must take the same memory."""
     peaks = []
     for rows in (2_000, 40_000):
-        source = tmp_path / f"{rows}.jsonl"
-        lines = (f'{{"prompt":"row {i % 100}","max_tokens":2,"id":"id {i}"}}\n' for i in range(rows))
-        source.write_text("".join(lines))
+        source = tmp_path / f"{rows}.{ending}"
+        values = [{"prompt": f"row {i % 100}", "max_tokens": 2, "id": f"id {i}"} for i in range(rows)]
+        lines = "".join(json.dumps(each) + "\n" for each in values).encode()
+        if ending == "arrow":
+            table = pa.Table.from_pylist(values)
+            with pa.ipc.new_file(str(source), table.schema) as writer:
+                writer.write_table(table, max_chunksize=1000)
+        elif ending == "csv":
+            cells = "".join(",".join(map(str, each.values())) + "\n" for each in values)
+            source.write_text("prompt,max_tokens,id\n" + cells)
+        else:
+            source.write_bytes(gzip.compress(lines) if ending == "jsonl.gz" else lines)
         command = [sys.executable, "-m", "tests.job.killable_job", str(source), str(tmp_path / "out.jsonl")]
         path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
         job = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, cwd=ROOT)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.engine.stats import EngineStats
+from rosebatch.io.columns import Columns
 from rosebatch.io.output import Encode
 from rosebatch.io.parse import Record
 from rosebatch.job.facts import ModelFacts
@@ -50,6 +51,7 @@ class CountBad:
     defaults: Mapping[str, Any]
     input_format: InputFormat
     result_column: str | None
+    columns: Columns
 
 
 @dataclass(frozen=True, slots=True)

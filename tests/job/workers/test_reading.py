@@ -1,5 +1,6 @@
 """The input of a job with many workers is read by a process of its own."""
 
+import gzip
 import json
 import os
 import signal
@@ -8,7 +9,9 @@ import threading
 import pytest
 
 from rosebatch.errors import UserError
+from rosebatch.io.columns import Columns
 from rosebatch.io.reader import PromptReader
+from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.shard import Shard
 from rosebatch.job.workers.chunk import Chunk
 from rosebatch.job.workers.reading import ReadingProcess
@@ -91,3 +94,16 @@ def test_pipes_stay_in_the_parent(tmp_path):
     reader = PromptReader(str(tmp_path / "pipe"), {})
     assert not reader.can_move
     assert [record.content for group in reader.records() for record in group] == [b'{"prompt": "a"}']
+
+
+def test_rows_of_all_formats(reading, tmp_path):
+    """The process has its own copy of the reader: formats and names of columns must reach it."""
+    (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(b'{"q": "a", "key": 1}\n{"q": "b", "key": 1}\n'))
+    (tmp_path / "2.csv").write_text("q,key,x\nc,2,y\nd\n")
+    reader = PromptReader(str(tmp_path), {}, columns=Columns("q", "key", ("key",)))
+    expected = [record for group in reader.records() for record in group]
+    found = [record for group in reading.read(reader) for chunk in group for record in chunk.records]
+    assert found[:3] == expected[:3]
+    assert (found[3].where, found[3].content.values) == (expected[3].where, {"q": "d"})
+    assert [record.repeated for record in found] == [None, 1, None, None]
+    assert [type(reader.parser.parse(record)) for record in found] == [PromptRow, FailedRow, PromptRow, FailedRow]

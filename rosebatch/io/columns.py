@@ -1,0 +1,157 @@
+"""Which columns or fields of a row are its prompt and its id, and which its result takes over."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rosebatch.errors import FlagError, RowError
+from rosebatch.io.result_names import LISTS_IN_RESULTS
+from rosebatch.io.rows import PROMPT_FIELDS, REQUEST_FIELDS
+
+# pandas makes floats of integers beside missing values.
+INTEGERS = frozenset(
+    {
+        *("id", "max_tokens", "min_tokens", "top_k", "seed", "n", "best_of", "truncate_prompt_tokens"),
+        *("logprobs", "top_logprobs", "prompt_logprobs"),
+    }
+)
+# Of a CSV cell, all others are JSON.
+_TEXTS = frozenset({"id", "prompt", "suffix"})
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the names of columns mean; of JSONL rows, the names of fields.
+
+    Attributes:
+        prompt: a text is a prompt, a list of messages a chat, a list of integers token ids. Other fields of prompts
+            then count for nothing. None: they have their own names.
+        id: the id of a row; None: ``id``.
+        carried: what results take over, if it is there; None: all that no row needs for itself, or all of a table.
+    """
+
+    prompt: str | None = None
+    id: str | None = None
+    carried: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, prompt: str | None, id: str | None, carried: str | Sequence[str] | None) -> "Columns":
+        """From flags or parameters.
+
+        Args:
+            prompt, id: names.
+            carried: names, or one text with commas between them.
+
+        Raises:
+            FlagError: a name is empty.
+        """
+        names = carried.split(",") if isinstance(carried, str) else carried
+        found = cls(prompt, id, None if names is None else tuple(dict.fromkeys(names)))
+        for flag, name in (("--prompt-column", prompt), ("--id-column", id)):
+            if name == "":
+                raise FlagError(f"{flag} needs a name")
+        if found.carried is not None and "" in found.carried and found.carried != ("",):
+            raise FlagError("--columns needs names with commas between them")
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a manifest, as JSON gives it back."""
+        return {"prompt": self.prompt, "id": self.id, "carried": None if self.carried is None else list(self.carried)}
+
+    @property
+    def id_name(self) -> str:
+        """The column that holds the id."""
+        return self.id or "id"
+
+    def require_in(self, names: Collection[str], path: str) -> None:
+        """Check that a table has the columns that were named.
+
+        Raises:
+            FlagError: it lacks one.
+        """
+        named = (("--prompt-column", self.prompt), ("--id-column", self.id))
+        for flag, name in (*named, *(("--columns", each) for each in self.carried or ())):
+            if name and name not in names:
+                raise FlagError(f"{flag} {name}: {path} has no such column, but {', '.join(names)}")
+
+    def needs(self, name: str) -> bool:
+        """Whether a column of a table is read at all."""
+        return self.carried is None or name in self.carried or name in (self.prompt, self.id) or name in _ASKED
+
+    def carries(self, name: str, *, is_table: bool) -> bool:
+        """Whether a column may be carried, as far as its name tells."""
+        if self.carried is not None:
+            return name in self.carried
+        return is_table or name != self.prompt
+
+    def request(self, values: Mapping[str, Any], *, is_table: bool) -> dict[str, Any]:
+        """A row's fields by the names that all rows have. Those that it only carries are among them.
+
+        Args:
+            values: by the names of its columns.
+            is_table: whether all columns are carried.
+
+        Raises:
+            RowError: it has no prompt in the column of prompts.
+        """
+        request = {
+            name: value
+            for name, value in values.items()
+            if self.carries(name, is_table=is_table)
+            or (name in _ASKED and not (name in LISTS_IN_RESULTS and isinstance(value, list)))
+        }
+        if self.id is not None:
+            request["id"] = values.get(self.id)
+        if self.prompt is None:
+            return request
+        prompt = values.get(self.prompt)
+        if prompt is None:
+            raise RowError("missing_prompt", f"{self.prompt}, which --prompt-column names, is missing")
+        for name in PROMPT_FIELDS:
+            request.pop(name, None)
+        request[_prompt_field(prompt)] = prompt
+        return request
+
+
+_ASKED = REQUEST_FIELDS | {"id"}
+
+
+def _prompt_field(prompt: Any) -> str:
+    if not isinstance(prompt, list) or not prompt:
+        return "prompt"
+    return "messages" if isinstance(prompt[0], Mapping) else "prompt_token_ids"
+
+
+def with_integers(values: dict[str, Any]) -> dict[str, Any]:
+    """A table's row with integers where it has floats in place of them: 4.0 is 4, NaN is null."""
+    found = {name: _integer(values[name]) for name in INTEGERS if type(values.get(name)) is float}
+    return {**values, **found} if found else values
+
+
+def _integer(value: float) -> float | int | None:
+    if math.isnan(value):
+        return None
+    return int(value) if value.is_integer() else value
+
+
+def from_text(values: dict[str, Any]) -> dict[str, Any]:
+    """A CSV row as a request: cells of fields that are no texts hold JSON. What is no JSON stays a text."""
+    return {name: _parsed(name, value) for name, value in values.items()}
+
+
+def _parsed(name: str, value: Any) -> Any:
+    if name not in REQUEST_FIELDS or name in _TEXTS or not isinstance(value, str):
+        return value
+    if name == "stop" and not value.startswith("["):
+        return value
+    try:
+        return msgspec.json.decode(_FLAGS.get(value, value))
+    except (msgspec.DecodeError, RecursionError):
+        return value
+
+
+# As Python and spreadsheets write them.
+_FLAGS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}

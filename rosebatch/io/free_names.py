@@ -1,0 +1,65 @@
+"""Whether the fields of an input have names that results need for themselves."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from rosebatch.errors import FlagError
+from rosebatch.io.columns import Columns
+from rosebatch.io.result_names import collision_message, collisions, in_order, reserved_names
+
+_LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
+# The names of a line's fields. The values are only skipped.
+_NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class TakenNames:
+    """The names that were found so far, each with the first place of it.
+
+    Args:
+        result_column: see ``rosebatch.io.result_names``.
+        columns: which fields results take over. No others can collide.
+    """
+
+    def __init__(self, result_column: str | None, columns: Columns) -> None:
+        self._result_column = result_column
+        self._columns = columns
+        self._reserved = reserved_names(result_column)
+        self._found: dict[str, str] = {}
+
+    def add_table(self, schema: pa.Schema, path: str) -> None:
+        """Look at the columns of a file."""
+        types: dict[str, Any] = {field.name: [] if isinstance(field.type, _LISTS) else None for field in schema}
+        self._add(types, path, is_table=True)
+
+    def add_lines(self, lines: Iterable[tuple[bytes, str]]) -> None:
+        """Look at lines and their places. Broken lines have no names; they fail by themselves."""
+        for line, where in lines:
+            try:
+                if not self._reserved.isdisjoint(_NAMES.decode(line)):
+                    self._add(msgspec.json.decode(line), where, is_table=False)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+
+    def _add(self, values: Mapping[str, Any], where: str, *, is_table: bool) -> None:
+        carried = {name: value for name, value in values.items() if self._columns.carries(name, is_table=is_table)}
+        for name in collisions(carried, self._result_column):
+            self._found.setdefault(name, where)
+
+    def require_none(self, source: str, path: str) -> None:
+        """Check that nothing was found.
+
+        Args:
+            source: of the input, for the message.
+            path: its first file. A place that is all of this file is not named.
+
+        Raises:
+            FlagError: something was. All names are in the message.
+        """
+        if self._found:
+            names = in_order(self._found)
+            where = self._found[names[0]]
+            place = source if where == path else f"{source}, {where}"
+            raise FlagError(f"{place}: {collision_message(names, self._result_column)}")

@@ -1,0 +1,136 @@
+"""The files of an input: opened as often as needed, decompressed, and compared at the end."""
+
+import io
+import sys
+from pathlib import Path
+from typing import IO
+
+from rosebatch.errors import UserError
+from rosebatch.host.file_state import FileState
+from rosebatch.host.paths import is_stream
+from rosebatch.io.compressed import decompressed
+from rosebatch.io.files import as_path, digest, file_name, find_files, is_url, open_file
+from rosebatch.io.formats import MAGIC_BYTES, compression_of, named, table_of
+from rosebatch.io.piped import Copied
+
+# Of a file that is not on this machine, read at once.
+_REMOTE_BYTES = 1 << 18
+
+
+class InputFiles:
+    """Files by their paths or URLs. Pipes are copied to temporary files, and are like files from then on.
+
+    Args:
+        source: a path or URL of a file, a folder or a glob; ``-`` for stdin.
+
+    Attributes:
+        paths: of the files, in the order of their names.
+
+    Raises:
+        UserError: there are none.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.paths = find_files(source)
+        self._copied: dict[str, Copied] = {}
+        # The state of each file when it was hashed, and the hash.
+        self._digested: tuple[list[FileState] | None, str] | None = None
+
+    @property
+    def can_move(self) -> bool:
+        """Whether another process can read the same: neither stdin nor another pipe, which can be read once."""
+        return self.source != "-" and all(is_url(path) or not is_stream(path) for path in self.paths)
+
+    def open(self, path: str) -> IO[bytes]:
+        """The contents of a file, decompressed.
+
+        Raises:
+            UserError: it cannot be opened.
+        """
+        raw = self._raw(path)
+        if raw is sys.stdin.buffer:
+            return raw
+        file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw, _REMOTE_BYTES)  # type: ignore[type-var]
+        try:
+            head = file.peek(MAGIC_BYTES)
+        except OSError as error:
+            file.close()
+            raise UserError(f"{path}: {error.strerror or error}") from None
+        compression = compression_of(head)
+        if not head and named(file_name(path)).compression:
+            file.close()
+            raise UserError(f"{path}: is empty; also without rows, a compressed file has some bytes")
+        return file if compression is None else decompressed(file, compression)
+
+    def head(self, path: str) -> bytes:
+        """The first bytes of a file, decompressed; none of a URL, which would cost a request."""
+        if is_url(path):
+            return b""
+        with self.open(path) as file:
+            try:
+                return file.read(MAGIC_BYTES)
+            except OSError as error:
+                raise UserError(f"{path}: {error.strerror or error}") from None
+
+    def can_reopen(self, path: str) -> bool:
+        """Whether the file can be opened again: all but a stdin that was not copied."""
+        return path != "-" or path in self._copied
+
+    def copy_stdin(self, head: bytes = b"") -> None:
+        """Copy stdin to a temporary file.
+
+        Args:
+            head: what was read of it before.
+        """
+        if "-" not in self._copied:
+            self._copied["-"] = Copied.of(sys.stdin.buffer, "stdin", head)
+
+    def copy_stdin_unless_text(self, line: bytes) -> bool:
+        """Copy stdin if its first line shows that it is compressed or a table; returns whether it does."""
+        if compression_of(line) is None and table_of(line) is None:
+            return False
+        self.copy_stdin(line)
+        return True
+
+    def digest(self) -> str:
+        """SHA-256 of the files' contents, as ``require_unchanged`` will compare it."""
+        states = self._states()
+        settled = states is not None and all(state.settled for state in states)
+        self._digested = states if settled else None, digest(self.paths, self._raw)
+        return self._digested[1]
+
+    def require_unchanged(self) -> None:
+        """Check that the files still have the contents of ``digest``. Without that call, do nothing.
+
+        Local files are read only if their inode, size or times say that they may have changed.
+
+        Raises:
+            UserError: they have others, or cannot be read.
+        """
+        if self._digested is None:
+            return
+        states, before = self._digested
+        if (states is None or states != self._states()) and digest(self.paths, self._raw) != before:
+            raise UserError(
+                f"{self.source}: changed during the run, so results may be of two inputs; its rows are kept: "
+                "put the old input back and rerun with --resume, or accept them with --force-resume"
+            )
+
+    def _states(self) -> list[FileState] | None:
+        """The state of each file; None if one is at a URL or missing."""
+        if any(is_url(path) for path in self.paths):
+            return None
+        try:
+            return [FileState.of(Path(as_path(path))) for path in self.paths]
+        except OSError:
+            return None
+
+    def _raw(self, path: str) -> IO[bytes]:
+        if path not in self._copied:
+            if path == "-":
+                return sys.stdin.buffer
+            if is_url(path) or not is_stream(path):
+                return open_file(path)
+            self._copied[path] = Copied(path)
+        return self._copied[path].open()

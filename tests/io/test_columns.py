@@ -1,0 +1,123 @@
+"""Columns of other names than a row's own fields, and integers that pandas made floats of."""
+
+import json
+import math
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rosebatch.errors import FlagError
+from rosebatch.io.columns import Columns
+from rosebatch.io.reader import PromptReader
+from rosebatch.io.rows import FailedRow
+
+
+@pytest.fixture(params=["jsonl", "parquet"])
+def write(request, tmp_path):
+    def write(rows):
+        path = tmp_path / f"in.{request.param}"
+        if request.param == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        return path
+
+    return write
+
+
+def read(path, **names):
+    columns = Columns.of(names.get("prompt"), names.get("id"), names.get("columns"))
+    reader = PromptReader(str(path), {}, columns=columns)
+    reader.require_free_names()
+    return list(reader)
+
+
+def test_a_prompt_column(write):
+    """A text is a prompt; what is called prompt counts for nothing then."""
+    rows = read(write([{"question": "q", "prompt": "template", "max_tokens": 3}]), prompt="question")
+    assert (rows[0].prompt, rows[0].messages, rows[0].sampling.max_tokens) == ("q", None, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [([{"role": "user", "content": "hi"}], "messages"), ([1, 2], "prompt_token_ids"), ("hi", "prompt")],
+)
+def test_what_a_prompt_column_holds(write, value, field):
+    """Its values tell what it is."""
+    (row,) = read(write([{"x": value}]), prompt="x")
+    expected = (1, 2) if field == "prompt_token_ids" else value
+    assert getattr(row, field) == expected
+
+
+def test_rows_without_the_prompt_column(write):
+    """The row fails by itself, with the name that was asked for."""
+    rows = read(write([{"q": "a", "n": 1}, {"q": None, "n": 1}, {"q": "", "n": 1}]), prompt="q")
+    assert [row.error.code for row in rows if isinstance(row, FailedRow)] == ["missing_prompt", "empty_prompt"]
+    assert "q, which --prompt-column names" in rows[1].error.message
+
+
+def test_an_id_column(write):
+    """It is unique, as ids are, and results carry it under its own name."""
+    rows = read(write([{"uuid": "x", "prompt": "a", "id": 1}, {"uuid": "x", "prompt": "b", "id": 2}]), id="uuid")
+    assert (rows[0].id, rows[0].metadata["uuid"], rows[0].metadata["id"]) == ("x", "x", 1)
+    assert rows[1].error.code == "duplicate_id"
+    assert "'x'" in rows[1].error.message
+
+
+def test_carried_columns(write):
+    """Those that were named, known fields too, and no others; settings count all the same."""
+    rows = read(write([{"prompt": "a", "max_tokens": 7, "x": 1, "y": 2}]), columns="y,prompt")
+    assert dict(rows[0].metadata) == {"y": 2, "prompt": "a"}
+    assert rows[0].sampling.max_tokens == 7
+
+
+def test_names_of_results_that_are_not_carried(write):
+    """A data set with a column ``text`` was refused, though nobody wanted it in the results."""
+    path = write([{"text": "a", "usage": 1, "x": 2}])
+    with pytest.raises(FlagError, match=r"results have fields of these names too: .*usage"):
+        read(path, prompt="text")
+    (row,) = read(path, prompt="text", columns="x")
+    assert (row.prompt, dict(row.metadata)) == ("a", {"x": 2})
+
+
+@pytest.mark.parametrize("names", [{"prompt": "no"}, {"id": "no"}, {"columns": "prompt,no"}])
+def test_a_column_that_is_not_there(tmp_path, names):
+    """Of a table this is known before anything runs."""
+    pq.write_table(pa.table({"prompt": ["a"], "x": [1]}), tmp_path / "in.parquet")
+    with pytest.raises(FlagError, match=r"no: .*in\.parquet has no such column, but prompt, x$"):
+        read(tmp_path / "in.parquet", **names)
+
+
+@pytest.mark.parametrize("names", [("", None, None), (None, "", None), (None, None, "a,,b")])
+def test_names_that_are_empty(names):
+    """A variable of a shell that is not set."""
+    with pytest.raises(FlagError, match="needs"):
+        Columns.of(*names)
+
+
+def test_only_wanted_columns_are_decoded(tmp_path):
+    """A year that Python has no date for failed rows that did not carry it."""
+    when = pa.array([2**40], pa.timestamp("s"))
+    pq.write_table(pa.table({"prompt": ["a"], "when": when}), tmp_path / "in.parquet")
+    assert isinstance(read(tmp_path / "in.parquet")[0], FailedRow)
+    assert read(tmp_path / "in.parquet", columns="prompt")[0].prompt == "a"
+
+
+def test_integers_that_pandas_made_floats(tmp_path):
+    """A column of integers with a gap is one of floats in pandas: 4.0 failed, and so did NaN."""
+    table = pa.table(
+        {
+            "prompt": ["a", "b", "c"],
+            "max_tokens": pa.array([4.0, math.nan, 4.5]),
+            "top_k": pa.array([None, 2.0, 1.0]),
+            "id": pa.array([1.0, 2.0, 1.0]),
+            "x": [4.0, 5.0, 6.0],
+        }
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    one, two, three = read(tmp_path / "in.parquet")
+    assert (one.sampling.max_tokens, one.id, one.metadata["x"]) == (4, 1, 4.0)
+    assert (two.sampling.max_tokens, two.sampling.top_k) == (512, 2)
+    assert (three.error.code, three.metadata["max_tokens"]) == ("invalid_field", 4.5)
+    assert type(one.metadata["max_tokens"]) is float

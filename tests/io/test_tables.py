@@ -1,0 +1,252 @@
+"""CSV and Arrow as tables, tables on stdin, and folders of several formats."""
+
+import datetime
+import gzip
+import io
+import sys
+from importlib import import_module
+
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from rosebatch.errors import UserError
+from rosebatch.io.reader import PromptReader
+from rosebatch.io.rows import FailedRow
+
+TABLE = pa.table(
+    {
+        "prompt": [f"p{number}" for number in range(2000)],
+        "id": pa.array(range(2000), pa.int32()),
+        "day": pa.array([datetime.date(2024, 1, 1 + number % 28) for number in range(2000)]),
+        "label": pa.array([f"l{number % 3}" for number in range(2000)]).dictionary_encode(),
+    }
+)
+
+
+def read(source, **options):
+    return list(PromptReader(str(source), {}, **options))
+
+
+def write_arrow(path, *, stream=False):
+    with path.open("wb") as file, (pa.ipc.new_stream if stream else pa.ipc.new_file)(file, TABLE.schema) as writer:
+        writer.write_table(TABLE, max_chunksize=900)
+
+
+@pytest.mark.parametrize("form", ["file", "stream", "feather"])
+def test_arrow(tmp_path, form):
+    """Types are kept as those of Parquet are, over several batches."""
+    path = tmp_path / ("in.feather" if form == "feather" else "in.arrow")
+    if form == "feather":
+        feather.write_feather(TABLE, str(path), compression="zstd")
+    else:
+        write_arrow(path, stream=form == "stream")
+    reader = PromptReader(str(path), {})
+    assert (reader.count(), reader.schema.field("day").type) == (2000, pa.date32())
+    assert reader.schema.field("label").type == pa.string()
+    rows = list(reader)
+    assert [dict(row.metadata) for row in rows] == TABLE.to_pylist()
+    assert rows[1999].where == "row 2000"
+
+
+@pytest.mark.parametrize("content", [b"", b"ARROW1\0\0", b"ARROW1\0\0" + bytes(100), b'{"prompt":"a"}\n'])
+def test_an_unreadable_arrow_file(tmp_path, content):
+    """Found at once, with the file's name."""
+    (tmp_path / "in.arrow").write_bytes(content)
+    with pytest.raises(UserError, match=r"in\.arrow: unreadable Arrow file"):
+        read(tmp_path / "in.arrow")
+
+
+def test_a_truncated_arrow_file(tmp_path):
+    """The end of the file names its batches, so it cannot be missing."""
+    write_arrow(tmp_path / "in.arrow")
+    content = (tmp_path / "in.arrow").read_bytes()
+    (tmp_path / "in.arrow").write_bytes(content[:-20])
+    with pytest.raises(UserError, match=r"in\.arrow: unreadable Arrow file"):
+        read(tmp_path / "in.arrow")
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.tsv", "in.csv.gz"])
+def test_csv(tmp_path, name):
+    """Cells are texts, as the file has them; cells of a request's other fields are JSON."""
+    text = (
+        "\ufeffprompt,max_tokens,stop,temperature,ignore_eos,id,zip\r\n"
+        '"two\nlines, and ""more""",5,END,0.5,True,007,01234\r\n'
+        '\r\nb,4.0,"[""x"", ""y""]",,,,\r\n'
+        "c,many,,,,,\r\n"
+    )
+    if name == "in.tsv":
+        text = text.replace(",and", ";and").replace('"[""x"", ""y""]"', '"[""x""; ""y""]"').replace(",", "\t")
+        text = text.replace(";", ",")
+    content = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    reader = PromptReader(str(tmp_path / name), {})
+    one, two, three = reader
+    assert reader.count() == 3
+    assert one.prompt.startswith("two\nlines") and one.prompt.endswith('and "more"')
+    assert (one.sampling.max_tokens, one.sampling.stop, one.sampling.temperature) == (5, ("END",), 0.5)
+    assert (one.sampling.ignore_eos, one.id, one.metadata["zip"], one.metadata["max_tokens"]) == (
+        True,
+        "007",
+        "01234",
+        "5",
+    )
+    assert (two.sampling.max_tokens, two.sampling.stop, two.id, two.metadata["zip"]) == (4, ("x", "y"), None, None)
+    assert isinstance(three, FailedRow)
+    assert (three.error.code, three.where) == ("invalid_field", "row 3")
+
+
+def test_chats_of_a_csv_file(tmp_path):
+    """The cell holds JSON; the result carries it as it is."""
+    (tmp_path / "in.csv").write_text('messages\n"[{""role"": ""user"", ""content"": ""hi""}]"\n')
+    (row,) = read(tmp_path / "in.csv")
+    assert row.messages == [{"role": "user", "content": "hi"}]
+    assert row.metadata == {"messages": '[{"role": "user", "content": "hi"}]'}
+
+
+def test_bad_rows_of_a_csv_file_fail_alone(tmp_path):
+    """One row with a comma too many, or of another encoding, cost all others."""
+    (tmp_path / "in.csv").write_bytes(b"prompt,x\na,1\nb\nc,1,2\n\xff,3\nd,4\n")
+    rows = read(tmp_path / "in.csv")
+    assert [row.prompt for row in rows if not isinstance(row, FailedRow)] == ["a", "d"]
+    assert [(row.where, row.error.code, row.error.message) for row in rows if isinstance(row, FailedRow)] == [
+        ("row 2", "invalid_value", "expected 2 cells, as the first row has, got 1"),
+        ("row 3", "invalid_value", "expected 2 cells, as the first row has, got 3"),
+        ("row 4", "invalid_value", "column prompt has text that is not UTF-8"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty, but the first row"),
+        (b"prompt,x,x\na,1,2\n", "has two columns 'x'"),
+        (b'prompt\n"a\nb\nc', "unreadable CSV file .unexpected end of data"),
+    ],
+)
+def test_an_unreadable_csv_file(tmp_path, content, message):
+    """A quote that nothing closes swallowed the rest of the file as one prompt."""
+    (tmp_path / "in.csv").write_bytes(content)
+    with pytest.raises(UserError, match=rf"in\.csv: {message}"):
+        read(tmp_path / "in.csv")
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [("parquet", "auto"), ("parquet", "parquet"), ("arrow", "auto"), ("arrow", "arrow"), ("csv", "csv")],
+)
+def test_tables_on_stdin(monkeypatch, form, kind):
+    """By first bytes, or by the flag: only that tells CSV."""
+    buffer = io.BytesIO()
+    if form == "parquet":
+        pq.write_table(TABLE, buffer)
+    elif form == "arrow":
+        with pa.ipc.new_stream(buffer, TABLE.schema) as writer:
+            writer.write_table(TABLE)
+    else:
+        buffer.write(b"prompt\n" + b"".join(b"p%d\n" % number for number in range(2000)))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(buffer.getvalue())))
+    reader = PromptReader("-", {}, kind)
+    assert [row.prompt for row in reader] == TABLE["prompt"].to_pylist()
+    assert "prompt" in reader.schema.names
+    assert (reader.count(), reader.can_move, reader.kind) == (None, False, form)
+
+
+def test_a_pipe_without_an_extension(tmp_path):
+    """By its first bytes, as ``<(command)`` has no name of its own."""
+    pq.write_table(TABLE, tmp_path / "data")
+    assert len(read(tmp_path / "data")) == 2000
+
+
+def test_a_folder_of_several_formats(tmp_path):
+    """Served in the order of names, each by its own format; rows have the columns of their files."""
+    (tmp_path / "1.jsonl").write_text('{"prompt": "one", "a": 1}\n')
+    pq.write_table(pa.table({"prompt": ["two"], "b": [2.5]}), tmp_path / "2.parquet")
+    (tmp_path / "3.csv").write_text("prompt,c\nthree,3\n")
+    (tmp_path / "4.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "four"}\n{"prompt": "five", "id": 1}\n'))
+    with (tmp_path / "5.arrow").open("wb") as file, pa.ipc.new_file(file, pa.schema([("id", pa.int64())])) as writer:
+        writer.write_table(pa.table({"id": [1]}))
+    reader = PromptReader(str(tmp_path), {})
+    rows = list(reader)
+    assert [(row.index, dict(row.metadata)) for row in rows] == [
+        (0, {"a": 1}),
+        (1, {"prompt": "two", "b": 2.5}),
+        (2, {"prompt": "three", "c": "3"}),
+        (3, {}),
+        (4, {"id": 1}),
+        (5, {"id": 1}),
+    ]
+    assert rows[1].where.endswith("2.parquet row 1") and rows[4].where.endswith("4.jsonl.gz line 2")
+    assert rows[5].error.code == "missing_prompt"
+    assert (reader.count(), reader.schema, reader.kind) == (6, None, "auto")
+
+
+def test_a_batch_beside_a_table(tmp_path):
+    """Its answers have a form that rows of a table have not."""
+    (tmp_path / "1.jsonl").write_text('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n')
+    (tmp_path / "2.csv").write_text("prompt\na\n")
+    with pytest.raises(UserError, match="has an OpenAI batch beside tables"):
+        _ = PromptReader(str(tmp_path), {}).is_batch
+
+
+class Hub(MemoryFileSystem):
+    """A Hub with one data set."""
+
+    protocol = "hf"
+    store = {}
+    pseudo_dirs = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + path.removeprefix("hf://").strip("/")
+
+    def unstrip_protocol(self, name):
+        return f"hf://{name.strip('/')}"
+
+
+class Unreachable(Hub):
+    """What the Hub's own library raises is no OSError."""
+
+    def find(self, path, **options):
+        raise RuntimeError("no route to the Hub\nand a page of details")
+
+    info = find
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setitem(import_module("fsspec.registry")._registry, "hf", Hub)
+    files = Hub(skip_instance_cache=True)
+    root = "hf://datasets/org/name"
+    for name, content in (
+        ("README.md", b"# Data"),
+        ("dataset_infos.json", b"{}"),
+        (".gitattributes", b""),
+        ("data/test/b.csv", b"prompt\nb\n"),
+        ("data/train/a.jsonl.gz", gzip.compress(b'{"prompt":"a"}\n')),
+        ("_old/x.jsonl", b"{}"),
+    ):
+        with files.open(f"{root}/{name}", "wb") as file:
+            file.write(content)
+    yield root
+    Hub.store.clear()
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("", ["b", "a"]), ("/", ["b", "a"]), ("/data/train", ["a"]), ("/data/*/*.gz", ["a"]), ("/data/test/b.csv", ["b"])],
+)
+def test_a_data_set_of_the_hub(hub, path, expected):
+    """A whole repository, a folder, a glob and a file; its page and its notes are no rows."""
+    assert [row.prompt for row in read(hub + path)] == expected
+
+
+def test_a_hub_that_cannot_be_reached(hub, monkeypatch):
+    """One line, whatever the library raises."""
+    monkeypatch.setitem(import_module("fsspec.registry")._registry, "hf", Unreachable)
+    for path in (hub, f"{hub}/data", f"{hub}/data/a.jsonl"):
+        with pytest.raises(UserError) as found:
+            read(path)
+        assert str(found.value) == f"{path}: no route to the Hub and a page of details"
