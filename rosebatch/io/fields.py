@@ -131,6 +131,8 @@ OPTION_FIELDS = frozenset(option.name for option in fields(PromptOptions))
 SAMPLING_FIELDS = frozenset(SamplingFields.__struct_fields__)
 TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 NO_OPTIONS = PromptOptions()
+# Of a line, down to its fields' numbers: a field, a list, its members.
+_NUMBERS_LEVELS = 3
 _MOST_CACHED = 1024
 _LONGEST_CACHED = 4096
 
@@ -366,13 +368,15 @@ def to_struct(values: object, kind: type[FieldsT]) -> FieldsT:
         raise RowError("invalid_field", str(error).replace("`$.", "`")) from None
 
 
-def _with_integers(values: Any) -> Any:
-    """The same with integers in place of floats that are integral."""
+def _with_integers(values: Any, levels: int = _NUMBERS_LEVELS) -> Any:
+    """The same with integers in place of floats that are integral, so many levels deep."""
     if isinstance(values, float) and values.is_integer():
         return int(values)
-    if isinstance(values, list):
-        return [_with_integers(each) for each in values]
-    return {name: _with_integers(each) for name, each in values.items()} if isinstance(values, dict) else values
+    if isinstance(values, list) and levels:
+        return [_with_integers(each, levels - 1) for each in values]
+    if isinstance(values, dict) and levels:
+        return {name: _with_integers(each, levels - 1) for name, each in values.items()}
+    return values
 
 
 def plain_message(message: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,9 @@ def texts(row):
 
 
 def codes(rows):
-    return [row["error"]["code"] if row.get("error") else None for row in rows]
+    """The error code of each result row, or line of a batch; None for those that were served."""
+    errors = [row["response"]["body"].get("error") if "response" in row else row.get("error") for row in rows]
+    return [error["code"] if error else None for error in errors]
 
 
 def choices_of(line):

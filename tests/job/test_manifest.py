@@ -44,6 +44,7 @@ def manifest():
             result_column=result_column,
             columns=columns,
             return_token_ids=return_token_ids,
+            echo_model=False,
         )
         return json.loads(json.dumps(wait()))
 
@@ -146,7 +147,14 @@ def test_the_hash_does_not_delay_the_start(folder, monkeypatch):
     go = threading.Event()
     monkeypatch.setattr("rosebatch.model.source.content_digests", lambda paths: go.wait(10) and ["x"] * len(paths))
     plan = plan_launch(RunConfig(model=str(folder), device="cpu"))
-    given = {"input_format": "jsonl", "sampling": {}, "seed": None, "return_token_ids": False, "result_column": None}
+    given = {
+        "input_format": "jsonl",
+        "sampling": {},
+        "seed": None,
+        "return_token_ids": False,
+        "echo_model": False,
+        "result_column": None,
+    }
     given["columns"] = NAMED
     wait = build_manifest(facts_of(plan), LocalService(plan).fingerprint(), None, **given)
     go.set()
