@@ -58,7 +58,7 @@ def test_an_echoed_prompt_with_its_logprobs(job):
     assert choice["logprobs"]["text_offset"] == list(range(10))
     expected = [scored(byte, at, 1).logprob for at, byte in enumerate(choice["text"].encode())]
     assert choice["logprobs"]["token_logprobs"] == [0.0, *expected[1:]]
-    assert choice["logprobs"]["top_logprobs"][0] is None
+    assert choice["logprobs"]["top_logprobs"][0] == {}
 
 
 def test_each_choice_echoes_the_prompts_logprobs(job):
