@@ -8,7 +8,7 @@ import msgspec
 
 from rosebatch.errors import RowError, unexpected
 from rosebatch.io.cells import BadCells, TextCells
-from rosebatch.io.columns import Columns, from_text, with_integers
+from rosebatch.io.columns import Columns, from_text, integer, with_integers
 from rosebatch.io.depth import is_deeper
 from rosebatch.io.openai_batch import parse_request
 from rosebatch.io.result_names import RESULT_FIELDS
@@ -70,9 +70,11 @@ class RowParser:
     result_column: str | None = None
     columns: Columns = _OWN_NAMES
     _is_plain: bool = field(init=False)
+    _id_name: str = field(init=False)
 
     def __post_init__(self) -> None:
         self._is_plain = self.columns == _OWN_NAMES
+        self._id_name = self.columns.id or "id"
 
     def identity(self, content: Content) -> str | int | None:
         """The id of a row that may otherwise be bad; None if it has none, or one of another type."""
@@ -84,7 +86,9 @@ class RowParser:
                 return None
         else:
             values = content if isinstance(content, dict) else content.values
-            found = with_integers({"id": values.get(self.columns.id_name)})["id"]
+            found = values.get(self._id_name)
+            if isinstance(found, float):
+                found = integer(found)
         return found if isinstance(found, str | int) and not isinstance(found, bool) else None
 
     def identities(self, contents: Sequence[Content]) -> list[str | int | None]:
