@@ -5,7 +5,7 @@ from html import escape
 from itertools import cycle
 from typing import Any
 
-from rosebatch.bench.tables import LATENCIES, engine_name
+from rosebatch.bench.tables import LATENCIES, engine_name, ranks
 from rosebatch.report.html import (
     COLORS,
     WIDTH,
@@ -145,7 +145,7 @@ def _latency_table(entries: Sequence[Entry]) -> str:
             f"{entry['scale']:g}",
             engine_name(entry),
             f"{entry['requests_per_s']:.2f}",
-            *(_ranks(entry[f"{kind}_s"]) for kind in LATENCIES),
+            *(ranks(entry[f"{kind}_s"], " / ") for kind in LATENCIES),
         ]
         for entry in entries
     ]
@@ -179,10 +179,6 @@ def _comparisons(entries: Sequence[Entry]) -> str:
         for entry in entries
     ]
     return _table(["switch", "scenario", "on tok/s", "off tok/s", "on/off"], rows)
-
-
-def _ranks(summary: Mapping[str, float]) -> str:
-    return " / ".join(f"{summary[rank] * 1000:.2f}" for rank in ("p50", "p90", "p99")) if summary else "-"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -74,7 +74,7 @@ def print_replays(results: Iterable[Entry], stream: TextIO) -> list[Entry]:
             stream.write(f"{start} failed\n")
             continue
         rates = f" {entry['requests_per_s']:>10.2f} {entry['output_tokens_per_s']:>12.0f}"
-        stream.write(start + rates + "".join(f" {_ranks(entry[f'{kind}_s']):>24}" for kind in LATENCIES) + "\n")
+        stream.write(start + rates + "".join(f" {ranks(entry[f'{kind}_s']):>24}" for kind in LATENCIES) + "\n")
     return entries
 
 
@@ -83,8 +83,10 @@ def engine_name(entry: Mapping[str, Any]) -> str:
     return f"{entry['peer']} {entry.get('version', '')}" if "peer" in entry else "rosebatch"
 
 
-def _ranks(summary: Mapping[str, float]) -> str:
-    return "/".join(f"{summary[rank] * 1000:.2f}" for rank in ("p50", "p90", "p99")) if summary else "-"
+def ranks(summary: Mapping[str, float], between: str = "/") -> str:
+    """p50, p90 and p99 of seconds, as milliseconds. Hundreds have no decimals: nobody reads them."""
+    values = [summary[rank] * 1000 for rank in ("p50", "p90", "p99")] if summary else []
+    return between.join(f"{value:.{0 if value >= 100 else 2}f}" for value in values) or "-"
 
 
 def _line(entry: Entry) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The known fields of an input line: their types, and the sampling parameters and prompt options they stand for.
 
-``rows`` and ``openai_batch`` build their kinds of lines from these.
+``rows`` and ``openai`` build their kinds of lines from these.
 """
 
 import json

@@ -10,7 +10,7 @@ from rosebatch.errors import RowError, unexpected
 from rosebatch.io.cells import BadCells, TextCells
 from rosebatch.io.columns import Columns, from_text, integer, with_integers
 from rosebatch.io.depth import is_deeper
-from rosebatch.io.openai_batch import parse_request
+from rosebatch.io.openai.lines import parse_request
 from rosebatch.io.result_names import RESULT_FIELDS
 from rosebatch.io.rows import FailedRow, PromptRow, carried_fields, parse_row
 

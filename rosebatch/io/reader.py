@@ -17,7 +17,7 @@ from rosebatch.io.files import as_path, file_name, is_url
 from rosebatch.io.formats import Kind, named, table_of
 from rosebatch.io.free_names import TakenNames
 from rosebatch.io.input_files import InputFiles
-from rosebatch.io.openai_batch import is_request
+from rosebatch.io.openai.lines import is_request
 from rosebatch.io.parse import Content, Record, Row, RowParser
 from rosebatch.io.read_ahead import grouped, read_ahead
 from rosebatch.io.schema_metadata import kept_metadata

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from rosebatch.io.rows import FailedRow
+from rosebatch.io.tools import ToolCall
 
 
 class ScoredToken(NamedTuple):
@@ -33,11 +34,14 @@ class Choice:
     """One completion of a row.
 
     Attributes:
-        text: None for a model without a tokenizer.
+        text: None for a model without a tokenizer. Without reasoning and tool calls that are told apart.
         token_ids: None if not requested.
         logprobs: of each token; None if not requested.
         prompt_logprobs: of each token of the prompt; None if not requested.
         echo: whether the text begins with the prompt.
+        reasoning: what the model thought before it answered; None if that is not told apart.
+        reasoning_tokens: how many tokens it took.
+        tool_calls: in the order of the text.
     """
 
     text: str | None
@@ -46,6 +50,9 @@ class Choice:
     logprobs: list[ScoredToken] | None = None
     prompt_logprobs: list[ScoredToken] | None = None
     echo: bool = False
+    reasoning: str | None = None
+    reasoning_tokens: int = 0
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from rosebatch.io.fields import (
     with_defaults,
 )
 from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, require_no_collision
+from rosebatch.io.tools import ToolUse
 from rosebatch.sampling_params import SamplingParams
 
 
@@ -35,6 +36,7 @@ class PromptRow:
         id: unique in the input, if given.
         options: what happens to the prompt.
         prompts: several texts or token ids, each to be completed.
+        tool_use: for chats. The tools that the model may call.
         prompt_only: whether only the prompt's log-probabilities or its echo are wanted, and no completion.
     """
 
@@ -48,6 +50,7 @@ class PromptRow:
     messages: list[dict[str, Any]] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     prompts: tuple[str | tuple[int, ...], ...] = ()
+    tool_use: ToolUse | None = None
     prompt_only: bool = False
 
 

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rosebatch.config import InputFormat, RunConfig, in_bytes
+from rosebatch.byte_sizes import in_bytes
+from rosebatch.config import InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
 from rosebatch.io.columns import Columns
 from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
-from rosebatch.io.openai_batch import BatchShape
+from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape
 from rosebatch.job.config import JobConfig
@@ -154,6 +155,8 @@ def run_job(
     """
     limits = None
     if isinstance(model, RunConfig):
+        if model.model is None and not job.quiet:
+            sys.stderr.write("rosebatch: no --model given: the demo model answers, which is for trying out\n")
         limits = GrammarLimits(model.grammar_timeout, in_bytes(model.grammar_memory))
     check_sampling(job.sampling, job.seed, limits)
     if job.result_column == "":

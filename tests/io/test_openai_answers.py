@@ -6,7 +6,7 @@ import openai.types
 import pytest
 
 from rosebatch.errors import RowError
-from rosebatch.io.openai_batch import BatchShape
+from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.results import Answer, Choice, ScoredToken
 from rosebatch.io.rows import FailedRow
 

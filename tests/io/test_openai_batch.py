@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rosebatch.io.fields import PromptOptions
-from rosebatch.io.openai_batch import is_request, parse_request
+from rosebatch.io.openai.lines import is_request, parse_request
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.sampling_params import GrammarSpec, SamplingParams

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from rosebatch.engine.engine import Engine
-from rosebatch.io.openai_batch import BatchShape, parse_request
+from rosebatch.io.openai.lines import BatchShape, parse_request
 from rosebatch.io.output import StreamOutput
 from rosebatch.io.results import PlainShape
 from rosebatch.io.rows import parse_row

@@ -1,0 +1,54 @@
+"""``/v1/chat/completions``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rosebatch.errors import RowError
+from rosebatch.io.fields import plain_message
+from rosebatch.io.openai.answers import additions, usage
+from rosebatch.io.openai.endpoint import Asked, Endpoint
+from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
+from rosebatch.io.results import Answer, Choice, ScoredToken
+
+
+class _Body(GenerationBody):
+    # Of completions; it has an error of its own.
+    prompt: Any = None
+
+
+def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
+    body = checked(values, _Body)
+    if body.prompt is not None:
+        raise RowError("invalid_field", f"prompt cannot be used with {CHAT.url}")
+    if type(body.logprobs) is int:
+        raise RowError("invalid_field", "logprobs of a chat must be true or false; top_logprobs says how many")
+    fields = generation_fields(body, values, defaults, chat=True)
+    if not body.messages:
+        raise RowError("missing_prompt", "messages is missing or empty")
+    return Asked({**fields, "messages": [plain_message(message) for message in values["messages"]]})
+
+
+def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{answer.index}",
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [{"index": index, **_choice(choice)} for index, choice in enumerate(answer.choices)],
+        "usage": usage(answer),
+    }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    def scored(token: ScoredToken) -> dict[str, Any]:
+        return {"token": token.text, "logprob": token.logprob, "bytes": list(token.raw)}
+
+    logprobs = None
+    if choice.logprobs is not None:
+        content = [{**scored(t), "top_logprobs": [scored(other) for other in t.top]} for t in choice.logprobs]
+        logprobs = {"content": content, "refusal": None}
+    message = {"role": "assistant", "content": choice.text, "refusal": None}
+    return {"message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason, **additions(choice)}
+
+
+CHAT = Endpoint("/v1/chat/completions", _parse, _body)

@@ -1,0 +1,103 @@
+"""``/v1/completions``."""
+
+from codecs import getincrementaldecoder
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from rosebatch.errors import RowError
+from rosebatch.io.openai.answers import additions, usage
+from rosebatch.io.openai.endpoint import Asked, Endpoint
+from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields
+from rosebatch.io.results import Answer, Choice, ScoredToken
+
+
+class _Body(GenerationBody):
+    prompt: str | list[Any] | None = None
+
+
+def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
+    body = checked(values, _Body)
+    if body.messages is not None:
+        raise RowError("invalid_field", f"messages cannot be used with {COMPLETIONS.url}")
+    if type(body.logprobs) is bool:
+        raise RowError("invalid_field", f"logprobs of {COMPLETIONS.url} must be the number of likeliest tokens")
+    prompts = _prompts(body.prompt)
+    one = prompts[0] if len(prompts) == 1 else None
+    if body.suffix and not isinstance(one, str):
+        raise RowError("invalid_field", "suffix needs one prompt, given as text")
+    return Asked(
+        {
+            **generation_fields(body, values, defaults, chat=False),
+            "prompt": one if isinstance(one, str) else None,
+            "prompt_token_ids": one if isinstance(one, tuple) else None,
+            "prompts": prompts if one is None else (),
+        }
+    )
+
+
+def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{answer.index}",
+        "object": "text_completion",
+        "created": created,
+        "model": model,
+        "choices": [{"index": index, **_choice(choice)} for index, choice in enumerate(answer.choices)],
+        "usage": usage(answer),
+    }
+
+
+def _prompts(prompt: str | list[Any] | None) -> tuple[str | tuple[int, ...], ...]:
+    """One prompt or several, each as text or token ids."""
+    if not prompt:
+        raise RowError("missing_prompt", "prompt is missing or empty")
+    if isinstance(prompt, str):
+        return (prompt,)
+    several = prompt if all(isinstance(each, (str, list)) for each in prompt) else [prompt]
+    for each in several:
+        if not each:
+            raise RowError("missing_prompt", "prompt is missing or empty")
+        if not isinstance(each, str) and not all(type(token) is int for token in each):
+            raise RowError("invalid_field", "prompt must be a text, a list of token ids, or a list of these")
+    return tuple(each if isinstance(each, str) else tuple(each) for each in several)
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    """A completion. If the prompt is echoed, its log-probabilities come first, in the same lists."""
+    logprobs = None
+    if choice.logprobs is not None:
+        tokens = [*(choice.prompt_logprobs or [] if choice.echo else []), *choice.logprobs]
+        logprobs = {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [_likeliest(token) for token in tokens],
+            "text_offset": _offsets(tokens, choice.text or ""),
+        }
+    fields = {"text": choice.text or "", "logprobs": logprobs, "finish_reason": choice.finish_reason}
+    return {**fields, **additions(choice)}
+
+
+def _likeliest(token: ScoredToken) -> dict[str, float] | None:
+    """Log-probabilities by the tokens' texts, the token itself always included.
+
+    If two tokens have the same text, the likelier one counts.
+    """
+    if token.logprob is None:
+        return None
+    logprobs: dict[str, float] = {}
+    for each in (*token.top, token):
+        if each.logprob is not None:
+            logprobs.setdefault(each.text, each.logprob)
+    return logprobs
+
+
+def _offsets(tokens: Sequence[ScoredToken], text: str) -> list[int]:
+    """The place in the text where each token begins."""
+    decoder = getincrementaldecoder("utf-8")(errors="replace")
+    pieces = ["" if token.special else decoder.decode(token.raw) for token in tokens]
+    # Some tokenizers drop the space before a text's first word.
+    shift = int("".join(pieces).startswith(" ") and not text.startswith(" "))
+    return [max(0, offset - shift) for offset in accumulate(map(len, pieces[:-1]), initial=0)]
+
+
+COMPLETIONS = Endpoint("/v1/completions", _parse, _body)
