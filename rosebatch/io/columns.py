@@ -43,17 +43,17 @@ class Columns:
 
         Args:
             prompt, id: names.
-            carried: names, or one text with commas between them.
+            carried: names, or one text with commas between them; empty for none.
 
         Raises:
             FlagError: a name is empty.
         """
-        names = carried.split(",") if isinstance(carried, str) else carried
+        names = carried.split(",") if isinstance(carried, str) and carried else carried
         found = cls(prompt, id, None if names is None else tuple(dict.fromkeys(names)))
         for flag, name in (("--prompt-column", prompt), ("--id-column", id)):
             if name == "":
                 raise FlagError(f"{flag} needs a name")
-        if found.carried is not None and "" in found.carried and found.carried != ("",):
+        if found.carried is not None and "" in found.carried:
             raise FlagError("--columns needs names with commas between them")
         return found
 
