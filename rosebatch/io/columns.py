@@ -43,28 +43,23 @@ class Columns:
 
         Args:
             prompt, id: names.
-            carried: names, or one text with commas between them.
+            carried: names, or one text with commas between them; empty for none.
 
         Raises:
             FlagError: a name is empty.
         """
-        names = carried.split(",") if isinstance(carried, str) else carried
+        names = carried.split(",") if isinstance(carried, str) and carried else carried
         found = cls(prompt, id, None if names is None else tuple(dict.fromkeys(names)))
         for flag, name in (("--prompt-column", prompt), ("--id-column", id)):
             if name == "":
                 raise FlagError(f"{flag} needs a name")
-        if found.carried is not None and "" in found.carried and found.carried != ("",):
+        if found.carried is not None and "" in found.carried:
             raise FlagError("--columns needs names with commas between them")
         return found
 
     def as_dict(self) -> dict[str, Any]:
         """For a manifest, as JSON gives it back."""
         return {"prompt": self.prompt, "id": self.id, "carried": None if self.carried is None else list(self.carried)}
-
-    @property
-    def id_name(self) -> str:
-        """The column that holds the id."""
-        return self.id or "id"
 
     def require_in(self, names: Collection[str], path: str) -> None:
         """Check that a table has the columns that were named.
@@ -126,12 +121,13 @@ def _prompt_field(prompt: Any) -> str:
 
 
 def with_integers(values: dict[str, Any]) -> dict[str, Any]:
-    """A table's row with integers where it has floats in place of them: 4.0 is 4, NaN is null."""
-    found = {name: _integer(values[name]) for name in INTEGERS if type(values.get(name)) is float}
+    """A table's row, with integers where it has floats in place of them. Without any, it is the same object."""
+    found = {name: integer(values[name]) for name in INTEGERS.intersection(values) if type(values[name]) is float}
     return {**values, **found} if found else values
 
 
-def _integer(value: float) -> float | int | None:
+def integer(value: float) -> float | int | None:
+    """A float of a table as the integer that it stands for, if it is one: 4.0 is 4, NaN is null."""
     if math.isnan(value):
         return None
     return int(value) if value.is_integer() else value

@@ -77,9 +77,11 @@ class RowParser:
     result_column: str | None = None
     columns: Columns = _OWN_NAMES
     _is_plain: bool = field(init=False)
+    _id_name: str = field(init=False)
 
     def __post_init__(self) -> None:
         self._is_plain = self.columns == _OWN_NAMES
+        self._id_name = self.columns.id or "id"
 
     def identity(self, content: Content) -> str | int | None:
         """The id of a row that may otherwise be bad; None if it has none, or one of another type."""
@@ -91,7 +93,7 @@ class RowParser:
                 return None
         else:
             values = content if isinstance(content, dict) else content.values
-            found = values.get(self.columns.id_name)
+            found = values.get(self._id_name)
         return _id(found)
 
     def identities(self, contents: Sequence[Content]) -> list[str | int | None]:

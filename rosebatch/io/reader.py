@@ -214,8 +214,9 @@ class PromptReader:
 
     def carried(self) -> Iterator[Mapping[str, Any]]:
         """The fields of each row that its result takes over. Reads the input again, so not from stdin."""
+        parser = self.parser
         for record in self._records():
-            yield self.parser.parse(record).metadata
+            yield parser.parse(record).metadata
 
     def records(self) -> Iterator[list[Record]]:
         """Groups of rows in input order as they are read, to be parsed elsewhere by ``parser``."""

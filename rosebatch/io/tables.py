@@ -50,6 +50,8 @@ def open_table(raw: IO[bytes], path: str, kind: Kind) -> Iterator[Table]:
     Raises:
         UserError: it is unreadable, here or later inside of the ``with`` block.
     """
+    if kind != "csv" and not raw.seekable():
+        raise UserError(f"{path}: is {_NAMES[kind]} that is compressed as a whole; only text is read so, decompress it")
     try:
         if kind == "parquet":
             with pq.ParquetFile(raw) as file:

@@ -113,6 +113,8 @@ def run_file(
         UserError: the job is impossible; nothing was written to ``output``.
         ValueError: a parameter is impossible, alone or with the others.
     """
+    if columns is not None and not isinstance(columns, str) and any("," in name for name in columns):
+        raise FlagError("columns: a name with a comma cannot be chosen")
     given = fields_of(sampling) if isinstance(sampling, SamplingParams) else sampling
     job = JobConfig(
         input=str(input),

@@ -72,6 +72,12 @@ def test_carried_columns(write):
     assert rows[0].sampling.max_tokens == 7
 
 
+def test_no_carried_columns(write):
+    """An empty list of names is none, not all."""
+    rows = read(write([{"prompt": "a", "id": 1, "x": 1}]), columns="")
+    assert (rows[0].prompt, rows[0].id, dict(rows[0].metadata)) == ("a", 1, {})
+
+
 def test_names_of_results_that_are_not_carried(write):
     """A data set with a column ``text`` was refused, though nobody wanted it in the results."""
     path = write([{"text": "a", "usage": 1, "x": 2}])

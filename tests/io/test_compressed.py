@@ -5,8 +5,10 @@ import gzip
 import io
 import lzma
 import sys
+import uuid
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pytest
 
@@ -129,3 +131,13 @@ def test_a_full_disk_is_an_error(ending):
     file = open_compressed(Path("/dev/full"), NAMES[ending])
     with pytest.raises(OSError, match="No space left on device"), file:
         file.write(LINES)
+
+
+def test_a_folder_at_a_url(tmp_path):
+    """Compressed files of another file system are found and read like local ones."""
+    root = f"memory://{uuid.uuid4().hex}"
+    for name, content in (("b.jsonl.zst", b'{"prompt":"b"}\n'), ("a.jsonl.gz", b'{"prompt":"a"}\n')):
+        with fsspec.open(f"{root}/{name}", "wb") as file:
+            file.write(PACK[name.rpartition(".")[2]](content))
+    assert prompts(root) == prompts(f"{root}/*.jsonl.*") == ["a", "b"]
+    assert prompts(f"{root}/b.jsonl.zst") == ["b"]

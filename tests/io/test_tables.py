@@ -68,6 +68,16 @@ def test_a_truncated_arrow_file(tmp_path):
         read(tmp_path / "in.arrow")
 
 
+@pytest.mark.parametrize(("name", "kind"), [("in.parquet.gz", "auto"), ("in.gz", "auto"), ("in.gz", "parquet")])
+def test_a_compressed_parquet_file(tmp_path, name, kind):
+    """It is read from its end, so it would have to be decompressed first. The message says so."""
+    buffer = io.BytesIO()
+    pq.write_table(TABLE, buffer)
+    (tmp_path / name).write_bytes(gzip.compress(buffer.getvalue()))
+    with pytest.raises(UserError, match=rf"{name}: is Parquet that is compressed as a whole; .* decompress it"):
+        read(tmp_path / name, input_format=kind)
+
+
 @pytest.mark.parametrize("name", ["in.csv", "in.tsv", "in.csv.gz"])
 def test_csv(tmp_path, name):
     """Cells are texts, as the file has them; cells of a request's other fields are JSON."""

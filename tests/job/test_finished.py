@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import uuid
 
+import fsspec
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
@@ -23,7 +25,7 @@ def run(job, tmp_path, fake_model):
 
     def run(output="out.jsonl", given="in.jsonl", **options):
         steps = []
-        target = f"{tmp_path / output}/" if output == "answers" else tmp_path / output
+        target = f"{tmp_path / output}/" if output == "answers" else output if "://" in output else tmp_path / output
         options = {"keep_manifest": True, "resume": True} | options
         result, _ = job.run_file(
             tmp_path / given, target, model=fake_model(before_step=steps.append), limits={}, **options
@@ -137,6 +139,18 @@ def test_compressed_output_has_the_lines_of_a_plain_one(run, tmp_path):
     run("packed.jsonl.gz", errors=str(tmp_path / "failed.jsonl.gz"))
     assert gzip.decompress((tmp_path / "packed.jsonl.gz").read_bytes()) == (tmp_path / "out.jsonl").read_bytes()
     assert gzip.decompress((tmp_path / "failed.jsonl.gz").read_bytes()) == (tmp_path / "failed.jsonl").read_bytes()
+
+
+def test_compressed_output_at_a_url(run, tmp_path, monkeypatch):
+    """It is made in the working directory, then moved."""
+    monkeypatch.chdir(tmp_path)
+    url = f"memory://{uuid.uuid4().hex}/out.jsonl.gz"
+    with pytest.raises(FlagError, match="--keep-manifest needs an output file or folder on this machine"):
+        run(url)
+    run(url, keep_manifest=False)
+    run("out.jsonl")
+    with fsspec.open(url, compression="gzip") as file:
+        assert file.read() == (tmp_path / "out.jsonl").read_bytes()
 
 
 def test_the_errors_of_a_compressed_batch(run, tmp_path):
