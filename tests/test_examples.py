@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 import torch
 import yaml
+from openai.types.responses import Response
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rosebatch.cli.app import main
@@ -40,6 +41,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(str(FOLDER.parent / pa
     [
         ("prompts.jsonl", False),
         ("openai_batch.jsonl", True),
+        ("responses.jsonl", True),
         ("regression.jsonl", False),
         ("structured_output.jsonl", False),
         ("tools.jsonl", False),
@@ -181,6 +183,25 @@ def test_tools(chat_model, tmp_path, seed):
             jsonschema.validate(json.loads(call["function"]["arguments"]), schemas[call["function"]["name"]])
     assert rows["thinks"]["text"] in ("yes", "no")
     assert "text" in rows["after-a-call"]
+
+
+def test_responses(chat_model, tmp_path):
+    """Every answer is one that the client reads; a form and a call that were asked for are there."""
+    source, target = FOLDER / "responses.jsonl", tmp_path / "out.jsonl"
+    command = ["generate", str(source), "-o", str(target), "--model", str(chat_model), "--device", "cpu", "--quiet"]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--seed", "1"])
+    assert ended.value.code == 0
+    lines = {line["custom_id"]: line for line in map(json.loads, target.read_text().splitlines())}
+    bodies = {name: Response.model_validate(line["response"]["body"], strict=True) for name, line in lines.items()}
+    assert list(bodies) == ["text", "items", "form", "call"]
+    assert json.loads(bodies["form"].output_text)["answer"] in ("yes", "no")
+    call = bodies["call"].output[-1]
+    assert (call.type, call.name, json.loads(call.arguments)["city"] in ("Paris", "Rome")) == (
+        "function_call",
+        "weather",
+        True,
+    )
 
 
 @pytest.mark.thorough

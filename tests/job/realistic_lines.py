@@ -4,7 +4,7 @@ SYSTEM = {"role": "system", "content": "You are terse."}
 USER = {"role": "user", "content": "Name a color."}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": SCHEMA}}
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 # What the official client's ``model_dump()`` leaves in a request.
 NULLS = dict.fromkeys(
     [
@@ -25,16 +25,13 @@ _CHATS = [
     {"temperature": 0},
     {"temperature": 0.7, "top_p": 0.9},
     {"temperature": 1, "top_p": 1, "n": 1, "stream": False, "presence_penalty": 0, "frequency_penalty": 0},
-    {"max_tokens": 5},
     {"max_tokens": 5.0},
     {"max_completion_tokens": 3},
     {"max_tokens": None, "max_completion_tokens": 3},
     {"n": 2},
     {"n": 2, "best_of": 2},
-    {"stop": "a"},
     {"stop": ["a", "b"]},
     {"stop": []},
-    {"seed": 5},
     {"seed": -5},
     {"seed": 5.0},
     {"logprobs": True},
@@ -42,7 +39,6 @@ _CHATS = [
     {"logprobs": False, "top_logprobs": 0},
     {"logit_bias": {"97": 5, "98": -100}},
     {"logit_bias": {}},
-    {"presence_penalty": 0.5, "frequency_penalty": -0.5},
     {"user": "me", "metadata": {"run": "7"}, "store": True, "service_tier": "flex"},
     {"safety_identifier": "me", "prompt_cache_key": "k", "prompt_cache_retention": "24h"},
     {"stream": False, "stream_options": None},
@@ -55,7 +51,6 @@ _CHATS = [
     {"parallel_tool_calls": True},
     {"tools": [], "tool_choice": "none"},
     {"functions": [], "function_call": "none"},
-    {"top_k": 5},
     {"top_k": -1, "min_p": 0.1},
     {"repetition_penalty": 1.1},
     {"ignore_eos": True},
@@ -120,11 +115,18 @@ _TEXTS = [
     {"max_new_tokens": 3, "sampling_seed": 4, "min_new_tokens": 1},
     {"top_k": 3, "min_p": 0.05, "repetition_penalty": 1.2},
 ]
+_RESPONSES = [
+    {},
+    {"input": [USER]},
+    {"instructions": "Be terse.", "max_output_tokens": 4.0},
+    {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}, "verbosity": None}},
+    {"top_logprobs": 1, "include": None, "store": False, "truncation": "disabled", "previous_response_id": None},
+]
 _URLS = [CHAT, "/chat/completions", "https://api.openai.com/v1/chat/completions", f"{CHAT}/", None]
 
 
 def _line(number, url, body):
-    prompt = {"prompt": "Hello"} if url == TEXT else {"messages": [USER]}
+    prompt = {TEXT: {"prompt": "Hello"}, RESPONSE: {"input": "Hello"}}.get(url, {"messages": [USER]})
     body = {"model": "some-model", **prompt, **body}
     return {"custom_id": f"request-{number}", "method": "POST", "url": url, "body": body}
 
@@ -133,6 +135,7 @@ def good_lines():
     """100 lines; their answers are at most 8 tokens, unless a line says otherwise."""
     bodies = [(CHAT, body) for body in _CHATS] + [(CHAT, {"messages": each}) for each in _MESSAGES]
     bodies += [(TEXT, body) for body in _TEXTS] + [(url, {}) for url in _URLS]
+    bodies += [(RESPONSE, body) for body in _RESPONSES]
     return [_line(number, url, body) for number, (url, body) in enumerate(bodies)]
 
 

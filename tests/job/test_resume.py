@@ -158,6 +158,30 @@ def write_tools(folder):
     return path, {"form": "hermes"}
 
 
+def write_responses(folder):
+    """Responses with calls, thoughts and forms, beside bad ones."""
+    number = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]}
+    function = {"type": "function", "name": "f", "parameters": number | {"additionalProperties": False}}
+    kinds = [
+        {"tools": [function], "tool_choice": "required", "max_reasoning_tokens": 5},
+        {"chat_template_kwargs": {"thinks": True}, "max_reasoning_tokens": 9},
+        {"text": {"format": {"type": "json_schema", "name": "a", "schema": number}}},
+        {"input": [{"type": "item_reference", "id": "x"}]},
+        {"instructions": "Be terse.", "top_logprobs": 1},
+    ]
+    lines = [
+        {
+            "custom_id": f"{i}",
+            "url": "/v1/responses",
+            "body": {"input": f"row {i}", "max_output_tokens": 90, "seed": i, **kinds[i % 5]},
+        }
+        for i in range(100)
+    ]
+    path = folder / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path, {"form": "hermes"}
+
+
 # How many kills in the fast tier, and what writes the input.
 KINDS = [
     (5, write_jsonl, "out.jsonl"),
@@ -167,6 +191,7 @@ KINDS = [
     (0, write_n, "out.jsonl"),
     (0, write_structured, "out.jsonl"),
     (2, write_tools, "out.jsonl"),
+    (0, write_responses, "out.jsonl"),
 ]
 
 
@@ -182,7 +207,8 @@ def test_killed_many_times(processes, source, tmp_path, write, name, most_kills)
     given, options = write(tmp_path)
     whole, runs = tmp_path / "whole", tmp_path / "runs"
     # Long enough for most kills to come after the start-up. Of grammars, that includes another process.
-    pauses = {write_jsonl: 0.0005, write_gzip: 0.0005, write_structured: 0.004, write_tools: 0.004}
+    pauses = {write_jsonl: 0.0005, write_gzip: 0.0005, write_structured: 0.004}
+    pauses |= dict.fromkeys((write_tools, write_responses), 0.004)
     pause = pauses.get(write, 0.002)
     target, part = runs / name, runs / f"{name}.part"
 

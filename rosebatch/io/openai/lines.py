@@ -12,12 +12,13 @@ from rosebatch.io.fields import to_struct
 from rosebatch.io.openai.chat import CHAT
 from rosebatch.io.openai.completions import COMPLETIONS
 from rosebatch.io.openai.endpoint import Endpoint
+from rosebatch.io.openai.responses import RESPONSES
 from rosebatch.io.results import Answer
 from rosebatch.io.rows import FailedRow, PromptRow
 
 # Errors that no change of the request mends.
 OUR_ERRORS = frozenset({"grammar_failed", "non_finite_logits", "unexpected_error", "worker_died"})
-_ENDPOINTS = {each.url: each for each in (CHAT, COMPLETIONS)}
+_ENDPOINTS = {each.url: each for each in (CHAT, COMPLETIONS, RESPONSES)}
 
 
 class _Line(msgspec.Struct):
@@ -69,7 +70,8 @@ def _endpoint(line: _Line) -> Endpoint:
         RowError: it is not served.
     """
     if not line.url:
-        return COMPLETIONS if line.body.get("messages") is None else CHAT
+        by_field = {"messages": CHAT, "input": RESPONSES}
+        return next((each for name, each in by_field.items() if line.body.get(name) is not None), COMPLETIONS)
     url = urlsplit(line.url).path.rstrip("/")
     # Some services leave out the /v1, or put something in front of it.
     url = f"/v1{url.rpartition('/v1')[2]}"

@@ -1,0 +1,101 @@
+"""``/v1/responses``: the answer as items."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rosebatch.errors import RowError
+from rosebatch.io.fields import plain_message
+from rosebatch.io.openai.endpoint import Asked, Endpoint
+from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields, ignored_fields
+from rosebatch.io.openai.responses_request import IGNORED, as_chat
+from rosebatch.io.results import Answer, Choice, ScoredToken
+from rosebatch.io.tools import told_calls
+
+# What a response says again of its request, if that has it.
+_ECHOED = ("instructions", "max_output_tokens", "max_tool_calls", "metadata", "reasoning", "top_logprobs", "user")
+_REQUEST = "request"
+
+
+def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
+    chat = as_chat(values)
+    body = checked(chat, GenerationBody)
+    fields = generation_fields(body, chat, defaults, chat=True)
+    sampling = fields["sampling"]
+    if sampling.n != 1:
+        raise RowError("invalid_field", "n must be 1: a response is one answer")
+    if not chat["messages"]:
+        raise RowError("missing_prompt", "input is missing or empty")
+    fields["messages"] = [plain_message(message) for message in chat["messages"]]
+    fields["ignored"] = (*ignored_fields(chat), *(name for name in IGNORED if values.get(name) is not None))
+    echoed = {name: value for name in _ECHOED if (value := values.get(name)) is not None}
+    # As integers, whatever the request wrote.
+    numbers = {"max_output_tokens": body.max_tokens, "top_logprobs": body.top_logprobs}
+    text = {"format": {"type": "text"}, **{k: v for k, v in (values.get("text") or {}).items() if v is not None}}
+    return Asked(
+        fields,
+        {
+            _REQUEST: {
+                **dict.fromkeys(_ECHOED),
+                **echoed,
+                **numbers,
+                "parallel_tool_calls": values.get("parallel_tool_calls") is not False,
+                "temperature": sampling.temperature,
+                "text": text,
+                "tool_choice": values.get("tool_choice") or "auto",
+                "tools": values.get("tools") or [],
+                "top_p": sampling.top_p,
+            }
+        },
+    )
+
+
+def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
+    (choice,) = answer.choices
+    whole = choice.finish_reason != "length"
+    return {
+        "id": f"resp_{answer.index}",
+        "object": "response",
+        "created_at": created,
+        "status": "completed" if whole else "incomplete",
+        "error": None,
+        "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+        "model": model,
+        "output": _items(choice, answer.index, "completed" if whole else "incomplete"),
+        "previous_response_id": None,
+        "truncation": "disabled",
+        **answer.metadata[_REQUEST],
+        "usage": {
+            "input_tokens": answer.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": answer.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
+            "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        },
+    }
+
+
+def _items(choice: Choice, index: int, status: str) -> list[dict[str, Any]]:
+    """Reasoning, message and calls, as far as there are any. The last of them is the one that was cut."""
+    items: list[dict[str, Any]] = []
+    if choice.reasoning is not None:
+        content = [{"type": "reasoning_text", "text": choice.reasoning}]
+        items.append({"id": f"rs_{index}", "type": "reasoning", "summary": [], "content": content})
+    calls = told_calls(choice.tool_calls, index, 0)
+    if choice.text or not (calls or items):
+        logprobs = None if choice.logprobs is None else [_scored(token) for token in choice.logprobs]
+        text = {"type": "output_text", "text": choice.text or "", "annotations": [], "logprobs": logprobs}
+        items.append({"id": f"msg_{index}", "type": "message", "role": "assistant", "content": [text]})
+    for number, call in enumerate(calls):
+        own = {"id": f"fc_{index}_{number}", "type": "function_call", "call_id": call["id"]}
+        items.append({**own, **call["function"]})
+    return [{**item, "status": status if item is items[-1] else "completed"} for item in items]
+
+
+def _scored(token: ScoredToken) -> dict[str, Any]:
+    def one(each: ScoredToken) -> dict[str, Any]:
+        return {"token": each.text, "bytes": list(each.raw), "logprob": each.logprob}
+
+    return {**one(token), "top_logprobs": [one(other) for other in token.top]}
+
+
+RESPONSES = Endpoint("/v1/responses", _parse, _body)

@@ -1,0 +1,159 @@
+"""A request to ``/v1/responses`` as one to ``/v1/chat/completions``, which asks for the same answer.
+
+Fields follow the public API reference. Those of chats that mean the same have the same names.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rosebatch.errors import RowError
+from rosebatch.io.fields import to_struct
+
+# Fields that change nothing in a local run, and why. Those of chats are ignored too.
+IGNORED = {
+    "background_options": "nothing runs in the background",
+    "max_tool_calls": "it limits calls that the service makes itself",
+}
+# Fields that are not served, with why and the values that change nothing.
+REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "access_programs": ("nothing is accessed", ()),
+    "background": ("a batch has no background", (False,)),
+    "context_management": ("nothing is compacted: shorten the input", ([],)),
+    "conversation": ("no conversation is kept: put it into input", ()),
+    "image": ("answers are text", ()),
+    "previous_response_id": ("no response is kept: put it into input", ()),
+    "prompt": ("no prompt is kept: put it into input", ()),
+    "truncation": ("nothing is left out: use truncate_prompt_tokens", ("disabled",)),
+}
+_LOGPROBS = "message.output_text.logprobs"
+# What may be included and is there anyway, or means nothing here.
+_INCLUDED = frozenset({_LOGPROBS, "reasoning.encrypted_content"})
+# Fields with another name or form in a chat.
+_OWN = frozenset(
+    {
+        *("include", "input", "instructions", "max_output_tokens", "reasoning", "text", "tool_choice", "tools"),
+        *("top_logprobs", *IGNORED, *REFUSED),
+    }
+)
+# Of chats only: a response has them under other names.
+_OF_CHATS = ("messages", "max_tokens", "max_completion_tokens", "response_format", "functions", "logprobs")
+_TEXTS = frozenset({"input_text", "output_text", "text", "refusal"})
+
+
+class _Body(msgspec.Struct):
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    include: list[str] | None = None
+    max_output_tokens: int | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    top_logprobs: int | None = None
+
+
+def as_chat(values: dict[str, Any]) -> dict[str, Any]:
+    """The body of the chat.
+
+    Raises:
+        RowError: a field or an item is not served, or has the wrong type.
+    """
+    body = to_struct(values, _Body)
+    for name, (why, neutral) in REFUSED.items():
+        if values.get(name) is not None and values[name] not in neutral:
+            raise RowError("unsupported_field", f"{name} is not supported: {why}")
+    foreign = next((name for name in _OF_CHATS if values.get(name) is not None), None)
+    if foreign is not None:
+        raise RowError("unknown_field", f"unknown fields in the body: {foreign}")
+    chat = {name: value for name, value in values.items() if name not in _OWN and name not in _OF_CHATS}
+    chat["messages"] = _messages(body)
+    chat["max_tokens"] = body.max_output_tokens
+    text, reasoning = body.text or {}, body.reasoning or {}
+    chat["response_format"] = _response_format(text.get("format"))
+    chat["verbosity"] = text.get("verbosity")
+    chat["reasoning_effort"] = reasoning.get("effort")
+    chat["tools"] = [_tool(tool) for tool in body.tools or ()]
+    chat["tool_choice"] = _tool_choice(body.tool_choice)
+    _add_logprobs(chat, body)
+    return chat
+
+
+def _messages(body: _Body) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = [] if not body.instructions else [{"role": "system", "content": body.instructions}]
+    if isinstance(body.input, str):
+        return [*messages, {"role": "user", "content": body.input}] if body.input else messages
+    items = body.input or []
+    for number, item in enumerate(items):
+        message = _message(item, f"input[{number}]")
+        if message is None:
+            continue
+        last = messages[-1] if messages else {}
+        if "tool_calls" in message and last.get("role") == "assistant":
+            # Calls of one turn are items of their own.
+            messages[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), *message["tool_calls"]]}
+        else:
+            messages.append(message)
+    return messages
+
+
+def _message(item: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """An item as a message; None for reasoning, which chat templates leave out of earlier turns."""
+    match item.get("type") or "message":
+        case "message":
+            role = item.get("role")
+            if not isinstance(role, str):
+                raise RowError("invalid_field", f"{where}: role is missing")
+            return {"role": role, "content": _content(item.get("content"), where)}
+        case "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            return {"role": "assistant", "content": None, "tool_calls": [call]}
+        case "function_call_output":
+            return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"), where)}
+        case "reasoning":
+            return None
+        case kind:
+            raise RowError("invalid_messages", f"{where}: items of type {kind} are not supported")
+
+
+def _content(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    parts: Sequence[Any] = content if isinstance(content, list) else [content]
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
+        if kind not in _TEXTS or not isinstance(text, str):
+            raise RowError("invalid_messages", f"{where}: only text parts are supported in message content")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _response_format(given: Any) -> Any:
+    if not isinstance(given, Mapping) or given.get("type") != "json_schema":
+        return given
+    return {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind != "function":
+        raise RowError("unsupported_field", f"tools of type {kind} are not supported: only functions are")
+    return {"type": "function", "function": {n: v for n, v in tool.items() if n != "type" and v is not None}}
+
+
+def _tool_choice(given: str | dict[str, Any] | None) -> Any:
+    if isinstance(given, dict) and given.get("type") == "function":
+        return {"type": "function", "function": {"name": given.get("name")}}
+    return given
+
+
+def _add_logprobs(chat: dict[str, Any], body: _Body) -> None:
+    unknown = [each for each in body.include or () if each not in _INCLUDED]
+    if unknown:
+        raise RowError("unsupported_field", f"include: {unknown[0]} is not supported")
+    if body.top_logprobs or _LOGPROBS in (body.include or ()):
+        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
