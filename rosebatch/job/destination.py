@@ -86,7 +86,9 @@ def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | No
         if errors is not None and errors.kind != "stream":
             raise FlagError("--errors needs an output file: -o FILE")
         if to_table:
-            raise FlagError(f"{output.name}: a table needs a file; only JSONL can be written to a pipe or device")
+            raise FlagError(
+                f"{output.name}: Parquet and Arrow need a file; only JSONL can be written to a pipe or device"
+            )
     elif (job.resume or job.force_resume) and reader.source == "-":
         raise FlagError("--resume needs an input file: stdin cannot be compared with what the earlier run read")
     if to_table and errors is not None:

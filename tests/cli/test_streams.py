@@ -97,7 +97,7 @@ def test_what_a_stream_cannot_have(toy, source, tmp_path, flags):
         result = toy(source, "-o", name, *flags)
         assert result.code == USAGE
         assert "needs an output" in result.err
-    assert "Parquet needs a file" in toy(source, "-o", "fifo.parquet").err
+    assert "Parquet and Arrow need a file" in toy(source, "-o", "fifo.parquet").err
 
 
 def test_a_link_as_the_output(toy, source, tmp_path):

@@ -79,12 +79,12 @@ def write_parquet(folder):
 
 
 def write_gzip(folder):
-    """The rows of ``write_jsonl``, compressed in two members; errors in a compressed file of their own."""
+    """The rows of ``write_jsonl``, compressed in two members; errors in a compressed file of their own; a manifest."""
     path, _ = write_jsonl(folder)
     lines = path.read_bytes()
     packed = folder / "in.jsonl.gz"
     packed.write_bytes(gzip.compress(lines[:9999], mtime=0) + gzip.compress(lines[9999:], mtime=0))
-    return packed, {"errors": "failed.jsonl.gz"}
+    return packed, {"errors": "failed.jsonl.gz", "keep_manifest": True}
 
 
 def write_openai(folder):
@@ -239,8 +239,8 @@ def test_killed_many_times(processes, source, tmp_path, write, name, most_kills)
     if write is write_jsonl:
         assert expected[name].count(b"\n") == 401
     elif write is write_gzip:
-        assert sorted(expected) == ["failed.jsonl.gz", name]
-        assert [gzip.decompress(expected[each]).count(b"\n") for each in sorted(expected)] == [3, 398]
+        assert sorted(expected) == ["failed.jsonl.gz", name, f"{name}.manifest.json"]
+        assert [gzip.decompress(expected[each]).count(b"\n") for each in sorted(expected)[:2]] == [3, 398]
     elif write is write_parquet:
         assert sorted(expected) == [f"answers/part-0000{i}.parquet" for i in range(5)]
     elif write is write_openai:
