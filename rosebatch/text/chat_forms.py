@@ -82,7 +82,7 @@ class ChatForms:
         if self.calls is None:
             raise unknown_calls()
         try:
-            return GrammarSpec("lark", self.calls.grammar(tools, self._terminal, parallel=parallel))
+            return GrammarSpec("lark", self.calls.grammar([*map(_of_object, tools)], self._terminal, parallel=parallel))
         except (ValueError, RecursionError) as error:
             raise RowError("invalid_grammar", f"the schemas of the tools cannot be used: {error}") from None
 
@@ -132,6 +132,17 @@ class ChatReader:
         if self.forms.reasoning is not None:
             parsed = Parsed(self.forms.reasoning.answer(parsed.content, thought=thought), parsed.calls)
         return parsed if self.parallel else Parsed(parsed.content, parsed.calls[:1])
+
+
+def _of_object(tool: Offered) -> Offered:
+    """The tool with a schema that takes objects only: no form of calls has room for anything else.
+
+    Raises:
+        ValueError: it takes no objects.
+    """
+    if tool.schema.get("type", "object") != "object":
+        raise ValueError(f"the parameters of {tool.name} must be of type object")
+    return Offered(tool.name, {**tool.schema, "type": "object"})
 
 
 def unknown_calls() -> RowError:

@@ -115,7 +115,7 @@ def test_prompts_that_are_no_chats_are_left_alone(job, form):
     assert (row["text"], "reasoning_content" in row) == (plain, False)
 
 
-@pytest.mark.parametrize("blocks", [600, 24], ids=["roomy", "preempted"])
+@pytest.mark.parametrize("blocks", [600, 13], ids=["roomy", "preempted"])
 @pytest.mark.parametrize("form", THOUGHT)
 @pytest.mark.parametrize("budget", [0, 1, 7])
 def test_a_budget(job, form, budget, blocks):
@@ -123,8 +123,10 @@ def test_a_budget(job, form, budget, blocks):
     head = THOUGHT[form].partition("So")[0].removesuffix("\n")
     lines = [line("Q1", max_reasoning_tokens=budget, n=3, temperature=1), line("Q2", max_reasoning_tokens=50)]
     answers = {"Q1": head + LONG, "Q2": THOUGHT[form] + ANSWER[form]}
-    options = {"blocks": blocks, "block_size": 16, "max_model_len": 300, "return_token_ids": True}
-    rows = run(job, form, lines, answers, **options)
+    options = {"blocks": blocks, "block_size": 8, "max_model_len": 300, "return_token_ids": True}
+    model, tokenizer = Scripted(answers), chat_tokenizer(form)
+    rows, _, engine = job.run(lines, model=model, tokenizer=tokenizer, vocab_size=WIDTH, **options)
+    assert (engine.stats.preemptions > 0) == (blocks == 13)
     ids = chat_backend().encode(head + LONG[:budget] + THOUGHT[form].partition("is.")[2].strip()).ids
     for choice in rows[0]["choices"]:
         assert (choice.get("reasoning_content") or "") == LONG[:budget]

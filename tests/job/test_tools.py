@@ -199,17 +199,20 @@ def test_a_newer_mistral_writes_name_and_arguments(job):
 
 def test_rows_that_cannot_be_served(job):
     """Each is an error of its own, and its neighbours are served."""
-    bad = [tool("f", {"type": "objec"})]
+    bad = [tool("f", {"type": "object", "properties": {"a": {"type": "integ"}}})]
+    no_object = [tool("f", {"type": "string"})]
     lines = [
         line("Q1"),
         line(tools=bad, tool_choice="required"),
+        line(tools=no_object, tool_choice="required"),
         line(tool_choice="required", min_tokens=3),
         {"prompt": "x", "tools": TOOLS},
         line(tools=[{"type": "function", "function": {"name": ""}}]),
     ]
     rows = run(job, "hermes", lines, {"Q1": "Yes."})
-    assert codes(rows) == [None, "invalid_grammar", "invalid_sampling", "invalid_field", "invalid_field"]
+    assert codes(rows) == [None, *["invalid_grammar"] * 2, "invalid_sampling", "invalid_field", "invalid_field"]
     assert rows[1]["error"]["message"].startswith("line 2: the grammar cannot be used: ")
+    assert rows[2]["error"]["message"].endswith("the parameters of f must be of type object")
     assert rows[0]["text"] == "Yes."
 
 

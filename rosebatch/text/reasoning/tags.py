@@ -38,18 +38,16 @@ class Tags:
         """See ``ReasoningForm``."""
         if self.has_ended(prompt):
             return Split(None, list(token_ids))
-        thinking = self.follow(prompt)
-        thoughts: list[int] = []
-        thought = thinking.open
-        for number, token_id in enumerate(token_ids):
-            if thinking.over:
-                return Split(thoughts, list(token_ids[number:])) if thought else Split(None, list(token_ids))
-            count = thinking.count
-            thinking.feed(token_id)
-            thought = thought or thinking.open
-            if thinking.count > count:
-                thoughts.append(token_id)
-        return Split(thoughts, []) if thought else Split(None, list(token_ids))
+        thinking, begin = self.follow(prompt), 0
+        # The first tokens tell: a text may have thousands.
+        while not (thinking.open or thinking.over) and begin < len(token_ids):
+            thinking.feed(token_ids[begin])
+            begin += 1
+        if not thinking.open:
+            return Split(None, list(token_ids))
+        rest = token_ids[begin:]
+        end = rest.index(self._stop) if self._stop in rest else len(rest)
+        return Split(list(rest[:end]), list(rest[end + 1 :]))
 
     def answer(self, text: str, *, thought: bool) -> str:
         """See ``ReasoningForm``."""
