@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from rosebatch.config import ModelConfig, RunConfig, in_bytes
+from rosebatch.byte_sizes import in_bytes
+from rosebatch.config import RunConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import LoadedEngine, load_engine, pick_device
 from rosebatch.engine.memory import KVGroup
@@ -20,6 +21,7 @@ from rosebatch.engine.windows import blocks_of_window
 from rosebatch.errors import FlagError
 from rosebatch.model.generation_config import sampling_defaults
 from rosebatch.model.source import ModelSource, find_model, find_tokenizer
+from rosebatch.model_config import ModelConfig
 from rosebatch.share import Share, require_divisible
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits

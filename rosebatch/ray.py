@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rosebatch.config import RunConfig, in_bytes
+from rosebatch.byte_sizes import in_bytes
+from rosebatch.config import RunConfig
 from rosebatch.errors import FlagError, RowError, UserError
 from rosebatch.io.cells import BadCells, rows_of
 from rosebatch.io.fields import fields_of, with_defaults

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from rosebatch.config import ModelConfig
 from rosebatch.errors import FlagError
+from rosebatch.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rosebatch.config import DeltaConfig, HP1Config, ModelConfig, RopeConfig, RunConfig, convert, load_toml, parse_size
+from rosebatch.byte_sizes import parse_size
+from rosebatch.config import RunConfig
 from rosebatch.errors import FlagError, UserError
+from rosebatch.model_config import DeltaConfig, HP1Config, ModelConfig, RopeConfig
 from rosebatch.ops import ACTIVATIONS, GATES
+from rosebatch.toml_file import convert, load_toml
 
 MODELS = sorted((Path(__file__).resolve().parents[1] / "configs" / "models").glob("*.toml"))
 SHAPE = {

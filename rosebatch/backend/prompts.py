@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rosebatch.backend.backend import Outputs
-from rosebatch.config import in_bytes
+from rosebatch.byte_sizes import in_bytes
 from rosebatch.io.output import Output
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow

@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from rosebatch.config import convert, load_toml, parse_size
+from rosebatch.byte_sizes import parse_size
 from rosebatch.errors import FlagError
 from rosebatch.sampling_params import SamplingParams
+from rosebatch.toml_file import convert, load_toml
 
 
 class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.config import KVShape, ModelConfig
 from rosebatch.engine.plan import BlockCopy
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.windows import most_blocks, window_groups
+from rosebatch.model_config import KVShape, ModelConfig
 from rosebatch.ops import Ops
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rosebatch.config import ModelConfig, RunConfig
+from rosebatch.config import RunConfig
 from rosebatch.divided_ops import Group, divide
 from rosebatch.engine.engine import Engine, StepRunner
 from rosebatch.engine.kv_cache import KVCache
@@ -20,6 +20,7 @@ from rosebatch.errors import FlagError
 from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.layers import Model, states_of
 from rosebatch.model.source import ModelSource
+from rosebatch.model_config import ModelConfig
 from rosebatch.ops import Ops, device_ops, select
 from rosebatch.toggles import Toggles
 

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from rosebatch.config import KVShape, ModelConfig, RunConfig
+from rosebatch.config import RunConfig
 from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.engine.windows import most_blocks, window_groups
 from rosebatch.errors import FlagError
+from rosebatch.model_config import KVShape, ModelConfig
 
 # Default tokens of a step. On a CPU, a step's activations should fit its caches: 1024 tokens at a time prefill
 # 1.4 times as fast as 4096 (docs/performance.md).

@@ -15,8 +15,8 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from rosebatch.config import ModelConfig
 from rosebatch.model.registry import FAMILIES
+from rosebatch.model_config import ModelConfig
 
 _HOST_COPY = 2**27
 _HOST_MATRIX = 1024

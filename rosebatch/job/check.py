@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from rosebatch.config import ModelConfig
 from rosebatch.engine.engine import require_servable
 from rosebatch.engine.kv_cache import bytes_for_longest
 from rosebatch.engine.memory import batched_tokens
@@ -19,6 +18,7 @@ from rosebatch.io.rows import FailedRow
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.prepare import Prepared, PreparedRow, prepare
 from rosebatch.launch import LaunchPlan, grammar_limits, load_tokenizer
+from rosebatch.model_config import ModelConfig
 from rosebatch.request import Request
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits

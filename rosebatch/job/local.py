@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from rosebatch.config import RunConfig, in_bytes
+from rosebatch.byte_sizes import in_bytes
+from rosebatch.config import RunConfig
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import UserError
 from rosebatch.host.threads import in_background

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch.config import ModelConfig
 from rosebatch.model.sublayers import columns, load_linear
 from rosebatch.model.weights import Take, WeightSource
+from rosebatch.model_config import ModelConfig
 from rosebatch.ops import EXPERT_GATES, GATES, Experts, Linear, Ops, Pending, RoutedExperts, Weight
 
 # The router's rows are filled up to a multiple of this: cuBLAS is slow where results' rows begin at odd addresses.

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rosebatch.config import ModelConfig, convert
 from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.model.architectures import ARCHITECTURES, Architecture
 from rosebatch.model.configs.fields import UnservedError
+from rosebatch.model_config import ModelConfig
+from rosebatch.toml_file import convert
 
 # Of transformers' class of all layers, beside the one with an output projection.
 _BARE, _WHOLE = "Model", "ForCausalLM"

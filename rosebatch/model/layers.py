@@ -6,8 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from rosebatch.config import KVShape, ModelConfig
 from rosebatch.model.weights import Take, WeightSource
+from rosebatch.model_config import KVShape, ModelConfig
 from rosebatch.ops import DeltaWeights, Gate, Heads, Ops, QKNorm, Weight
 
 

@@ -2,7 +2,6 @@
 
 from typing import Protocol
 
-from rosebatch.config import ModelConfig
 from rosebatch.errors import UserError
 from rosebatch.model.families.cohere import Cohere
 from rosebatch.model.families.gemma import Gemma
@@ -20,6 +19,7 @@ from rosebatch.model.families.stablelm import StableLM
 from rosebatch.model.families.starcoder2 import Starcoder2
 from rosebatch.model.layers import Model
 from rosebatch.model.weights import WeightSource
+from rosebatch.model_config import ModelConfig
 from rosebatch.ops import ACTIVATIONS, GATES, Ops
 
 # Matrices of an MLP with a gate.

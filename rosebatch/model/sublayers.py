@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.config import ModelConfig
 from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec
 from rosebatch.model.weights import Take, WeightSource
+from rosebatch.model_config import ModelConfig
 from rosebatch.ops import GATES, Linear, Ops, Pending, QKNorm, Weight, WholeRMSNorm
 
 

@@ -4,8 +4,9 @@ import pytest
 
 from rosebatch.bench.scenario import configs_dir, load_scenarios
 from rosebatch.bench.workload import make_workload
-from rosebatch.config import DeltaConfig, ExpertsConfig, ModelConfig, load_toml
 from rosebatch.engine.roofline import Floor, Rates, find_floor, measure_rates
+from rosebatch.model_config import DeltaConfig, ExpertsConfig, ModelConfig
+from rosebatch.toml_file import load_toml
 
 H100 = Rates(copy=3.0e12, matmul=798e12)
 TINY = {

@@ -8,16 +8,18 @@ import torch
 from rosebatch.bench.scenario import configs_dir
 from rosebatch.bench.scripts import hp1_sparsity
 from rosebatch.bench.scripts.hp1_sparsity import CountingAttention, CountingMlp, MlpZeros, count_zeros
-from rosebatch.config import ModelConfig, RunConfig, load_toml
+from rosebatch.config import RunConfig
 from rosebatch.engine.load import load_engine
 from rosebatch.errors import UserError
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
 from rosebatch.model.weights import RandomWeights
+from rosebatch.model_config import ModelConfig
 from rosebatch.ops import select
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
+from rosebatch.toml_file import load_toml
 
 PATH = str(configs_dir() / "models" / "tiny-hp1.toml")
 CONFIG = load_toml(configs_dir() / "models" / "tiny-hp1.toml", ModelConfig)

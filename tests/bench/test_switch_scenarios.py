@@ -16,13 +16,14 @@ import torch
 
 from rosebatch.bench.scenario import Scenario, configs_dir, load_scenarios
 from rosebatch.bench.workload import Workload, make_workload
-from rosebatch.config import ModelConfig, load_toml
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.model_config import ModelConfig
 from rosebatch.ops import PackedLinear, Weight, can_pack, select
 from rosebatch.toggles import Toggles, hiding
+from rosebatch.toml_file import load_toml
 from rosebatch_kernels.common import splits
 from rosebatch_kernels.linear.streamed import StreamedLinear
 from tests.engine.small_models import device_engine

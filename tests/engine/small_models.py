@@ -6,7 +6,6 @@ import torch
 from torch.nn import functional
 
 from rosebatch.bench.scripts.fallback_families import tiny_config
-from rosebatch.config import HP1Config, ModelConfig, RopeConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.long_rope import LongRope
@@ -22,6 +21,7 @@ from rosebatch.model.layers import AttentionSpec, states_of
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.weights import RandomWeights
+from rosebatch.model_config import HP1Config, ModelConfig, RopeConfig
 from rosebatch.ops import HeadLayerNorm, HeadRMSNorm, WholeRMSNorm, device_ops, select
 from rosebatch.toggles import Toggles
 from tests.engine.family_models import FAMILIES

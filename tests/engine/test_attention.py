@@ -8,7 +8,6 @@ import msgspec
 import pytest
 import torch
 
-from rosebatch.config import KVShape
 from rosebatch.engine.kv_cache import KVCache, bytes_per_block
 from rosebatch.engine.plan import Chunk, SequenceSpec
 from rosebatch.engine.staging import Staging
@@ -17,6 +16,7 @@ from rosebatch.engine.torch_runner.batch import build_batch
 from rosebatch.model.layers import AttentionSpec, Rotary
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights
+from rosebatch.model_config import KVShape
 from rosebatch.ops import Gate, HeadLayerNorm, HeadRMSNorm, WholeRMSNorm, mean_taps, select
 from rosebatch.sampling_params import GREEDY
 from rosebatch.toggles import Toggles

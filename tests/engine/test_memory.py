@@ -4,11 +4,12 @@ import msgspec
 import pytest
 import torch
 
-from rosebatch.config import KVShape, ModelConfig, RunConfig
+from rosebatch.config import RunConfig
 from rosebatch.engine import memory
 from rosebatch.engine.kv_cache import bytes_for_longest, bytes_per_block
 from rosebatch.engine.memory import plan_memory, share_memory, step_bytes
 from rosebatch.errors import FlagError
+from rosebatch.model_config import KVShape, ModelConfig
 
 # Of the size of Llama-3.1-8B.
 LARGE = ModelConfig(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch.config import ModelConfig, RopeConfig
 from rosebatch.model.layers import Attention, AttentionSpec
 from rosebatch.model.rope import rope_tables
+from rosebatch.model_config import ModelConfig, RopeConfig
 from rosebatch.ops import Linear, Ops, Pending, Weight
 
 VOCAB, HIDDEN, INNER, MAX_LEN, EPS = 50, 32, 24, 40, 1e-5

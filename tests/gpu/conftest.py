@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from rosebatch.config import ModelConfig, RunConfig
+from rosebatch.config import RunConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
+from rosebatch.model_config import ModelConfig
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rosebatch.config import ModelConfig, RunConfig
+from rosebatch.config import RunConfig
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import ModelSource
+from rosebatch.model_config import ModelConfig
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles

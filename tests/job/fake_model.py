@@ -11,13 +11,14 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from rosebatch.config import ModelConfig, RunConfig
+from rosebatch.config import RunConfig
 from rosebatch.engine.engine import Engine, Masks
 from rosebatch.engine.plan import Chunk, PackedStep, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.launch import Launched, LaunchPlan, make_grammars
 from rosebatch.model.source import ModelSource
+from rosebatch.model_config import ModelConfig
 from rosebatch.request import Logprobs
 from rosebatch.sampling_params import MOST_LOGPROBS
 from rosebatch.text.tokenizer import Tokenizer

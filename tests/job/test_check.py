@@ -6,11 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rosebatch.config import ModelConfig, RunConfig, load_toml
+from rosebatch.config import RunConfig
 from rosebatch.engine.roofline import Rates, find_floor
 from rosebatch.io.openai.lines import parse_request
 from rosebatch.job.check import check_rows, summary
 from rosebatch.launch import plan_launch
+from rosebatch.model_config import ModelConfig
+from rosebatch.toml_file import load_toml
 from tests.job.fake_model import EOS
 
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"

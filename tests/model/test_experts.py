@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rosebatch.config import ExpertsConfig, ModelConfig, RopeConfig
 from rosebatch.errors import UserError
 from rosebatch.model.experts import load_experts
 from rosebatch.model.families.mixtral import Mixtral
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights
+from rosebatch.model_config import ExpertsConfig, ModelConfig, RopeConfig
 from rosebatch.ops import select
 from rosebatch.share import Share
 from rosebatch.toggles import Toggles

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from rosebatch.config import HP1Config, ModelConfig, RopeConfig
 from rosebatch.errors import UserError
 from rosebatch.model.hf_config import parse_model_config, read_model_config
+from rosebatch.model_config import HP1Config, ModelConfig, RopeConfig
 
 GPT2 = {
     "architectures": ["GPT2LMHeadModel"],

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 import torch
 
-from rosebatch.config import ModelConfig
 from rosebatch.engine.roofline import weight_bytes
 from rosebatch.errors import UserError
 from rosebatch.model.registry import FAMILIES, build_model
 from rosebatch.model.weights import RandomWeights
+from rosebatch.model_config import ModelConfig
 from rosebatch.ops import select
 from rosebatch.toggles import Toggles
 from tests.engine.family_models import FAMILIES as FAMILY_MODELS

@@ -9,7 +9,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from rosebatch.config import RunConfig, in_bytes
+from rosebatch.byte_sizes import in_bytes
+from rosebatch.config import RunConfig
 from rosebatch.errors import FlagError, LostProcessError, UserError
 from rosebatch.job.facts import ModelFacts
 from rosebatch.job.workers import messages as m

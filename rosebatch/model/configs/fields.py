@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rosebatch.config import MOST_LAYERS, MOST_SIZE
 from rosebatch.host.model_files import shown
+from rosebatch.model_config import MOST_LAYERS, MOST_SIZE
 from rosebatch.ops import GATES
 
 _LAYER_TYPES = ("sliding_attention", "full_attention")

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from rosebatch.config import ModelConfig
 from rosebatch.host.model_files import refusal
 from rosebatch.model.fallback.attention import Attending, running
 from rosebatch.model.fallback.check import close, require_tokenwise, waits_for_host
@@ -22,6 +21,7 @@ from rosebatch.model.fallback.network import (
 )
 from rosebatch.model.layers import Attention
 from rosebatch.model.weights import weight_files
+from rosebatch.model_config import ModelConfig
 from rosebatch.ops import Ops
 
 _SEED = 0

@@ -6,10 +6,10 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch.config import ModelConfig
 from rosebatch.model.layers import Attention, AttentionSpec, load_embedding, load_head
 from rosebatch.model.sublayers import channels, columns
 from rosebatch.model.weights import Take, WeightSource
+from rosebatch.model_config import ModelConfig
 from rosebatch.ops import Linear, Ops, Weight
 
 

@@ -27,11 +27,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.config import ModelConfig
 from rosebatch.model.layers import Attention, AttentionSpec, load_embedding, load_head
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import DEVIATION, WeightSource
+from rosebatch.model_config import ModelConfig
 from rosebatch.ops import Gain, Gate, HeadUClip, Linear, Ops, mean_taps
 
 # For random weights. With 1.4, some 70 % of attention's weights are zero, as in the article's trained model.

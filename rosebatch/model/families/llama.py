@@ -12,12 +12,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rosebatch.config import ModelConfig
 from rosebatch.model.experts import ExpertNames, load_experts
 from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, load_embedding, load_head
 from rosebatch.model.rope import layer_rotaries
 from rosebatch.model.sublayers import MLP, Mixer, load_attention, load_gated_mlp
 from rosebatch.model.weights import WeightSource
+from rosebatch.model_config import ModelConfig
 from rosebatch.ops import HeadRMSNorm, Ops, Pending, QKNorm
 
 
