@@ -18,6 +18,7 @@ LoadFormat = Literal["auto", "dummy"]
 ModelImpl = Literal["auto", "rosebatch", "transformers"]
 InputFormat = Literal["auto", "jsonl", "openai", "parquet"]
 GenerationConfig = Literal["none", "auto"]
+EncodingFormat = Literal["float", "base64"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Flag:
 MOST_GRAMMAR_SECONDS = 86_400
 
 MODEL, SAMPLING, LIMITS, SWITCHES = "Model", "Sampling", "Limits", "Switches (all on by default)"
+EMBEDDING = "Embeddings"
 DEVICES = "Several GPUs"
 
 

@@ -60,6 +60,7 @@ class Engine:
 
     Attributes:
         pooling: for what requests of embeddings leave open.
+        refuses_pooling: why a request has to name its pooling; None if it need not.
         max_model_len: the same, but no more than the KV cache holds.
         stats: of all steps since ``restart_stats``.
     """
@@ -88,6 +89,7 @@ class Engine:
         self.hidden_size = hidden_size
         self.generates = generates
         self.pooling = PLAIN
+        self.refuses_pooling: str | None = None
         self.stats = EngineStats()
         self._num_started = 0
         self._constraints: dict[int, Constraint] = {}
@@ -140,10 +142,12 @@ class Engine:
             arrival_time: when it came, in seconds of ``time.perf_counter``; None is now.
 
         Raises:
-            RowError: see ``require_servable``.
+            RowError: see ``require_servable``; or the model's own pooling is not served.
         """
         self.require_servable(request)
         if request.pooling is not None:
+            if self.refuses_pooling and request.pooling.pooling is None:
+                raise RowError("unsupported_pooling", self.refuses_pooling)
             request = replace(request, pooling=request.pooling.over(self.pooling))
         now = time.perf_counter() if arrival_time is None else arrival_time
         samples = range(request.sampling.n)

@@ -1,7 +1,7 @@
 """What a reader has read -> rows. A record can be parsed in another process than the one that reads."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
@@ -9,8 +9,10 @@ import msgspec
 from rosebatch.errors import RowError, unexpected
 from rosebatch.io.cells import BadCells
 from rosebatch.io.depth import is_deeper
+from rosebatch.io.embeddings import parse_embedding_row
 from rosebatch.io.openai.lines import parse_request
 from rosebatch.io.rows import FailedRow, PromptRow, parse_row
+from rosebatch.pooling_params import PoolingParams
 
 Row = PromptRow | FailedRow
 # A line of JSON, or the values of a table's row.
@@ -58,12 +60,14 @@ class RowParser:
         is_table: whether rows keep all of their columns.
         defaults: sampling fields for what a row does not say.
         result_column: the one field of a result beside the carried ones, see ``rosebatch.io.result_names``.
+        pooling: of a job that embeds: for what a row does not say. None: rows are completed.
     """
 
     is_batch: bool
     is_table: bool
     defaults: Mapping[str, Any]
     result_column: str | None = None
+    pooling: PoolingParams | None = None
 
     def identity(self, content: Content) -> str | int | None:
         """The id of a row that may otherwise be bad; None if it has none, or one of another type."""
@@ -94,7 +98,7 @@ class RowParser:
     def parse(self, record: Record) -> Row:
         """The row; a failed one if it cannot be served or repeats an id."""
         try:
-            row = self._row(record)
+            row = self._with_pooling(self._row(record))
         except Exception as error:
             failure = unexpected("reading the row", error)
             return FailedRow(index=record.number, where=record.where, metadata={}, error=failure)
@@ -127,7 +131,16 @@ class RowParser:
             return parse_request(values, index=index, where=where, defaults=self.defaults)
         return self._plain_row(values, index, where)
 
+    def _with_pooling(self, row: Row) -> Row:
+        if isinstance(row, FailedRow) or row.pooling is None or self.pooling is None:
+            return row
+        return replace(row, pooling=row.pooling.over(self.pooling))
+
     def _plain_row(self, values: object, index: int, where: str) -> Row:
+        if self.pooling is not None:
+            return parse_embedding_row(
+                values, index=index, where=where, keep_prompt=self.is_table, result_column=self.result_column
+            )
         return parse_row(
             values,
             index=index,

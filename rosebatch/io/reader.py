@@ -23,10 +23,18 @@ from rosebatch.io.openai.lines import is_request
 from rosebatch.io.parse import Record, Row, RowParser
 from rosebatch.io.piped import Copied
 from rosebatch.io.read_ahead import grouped, read_ahead
-from rosebatch.io.result_names import collision_message, collisions, in_order, reserved_names
+from rosebatch.io.result_names import (
+    EMBEDDING_FIELDS,
+    RESULT_FIELDS,
+    collision_message,
+    collisions,
+    in_order,
+    reserved_names,
+)
 from rosebatch.io.seen_ids import SeenIds
 from rosebatch.io.tables import open_table, table_rows
 from rosebatch.io.unread import MAGIC_BYTES, kind_of, require_lines
+from rosebatch.pooling_params import PoolingParams
 
 # Lines of a file that may be looked at to recognize an OpenAI batch.
 _MOST_PEEKED = 100
@@ -48,6 +56,7 @@ class PromptReader:
         defaults: sampling fields for what a line does not say.
         input_format: ``auto`` recognizes an OpenAI batch by the first line that is JSON.
         result_column: the one field of a result beside the carried ones, see ``rosebatch.io.result_names``.
+        pooling: of a job that embeds, see ``RowParser``.
 
     Raises:
         FlagError: Parquet from stdin.
@@ -60,10 +69,14 @@ class PromptReader:
         defaults: Mapping[str, Any],
         input_format: InputFormat = "auto",
         result_column: str | None = None,
+        pooling: PoolingParams | None = None,
     ) -> None:
         self.source = as_path(source)
         self.defaults = defaults
         self.result_column = result_column
+        self.pooling = pooling
+        # The fields of a result that are not carried.
+        self.result_names = RESULT_FIELDS if pooling is None else EMBEDDING_FIELDS
         # Whether a row is served; others count for numbers and ids only.
         self.serves: Callable[[int], bool] | None = None
         self.paths = find_files(self.source)
@@ -133,7 +146,7 @@ class PromptReader:
             types: dict[str, Any] = {
                 field.name: [] if isinstance(field.type, _LISTS) else None for field in self.columns
             }
-            found = dict.fromkeys(collisions(types, self.result_column), self.paths[0])
+            found = dict.fromkeys(collisions(types, self.result_column, self.result_names), self.paths[0])
         elif self.source != "-" and not is_url(self.source) and not self.is_batch:
             for where, names in self._collisions():
                 found = dict.fromkeys(names, where) | found
@@ -145,7 +158,7 @@ class PromptReader:
 
     def _collisions(self) -> Iterator[tuple[str, list[str]]]:
         """Place and names of each line that has fields of a result. Broken lines have none; they fail by themselves."""
-        reserved = reserved_names(self.result_column)
+        reserved = reserved_names(self.result_column, self.result_names)
         for path in self.paths:
             with self._open(path) as file:
                 for number, line in enumerate(_lines(file, path), start=1):
@@ -155,7 +168,7 @@ class PromptReader:
                         values = msgspec.json.decode(line.removeprefix(_BOM))
                     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                         continue
-                    if names := collisions(values, self.result_column):
+                    if names := collisions(values, self.result_column, self.result_names):
                         yield f"{self._where(path, 'line')}{number}", names
 
     def __iter__(self) -> Iterator[Row]:
@@ -178,7 +191,7 @@ class PromptReader:
     @property
     def parser(self) -> RowParser:
         """How records become rows. On stdin this waits for the first line."""
-        return RowParser(self.is_batch, self.is_parquet, self.defaults, self.result_column)
+        return RowParser(self.is_batch, self.is_parquet, self.defaults, self.result_column, self.pooling)
 
     def _identified(self, records: Iterator[Record], most: int) -> Iterator[list[Record]]:
         """The rows to serve, in groups of at most so many. Those that repeat an id are marked."""

@@ -21,6 +21,7 @@ from rosebatch.io.fields import (
 )
 from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, require_no_collision
 from rosebatch.io.tools import ToolUse
+from rosebatch.pooling_params import PoolingParams
 from rosebatch.sampling_params import SamplingParams
 
 
@@ -38,6 +39,7 @@ class PromptRow:
         prompts: several texts or token ids, each to be completed.
         tool_use: for chats. The tools that the model may call.
         prompt_only: whether only the prompt's log-probabilities or its echo are wanted, and no completion.
+        pooling: of a row that is embedded; None if it is completed.
     """
 
     index: int
@@ -52,6 +54,7 @@ class PromptRow:
     prompts: tuple[str | tuple[int, ...], ...] = ()
     tool_use: ToolUse | None = None
     prompt_only: bool = False
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

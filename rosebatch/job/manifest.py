@@ -25,6 +25,7 @@ def build_manifest(
     result_column: str | None,
     return_token_ids: bool,
     shard: str | None = None,
+    embedding: Mapping[str, Any] | None = None,
 ) -> Callable[[], dict[str, Any]]:
     """Begin to make the manifest of a run. The returned function waits for the hash of the weights and gives it.
 
@@ -40,6 +41,7 @@ def build_manifest(
         result_column: the one field of a row that holds its result; None: its fields are fields of the row.
         return_token_ids: whether rows have ``token_ids``.
         shard: which share of the rows the run has; None for all.
+        embedding: what vectors are, and how they are written; None if rows are completed.
 
     Raises:
         UserError: ``SOURCE_DATE_EPOCH`` is no time.
@@ -57,6 +59,8 @@ def build_manifest(
     }
     if shard is not None:
         values["shard"] = shard
+    if embedding is not None:
+        values["embedding"] = dict(embedding)
     return lambda: {**values, "model": {"name": facts.name, "fingerprint": fingerprint()}}
 
 

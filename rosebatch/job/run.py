@@ -4,23 +4,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rosebatch.byte_sizes import in_bytes
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
+from rosebatch.io.embeddings import EmbeddingShape
 from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
 from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.results import PlainShape
+from rosebatch.io.results import PlainShape, Shape
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, find_destination, open_output
 from rosebatch.job.manifest import build_manifest
 from rosebatch.job.service import Loaded, Served, Service, Work
 from rosebatch.job.shard import Shard
+from rosebatch.pooling_params import PLAIN, PoolingParams
 from rosebatch.report.build import build_report, write_report
 from rosebatch.report.progress import Progress
 from rosebatch.report.table import print_report
@@ -146,7 +148,7 @@ def run_job(
     if job.strict and isinstance(model, RunConfig) and model.ray is not None:
         raise FlagError("--strict with --ray is not supported: another machine may lack the input; use rosebatch check")
     # Read before the model is looked for: a missing file is the likelier mistake.
-    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column)
+    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column, job.pooling)
     shard = None if job.shard is None else Shard.parse(job.shard)
     if shard is not None:
         reader.serves = shard.has
@@ -155,6 +157,7 @@ def run_job(
     making = _service(model, quiet=job.quiet)
     imported = time.perf_counter()
     with making as service:
+        _require_able(job, reader, service)
         if own := service.facts.sampling:
             job = replace(job, sampling=with_defaults(job.sampling, own))
             reader.defaults = job.sampling
@@ -172,9 +175,15 @@ def run_job(
             total = shard.size(total) if shard is not None and total is not None else total
             with (
                 listen(lambda: results.kept) as check,
-                Progress(total, resumed=resumed, enabled=not job.quiet, places=service.places) as progress,
+                Progress(
+                    total,
+                    resumed=resumed,
+                    enabled=not job.quiet,
+                    places=service.places,
+                    counts="output" if job.pooling is None else "prompt",
+                ) as progress,
             ):
-                shape = BatchShape(service.facts.name, created) if reader.is_batch else PlainShape(job.result_column)
+                shape = _shape(job, reader, service, created)
                 service.run(Work(reader, results, shape, tally, progress, job.seed, job.return_token_ids, check))
         except InterruptionError as interrupted:
             results.flush()
@@ -192,7 +201,7 @@ def run_job(
     report = build_report(
         tally,
         served.stats,
-        {**served.description, "sampling": dict(job.sampling)},
+        {**served.description, "sampling": dict(job.sampling), **_embedding(job, service)},
         startup,
         time.perf_counter() - begun,
         resumed,
@@ -208,6 +217,36 @@ def run_job(
         if shard is not None:
             sys.stderr.write(f"shard {shard}: {results.num_rows} rows; once all shards have run: rosebatch merge\n")
     return JobResult(results.num_failed, report)
+
+
+def _shape(job: JobConfig, reader: PromptReader, service: Service, created: int) -> Shape:
+    """How results are written."""
+    if reader.is_batch:
+        return BatchShape(service.facts.name, created)
+    if job.pooling is not None:
+        return EmbeddingShape(job.result_column, job.encoding_format)
+    return PlainShape(job.result_column)
+
+
+def _require_able(job: JobConfig, reader: PromptReader, service: Service) -> None:
+    """Check that the model can do what the job asks for; of a batch, each line asks for itself.
+
+    Raises:
+        UserError: it cannot.
+    """
+    refused, embeds = service.facts.refused, job.pooling is not None
+    named = job.pooling is not None and job.pooling.pooling is not None
+    why = refused.get("embed" if embeds else "generate")
+    if why and not named and not reader.is_batch:
+        raise UserError(why)
+
+
+def _embedding(job: JobConfig, service: Service) -> dict[str, Any]:
+    """What the vectors of the job are, for report and manifest; nothing if rows are completed."""
+    if job.pooling is None:
+        return {}
+    decided = job.pooling.over(PoolingParams(**service.facts.pooling)).over(PLAIN)
+    return {"embedding": {**asdict(decided), "encoding_format": job.encoding_format}}
 
 
 def _machine(served: Served) -> dict[str, Any]:
@@ -264,8 +303,12 @@ def _open_output(job: JobConfig, destination: Destination, reader: PromptReader,
             result_column=job.result_column,
             return_token_ids=job.return_token_ids,
             shard=job.shard,
+            **_embedding(job, service),
         )
 
+    if job.encoding_format != "float" and (reader.is_batch or destination.to_parquet):
+        what = "an OpenAI batch: its lines say it themselves" if reader.is_batch else "Parquet: it holds numbers"
+        raise FlagError(f"--encoding-format has no meaning for {what}")
     if job.result_column is not None and reader.is_batch:
         raise FlagError("--result-column has no meaning for an OpenAI batch: its answers have a form of their own")
     return open_output(

@@ -12,6 +12,7 @@ import numpy as np
 from rosebatch.engine.embedding import embedding_of
 from rosebatch.engine.plan import NOT_FINITE, SequenceSpec
 from rosebatch.errors import RowError
+from rosebatch.pooling_params import PLAIN
 from rosebatch.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
 from rosebatch.sampling_params import SamplingParams
 
@@ -98,7 +99,7 @@ class SequenceState:
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             guided=constraint is not None,
             has_extras=sampling.adjusts or sampling.logprobs is not None,
-            pooling=request.pooling.pooling if pools else None,
+            pooling=None if request.pooling is None else request.pooling.pooling or PLAIN.pooling,
         )
         return cls(request, sample, spec, list(prompt), stop_matcher, constraint, arrival_time=arrival_time)
 

@@ -33,8 +33,8 @@ class PackedInputs(NamedTuple):
         input_ids, rows, positions: ``[T]`` int32; padding has row -1.
         rotary_rows: ``[T]`` int32, each token's row of the rotary tables; None if it is the position.
         tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``; padding has no rows.
-        last_rows: ``[S]`` int32, the row of the last token of each chunk that samples, in the plan's order, then of each
-            that pools, then zeros.
+        last_rows: ``[S]`` int32, the row of the last token of each chunk that samples, in the plan's order, then of
+            each that pools, then zeros.
         packed: the same chunks for layers with states; empty for a model without them.
     """
 

@@ -10,11 +10,12 @@ from rosebatch.errors import RowError
 from rosebatch.io.fields import to_struct
 from rosebatch.io.openai.chat import CHAT
 from rosebatch.io.openai.completions import COMPLETIONS
+from rosebatch.io.openai.embeddings import EMBEDDINGS
 from rosebatch.io.openai.endpoint import Endpoint
 from rosebatch.io.results import Answer
 from rosebatch.io.rows import FailedRow, PromptRow
 
-_ENDPOINTS = {each.url: each for each in (CHAT, COMPLETIONS)}
+_ENDPOINTS = {each.url: each for each in (CHAT, COMPLETIONS, EMBEDDINGS)}
 
 
 class _Line(msgspec.Struct):
@@ -61,11 +62,13 @@ def _endpoint(line: _Line) -> Endpoint:
         RowError: it is not served.
     """
     if not line.url:
-        return COMPLETIONS if line.body.get("messages") is None else CHAT
+        if line.body.get("messages") is not None:
+            return CHAT
+        return COMPLETIONS if line.body.get("input") is None else EMBEDDINGS
     # Some services leave out the /v1.
     url = line.url if line.url.startswith("/v1") else f"/v1{line.url}"
     if url not in _ENDPOINTS:
-        raise RowError("unsupported_url", f"url {url} is not supported; use {' or '.join(_ENDPOINTS)}")
+        raise RowError("unsupported_url", f"url {url} is not supported; use one of {', '.join(_ENDPOINTS)}")
     return _ENDPOINTS[url]
 
 

@@ -166,7 +166,9 @@ def _reply(link: Link, question: m.CountBad | m.Fingerprint, plan: "LaunchPlan")
     from rosebatch.job.check import check_file
 
     if isinstance(question, m.CountBad):
-        reader = PromptReader(question.source, question.defaults, question.input_format, question.result_column)
+        reader = PromptReader(
+            question.source, question.defaults, question.input_format, question.result_column, question.pooling
+        )
         _answer(link, lambda: str(check_file(reader, plan, sys.stderr).errors.total()))
     else:
         assert isinstance(question, m.Fingerprint), question

@@ -13,6 +13,7 @@ from rosebatch.io.parse import Record
 from rosebatch.job.facts import ModelFacts
 from rosebatch.job.workers.chunk import unpack
 from rosebatch.job.workers.serving import Parse, Serve
+from rosebatch.pooling_params import PoolingParams
 from rosebatch.report.tally import Tally
 
 
@@ -50,6 +51,7 @@ class CountBad:
     defaults: Mapping[str, Any]
     input_format: InputFormat
     result_column: str | None
+    pooling: PoolingParams | None
 
 
 @dataclass(frozen=True, slots=True)

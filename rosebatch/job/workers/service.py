@@ -63,7 +63,9 @@ class Workers:
 
     def count_bad(self, reader: PromptReader) -> int:
         """See ``Service``."""
-        self._pool.ask(m.CountBad(reader.source, dict(reader.defaults), reader.input_format, reader.result_column))
+        self._pool.ask(
+            m.CountBad(reader.source, dict(reader.defaults), reader.input_format, reader.result_column, reader.pooling)
+        )
         return int(self._pool.answer())
 
     def load(self) -> None:
