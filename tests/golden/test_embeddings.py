@@ -4,10 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from rosebatch.config import RunConfig
+from rosebatch.engine.load import load_engine
+from rosebatch.model.source import find_model
 from rosebatch.pooling_params import PoolingParams
 from rosebatch.request import Request
-from tests.golden.conftest import MODELS
+from rosebatch.toggles import Toggles
+from tests.golden.conftest import CPU, MODELS
 from tests.golden.families import FAMILIES
+from tests.golden.threads_group import make_divided_engine
 
 POOLINGS = ("last", "mean")
 FAST = ["gpt2", "llama", "mistral", "qwen3", "gemma3", "phi3-longrope", "gpt_oss", "qwen3_moe", "qwen3_next"]
@@ -72,3 +77,52 @@ def test_whole_chunked_and_from_the_prefix_cache(name, goldens, expected, make_e
         right = expected(name, pooling)
         for engine in (whole, chunked, chunked):
             np.testing.assert_allclose(embed(engine, prompts, pooling), right, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", pytest.param("qwen3_next", marks=pytest.mark.thorough)])
+def test_two_ranks(name, goldens, expected, embed):
+    """Hidden states are whole on rank 0; a part of one, or a sum that another rank keeps, would be another vector."""
+    golden = goldens(name)
+    source = find_model(str(golden.folder), "auto", "float32", CPU)
+    limits = RunConfig(max_num_seqs=6, max_num_batched_tokens=24, kv_cache_memory=8 << 20, tensor_parallel_size=2)
+    engine = make_divided_engine(source, limits, Toggles.resolve({}, "cpu"), 2)
+    for pooling in POOLINGS:
+        found = embed(engine, prompts_of(golden), pooling)
+        np.testing.assert_allclose(found, expected(name, pooling), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3", pytest.param("gpt_oss", marks=pytest.mark.thorough)])
+def test_models_of_transformers_code(name, goldens, expected, embed):
+    """The fallback's layers hand out several tensors; the wrong one would be another vector."""
+    golden = goldens(name)
+    source = find_model(str(golden.folder), "auto", "float32", CPU, model_impl="transformers")
+    assert source.model_impl == "transformers"
+    limits = RunConfig(max_num_seqs=6, max_num_batched_tokens=24, kv_cache_memory=8 << 20)
+    engine = load_engine(source, limits, Toggles.resolve({}, "cpu"), CPU).engine
+    for pooling in POOLINGS:
+        found = embed(engine, prompts_of(golden), pooling)
+        np.testing.assert_allclose(found, expected(name, pooling), rtol=0, atol=TOLERANCE)
+
+
+def test_a_mean_takes_no_cached_tokens(goldens, make_engine, run_engine):
+    """The last token's state may; else documents with the same beginning are computed whole each time."""
+    golden = goldens("llama")
+    prompts = [golden.prompts[7]] * 2
+    for pooling, hits in (("last", True), ("mean", False)):
+        engine = make_engine(golden.folder, block_size=4)
+        run_engine(engine, requests_of(prompts[:1], pooling))
+        done = run_engine(engine, requests_of(prompts, pooling))
+        assert all((completion.cached_tokens > 0) == hits for completion in done.values())
+
+
+def test_dimensions_and_length(goldens, expected, make_engine, embed):
+    """A vector that is normalised before it is cut is too short for its users."""
+    golden = goldens("qwen3")
+    prompts, whole = prompts_of(golden), expected("qwen3", "last")
+    engine = make_engine(golden.folder)
+    cut = embed(engine, prompts, "last", dimensions=5)
+    np.testing.assert_allclose(cut, whole[:, :5] / np.linalg.norm(whole[:, :5], axis=1)[:, None], rtol=0, atol=1e-5)
+    plain = embed(engine, prompts, "last", normalize=False)
+    lengths = np.linalg.norm(plain, axis=1)
+    np.testing.assert_allclose(plain / lengths[:, None], whole, rtol=0, atol=TOLERANCE)
+    assert not np.isclose(lengths, 1).any()
