@@ -10,8 +10,8 @@ from rosebatch.model.configs.fields import UnservedError
 from rosebatch.model_config import ModelConfig
 from rosebatch.toml_file import convert
 
-# Of transformers' class of all layers, beside the one with an output projection.
-_BARE, _WHOLE = "Model", "ForCausalLM"
+# How transformers names the class of all layers, and the one with an output projection as well.
+_BARE, _WHOLE = "Model", ("ForCausalLM", "LMHeadModel")
 _BY_MODEL_TYPE = {architecture.model_type: name for name, architecture in ARCHITECTURES.items()}
 
 
@@ -81,13 +81,15 @@ def _named_architecture(values: Mapping[str, Any]) -> Any:
 
 def _is_bare(name: Any) -> bool:
     """Whether a class has no output projection, and its sibling with one is served."""
-    return name not in ARCHITECTURES and _with_head(name) in ARCHITECTURES
+    return _with_head(name) != name
 
 
 def _with_head(name: Any) -> Any:
-    """The class with the output projection."""
-    is_bare = isinstance(name, str) and name.endswith(_BARE)
-    return name.removesuffix(_BARE) + _WHOLE if is_bare else name
+    """The class with the output projection, if it is served; else the class itself."""
+    if not isinstance(name, str) or name in ARCHITECTURES or not name.endswith(_BARE):
+        return name
+    stem = name.removesuffix(_BARE)
+    return next((whole for end in _WHOLE if (whole := stem + end) in ARCHITECTURES), name)
 
 
 def _architecture(name: Any, source: str) -> Architecture:

@@ -8,20 +8,26 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rosebatch.errors import UserError
-from rosebatch.job.run import run_file
+from rosebatch.job.config import JobConfig
+from rosebatch.job.run import run_file, run_job
 from rosebatch.llm import LLM
+from rosebatch.pooling_params import PoolingParams
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend, launch_fake, make_engine
 
 
-def main(source: str, target: str, seconds: float = 0.0, **options: Any) -> None:
+def main(source: str, target: str, seconds: float = 0.0, *, embeds: bool = False, **options: Any) -> None:
     """Run the job to its end, at a time that is always the same; each step takes at least so many seconds."""
     os.environ["SOURCE_DATE_EPOCH"] = "1700000000"
     model = FakeModel(before_step=lambda plan: time.sleep(seconds))
     launched = launch_fake(
         make_engine(model, seqs=8, blocks=200), Tokenizer(byte_backend(), TEMPLATE, {"eos_token": "<eos>"})
     )
-    run_file(source, target, model=LLM.of(launched), resume=True, **options)
+    if embeds:
+        job = JobConfig(input=source, output=target, resume=True, quiet=True, pooling=PoolingParams(), **options)
+        run_job(job, LLM.of(launched))
+    else:
+        run_file(source, target, model=LLM.of(launched), resume=True, **options)
 
 
 def with_full_disk(source: str, target: str, most_bytes: int, errors: Connection) -> None:

@@ -122,6 +122,25 @@ def write_structured(folder):
     return path, {}
 
 
+def write_embeddings(folder):
+    """Prompts of all lengths for vectors of several lengths; some rows fail."""
+    rng = random.Random(6)
+    lines = [{"prompt": f"line {i} " + "x" * rng.randint(0, 150), "dimensions": 1 + i % 9, "i": i} for i in range(400)]
+    lines[7]["prompt"] = ""
+    path = folder / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path, {"embeds": True}
+
+
+def write_embedding_tables(folder):
+    """The same as Parquet, into a folder."""
+    path, options = write_embeddings(folder)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.unlink()
+    pq.write_table(pa.Table.from_pylist(rows), folder / "in.parquet")
+    return folder / "in.parquet", {**options, "rows_per_file": 90}
+
+
 # How many kills in the fast tier, and what writes the input.
 KINDS = [
     (5, write_jsonl, "out.jsonl"),
@@ -129,6 +148,8 @@ KINDS = [
     (0, write_openai, "out.jsonl"),
     (0, write_n, "out.jsonl"),
     (0, write_structured, "out.jsonl"),
+    (3, write_embeddings, "out.jsonl"),
+    (0, write_embedding_tables, "answers"),
 ]
 
 
@@ -177,6 +198,9 @@ def test_killed_many_times(processes, source, tmp_path, write, name, most_kills)
     elif write is write_openai:
         assert sorted(expected) == ["out.errors.jsonl", "out.jsonl"]
         assert expected["out.errors.jsonl"].count(b"\n") == 10
+    elif write is write_embeddings:
+        # Of 8 dimensions there are 9 lengths to ask for.
+        assert expected[name].count(b'"embedding":[') == 400 - 400 // 9 - 1
     rng, kills, rounds, sizes = random.Random(1), 0, 0, set()
     while kills < most_kills or not rounds:
         if not run(runs, rng.uniform(0.0, 0.8 * took)):
