@@ -70,9 +70,19 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("longest sequence", limits))
     if engine.get("sampling"):
         rows.append(("sampling", ", ".join(f"{name} {value}" for name, value in engine["sampling"].items())))
+    if engine.get("embedding"):
+        rows.append(("embedding", _vector(engine["embedding"])))
     if engine["sampler"] != "rosebatch":
         rows.append(("sampler", engine["sampler"]))
     return [*rows, ("switched off", ", ".join(off))] if off else rows
+
+
+def _vector(embedding: Mapping[str, Any]) -> str:
+    """What the vectors of a run are."""
+    parts = ["state of the last token" if embedding["pooling"] == "last" else "mean of all tokens"]
+    if embedding["dimensions"] is not None:
+        parts.append(f"{embedding['dimensions']} dimensions")
+    return ", ".join([*parts, "normalised" if embedding["normalize"] else "not normalised"])
 
 
 def _capacity(group: Mapping[str, int]) -> str:
