@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.byte_sizes import in_bytes
-from rosebatch.config import InputFormat, RunConfig
+from rosebatch.config import EncodingFormat, InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
 from rosebatch.io.embeddings import EmbeddingShape
 from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
@@ -71,9 +71,11 @@ def run_file(
     report: str | Path | Sequence[str | Path] = (),
     seed: int | None = None,
     quiet: bool = True,
+    pooling: PoolingParams | None = None,
+    encoding_format: EncodingFormat = "float",
     **engine: Any,
 ) -> JobResult:
-    """Generate a completion for every prompt of a file, as ``rosebatch generate`` does.
+    """Generate a completion for every prompt of a file, as ``rosebatch generate`` does, or embed it.
 
     ::
 
@@ -97,6 +99,8 @@ def run_file(
         report: files for the report: a page for ``.html``, else JSON.
         seed: base seed. A row's result no longer depends on its line number.
         quiet: no progress and no report on stderr.
+        pooling: embed the prompts, as ``rosebatch embed`` does; None completes them.
+        encoding_format: of embeddings.
         engine: as of ``rosebatch.LLM``; only for a model that is not loaded yet.
 
     Raises:
@@ -120,6 +124,8 @@ def run_file(
         seed=seed,
         quiet=quiet,
         sampling=dict(given or {}),
+        pooling=pooling,
+        encoding_format=encoding_format,
     )
     if isinstance(model, Loaded):
         if engine:

@@ -81,7 +81,7 @@ def _named_architecture(values: Mapping[str, Any]) -> Any:
 
 def _is_bare(name: Any) -> bool:
     """Whether a class has no output projection, and its sibling with one is served."""
-    return _with_head(name) != name
+    return isinstance(name, str) and _with_head(name) != name
 
 
 def _with_head(name: Any) -> Any:
