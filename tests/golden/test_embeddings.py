@@ -79,6 +79,31 @@ def test_whole_chunked_and_from_the_prefix_cache(name, goldens, expected, make_e
             np.testing.assert_allclose(embed(engine, prompts, pooling), right, rtol=0, atol=TOLERANCE)
 
 
+@pytest.fixture
+def one_thread():
+    """Several threads may round the last bit of a number in fp32 by its place in the batch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+DTYPES = ["float32", *(["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_no_bit_depends_on_the_schedule(dtype, pooling, goldens, make_engine, embed, one_thread):
+    """A resumed run computes rows in other batches and chunks: its bytes must be those of a run without a break."""
+    golden = goldens("llama")
+    alone = make_engine(golden.folder, dtype, seqs=1, chunked_prefill=False, prefix_cache=False)
+    expected = embed(alone, golden.prompts, pooling)
+    small = {"chunk": 50, "block_size": 4, "blocks": 40}
+    for limits in ({}, {"chunk": 7, "block_size": 5}, small, {"seqs": 20, "prefix_cache": False}):
+        found = embed(make_engine(golden.folder, dtype, **limits), golden.prompts[::-1], pooling)[::-1]
+        assert found.tobytes() == expected.tobytes(), limits
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", pytest.param("qwen3_next", marks=pytest.mark.thorough)])
 def test_two_ranks(name, goldens, expected, embed):
     """Hidden states are whole on rank 0; a part of one, or a sum that another rank keeps, would be another vector."""
