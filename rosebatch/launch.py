@@ -178,6 +178,7 @@ def load(plan: LaunchPlan) -> Launched:
     loaded.engine.pooling = own.over(PLAIN)
     description = {
         "model": source.name,
+        "is_demo_model": config.model is None,
         "load_format": source.load_format,
         "model_impl": source.model_impl,
         "device": plan.device.type,

@@ -382,3 +382,20 @@ def test_the_examples_of_embeddings(tmp_path):
         main(["embed", str(source), *flags])
     assert end.value.code == 0
     assert len(json.loads(target.read_text())["embedding"]) > 1
+
+
+@needs_demo_model
+def test_the_demo_model_says_that_it_answers(tmp_path):
+    """Who forgets --model must not take the answers of 135 million parameters for those of the model that was meant."""
+    source = tmp_path / "one.jsonl"
+    source.write_text('{"prompt": "Hi", "max_tokens": 1}\n')
+    command = [sys.executable, "-m", "rosebatch", "generate", str(source), "--device", "cpu", "--report", "r.json"]
+    done = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False)
+    lines = done.stderr.splitlines()
+    assert (done.returncode, lines[0]) == (
+        0,
+        "rosebatch: no --model given: the demo model answers, which is for trying out",
+    )
+    (model,) = [line for line in lines if line.startswith("model: ")]
+    assert model.endswith(", the demo model: no --model was given")
+    assert json.loads((tmp_path / "r.json").read_text())["engine"]["is_demo_model"] is True

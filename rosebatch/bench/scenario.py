@@ -118,32 +118,18 @@ def load_scenarios(names: Sequence[str]) -> list[Chosen]:
         names: of files in ``configs/bench``, or paths of TOML files.
 
     Raises:
-        FlagError: there is no such scenario.
+        FlagError: there is no such file.
         UserError: a file is broken.
     """
     chosen: list[Chosen] = []
     for name in names:
-        path = _find("scenario", name)
+        path = _find(name)
         values = load_toml(path, dict[str, Any])
-        if _is_suite(values):
+        if "scenarios" in values:
             chosen += _members(convert(values, Suite, str(path)))
         else:
             chosen.append(Chosen(path.stem, convert(values, Scenario, str(path))))
     return chosen
-
-
-def load_suite(name: str) -> list[Chosen]:
-    """The scenarios of a suite; see ``load_scenarios``.
-
-    Raises:
-        FlagError: there is no such suite, or it is a scenario.
-        UserError: a file is broken.
-    """
-    path = _find("suite", name)
-    values = load_toml(path, dict[str, Any])
-    if not _is_suite(values):
-        raise FlagError(f"--suite {name}: not a suite but one scenario; use --scenario, or one of {_known('suite')}")
-    return list(_members(convert(values, Suite, str(path))))
 
 
 def adapt(scenario: Scenario, given: Mapping[str, Any]) -> Scenario:
@@ -158,28 +144,19 @@ def adapt(scenario: Scenario, given: Mapping[str, Any]) -> Scenario:
 
 
 def _members(suite: Suite) -> Iterator[Chosen]:
-    for path in (_find("scenario", member) for member in suite.scenarios):
+    for path in map(_find, suite.scenarios):
         scenario = load_toml(path, Scenario)
         for model in suite.models or (scenario.model,):
             yield Chosen(path.stem, msgspec.structs.replace(scenario, model=model), suite.attribution)
 
 
-def _is_suite(values: Mapping[str, Any]) -> bool:
-    return "scenarios" in values
-
-
-def _find(kind: Literal["scenario", "suite"], name: str) -> Path:
-    path = Path(name) if name.endswith(".toml") else configs_dir() / "bench" / f"{name}.toml"
+def _find(name: str) -> Path:
+    folder = configs_dir() / "bench"
+    path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
     if not path.is_file():
-        raise FlagError(f"--{kind} {name}: no such {kind}; give a .toml file or one of {_known(kind)}")
+        known = ", ".join(sorted(file.stem for file in folder.glob("*.toml")))
+        raise FlagError(f"--scenario {name}: no such scenario or suite; give a .toml file or one of {known}")
     return path
-
-
-def _known(kind: Literal["scenario", "suite"]) -> str:
-    files = sorted((configs_dir() / "bench").glob("*.toml"))
-    if kind == "suite":
-        files = [file for file in files if _is_suite(load_toml(file, dict[str, Any]))]
-    return ", ".join(file.stem for file in files)
 
 
 def _check_length(name: str, length: Length) -> None:

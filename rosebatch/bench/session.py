@@ -1,6 +1,7 @@
 """A whole bench run: comparisons, our engine and its peers, one scenario after the other."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from statistics import geometric_mean
 from typing import Any
 
@@ -49,6 +50,9 @@ def run_session(
     Raises:
         UserError: a run of ours is impossible or out of memory.
     """
+    for case in cases:
+        with _naming(case, cases):
+            require_fits(case.workload(), case.source.config.max_model_len)
     for peer in peers:
         require_installed(peer)
     theirs = _cases_of_peers(cases)
@@ -57,32 +61,49 @@ def run_session(
     rates = None if any(map(_is_divided, cases)) else measure_rates(cases[0].device)
     release_memory()
     firsts: dict[str, float] = {}
-    try:
-        for case in cases:
-            for switch in switches:
-                yield compare_switch(case, switch, repeats)
-            if switches and not peers:
-                continue
-            if _is_divided(case):
-                with open_pool(case) as pool:
-                    ours = time_case_over(pool, case, repeats, import_seconds)
-            else:
-                ours = time_case(case, repeats, rates, import_seconds)
-            if case.name in firsts:
-                ours["time_over_first"] = ours["elapsed_s"] / firsts[case.name]
-            firsts.setdefault(case.name, ours["elapsed_s"])
-            yield ours
-            for peer, timed in others:
-                yield _beside(ours, theirs[case.name], peer, timed[case.name], rates)
-        # Last, after everything that is timed: a profiler may go on working in the same process.
-        for case in cases:
-            if case.attribution:
-                yield attribute_case(case)
+    for case in cases:
+        for switch in switches:
+            with _naming(case, cases):
+                compared = compare_switch(case, switch, repeats)
+            yield compared
+        if switches and not peers:
+            continue
+        with _naming(case, cases):
+            ours = _time(case, repeats, rates, import_seconds)
+        if case.name in firsts:
+            ours["time_over_first"] = ours["elapsed_s"] / firsts[case.name]
+        firsts.setdefault(case.name, ours["elapsed_s"])
+        yield ours
+        for peer, timed in others:
+            yield _beside(ours, theirs[case.name], peer, timed[case.name], rates)
+    # Last, after everything that is timed: a profiler may go on working in the same process.
+    for case in cases:
+        with _naming(case, cases):
+            profiled = [attribute_case(case)] if case.attribution else []
             if profile is not None:
-                yield profile_case(case, profile, alone=len(cases) == 1)
+                profiled.append(profile_case(case, profile, alone=len(cases) == 1))
+        yield from profiled
+
+
+def _time(case: Case, repeats: int, rates: Rates | None, import_seconds: float) -> Entry:
+    if _is_divided(case):
+        with open_pool(case) as pool:
+            return time_case_over(pool, case, repeats, import_seconds)
+    return time_case(case, repeats, rates, import_seconds)
+
+
+@contextmanager
+def _naming(case: Case, cases: Sequence[Case]) -> Iterator[None]:
+    """An error names its case where there are several, and says what mends a lack of GPU memory."""
+    name = "" if len(cases) == 1 else f"{case.name}, {case.source.name}: "
+    try:
+        yield
     except torch.OutOfMemoryError as error:
         what = str(error).partition(". ")[0]
-        raise UserError(f"{what}: choose a smaller scenario, fewer prompts or less --kv-cache-memory") from None
+        message = f"{name}{what}: choose a smaller scenario, fewer prompts or less --kv-cache-memory"
+        raise UserError(message) from None
+    except UserError as error:
+        raise type(error)(f"{name}{error}") from None
 
 
 def _is_divided(case: Case) -> bool:

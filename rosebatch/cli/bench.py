@@ -14,7 +14,7 @@ from rosebatch.bench.case import Case
 from rosebatch.bench.compare import chosen_switches
 from rosebatch.bench.page import bench_page
 from rosebatch.bench.profile import choose_profile
-from rosebatch.bench.scenario import Chosen, Sampling, Scenario, adapt, configs_dir, load_scenarios, load_suite
+from rosebatch.bench.scenario import Chosen, Sampling, Scenario, adapt, configs_dir, load_scenarios
 from rosebatch.bench.session import Entry, run_replays, run_session, summarize
 from rosebatch.bench.tables import print_replays, print_results
 from rosebatch.bench.trace import equal_steps, load_trace
@@ -31,7 +31,7 @@ from rosebatch.report.build import write_text
 
 # Engine and sampling of a trace, which says the rest.
 _TRACE = Scenario(num_prompts=1, input_len=1, output_len=1, prefix_cache=True)
-# Of a bench without --suite and --scenario.
+# Of a bench without --scenario.
 _AD_HOC = Scenario(num_prompts=32, input_len=512, output_len=128)
 
 
@@ -87,7 +87,7 @@ def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> li
     """Arrivals of a trace, or of a scenario at equal steps."""
     if any(scale <= 0 for scale in work.scale):
         raise FlagError("--scale must be above 0")
-    lengths = (work.input_len, work.output_len, *work.scenario, work.suite, work.submit_interval_ms)
+    lengths = (work.input_len, work.output_len, *work.scenario, work.submit_interval_ms)
     if work.compare or work.profile or (work.trace is not None and any(lengths)):
         raise FlagError("--trace says what is run: leave out scenarios, lengths, intervals, comparisons and profiles")
     (case, *others) = _cases(work, run, _TRACE if work.trace is not None else _AD_HOC)
@@ -136,8 +136,7 @@ def _cases(work: BenchFlags, run: dict[str, Any], ad_hoc: Scenario | None = None
     given = {name: value for name, value in flags.items() if name in names and value is not None}
     if given.get("dtype") == "auto":
         del given["dtype"]
-    chosen = load_suite(work.suite) if work.suite is not None else []
-    chosen += load_scenarios(work.scenario)
+    chosen = load_scenarios(work.scenario)
     cases: dict[tuple[str, str], Case] = {}
     try:
         for each in chosen or [Chosen("ad-hoc", ad_hoc or _AD_HOC)]:

@@ -14,14 +14,15 @@ class BenchFlags:
     """What to run; fields up to ``seed`` replace those of ``rosebatch.bench.scenario.Scenario`` if given."""
 
     num_prompts: Annotated[int | None, Flag("Requests. Default: 32.", WORK)] = None
-    input_len: Annotated[int | None, Flag("Prompt tokens of each request. Default: 512.", WORK)] = None
+    input_len: Annotated[int | None, Flag("Prompt tokens of each. Default: 512.", WORK)] = None
     output_len: Annotated[int | None, Flag("Tokens to generate for each. Default: 128.", WORK)] = None
     temperature: Annotated[float | None, Flag("0, the default, is greedy.", WORK)] = None
     top_k: Annotated[int | None, Flag("Keep the k likeliest tokens.", WORK)] = None
     top_p: Annotated[float | None, Flag("Keep the likeliest tokens that reach this.", WORK)] = None
     seed: Annotated[int | None, Flag("Of the random token ids. Default: 0.", WORK, rare=True)] = None
     scenario: Annotated[
-        tuple[str, ...], Flag("Name in configs/bench, or a .toml file. Repeatable; flags win.", WORK)
+        tuple[str, ...],
+        Flag("Of configs/bench, or a .toml. Repeatable.", WORK, ("--scenario", "--suite"), metavar="NAME"),
     ] = ()
     trace: Annotated[
         Path | None, Flag("Replay this CSV or JSONL of arrivals, instead of a scenario.", WORK, metavar="FILE")
@@ -30,7 +31,6 @@ class BenchFlags:
     submit_interval_ms: Annotated[
         float | None, Flag("A request of the scenario each so many milliseconds.", WORK, rare=True)
     ] = None
-    suite: Annotated[str | None, Flag("Several scenarios with all of their models, by name.", WORK)] = None
     repeats: Annotated[int, Flag("Timed runs, after one warm-up.", WORK, least=1)] = 3
     compare: Annotated[
         tuple[str, ...], Flag("Time this switch on and off, in turn; 'all' takes each.", COMPARE, metavar="SWITCH")

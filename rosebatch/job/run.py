@@ -147,6 +147,8 @@ def run_job(
     """
     limits = None
     if isinstance(model, RunConfig):
+        if model.model is None and not job.quiet:
+            sys.stderr.write("rosebatch: no --model given: the demo model answers, which is for trying out\n")
         limits = GrammarLimits(model.grammar_timeout, in_bytes(model.grammar_memory))
     check_sampling(job.sampling, job.seed, limits)
     if job.result_column == "":

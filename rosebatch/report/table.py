@@ -31,7 +31,7 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     host_work = ", ".join(f"{name} {us:.0f} µs" for name, us in report["host_us_per_row"].items())
     rows = [
-        ("model", f"{engine['model']}, {engine['dtype']} on {engine['device']}" + _by_transformers(engine)),
+        ("model", f"{engine['model']}, {engine['dtype']} on {engine['device']}" + _remarks(engine)),
         (
             "requests",
             f"{report['completed']} completed, {report['failed']} failed" + (f" ({errors})" if errors else ""),
@@ -93,8 +93,10 @@ def _capacity(group: Mapping[str, int]) -> str:
     return f"{group['tokens']} tokens {layers}"
 
 
-def _by_transformers(engine: Mapping[str, Any]) -> str:
-    return ", by transformers' code" if engine.get("model_impl") == "transformers" else ""
+def _remarks(engine: Mapping[str, Any]) -> str:
+    """What is worth saying behind the model's name."""
+    by = ", by transformers' code" if engine.get("model_impl") == "transformers" else ""
+    return by + (", the demo model: no --model was given" if engine.get("is_demo_model") else "")
 
 
 def provenance_rows(report: dict[str, Any]) -> list[tuple[str, str]]:

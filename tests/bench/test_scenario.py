@@ -3,7 +3,7 @@
 import pytest
 
 from rosebatch.bench import scenario as module
-from rosebatch.bench.scenario import Chosen, Range, Sampling, Scenario, adapt, configs_dir, load_scenarios, load_suite
+from rosebatch.bench.scenario import Chosen, Range, Sampling, Scenario, adapt, configs_dir, load_scenarios
 from rosebatch.bench.workload import make_workload
 from rosebatch.byte_sizes import parse_size
 from rosebatch.errors import FlagError, UserError
@@ -44,7 +44,6 @@ def test_shipped_scenarios_fit_their_model(name, model):
 def test_the_suite():
     """The seven shapes, greedy, for which others have figures."""
     suite = load_scenarios(["suite"])
-    assert load_suite("suite") == suite
     shapes = {c.name: (c.scenario.num_prompts, c.scenario.input_len, c.scenario.output_len) for c in suite}
     assert (len(suite), shapes) == (7, SUITE)
     assert {(c.scenario.model, c.scenario.dtype, c.scenario.max_num_seqs, c.scenario.sampling) for c in suite} == {
@@ -55,12 +54,11 @@ def test_the_suite():
 
 def test_the_suite_of_hp1():
     """HP1 and softmax attention run each shape one right after the other, so that changes of the machine meet both."""
-    suite = load_suite("hp1")
+    suite = load_scenarios(["hp1"])
     models = ["hp1-0.6b", "qwen3-0.6b"]
     assert [(c.name, c.scenario.model) for c in suite] == [(name, model) for name in SUITE for model in models]
-    softmax = [Chosen(c.name, c.scenario, attribution=True) for c in load_suite("suite")]
+    softmax = [Chosen(c.name, c.scenario, attribution=True) for c in load_scenarios(["suite"])]
     assert [c for c in suite if c.scenario.model == "qwen3-0.6b"] == softmax
-    assert load_scenarios(["hp1"]) == suite
     hp1, qwen = (config_of(c.scenario) for c in suite[:2])
     assert (hp1.family, qwen.family) == ("hp1", "llama")
 
@@ -124,25 +122,8 @@ def test_broken_files(tmp_path, text, part):
 @pytest.mark.parametrize("name", ["gpt3", "none/mine.toml", ""])
 def test_an_unknown_scenario(name):
     """The error lists the known scenarios."""
-    with pytest.raises(FlagError, match=f"^--scenario {name}: no such scenario; .* balanced_b32, .* suite$"):
+    with pytest.raises(FlagError, match=f"^--scenario {name}: no such scenario or suite; .* balanced_b32, .* suite$"):
         load_scenarios([name])
-
-
-@pytest.mark.parametrize("name", ["gpt3", "none/mine.toml", ""])
-def test_an_unknown_suite(name):
-    """The error lists only the files that --suite accepts."""
-    with pytest.raises(
-        FlagError, match=f"^--suite {name}: no such suite; give a .toml file or one of families, hp1, suite$"
-    ):
-        load_suite(name)
-
-
-def test_a_scenario_is_no_suite():
-    """Taken for a suite, it would run with one model and nothing beside it."""
-    with pytest.raises(
-        FlagError, match=r"^--suite balanced_b32: not a suite but one scenario; .* one of families, hp1, suite$"
-    ):
-        load_suite("balanced_b32")
 
 
 def test_adapt():
