@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from rosebatch.job.run import run_file as run_file
     from rosebatch.llm import LLM as LLM
     from rosebatch.outputs import CompletionOutput as CompletionOutput
+    from rosebatch.outputs import EmbeddingOutput as EmbeddingOutput
+    from rosebatch.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
     from rosebatch.outputs import Logprob as Logprob
     from rosebatch.outputs import RequestOutput as RequestOutput
+    from rosebatch.pooling_params import PoolingParams as PoolingParams
     from rosebatch.sampling_params import GrammarSpec as GrammarSpec
     from rosebatch.sampling_params import SamplingParams as SamplingParams
 
@@ -35,6 +38,9 @@ _PLACES = {
     "JobResult": "rosebatch.job.run",
     "RequestOutput": "rosebatch.outputs",
     "CompletionOutput": "rosebatch.outputs",
+    "PoolingParams": "rosebatch.pooling_params",
+    "EmbeddingRequestOutput": "rosebatch.outputs",
+    "EmbeddingOutput": "rosebatch.outputs",
     "Logprob": "rosebatch.outputs",
     "UserError": "rosebatch.errors",
 }

@@ -20,6 +20,7 @@ InputFormat = Literal["auto", "jsonl", "openai", "parquet", "arrow", "csv"]
 GenerationConfig = Literal["none", "auto"]
 ToolCallParser = Literal["auto", "gpt_oss", "hermes", "llama3", "mistral", "qwen3_coder"]
 ReasoningParser = Literal["auto", "none", "gpt_oss", "mistral", "think"]
+EncodingFormat = Literal["float", "base64"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Flag:
 MOST_GRAMMAR_SECONDS = 86_400
 
 MODEL, SAMPLING, LIMITS, SWITCHES = "Model", "Sampling", "Limits", "Switches (all on by default)"
+EMBEDDING = "Embeddings"
 DEVICES = "Several GPUs"
 
 

@@ -20,8 +20,10 @@ from rosebatch.engine.memory import KVGroup
 from rosebatch.engine.windows import blocks_of_window
 from rosebatch.errors import FlagError
 from rosebatch.model.generation_config import sampling_defaults
+from rosebatch.model.sentence_transformers import pooling_or_refusal
 from rosebatch.model.source import ModelSource, find_model, find_tokenizer
 from rosebatch.model_config import ModelConfig
+from rosebatch.pooling_params import PLAIN
 from rosebatch.share import Share, require_divisible
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits
@@ -174,6 +176,8 @@ def load(plan: LaunchPlan) -> Launched:
     if loaded.waits is not None and toggles.cuda_graph:
         _warn_once(f"no CUDA graphs, because the model waits for the host: {loaded.waits}")
         toggles = replace(toggles, cuda_graph=False)
+    own, loaded.engine.refuses_pooling = pooling_or_refusal(source.folder)
+    loaded.engine.pooling = own.over(PLAIN)
     description = {
         "model": source.name,
         "is_demo_model": config.model is None,

@@ -14,9 +14,10 @@ from rosebatch.io.fields import PromptOptions, plain_message
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.service import Service
-from rosebatch.outputs import RequestOutput
+from rosebatch.outputs import EmbeddingRequestOutput, RequestOutput
+from rosebatch.pooling_params import PoolingParams
 from rosebatch.report.progress import Progress
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.sampling_params import GREEDY, SamplingParams
 
 if TYPE_CHECKING:
     from rosebatch.launch import Launched, LaunchPlan
@@ -38,7 +39,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "ray": (None,),
     "seed": (None, 0),
     "swap_space": (0, 4),
-    "task": (None, "auto", "generate"),
+    "task": (None, "auto", "generate", "embed"),
     "tokenizer_mode": ("auto",),
     "trust_remote_code": (True, False),
 }
@@ -154,6 +155,35 @@ class LLM:
         rows = [{"messages": list(map(dict, chat)), "options": options} for chat in chats]
         return self._run(rows, sampling_params, seed, on_error, use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        on_error: OnError = "raise",
+        use_tqdm: bool = False,
+    ) -> list[EmbeddingRequestOutput]:
+        """Embed prompts.
+
+        Args:
+            prompts: as for ``generate``.
+            pooling_params: for all, or one for each; None, and fields of None, leave it to the model.
+            on_error, use_tqdm: as for ``generate``.
+
+        Returns:
+            one output for each prompt, in order.
+
+        Raises:
+            ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its number.
+        """
+        several: Any = [prompts] if _is_single(prompts) else prompts
+        pooling = _one_for_each("pooling_params", pooling_params, PoolingParams(), len(several))
+        rows = [
+            self._row({**_prompt_fields(prompt), "pooling": own}, GREEDY)
+            for prompt, own in zip(several, pooling, strict=True)
+        ]
+        return [EmbeddingRequestOutput.of(output) for output in self._served(rows, None, on_error, use_tqdm)]
+
     def stream(
         self,
         prompts: Iterable[Prompt],
@@ -258,13 +288,12 @@ class LLM:
         on_error: OnError,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or self._default] * len(prompts)
-        else:
-            params = list(sampling_params)
-            if len(params) != len(prompts):
-                raise ValueError(f"sampling_params has {len(params)} entries for {len(prompts)} prompts")
+        params = _one_for_each("sampling_params", sampling_params, self._default, len(prompts))
         rows = [self._row(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+        return self._served(rows, seed, on_error, use_tqdm)
+
+    def _served(self, rows: Sequence[Row], seed: int | None, on_error: OnError, use_tqdm: bool) -> list[RequestOutput]:
+        """The outputs of rows, in order."""
         _check_on_error(on_error)
         outputs: list[RequestOutput] = []
         with (
@@ -275,7 +304,7 @@ class LLM:
             for output in found:
                 outputs.append(_checked(output, on_error))
                 progress.advance(
-                    output_tokens=sum(len(each.token_ids) for each in output.outputs), failed=output.error is not None
+                    tokens=sum(len(each.token_ids) for each in output.outputs), failed=output.error is not None
                 )
         return sorted(outputs, key=lambda output: int(output.request_id))
 
@@ -289,12 +318,28 @@ class LLM:
         if isinstance(error := prompt.get("error"), RowError):
             return FailedRow(index=index, where=where, metadata={}, error=error)
         fields = dict(prompt)
+        if not isinstance(fields.get("pooling"), PoolingParams | None):
+            raise ValueError(f"pooling_params must be PoolingParams, got {type(fields['pooling']).__name__}")
         if "messages" in fields:
             try:
                 fields["messages"] = [plain_message(message) for message in fields["messages"]]
             except RowError as error:
                 return FailedRow(index=index, where=where, metadata={}, error=error)
         return PromptRow(index=index, where=where, metadata={}, sampling=sampling, **fields)
+
+
+def _one_for_each(name: str, given: Any, default: Any, count: int) -> list[Any]:
+    """Parameters of each prompt, from those of all or a list.
+
+    Raises:
+        ValueError: the list has another length.
+    """
+    if given is None or isinstance(given, type(default)):
+        return [default if given is None else given] * count
+    params = list(given)
+    if len(params) != count:
+        raise ValueError(f"{name} has {len(params)} entries for {count} prompts")
+    return params
 
 
 def _backend(config: RunConfig) -> Backend:

@@ -247,6 +247,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             tensor, and ``activation`` and ``norm_eps`` have no meaning.
         delta: the gated delta rule; for qwen3_next and qwen3_5 only.
         experts: routed experts; None for a dense MLP in every layer.
+        head: whether it has an output projection; without, it embeds only.
         dtype: of the checkpoint; the default of a run.
     """
 
@@ -282,6 +283,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     transformers: TransformersShape | None = None
     delta: DeltaConfig | None = None
     experts: ExpertsConfig | None = None
+    head: bool = True
     eos_token_ids: tuple[int, ...] = ()
     dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
 

@@ -1,8 +1,9 @@
 """What ``LLM.generate`` and its kin return. Names and meanings as in vLLM, so that scripts find what they look for."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from rosebatch.io.results import Answer, ScoredToken
 from rosebatch.io.rows import FailedRow
@@ -64,6 +65,7 @@ class RequestOutput:
         error: why the prompt could not be served; None if it was.
         error_code: the same as a stable snake_case word.
         finished: always True.
+        embedding: of a prompt that was embedded, see ``EmbeddingRequestOutput``.
     """
 
     request_id: str
@@ -75,13 +77,56 @@ class RequestOutput:
     error: str | None = None
     error_code: str | None = None
     finished: bool = True
+    embedding: "array[float] | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The vector of a prompt: numbers of fp32."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Its length."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequestOutput:
+    """A prompt and its vector.
+
+    Attributes:
+        outputs: the vector; None for a prompt that failed.
+        request_id, prompt_token_ids, num_cached_tokens, error, error_code, finished: see ``RequestOutput``.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput | None
+    num_cached_tokens: int = 0
+    error: str | None = None
+    error_code: str | None = None
+    finished: bool = True
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> Self:
+        """The result of a prompt that was to be embedded."""
+        return cls(
+            request_id=output.request_id,
+            prompt_token_ids=output.prompt_token_ids,
+            outputs=None if output.embedding is None else EmbeddingOutput(output.embedding.tolist()),
+            num_cached_tokens=output.num_cached_tokens,
+            error=output.error,
+            error_code=output.error_code,
+        )
 
 
 def request_output(served: ServedRow, answer: Answer) -> RequestOutput:
     """The result of a prompt that was served, from its row and what an output line would say."""
     (prompt,) = served.prepared.prompts
-    pairs = zip(answer.choices, served.completions, strict=True)
-    scored = answer.choices[0].prompt_logprobs
+    pairs = zip(answer.choices, served.completions, strict=True) if answer.choices else ()
+    scored = answer.choices[0].prompt_logprobs if answer.choices else None
     return RequestOutput(
         request_id=str(answer.index),
         prompt=prompt.text,
@@ -100,6 +145,7 @@ def request_output(served: ServedRow, answer: Answer) -> RequestOutput:
         ],
         prompt_logprobs=None if scored is None else _of_prompt(scored),
         num_cached_tokens=answer.cached_tokens,
+        embedding=answer.embeddings[0] if answer.embeddings else None,
     )
 
 

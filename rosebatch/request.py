@@ -7,6 +7,7 @@ from operator import eq
 from typing import Any, NamedTuple, Protocol, Self, overload
 
 from rosebatch.errors import RowError
+from rosebatch.pooling_params import PoolingParams
 from rosebatch.sampling_params import GREEDY, SamplingParams
 
 
@@ -18,11 +19,13 @@ class Request:
         id: chosen by the caller, who finds the completions by it; unique among unfinished requests.
         prompt_token_ids: at least one token.
         sampling: ``n`` completions are generated.
+        pooling: the prompt is embedded, and nothing generated; None for no embedding.
     """
 
     id: int
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = GREEDY
+    pooling: PoolingParams | None = None
 
 
 class Logprobs(NamedTuple):
@@ -124,7 +127,8 @@ class Completion:
         arrival_time: when the request came.
         token_times: when each token was known to the host. Tokens of one decode window have the same time.
         prompt_logprobs: of the prompt's tokens from the second on; only the first sample has them.
-        finish_reason: ``stop``, ``length``, or ``error``.
+        finish_reason: ``stop``, ``length``, ``error``, or ``embedded``.
+        embedding: of the prompt, fp32, if that was asked for.
         error: why it cannot be used: it does not match its grammar, or its logits are not finite. None if it can.
     """
 
@@ -138,6 +142,7 @@ class Completion:
     token_times: Sequence[float] = ()
     logprobs: Sequence[Logprobs] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
+    embedding: "array[float] | None" = None
     error: RowError | None = None
 
     @property

@@ -22,6 +22,7 @@ from rosebatch.cli.app import main
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import PromptRow
 from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE
+from rosebatch.pooling_params import PoolingParams
 from tests.job.fake_model import EOS
 from tests.job.tool_templates import TEMPLATES, chat_backend
 
@@ -458,6 +459,21 @@ def test_evaluation_equals_transformers(evaluate, tmp_path):
     assert done.returncode == 1
     assert done.stdout.startswith("prompt 1 differs from token 2 on:\n")
     assert "0 of 1 answers are equal" in done.stdout
+
+
+def test_the_examples_of_embeddings(tmp_path):
+    """The first vectors that anyone makes must not fail."""
+    reader = PromptReader(str(FOLDER / "embeddings.jsonl"), {}, pooling=PoolingParams())
+    rows = list(reader)
+    assert [type(row) for row in rows] == [PromptRow] * 3
+    target = tmp_path / "vectors.jsonl"
+    flags = ["--model", str(TINY), "--load-format", "dummy", "--device", "cpu", "--quiet", "-o", str(target)]
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt_token_ids": [1, 2, 3]}\n')
+    with pytest.raises(SystemExit) as end:
+        main(["embed", str(source), *flags])
+    assert end.value.code == 0
+    assert len(json.loads(target.read_text())["embedding"]) > 1
 
 
 @needs_demo_model

@@ -50,7 +50,7 @@ def complete(
                     yield failed_output(served)
                     continue
                 found = answer(served, launched.tokenizer, return_token_ids=False)
-                tally.add_row(served.completions, [choice.finish_reason for choice in found.choices])
+                tally.add_row(served.completions, found.finish_reasons)
                 yield request_output(served, found)
     finally:
         batches.close()

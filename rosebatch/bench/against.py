@@ -115,7 +115,7 @@ def run_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, dict[
         groups.setdefault(engine, []).append(case)
     timed = {}
     for group in groups.values():
-        answer = _ask(peer, partial(_specification, peer, group, repeats))
+        answer = ask(peer, partial(_specification, peer, group, repeats))
         for case, workload in zip(group, answer["workloads"], strict=True):
             startup = {"load": answer["load_s"], "warm-up": workload["warm_up_s"]}
             timed[case.name] = {"version": answer["version"], "startup_s": startup, "seconds": workload["seconds"]}
@@ -138,7 +138,7 @@ def replay_peer(peer: Peer, case: Case, arrivals: Arrivals, scales: Sequence[flo
         "sampling": _sampling(case.scenario.sampling),
         "times": [[at / scale for at in arrivals.times] for scale in scales],
     }
-    answer = _ask(peer, lambda folder: {**_engine_of(peer, [case], folder), "replays": replays})
+    answer = ask(peer, lambda folder: {**_engine_of(peer, [case], folder), "replays": replays})
     startup = {"load": answer["load_s"], "warm-up": answer["warm_up_s"]}
     return [
         {
@@ -153,7 +153,16 @@ def replay_peer(peer: Peer, case: Case, arrivals: Arrivals, scales: Sequence[flo
     ]
 
 
-def _ask(peer: Peer, specify: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def ask(peer: Peer, specify: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """The answer of a peer's process, see ``rosebatch.bench.peers.protocol``.
+
+    Args:
+        peer: another engine.
+        specify: makes the specification; given a folder for files that the process needs.
+
+    Raises:
+        UserError: the process fails. Its log is kept, and the message names it.
+    """
     with tempfile.TemporaryDirectory(prefix="rosebatch-") as name:
         folder = Path(name)
         spec, answer = folder / "spec.json", folder / "answer.json"

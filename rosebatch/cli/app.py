@@ -13,7 +13,7 @@ from rosebatch.cli import cuda_context
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.cache import cache
 from rosebatch.cli.closed_streams import fill_closed_streams
-from rosebatch.cli.options import SamplingFlags, takes
+from rosebatch.cli.options import EmbeddingFlags, SamplingFlags, takes
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, UserError, printable
 from rosebatch.host.bytecode import keep_bytecode
@@ -43,6 +43,9 @@ _OF_ROWS = (
     "max_prompt_bytes", "max_inflight_bytes", "grammar_timeout", "grammar_memory",
 )  # fmt: skip
 
+# What only completions need.
+_OF_COMPLETIONS = ("generation_config", "sampler", "grammar_timeout", "grammar_memory", "return_token_ids", "seed")
+
 _Source = Annotated[
     str,
     typer.Argument(metavar="INPUT", help="JSONL, OpenAI batch, CSV, Parquet or Arrow; - for stdin."),
@@ -62,6 +65,22 @@ def generate(source: _Source, *, job: dict[str, Any], run: dict[str, Any], sampl
     from rosebatch.cli.generate import generate
 
     if generate(source, job, run, sampling, started):
+        raise typer.Exit(EXIT_ROWS_FAILED)
+
+
+@app.command(add_help_option=False)
+@takes(job=JobConfig, run=RunConfig, embedding=EmbeddingFlags, without=_OF_COMPLETIONS)
+def embed(source: _Source, *, job: dict[str, Any], run: dict[str, Any], embedding: dict[str, Any]) -> None:
+    """Embed every prompt of a file: one vector for each row.
+
+    Exit code: as of generate.
+    """
+    started = time.perf_counter()
+    if run["data_parallel_size"] == 1 and run["ray"] is None:
+        cuda_context.create_in_background(run["device"])
+    from rosebatch.cli.embed import embed
+
+    if embed(source, job, run, embedding, started):
         raise typer.Exit(EXIT_ROWS_FAILED)
 
 

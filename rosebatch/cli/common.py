@@ -5,6 +5,7 @@ from typing import Any
 
 from rosebatch.config import RunConfig
 from rosebatch.errors import FlagError
+from rosebatch.job.config import JobConfig
 
 
 def run_config(flags: dict[str, Any]) -> RunConfig:
@@ -17,6 +18,16 @@ def run_config(flags: dict[str, Any]) -> RunConfig:
         return RunConfig(**flags)
     except ValueError as error:
         raise FlagError(str(error)) from None
+
+
+def serve_file(job: JobConfig, run: RunConfig, started: float) -> int:
+    """Run a job, which signals may end; returns the number of rows that failed."""
+    from rosebatch.cli.interrupts import Interrupts
+    from rosebatch.job.run import run_job
+
+    interrupts = Interrupts()
+    with interrupts.watch():
+        return run_job(job, run, listen=interrupts.listen, started=started).num_failed
 
 
 def sampling_defaults(flags: dict[str, Any]) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from rosebatch.cli.common import run_config, sampling_defaults
-from rosebatch.cli.interrupts import Interrupts
+from rosebatch.cli.common import run_config, sampling_defaults, serve_file
 from rosebatch.job.config import JobConfig
-from rosebatch.job.run import run_job
 
 
 def generate(source: str, job: dict[str, Any], run: dict[str, Any], sampling: dict[str, Any], started: float) -> int:
@@ -13,6 +11,4 @@ def generate(source: str, job: dict[str, Any], run: dict[str, Any], sampling: di
     schema = sampling.get("json_schema")
     settings = () if schema is None else (schema,)
     config = JobConfig(input=source, sampling=sampling_defaults(sampling), settings=settings, **job)
-    interrupts = Interrupts()
-    with interrupts.watch():
-        return run_job(config, run_config(run), listen=interrupts.listen, started=started).num_failed
+    return serve_file(config, run_config(run), started)

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
-from rosebatch.config import SAMPLING, SWITCHES, Flag
+from rosebatch.config import EMBEDDING, SAMPLING, SWITCHES, EncodingFormat, Flag
+from rosebatch.pooling_params import Pooling
 from rosebatch.toggles import Toggles
 
 
@@ -49,6 +50,25 @@ class SamplingFlags:
     prompt_logprobs: Annotated[int | None, Flag("The same for the prompt's tokens.", SAMPLING, rare=True)] = None
     json_schema: Annotated[Path | None, Flag("Answers are JSON of this schema.", SAMPLING, metavar="FILE")] = None
     regex: Annotated[str | None, Flag("Answers match this pattern.", SAMPLING)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingFlags:
+    """What the vectors are; fields as in ``rosebatch.pooling_params.PoolingParams``."""
+
+    pooling: Annotated[
+        Pooling | None, Flag("State of the last token, or mean of all. Default: the model's own, or last.", EMBEDDING)
+    ] = None
+    normalize: Annotated[
+        bool | None,
+        Flag(
+            "Whether vectors have length 1. Default: the model's own, or yes.",
+            EMBEDDING,
+            ("--normalize/--no-normalize",),
+        ),
+    ] = None
+    dimensions: Annotated[int | None, Flag("Keep the first numbers of a vector.", EMBEDDING, least=1)] = None
+    encoding_format: Annotated[EncodingFormat, Flag("How JSONL holds a vector.", EMBEDDING)] = "float"
 
 
 def takes(

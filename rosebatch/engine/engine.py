@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,11 +14,15 @@ from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import RowError
+from rosebatch.pooling_params import PLAIN
 from rosebatch.request import Completion, Constraint, Request, StopMatcher
 
 # The masks of a plan's guided sequences, in the order of its ``sampled_ids``: ``[R, ceil(V / 32)]`` int32 of numpy.
 # Token 0 is the lowest bit of the first word; a token with bit 0 must not come next.
 Masks = Callable[[], Any]
+
+
+EMBEDS_ONLY = "the model has no output projection: it can embed, and not generate"
 
 
 class StepRunner(Protocol):
@@ -50,8 +55,12 @@ class Engine:
         max_model_len: most tokens of prompt and completion together.
         eos_token_ids: the model's end tokens.
         lookahead: plans that may be under way while the next is made; needs a scheduler with separate decodes.
+        hidden_size: length of a hidden state; None if nobody asks for more dimensions.
+        generates: whether the model has an output projection; without, it embeds only.
 
     Attributes:
+        pooling: for what requests of embeddings leave open.
+        refuses_pooling: why a request has to name its pooling; None if it need not.
         max_model_len: the same, but no more than the KV cache holds.
         stats: of all steps since ``restart_stats``.
     """
@@ -65,6 +74,8 @@ class Engine:
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
         lookahead: int = 0,
+        hidden_size: int | None = None,
+        generates: bool = True,
     ) -> None:
         separate = isinstance(scheduler.policy, SeparateDecodes)
         assert separate or not lookahead, "mixed steps need the tokens of the step before"
@@ -75,6 +86,10 @@ class Engine:
         # A sequence that does not fit the cache alone could never finish.
         self.max_model_len = min(max_model_len, scheduler.most_tokens or max_model_len)
         self.eos_token_ids = frozenset(eos_token_ids)
+        self.hidden_size = hidden_size
+        self.generates = generates
+        self.pooling = PLAIN
+        self.refuses_pooling: str | None = None
         self.stats = EngineStats()
         self._num_started = 0
         self._constraints: dict[int, Constraint] = {}
@@ -127,9 +142,13 @@ class Engine:
             arrival_time: when it came, in seconds of ``time.perf_counter``; None is now.
 
         Raises:
-            RowError: see ``require_servable``.
+            RowError: see ``require_servable``; or the model's own pooling is not served.
         """
         self.require_servable(request)
+        if request.pooling is not None:
+            if self.refuses_pooling and request.pooling.pooling is None:
+                raise RowError("unsupported_pooling", self.refuses_pooling)
+            request = replace(request, pooling=request.pooling.over(self.pooling))
         now = time.perf_counter() if arrival_time is None else arrival_time
         samples = range(request.sampling.n)
         first, *forks = (self._start(request, sample, stop_matcher, constraint, now) for sample in samples)
@@ -138,7 +157,9 @@ class Engine:
 
     def require_servable(self, request: Request) -> None:
         """Check a request; see the function of this name."""
-        require_servable(request, self.vocab_size, self.max_model_len)
+        require_servable(
+            request, self.vocab_size, self.max_model_len, hidden_size=self.hidden_size, generates=self.generates
+        )
 
     def step(self) -> list[Completion]:
         """Launch a plan and commit the oldest one that is due; returns the completions that it finished."""
@@ -237,16 +258,26 @@ class Engine:
         return masks
 
 
-def require_servable(request: Request, vocab_size: int, max_model_len: int) -> None:
-    """Check a request.
+def require_servable(
+    request: Request, vocab_size: int, max_model_len: int, *, hidden_size: int | None = None, generates: bool = True
+) -> None:
+    """Check a request; see ``Engine`` for the limits.
 
     Raises:
-        RowError: the prompt is empty or too long for the model or the cache, or a token id is outside the vocabulary.
+        RowError: the prompt is empty or too long for the model or the cache, a token id is outside the vocabulary, an
+            embedding has fewer dimensions than are wanted, or the model cannot generate.
     """
     prompt = request.prompt_token_ids
     if not prompt:
         raise RowError("empty_prompt", "the prompt has no tokens")
-    if len(prompt) >= max_model_len:
+    if request.pooling is not None:
+        if len(prompt) > max_model_len:
+            raise RowError("prompt_too_long", f"the prompt has {len(prompt)} tokens; {max_model_len} are allowed")
+        if hidden_size is not None and (request.pooling.dimensions or 0) > hidden_size:
+            raise RowError("invalid_dimensions", f"dimensions must be in [1, {hidden_size}] for this model")
+    elif not generates:
+        raise RowError("embeds_only", EMBEDS_ONLY)
+    elif len(prompt) >= max_model_len:
         raise RowError(
             "prompt_too_long",
             f"the prompt has {len(prompt)} tokens; with at least one to generate, {max_model_len} are allowed",

@@ -99,7 +99,9 @@ def load_engine(
     if waits is not None:
         toggles = replace(toggles, cuda_graph=False)
     least = group.least if group else list[int]
-    loaded = build_engine(model, source.config, limits, toggles, ops, source.dtype, device, least)
+    loaded = build_engine(
+        model, source.config, limits, toggles, ops, source.dtype, device, least, generates=source.has_head
+    )
     return replace(loaded, waits=waits)
 
 
@@ -112,6 +114,8 @@ def build_engine(
     dtype: torch.dtype,
     device: torch.device,
     least: Callable[[Sequence[int]], list[int]] = list[int],
+    *,
+    generates: bool = True,
 ) -> LoadedEngine:
     """Size the KV cache for a model that is loaded, and put the engine together.
 
@@ -124,6 +128,7 @@ def build_engine(
         dtype: of activations, and of K and V.
         device: where the model is.
         least: see ``plan_memory``.
+        generates: whether the model has an output projection.
 
     Raises:
         FlagError: the KV cache has no room for a single block.
@@ -187,5 +192,7 @@ def build_engine(
         max_model_len=config.max_model_len,
         eos_token_ids=config.eos_token_ids,
         lookahead=int(on_device and toggles.late_results),
+        hidden_size=config.hidden_size,
+        generates=generates,
     )
     return LoadedEngine(engine, memory.groups, block_size, cache.nbytes)

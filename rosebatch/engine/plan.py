@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
+from rosebatch.pooling_params import Pooling
 from rosebatch.request import Logprobs
 from rosebatch.sampling_params import SamplingParams
 from rosebatch_kernels.common.tokens import NOT_FINITE as NOT_FINITE
@@ -33,6 +36,7 @@ class SequenceSpec:
         guided: whether a grammar decides which tokens may come next.
         has_extras: whether its logits are more than sampled: penalties, biases, log-probabilities.
         long_factors: whether its keys have longrope's long factors, see ``rosebatch.engine.long_rope``.
+        pooling: what becomes of its hidden states; None if tokens are generated.
     """
 
     id: int
@@ -43,6 +47,7 @@ class SequenceSpec:
     guided: bool = False
     has_extras: bool = False
     long_factors: bool = False
+    pooling: Pooling | None = None
 
 
 class Chunk(NamedTuple):
@@ -56,6 +61,7 @@ class Chunk(NamedTuple):
         blocks: changes of its block tables since the last plan with it; all of the tables in the first. A block that
             leaves a window changes nothing.
         output_token_ids: all tokens generated so far, if the chunk samples and its logits depend on them; else empty.
+        pools: whether the chunk reaches the end of a prompt whose hidden states are pooled.
     """
 
     id: int
@@ -64,6 +70,7 @@ class Chunk(NamedTuple):
     samples: bool
     blocks: tuple[BlockChange, ...] = ()
     output_token_ids: tuple[int, ...] = ()
+    pools: bool = False
 
     @property
     def end(self) -> int:
@@ -122,6 +129,11 @@ class PackedStep(_Plan):
         """Sequences that get a token, in the order of the result."""
         return [chunk.id for chunk in self.chunks if chunk.samples]
 
+    @property
+    def num_pooled(self) -> int:
+        """Chunks that pool."""
+        return sum(chunk.pools for chunk in self.chunks)
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeWindow(_Plan):
@@ -159,6 +171,7 @@ class StepResult:
             finite.
         logprobs: in the same order, of each token; an empty list for a sequence that does not ask.
         prompt_logprobs: by the number of a chunk in the plan, of the prompt tokens behind each of its own.
+        pooled: by the number of a chunk that pools, ``[H]`` fp32.
         seconds: that the device was busy with it.
         syncs: how often the host waited for the device.
         graph_replays, graph_captures: of CUDA graphs.
@@ -167,6 +180,7 @@ class StepResult:
     token_ids: list[list[int]]
     logprobs: Sequence[list[Logprobs]] = ()
     prompt_logprobs: Mapping[int, list[Logprobs]] = field(default_factory=dict)
+    pooled: Mapping[int, np.ndarray] = field(default_factory=dict)
     seconds: float = field(default=0.0, kw_only=True)
     syncs: int = field(default=0, kw_only=True)
     graph_replays: int = field(default=0, kw_only=True)

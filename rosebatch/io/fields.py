@@ -311,7 +311,7 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def prompt_options(line: RequestFields, values: Mapping[str, Any], *, chat: bool) -> PromptOptions:
+def prompt_options(line: msgspec.Struct, values: Mapping[str, Any], *, chat: bool) -> PromptOptions:
     """The options that a line gives for its prompt.
 
     Args:

@@ -1,6 +1,6 @@
 """Whether the fields of an input have names that results need for themselves."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from rosebatch.errors import FlagError
 from rosebatch.io.columns import Columns
-from rosebatch.io.result_names import collision_message, collisions, in_order, reserved_names
+from rosebatch.io.result_names import RESULT_FIELDS, collision_message, collisions, in_order, reserved_names
 
 _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
 # The names of a line's fields. The values are only skipped.
@@ -21,12 +21,14 @@ class TakenNames:
     Args:
         result_column: see ``rosebatch.io.result_names``.
         columns: which fields results take over. No others can collide.
+        names: the fields of a result.
     """
 
-    def __init__(self, result_column: str | None, columns: Columns) -> None:
+    def __init__(self, result_column: str | None, columns: Columns, names: Sequence[str] = RESULT_FIELDS) -> None:
         self._result_column = result_column
         self._columns = columns
-        self._reserved = reserved_names(result_column)
+        self._names = names
+        self._reserved = reserved_names(result_column, names)
         self._found: dict[str, str] = {}
 
     def add_table(self, schema: pa.Schema, path: str) -> None:
@@ -45,7 +47,7 @@ class TakenNames:
 
     def _add(self, values: Mapping[str, Any], where: str, *, is_table: bool) -> None:
         carried = {name: value for name, value in values.items() if self._columns.carries(name, is_table=is_table)}
-        for name in collisions(carried, self._result_column):
+        for name in collisions(carried, self._result_column, self._names):
             self._found.setdefault(name, where)
 
     def require_none(self, source: str, path: str) -> None:

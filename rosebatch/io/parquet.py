@@ -18,6 +18,8 @@ from rosebatch.io.schema_metadata import kept_metadata
 
 # Each call gives all rows again, as JSON.
 Rows = Callable[[], Iterator[bytes]]
+# Of a result's own fields.
+Types = Mapping[str, pa.DataType]
 # A result as JSON, and the fields that it takes over from an input with types.
 _Pair = tuple[bytes, Mapping[str, Any]]
 
@@ -51,7 +53,7 @@ _CHOICE = [
 ]
 
 # Fixed, not inferred: files with and without failed rows must have the same types.
-_RESULT_TYPES: dict[str, pa.DataType] = {
+RESULT_TYPES: dict[str, pa.DataType] = {
     "index": pa.int64(),
     "text": pa.string(),
     "reasoning_content": pa.string(),
@@ -63,6 +65,12 @@ _RESULT_TYPES: dict[str, pa.DataType] = {
     "prompt_logprobs": _LOGPROBS,
     "choices": pa.list_(pa.struct(_CHOICE)),
     "error": pa.struct([("code", pa.string()), ("message", pa.string())]),
+}
+EMBEDDING_TYPES: dict[str, pa.DataType] = {
+    "index": pa.int64(),
+    "embedding": pa.list_(pa.float32()),
+    "usage": pa.struct([("prompt_tokens", pa.int64())]),
+    "error": RESULT_TYPES["error"],
 }
 # Columns that a file has only if some row has them.
 _OPTIONAL = {"reasoning_content", "tool_calls", "token_ids", "logprobs", "prompt_logprobs", "choices"}
@@ -95,6 +103,7 @@ def write_parquet(
     rows: Rows,
     carried: Carried | None = None,
     *,
+    types: Types = RESULT_TYPES,
     result_column: str | None = None,
     writer: Callable[[IO[bytes], pa.Schema], Any] = pq.ParquetWriter,
 ) -> None:
@@ -107,17 +116,24 @@ def write_parquet(
         rows: the results. Without ``carried`` they include the carried fields. Carried values become JSON text where
             their types conflict, or where they are nested too deeply for Parquet readers.
         carried: columns of the input.
+        types: of the result's fields: ``RESULT_TYPES`` or ``EMBEDDING_TYPES``.
         result_column: the field of a row that holds its result; None: the result's fields are fields of the row.
         writer: of the format, such as ``pa.ipc.new_file``.
 
     Raises:
         OSError: the file cannot be written.
     """
-    _write(path, _pairs(rows, carried), _inspect(rows, carried, result_column), writer)
+    _write(path, _pairs(rows, carried), _inspect(rows, carried, types, result_column), writer)
 
 
 def write_parquet_parts(
-    folder: Path, rows: Rows, rows_per_file: int, carried: Carried | None = None, *, result_column: str | None = None
+    folder: Path,
+    rows: Rows,
+    rows_per_file: int,
+    carried: Carried | None = None,
+    *,
+    types: Types = RESULT_TYPES,
+    result_column: str | None = None,
 ) -> None:
     """Like ``write_parquet``, into files of one schema. Their names sort in the order of the rows.
 
@@ -125,13 +141,13 @@ def write_parquet_parts(
         folder: created here. It gets at least one file, even without rows.
         rows: see ``write_parquet``.
         rows_per_file: rows in every file but the last.
-        carried, result_column: see ``write_parquet``.
+        carried, types, result_column: see ``write_parquet``.
 
     Raises:
         OSError: the folder exists, or cannot be written.
     """
     folder.mkdir()
-    info = _inspect(rows, carried, result_column)
+    info = _inspect(rows, carried, types, result_column)
     last = max(info.num_rows - 1, 0) // rows_per_file
     digits = max(_DIGITS, len(str(last)))
     pairs = _pairs(rows, carried)
@@ -173,9 +189,9 @@ def _chunks(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
         yield chunk
 
 
-def _inspect(rows: Rows, carried: Carried | None, result_column: str | None) -> _TableInfo:
+def _inspect(rows: Rows, carried: Carried | None, result_types: Types, result_column: str | None) -> _TableInfo:
     """Look at all rows. Of result fields only the names matter: their types are fixed."""
-    own = _RESULT_TYPES.keys() if result_column is None else {result_column}
+    own = result_types.keys() if result_column is None else {result_column}
     types: dict[str, pa.DataType | None] = {}
     if carried is not None:
         types = {field.name: field.type for field in carried.columns if field.name not in own}
@@ -188,7 +204,7 @@ def _inspect(rows: Rows, carried: Carried | None, result_column: str | None) -> 
         names.update(*(fields if result_column is None else (_FIELDS.decode(each[result_column]) for each in fields)))
         if carried is None:
             _widen(types, exact, fields, own)
-    results = pa.schema([(n, t) for n, t in _RESULT_TYPES.items() if n in names or n not in _OPTIONAL])
+    results = pa.schema([(n, t) for n, t in result_types.items() if n in names or n not in _OPTIONAL])
     if result_column is not None:
         results = pa.schema([(result_column, pa.struct(results))])
     # A column without any value would get Arrow's null type. The values of other files would not fit it.

@@ -10,9 +10,11 @@ from rosebatch.errors import RowError, unexpected
 from rosebatch.io.cells import BadCells, TextCells
 from rosebatch.io.columns import Columns, from_text, with_integers
 from rosebatch.io.depth import is_deeper
+from rosebatch.io.embeddings import parse_embedding_row
 from rosebatch.io.openai.lines import parse_request
-from rosebatch.io.result_names import RESULT_FIELDS
+from rosebatch.io.result_names import EMBEDDING_FIELDS, RESULT_FIELDS
 from rosebatch.io.rows import FailedRow, PromptRow, carried_fields, parse_row
+from rosebatch.pooling_params import PoolingParams
 
 Row = PromptRow | FailedRow
 # A line of JSON, or the values of a table's row. A table's row keeps all of its columns.
@@ -70,12 +72,14 @@ class RowParser:
         defaults: sampling fields for what a row does not say.
         result_column: the one field of a result beside the carried ones, see ``rosebatch.io.result_names``.
         columns: what the names of columns or fields mean.
+        pooling: of a job that embeds: for what a row does not say. None: rows are completed.
     """
 
     is_batch: bool
     defaults: Mapping[str, Any]
     result_column: str | None = None
     columns: Columns = _OWN_NAMES
+    pooling: PoolingParams | None = None
     _is_plain: bool = field(init=False)
     _id_name: str = field(init=False)
 
@@ -121,7 +125,7 @@ class RowParser:
     def parse(self, record: Record) -> Row:
         """The row; a failed one if it cannot be served or repeats an id."""
         try:
-            row = self._row(record)
+            row = self._with_pooling(self._row(record))
         except Exception as error:
             failure = unexpected("reading the row", error)
             return FailedRow(index=record.number, where=record.where, metadata={}, error=failure)
@@ -184,10 +188,20 @@ class RowParser:
         if columns.carried is None:
             kept = values if is_table else {name: values[name] for name in values if name != columns.prompt}
             return carried_fields(kept, is_table, self.result_column)
-        own = RESULT_FIELDS if self.result_column is None else (self.result_column,)
+        results = RESULT_FIELDS if self.pooling is None else EMBEDDING_FIELDS
+        own = results if self.result_column is None else (self.result_column,)
         return {name: values[name] for name in columns.carried if name in values and name not in own}
 
+    def _with_pooling(self, row: Row) -> Row:
+        if isinstance(row, FailedRow) or row.pooling is None or self.pooling is None:
+            return row
+        return replace(row, pooling=row.pooling.over(self.pooling))
+
     def _plain_row(self, values: object, index: int, where: str, *, is_table: bool) -> Row:
+        if self.pooling is not None:
+            return parse_embedding_row(
+                values, index=index, where=where, keep_prompt=is_table, result_column=self.result_column
+            )
         return parse_row(
             values,
             index=index,

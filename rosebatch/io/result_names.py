@@ -1,6 +1,7 @@
 """The names of a result's fields, and the input fields that would collide with them."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from rosebatch.errors import RowError
@@ -10,44 +11,45 @@ RESULT_FIELDS = (
     "index", "text", "reasoning_content", "tool_calls", "finish_reason", "choices", "usage", "token_ids", "logprobs",
     "prompt_logprobs", "error",
 )  # fmt: skip
-_RESULT_FIELDS = frozenset(RESULT_FIELDS)
+# Those of an embedding.
+EMBEDDING_FIELDS = ("index", "embedding", "usage", "error")
 # A request has fields of these names too. In a result they are lists.
 LISTS_IN_RESULTS = frozenset({"logprobs", "prompt_logprobs"})
 
 
-def reserved_names(result_column: str | None) -> frozenset[str]:
+@cache
+def reserved_names(result_column: str | None, own: Sequence[str] = RESULT_FIELDS) -> frozenset[str]:
     """The names that a result needs for itself.
 
     Args:
-        result_column: the one field that holds all of ``RESULT_FIELDS``; None: they are fields themselves.
+        result_column: the one field that holds all of a result's own; None: they are fields themselves.
+        own: ``RESULT_FIELDS`` or ``EMBEDDING_FIELDS``.
     """
-    return _RESULT_FIELDS if result_column is None else frozenset({result_column})
+    return frozenset(own) if result_column is None else frozenset({result_column})
 
 
-def collisions(values: Mapping[str, Any], result_column: str | None) -> list[str]:
+def collisions(values: Mapping[str, Any], result_column: str | None, own: Sequence[str] = RESULT_FIELDS) -> list[str]:
     """The fields of an input row that its result would overwrite; see ``reserved_names``."""
-    names = reserved_names(result_column)
-    if names.isdisjoint(values):
+    if reserved_names(result_column, own).isdisjoint(values):
         return []
     if result_column is not None:
         return [result_column]
-    return [name for name in RESULT_FIELDS if name in values and not _is_request(name, values[name])]
+    return [name for name in own if name in values and not _is_request(name, values[name])]
 
 
 def _is_request(name: str, value: Any) -> bool:
     return name in LISTS_IN_RESULTS and not isinstance(value, list)
 
 
-def require_no_collision(values: Mapping[str, Any], result_column: str | None) -> None:
+def require_no_collision(
+    values: Mapping[str, Any], result_column: str | None, own: Sequence[str] = RESULT_FIELDS
+) -> None:
     """Check one row.
 
     Raises:
         RowError: its result would overwrite some of its fields.
     """
-    if reserved_names(result_column).isdisjoint(values):
-        return
-    names = collisions(values, result_column)
-    if names:
+    if names := collisions(values, result_column, own):
         raise RowError("name_collision", collision_message(names, result_column))
 
 
@@ -63,5 +65,5 @@ def collision_message(names: Sequence[str], result_column: str | None) -> str:
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Names in the order of a result's fields, any others behind."""
-    given = set(names)
-    return [name for name in RESULT_FIELDS if name in given] + sorted(given - _RESULT_FIELDS)
+    given, known = set(names), dict.fromkeys([*RESULT_FIELDS, *EMBEDDING_FIELDS])
+    return [name for name in known if name in given] + sorted(given - known.keys())

@@ -1,5 +1,6 @@
 """The result of a row, and the output line that it becomes."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -57,7 +58,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The completions of a row. ``index`` and ``metadata`` are the row's; tokens are counted over all choices."""
+    """The completions of a row, or the embedding of each of its prompts, fp32.
+
+    ``index`` and ``metadata`` are the row's; tokens are counted over all choices.
+    """
 
     index: int
     metadata: Mapping[str, Any]
@@ -65,6 +69,12 @@ class Answer:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    embeddings: Sequence["array[float]"] = ()
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of each choice or embedding."""
+        return [choice.finish_reason for choice in self.choices] + ["embedded"] * len(self.embeddings)
 
 
 class Shape(Protocol):
@@ -108,12 +118,16 @@ class PlainShape:
 
     def failure(self, row: FailedRow) -> dict[str, Any]:
         """See ``Shape``."""
-        message = f"{row.where}: {row.error.message}"
-        error = {"code": row.error.code, "message": message}
-        return self._beside(row.metadata, {"index": row.index, "error": error})
+        return self._beside(row.metadata, failure_fields(row))
 
     def _beside(self, carried: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         return {**carried, **(own if self.result_column is None else {self.result_column: own})}
+
+
+def failure_fields(row: FailedRow) -> dict[str, Any]:
+    """The fields of a result that say why there is none."""
+    message = f"{row.where}: {row.error.message}"
+    return {"index": row.index, "error": {"code": row.error.code, "message": message}}
 
 
 def _completion(choice: Choice, row: int, number: int) -> dict[str, Any]:

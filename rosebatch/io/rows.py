@@ -24,6 +24,7 @@ from rosebatch.io.fields import (
 from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, require_no_collision
 from rosebatch.io.row_names import NESTED, SAME_AS, unclear_names, with_own_names
 from rosebatch.io.tools import ToolUse
+from rosebatch.pooling_params import PoolingParams
 from rosebatch.sampling_params import SamplingParams
 
 
@@ -43,6 +44,7 @@ class PromptRow:
         ignored: fields that change nothing in a local run.
         unclear: carried fields whose names look like settings.
         prompt_only: whether only the prompt's log-probabilities or its echo are wanted, and no completion.
+        pooling: of a row that is embedded; None if it is completed.
     """
 
     index: int
@@ -59,6 +61,7 @@ class PromptRow:
     ignored: tuple[str, ...] = ()
     unclear: tuple[str, ...] = ()
     prompt_only: bool = False
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,10 +30,13 @@ def answer(served: ServedRow, tokenizer: Tokenizer | None, *, return_token_ids: 
     row, n = served.prepared.row, served.prepared.row.sampling.n
     # The first completion of each prompt has what concerns the prompt.
     firsts = served.completions[::n]
+    embeddings = [done.embedding for done in served.completions if done.embedding is not None]
     return Answer(
         index=row.index,
         metadata=row.metadata,
-        choices=[
+        choices=[]
+        if embeddings
+        else [
             _choice(
                 served.prepared.prompts[number // n],
                 completion,
@@ -47,6 +50,7 @@ def answer(served: ServedRow, tokenizer: Tokenizer | None, *, return_token_ids: 
         prompt_tokens=sum(len(done.request.prompt_token_ids) for done in firsts),
         completion_tokens=sum(len(done.token_ids) for done in served.completions),
         cached_tokens=sum(done.cached_tokens for done in firsts),
+        embeddings=embeddings,
     )
 
 

@@ -102,10 +102,13 @@ def _count(
         checked.errors[failed.error.code] += 1
         on_failure(failed)
     checked.num_good += failed is None
-    for prompt in item.prompts if isinstance(item, PreparedRow) and failed is None else ():
+    if isinstance(item, FailedRow) or failed is not None:
+        return
+    for prompt in item.prompts:
         length, sampling = len(prompt.token_ids), prompt.sampling
         checked.prompt_lens.append(length)
-        checked.output_lens.append(sampling.n * min(sampling.max_tokens, config.max_model_len - length))
+        most = 0 if item.row.pooling is not None else min(sampling.max_tokens, config.max_model_len - length)
+        checked.output_lens.append(sampling.n * most)
 
 
 def _refused(row: PreparedRow, config: ModelConfig, *, strict: bool) -> FailedRow | None:
@@ -115,8 +118,8 @@ def _refused(row: PreparedRow, config: ModelConfig, *, strict: bool) -> FailedRo
         return row.failed(RowError("unclear_field", f"looks like a setting, and would be carried only: {what}"))
     try:
         for number, prompt in enumerate(row.prompts):
-            request = Request(number, prompt.token_ids, prompt.sampling)
-            require_servable(request, config.vocab_size, config.max_model_len)
+            request = Request(number, prompt.token_ids, prompt.sampling, row.row.pooling)
+            require_servable(request, config.vocab_size, config.max_model_len, hidden_size=config.hidden_size)
     except RowError as error:
         return row.failed(error)
     return None

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from rosebatch.config import Flag, InputFormat
+from rosebatch.config import EncodingFormat, Flag, InputFormat
+from rosebatch.pooling_params import PoolingParams
 
 FILES = "Input and output"
 
@@ -18,6 +19,8 @@ class JobConfig:
         input: path, URL, folder or glob; ``-`` for stdin.
         sampling: fields of a row, for the rows that do not say themselves.
         settings: files that some of these values come from. No result may replace one.
+        pooling: rows are embedded, and these are for what they and the model do not say; None: rows are completed.
+        encoding_format: of embeddings.
     """
 
     input: str
@@ -71,3 +74,5 @@ class JobConfig:
     quiet: Annotated[bool, Flag("No progress or report on stderr.", FILES, ("--quiet", "-q"))] = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[Path, ...] = ()
+    pooling: PoolingParams | None = None
+    encoding_format: EncodingFormat = "float"

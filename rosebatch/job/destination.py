@@ -26,10 +26,17 @@ from rosebatch.io.output import (
     replace_file,
     replace_folder,
 )
-from rosebatch.io.parquet import PART_NAME, Carried, Rows, write_parquet, write_parquet_parts
+from rosebatch.io.parquet import (
+    EMBEDDING_TYPES,
+    PART_NAME,
+    RESULT_TYPES,
+    Carried,
+    Rows,
+    write_parquet,
+    write_parquet_parts,
+)
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
-from rosebatch.io.result_names import RESULT_FIELDS
 from rosebatch.job.config import JobConfig
 from rosebatch.job.finished import forget, keep, manifest_path, require_can_keep
 from rosebatch.job.manifest import differences, now
@@ -53,11 +60,13 @@ class Destination:
         output: the results.
         errors: error rows of an OpenAI batch, or of any input with ``--errors``. None: among the results.
         always_split: whether ``--errors`` was given.
+        to_table: whether the results become Parquet or Arrow.
     """
 
     output: Target
     errors: Target | None
     always_split: bool
+    to_table: bool = False
 
 
 def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | None = None) -> Destination:
@@ -115,7 +124,7 @@ def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | No
     for report in job.report:
         if not takes_rows_in_order(report):
             require_writable(report, f"--report {report}")
-    return Destination(output, errors, job.errors is not None)
+    return Destination(output, errors, job.errors is not None, to_table)
 
 
 def _require_apart(
@@ -241,11 +250,14 @@ def placement_of(destination: Destination, reader: PromptReader, rows_per_file: 
     carried = None if schema is None else Carried(schema, reader.carried)
     column = reader.result_column
     writer = pq.ParquetWriter if named(path.name).kind != "arrow" else pa.ipc.new_file
-    write: Callable[[Path, Rows], None] = partial(write_parquet, carried=carried, result_column=column, writer=writer)
+    types = RESULT_TYPES if reader.pooling is None else EMBEDDING_TYPES
+    write: Callable[[Path, Rows], None] = partial(
+        write_parquet, types=types, carried=carried, result_column=column, writer=writer
+    )
     if to_folder:
         most = rows_per_file or _ROWS_PER_FILE
-        write = partial(write_parquet_parts, rows_per_file=most, carried=carried, result_column=column)
-    kept = None if carried is None else RESULT_FIELDS if column is None else (column,)
+        write = partial(write_parquet_parts, rows_per_file=most, types=types, carried=carried, result_column=column)
+    kept = None if carried is None else reader.result_names if column is None else (column,)
     return Placement(path, write, kept, place=place)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rosebatch.byte_sizes import in_bytes
 from rosebatch.config import RunConfig
+from rosebatch.engine.engine import EMBEDS_ONLY
 from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import UserError
 from rosebatch.host.threads import in_background
@@ -27,6 +28,7 @@ from rosebatch.job.serve import Served as ServedRow
 from rosebatch.job.serve import serve
 from rosebatch.job.service import Served, Work
 from rosebatch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
+from rosebatch.model.sentence_transformers import pooling_or_refusal
 from rosebatch.model.source import tokenizer_fingerprint
 from rosebatch.report.build import peak_memory
 from rosebatch.report.progress import Progress
@@ -123,7 +125,11 @@ def facts_of(plan: LaunchPlan) -> ModelFacts:
         },
     }
     independent = plan.device.type == "cpu" and plan.toggles.batch_invariant
-    return ModelFacts(plan.source.name, identity, default_sampling(plan), independent)
+    pooling, refusal = pooling_or_refusal(plan.source.folder)
+    refused = {} if refusal is None else {"embed": refusal}
+    if not plan.source.has_head:
+        refused["generate"] = f"{plan.source.name}: {EMBEDS_ONLY}; use rosebatch embed"
+    return ModelFacts(plan.source.name, identity, default_sampling(plan), independent, asdict(pooling), refused)
 
 
 def _tokenizer(plan: LaunchPlan) -> dict[str, str] | None:
@@ -226,10 +232,10 @@ class _Writer:
             if not isinstance(told, FailedRow):
                 found, line = told
                 self.output.add(found.index, line, failed=False)
-                self.tally.add_row(served.completions, [choice.finish_reason for choice in found.choices])
+                self.tally.add_row(served.completions, found.finish_reasons)
                 row = served.prepared.row
                 self.tally.add_fields(row.ignored, row.unclear)
-                self.progress.advance(output_tokens=found.completion_tokens)
+                self.progress.advance(tokens=found.prompt_tokens if found.embeddings else found.completion_tokens)
                 return
             served = told
         self.output.add(served.index, self.shape.failure(served), failed=True)

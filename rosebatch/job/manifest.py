@@ -28,6 +28,7 @@ def build_manifest(
     return_token_ids: bool,
     echo_model: bool,
     shard: str | None = None,
+    embedding: Mapping[str, Any] | None = None,
 ) -> Callable[[], dict[str, Any]]:
     """Begin to make the manifest of a run. The returned function waits for the hash of the weights and gives it.
 
@@ -45,6 +46,7 @@ def build_manifest(
         return_token_ids: whether rows have ``token_ids``.
         echo_model: whether answers name the model of their request.
         shard: which share of the rows the run has; None for all.
+        embedding: what vectors are, and how they are written; None if rows are completed.
 
     Raises:
         UserError: ``SOURCE_DATE_EPOCH`` is no time.
@@ -64,6 +66,8 @@ def build_manifest(
     }
     if shard is not None:
         values["shard"] = shard
+    if embedding is not None:
+        values["embedding"] = dict(embedding)
     return lambda: {**values, "model": {"name": facts.name, "fingerprint": fingerprint()}}
 
 

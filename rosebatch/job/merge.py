@@ -13,6 +13,7 @@ from rosebatch.job.destination import find_destination, placement_of
 from rosebatch.job.manifest import differences
 from rosebatch.job.shard import Shard, find_parts
 from rosebatch.job.target import Target
+from rosebatch.pooling_params import PoolingParams
 
 # Missing shards or rows that a message names.
 _MOST_NAMED = 8
@@ -45,7 +46,8 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
         job = replace(job, input_format=first["input_format"], result_column=first["result_column"])
         columns = first["columns"]
         names = Columns.of(columns["prompt"], columns["id"], columns["carried"])
-        reader = PromptReader(job.input, {}, job.input_format, job.result_column, names)
+        pooling = PoolingParams() if "embedding" in first else None
+        reader = PromptReader(job.input, {}, job.input_format, job.result_column, names, pooling)
         for part in parts:
             _require_alike(parts[0], part)
         if reader.digest() != first["input"]:

@@ -4,25 +4,27 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rosebatch.byte_sizes import in_bytes
-from rosebatch.config import InputFormat, RunConfig
+from rosebatch.config import EncodingFormat, InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
 from rosebatch.io.columns import Columns
+from rosebatch.io.embeddings import EmbeddingShape
 from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
 from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape, Shape
 from rosebatch.job.config import JobConfig
-from rosebatch.job.destination import errors_of, find_destination, open_output
+from rosebatch.job.destination import Destination, errors_of, find_destination, open_output
 from rosebatch.job.finished import Finished, find_finished
 from rosebatch.job.manifest import build_manifest
 from rosebatch.job.service import Loaded, Served, Service, Work
 from rosebatch.job.shard import Shard
+from rosebatch.pooling_params import PLAIN, PoolingParams
 from rosebatch.report.build import build_report, write_report
 from rosebatch.report.progress import Progress
 from rosebatch.report.table import print_report
@@ -76,9 +78,11 @@ def run_file(
     report: str | Path | Sequence[str | Path] = (),
     seed: int | None = None,
     quiet: bool = True,
+    pooling: PoolingParams | None = None,
+    encoding_format: EncodingFormat = "float",
     **engine: Any,
 ) -> JobResult:
-    """Generate a completion for every prompt of a file, as ``rosebatch generate`` does.
+    """Generate a completion for every prompt of a file, as ``rosebatch generate`` does, or embed it.
 
     ::
 
@@ -107,6 +111,8 @@ def run_file(
         report: files for the report: a page for ``.html``, else JSON.
         seed: base seed. A row's result no longer depends on its line number.
         quiet: no progress and no report on stderr.
+        pooling: embed the prompts, as ``rosebatch embed`` does; None completes them.
+        encoding_format: of embeddings.
         engine: as of ``rosebatch.LLM``; only for a model that is not loaded yet.
 
     Raises:
@@ -137,6 +143,8 @@ def run_file(
         seed=seed,
         quiet=quiet,
         sampling=dict(given or {}),
+        pooling=pooling,
+        encoding_format=encoding_format,
     )
     if isinstance(model, Loaded):
         if engine:
@@ -168,7 +176,7 @@ def run_job(
         raise FlagError("--strict with --ray is not supported: another machine may lack the input; use rosebatch check")
     # Read before the model is looked for: a missing file is the likelier mistake.
     columns = Columns.of(job.prompt_column, job.id_column, job.columns)
-    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns)
+    reader = PromptReader(job.input, job.sampling, job.input_format, job.result_column, columns, job.pooling)
     shard = None if job.shard is None else Shard.parse(job.shard)
     if shard is not None:
         reader.serves = shard.has
@@ -177,12 +185,13 @@ def run_job(
     making = _service(model, quiet=job.quiet)
     imported = time.perf_counter()
     with making as service:
+        _require_able(job, reader, service)
         if own := service.facts.sampling:
             job = replace(job, sampling=with_defaults(job.sampling, own))
             reader.defaults = job.sampling
         if job.strict:
             _require_all_good(reader, service)
-        _require_names_apply(job, reader)
+        _require_flags_apply(job, reader, destination)
         manifest = partial(_manifest, job, reader, service)
         if job.resume and not job.force_resume and shard is None:
             found = find_finished(
@@ -211,11 +220,15 @@ def run_job(
             total = shard.size(total) if shard is not None and total is not None else total
             with (
                 listen(lambda: results.kept) as check,
-                Progress(total, resumed=resumed, enabled=not job.quiet, places=service.places) as progress,
+                Progress(
+                    total,
+                    resumed=resumed,
+                    enabled=not job.quiet,
+                    places=service.places,
+                    counts="output" if job.pooling is None else "prompt",
+                ) as progress,
             ):
-                shape: Shape = PlainShape(job.result_column)
-                if reader.is_batch:
-                    shape = BatchShape(service.facts.name, created, job.echo_model)
+                shape = _shape(job, reader, service, created)
                 service.run(Work(reader, results, shape, tally, progress, job.seed, job.return_token_ids, check))
         except InterruptionError as interrupted:
             results.flush()
@@ -233,11 +246,11 @@ def run_job(
     report = build_report(
         tally,
         served.stats,
-        {**served.description, "sampling": dict(job.sampling)},
+        {**served.description, "sampling": dict(job.sampling), **_embedding(job, service)},
         startup,
         time.perf_counter() - begun,
         resumed,
-        resumed_exactly=not resumed or (service.facts.independent and not job.force_resume),
+        resumed_exactly=not resumed or (_independent(job, service) and not job.force_resume),
         input=job.input,
         output=job.output or "-",
         machine=_machine(served),
@@ -249,6 +262,42 @@ def run_job(
         if shard is not None:
             sys.stderr.write(f"shard {shard}: {results.num_rows} rows; once all shards have run: rosebatch merge\n")
     return JobResult(results.num_failed, report)
+
+
+def _shape(job: JobConfig, reader: PromptReader, service: Service, created: int) -> Shape:
+    """How results are written."""
+    if reader.is_batch:
+        return BatchShape(service.facts.name, created, job.echo_model)
+    if job.pooling is not None:
+        return EmbeddingShape(job.result_column, job.encoding_format)
+    return PlainShape(job.result_column)
+
+
+def _require_able(job: JobConfig, reader: PromptReader, service: Service) -> None:
+    """Check that the model can do what the job asks for; of a batch, each line asks for itself.
+
+    Raises:
+        UserError: it cannot.
+    """
+    refused, embeds = service.facts.refused, job.pooling is not None
+    named = job.pooling is not None and job.pooling.pooling is not None
+    why = refused.get("embed" if embeds else "generate")
+    if why and not named and not reader.is_batch:
+        raise UserError(why)
+
+
+def _independent(job: JobConfig, service: Service) -> bool:
+    """Whether no bit of a result depends on its batch. Tokens hide the last bit of a state in fp32, vectors show it."""
+    facts = service.facts
+    return facts.independent and (job.pooling is None or facts.identity["dtype"] != "float32")
+
+
+def _embedding(job: JobConfig, service: Service) -> dict[str, Any]:
+    """What the vectors of the job are, for report and manifest; nothing if rows are completed."""
+    if job.pooling is None:
+        return {}
+    decided = job.pooling.over(PoolingParams(**service.facts.pooling)).over(PLAIN)
+    return {"embedding": {**asdict(decided), "encoding_format": job.encoding_format}}
 
 
 def _machine(served: Served) -> dict[str, Any]:
@@ -308,6 +357,7 @@ def _manifest(
         return_token_ids=job.return_token_ids,
         echo_model=job.echo_model,
         shard=job.shard,
+        **_embedding(job, service),
     )
 
 
@@ -317,8 +367,11 @@ def _already_complete(job: JobConfig, found: Finished) -> JobResult:
     return JobResult(found.failed, {})
 
 
-def _require_names_apply(job: JobConfig, reader: PromptReader) -> None:
-    """Check that no column of an OpenAI batch was named."""
+def _require_flags_apply(job: JobConfig, reader: PromptReader, destination: Destination) -> None:
+    """Check that no flag was given that means nothing for these files."""
+    if job.encoding_format != "float" and (reader.is_batch or destination.to_table):
+        what = "an OpenAI batch: its lines say it themselves" if reader.is_batch else "a table: it holds numbers"
+        raise FlagError(f"--encoding-format has no meaning for {what}")
     if reader.is_batch and (job.result_column is not None or reader.columns != Columns()):
         flag = "--prompt-column, --id-column or --columns" if job.result_column is None else "--result-column"
         raise FlagError(f"{flag} has no meaning for an OpenAI batch: its answers have a form of their own")

@@ -236,7 +236,9 @@ class _Tickets:
         matcher = None
         if sampling.stop and tokenizer:
             matcher = partial(StopStrings, tokenizer, sampling.stop, sampling.min_tokens)
-        requests = [Request(next(self._ids), prompt.token_ids, prompt.sampling) for prompt in row.prompts]
+        requests = [
+            Request(next(self._ids), prompt.token_ids, prompt.sampling, row.row.pooling) for prompt in row.prompts
+        ]
         try:
             for request in requests[1:]:
                 engine.require_servable(request)

@@ -10,6 +10,8 @@ from rosebatch.model.configs.fields import UnservedError
 from rosebatch.model_config import ModelConfig
 from rosebatch.toml_file import convert
 
+# How transformers names the class of all layers, and the one with an output projection as well.
+_BARE, _WHOLE = "Model", ("ForCausalLM", "LMHeadModel")
 _BY_MODEL_TYPE = {architecture.model_type: name for name, architecture in ARCHITECTURES.items()}
 
 
@@ -32,12 +34,13 @@ def read_model_config(folder: Path) -> ModelConfig:
 def is_native(folder: Path) -> bool:
     """Whether rosebatch has the architecture that config.json names; also if there is no such file."""
     path = folder / "config.json"
-    return not path.exists() or _named_architecture(read_json(path)) in ARCHITECTURES
+    return not path.exists() or _with_head(_named_architecture(read_json(path))) in ARCHITECTURES
 
 
 def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     """Like ``read_model_config``, but from parsed JSON. Errors start with ``source``."""
-    architecture = _architecture(values, source)
+    name = _named_architecture(values)
+    architecture = _architecture(name, source)
     quantization = values.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     if quantization and method not in architecture.quantized:
@@ -45,6 +48,8 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     try:
         values = {**architecture.defaults, **_of_text(values, architecture.part)}
         fields = architecture.parse(values)
+        if _is_bare(name):
+            fields["head"] = False
     except KeyError as error:
         raise refusal(source, f"{error.args[0]!r} is missing") from None
     except UnservedError as error:
@@ -74,9 +79,22 @@ def _named_architecture(values: Mapping[str, Any]) -> Any:
     return first or _BY_MODEL_TYPE.get(str(values.get("model_type"))) or values.get("model_type")
 
 
-def _architecture(values: Mapping[str, Any], source: str) -> Architecture:
-    name = _named_architecture(values)
-    if not isinstance(name, str) or name not in ARCHITECTURES:
+def _is_bare(name: Any) -> bool:
+    """Whether a class has no output projection, and its sibling with one is served."""
+    return isinstance(name, str) and _with_head(name) != name
+
+
+def _with_head(name: Any) -> Any:
+    """The class with the output projection, if it is served; else the class itself."""
+    if not isinstance(name, str) or name in ARCHITECTURES or not name.endswith(_BARE):
+        return name
+    stem = name.removesuffix(_BARE)
+    return next((whole for end in _WHOLE if (whole := stem + end) in ARCHITECTURES), name)
+
+
+def _architecture(name: Any, source: str) -> Architecture:
+    found = _with_head(name)
+    if not isinstance(found, str) or found not in ARCHITECTURES:
         name = shown(name).strip("'")
         raise refusal(source, f"{name} is not supported; docs/models.md lists what is")
-    return ARCHITECTURES[name]
+    return ARCHITECTURES[found]

@@ -177,8 +177,11 @@ def _rows(config: ModelConfig, ops: Ops) -> Take | None:
 def load_head(config: ModelConfig, ops: Ops, weights: WeightSource, embedding: Tensor) -> Callable[[Tensor], Tensor]:
     """What makes logits of hidden states: a product, and the model's scale and soft cap if it has them.
 
-    The product's weight is its own, or the embedding ``[V, H]``; each process has its rows of it.
+    The product's weight is its own, or the embedding ``[V, H]``; each process has its rows of it. A model without one
+    makes none.
     """
+    if not config.head:
+        return _no_head
     weight = embedding
     if not config.tie_word_embeddings:
         weight = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size), take=_rows(config, ops))
@@ -186,3 +189,7 @@ def load_head(config: ModelConfig, ops: Ops, weights: WeightSource, embedding: T
     divided = ops.share.size > 1
     head = (lambda hidden: ops.gather(own(hidden), config.vocab_size)) if divided else own
     return head if scale == 1 and not cap else lambda hidden: ops.scale_and_cap_(head(hidden), scale, cap)
+
+
+def _no_head(hidden: Tensor) -> Tensor:
+    raise AssertionError("the engine refuses requests for tokens")

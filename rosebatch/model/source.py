@@ -5,6 +5,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ _SMALL_FILES = {".json", ".jinja", ".model", ".txt"}
 _KINDS = "give a model folder, a .gguf file, a .toml of shapes or a Hugging Face id (ORG/NAME)"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelSource:
     """A model that can be loaded.
 
@@ -66,11 +67,25 @@ class ModelSource:
         """
         if self.hf_config is None:
             with torch.inference_mode():
-                return build_model(self.config, ops, self.weights(device))
+                config = msgspec.structs.replace(self.config, head=self.has_head)
+                return build_model(config, ops, self.weights(device))
         from rosebatch.model.fallback.load import load_fallback
 
         folder = None if self.load_format == "dummy" else self.folder
         return load_fallback(self.hf_config, self.config, folder, ops, self.dtype, device)
+
+    @cached_property
+    def has_head(self) -> bool:
+        """Whether the checkpoint has an output projection: else the model embeds only.
+
+        Raises:
+            UserError: weights are missing or unreadable.
+        """
+        config = self.config
+        if not config.head or config.tie_word_embeddings or self.hf_config is not None:
+            return config.head
+        weights = self.weights(torch.device("cpu"))
+        return isinstance(weights, RandomWeights) or weights.shape("lm_head.weight") is not None
 
     def weights(self, device: torch.device) -> WeightSource:
         """Open the weights.

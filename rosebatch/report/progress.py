@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 _PLAIN_SECONDS = 10.0
 
@@ -21,17 +21,24 @@ class _Place:
 
 
 class Progress:
-    """Counts finished rows and output tokens, and shows rate and remaining time.
+    """Counts finished rows and their tokens, and shows rate and remaining time.
 
     Args:
         total: rows of the input; None if unknown.
         resumed: rows that an earlier run finished.
         enabled: False prints nothing.
         places: names of the devices that finish rows, if there are several: each has a line of its own.
+        counts: which tokens are counted: ``output``, or ``prompt`` where nothing is generated.
     """
 
     def __init__(
-        self, total: int | None, *, resumed: int = 0, enabled: bool = True, places: Sequence[str] = ()
+        self,
+        total: int | None,
+        *,
+        resumed: int = 0,
+        enabled: bool = True,
+        places: Sequence[str] = (),
+        counts: Literal["output", "prompt"] = "output",
     ) -> None:
         self._total = total
         self._resumed = resumed
@@ -43,6 +50,7 @@ class Progress:
         self._last_line = self._started
         self._bar: Any = None
         self._task: Any = None
+        self.counts = counts
         self._places = [_Place(name) for name in places]
 
     def __enter__(self) -> "Progress":
@@ -60,7 +68,12 @@ class Progress:
                 console=Console(stderr=True),
                 transient=True,
             )
-            self._task = self._bar.add_task("generating", total=self._total, completed=self._rows, rate="")
+            self._task = self._bar.add_task(
+                "embedding" if self.counts == "prompt" else "generating",
+                total=self._total,
+                completed=self._rows,
+                rate="",
+            )
             for place in self._places:
                 place.task = self._bar.add_task(place.name, total=self._total, rate="")
             self._bar.start()
@@ -77,19 +90,19 @@ class Progress:
         """Whether there are several devices."""
         return bool(self._places)
 
-    def advance(self, rows: int = 1, *, output_tokens: int = 0, failed: int = 0, place: int | None = None) -> None:
+    def advance(self, rows: int = 1, *, tokens: int = 0, failed: int = 0, place: int | None = None) -> None:
         """Count finished rows, those of them that failed, and perhaps the number of the device that finished them."""
         self._rows += rows
         self._failed += failed
-        self._tokens += output_tokens
+        self._tokens += tokens
         own = None if place is None else self._places[place]
         if own is not None:
             own.rows += rows
-            own.tokens += output_tokens
+            own.tokens += tokens
         if self._bar is not None:
             self._bar.update(self._task, advance=rows, rate=self._rate())
             if own is not None:
-                self._bar.update(own.task, advance=rows, rate=f"{self._per_second(own.tokens)} output tokens/s")
+                self._bar.update(own.task, advance=rows, rate=f"{self._per_second(own.tokens)} {self.counts} tokens/s")
         elif self._enabled and time.perf_counter() - self._last_line >= _PLAIN_SECONDS:
             self._last_line = time.perf_counter()
             sys.stderr.write(self.line() + "\n")
@@ -114,7 +127,7 @@ class Progress:
 
     def _rate(self) -> str:
         failed = f", {self._failed} failed" if self._failed else ""
-        return f"{self._per_second(self._tokens)} output tokens/s{failed}"
+        return f"{self._per_second(self._tokens)} {self.counts} tokens/s{failed}"
 
     def _per_second(self, tokens: int) -> str:
         return f"{tokens / (time.perf_counter() - self._started):.0f}"

@@ -71,6 +71,8 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     if engine.get("sampling"):
         rows.append(("sampling", ", ".join(f"{name} {value}" for name, value in engine["sampling"].items())))
     rows += field_rows(report["ignored_fields"], report["unclear_fields"])
+    if engine.get("embedding"):
+        rows.append(("embedding", _vector(engine["embedding"])))
     if engine["sampler"] != "rosebatch":
         rows.append(("sampler", engine["sampler"]))
     return [*rows, ("switched off", ", ".join(off))] if off else rows
@@ -82,6 +84,14 @@ def field_rows(ignored: Mapping[str, int], unclear: Mapping[str, int]) -> list[t
     return [
         (label, ", ".join(f"{name} ({rows})" for name, rows in counts.items())) for label, counts in kinds if counts
     ]
+
+
+def _vector(embedding: Mapping[str, Any]) -> str:
+    """What the vectors of a run are."""
+    parts = ["state of the last token" if embedding["pooling"] == "last" else "mean of all tokens"]
+    if embedding["dimensions"] is not None:
+        parts.append(f"{embedding['dimensions']} dimensions")
+    return ", ".join([*parts, "normalised" if embedding["normalize"] else "not normalised"])
 
 
 def _capacity(group: Mapping[str, int]) -> str:

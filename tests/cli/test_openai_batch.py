@@ -16,7 +16,7 @@ def batch(tmp_path):
     """Two requests that can be served and three that cannot."""
     lines = [
         {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": HELLO, "seed": 1}},
-        {"custom_id": "bad", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}},
+        {"custom_id": "bad", "method": "POST", "url": "/v1/moderations", "body": {"input": "x"}},
         {
             "custom_id": "text",
             "method": "POST",

@@ -227,7 +227,7 @@ def test_fields_without_effect():
         ({"custom_id": 5, "body": {}}, "invalid_field", "custom_id"),
         ({"custom_id": "a", "body": []}, "invalid_field", "body"),
         ({**chat(), "method": "GET"}, "invalid_field", "method"),
-        ({**chat(), "url": "/v1/embeddings"}, "unsupported_url", "/v1/embeddings"),
+        ({**chat(), "url": "/v1/moderations"}, "unsupported_url", "/v1/embeddings"),
         (chat(messages=[]), "missing_prompt", "messages"),
         (chat(messages="hi"), "invalid_field", "messages"),
         (chat(messages=[{"content": "no role"}]), "invalid_field", "role"),

@@ -25,6 +25,7 @@ from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.toggles import Toggles
 
 BYTES, EOS = 256, 256
+HIDDEN = 8
 # After this many tokens an answer with a grammar ends as soon as the grammar allows.
 _LONG = 30
 
@@ -75,7 +76,8 @@ class FakeModel:
             token_ids.append(token)
         reports = {i: _prompt_logprobs(chunk, self._specs[chunk.id]) for i, chunk in enumerate(plan.chunks)}
         of_prompts = {i: report for i, report in reports.items() if report}
-        result = StepResult(sampled, logprobs, of_prompts, seconds=1e-3, syncs=1)
+        pooled = {i: self.pooled(self._token_ids[chunk.id]) for i, chunk in enumerate(plan.chunks) if chunk.pools}
+        result = StepResult(sampled, logprobs, of_prompts, pooled, seconds=1e-3, syncs=1)
         return lambda: result
 
     def _update(self, plan: PackedStep) -> None:
@@ -94,7 +96,8 @@ class FakeModel:
             assert chunk.id in self._live
             spec, known = self._specs[chunk.id], self._token_ids[chunk.id]
             assert list(chunk.token_ids) == known[chunk.start : chunk.end]
-            assert chunk.samples == (chunk.end == len(known))
+            ends = chunk.end == len(known)
+            assert (chunk.samples, chunk.pools) == ((False, ends) if spec.pooling else (ends, False))
             output = known[len(spec.prompt_token_ids) :] if chunk.samples and spec.sampling.adjusts else []
             assert list(chunk.output_token_ids) == output
 
@@ -120,6 +123,10 @@ class FakeModel:
             closing = b'"' if ord("z") in allowed else b"}]"
             allowed = [token for token in (EOS, *closing) if token in allowed][:1] or allowed
         return token if token in allowed else allowed[_number(token_ids, seed) % len(allowed)]
+
+    def pooled(self, token_ids: Sequence[int]) -> np.ndarray:
+        """The pooled hidden states of a prompt."""
+        return np.random.default_rng(_number(token_ids, None)).standard_normal(HIDDEN, np.float32)
 
     def complete(self, prompt: str, max_tokens: int, seed: int | None = None) -> str:
         """The completion of a prompt, computed without an engine."""
@@ -160,7 +167,9 @@ def make_engine(
     """An engine that runs the fake model."""
     pool = BlockPool(blocks, block_size)
     scheduler = Scheduler(pool, max_num_seqs=seqs, max_num_batched_tokens=budget)
-    return Engine(scheduler, model, vocab_size=vocab_size, max_model_len=max_model_len, eos_token_ids=[EOS])
+    return Engine(
+        scheduler, model, vocab_size=vocab_size, max_model_len=max_model_len, eos_token_ids=[EOS], hidden_size=HIDDEN
+    )
 
 
 def launch_fake(engine: Engine, tokenizer: Tokenizer | None, **settings: Any) -> Launched:
@@ -168,7 +177,7 @@ def launch_fake(engine: Engine, tokenizer: Tokenizer | None, **settings: Any) ->
     config = ModelConfig(
         family="llama",
         vocab_size=engine.vocab_size,
-        hidden_size=8,
+        hidden_size=HIDDEN,
         num_layers=1,
         num_heads=1,
         num_kv_heads=1,

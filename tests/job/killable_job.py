@@ -8,14 +8,18 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rosebatch.errors import UserError
-from rosebatch.job.run import run_file
+from rosebatch.job.config import JobConfig
+from rosebatch.job.run import run_file, run_job
 from rosebatch.llm import LLM
+from rosebatch.pooling_params import PoolingParams
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend, launch_fake, make_engine
 from tests.job.tool_templates import chat_tokenizer
 
 
-def main(source: str, target: str, seconds: float = 0.0, form: str | None = None, **options: Any) -> None:
+def main(
+    source: str, target: str, seconds: float = 0.0, form: str | None = None, *, embeds: bool = False, **options: Any
+) -> None:
     """Run the job to its end, at a time that is always the same; each step takes at least so many seconds.
 
     With a form, the tokenizer and the template are those of ``tests.job.tool_templates``.
@@ -25,7 +29,11 @@ def main(source: str, target: str, seconds: float = 0.0, form: str | None = None
     tokenizer = chat_tokenizer(form) if form else Tokenizer(byte_backend(), TEMPLATE, {"eos_token": "<eos>"})
     engine = make_engine(model, seqs=8, blocks=400 if form else 200, vocab_size=tokenizer.backend.get_vocab_size())
     launched = launch_fake(engine, tokenizer)
-    run_file(source, target, model=LLM.of(launched), resume=True, **options)
+    if embeds:
+        job = JobConfig(input=source, output=target, resume=True, quiet=True, pooling=PoolingParams(), **options)
+        run_job(job, LLM.of(launched))
+    else:
+        run_file(source, target, model=LLM.of(launched), resume=True, **options)
 
 
 def with_full_disk(source: str, target: str, most_bytes: int, errors: Connection) -> None:

@@ -111,7 +111,7 @@ def test_rows_and_tokens_are_counted_apart(job):
     progress = Counted()
     lines = [{"prompt": "ab", "n": 3, "max_tokens": 4}, {"prompt": "c", "max_tokens": 2}, {"prompt": "d", "n": 0}]
     _, tally, _ = job.run(lines, progress=progress)
-    assert sorted(progress.told, key=str) == [{"failed": True}, {"output_tokens": 12}, {"output_tokens": 2}]
+    assert sorted(progress.told, key=str) == [{"failed": True}, {"tokens": 12}, {"tokens": 2}]
     assert (tally.completed, tally.failed) == (2, 1)
     assert (tally.prompt_tokens, tally.output_tokens) == (3, 14)
     assert tally.finish_reasons == {"length": 4}

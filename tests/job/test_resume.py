@@ -22,6 +22,7 @@ import torch
 from rosebatch.io.part_file import PartFile
 from rosebatch.job.run import run_file
 from rosebatch.llm import LLM
+from rosebatch.pooling_params import PoolingParams
 from rosebatch.toggles import Toggles
 from tests.job import killable_job
 from tests.job.fake_model import launch_fake, make_engine
@@ -182,6 +183,25 @@ def write_responses(folder):
     return path, {"form": "hermes"}
 
 
+def write_embeddings(folder):
+    """Prompts of all lengths for vectors of several lengths; some rows fail."""
+    rng = random.Random(6)
+    lines = [{"prompt": f"line {i} " + "x" * rng.randint(0, 150), "dimensions": 1 + i % 9, "i": i} for i in range(400)]
+    lines[7]["prompt"] = ""
+    path = folder / "in.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path, {"embeds": True}
+
+
+def write_embedding_tables(folder):
+    """The same as Parquet, into a folder."""
+    path, options = write_embeddings(folder)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.unlink()
+    pq.write_table(pa.Table.from_pylist(rows), folder / "in.parquet")
+    return folder / "in.parquet", {**options, "rows_per_file": 90}
+
+
 # How many kills in the fast tier, and what writes the input.
 KINDS = [
     (5, write_jsonl, "out.jsonl"),
@@ -192,6 +212,8 @@ KINDS = [
     (0, write_structured, "out.jsonl"),
     (2, write_tools, "out.jsonl"),
     (0, write_responses, "out.jsonl"),
+    (3, write_embeddings, "out.jsonl"),
+    (0, write_embedding_tables, "answers"),
 ]
 
 
@@ -248,6 +270,9 @@ def test_killed_many_times(processes, source, tmp_path, write, name, most_kills)
         assert expected["out.errors.jsonl"].count(b"\n") == 10
     elif write is write_tools:
         assert expected[name].count(b'"finish_reason":"tool_calls"') == 50
+    elif write is write_embeddings:
+        # Of 8 dimensions there are 9 lengths to ask for.
+        assert expected[name].count(b'"embedding":[') == 400 - 400 // 9 - 1
     rng, kills, rounds, sizes = random.Random(1), 0, 0, set()
     while kills < most_kills or not rounds:
         if not run(runs, rng.uniform(0.0, 0.8 * took)):
@@ -391,3 +416,23 @@ def test_memory_does_not_grow_with_the_file(tmp_path, ending):
         assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == rows
     # In KiB.
     assert peaks[1] < peaks[0] + 10 * 1024
+
+
+@pytest.mark.parametrize(("dtype", "exact"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_whether_resumed_vectors_are_exact(job, tmp_path, fake_model, dtype, exact):
+    """Tokens hide the last bit of a state in fp32, which may depend on the batch. Vectors show it."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"row {i} " * 9}) + "\n" for i in range(9)))
+    steps = list(range(4))
+
+    def run(before_step=None, **options):
+        launched = launch_fake(make_engine(fake_model(before_step=before_step), seqs=2), job.tokenizer)
+        plan = replace(launched.plan, source=replace(launched.plan.source, dtype=dtype))
+        llm = LLM.of(replace(launched, plan=plan))
+        return run_file(source, target, model=llm, pooling=PoolingParams(), **options)
+
+    with pytest.raises(IndexError):
+        run(lambda plan: steps.pop())
+    report = run(resume=True).report
+    assert report["resumed"] > 0
+    assert report["resumed_exactly"] is exact

@@ -144,3 +144,11 @@ def test_settings_that_are_impossible():
     for value in (0, "none", 1.5):
         with pytest.raises(ValueError, match="data_parallel_size"):
             LLM(data_parallel_size=value)
+
+
+def test_embeddings_of_one_process(several, folder):
+    """Vectors cross the pipe; a worker that completed the prompts in their place would send texts."""
+    prompts = ["red", [5, 6, 7], "the rose " * 9, ""] * 3
+    with LLM(folder, max_num_seqs=8, device="cpu") as one:
+        expected = [output.outputs for output in one.embed(prompts, on_error="return")]
+    assert [output.outputs for output in several.embed(prompts, on_error="return")] == expected

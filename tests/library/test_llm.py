@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from rosebatch import LLM, GrammarSpec, SamplingParams
+from rosebatch import LLM, GrammarSpec, PoolingParams, SamplingParams
 from tests.library.conftest import NAME
 
 SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -250,3 +250,31 @@ def test_a_slow_reader_does_not_stop_the_stream(llm):
     first = next(stream)
     time.sleep(0.05)
     assert len([first, *stream]) == 30
+
+
+def test_embed(llm):
+    """vLLM's names, one vector for each prompt, in order; each as its own parameters say."""
+    prompts = ["red roses", [5, 6, 7], {"prompt": "the rose " * 9}]
+    outputs = llm.embed(prompts)
+    assert [len(output.outputs.embedding) for output in outputs] == [output.outputs.hidden_size for output in outputs]
+    assert [len(output.prompt_token_ids) for output in outputs] == [9, 3, 81]
+    assert outputs[1].finished and outputs[1].error is None
+    for output in outputs:
+        assert sum(value**2 for value in output.outputs.embedding) == pytest.approx(1, abs=1e-5)
+    params = [PoolingParams(), PoolingParams(dimensions=4, normalize=False), PoolingParams(pooling="mean")]
+    others = [output.outputs.embedding for output in llm.embed(prompts, params)]
+    assert others[0] == outputs[0].outputs.embedding
+    assert len(others[1]) == 4
+    assert others[2] != outputs[2].outputs.embedding
+    assert llm.embed("red roses")[0].outputs.embedding == others[0]
+
+
+def test_prompts_that_cannot_be_embedded(llm):
+    """One is named by its number, or costs nobody else anything."""
+    with pytest.raises(ValueError, match="dimensions must be in"):
+        llm.embed("a", PoolingParams(dimensions=33))
+    bad, good = llm.embed(["", "a"], on_error="return")
+    assert (bad.outputs, bad.error_code) == (None, "empty_prompt")
+    assert good.outputs.hidden_size == 32
+    with pytest.raises(ValueError, match="pooling_params must be PoolingParams"):
+        llm.embed(["a"], [SamplingParams()])

@@ -192,7 +192,7 @@ class Scheduler:
         else:
             sampled = [(row.id, row.start, row.length) for row in plan.rows]
         all_logprobs = result.logprobs or [[]] * len(sampled)
-        finished = []
+        finished = self._take_pooled(plan, result, now)
         waits: Counter[float] = Counter()
         for (sequence_id, start, length), token_ids, logprobs in zip(
             sampled, result.token_ids, all_logprobs, strict=True
@@ -217,6 +217,20 @@ class Scheduler:
             self.running = [s for s in self.running if s.status is Status.RUNNING]
             self.ending = [s for s in self.ending if s.status is Status.ENDING]
         return Committed(finished, waits)
+
+    def _take_pooled(self, plan: StepPlan, result: StepResult, now: float) -> list[SequenceState]:
+        """The sequences whose embeddings a plan has brought. They are finished."""
+        finished = []
+        for number, pooled in result.pooled.items():
+            assert isinstance(plan, PackedStep), "prompts are computed in packed steps"
+            sequence = self._started[plan.chunks[number].id]
+            sequence.num_pending_tokens -= 1
+            sequence.apply_pooled(pooled, now)
+            if sequence.not_finite:
+                self.blocks.taint(sequence)
+            self._finish(sequence)
+            finished.append(sequence)
+        return finished
 
     def abort(self) -> None:
         """Drop all sequences, also after an error in the middle of a step.
@@ -375,15 +389,16 @@ class Scheduler:
         if self.prefix_cache:
             self._register_full_blocks(sequence, start, end, in_flight=True)
         sequence.num_computed_tokens = end
-        samples = end == sequence.num_tokens
-        if samples:
+        ends, pools = end == sequence.num_tokens, sequence.spec.pooling is not None
+        samples = ends and not pools
+        if ends:
             sequence.num_pending_tokens += 1
-            sequence.decoding = True
+            sequence.decoding = samples
             self._fork(sequence)
         output = tuple(sequence.output_token_ids) if samples and sequence.sampling.adjusts else ()
         token_ids = tuple(sequence.token_ids[start:end])
-        draft.chunks.append(Chunk(sequence.id, start, token_ids, samples, changes, output))
-        return budget - length if samples else 0
+        draft.chunks.append(Chunk(sequence.id, start, token_ids, samples, changes, output, ends and pools))
+        return budget - length if ends else 0
 
     def _fork(self, sequence: SequenceState) -> None:
         """Give its forks the blocks of its prompt: for them, all prompt tokens but the last are computed.
@@ -404,7 +419,7 @@ class Scheduler:
 
     def _findable(self, sequence: SequenceState) -> list[bytes]:
         """Hashes of the full blocks that may be cached."""
-        if not self.prefix_cache or sequence.needs_prompt_logprobs:
+        if not self.prefix_cache or sequence.needs_whole_prompt:
             return []
         return self._block_hashes(sequence, len(sequence.token_ids) // self.blocks.block_size)
 

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+import numpy as np
+
+from rosebatch.engine.embedding import embedding_of
 from rosebatch.engine.plan import NOT_FINITE, SequenceSpec
 from rosebatch.errors import RowError
+from rosebatch.pooling_params import PLAIN
 from rosebatch.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
 from rosebatch.sampling_params import SamplingParams
 
@@ -40,7 +44,8 @@ class SequenceState:
         decoding: whether a plan has sampled its newest token.
         logprobs, prompt_logprobs: of the tokens so far, if asked for.
         token_times: when each generated token arrived.
-        not_finite: whether its logits were not finite, so that no further token follows.
+        not_finite: whether its logits or hidden states were not finite, so that nothing follows.
+        embedding: of the prompt, if that was asked for.
     """
 
     request: Request
@@ -61,6 +66,7 @@ class SequenceState:
     decoding: bool = False
     finish_reason: str | None = None
     not_finite: bool = False
+    embedding: "array[float] | None" = None
     arrival_time: float = 0.0
     finish_time: float | None = None
     token_times: "array[float]" = field(default_factory=lambda: array("d"))
@@ -78,17 +84,22 @@ class SequenceState:
         constraint: Constraint | None = None,
         arrival_time: float = 0.0,
     ) -> "SequenceState":
-        """A completion of a request; prompt and completion together never exceed ``max_model_len`` tokens."""
+        """A completion of a request; prompt and completion together never exceed ``max_model_len`` tokens.
+
+        A prompt to be embedded is as one that gets a single token: its hidden state comes in the token's place.
+        """
         prompt, sampling = request.prompt_token_ids, _sampling_of(request.sampling, sample)
+        pools = request.pooling is not None
         eos = frozenset() if sampling.ignore_eos else eos_token_ids
         spec = SequenceSpec(
             id=id,
             prompt_token_ids=prompt,
             sampling=sampling,
-            max_len=min(len(prompt) + sampling.max_tokens, max_model_len),
+            max_len=len(prompt) + 1 if pools else min(len(prompt) + sampling.max_tokens, max_model_len),
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             guided=constraint is not None,
             has_extras=sampling.adjusts or sampling.logprobs is not None,
+            pooling=None if request.pooling is None else request.pooling.pooling or PLAIN.pooling,
         )
         return cls(request, sample, spec, list(prompt), stop_matcher, constraint, arrival_time=arrival_time)
 
@@ -137,6 +148,11 @@ class SequenceState:
         """Whether some are still missing, so that the whole prompt has to be computed."""
         asked = self.spec.sampling.prompt_logprobs is not None
         return asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether each token of the prompt has to be computed, though its K and V may be known."""
+        return self.needs_prompt_logprobs or self.spec.pooling == "mean"
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -193,6 +209,14 @@ class SequenceState:
                 return count
         return None
 
+    def apply_pooled(self, pooled: np.ndarray, now: float) -> None:
+        """Take the pooled hidden states ``[H]`` fp32 of the prompt, which finish the sequence."""
+        assert self.request.pooling is not None, "an embedding was asked for"
+        self.finish_time = now
+        self.embedding = embedding_of(pooled, self.request.pooling)
+        self.not_finite = self.embedding is None
+        self.finish_reason = "error" if self.not_finite else "embedded"
+
     def apply_prompt_logprobs(self, first: int, logprobs: Sequence[Logprobs]) -> None:
         """Take those of the prompt's tokens from position ``first`` on; recomputed ones are the same again."""
         self.prompt_logprobs[first - 1 : first - 1 + len(logprobs)] = logprobs
@@ -211,10 +235,13 @@ class SequenceState:
             token_times=self.token_times,
             logprobs=self.logprobs,
             prompt_logprobs=tuple(self.prompt_logprobs),
+            embedding=self.embedding,
             error=self._error(),
         )
 
     def _error(self) -> RowError | None:
+        if self.not_finite and self.spec.pooling is not None:
+            return RowError("non_finite_logits", "the model's hidden states of the prompt are not finite")
         if self.not_finite:
             where = len(self.token_ids) - self.num_prompt_tokens + 1
             return RowError("non_finite_logits", f"the model's logits for token {where} of the answer are not finite")

@@ -54,6 +54,7 @@ class StepBatch:
         num_prompt_tokens: of each of the B sequences.
         sample_rows: ``[S]`` int64, the rows of T that are sampled.
         sampled: the sequences of these rows.
+        pool_rows: ``[P]`` int64, the last rows of the chunks that pool.
     """
 
     input_ids: Tensor
@@ -65,6 +66,7 @@ class StepBatch:
     num_prompt_tokens: list[int]
     sample_rows: Tensor
     sampled: list[SampledRow]
+    pool_rows: Tensor
 
 
 def build_batch(
@@ -82,6 +84,7 @@ def build_batch(
     slots: list[list[int]] = [[] for _ in range(num_groups)]
     sample_rows: list[int] = []
     sampled: list[SampledRow] = []
+    pool_rows: list[int] = []
     width = max(len(blocks[chunk.id][0]) for chunk in chunks)
     tables: list[list[list[int]]] = [[] for _ in range(num_groups)]
     for chunk in chunks:
@@ -93,6 +96,8 @@ def build_batch(
         if chunk.samples:
             sample_rows.append(len(input_ids) - 1)
             sampled.append(SampledRow(specs[chunk.id], chunk.end, chunk.output_token_ids))
+        if chunk.pools:
+            pool_rows.append(len(input_ids) - 1)
 
     def tensor(values: list[int] | list[list[int]] | np.ndarray) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
@@ -110,4 +115,5 @@ def build_batch(
         num_prompt_tokens=[len(specs[chunk.id].prompt_token_ids) for chunk in chunks],
         sample_rows=tensor(sample_rows),
         sampled=sampled,
+        pool_rows=tensor(pool_rows),
     )

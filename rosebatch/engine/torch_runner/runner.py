@@ -14,6 +14,7 @@ from rosebatch.engine.logits import SampledRow, adjust, constrain
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
+from rosebatch.engine.pooled_states import PooledStates, read_pooled
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.state_pool import StatePool
@@ -52,6 +53,7 @@ class TorchRunner:
         self.batched_sampling = batched_sampling
         self.tables = BlockTables(len(cache.num_blocks))
         self.long_rope = LongRope.of(model.attention)
+        self.pooling = PooledStates()
         self.staging = Staging(cache.device)
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
@@ -70,6 +72,7 @@ class TorchRunner:
         """Copy blocks, compute all chunks in one packed forward pass, sample the rows that ask for it."""
         specs, blocks = self.tables.specs, self.tables.blocks
         self.tables.update(plan)
+        self.pooling.update(plan)
         if self.states is not None:
             self.states.update(plan)
         batch = build_batch(plan.chunks, specs, blocks, self.cache.block_size, self.cache.device, self.long_rope)
@@ -78,8 +81,10 @@ class TorchRunner:
         attention = GatheredAttention(batch, self.cache, self.model.attention, self.ops, self.states)
         hidden = self.model.forward(batch.input_ids, batch.positions, attention)
         of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits, self.staging, self.staging)()
+        vectors = self.pooling.pool(plan, specs, hidden[batch.pool_rows], hidden, self.staging)
+        pooled = {} if vectors is None else read_pooled(plan, host_waits.to_numpy(vectors))
         if not batch.sampled:
-            return StepResult([], prompt_logprobs=of_prompts)
+            return StepResult([], prompt_logprobs=of_prompts, pooled=pooled)
         logits = self.model.logits(hidden[batch.sample_rows])
         changed = adjust(logits, batch.sampled, self.ops)
         guided = [number for number, row in enumerate(batch.sampled) if row.spec.guided]
@@ -88,7 +93,7 @@ class TorchRunner:
         params, positions = [row.spec.sampling for row in batch.sampled], [row.position for row in batch.sampled]
         tokens = sample(changed, params, positions, self.ops, self.staging, batched=self.batched_sampling)
         token_ids = [[token] for token in host_waits.to_list(tokens)]
-        return StepResult(token_ids, _logprobs(logits, tokens, batch.sampled, token_ids), of_prompts)
+        return StepResult(token_ids, _logprobs(logits, tokens, batch.sampled, token_ids), of_prompts, pooled)
 
 
 def _logprobs(

@@ -33,7 +33,8 @@ class PackedInputs(NamedTuple):
         input_ids, rows, positions: ``[T]`` int32; padding has row -1.
         rotary_rows: ``[T]`` int32, each token's row of the rotary tables; None if it is the position.
         tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``; padding has no rows.
-        last_rows: ``[S]`` int32, the row of the last token of each chunk that samples, in the plan's order, then zeros.
+        last_rows: ``[S]`` int32, the row of the last token of each chunk that samples, in the plan's order, then of
+            each that pools, then zeros.
         packed: the same chunks for layers with states; empty for a model without them.
     """
 
@@ -66,7 +67,7 @@ class Layout:
         """No more room than the plan needs."""
         num_tiles = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in plan.chunks)
         num_chunks = len(plan.chunks) if states else 0
-        num_last = sum(chunk.samples for chunk in plan.chunks)
+        num_last = sum(chunk.samples or chunk.pools for chunk in plan.chunks)
         return cls(plan.num_tokens, num_tiles, num_last, num_chunks, long_rope)
 
     @classmethod
@@ -110,6 +111,7 @@ def pack(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.n
     rotary_rows = np.zeros(layout.size if layout.long_rope else 0, np.int32)
     tiles: list[tuple[int, int, int, int]] = []
     last_rows: list[int] = []
+    pool_rows: list[int] = []
     first = 0
     for chunk in plan.chunks:
         slot, length = slots.slot_of[chunk.id], len(chunk.token_ids)
@@ -123,10 +125,13 @@ def pack(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.n
             tiles.append((slot, first + begin, chunk.start + begin, min(tile_rows, length - begin)))
         if chunk.samples:
             last_rows.append(end - 1)
+        if chunk.pools:
+            pool_rows.append(end - 1)
         first = end
     # The longest first, so that the shortest programs start last.
     tiles.sort(key=lambda tile: -tile[2])
     tiles += [(0, 0, 0, 0)] * (layout.num_tiles - len(tiles))
+    last_rows += pool_rows
     last_rows += [0] * (layout.num_last - len(last_rows))
     flat = np.array(tiles, np.int32).reshape(-1)
     parts = [input_ids, rows, positions, rotary_rows, flat, np.array(last_rows, np.int32)]

@@ -22,6 +22,7 @@ from rosebatch.engine.logits import SampledRow
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import DecodeWindow, PackedStep, SequenceSpec, StepPlan, StepResult
+from rosebatch.engine.pooled_states import PooledStates, has_means, read_pooled
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.state_pool import StatePool
@@ -38,8 +39,9 @@ from rosebatch_kernels.common import host_waits
 from rosebatch_kernels.common.tokens import NO_TOKEN
 from rosebatch_kernels.feedback import layout
 
-# Waits for the log-probabilities of prompts, by the number of a chunk.
+# Wait for what prompts report, by the number of a chunk: log-probabilities, and pooled hidden states.
 _PromptLogprobs = Callable[[], dict[int, list[Logprobs]]]
+_Pooled = Callable[[], dict[int, np.ndarray]]
 
 
 class TritonRunner:
@@ -81,6 +83,7 @@ class TritonRunner:
         self.ops = ops
         self.kernels = kernels
         self.states = states
+        self.pooling = PooledStates()
         self.slots = Slots(max_num_seqs, width, self.long_rope)
         self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, len(cache.num_blocks))
         self.attention = SharedAttention.of(cache, self.state, ops, kernels, states)
@@ -175,10 +178,11 @@ class TritonRunner:
             chunks = [chunk for chunk in plan.chunks if chunk.samples]
             rows = [SampledRow(s, c.end, c.output_token_ids) for s, c in zip(sampled.specs, chunks, strict=True)]
             self.state.tell_tokens(list(zip(sampled.slots.tolist(), rows, strict=True)), self.up)
-        ran, columns, of_prompts = self._run_packed(plan, sampled)
+        self.pooling.update(plan)
+        ran, columns, of_prompts, pooled = self._run_packed(plan, sampled)
         if not count:
             clock.stop()
-            return lambda: _result([], [], clock, ran, of_prompts())
+            return lambda: _result([], [], clock, ran, of_prompts(), pooled())
         self._sample(self.model.logits(ran.out[:count]), sampled, columns, self._first_tokens, None)
         clock.stop()
         fetch = self.down.fetch(self._first_tokens[0, :count])
@@ -188,14 +192,16 @@ class TritonRunner:
         def wait() -> StepResult:
             ids = [[token] for token in fetch().tolist()]
             rows = None if fetch_logprobs is None else fetch_logprobs()[:, None]
-            return _result(ids, [] if rows is None else read_all(rows, sampled.specs, ids), clock, ran, of_prompts())
+            logprobs = [] if rows is None else read_all(rows, sampled.specs, ids)
+            return _result(ids, logprobs, clock, ran, of_prompts(), pooled())
 
         return wait
 
-    def _run_packed(self, plan: PackedStep, sampled: "_Sampled") -> tuple[Ran, Tensor, _PromptLogprobs]:
+    def _run_packed(self, plan: PackedStep, sampled: "_Sampled") -> tuple[Ran, Tensor, _PromptLogprobs, _Pooled]:
         """The last token's final hidden state of each chunk that samples, their slots, and what prompts report."""
         specs = self.slots.specs
         reports = any(specs[chunk.id].sampling.prompt_logprobs is not None for chunk in plan.chunks)
+        reports = reports or has_means(plan, specs)
         padded = self.packed.enabled and plan.num_tokens <= MOST_PADDED_TOKENS and not reports
         tile_rows = self.kernels.tile_rows
         exact = Layout.exact(plan, tile_rows, states=self.states is not None, long_rope=self.long_rope)
@@ -203,11 +209,22 @@ class TritonRunner:
         cells, columns = self.up.send(pack(plan, self.slots, layout, tile_rows), sampled.slots)
         if padded:
             self._packed_cells[: len(cells)].copy_(cells)
-            return self.packed.run(layout.size), columns, dict
+            ran = self.packed.run(layout.size)
+            return ran, columns, dict, self._pool(plan, ran.out[len(columns) :], None)
         inputs = layout.inputs(cells)
         hidden = self._forward(inputs)
         of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits, self.up, self.down)
-        return Ran(hidden[inputs.last_rows]), columns, of_prompts
+        ran = Ran(hidden[inputs.last_rows])
+        return ran, columns, of_prompts, self._pool(plan, ran.out[len(columns) :], hidden)
+
+    def _pool(self, plan: PackedStep, ends: Tensor, hidden: Tensor | None) -> _Pooled:
+        """Begin to fetch what ``StepResult.pooled`` holds; ``ends`` are the rows behind those that are sampled."""
+        vectors = self.pooling.pool(plan, self.slots.specs, ends[: plan.num_pooled], hidden, self.up)
+        if vectors is None:
+            return dict
+        fetch = self.down.fetch(vectors.view(torch.int32))
+        # Later transfers may overwrite what is fetched.
+        return lambda: read_pooled(plan, fetch().view(np.float32).copy())
 
     def _packed_step(self, size: int) -> Tensor:
         inputs = self._layout(size).inputs(self._packed_cells)
@@ -340,11 +357,13 @@ def _result(
     clock: "_Clock",
     ran: Ran,
     of_prompts: Mapping[int, list[Logprobs]] | None = None,
+    pooled: Mapping[int, np.ndarray] | None = None,
 ) -> StepResult:
     return StepResult(
         ids,
         logprobs,
         of_prompts or {},
+        pooled or {},
         seconds=clock.seconds(),
         graph_replays=ran.replays,
         graph_captures=ran.captures,

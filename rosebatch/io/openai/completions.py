@@ -22,7 +22,7 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
         raise RowError("invalid_field", f"messages cannot be used with {COMPLETIONS.url}")
     if body.logprobs is True:
         raise RowError("invalid_field", f"logprobs of {COMPLETIONS.url} must be the number of likeliest tokens")
-    prompts = _prompts(body.prompt)
+    prompts = prompts_of(body.prompt)
     one = prompts[0] if len(prompts) == 1 else None
     if body.suffix and not isinstance(one, str):
         raise RowError("invalid_field", "suffix needs one prompt, given as text")
@@ -47,18 +47,22 @@ def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
     }
 
 
-def _prompts(prompt: str | list[Any] | None) -> tuple[str | tuple[int, ...], ...]:
-    """One prompt or several, each as text or token ids."""
+def prompts_of(prompt: str | list[Any] | None, name: str = "prompt") -> tuple[str | tuple[int, ...], ...]:
+    """One prompt or several, each as text or token ids, from the field ``name``.
+
+    Raises:
+        RowError: it has none, or they are something else.
+    """
     if not prompt:
-        raise RowError("missing_prompt", "prompt is missing or empty")
+        raise RowError("missing_prompt", f"{name} is missing or empty")
     if isinstance(prompt, str):
         return (prompt,)
     several = prompt if all(isinstance(each, (str, list)) for each in prompt) else [prompt]
     for each in several:
         if not each:
-            raise RowError("missing_prompt", "prompt is missing or empty")
+            raise RowError("missing_prompt", f"{name} is missing or empty")
         if not isinstance(each, str) and not all(type(token) is int for token in each):
-            raise RowError("invalid_field", "prompt must be a text, a list of token ids, or a list of these")
+            raise RowError("invalid_field", f"{name} must be a text, a list of token ids, or a list of these")
     return tuple(each if isinstance(each, str) else tuple(each) for each in several)
 
 

@@ -11,6 +11,7 @@ from rosebatch.errors import RowError
 from rosebatch.io.fields import to_struct
 from rosebatch.io.openai.chat import CHAT
 from rosebatch.io.openai.completions import COMPLETIONS
+from rosebatch.io.openai.embeddings import EMBEDDINGS
 from rosebatch.io.openai.endpoint import Endpoint
 from rosebatch.io.openai.responses import RESPONSES
 from rosebatch.io.results import Answer
@@ -18,7 +19,12 @@ from rosebatch.io.rows import FailedRow, PromptRow
 
 # Errors that no change of the request mends.
 OUR_ERRORS = frozenset({"grammar_failed", "non_finite_logits", "unexpected_error", "worker_died"})
-_ENDPOINTS = {each.url: each for each in (CHAT, COMPLETIONS, RESPONSES)}
+_ENDPOINTS = {each.url: each for each in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)}
+
+
+# Fields that tell what a body with ``input`` is for.
+_OF_EMBEDDINGS = frozenset({"dimensions", "encoding_format"})
+_OF_RESPONSES = frozenset({"instructions", "max_output_tokens", "reasoning", "temperature", "text", "tools", "top_p"})
 
 
 class _Line(msgspec.Struct):
@@ -58,6 +64,20 @@ def parse_request(values: object, *, index: int, where: str, defaults: Mapping[s
         return FailedRow(index=index, where=where, metadata=metadata, error=error)
 
 
+def _of_input(body: dict[str, Any]) -> Endpoint:
+    """The endpoint of a body with ``input``.
+
+    Raises:
+        RowError: the body does not tell.
+    """
+    if not _OF_EMBEDDINGS.isdisjoint(body):
+        return EMBEDDINGS
+    items = body["input"] if isinstance(body["input"], list) else []
+    if not _OF_RESPONSES.isdisjoint(body) or any(isinstance(each, dict) for each in items):
+        return RESPONSES
+    raise RowError("unsupported_url", "url is missing: a body with input may be for a response or for embeddings")
+
+
 def _model(body: dict[str, Any]) -> dict[str, str]:
     model = body.get("model")
     return {"model": model} if isinstance(model, str) else {}
@@ -70,13 +90,14 @@ def _endpoint(line: _Line) -> Endpoint:
         RowError: it is not served.
     """
     if not line.url:
-        by_field = {"messages": CHAT, "input": RESPONSES}
-        return next((each for name, each in by_field.items() if line.body.get(name) is not None), COMPLETIONS)
+        if line.body.get("messages") is not None:
+            return CHAT
+        return COMPLETIONS if line.body.get("input") is None else _of_input(line.body)
     url = urlsplit(line.url).path.rstrip("/")
     # Some services leave out the /v1, or put something in front of it.
     url = f"/v1{url.rpartition('/v1')[2]}"
     if url not in _ENDPOINTS:
-        raise RowError("unsupported_url", f"url {url} is not supported; use {' or '.join(_ENDPOINTS)}")
+        raise RowError("unsupported_url", f"url {url} is not supported; use one of {', '.join(_ENDPOINTS)}")
     return _ENDPOINTS[url]
 
 

@@ -167,7 +167,12 @@ def _reply(link: Link, question: m.CountBad | m.Fingerprint, plan: "LaunchPlan")
 
     if isinstance(question, m.CountBad):
         reader = PromptReader(
-            question.source, question.defaults, question.input_format, question.result_column, question.columns
+            question.source,
+            question.defaults,
+            question.input_format,
+            question.result_column,
+            question.columns,
+            question.pooling,
         )
         _answer(link, lambda: str(check_file(reader, plan, sys.stderr, strict=True).errors.total()))
     else:

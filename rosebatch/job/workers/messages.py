@@ -14,6 +14,7 @@ from rosebatch.io.parse import Record
 from rosebatch.job.facts import ModelFacts
 from rosebatch.job.workers.chunk import unpack
 from rosebatch.job.workers.serving import Parse, Serve
+from rosebatch.pooling_params import PoolingParams
 from rosebatch.report.tally import Tally
 
 
@@ -52,6 +53,7 @@ class CountBad:
     input_format: InputFormat
     result_column: str | None
     columns: Columns
+    pooling: PoolingParams | None
 
 
 @dataclass(frozen=True, slots=True)

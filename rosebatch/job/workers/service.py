@@ -64,7 +64,14 @@ class Workers:
     def count_bad(self, reader: PromptReader) -> int:
         """See ``Service``."""
         self._pool.ask(
-            m.CountBad(reader.source, dict(reader.defaults), reader.input_format, reader.result_column, reader.columns)
+            m.CountBad(
+                reader.source,
+                dict(reader.defaults),
+                reader.input_format,
+                reader.result_column,
+                reader.columns,
+                reader.pooling,
+            )
         )
         return int(self._pool.answer())
 

@@ -235,7 +235,8 @@ class RowTask:
         self.tally.merge(results.tally)
         rows, tokens, own = len(results.numbers), results.tally.output_tokens, self._accounts[number]
         place = number if self.progress.has_places else None
-        self.progress.advance(rows, output_tokens=tokens, failed=results.tally.failed, place=place)
+        counted = results.tally.prompt_tokens if self.progress.counts == "prompt" else tokens
+        self.progress.advance(rows, tokens=counted, failed=results.tally.failed, place=place)
         require_finite(self.tally, self.output.num_rows, at_least=MOST_NOT_FINITE)
         own.rows += rows
         own.output_tokens += tokens

@@ -1,0 +1,48 @@
+"""vLLM's embeddings. ``python -m rosebatch.bench.peers.vllm_embed SPEC.json``: see ``protocol``.
+
+Nothing is generated, so all ``output_lens`` are 0, and there is no ``sampling`` to look at.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from rosebatch.bench.peers.protocol import Loaded, Prompts, Streaming, serve
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def load(spec: dict[str, Any]) -> Loaded:
+    """Build the engine with its defaults for embeddings. Token ids go in, so it needs no tokenizer."""
+    import vllm
+
+    engine = vllm.LLM(
+        model=spec["model"],
+        load_format=spec["load_format"],
+        dtype=spec["dtype"],
+        max_num_seqs=spec["max_num_seqs"],
+        enable_prefix_caching=spec["prefix_cache"],
+        runner="pooling",
+        convert="embed",
+        skip_tokenizer_init=True,
+        gpu_memory_utilization=0.9,
+        seed=0,
+        **spec["args"],
+    )
+
+    def prepare(prompts: Prompts, output_lens: list[int], sampling: dict[str, Any]) -> Callable[[], list[int]]:
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        return lambda: [0 for _ in engine.embed(inputs, use_tqdm=False)]
+
+    return Loaded(vllm.__version__, prepare)
+
+
+async def load_streaming(spec: dict[str, Any]) -> Streaming:
+    """Embeddings do not stream."""
+    raise NotImplementedError
+
+
+if __name__ == "__main__":
+    serve(load, load_streaming)

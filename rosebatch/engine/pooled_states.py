@@ -1,0 +1,75 @@
+"""Hidden states of packed steps, pooled to one vector for each prompt that is embedded."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rosebatch.engine.plan import PackedStep, SequenceSpec
+from rosebatch.engine.staging import Staging
+
+
+class PooledStates:
+    """Pools the hidden states of prompts; keeps the sums of those whose chunks have not all come.
+
+    A sum is of fp64 and goes token by token, from chunk to chunk: where a prompt is cut changes no bit of it.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[int, Tensor] = {}
+
+    def update(self, plan: PackedStep) -> None:
+        """Forget the sequences that a plan releases. A preempted one starts over."""
+        if plan.reset:
+            self._sums.clear()
+        for sequence_id in plan.released:
+            self._sums.pop(sequence_id, None)
+
+    def pool(
+        self, plan: PackedStep, specs: Mapping[int, SequenceSpec], ends: Tensor, hidden: Tensor | None, up: Staging
+    ) -> Tensor | None:
+        """``[P, H]`` fp32 of the plan's chunks that pool; None if none does.
+
+        Args:
+            plan: the step.
+            specs: of its sequences.
+            ends: ``[P, H]``, the last hidden state of each of these chunks.
+            hidden: ``[T, H]``, all hidden states; None will do if ``has_means`` is False.
+            up: copies in stream order.
+        """
+        if not has_means(plan, specs):
+            return ends.float() if len(ends) else None
+        assert hidden is not None, "a mean is over all tokens"
+        sums = self._sum(plan, hidden, up)
+        pooled: list[Tensor] = []
+        for number, chunk in enumerate(plan.chunks):
+            mean = specs[chunk.id].pooling == "mean"
+            if chunk.pools:
+                pooled.append((sums[number] / chunk.end).float() if mean else ends[len(pooled)].float())
+            elif mean:
+                self._sums[chunk.id] = sums[number].clone()
+        return torch.stack(pooled) if pooled else None
+
+    def _sum(self, plan: PackedStep, hidden: Tensor, up: Staging) -> Tensor:
+        """``[C, H]`` fp64: of each chunk, with the sum of the tokens before it."""
+        rows, first = hidden.double(), 0
+        for chunk in plan.chunks:
+            before = self._sums.pop(chunk.id, None)
+            if before is not None:
+                rows[first] += before
+            first += len(chunk.token_ids)
+        (lengths,) = up.send(np.array([len(chunk.token_ids) for chunk in plan.chunks], np.int64))
+        # Unsafe: to check the lengths would wait for the device.
+        return torch.segment_reduce(rows, "sum", lengths=lengths, unsafe=True)
+
+
+def has_means(plan: PackedStep, specs: Mapping[int, SequenceSpec]) -> bool:
+    """Whether the mean over all tokens of some sequence is wanted."""
+    return any(specs[chunk.id].pooling == "mean" for chunk in plan.chunks)
+
+
+def read_pooled(plan: PackedStep, rows: np.ndarray) -> dict[int, np.ndarray]:
+    """``StepResult.pooled`` from ``[P, H]`` fp32."""
+    numbers = [number for number, chunk in enumerate(plan.chunks) if chunk.pools]
+    return dict(zip(numbers, rows, strict=True))

@@ -1,0 +1,49 @@
+"""``/v1/embeddings``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rosebatch.config import EncodingFormat
+from rosebatch.io.embeddings import encoded, pooling_params
+from rosebatch.io.openai.completions import prompts_of
+from rosebatch.io.openai.endpoint import Asked, Endpoint
+from rosebatch.io.openai.fields import checked
+from rosebatch.io.results import Answer
+from rosebatch.sampling_params import GREEDY
+
+_FORMAT = "encoding_format"
+
+
+class _Body(msgspec.Struct):
+    input: str | list[Any] | None = None
+    model: str | None = None
+    dimensions: int | None = None
+    encoding_format: EncodingFormat | None = None
+
+
+def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
+    body = checked(values, _Body)
+    fields = {
+        "prompts": prompts_of(body.input, "input"),
+        "sampling": GREEDY,
+        "pooling": pooling_params(body.dimensions),
+    }
+    return Asked(fields, {_FORMAT: body.encoding_format or "float"})
+
+
+def _body(answer: Answer, model: str, created: int) -> dict[str, Any]:
+    given = answer.metadata[_FORMAT]
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": encoded(embedding, given)}
+            for index, embedding in enumerate(answer.embeddings)
+        ],
+        "model": model,
+        "usage": {"prompt_tokens": answer.prompt_tokens, "total_tokens": answer.prompt_tokens},
+    }
+
+
+EMBEDDINGS = Endpoint("/v1/embeddings", _parse, _body)

@@ -1,0 +1,97 @@
+"""Embeddings through the device path on Triton's interpreter: the vectors of the plain runner's hidden states."""
+
+import os
+
+import numpy as np
+import pytest
+
+from rosebatch.pooling_params import PoolingParams
+from rosebatch.request import Request
+from rosebatch.sampling_params import SamplingParams
+from tests.engine.family_models import FAMILIES
+from tests.engine.small_models import MODELS, SEATS, VOCAB, device_engine, plain_engine
+
+pytestmark = [
+    pytest.mark.matrix,
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
+    # The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+# Longer than a step, with a beginning in common, cached to the very end, and more of them than seats.
+PLACES = [range(14), range(9), range(8), range(8), range(3, 5), range(13)]
+
+
+def run(engine, requests):
+    for request in requests:
+        engine.add(request)
+    done = {}
+    while engine.has_unfinished:
+        done |= {completion.request.id: completion for completion in engine.step()}
+        engine.scheduler.check_integrity()
+    assert engine.scheduler.blocks.num_used == 0
+    assert not engine.runner.pooling._sums, "no sum is left of a prompt that has finished"
+    return done
+
+
+def prompt_of(places):
+    return tuple((7 * j * j + 3 * j + 1) % VOCAB for j in places)
+
+
+def embeddings(engine, pooling, places=PLACES):
+    params = PoolingParams(pooling=pooling)
+    done = run(engine, [Request(i, prompt_of(each), pooling=params) for i, each in enumerate(places)])
+    return np.array([done[i].embedding for i in range(len(places))])
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("name", [*MODELS, *FAMILIES])
+def test_kernels_give_the_plain_vectors(name, pooling):
+    """A row of padding, or of another chunk, in place of a prompt's own would be another vector."""
+    found, expected = embeddings(device_engine(name), pooling), embeddings(plain_engine(name), pooling)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", ["plain", "device"])
+def test_steps_that_sample_and_pool(kind):
+    """Rows that are sampled and rows that are pooled come from one forward pass: either could take the other's."""
+    make = {"plain": plain_engine, "device": device_engine}[kind]
+    kinds = [
+        SamplingParams(max_tokens=5, ignore_eos=True),
+        PoolingParams(pooling="last"),
+        PoolingParams(pooling="mean"),
+    ]
+    requests = [
+        Request(i, prompt_of(range(i, i + 4)), own)
+        if isinstance(own, SamplingParams)
+        else Request(i, prompt_of(range(i, i + 4)), pooling=own)
+        for i, own in enumerate(kinds * 3)
+    ]
+    engine = make("llama")
+    mixed = run(engine, requests)
+    alone = {request.id: run(make("llama"), [request])[request.id] for request in requests}
+    assert engine.stats.max_running == SEATS
+    for i, one in alone.items():
+        assert mixed[i].token_ids == one.token_ids
+        assert (mixed[i].embedding is None) == (one.embedding is None) == isinstance(kinds[i % 3], SamplingParams)
+        if one.embedding is not None:
+            np.testing.assert_allclose(mixed[i].embedding, one.embedding, rtol=0, atol=2e-5)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", ["plain", "device"])
+def test_a_preempted_mean_starts_over(kind):
+    """A sum that outlived the blocks of its prompt would count tokens twice."""
+    make = {"plain": plain_engine, "device": device_engine}[kind]
+    places = [range(4), range(2, 22), range(5, 22)]
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True)
+    requests = [
+        Request(0, prompt_of(places[0]), sampling),
+        *(Request(i, prompt_of(places[i]), pooling=PoolingParams(pooling="mean")) for i in (1, 2)),
+    ]
+    engine = make("gpt2", blocks=9)
+    done = run(engine, requests)
+    roomy = run(make("gpt2"), requests)
+    for i in (1, 2):
+        np.testing.assert_allclose(done[i].embedding, roomy[i].embedding, rtol=0, atol=2e-5)
+    assert done[0].token_ids == roomy[0].token_ids

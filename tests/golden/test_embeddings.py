@@ -1,0 +1,153 @@
+"""Embeddings in fp32 equal transformers' hidden states, pooled, whatever the schedule was."""
+
+import numpy as np
+import pytest
+import torch
+
+from rosebatch.config import RunConfig
+from rosebatch.engine.load import load_engine
+from rosebatch.model.source import find_model
+from rosebatch.pooling_params import PoolingParams
+from rosebatch.request import Request
+from rosebatch.toggles import Toggles
+from tests.golden.conftest import CPU, MODELS
+from tests.golden.families import FAMILIES
+from tests.golden.threads_group import make_divided_engine
+
+POOLINGS = ("last", "mean")
+FAST = ["gpt2", "llama", "mistral", "qwen3", "gemma3", "phi3-longrope", "gpt_oss", "qwen3_moe", "qwen3_next"]
+OWN = [name for name in [*MODELS, *FAMILIES] if not name.startswith("hp1")]
+CASES = [pytest.param(name, marks=() if name in FAST else pytest.mark.thorough) for name in OWN]
+# Of vectors of length 1.
+TOLERANCE = 1e-5
+
+
+def prompts_of(golden):
+    """Different lengths; some share a beginning, some fill whole blocks."""
+    return golden.prompts[:24]
+
+
+def requests_of(prompts, pooling, **params):
+    own = PoolingParams(pooling=pooling, **params)
+    return [Request(number, tuple(prompt), pooling=own) for number, prompt in enumerate(prompts)]
+
+
+@pytest.fixture
+def embed(run_engine):
+    """The embeddings of prompts as ``[N, D]``."""
+
+    def run(engine, prompts, pooling, **params):
+        done = run_engine(engine, requests_of(prompts, pooling, **params))
+        assert not any(completion.token_ids for completion in done.values())
+        return np.array([done[number].embedding for number in range(len(prompts))], np.float32)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def expected(transformers, goldens):
+    """transformers' own hidden states of each prompt, pooled and normalised: ``[N, H]``."""
+    made = {}
+
+    def pooled(name, pooling):
+        if name not in made:
+            model = transformers.AutoModel.from_pretrained(goldens(name).folder, dtype=torch.float32).eval()
+            with torch.inference_mode():
+                made[name] = [
+                    model(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long))
+                    .last_hidden_state[0]
+                    .double()
+                    for prompt in prompts_of(goldens(name))
+                ]
+        vectors = torch.stack([states[-1] if pooling == "last" else states.mean(0) for states in made[name]])
+        return torch.nn.functional.normalize(vectors, dim=1).numpy()
+
+    return pooled
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", CASES)
+def test_whole_chunked_and_from_the_prefix_cache(name, goldens, expected, make_engine, embed):
+    """A state before the last norm, of another row, or a mean that leaves cached tokens out is another vector."""
+    golden = goldens(name)
+    prompts = prompts_of(golden)
+    whole = make_engine(golden.folder, chunked_prefill=False, prefix_cache=False)
+    chunked = make_engine(golden.folder, seqs=3, chunk=16, block_size=4, blocks=60)
+    for pooling in POOLINGS:
+        right = expected(name, pooling)
+        for engine in (whole, chunked, chunked):
+            np.testing.assert_allclose(embed(engine, prompts, pooling), right, rtol=0, atol=TOLERANCE)
+
+
+@pytest.fixture
+def one_thread():
+    """Several threads may round the last bit of a number in fp32 by its place in the batch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+DTYPES = ["float32", *(["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_no_bit_depends_on_the_schedule(dtype, pooling, goldens, make_engine, embed, one_thread):
+    """A resumed run computes rows in other batches and chunks: its bytes must be those of a run without a break."""
+    golden = goldens("llama")
+    alone = make_engine(golden.folder, dtype, seqs=1, chunked_prefill=False, prefix_cache=False)
+    expected = embed(alone, golden.prompts, pooling)
+    small = {"chunk": 50, "block_size": 4, "blocks": 40}
+    for limits in ({}, {"chunk": 7, "block_size": 5}, small, {"seqs": 20, "prefix_cache": False}):
+        found = embed(make_engine(golden.folder, dtype, **limits), golden.prompts[::-1], pooling)[::-1]
+        assert found.tobytes() == expected.tobytes(), limits
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", pytest.param("qwen3_next", marks=pytest.mark.thorough)])
+def test_two_ranks(name, goldens, expected, embed):
+    """Hidden states are whole on rank 0; a part of one, or a sum that another rank keeps, would be another vector."""
+    golden = goldens(name)
+    source = find_model(str(golden.folder), "auto", "float32", CPU)
+    limits = RunConfig(max_num_seqs=6, max_num_batched_tokens=24, kv_cache_memory=8 << 20, tensor_parallel_size=2)
+    engine = make_divided_engine(source, limits, Toggles.resolve({}, "cpu"), 2)
+    for pooling in POOLINGS:
+        found = embed(engine, prompts_of(golden), pooling)
+        np.testing.assert_allclose(found, expected(name, pooling), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3", pytest.param("gpt_oss", marks=pytest.mark.thorough)])
+def test_models_of_transformers_code(name, goldens, expected, embed):
+    """The fallback's layers hand out several tensors; the wrong one would be another vector."""
+    golden = goldens(name)
+    source = find_model(str(golden.folder), "auto", "float32", CPU, model_impl="transformers")
+    assert source.model_impl == "transformers"
+    limits = RunConfig(max_num_seqs=6, max_num_batched_tokens=24, kv_cache_memory=8 << 20)
+    engine = load_engine(source, limits, Toggles.resolve({}, "cpu"), CPU).engine
+    for pooling in POOLINGS:
+        found = embed(engine, prompts_of(golden), pooling)
+        np.testing.assert_allclose(found, expected(name, pooling), rtol=0, atol=TOLERANCE)
+
+
+def test_a_mean_takes_no_cached_tokens(goldens, make_engine, run_engine):
+    """The last token's state may; else documents with the same beginning are computed whole each time."""
+    golden = goldens("llama")
+    prompts = [golden.prompts[7]] * 2
+    for pooling, hits in (("last", True), ("mean", False)):
+        engine = make_engine(golden.folder, block_size=4)
+        run_engine(engine, requests_of(prompts[:1], pooling))
+        done = run_engine(engine, requests_of(prompts, pooling))
+        assert all((completion.cached_tokens > 0) == hits for completion in done.values())
+
+
+def test_dimensions_and_length(goldens, expected, make_engine, embed):
+    """A vector that is normalised before it is cut is too short for its users."""
+    golden = goldens("qwen3")
+    prompts, whole = prompts_of(golden), expected("qwen3", "last")
+    engine = make_engine(golden.folder)
+    cut = embed(engine, prompts, "last", dimensions=5)
+    np.testing.assert_allclose(cut, whole[:, :5] / np.linalg.norm(whole[:, :5], axis=1)[:, None], rtol=0, atol=1e-5)
+    plain = embed(engine, prompts, "last", normalize=False)
+    lengths = np.linalg.norm(plain, axis=1)
+    np.testing.assert_allclose(plain / lengths[:, None], whole, rtol=0, atol=TOLERANCE)
+    assert not np.isclose(lengths, 1).any()
