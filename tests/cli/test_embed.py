@@ -206,13 +206,14 @@ def test_a_batch_of_several_endpoints(cli, model_folder, tmp_path, expected, com
     assert [len(b64decode(each["embedding"])) for each in several["data"]] == [4 * 32] * 2
     assert several["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
     (failed,) = read(tmp_path / "out.errors.jsonl")
-    assert (failed["custom_id"], failed["error"]["code"]) == ("3", "invalid_dimensions")
+    error = failed["response"]["body"]["error"]
+    assert (failed["custom_id"], error["code"]) == ("3", "invalid_dimensions")
 
 
 @pytest.mark.parametrize(
     ("target", "flags", "message"),
     [
-        ("out.parquet", ["--encoding-format", "base64"], "--encoding-format has no meaning for Parquet"),
+        ("out.parquet", ["--encoding-format", "base64"], "--encoding-format has no meaning for a table"),
         ("out.jsonl", ["--dimensions", 0], "--dimensions"),
         ("out.jsonl", ["--pooling", "cls"], "--pooling"),
     ],

@@ -95,6 +95,10 @@ def test_weights_that_are_missing_or_misshapen(name, goldens, make_engine, tmp_p
         make_engine(tmp_path)
     weights.pop(name)
     save_file(weights, tmp_path / "model.safetensors")
+    if name == "lm_head.weight":
+        # Such a model can embed.
+        assert not make_engine(tmp_path).generates
+        return
     with pytest.raises(UserError, match=rf"weights have no tensor '.*{name.partition('.')[2]}'"):
         make_engine(tmp_path)
 

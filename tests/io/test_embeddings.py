@@ -77,7 +77,7 @@ def test_refused(values, code, message):
 
 def test_flags_are_for_what_a_row_leaves_open():
     """A flag that won over the row's own field would cut vectors that ask to be longer."""
-    parser = RowParser(False, False, {}, pooling=PoolingParams(pooling="mean", dimensions=3))
+    parser = RowParser(False, {}, pooling=PoolingParams(pooling="mean", dimensions=3))
     rows = [
         parser.parse(Record(i, "", line, 1))
         for i, line in enumerate([b'{"prompt":"a"}', b'{"prompt":"a","dimensions":9}'])

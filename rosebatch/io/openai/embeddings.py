@@ -9,7 +9,7 @@ from rosebatch.config import EncodingFormat
 from rosebatch.io.embeddings import encoded, pooling_params
 from rosebatch.io.openai.completions import prompts_of
 from rosebatch.io.openai.endpoint import Asked, Endpoint
-from rosebatch.io.openai.fields import checked
+from rosebatch.io.openai.fields import checked, ignored_fields
 from rosebatch.io.results import Answer
 from rosebatch.sampling_params import GREEDY
 
@@ -29,6 +29,7 @@ def _parse(values: dict[str, Any], defaults: Mapping[str, Any]) -> Asked:
         "prompts": prompts_of(body.input, "input"),
         "sampling": GREEDY,
         "pooling": pooling_params(body.dimensions),
+        "ignored": ignored_fields(values),
     }
     return Asked(fields, {_FORMAT: body.encoding_format or "float"})
 
