@@ -1,10 +1,11 @@
 """What a reader has read -> rows. A record can be parsed in another process than the one that reads."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from rosebatch.errors import RowError, unexpected
 from rosebatch.io.cells import BadCells, TextCells

@@ -18,7 +18,8 @@ SAME_AS = {
 }
 # An object of sampling fields.
 NESTED = "sampling_params"
-_KNOWN = frozenset({*OPTION_FIELDS, *SAMPLING_FIELDS, *TOOL_FIELDS, *SAME_AS, NESTED})
+_OTHER_NAMES = frozenset({*SAME_AS, NESTED})
+_KNOWN = frozenset({*OPTION_FIELDS, *SAMPLING_FIELDS, *TOOL_FIELDS, *_OTHER_NAMES})
 # Settings of other tools that mean nothing here.
 _ELSEWHERE = frozenset(
     {"do_sample", "max_length", "min_length", "num_beams", "stop_sequences", "stream", "system_prompt"}
@@ -33,6 +34,8 @@ def with_own_names(values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         RowError: a field and another name of it differ, or ``sampling_params`` has other fields.
     """
+    if _OTHER_NAMES.isdisjoint(values):
+        return values
     nested = values.get(NESTED)
     if isinstance(nested, Mapping):
         nested = {name: value for name, value in with_own_names(dict(nested)).items() if name not in SAME_AS}
@@ -40,7 +43,7 @@ def with_own_names(values: dict[str, Any]) -> dict[str, Any]:
         if unknown:
             raise RowError("invalid_field", f"sampling_params: {min(unknown)} is no sampling field")
         values = {**nested, **{name: value for name, value in values.items() if value is not None and name != NESTED}}
-    for name, meaning in SAME_AS.items() if not SAME_AS.keys().isdisjoint(values) else ():
+    for name, meaning in SAME_AS.items():
         value = values.get(name)
         if value is None:
             continue
@@ -52,7 +55,8 @@ def with_own_names(values: dict[str, Any]) -> dict[str, Any]:
 
 def unclear_names(names: Iterable[str]) -> tuple[str, ...]:
     """Those of some carried fields that look like settings."""
-    return tuple(name for name in names if _looks_like_a_setting(name))
+    found = [name for name in names if _looks_like_a_setting(name)]
+    return tuple(found)
 
 
 @lru_cache(4096)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from rosebatch.errors import RowError, unexpected
 from rosebatch.host.threads import wait_for
 from rosebatch.io.openai.fields import TEMPLATE_FIELDS
@@ -169,7 +171,7 @@ def _with_ignored(row: Row | None, tokenizer: Tokenizer | None) -> Row | None:
     template = None if tokenizer is None else tokenizer.chat_template
     given = [name for name in TEMPLATE_FIELDS if name in row.options.chat_template_kwargs]
     unused = [name for name in given if template is None or name not in template.source]
-    return replace(row, ignored=(*row.ignored, *unused)) if unused else row
+    return structs.replace(row, ignored=(*row.ignored, *unused)) if unused else row
 
 
 def _with_calls_forced(row: Row | None, tokenizer: Tokenizer | None) -> Row | None:
@@ -183,7 +185,7 @@ def _with_calls_forced(row: Row | None, tokenizer: Tokenizer | None) -> Row | No
         if use.choice != "required":
             return row
         spec = tokenizer.forms.grammar(use.callable, parallel=use.parallel and use.name is None)
-        return replace(row, sampling=replace(row.sampling, grammar=spec))
+        return structs.replace(row, sampling=replace(row.sampling, grammar=spec))
     except ValueError as error:
         failure = RowError("invalid_sampling", str(error))
     except RowError as error:

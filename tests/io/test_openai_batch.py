@@ -1,9 +1,9 @@
 """Requests of an OpenAI batch: what is accepted, what is refused, and that no field is ignored silently."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from rosebatch.io.fields import PromptOptions
 from rosebatch.io.openai.lines import is_request, parse_request

@@ -6,6 +6,7 @@ served or refused. What is ignored is counted in the report.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -139,17 +140,21 @@ def checked(values: dict[str, Any], kind: type[BodyT]) -> BodyT:
         RowError: a field is unknown, is refused, or has the wrong type.
     """
     body = to_struct(values, kind)
-    known = kind.__struct_fields__
-    for name in values:
-        if name in known or name in IGNORED:
-            continue
+    known = _known(kind)
+    for name in values.keys() - known:
         if name not in REFUSED:
-            unknown = sorted(set(values) - {*known, *IGNORED, *REFUSED})
+            unknown = sorted(set(values) - known - REFUSED.keys())
             raise RowError("unknown_field", f"unknown fields in the body: {', '.join(unknown)}")
         value, refused = values[name], REFUSED[name]
         if value is not None and value not in refused.neutral and not (name == "best_of" and value == values.get("n")):
             raise RowError("unsupported_field", f"{name} is not supported: {refused.why}")
     return body
+
+
+@cache
+def _known(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The fields of a body that are served or ignored."""
+    return frozenset({*kind.__struct_fields__, *IGNORED})
 
 
 def generation_fields(
@@ -182,7 +187,8 @@ def generation_fields(
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
     sampling, prompt_only = split_prompt_only(sampling, echo=bool(body.echo))
     options = prompt_options(body, values, chat=chat)
-    if chat and (for_template := {name: value for name in TEMPLATE_FIELDS if (value := getattr(body, name))}):
+    if chat and (body.reasoning_effort or body.verbosity):
+        for_template = {name: value for name in TEMPLATE_FIELDS if (value := getattr(body, name))}
         options = replace(options, chat_template_kwargs={**for_template, **options.chat_template_kwargs})
     return {
         "sampling": sampling_params(sampling),
@@ -195,6 +201,8 @@ def generation_fields(
 
 def ignored_fields(values: Mapping[str, Any]) -> tuple[str, ...]:
     """The fields of a body that ``IGNORED`` has."""
+    if IGNORED.keys().isdisjoint(values):
+        return ()
     return tuple(name for name, value in values.items() if name in IGNORED and value is not None)
 
 

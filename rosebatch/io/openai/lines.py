@@ -93,6 +93,8 @@ def _endpoint(line: _Line) -> Endpoint:
         if line.body.get("messages") is not None:
             return CHAT
         return COMPLETIONS if line.body.get("input") is None else _of_input(line.body)
+    if line.url in _ENDPOINTS:
+        return _ENDPOINTS[line.url]
     url = urlsplit(line.url).path.rstrip("/")
     # Some services leave out the /v1, or put something in front of it.
     url = f"/v1{url.rpartition('/v1')[2]}"
