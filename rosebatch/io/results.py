@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from rosebatch.io.rows import FailedRow
 from rosebatch.io.tools import ToolCall, told_calls
 
@@ -30,8 +32,7 @@ class ScoredToken(NamedTuple):
         return self.raw.decode("utf-8", errors="replace")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """One completion of a row.
 
     Attributes:
@@ -56,8 +57,7 @@ class Choice:
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The completions of a row, or the embedding of each of its prompts, fp32.
 
     ``index`` and ``metadata`` are the row's; tokens are counted over all choices.

@@ -9,6 +9,7 @@ from rosebatch.io.rows import FailedRow
 from rosebatch.job.prepare import PreparedPrompt
 from rosebatch.job.serve import ServedRow
 from rosebatch.request import Completion
+from rosebatch.sampling_params import SamplingParams
 from rosebatch.text.chat_forms import ChatReader, ChatText
 from rosebatch.text.tokenizer import Tokenizer, cut_at_stop
 from rosebatch.text.tool_calls.call import ToolCall
@@ -64,16 +65,13 @@ def _choice(
     return_token_ids: bool,
 ) -> Choice:
     token_ids, sampling = list(completion.token_ids), prompt.sampling
-    told, finish_reason, logprobs, prompt_logprobs = _Told(None), completion.finish_reason, None, None
+    told, finish_reason, logprobs, prompt_logprobs = _NOTHING, completion.finish_reason, None, None
     if tokenizer is not None and whole is not None:
         protected = 0
         if sampling.stop and sampling.min_tokens:
             protected = len(tokenizer.decode(token_ids[: sampling.min_tokens]))
         if isinstance(whole, str):
-            told = _Told(cut_at_stop(whole, sampling.stop, protected))
-            told = told._replace(cut=told.text != whole)
-            if told.cut and sampling.include_stop_str_in_output:
-                told = told._replace(text=cut_at_stop(whole, sampling.stop, protected, keep=True))
+            told = _told_plainly(whole, sampling, protected)
         else:
             assert prompt.reader is not None, "it has read the answer"
             told = _told(whole, prompt.reader, sampling.stop, protected, keep=sampling.include_stop_str_in_output)
@@ -106,6 +104,21 @@ class _Told(NamedTuple):
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
     cut: bool = False
+
+
+_NOTHING = _Told(None)
+
+
+def _told_plainly(whole: str, sampling: SamplingParams, protected: int) -> _Told:
+    """A text up to its first stop string."""
+    if not sampling.stop:
+        return _Told(whole)
+    text = cut_at_stop(whole, sampling.stop, protected)
+    if text == whole:
+        return _Told(whole)
+    if sampling.include_stop_str_in_output:
+        text = cut_at_stop(whole, sampling.stop, protected, keep=True)
+    return _Told(text, cut=True)
 
 
 def _told(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int, *, keep: bool) -> _Told:

@@ -1,10 +1,10 @@
 """Answers of an OpenAI batch, parsed strictly by the types of the official client."""
 
 import json
-from dataclasses import replace
 
 import openai.types
 import pytest
+from msgspec.structs import replace
 
 from rosebatch.errors import RowError
 from rosebatch.io.openai.lines import BatchShape
