@@ -250,7 +250,7 @@ def run_job(
         startup,
         time.perf_counter() - begun,
         resumed,
-        resumed_exactly=not resumed or (_independent(job, service) and not job.force_resume),
+        resumed_exactly=not resumed or (service.facts.independent and not job.force_resume),
         input=job.input,
         output=job.output or "-",
         machine=_machine(served),
@@ -284,12 +284,6 @@ def _require_able(job: JobConfig, reader: PromptReader, service: Service) -> Non
     why = refused.get("embed" if embeds else "generate")
     if why and not named and not reader.is_batch:
         raise UserError(why)
-
-
-def _independent(job: JobConfig, service: Service) -> bool:
-    """Whether no bit of a result depends on its batch. Tokens hide the last bit of a state in fp32, vectors show it."""
-    facts = service.facts
-    return facts.independent and (job.pooling is None or facts.identity["dtype"] != "float32")
 
 
 def _embedding(job: JobConfig, service: Service) -> dict[str, Any]:

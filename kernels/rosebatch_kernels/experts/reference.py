@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rosebatch_kernels.common.cpu_activations import gelu_tanh, silu
+
 # Clamped SwiGLU of gpt-oss: the slope of its logistic and the bound of its inputs.
 SLOPE, LIMIT = 1.702, 7.0
 
@@ -40,12 +42,12 @@ def sort_by_expert(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """``silu(gate) · up``."""
-    return functional.silu(gate) * up
+    return silu(gate) * up
 
 
 def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """``gelu_tanh(gate) · up``."""
-    return functional.gelu(gate, approximate="tanh") * up
+    return gelu_tanh(gate) * up
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:

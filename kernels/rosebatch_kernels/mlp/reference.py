@@ -7,15 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-
-def gelu(x: Tensor) -> Tensor:
-    """Exact GELU of ``x``, by the error function."""
-    return functional.gelu(x)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU by its tanh approximation: transformers' ``gelu_new`` and ``gelu_pytorch_tanh``."""
-    return functional.gelu(x, approximate="tanh")
+from rosebatch_kernels.common.cpu_activations import gelu, gelu_tanh, silu
 
 
 def relu(x: Tensor) -> Tensor:
@@ -49,7 +41,7 @@ def bias_residual_(residual: Tensor, y: Tensor, bias: Tensor) -> Tensor:
 def silu_mul(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up`` for ``gate_up [T, 2·I]``, gate first: ``[T, I]``."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
+    return silu(gate).mul_(up)
 
 
 def relu_mul(gate_up: Tensor) -> Tensor:
