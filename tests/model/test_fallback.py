@@ -220,6 +220,8 @@ def test_a_part_that_only_looks_alike_stays():
 def test_the_form_of_gelu_is_the_models_own(act, kind):
     """The other form passes for rounding in a trial, yet moves hidden states by 1e-4."""
     decoder = decoder_of("llama", hidden_act=act)
+    for layer in decoder.network.model.layers:
+        layer.mlp.gate_proj.weight.mul_(0.1)
     fusion = Fusion(decoder, OPS, 256)
     with torch.no_grad():
         fusion.run()

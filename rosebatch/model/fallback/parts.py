@@ -47,7 +47,7 @@ def agrees(found: Tensor, expected: Tensor) -> bool:
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
-    return ((found.float() - expected.float()).norm() / expected.float().norm().clamp_min(1e-30)).item()
+    return float((found.float() - expected.float()).norm() / expected.float().norm().clamp_min(1e-30))
 
 
 def fused(linears: Sequence[Module], ops: Ops) -> Linear | None:
