@@ -108,6 +108,33 @@ def attention_of_more_families() -> None:
             prefill(qkv, cache, table, ints(3, 4), num_heads=heads, window=window, **softmax)
 
 
+def shared_attention() -> None:
+    from rosebatch_kernels.common.head_norms import HeadRMSNorm
+    from rosebatch_kernels.common.shared_keys import MEMBERS, SharedKeys, SharedParts
+    from rosebatch_kernels.common.splits import DecodeWorkspace
+    from rosebatch_kernels.paged_attention.attend_shared import attend_shared
+    from rosebatch_kernels.paged_attention.decode import decode
+
+    for heads, kv_heads, size, block_size, dtype, cap in [
+        (12, 12, 64, 64, torch.float16, 0.0),
+        (16, 8, 128, 64, torch.bfloat16, 0.0),
+        (32, 8, 128, 16, torch.bfloat16, 0.0),
+        (8, 4, 256, 64, torch.bfloat16, 50.0),
+        (7, 1, 80, 64, torch.float32, 0.0),
+    ]:
+        cache = empty(2, 4, kv_heads, block_size, size, dtype=dtype)
+        qkv = empty(256, (heads + 2 * kv_heads) * size, dtype=dtype)
+        norm = HeadRMSNorm(empty(size, dtype=dtype), empty(size, dtype=dtype), 1e-6)
+        options = {"num_heads": heads, "scale": 1.0, "soft_cap": cap}
+        options |= {"rotary": (empty(8, size, dtype=dtype),) * 2, "qk_norm": norm}
+        table, fields = ints(256, 4), ints(256)
+        keys = SharedKeys(ints(4, 5), ints(MEMBERS), fields, fields)
+        parts = SharedParts(256, heads, size, fields.device)
+        attend_shared(qkv, cache, table, fields, fields, keys, parts, **options)
+        workspace = DecodeWorkspace(256, heads, kv_heads, size, fields.device)
+        decode(qkv, cache, table, fields, fields, workspace, shared=(keys, parts), **options)
+
+
 def gated_attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadUClip
     from rosebatch_kernels.common.splits import DecodeWorkspace
@@ -257,6 +284,7 @@ if __name__ == "__main__":
     compile_only()
     attention()
     attention_of_more_families()
+    shared_attention()
     gated_attention()
     delta_rule()
     layers()

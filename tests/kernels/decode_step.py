@@ -31,11 +31,12 @@ def make_step(
     append=True,
     idle=(),
     num_splits=splits.num_splits,
+    shared=(),
 ):
     """Arguments of a decode step, and what to hold its result against; rows in ``idle`` are not live.
 
     ``attend`` is the formula, of softmax by default; ``rotary`` is how many channels are rotated, True for all;
-    ``qk_norm`` is one of ``NORMS``.
+    ``qk_norm`` is one of ``NORMS``; ``shared`` is that of ``Scattered``.
     """
     attend = attend or (lambda q, k, v: attention(q, k, v, scale, window, soft_cap, sinks))
     heads, batch = kv_heads * group, len(positions)
@@ -44,7 +45,8 @@ def make_step(
     norm, exact_norms = (None, (None, None))
     if qk_norm:
         norm, exact_norms = NORMS[qk_norm](size, dtype, device, randn, (heads, kv_heads))
-    paged = Scattered([n if append else n + 1 for n in positions], kv_heads, size, block_size, dtype, device, randn)
+    lengths = [n if append else n + 1 for n in positions]
+    paged = Scattered(lengths, kv_heads, size, block_size, dtype, device, randn, shared)
     exact, new_keys = [], []
     for row, position in enumerate(positions):
         q, k, v = qkv[row].split((heads, kv_heads, kv_heads))

@@ -16,10 +16,10 @@ class Scattered:
     """Sequences of random K and V in blocks in no order; all else in the cache is NaN, their last blocks' ends too.
 
     ``table`` has room for one token more than ``lengths`` and a column besides; entries that no token needs name a
-    block of NaN, and its rows lie apart.
+    block of NaN, and its rows lie apart. ``shared`` lists rows and how many first keys they share, whole blocks.
     """
 
-    def __init__(self, lengths, kv_heads, size, block_size, dtype, device, randn):
+    def __init__(self, lengths, kv_heads, size, block_size, dtype, device, randn, shared=()):
         self.kv_heads, self.block_size = kv_heads, block_size
         self.k = [randn(n, kv_heads, size, dtype=dtype) for n in lengths]
         self.v = [randn(n, kv_heads, size, dtype=dtype) for n in lengths]
@@ -32,6 +32,10 @@ class Scattered:
             wide[row, 5 : 5 + count] = order[taken : taken + count]
             taken += count
         table = wide[:, 5:]
+        for (leader, *rest), keys in shared:
+            for row in rest:
+                self.k[row][:keys], self.v[row][:keys] = self.k[leader][:keys], self.v[leader][:keys]
+                table[row, : keys // block_size] = table[leader, : keys // block_size]
         cache = torch.full((2, blocks, kv_heads, block_size, size), nan, dtype=dtype)
         for row, (k, v) in enumerate(zip(self.k, self.v, strict=True)):
             where = torch.arange(len(k))

@@ -22,8 +22,10 @@ from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
 from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
+from rosebatch_kernels.common.shared_keys import MOST_PARTS, SharedKeys, SharedParts
 from rosebatch_kernels.common.splits import DecodeWorkspace, least_keys
 from rosebatch_kernels.common.tuned import Program
+from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_tile, no_key
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def decode(
     rotary: tuple[Tensor, Tensor] | None = None,
     qk_norm: HeadNorm | None = None,
     append: bool = True,
+    shared: tuple[SharedKeys, SharedParts] | None = None,
 ) -> Tensor:
     """Attention of one new token for each sequence.
 
@@ -84,6 +87,7 @@ def decode(
             sin is negated. The first R of D channels are rotated. None where q and k are rotated already, or never.
         qk_norm: of each head, before the rotation.
         append: False where the new K and V are in the cache already; q is then neither normalised nor rotated.
+        shared: keys that ``attend_shared`` has attended to for these rows, and its results; only without a window.
 
     Returns:
         ``[B, heads · D]``.
@@ -97,6 +101,8 @@ def decode(
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     scale, cap = score_factors(scale, soft_cap)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
+    assert shared is None or not window, "the keys that a row shares have not left its window"
+    begins, counts, *shared_parts = _shared_arguments(shared, workspace)
     _decode[(kv_heads, batch, splits)](
         out,
         qkv,
@@ -111,6 +117,9 @@ def decode(
         workspace.sums,
         workspace.stats,
         workspace.arrived,
+        begins,
+        counts,
+        *shared_parts,
         scale,
         q_number,
         k_number,
@@ -137,11 +146,20 @@ def decode(
         NORM=norm,
         CAPPED=soft_cap > 0,
         SINKS=sinks is not None,
+        SHARED=MOST_PARTS if shared else 0,
         STAGES=tuned.stages,
         num_warps=tuned.warps,
         **launch_options(),
     )
     return out
+
+
+def _shared_arguments(shared: tuple[SharedKeys, SharedParts] | None, workspace: DecodeWorkspace) -> tuple[Tensor, ...]:
+    """What the kernel has to know of shared keys; something of the same dtypes if there are none."""
+    if shared is None:
+        return workspace.arrived, workspace.arrived, workspace.sums, workspace.stats
+    keys, parts = shared
+    return keys.begins, keys.counts, parts.sums, parts.stats
 
 
 def _tuned(group: int, dtype: torch.dtype) -> Program:
@@ -165,6 +183,10 @@ def _decode(
     sums,
     stats,
     arrived,
+    shared_begins,
+    shared_counts,
+    shared_sums,
+    shared_stats,
     scale,
     q_number,
     k_number,
@@ -191,6 +213,7 @@ def _decode(
     NORM: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
+    SHARED: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -206,6 +229,8 @@ def _decode(
     # Cached keys: [first, end). With APPEND the new token stays in registers.
     end = position if APPEND else position + 1
     first = _first_in_window(position, window)
+    if SHARED:
+        first = tl.load(shared_begins + row)
     first_tile, tiles, share, used = _shares(first, end, least_tiles, TILE, SPLITS)
     if split >= used:
         return
@@ -234,19 +259,24 @@ def _decode(
     q = normed_and_rotated(q_halves, q_weights, turned, D, ROTARY, NORM)
     offset = tl.arange(0, TILE)
     v_distance = num_blocks.to(tl.int64) * KV_HEADS * (BLOCK * D)
-    most, total, acc = _no_key(ROWS, WIDTH)
+    most, total, acc = no_key(ROWS, WIDTH)
     if APPEND:  # noqa: SIM102 (a compile-time condition)
         if split == 0:
             k_new = normed_and_rotated(k_halves, k_weights, turned, D, ROTARY, NORM)
             _append(cache, table_row, position, head, k_new, v_new, v_distance, KV_HEADS, D, WIDTH, BLOCK)
             most, total, acc = _attend_new(q, k_new, v_new, total, acc, scale, cap, copies, CAPPED)
+    if SHARED:  # noqa: SIM102 (a compile-time condition)
+        if split == 0:
+            part = (row * KV_HEADS + head) * SHARED * GROUP
+            count = tl.load(shared_counts + row)
+            most, total, acc = _take_shared(shared_sums, shared_stats, part, count, g, d, most, total, acc, GROUP, D)
     q = _repeated(q, copies)
     for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
         n = tile * TILE + offset
-        k, v, block = _keys_of_tile(
+        k, v, block = keys_of_tile(
             cache, table_row, block, last_block, tile, n, first, end, v_distance, head, KV_HEADS, D, WIDTH, BLOCK, TILE
         )
-        most, total, acc = _attend(q, k, v, (n < end) & (n >= first), most, total, acc, scale, cap, ROWS, CAPPED)
+        most, total, acc = attend(q, k, v, (n < end) & (n >= first), most, total, acc, scale, cap, ROWS, CAPPED)
     out_row = out + row.to(tl.int64) * (HEADS * D)
     place = out_row + (head * GROUP + g)[:, None] * D + d
     # Before the branch: computed in each of its arms, the mask costs some variants 18 to 33 registers a thread.
@@ -347,17 +377,30 @@ def _heads_of_rows(GROUP: tl.constexpr, ROWS: tl.constexpr, copies: tl.constexpr
 
 
 @triton.jit
-def _no_key(ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """The online softmax's sums over no key: largest score, sum of weights, weighted sum of values."""
-    most = tl.full([ROWS], float("-inf"), tl.float32)
-    return most, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
-
-
-@triton.jit
 def _attend_new(q, k, v, total, acc, scale, cap, copies: tl.constexpr, CAPPED: tl.constexpr):
     """The online softmax's sums over the new key alone, from those over no key."""
     score = scaled(tl.sum(q.to(tl.float32) * k.to(tl.float32), 1), scale, cap, CAPPED)
     return _repeated(score, copies), total + 1.0, acc + v.to(tl.float32)
+
+
+@triton.jit
+def _take_shared(sums, stats, part, count, g, d, most, total, acc, GROUP: tl.constexpr, D: tl.constexpr):
+    """The online softmax's sums with those of ``count`` partial results, which begin in row ``part``."""
+    real = g < GROUP
+    for i in range(count):
+        line = part + i * GROUP + g
+        # Rows that stand for no head stay finite.
+        top = tl.load(stats + line * 2, mask=real, other=0.0, cache_modifier=".cg")
+        weights = tl.load(stats + line * 2 + 1, mask=real, other=1.0, cache_modifier=".cg")
+        wanted = real[:, None] & (d < D)
+        values = tl.load(sums + line.to(tl.int64)[:, None] * D + d, mask=wanted, other=0.0, cache_modifier=".cg")
+        higher = tl.maximum(most, top)
+        shrink = tl.exp2(most - higher)
+        factor = tl.exp2(top - higher)
+        total = total * shrink + weights * factor
+        acc = acc * shrink[:, None] + values * factor[:, None]
+        most = higher
+    return most, total, acc
 
 
 @triton.jit
@@ -370,71 +413,6 @@ def _repeated(x, copies: tl.constexpr):
             shape: tl.constexpr = [x.shape[0], copies, x.shape[1]]
             x = tl.reshape(tl.broadcast_to(x[:, None, :], shape), [x.shape[0] * copies, x.shape[1]])
     return x
-
-
-@triton.jit
-def _keys_of_tile(
-    cache,
-    table_row,
-    block,
-    last_block,
-    tile,
-    n,
-    first,
-    end,
-    v_distance,
-    head,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """K and V ``[TILE, WIDTH]`` of the keys ``n`` of a tile, zeros from ``end`` on, and the next tile's block.
-
-    The tile begins in ``block``, which holds a key from ``first`` on if any does: blocks in front of that one may
-    belong to others. The next block's number is loaded an iteration ahead. Loaded with the keys, it would
-    be a link of their software pipeline, which would then wait for all of its loads before every tile.
-    """
-    d = tl.arange(0, WIDTH)[None, :]
-    page = BLOCK * D
-    seen = n < end
-    if BLOCK % TILE == 0:
-        rows = (
-            cache
-            + (block.to(tl.int64) * KV_HEADS + head) * page
-            + ((tile * TILE) % BLOCK) * D
-            + tl.arange(0, TILE)[:, None] * D
-        )
-        block = tl.load(table_row + tl.minimum(((tile + 1) * TILE) // BLOCK, last_block))
-    else:
-        seen &= n >= first
-        blocks = tl.load(table_row + n // BLOCK, mask=seen, other=0).to(tl.int64)
-        rows = cache + ((blocks * KV_HEADS + head) * page + (n % BLOCK) * D)[:, None]
-    present = seen[:, None] & (d < D)
-    k = tl.load(rows + d, mask=present, other=0.0)
-    v = tl.load(rows + v_distance + d, mask=present, other=0.0)
-    return k, v, block
-
-
-@triton.jit
-def _attend(q, k, v, counts, most, total, acc, scale, cap, ROWS: tl.constexpr, CAPPED: tl.constexpr):
-    """One tile's step of the online softmax."""
-    if ROWS == 1:
-        scores = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :]
-    else:
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-    scores = scaled(scores, scale, cap, CAPPED)
-    scores = tl.where(counts[None, :], scores, float("-inf"))
-    higher = tl.maximum(most, tl.max(scores, 1))
-    weights = tl.exp2(scores - higher[:, None])
-    shrink = tl.exp2(most - higher)
-    total = total * shrink + tl.sum(weights, 1)
-    if ROWS == 1:
-        acc = acc * shrink[:, None] + tl.sum(tl.trans(weights) * v.to(tl.float32), 0)[None, :]
-    else:
-        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-    return higher, total, acc
 
 
 @triton.jit

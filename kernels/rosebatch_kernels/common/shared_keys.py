@@ -1,0 +1,67 @@
+"""Keys that many sequences of a decode step have in common: how the host describes them, and the memory for results.
+
+The host cuts the work into items: up to ``MEMBERS`` rows that share blocks, and a range of the shared keys. A kernel
+attends to each item once for all of its rows, and leaves a partial result for each row and head. The decode kernel of
+a row goes on from its partial results, and reads the row's own keys only.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Rows of an item.
+MEMBERS = 64
+# Queries of a program of the kernel.
+QUERIES = 128
+# Partial results of a row.
+MOST_PARTS = 8
+# Programs that fill a GPU twice, one on each of 132 multiprocessors.
+_PROGRAMS = 264
+
+
+def items_wanted(heads: int, kv_heads: int) -> int:
+    """Items that fill a GPU."""
+    programs = kv_heads * -(-MEMBERS * (heads // kv_heads) // QUERIES)
+    return max(1, _PROGRAMS // programs)
+
+
+def most_items(batch: int) -> int:
+    """Items of a step of so many rows. A CUDA graph holds this number; programs of items that are not there return."""
+    return 48 + batch // 16
+
+
+class SharedKeys(NamedTuple):
+    """The shared keys of a decode step.
+
+    Attributes:
+        items: ``[N, 5]`` int32: place of the first member, number of members (0 for padding), first key, the key behind
+            the last, and the number of the partial result.
+        members: int32 rows of the step. Its first member's row of the block table has an item's keys.
+        begins: ``[B]`` int32 by row: the items have all keys in front of this one; 0 where there are none.
+        counts: ``[B]`` int32 by row: partial results, at most ``MOST_PARTS``.
+    """
+
+    items: Tensor
+    members: Tensor
+    begins: Tensor
+    counts: Tensor
+
+
+class SharedParts:
+    """Partial results of shared keys. One serves a whole run: its layers use it one after the other.
+
+    Args:
+        max_batch: most rows of a step.
+        heads: query heads.
+        head_dim: D.
+
+    Attributes:
+        sums: ``[max_batch · heads · MOST_PARTS, D]`` fp32, weighted sums of values.
+        stats: the same without D, times 2: largest score in units of ln 2, and sum of weights.
+    """
+
+    def __init__(self, max_batch: int, heads: int, head_dim: int, device: torch.device) -> None:
+        lines = max_batch * heads * MOST_PARTS
+        self.sums = torch.empty(lines, head_dim, dtype=torch.float32, device=device)
+        self.stats = torch.empty(lines, 2, dtype=torch.float32, device=device)
