@@ -291,10 +291,14 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
     from rosebatch_kernels.qkv import kernel as qkv_kernel
     from rosebatch_kernels.sampling import kernel as sampling_kernel
 
-    def with_workspaces(kernel: Callable[..., Tensor], num_splits: Callable[[int, int], int]) -> Callable[..., Tensor]:
+    def with_workspaces(
+        kernel: Callable[..., Tensor], num_splits: Callable[[int, int], int], *, shares: bool = False
+    ) -> Callable[..., Tensor]:
         """One workspace for all layers with the same heads: layers run one after the other."""
         spaces = {
-            each: splits.DecodeWorkspace(max_num_seqs, *each, device, num_splits if toggles.split_keys else None)
+            each: splits.DecodeWorkspace(
+                max_num_seqs, *each, device, num_splits if toggles.split_keys else None, shares=shares
+            )
             for each in set(heads)
         }
 
@@ -312,7 +316,7 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
 
     gated_decode = partial(hp1_decode.decode, sparse=toggles.sparse_values)
     return DeviceOps(
-        decode=with_workspaces(decode.decode, splits.num_splits),
+        decode=with_workspaces(decode.decode, splits.num_splits, shares=toggles.shared_prefix_attention),
         prefill=prefill.prefill,
         gated_decode=with_workspaces(gated_decode, hp1_decode.num_splits),
         gated_prefill=hp1_prefill.prefill,

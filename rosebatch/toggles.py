@@ -22,6 +22,7 @@ def _switch(
     scenario: str,
     needs: tuple[str, ...] = (),
     hidden_by: Mapping[str, str] | None = None,
+    default: bool = True,
 ) -> Any:
     """A switch.
 
@@ -31,9 +32,10 @@ def _switch(
         scenario: a name in ``configs/bench``, of work in which the switch changes what runs.
         needs: switches without which it has no effect.
         hidden_by: switches beside which it has no effect, and where: nothing means anywhere.
+        default: False until it is measured.
     """
     metadata = {"help": text, "devices": devices, "scenario": scenario, "needs": needs, "hidden_by": hidden_by or {}}
-    return field(default=True, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 _PAGED = ("paged_attention",)
@@ -41,7 +43,7 @@ _PAGED = ("paged_attention",)
 
 @dataclass(frozen=True, slots=True)
 class Toggles:
-    """The switches of a run. All are on by default, as far as the device has them."""
+    """The switches of a run. Those that are measured are on by default, as far as the device has them."""
 
     prefix_cache: bool = _switch("Reuse the KV blocks of prefixes computed before.", scenario="shared-prefix")
     chunked_prefill: bool = _switch("Split long prompts over steps.", scenario="qwen3-mixed")
@@ -81,6 +83,13 @@ class Toggles:
     split_keys: bool = _switch(
         "Decode attention splits a sequence's keys.", _CUDA, scenario="long_decode_b32", needs=_PAGED
     )
+    shared_prefix_attention: bool = _switch(
+        "Decode attention reads a common prefix once for all (off by default).",
+        _CUDA,
+        scenario="shared-prefix",
+        needs=_PAGED,
+        default=False,
+    )
     fused_peri_norm: bool = _switch(
         "HP1: clip, residual addition, clip in one kernel.", _CUDA, scenario="article-s4", needs=("fused_norm",)
     )
@@ -113,7 +122,7 @@ class Toggles:
                 raise FlagError(
                     f"{flag(switch.name)} has no meaning on {device}: leave it out or choose another --device"
                 )
-            values[switch.name] = served if wanted is None else wanted
+            values[switch.name] = bool(served and switch.default) if wanted is None else wanted
         return cls(**values)
 
 

@@ -20,6 +20,9 @@ from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.staging import Staging
+from rosebatch.engine.triton_runner.shared_state import SharedState
+from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.model_config import ModelConfig
 from rosebatch.ops import PackedLinear, Weight, can_pack, select
 from rosebatch.toggles import Toggles, hiding
@@ -157,6 +160,26 @@ def splits_prompts(switch, observe):
     assert all(plan.num_sequences == len(plan.sampled_ids) for plan in off)
 
 
+def shares_keys(switch, observe):
+    """Nearly all rows of nearly all windows, with the sizes that a GPU takes."""
+    scenario, model = scenario_of(switch), model_of(switch)
+    plans = plan_all(switch, prefix_cache=True)
+    slots = Slots(scenario.max_num_seqs, scenario.shared_prefix_len // BLOCK_SIZE + 4, keeps_tables=True)
+    heads = model.num_heads, model.num_kv_heads, model.head_dim
+    state = SharedState(slots, BLOCK_SIZE, heads, torch.device("cpu"))
+    begins = []
+    for plan in plans:
+        write = slots.update(plan)
+        if plan.reset or plan.started or write.moves:
+            state.forget()
+        if isinstance(plan, DecodeWindow):
+            bucket = slots.bucket(plan.sampled_ids)
+            assert state.update(plan.rows, bucket, Staging(torch.device("cpu")))
+            begins += [int(state.keys(bucket).begins[slots.slot_of[row.id]]) for row in plan.rows]
+    assert len(begins) > 1000
+    assert set(begins) == {scenario.shared_prefix_len}
+
+
 def reads_once_a_step(switch, observe):
     on, off = observe(switch)
     assert off.syncs == on.syncs + sum(tokens for kind, tokens in off.plans if kind == "DecodeWindow") + 3
@@ -238,6 +261,7 @@ ACTS = {
     "fused_qk_norm": {"of_off": ("_uclip",)},
     "fused_kv_append": {"of_off": ("_prepare",)},
     "split_keys": splits_sequences,
+    "shared_prefix_attention": shares_keys,
     "fused_peri_norm": {"of_off": ("_uclip",)},
     "sparse_values": leaves_values_out,
     "batched_kv_append": {"of_on": ("_append",)},

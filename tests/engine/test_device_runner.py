@@ -9,6 +9,8 @@ import os
 
 import pytest
 
+from rosebatch.engine.triton_runner import shared_beginnings
+from rosebatch.engine.triton_runner.shared_state import SharedState
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from tests.engine.small_models import MODELS, SEATS, VOCAB, device_engine, plain_engine
@@ -108,3 +110,46 @@ def test_tokens_after_a_preemption(name, expected):
     engine = device_engine(name, blocks=5)
     assert run(name, engine) == expected[name]
     assert engine.stats.preemptions > 0
+
+
+@pytest.fixture
+def pairs_share(monkeypatch):
+    """Two rows and one block are worth a group; returns the numbers of members of all items that were sent."""
+    monkeypatch.setattr(shared_beginnings, "LEAST_ROWS", 2)
+    monkeypatch.setattr(shared_beginnings, "LEAST_KEYS", 4)
+    sent = []
+    send = SharedState._send
+
+    def noted(self, found, staging):
+        sent.extend(found.items[:, 1].tolist())
+        send(self, found, staging)
+
+    monkeypatch.setattr(SharedState, "_send", noted)
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("name", "off"),
+    [
+        ("llama", ()),
+        ("gpt2", ()),
+        ("uneven", ()),
+        ("softmaxes", ()),
+        ("llama", ("fused_kv_append", "prefix_cache")),
+        ("uneven", ("fused_rotary", "fused_kv_append")),
+        ("softmaxes", ("fused_rotary", "late_results")),
+    ],
+)
+@pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
+def test_tokens_of_rows_that_share_keys(name, off, expected, pairs_share):
+    """By a prefix in common, or as forks of one prompt; layers with windows read their own keys beside."""
+    engine = device_engine(name, off)
+    assert run(name, engine) == expected[name]
+    assert ("prefix_cache" in off) == (not pairs_share)
+    pairs_share.clear()
+    forks = Request(0, tuple(range(3, 14)), SamplingParams(max_tokens=6, n=3, temperature=0.7, seed=5, ignore_eos=True))
+    tokens = []
+    for each in (plain_engine(name), device_engine(name, off)):
+        tokens.append({completion.sample: completion.token_ids for completion in each.run([forks])})
+    assert tokens[0] == tokens[1] and len(set(tokens[0].values())) == 3
+    assert 3 in pairs_share

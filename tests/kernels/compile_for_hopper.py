@@ -110,9 +110,8 @@ def attention_of_more_families() -> None:
 
 def shared_attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadRMSNorm
-    from rosebatch_kernels.common.shared_keys import MEMBERS, SharedKeys, SharedParts
+    from rosebatch_kernels.common.shared_keys import MEMBERS, SharedKeys
     from rosebatch_kernels.common.splits import DecodeWorkspace
-    from rosebatch_kernels.paged_attention.attend_shared import attend_shared
     from rosebatch_kernels.paged_attention.decode import decode
 
     for heads, kv_heads, size, block_size, dtype, cap in [
@@ -129,10 +128,8 @@ def shared_attention() -> None:
         options |= {"rotary": (empty(8, size, dtype=dtype),) * 2, "qk_norm": norm}
         table, fields = ints(256, 4), ints(256)
         keys = SharedKeys(ints(4, 5), ints(MEMBERS), fields, fields)
-        parts = SharedParts(256, heads, size, fields.device)
-        attend_shared(qkv, cache, table, fields, fields, keys, parts, **options)
-        workspace = DecodeWorkspace(256, heads, kv_heads, size, fields.device)
-        decode(qkv, cache, table, fields, fields, workspace, shared=(keys, parts), **options)
+        workspace = DecodeWorkspace(256, heads, kv_heads, size, fields.device, shares=True)
+        decode(qkv, cache, table, fields, fields, workspace, keys=keys, **options)
 
 
 def gated_attention() -> None:

@@ -70,7 +70,9 @@ def make_step(
         options["rotary"] = tuple(table.to(device) for table in tables)
     if norm is not None:
         options["qk_norm"] = norm
-    workspace = splits.DecodeWorkspace(batch, heads, kv_heads, size, torch.device(device), num_splits)
+    workspace = splits.DecodeWorkspace(
+        batch, heads, kv_heads, size, torch.device(device), num_splits, shares=bool(shared)
+    )
     return SimpleNamespace(
         paged=paged,
         live=[row for row in range(batch) if row not in idle],

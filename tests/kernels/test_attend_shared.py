@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from rosebatch_kernels.common.shared_keys import MEMBERS, MOST_PARTS, SharedKeys, SharedParts
-from rosebatch_kernels.paged_attention.attend_shared import attend_shared
+from rosebatch_kernels.common.shared_keys import MEMBERS, MOST_PARTS, SharedKeys
 from rosebatch_kernels.paged_attention.decode import decode
 from tests.kernels.decode_step import check, make_step
 
@@ -27,15 +26,10 @@ def shared_keys(batch, items, device, padding=2):
 
 
 def run(step, items):
-    """A decode with these items; the shared keys of each but the first row are hidden from the decode kernel."""
+    """A decode with these items."""
 
-    def implementation(qkv, cache, table, positions, limits, workspace, **options):
-        keys = shared_keys(len(qkv), items, qkv.device)
-        heads = options["num_heads"]
-        parts = SharedParts(len(qkv), heads, cache.shape[4], qkv.device)
-        same = {name: value for name, value in options.items() if name not in ("window", "sinks")}
-        attend_shared(qkv, cache, table, positions, limits, keys, parts, **same)
-        return decode(qkv, cache, table, positions, limits, workspace, shared=(keys, parts), **options)
+    def implementation(qkv, *arguments, **options):
+        return decode(qkv, *arguments, keys=shared_keys(len(qkv), items, qkv.device), **options)
 
     return implementation
 
@@ -105,5 +99,5 @@ def test_scores_of_any_size(device, randn, assert_close):
 
 def test_nobody_shares_anything(device, randn, assert_close):
     """As a graph that serves with and without; the first item is empty then."""
-    step = make_step([3, 16], 1, 2, 24, 16, torch.float32, device, randn)
+    step = make_step([3, 16], 1, 2, 24, 16, torch.float32, device, randn, shared=[([0], 0)])
     check(run(step, []), step, assert_close)

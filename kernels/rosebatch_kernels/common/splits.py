@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rosebatch_kernels.common.shared_keys import SharedParts
 from rosebatch_kernels.common.tuned import Steps, value_at
 
 
@@ -44,6 +45,10 @@ class DecodeWorkspace:
         heads, kv_heads: query heads, and K/V heads.
         head_dim: D.
         num_splits: a function like ``num_splits``; None leaves the keys of each sequence to one program.
+        shares: whether sequences may share keys, which takes memory.
+
+    Attributes:
+        shared: partial results of the keys that sequences share; None if they never do.
     """
 
     def __init__(
@@ -54,12 +59,15 @@ class DecodeWorkspace:
         head_dim: int,
         device: torch.device,
         num_splits: Callable[[int, int], int] | None = num_splits,
+        *,
+        shares: bool = False,
     ) -> None:
         self._num_splits = num_splits
         self.kv_heads = kv_heads
         parts = max(batch * self.num_splits(batch) for batch in range(1, max_batch + 1))
         self.sums = torch.empty(parts * heads, head_dim, dtype=torch.float32, device=device)
         self.stats = torch.empty(parts * heads, 2, dtype=torch.float32, device=device)
+        self.shared = SharedParts(max_batch, heads, head_dim, device) if shares else None
         # Every call leaves zeros: the split that merges resets its counter.
         self.arrived = torch.zeros(max_batch * kv_heads, dtype=torch.int32, device=device)
 

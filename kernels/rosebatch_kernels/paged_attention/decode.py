@@ -22,9 +22,10 @@ from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
 from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
-from rosebatch_kernels.common.shared_keys import MOST_PARTS, SharedKeys, SharedParts
+from rosebatch_kernels.common.shared_keys import MOST_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace, least_keys
 from rosebatch_kernels.common.tuned import Program
+from rosebatch_kernels.paged_attention.attend_shared import attend_shared
 from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_tile, no_key
 
 
@@ -67,7 +68,7 @@ def decode(
     rotary: tuple[Tensor, Tensor] | None = None,
     qk_norm: HeadNorm | None = None,
     append: bool = True,
-    shared: tuple[SharedKeys, SharedParts] | None = None,
+    keys: SharedKeys | None = None,
 ) -> Tensor:
     """Attention of one new token for each sequence.
 
@@ -87,7 +88,8 @@ def decode(
             sin is negated. The first R of D channels are rotated. None where q and k are rotated already, or never.
         qk_norm: of each head, before the rotation.
         append: False where the new K and V are in the cache already; q is then neither normalised nor rotated.
-        shared: keys that ``attend_shared`` has attended to for these rows, and its results; only without a window.
+        keys: that rows share, attended to once for all of them by a kernel in front of this one; None where there is a
+            window.
 
     Returns:
         ``[B, heads · D]``.
@@ -99,10 +101,30 @@ def decode(
     splits = workspace.num_splits(batch)
     tuned = _tuned(group, cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
+    # Without shared keys, something of the same dtypes.
+    shared = workspace.arrived, workspace.arrived, workspace.sums, workspace.stats
+    if keys is not None:
+        assert not window, "the keys that a row shares have not left its window"
+        parts = workspace.shared
+        assert parts is not None, "there is memory for what rows share"
+        attend_shared(
+            qkv,
+            cache,
+            block_table,
+            positions,
+            limits,
+            keys,
+            parts,
+            num_heads=num_heads,
+            scale=scale,
+            soft_cap=soft_cap,
+            rotary=rotary,
+            qk_norm=qk_norm,
+            append=append,
+        )
+        shared = keys.begins, keys.counts, parts.sums, parts.stats
     scale, cap = score_factors(scale, soft_cap)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
-    assert shared is None or not window, "the keys that a row shares have not left its window"
-    begins, counts, *shared_parts = _shared_arguments(shared, workspace)
     _decode[(kv_heads, batch, splits)](
         out,
         qkv,
@@ -117,9 +139,7 @@ def decode(
         workspace.sums,
         workspace.stats,
         workspace.arrived,
-        begins,
-        counts,
-        *shared_parts,
+        *shared,
         scale,
         q_number,
         k_number,
@@ -146,20 +166,12 @@ def decode(
         NORM=norm,
         CAPPED=soft_cap > 0,
         SINKS=sinks is not None,
-        SHARED=MOST_PARTS if shared else 0,
+        SHARED=MOST_PARTS if keys is not None else 0,
         STAGES=tuned.stages,
         num_warps=tuned.warps,
         **launch_options(),
     )
     return out
-
-
-def _shared_arguments(shared: tuple[SharedKeys, SharedParts] | None, workspace: DecodeWorkspace) -> tuple[Tensor, ...]:
-    """What the kernel has to know of shared keys; something of the same dtypes if there are none."""
-    if shared is None:
-        return workspace.arrived, workspace.arrived, workspace.sums, workspace.stats
-    keys, parts = shared
-    return keys.begins, keys.counts, parts.sums, parts.stats
 
 
 def _tuned(group: int, dtype: torch.dtype) -> Program:

@@ -3,7 +3,7 @@
 ``rosebatch.ops`` has chosen the kernels. ``SharedAttention`` adds what they leave to do before them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -16,7 +16,8 @@ from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.triton_runner.packing import PackedInputs
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import AttentionSpec, StateSpec
-from rosebatch.ops import DeltaState, DeviceOps, Ops
+from rosebatch.ops import DeltaState, DeviceOps, Heads, Ops
+from rosebatch_kernels.common.shared_keys import SharedKeys
 from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.kv_cache.layout import cache_rows
 
@@ -141,6 +142,16 @@ def _softmax(spec: AttentionSpec) -> dict[str, Any]:
     return {"window": spec.window, "soft_cap": spec.soft_cap, "sinks": spec.sinks}
 
 
+def sharing_heads(specs: Sequence[AttentionSpec]) -> Heads | None:
+    """The heads of the first layer whose rows can share keys, see ``DecodeAttention``; None if there is none."""
+    return next((spec.heads for spec in specs if _can_share(spec)), None)
+
+
+def _can_share(spec: AttentionSpec) -> bool:
+    """Keys leave a window at another time for each row; a gate needs the keys in front of each."""
+    return not spec.window and spec.gate is None
+
+
 class PackedAttention:
     """Attention of one step over packed chunks (see ``rosebatch.model.layers.Attention``).
 
@@ -199,11 +210,13 @@ class DecodeAttention:
     Args:
         shared: by all steps of the run.
         size: rows, those that are not live included.
+        keys: that rows share; None if there are none.
     """
 
-    def __init__(self, shared: SharedAttention, size: int) -> None:
+    def __init__(self, shared: SharedAttention, size: int, keys: SharedKeys | None = None) -> None:
         state = shared.state
         self.shared = shared
+        self.keys = keys
         self.positions = state.fields[layout.POSITION, :size]
         # See ``LongRope.rows``.
         self.rotary_rows = None
@@ -220,7 +233,8 @@ class DecodeAttention:
         spec, qkv = _normed(spec, qkv, kernels)
         qkv = self.shared.prepare_decode(spec, qkv, cache, self)
         if spec.gate is None:
-            decode = partial(kernels.decode, **_softmax(spec))
+            keys = self.keys if _can_share(spec) else None
+            decode = partial(kernels.decode, keys=keys, **_softmax(spec))
         else:
             decode = partial(kernels.gated_decode, gate=spec.gate)
         return decode(

@@ -26,9 +26,10 @@ from rosebatch.engine.pooled_states import PooledStates, has_means, read_pooled
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.state_pool import StatePool
-from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, SharedAttention
+from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, SharedAttention, sharing_heads
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
+from rosebatch.engine.triton_runner.shared_state import SharedState
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import Model
@@ -51,7 +52,8 @@ class TritonRunner:
         model: the weights.
         cache: its KV cache, with one block more than the scheduler knows of.
         ops, kernels: the operators of this run.
-        toggles: for graphs, batched rollover and batched sampling; those of kernels are in ``ops`` and ``kernels``.
+        toggles: for graphs, batched rollover, batched sampling and shared prefixes; those of kernels are in ``ops`` and
+            ``kernels``.
         vocab_size: width of the logits.
         eos_token_ids: the model's end tokens.
         max_num_seqs: most sequences at a time.
@@ -84,7 +86,9 @@ class TritonRunner:
         self.kernels = kernels
         self.states = states
         self.pooling = PooledStates()
-        self.slots = Slots(max_num_seqs, width, self.long_rope)
+        heads = sharing_heads(model.attention) if toggles.shared_prefix_attention else None
+        self.slots = Slots(max_num_seqs, width, self.long_rope, keeps_tables=heads is not None)
+        self.beginnings = heads and SharedState(self.slots, cache.block_size, heads, device)
         self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, len(cache.num_blocks))
         self.attention = SharedAttention.of(cache, self.state, ops, kernels, states)
         self.decodes = StepGraphs(self._decode_step, enabled=toggles.cuda_graph)
@@ -128,7 +132,10 @@ class TritonRunner:
     @torch.inference_mode()
     def _launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         clock = _Clock(self.cache.device)
-        self._apply(self.slots.update(plan), self.up)
+        write = self.slots.update(plan)
+        if self.beginnings and (plan.reset or plan.started or write.moves):
+            self.beginnings.forget()
+        self._apply(write, self.up)
         self.cache.wipe(plan.wipes, self.up)
         self.cache.copy(plan.copies, self.up)
         sampled = _Sampled.of(plan, self.slots, masks)
@@ -140,7 +147,8 @@ class TritonRunner:
     def _launch_decodes(self, plan: DecodeWindow, sampled: "_Sampled", clock: "_Clock") -> Callable[[], StepResult]:
         inside = self._sample_rows is not None and not sampled.guided
         bucket = self.slots.bucket(plan.sampled_ids)
-        ran = self.decodes.run(_Decode(bucket, sampled.extras if inside else None), plan.steps)
+        shares = self.beginnings is not None and self.beginnings.update(plan.rows, bucket, self.up)
+        ran = self.decodes.run(_Decode(bucket, sampled.extras if inside else None, shares), plan.steps)
         window = len(self.state.history)
         steps = [(self._steps + i) % window for i in range(plan.steps)]
         self._steps += plan.steps
@@ -243,7 +251,8 @@ class TritonRunner:
     def _decode_step(self, kind: "_Decode") -> Tensor:
         """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""
         fields, size = self.state.fields, kind.size
-        attention = DecodeAttention(self.attention, size)
+        keys = self.beginnings.keys(size) if self.beginnings and kind.shares else None
+        attention = DecodeAttention(self.attention, size, keys)
         hidden = self.model.forward(fields[layout.TOKEN, :size], fields[layout.POSITION, :size], attention)
         logits = self.model.logits(hidden)
         if kind.extras is not None:
@@ -308,10 +317,17 @@ class TritonRunner:
 
 
 class _Decode(NamedTuple):
-    """A kind of decode step: its rows, and what it does beside sampling them; None if they are sampled outside."""
+    """A kind of decode step.
+
+    Attributes:
+        size: rows.
+        extras: what it does beside sampling them; None if they are sampled outside.
+        shares: whether rows share keys.
+    """
 
     size: int
     extras: Extras | None
+    shares: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeWindow, SequenceSpec, StepPlan
 from rosebatch_kernels.feedback import layout
@@ -42,20 +44,25 @@ class Slots:
         num_slots: most sequences at a time.
         width: most blocks of a sequence.
         long_rope: of a model with longrope: decode steps end where a sequence starts over.
+        keeps_tables: whether the host keeps the block tables of the first group too.
 
     Attributes:
         specs: of all sequences that have a slot, by id.
         slot_of: their slots, by id.
+        tables: ``[num_slots, width]`` int32, the block tables of the first group; None if they are not kept.
         state_of: by slot, where the states of its sequence lie: a sequence that moves takes them with it.
     """
 
-    def __init__(self, num_slots: int, width: int, long_rope: LongRope | None = None) -> None:
+    def __init__(
+        self, num_slots: int, width: int, long_rope: LongRope | None = None, *, keeps_tables: bool = False
+    ) -> None:
         self.num_slots = num_slots
         self.width = width
         self.long_rope = long_rope
         self.buckets = batch_buckets(num_slots)
         self.specs: dict[int, SequenceSpec] = {}
         self.slot_of: dict[int, int] = {}
+        self.tables = np.zeros((num_slots, width), np.int32) if keeps_tables else None
         self.state_of = list(range(num_slots))
         self._free = list(range(num_slots))
 
@@ -113,6 +120,8 @@ class Slots:
             source, target = self.slot_of[sequence_id], heapq.heappop(self._free)
             self.slot_of[sequence_id] = target
             write.moves.append((source, target))
+            if self.tables is not None:
+                self.tables[target] = self.tables[source]
             write.cells.pop(self._cell(layout.LIMIT, target), None)
             write.cells[self._cell(layout.LIMIT, source)] = 0
             self.state_of[source], self.state_of[target] = self.state_of[target], self.state_of[source]
@@ -120,9 +129,12 @@ class Slots:
             heapq.heappush(self._free, source)
 
     def _tell_blocks(self, sequence_id: int, changes: Sequence[BlockChange], cells: dict[int, int]) -> None:
-        start = layout.NUM_FIELDS * self.num_slots + self.slot_of[sequence_id] * self.width
+        slot = self.slot_of[sequence_id]
+        start = layout.NUM_FIELDS * self.num_slots + slot * self.width
         for group, index, block in changes:
             cells[start + group * self.num_slots * self.width + index] = block
+            if self.tables is not None and group == 0:
+                self.tables[slot, index] = block
 
     def _tell_fields(self, chunk: Chunk, write: StateWrite) -> None:
         slot, spec = self.slot_of[chunk.id], self.specs[chunk.id]
