@@ -249,6 +249,7 @@ class DeviceOps:
     """The kernels that only the Triton runner calls; each of them documents shapes and dtypes.
 
     Attributes:
+        prefill_shared: where chunks share tiles.
         gated_decode, gated_prefill: those of HP1 attention.
         tile_rows: most query tokens of a tile of either prefill.
         decode_appends: whether both decode kernels write the new K and V to the cache.
@@ -263,6 +264,7 @@ class DeviceOps:
 
     decode: Callable[..., Tensor]
     prefill: Callable[..., Tensor]
+    prefill_shared: Callable[..., Tensor]
     gated_decode: Callable[..., Tensor]
     gated_prefill: Callable[..., Tensor]
     tile_rows: int
@@ -287,12 +289,12 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
     from rosebatch_kernels.hp1 import decode as hp1_decode
     from rosebatch_kernels.hp1 import prefill as hp1_prefill
     from rosebatch_kernels.logits import kernel as logits_kernel
-    from rosebatch_kernels.paged_attention import decode, prefill
+    from rosebatch_kernels.paged_attention import decode, prefill, prefill_shared
     from rosebatch_kernels.qkv import kernel as qkv_kernel
     from rosebatch_kernels.sampling import kernel as sampling_kernel
 
     def with_workspaces(
-        kernel: Callable[..., Tensor], num_splits: Callable[[int, int], int], *, shares: bool = False
+        kernel: Callable[..., Tensor], num_splits: Callable[[int, int], int], *, shares: bool
     ) -> Callable[..., Tensor]:
         """One workspace for all layers with the same heads: layers run one after the other."""
         spaces = {
@@ -314,11 +316,13 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
         """``prepare`` norms each head by itself. Without it, the operator that splits heads applies every norm."""
         return toggles.fused_rotary and not (toggles.fused_qk_norm and isinstance(norm, HeadNorm))
 
+    shares = toggles.shared_prefix_attention
     gated_decode = partial(hp1_decode.decode, sparse=toggles.sparse_values)
     return DeviceOps(
-        decode=with_workspaces(decode.decode, splits.num_splits, shares=toggles.shared_prefix_attention),
+        decode=with_workspaces(decode.decode, splits.num_splits, shares=shares),
         prefill=prefill.prefill,
-        gated_decode=with_workspaces(gated_decode, hp1_decode.num_splits),
+        prefill_shared=prefill_shared.prefill_shared,
+        gated_decode=with_workspaces(gated_decode, hp1_decode.num_splits, shares=shares),
         gated_prefill=hp1_prefill.prefill,
         tile_rows=prefill.TILE_ROWS,
         decode_appends=toggles.fused_kv_append,

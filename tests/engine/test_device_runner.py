@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from rosebatch.engine.triton_runner import shared_beginnings
+from rosebatch.engine.triton_runner import runner, shared_beginnings, shared_tiles
 from rosebatch.engine.triton_runner.shared_state import SharedState
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
@@ -114,18 +114,25 @@ def test_tokens_after_a_preemption(name, expected):
 
 @pytest.fixture
 def pairs_share(monkeypatch):
-    """Two rows and one block are worth a group; returns the numbers of members of all items that were sent."""
+    """Two rows and one block are worth a group or a tile; returns the numbers of rows of each that were found."""
     monkeypatch.setattr(shared_beginnings, "LEAST_ROWS", 2)
     monkeypatch.setattr(shared_beginnings, "LEAST_KEYS", 4)
-    sent = []
-    send = SharedState._send
+    sent, tiled = [], []
+    send, share_tiles = SharedState._send, shared_tiles.share_tiles
 
     def noted(self, found, staging):
         sent.extend(found.items[:, 1].tolist())
         send(self, found, staging)
 
+    def noted_tiles(*args):
+        tiles = share_tiles(*args)
+        tiled.extend(len(tile.pieces) for tile in tiles or ())
+        return tiles
+
     monkeypatch.setattr(SharedState, "_send", noted)
-    return sent
+    monkeypatch.setattr(shared_tiles, "LEAST_KEYS", 4)
+    monkeypatch.setattr(runner, "share_tiles", noted_tiles)
+    return sent, tiled
 
 
 @pytest.mark.parametrize(
@@ -138,6 +145,8 @@ def pairs_share(monkeypatch):
         ("llama", ("fused_kv_append", "prefix_cache")),
         ("uneven", ("fused_rotary", "fused_kv_append")),
         ("softmaxes", ("fused_rotary", "late_results")),
+        ("hp1", ()),
+        ("hp1", ("fused_rotary", "fused_kv_append")),
     ],
 )
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
@@ -145,11 +154,14 @@ def test_tokens_of_rows_that_share_keys(name, off, expected, pairs_share):
     """By a prefix in common, or as forks of one prompt; layers with windows read their own keys beside."""
     engine = device_engine(name, off)
     assert run(name, engine) == expected[name]
-    assert ("prefix_cache" in off) == (not pairs_share)
-    pairs_share.clear()
+    shared, tiled = pairs_share
+    assert ("prefix_cache" in off) == (not shared)
+    # A layer with a window or a gate keeps the model's tiles apart: all models here but one have such a layer.
+    assert (max(tiled, default=1) > 1) == (name == "gpt2")
+    shared.clear()
     forks = Request(0, tuple(range(3, 14)), SamplingParams(max_tokens=6, n=3, temperature=0.7, seed=5, ignore_eos=True))
     tokens = []
     for each in (plain_engine(name), device_engine(name, off)):
         tokens.append({completion.sample: completion.token_ids for completion in each.run([forks])})
     assert tokens[0] == tokens[1] and len(set(tokens[0].values())) == 3
-    assert 3 in pairs_share
+    assert 3 in shared

@@ -113,6 +113,7 @@ def shared_attention() -> None:
     from rosebatch_kernels.common.shared_keys import MEMBERS, SharedKeys
     from rosebatch_kernels.common.splits import DecodeWorkspace
     from rosebatch_kernels.paged_attention.decode import decode
+    from rosebatch_kernels.paged_attention.prefill_shared import prefill_shared
 
     for heads, kv_heads, size, block_size, dtype, cap in [
         (12, 12, 64, 64, torch.float16, 0.0),
@@ -130,10 +131,12 @@ def shared_attention() -> None:
         keys = SharedKeys(ints(4, 5), ints(MEMBERS), fields, fields)
         workspace = DecodeWorkspace(256, heads, kv_heads, size, fields.device, shares=True)
         decode(qkv, cache, table, fields, fields, workspace, keys=keys, **options)
+        prefill_shared(qkv, cache, table, ints(3, 5), ints(9, 4), num_heads=heads, scale=1.0, soft_cap=cap)
 
 
 def gated_attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadUClip
+    from rosebatch_kernels.common.shared_keys import MEMBERS, SharedKeys
     from rosebatch_kernels.common.splits import DecodeWorkspace
     from rosebatch_kernels.hp1.decode import decode, num_splits
     from rosebatch_kernels.hp1.gate import Gate
@@ -151,10 +154,12 @@ def gated_attention() -> None:
         clip = HeadUClip(empty(size, dtype=dtype), empty(size, dtype=dtype), *gammas)
         options = {"num_heads": heads, "rotary": (empty(8, size, dtype=dtype),) * 2, "qk_norm": clip}
         qkv, table, fields = empty(2, (heads + 2 * kv_heads) * size, dtype=dtype), ints(2, 4), ints(2)
-        workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"), num_splits)
+        workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"), num_splits, shares=True)
+        keys = SharedKeys(ints(4, 5), ints(MEMBERS), fields, fields)
         for sparse in (True, False):
             more = {"scale": 0.1, "append": append, "sparse": sparse}
             decode(qkv, cache, table, fields, fields, workspace, gate, **more, **options)
+        decode(qkv, cache, table, fields, fields, workspace, gate, keys=keys, **more, **options)
         prepare(qkv, cache, table, fields, fields, **options)
         prefill(qkv, cache, table, ints(3, 4), gate, num_heads=heads, scale=0.1)
 

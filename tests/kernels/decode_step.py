@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from rosebatch_kernels.common import splits
+from rosebatch_kernels.common.shared_keys import MEMBERS, MOST_PARTS, SharedKeys
 from tests.kernels.scattered import NORMS, Scattered, assert_same, attention, normed_and_rotated, rotary_tables
 
 # Nobody's default.
@@ -103,3 +104,18 @@ def check(implementation, step, assert_close):
     assert torch.equal(qkv, same)
     assert not step.workspace.arrived.any()
     return out
+
+
+def shared_keys(batch, items, device, padding=2):
+    """Items as (rows, first key, end, part)."""
+    members, lines = [], []
+    begins, counts = torch.zeros(batch, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32)
+    for rows, first, end, part in items:
+        assert len(rows) <= MEMBERS and part < MOST_PARTS
+        lines.append((len(members), len(rows), first, end, part))
+        members += rows
+        begins[rows] = begins[rows].clamp_min(end)
+        counts[rows] += 1
+    lines += [(0, 0, 0, 0, 0)] * padding
+    tables = (torch.tensor(lines, dtype=torch.int32), torch.tensor(members, dtype=torch.int32))
+    return SharedKeys(*(each.to(device) for each in (*tables, begins, counts)))

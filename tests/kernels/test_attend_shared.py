@@ -3,26 +3,11 @@
 import pytest
 import torch
 
-from rosebatch_kernels.common.shared_keys import MEMBERS, MOST_PARTS, SharedKeys
+from rosebatch_kernels.common.shared_keys import MEMBERS
 from rosebatch_kernels.paged_attention.decode import decode
-from tests.kernels.decode_step import check, make_step
+from tests.kernels.decode_step import check, make_step, shared_keys
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
-
-
-def shared_keys(batch, items, device, padding=2):
-    """Items as (rows, first key, end, part)."""
-    members, lines = [], []
-    begins, counts = torch.zeros(batch, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32)
-    for rows, first, end, part in items:
-        assert len(rows) <= MEMBERS and part < MOST_PARTS
-        lines.append((len(members), len(rows), first, end, part))
-        members += rows
-        begins[rows] = begins[rows].clamp_min(end)
-        counts[rows] += 1
-    lines += [(0, 0, 0, 0, 0)] * padding
-    tables = (torch.tensor(lines, dtype=torch.int32), torch.tensor(members, dtype=torch.int32))
-    return SharedKeys(*(each.to(device) for each in (*tables, begins, counts)))
 
 
 def run(step, items):

@@ -26,8 +26,10 @@ from rosebatch_kernels.common.arrivals import arrive
 from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
+from rosebatch_kernels.common.shared_keys import MOST_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tuned import Steps, value_at
+from rosebatch_kernels.hp1.attend_shared import attend_shared
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.hp1.runs import filtered, gated, load_taps, nothing_due, subtracted
 
@@ -73,6 +75,7 @@ def decode(
     qk_norm: HeadNorm | None = None,
     append: bool = True,
     sparse: bool = True,
+    keys: SharedKeys | None = None,
 ) -> Tensor:
     """Attention of one new token for each sequence, see ``rosebatch_kernels.hp1.reference``.
 
@@ -91,6 +94,7 @@ def decode(
         qk_norm: of each head, before the rotation.
         append: False where the new K and V are in the cache already; q is then neither normalised nor rotated.
         sparse: False reads V of all keys.
+        keys: that rows share, attended to once for all of them by a kernel in front of this one.
 
     Returns:
         ``[B, heads · D]``.
@@ -101,9 +105,30 @@ def decode(
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
     splits = workspace.num_splits(batch)
     width = max(16, triton.next_power_of_2(size))
-    runs, keys = _runs_and_keys(width, group, cache.dtype)
+    runs, group_keys = _runs_and_keys(width, group, cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
+    # Without shared keys, something of the same dtypes.
+    shared = workspace.arrived, workspace.arrived, workspace.sums
+    if keys is not None:
+        parts = workspace.shared
+        assert parts is not None, "there is memory for what rows share"
+        attend_shared(
+            qkv,
+            cache,
+            block_table,
+            positions,
+            limits,
+            keys,
+            parts,
+            gate,
+            num_heads=num_heads,
+            scale=scale,
+            rotary=rotary,
+            qk_norm=qk_norm,
+            append=append,
+        )
+        shared = keys.begins, keys.counts, parts.sums
     # Of unscaled scores: the scale is applied to the sums of values, which are fewer.
     clip_min, clip_max = gate.bounds(scale)
     _gated_decode[(kv_heads, batch, splits)](
@@ -121,6 +146,7 @@ def decode(
         gate.gamma,
         workspace.sums,
         workspace.arrived,
+        *shared,
         scale,
         q_number,
         k_number,
@@ -137,7 +163,7 @@ def decode(
         BLOCK=block_size,
         RUNS=runs,
         # So that a group of keys lies in one block.
-        KEYS=gcd(keys, block_size),
+        KEYS=gcd(group_keys, block_size),
         SPLITS=splits,
         MERGED=TUNED.merged,
         APPEND=append,
@@ -148,6 +174,7 @@ def decode(
         CLIP_MIN=clip_min,
         CLIP_MAX=clip_max,
         SPARSE=sparse,
+        SHARED=MOST_PARTS if keys is not None else 0,
         num_warps=TUNED.warps,
         **launch_options(),
     )
@@ -185,6 +212,9 @@ def _gated_decode(
     gamma,
     sums,
     arrived,
+    shared_begins,
+    shared_counts,
+    shared_sums,
     scale,
     q_number,
     k_number,
@@ -211,6 +241,7 @@ def _gated_decode(
     CLIP_MIN: tl.constexpr,
     CLIP_MAX: tl.constexpr,
     SPARSE: tl.constexpr,
+    SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -222,9 +253,12 @@ def _gated_decode(
     if position >= tl.load(limits + row * state_stride):
         wait_before_return(split == 0, PDL)
         return
-    # Cached keys: [0, end). With APPEND the new token stays in registers.
+    # Cached keys: [start, end). With APPEND the new token stays in registers.
     end = position if APPEND else position + 1
-    run, used = _run_length(end, least, RUNS, KEYS, SPLITS)
+    start = 0
+    if SHARED:
+        start = tl.load(shared_begins + row)
+    run, used = _run_length(end - start, least, RUNS, KEYS, SPLITS)
     if split >= used:
         return
     table = block_table + row * table_stride
@@ -233,7 +267,7 @@ def _gated_decode(
     d = tl.arange(0, WIDTH)[None, :]
     real = d < D
     rows = cache + head * (BLOCK * D) + d
-    first = (split * RUNS + tl.arange(0, RUNS)) * run
+    first = start + (split * RUNS + tl.arange(0, RUNS)) * run
     last_group = tl.maximum(end - 1, 0) // KEYS * KEYS
     if PDL and not APPEND:
         wait()
@@ -282,7 +316,11 @@ def _gated_decode(
     )
     target = out + row.to(tl.int64) * (HEADS * D) + head * GROUP * D + d
     part = sums + ((row * KV_HEADS + head) * SPLITS * GROUP).to(tl.int64) * D + d
-    _store(target, part, acc, new_weights, v_new, factors, split, used, real, GROUP, D, APPEND)
+    shared = ()
+    if SHARED:
+        shared_part = shared_sums + ((row * KV_HEADS + head) * SHARED * GROUP).to(tl.int64) * D + d
+        shared = shared_part, tl.load(shared_counts + row)
+    _store(target, part, acc, new_weights, v_new, shared, factors, split, used, real, GROUP, D, APPEND)
     if used == 1:
         return
     if arrive(arrived + row * KV_HEADS + head) == used - 1:
@@ -291,12 +329,12 @@ def _gated_decode(
 
 
 @triton.jit
-def _run_length(end, least, RUNS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr):
-    """Keys of a run, whole groups, if ``end`` keys are divided; and the number of splits with keys, at least one."""
-    used = tl.maximum(tl.minimum(end // least, SPLITS), 1)
-    run = tl.cdiv(end, used * RUNS * KEYS) * KEYS
+def _run_length(count, least, RUNS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr):
+    """Keys of a run, whole groups, if ``count`` keys are divided; and the number of splits with keys, at least one."""
+    used = tl.maximum(tl.minimum(count // least, SPLITS), 1)
+    run = tl.cdiv(count, used * RUNS * KEYS) * KEYS
     # Rounded up, the runs may leave nothing for the last split.
-    used = tl.maximum(tl.cdiv(end, tl.maximum(run * RUNS, 1)), 1)
+    used = tl.maximum(tl.cdiv(count, tl.maximum(run * RUNS, 1)), 1)
     return run, used
 
 
@@ -542,6 +580,7 @@ def _store(
     acc,
     new_weights,
     v_new,
+    shared,
     factors,
     split,
     used,
@@ -550,12 +589,20 @@ def _store(
     D: tl.constexpr,
     APPEND: tl.constexpr,
 ):
-    """Add the new value to each head's sum and store it: the result, or a partial result if there are more splits."""
+    """Add the new value, and in the first split the sums over shared keys, to each head's sum and store it.
+
+    That is the result, or a partial result if there are more splits.
+    """
     for g in tl.static_range(GROUP):
         total = tl.sum(acc[g], 0)[None, :]
         if APPEND:
             total += new_weights[g][:, None] * v_new.to(tl.float32)
         total *= factors[g]
+        if len(shared) > 0:  # noqa: SIM102 (a compile-time condition)
+            if split == 0:
+                for i in range(shared[1]):
+                    place = shared[0] + (i * GROUP + g) * D
+                    total += tl.load(place, mask=real, other=0.0, cache_modifier=".cg")
         if used == 1:
             tl.store(target + g * D, total.to(target.dtype.element_ty), mask=real)
         else:

@@ -17,8 +17,9 @@ from torch import Tensor
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.tiles import TILE_ROWS, tile_of_program
 from rosebatch_kernels.common.tuned import Program
+from rosebatch_kernels.hp1.columns import due_in_front, keys_before, load_keys, nearest, places, two_pages
 from rosebatch_kernels.hp1.gate import Gate
-from rosebatch_kernels.hp1.runs import filtered, gated, load_taps, nothing_due, subtracted
+from rosebatch_kernels.hp1.runs import gated, load_taps
 
 
 @dataclass(frozen=True)
@@ -143,99 +144,18 @@ def _gated_prefill(
     # Keys of a column. All exist, except some of the last column's.
     run = tl.cdiv(last_key + 1, KEYS)
     first = tl.arange(0, KEYS) * run
-    before = _before(keys, table, first, last_key, d, D, WIDTH, BLOCK, stride, TAPS)
-    due = _due_in_front(query, before, first, filter_taps, ROWS, KEYS, TAPS, RELU_PRE)
+    before = keys_before(keys, table, first, last_key, d, D, WIDTH, BLOCK, stride, TAPS)
+    due = due_in_front(query, before, first, filter_taps, ROWS, KEYS, TAPS, RELU_PRE)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     for piece in range(0, run, BLOCK):
-        page, start, page_step = _two_pages(table, first + piece, last_key, BLOCK, stride)
+        page, start, page_step = two_pages(table, first + piece, last_key, BLOCK, stride)
         for i in tl.range(piece, tl.minimum(piece + BLOCK, run), num_stages=STAGES):
             n = first + i
-            offsets = _places(_nearest(n, last_key), page, start, page_step, d, D, BLOCK)
-            k = _load(keys + offsets, d, D, WIDTH)
-            v = _load(keys + v_distance + offsets, d, D, WIDTH)
+            offsets = places(nearest(n, last_key), page, start, page_step, d, D, BLOCK)
+            k = load_keys(keys + offsets, d, D, WIDTH)
+            v = load_keys(keys + v_distance + offsets, d, D, WIDTH)
             scores = tl.dot(query, tl.trans(k), input_precision="ieee")
             weights, due = gated(scores, due, filter_taps, TAPS, RELU_PRE, CLIP_MIN, CLIP_MAX)
             weights = tl.where(n[None, :] <= own, weights, 0.0)
             acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     tl.store(out + rows * (HEADS * D) + head * D + d, (acc * factor).to(out.dtype.element_ty), mask=mine)
-
-
-@triton.jit
-def _before(
-    keys,
-    table,
-    first,
-    last,
-    d,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STRIDE: tl.constexpr,
-    TAPS: tl.constexpr,
-):
-    """The ``TAPS - 1`` keys before each of ``first [N]``, ``[N, WIDTH]`` each; something sound where there are none.
-
-    All are loaded before the first is used, so that the loads are in flight together.
-    """
-    before = ()
-    for i in tl.static_range(1, TAPS):
-        n = first - (TAPS - i)
-        # Two pages hold a page's number of keys and one more.
-        if (i - 1) % (BLOCK + 1) == 0:
-            page, start, page_step = _two_pages(table, n, last, BLOCK, STRIDE)
-        before += (_load(keys + _places(_nearest(n, last), page, start, page_step, d, D, BLOCK), d, D, WIDTH),)
-    return before
-
-
-@triton.jit
-def _due_in_front(
-    query,
-    before,
-    first,
-    taps,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    TAPS: tl.constexpr,
-    RELU_PRE: tl.constexpr,
-):
-    """The filter's state in front of the keys ``first``, from the keys ``before`` each, where there are any."""
-    due = nothing_due(tl.zeros([ROWS, KEYS], tl.float32), TAPS)
-    for i in tl.static_range(1, TAPS):
-        scores = tl.dot(query, tl.trans(before[i - 1]), input_precision="ieee")
-        exists = first >= TAPS - i
-        due = subtracted(tl.where(exists[None, :], filtered(scores, RELU_PRE), 0.0), due, taps, TAPS)
-    return due
-
-
-@triton.jit
-def _load(place, d, D: tl.constexpr, WIDTH: tl.constexpr):
-    if D < WIDTH:
-        return tl.load(place, mask=d < D, other=0.0)
-    return tl.load(place)
-
-
-@triton.jit
-def _nearest(n, last):
-    """The keys ``n``, or the nearest existing ones: those loads must be valid, though their values are not used."""
-    return tl.minimum(tl.maximum(n, 0), last)
-
-
-@triton.jit
-def _two_pages(table, n, last, BLOCK: tl.constexpr, STRIDE: tl.constexpr):
-    """For the keys ``n [N]``: their page, its offset in the cache, and the distance to the next page, ``[N]`` each.
-
-    A piece of a run as long as a page lies in these two. So the loop over it loads no block numbers, which would be a
-    link of its software pipeline.
-    """
-    page = _nearest(n, last) // BLOCK
-    this = tl.load(table + page).to(tl.int64) * STRIDE
-    following = tl.load(table + tl.minimum(page + 1, last // BLOCK)).to(tl.int64) * STRIDE
-    return page, this, following - this
-
-
-@triton.jit
-def _places(n, page, start, step, d, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Offsets ``[N, WIDTH]`` of keys that lie in two pages, for ``d [1, WIDTH]``."""
-    # Not tl.where: the compiler would no longer see multiples of D, and would load the elements one by one.
-    offset = start + (n // BLOCK - page) * step + (n % BLOCK) * D
-    return offset[:, None] + d

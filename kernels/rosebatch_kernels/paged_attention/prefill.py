@@ -13,10 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
+from rosebatch_kernels.common.scores import score_factors, sink_weights
 from rosebatch_kernels.common.tiles import TILE_ROWS as TILE_ROWS
 from rosebatch_kernels.common.tiles import tile_of_program
 from rosebatch_kernels.common.tuned import Program
+from rosebatch_kernels.paged_attention.prefill_softmax import attend, keys_of_tile
 
 
 @dataclass(frozen=True)
@@ -153,22 +154,22 @@ def _prefill(
     block = tl.load(table + start // BLOCK, mask=count > 0, other=0)
     if WINDOW:
         for n in tl.range(start, full, KEYS, num_stages=STAGES):
-            k, v, block = _keys_of_tile(
+            k, v, block = keys_of_tile(
                 cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True, True
             )
             seen = _seen(n, own, window, KEYS, True)
-            most, total, acc = _attend(query, k, v, seen, most, total, acc, scale, cap, True, CAPPED)
+            most, total, acc = attend(query, k, v, seen, most, total, acc, scale, cap, True, CAPPED)
     for n in tl.range(full, whole, KEYS, num_stages=STAGES):
-        k, v, block = _keys_of_tile(
+        k, v, block = keys_of_tile(
             cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, False, WINDOW
         )
-        most, total, acc = _attend(query, k, v, None, most, total, acc, scale, cap, False, CAPPED)
+        most, total, acc = attend(query, k, v, None, most, total, acc, scale, cap, False, CAPPED)
     for n in tl.range(whole, end, KEYS, num_stages=STAGES):
-        k, v, block = _keys_of_tile(
+        k, v, block = keys_of_tile(
             cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True, WINDOW
         )
         seen = _seen(n, own, window, KEYS, WINDOW)
-        most, total, acc = _attend(query, k, v, seen, most, total, acc, scale, cap, True, CAPPED)
+        most, total, acc = attend(query, k, v, seen, most, total, acc, scale, cap, True, CAPPED)
     if SINKS:
         total += sink_weights(sink, most)
     # Rows past the tile's count may have seen no key.
@@ -184,67 +185,3 @@ def _seen(start, own, window, KEYS: tl.constexpr, WINDOW: tl.constexpr):
     if WINDOW:
         seen = seen & (key > own[:, None] - window)
     return seen
-
-
-@triton.jit
-def _keys_of_tile(
-    cache,
-    table,
-    block,
-    start,
-    first,
-    end,
-    head,
-    v_distance,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
-    WINDOW: tl.constexpr,
-):
-    """K and V ``[KEYS, WIDTH]`` of the positions from ``start`` on, and the block of the keys after them.
-
-    The first of them lie in ``block``, which holds a key from ``first`` on: with WINDOW, blocks in front of that one
-    may belong to others. With MASKED the keys from ``end`` on are zeros. The next block's number is loaded an iteration
-    ahead. Loaded with the keys, it would be a link of their software pipeline, which would then wait for all of its
-    loads before every tile.
-    """
-    offset = tl.arange(0, KEYS)
-    d = tl.arange(0, WIDTH)[None, :]
-    n = start + offset
-    present = n < end
-    if BLOCK % KEYS == 0:
-        rows = cache + (block.to(tl.int64) * KV_HEADS + head) * (BLOCK * D) + (start % BLOCK) * D + offset[:, None] * D
-        block = tl.load(table + tl.minimum(start + KEYS, end - 1) // BLOCK)
-    else:
-        if WINDOW:
-            present &= n >= first
-        blocks = tl.load(table + n // BLOCK, mask=present, other=0).to(tl.int64)
-        rows = cache + ((blocks * KV_HEADS + head) * (BLOCK * D) + (n % BLOCK) * D)[:, None]
-    if MASKED or D < WIDTH:
-        wanted = present[:, None] & (d < D)
-        k = tl.load(rows + d, mask=wanted, other=0.0)
-        v = tl.load(rows + v_distance + d, mask=wanted, other=0.0)
-    else:
-        k = tl.load(rows + d)
-        v = tl.load(rows + v_distance + d)
-    return k, v, block
-
-
-@triton.jit
-def _attend(q, k, v, seen, most, total, acc, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr):
-    """One tile's step of the online softmax: largest score, sum of weights, weighted sum of values."""
-    scores = scaled(tl.dot(q, tl.trans(k), input_precision="ieee"), scale, cap, CAPPED)
-    if MASKED:
-        scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(most, tl.max(scores, 1))
-    if MASKED:
-        # A row may see no key of a tile: keep its exponents finite.
-        higher = tl.maximum(higher, -1e30)
-    weights = tl.exp2(scores - higher[:, None])
-    shrink = tl.exp2(most - higher)
-    total = total * shrink + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-    return higher, total, acc

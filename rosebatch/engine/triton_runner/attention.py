@@ -144,12 +144,12 @@ def _softmax(spec: AttentionSpec) -> dict[str, Any]:
 
 def sharing_heads(specs: Sequence[AttentionSpec]) -> Heads | None:
     """The heads of the first layer whose rows can share keys, see ``DecodeAttention``; None if there is none."""
-    return next((spec.heads for spec in specs if _can_share(spec)), None)
+    return next((spec.heads for spec in specs if not spec.window), None)
 
 
-def _can_share(spec: AttentionSpec) -> bool:
-    """Keys leave a window at another time for each row; a gate needs the keys in front of each."""
-    return not spec.window and spec.gate is None
+def can_share_tiles(specs: Sequence[AttentionSpec]) -> bool:
+    """Whether chunks of several sequences may share a tile: no layer has a window or a gate."""
+    return all(not spec.window and spec.gate is None for spec in specs)
 
 
 class PackedAttention:
@@ -166,6 +166,7 @@ class PackedAttention:
         self.positions = inputs.positions
         self.rotary_rows = inputs.rotary_rows
         self.tiles = inputs.tiles
+        self.pieces = inputs.pieces
         self.packed = inputs.packed
         self._rows = inputs.rows
         self._append_rows: dict[tuple[int, int], Tensor] = {}
@@ -179,6 +180,10 @@ class PackedAttention:
         heads, scale, table = spec.num_heads, spec.scale, self.table(spec.layer)
         if spec.gate is None:
             options = _softmax(spec)
+            if len(self.pieces):
+                del options["window"]
+                tiles = self.tiles, self.pieces
+                return kernels.prefill_shared(q, cache, table, *tiles, num_heads=heads, scale=scale, **options)
             return kernels.prefill(q, cache, table, self.tiles, num_heads=heads, scale=scale, **options)
         return kernels.gated_prefill(q, cache, table, self.tiles, spec.gate, num_heads=heads, scale=scale)
 
@@ -232,11 +237,12 @@ class DecodeAttention:
         cache = self.shared.cache.layer(spec.layer)
         spec, qkv = _normed(spec, qkv, kernels)
         qkv = self.shared.prepare_decode(spec, qkv, cache, self)
+        # A key leaves the windows of rows at different times.
+        keys = None if spec.window else self.keys
         if spec.gate is None:
-            keys = self.keys if _can_share(spec) else None
             decode = partial(kernels.decode, keys=keys, **_softmax(spec))
         else:
-            decode = partial(kernels.gated_decode, gate=spec.gate)
+            decode = partial(kernels.gated_decode, gate=spec.gate, keys=keys)
         return decode(
             qkv,
             cache,

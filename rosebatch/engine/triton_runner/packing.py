@@ -1,5 +1,6 @@
 """The inputs of a packed step as one array, so that one copy brings them to the device."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import PackedStep
+from rosebatch.engine.triton_runner.shared_tiles import SharedTile
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.ops import PackedChunks
 
@@ -32,7 +34,9 @@ class PackedInputs(NamedTuple):
     Attributes:
         input_ids, rows, positions: ``[T]`` int32; padding has row -1.
         rotary_rows: ``[T]`` int32, each token's row of the rotary tables; None if it is the position.
-        tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``; padding has no rows.
+        tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``; padding has no rows. With ``pieces``
+            ``[N, 5]``, see ``rosebatch_kernels.paged_attention.prefill_shared``.
+        pieces: ``[P, 4]`` int32 of tiles that chunks share; empty if each tile is of one chunk.
         last_rows: ``[S]`` int32, the row of the last token of each chunk that samples, in the plan's order, then of
             each that pools, then zeros.
         packed: the same chunks for layers with states; empty for a model without them.
@@ -43,6 +47,7 @@ class PackedInputs(NamedTuple):
     positions: Tensor
     rotary_rows: Tensor | None
     tiles: Tensor
+    pieces: Tensor
     last_rows: Tensor
     packed: PackedChunks
 
@@ -51,7 +56,7 @@ class PackedInputs(NamedTuple):
 class Layout:
     """Room for tokens, tiles, last rows, and chunks if the model has states, in an array of packed inputs.
 
-    With ``long_rope``, tokens have rows of the rotary tables too.
+    With ``long_rope``, tokens have rows of the rotary tables too. With ``num_pieces``, chunks share tiles.
     """
 
     size: int
@@ -59,24 +64,44 @@ class Layout:
     num_last: int
     num_chunks: int = 0
     long_rope: LongRope | None = None
+    num_pieces: int = 0
 
     @classmethod
     def exact(
-        cls, plan: PackedStep, tile_rows: int, *, states: bool = False, long_rope: LongRope | None = None
+        cls,
+        plan: PackedStep,
+        tile_rows: int,
+        *,
+        states: bool = False,
+        long_rope: LongRope | None = None,
+        shared: Sequence[SharedTile] | None = None,
     ) -> "Layout":
         """No more room than the plan needs."""
         num_tiles = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in plan.chunks)
         num_chunks = len(plan.chunks) if states else 0
         num_last = sum(chunk.samples or chunk.pools for chunk in plan.chunks)
-        return cls(plan.num_tokens, num_tiles, num_last, num_chunks, long_rope)
+        if shared is not None:
+            num_tiles = len(shared)
+        num_pieces = sum(len(tile.pieces) for tile in shared or ())
+        return cls(plan.num_tokens, num_tiles, num_last, num_chunks, long_rope, num_pieces)
 
     @classmethod
     def padded(
-        cls, size: int, tile_rows: int, num_slots: int, *, states: bool = False, long_rope: LongRope | None = None
+        cls,
+        size: int,
+        tile_rows: int,
+        num_slots: int,
+        *,
+        states: bool = False,
+        long_rope: LongRope | None = None,
+        shares: bool = False,
     ) -> "Layout":
-        """Room for ``size`` tokens, whatever sequences they belong to."""
+        """Room for ``size`` tokens, whatever sequences they belong to; ``shares`` if chunks share tiles."""
         most = min(size, num_slots)
-        return cls(size, size // tile_rows + most, most, most if states else 0, long_rope)
+        num_tiles = size // tile_rows + most
+        # A piece begins with a chunk or with a tile.
+        num_pieces = num_tiles + most if shares else 0
+        return cls(size, num_tiles, most, most if states else 0, long_rope, num_pieces)
 
     @property
     def num_cells(self) -> int:
@@ -85,9 +110,14 @@ class Layout:
 
     @property
     def _sizes(self) -> list[int]:
-        """Cells of tokens, tiles, last rows, chunks and the chunks' tiles."""
+        """Cells of tokens, tiles, pieces, last rows, chunks and the chunks' tiles."""
         of_tokens = self.size * (3 if self.long_rope is None else 4)
-        return [of_tokens, 4 * self.num_tiles, self.num_last, 4 * self.num_chunks, 2 * self.num_state_tiles]
+        of_tiles = [self._tile_width * self.num_tiles, 4 * self.num_pieces]
+        return [of_tokens, *of_tiles, self.num_last, 4 * self.num_chunks, 2 * self.num_state_tiles]
+
+    @property
+    def _tile_width(self) -> int:
+        return 5 if self.num_pieces else 4
 
     @property
     def num_state_tiles(self) -> int:
@@ -96,20 +126,25 @@ class Layout:
 
     def inputs(self, cells: Tensor) -> PackedInputs:
         """Views of the array ``[at least num_cells]``."""
-        tokens, tiles, last_rows, chunks, state_tiles = cells[: self.num_cells].split(self._sizes)
+        tokens, tiles, pieces, last_rows, chunks, state_tiles = cells[: self.num_cells].split(self._sizes)
         input_ids, rows, positions, *rotary_rows = tokens.view(-1, self.size)
         packed = PackedChunks(chunks.view(-1, 4), state_tiles.view(-1, 2))
         own = rotary_rows[0] if rotary_rows else None
-        return PackedInputs(input_ids, rows, positions, own, tiles.view(-1, 4), last_rows, packed)
+        tiles, pieces = tiles.view(-1, self._tile_width), pieces.view(-1, 4)
+        return PackedInputs(input_ids, rows, positions, own, tiles, pieces, last_rows, packed)
 
 
-def pack(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.ndarray:
-    """The plan's tokens, tiles, last rows and chunks as int32, padded to ``layout``."""
+def pack(
+    plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int, shared: Sequence[SharedTile] | None = None
+) -> np.ndarray:
+    """The plan's tokens, tiles, last rows and chunks as int32, padded to ``layout``.
+
+    Tiles are of one chunk each, unless chunks share those of ``shared``.
+    """
     input_ids = np.zeros(layout.size, np.int32)
     rows = np.full(layout.size, -1, np.int32)
     positions = np.zeros(layout.size, np.int32)
     rotary_rows = np.zeros(layout.size if layout.long_rope else 0, np.int32)
-    tiles: list[tuple[int, int, int, int]] = []
     last_rows: list[int] = []
     pool_rows: list[int] = []
     first = 0
@@ -121,23 +156,46 @@ def pack(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.n
         positions[first:end] = np.arange(chunk.start, chunk.end)
         if layout.long_rope is not None:
             rotary_rows[first:end] = layout.long_rope.rows(chunk, slots.specs[chunk.id])
-        for begin in range(0, length, tile_rows):
-            tiles.append((slot, first + begin, chunk.start + begin, min(tile_rows, length - begin)))
         if chunk.samples:
             last_rows.append(end - 1)
         if chunk.pools:
             pool_rows.append(end - 1)
         first = end
-    # The longest first, so that the shortest programs start last.
-    tiles.sort(key=lambda tile: -tile[2])
-    tiles += [(0, 0, 0, 0)] * (layout.num_tiles - len(tiles))
     last_rows += pool_rows
     last_rows += [0] * (layout.num_last - len(last_rows))
-    flat = np.array(tiles, np.int32).reshape(-1)
-    parts = [input_ids, rows, positions, rotary_rows, flat, np.array(last_rows, np.int32)]
+    parts = [input_ids, rows, positions, rotary_rows]
+    parts += [_pack_tiles(plan, slots, layout, tile_rows)] if shared is None else _pack_shared(shared, layout)
+    parts.append(np.array(last_rows, np.int32))
     if layout.num_chunks:
         parts += _pack_chunks(plan, slots, layout, tile_rows)
     return np.concatenate(parts)
+
+
+def _pack_tiles(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.ndarray:
+    """Tiles of one chunk each, see ``rosebatch_kernels.paged_attention.prefill``."""
+    tiles: list[tuple[int, int, int, int]] = []
+    first = 0
+    for chunk in plan.chunks:
+        slot, length = slots.slot_of[chunk.id], len(chunk.token_ids)
+        for begin in range(0, length, tile_rows):
+            tiles.append((slot, first + begin, chunk.start + begin, min(tile_rows, length - begin)))
+        first += length
+    # The longest first, so that the shortest programs start last.
+    tiles.sort(key=lambda tile: -tile[2])
+    tiles += [(0, 0, 0, 0)] * (layout.num_tiles - len(tiles))
+    return np.array(tiles, np.int32).reshape(-1)
+
+
+def _pack_shared(shared: Sequence[SharedTile], layout: Layout) -> list[np.ndarray]:
+    """Tiles of several chunks, and their pieces, see ``rosebatch_kernels.paged_attention.prefill_shared``."""
+    tiles: list[tuple[int, int, int, int, int]] = []
+    pieces: list[tuple[int, int, int, int]] = []
+    for first_row, keys, own in sorted(shared, key=lambda tile: -tile.pieces[-1].position):
+        tiles.append((first_row, sum(piece.rows for piece in own), keys, len(pieces), len(own)))
+        pieces += own
+    tiles += [(0, 0, 0, 0, 0)] * (layout.num_tiles - len(tiles))
+    pieces += [(0, 0, 0, 0)] * (layout.num_pieces - len(pieces))
+    return [np.array(tiles, np.int32).reshape(-1), np.array(pieces, np.int32).reshape(-1)]
 
 
 def _pack_chunks(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> list[np.ndarray]:

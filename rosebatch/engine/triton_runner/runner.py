@@ -26,10 +26,17 @@ from rosebatch.engine.pooled_states import PooledStates, has_means, read_pooled
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.state_pool import StatePool
-from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, SharedAttention, sharing_heads
+from rosebatch.engine.triton_runner.attention import (
+    DecodeAttention,
+    PackedAttention,
+    SharedAttention,
+    can_share_tiles,
+    sharing_heads,
+)
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
 from rosebatch.engine.triton_runner.shared_state import SharedState
+from rosebatch.engine.triton_runner.shared_tiles import share_tiles
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import Model
@@ -89,11 +96,12 @@ class TritonRunner:
         heads = sharing_heads(model.attention) if toggles.shared_prefix_attention else None
         self.slots = Slots(max_num_seqs, width, self.long_rope, keeps_tables=heads is not None)
         self.beginnings = heads and SharedState(self.slots, cache.block_size, heads, device)
+        self._shares_tiles = heads is not None and states is None and can_share_tiles(model.attention)
         self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, len(cache.num_blocks))
         self.attention = SharedAttention.of(cache, self.state, ops, kernels, states)
         self.decodes = StepGraphs(self._decode_step, enabled=toggles.cuda_graph)
         self.packed = StepGraphs(self._packed_step, enabled=toggles.cuda_graph)
-        cells = self._layout(MOST_PADDED_TOKENS).num_cells
+        cells = self._layout(_Packed(MOST_PADDED_TOKENS, self._shares_tiles)).num_cells
         self._packed_cells = torch.zeros(cells, dtype=torch.int32, device=device)
         self.up, self.down = Staging(device), Staging(device)
         self.end_tokens = torch.tensor(eos_token_ids, dtype=torch.int32, device=device)
@@ -212,12 +220,18 @@ class TritonRunner:
         reports = reports or has_means(plan, specs)
         padded = self.packed.enabled and plan.num_tokens <= MOST_PADDED_TOKENS and not reports
         tile_rows = self.kernels.tile_rows
-        exact = Layout.exact(plan, tile_rows, states=self.states is not None, long_rope=self.long_rope)
-        layout = self._layout(padded_size(plan.num_tokens)) if padded else exact
-        cells, columns = self.up.send(pack(plan, self.slots, layout, tile_rows), sampled.slots)
+        shared = share_tiles(plan, self.slots, self.cache.block_size, tile_rows) if self._shares_tiles else None
+        if padded:
+            kind = _Packed(padded_size(plan.num_tokens), shared is not None)
+            layout = self._layout(kind)
+        else:
+            layout = Layout.exact(
+                plan, tile_rows, states=self.states is not None, long_rope=self.long_rope, shared=shared
+            )
+        cells, columns = self.up.send(pack(plan, self.slots, layout, tile_rows, shared), sampled.slots)
         if padded:
             self._packed_cells[: len(cells)].copy_(cells)
-            ran = self.packed.run(layout.size)
+            ran = self.packed.run(kind)
             return ran, columns, dict, self._pool(plan, ran.out[len(columns) :], None)
         inputs = layout.inputs(cells)
         hidden = self._forward(inputs)
@@ -234,18 +248,22 @@ class TritonRunner:
         # Later transfers may overwrite what is fetched.
         return lambda: read_pooled(plan, fetch().view(np.float32).copy())
 
-    def _packed_step(self, size: int) -> Tensor:
-        inputs = self._layout(size).inputs(self._packed_cells)
+    def _packed_step(self, kind: "_Packed") -> Tensor:
+        inputs = self._layout(kind).inputs(self._packed_cells)
         return self._forward(inputs)[inputs.last_rows]
 
     def _forward(self, inputs: PackedInputs) -> Tensor:
         attention = PackedAttention(self.attention, inputs)
         return self.model.forward(inputs.input_ids, inputs.positions, attention)
 
-    def _layout(self, size: int) -> Layout:
-        states = self.states is not None
+    def _layout(self, kind: "_Packed") -> Layout:
         return Layout.padded(
-            size, self.kernels.tile_rows, self.slots.num_slots, states=states, long_rope=self.long_rope
+            kind.size,
+            self.kernels.tile_rows,
+            self.slots.num_slots,
+            states=self.states is not None,
+            long_rope=self.long_rope,
+            shares=kind.shares,
         )
 
     def _decode_step(self, kind: "_Decode") -> Tensor:
@@ -327,6 +345,13 @@ class _Decode(NamedTuple):
 
     size: int
     extras: Extras | None
+    shares: bool
+
+
+class _Packed(NamedTuple):
+    """A kind of packed step: its tokens with padding, and whether chunks share tiles."""
+
+    size: int
     shares: bool
 
 
