@@ -84,7 +84,7 @@ class Toggles:
         "Decode attention splits a sequence's keys.", _CUDA, scenario="long_decode_b32", needs=_PAGED
     )
     shared_prefix_attention: bool = _switch(
-        "Decode attention reads a common prefix once for all (off by default).",
+        "Attention reads a common prefix once for all rows (off by default).",
         _CUDA,
         scenario="shared-prefix",
         needs=_PAGED,
