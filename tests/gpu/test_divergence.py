@@ -25,6 +25,7 @@ from tests.gpu.divergence import (
 pytestmark = pytest.mark.gpu
 
 FAMILIES = ["GPT2", "Llama", "Qwen3"]
+DEFAULTS = {f.name: f.default for f in fields(Toggles) if "cuda" in f.metadata["devices"]}
 DTYPES = [torch.float16, torch.bfloat16]
 NEW_TOKENS = 32
 
@@ -95,10 +96,10 @@ def test_divergences_from_transformers_are_close_calls(
     assert engine.stats.max_running == batch
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(Toggles) if "cuda" in f.metadata["devices"]])
+@pytest.mark.parametrize("name", DEFAULTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_with_a_switch_off(family: str, dtype: torch.dtype, name: str, assert_agrees: Callable) -> None:
+def test_with_a_switch_turned(family: str, dtype: torch.dtype, name: str, assert_agrees: Callable) -> None:
     """Every path beside the default one, in 16 bits too. Switches that would hide it are off as well."""
-    off = dict.fromkeys([name, *hidden_by(name, "cuda")], False)
-    assert_agrees(family, dtype, count=64, seqs=64, switches=off)
+    off = dict.fromkeys(hidden_by(name, "cuda"), False)
+    assert_agrees(family, dtype, count=64, seqs=64, switches=off | {name: not DEFAULTS[name]})

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.engine.triton_runner import shared_beginnings, shared_tiles
 from rosebatch.toggles import Toggles, hidden_by
 
 pytestmark = pytest.mark.gpu
 
 NEW_TOKENS = 16
+DEFAULTS = {f.name: f.default for f in fields(Toggles) if "cuda" in f.metadata["devices"]}
 
 
 @pytest.fixture(scope="module", params=["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "HP1", "HP1 options"])
@@ -44,11 +46,56 @@ def test_greedy_equals_transformers(
     assert (engine.stats.preemptions > 0) == (family != "Mistral") or not (blocks and batch >= 64)
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(Toggles) if "cuda" in f.metadata["devices"]])
+@pytest.mark.parametrize("name", DEFAULTS)
 def test_every_switch_on_equals_off(golden: tuple, name: str, make_engine: Callable, greedy: Callable) -> None:
     """A switch may change only the speed. Switches that would hide it are off as well."""
     family, prompts, expected = golden
-    off = dict.fromkeys([name, *hidden_by(name, "cuda")], False)
-    engine = make_engine(family, torch.float32, off, seqs=64)
+    off = dict.fromkeys(hidden_by(name, "cuda"), False)
+    engine = make_engine(family, torch.float32, off | {name: not DEFAULTS[name]}, seqs=64)
     assert greedy(engine, prompts[:100], NEW_TOKENS) == expected[:100]
     assert (engine.stats.graph_replays > 0) == (name not in ("cuda_graph", "paged_attention"))
+
+
+@pytest.fixture(scope="module")
+def sharing(golden: tuple, model_config: Callable, reference: Callable) -> tuple[str, list, list]:
+    """Prompts of three beginnings, one of them inside of another, and transformers' tokens for each of them."""
+    family, *_ = golden
+    vocab, numbers = model_config(family).vocab_size, random.Random(1)
+    system, examples, other = ([numbers.randrange(vocab) for _ in range(length)] for length in (48, 40, 70))
+    beginnings = [system, system + examples, other, []]
+    prompts = [
+        numbers.choice(beginnings) + [numbers.randrange(vocab) for _ in range(numbers.randrange(1, 30))]
+        for _ in range(256)
+    ]
+    tokens, _ = reference(family, torch.float32, prompts, NEW_TOKENS)
+    return family, prompts, tokens
+
+
+@pytest.mark.parametrize("batch", [7, 64, 256])
+@pytest.mark.parametrize(("chunk", "blocks"), [(8192, 0), (50, 0), (50, 40)])
+def test_rows_that_share_keys(
+    sharing: tuple,
+    batch: int,
+    chunk: int,
+    blocks: int,
+    model_config: Callable,
+    make_engine: Callable,
+    greedy: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By graphs, in groups inside of groups that change while rows come and go; chunks that share tiles."""
+    monkeypatch.setattr(shared_beginnings, "LEAST_ROWS", 2)
+    monkeypatch.setattr(shared_beginnings, "LEAST_KEYS", 16)
+    monkeypatch.setattr(shared_tiles, "LEAST_KEYS", 16)
+    family, prompts, expected = sharing
+    memory = blocks * bytes_per_block(model_config(family).kv_shapes, 16, torch.float32) or 1 << 28
+    limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
+    engine = make_engine(family, torch.float32, {"shared_prefix_attention": True}, seqs=batch, **limits)
+    found: list[int] = []
+    if engine.runner.beginnings:
+        send = engine.runner.beginnings._send
+        engine.runner.beginnings._send = lambda items, staging: (found.append(len(items.items)), send(items, staging))
+    count = min(2 * batch, len(prompts))
+    assert greedy(engine, prompts[:count], NEW_TOKENS) == expected[:count]
+    # All of Mistral's layers have a window here.
+    assert (max(found, default=0) > 0) == (family != "Mistral")
