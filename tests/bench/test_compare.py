@@ -79,14 +79,15 @@ def test_every_switch_is_compared_by_itself(make_case, monkeypatch, fake_launch)
     """Of ``batched-sampling`` and ``batched-kv-append``, figures were published of code that did not run."""
     monkeypatch.setattr(compare, "launch", fake_launch.launch)
     case = replace(make_case(), device="cuda")
+    usual = Toggles.resolve(case.config.toggles, "cuda")
     for switch in chosen_switches(["all"], "cuda", ON_CUDA):
         result = compare_switch(case, switch, 1)
         for config, value in zip(fake_launch.configs[-2:], (True, False), strict=True):
             resolved = Toggles.resolve(config.toggles, "cuda")
             assert without_effect({switch: value}, resolved, "cuda") == []
             assert getattr(resolved, switch) is value
-        off = {name for name in SWITCH_NAMES if not getattr(resolved, name)} - {switch, "prefix_cache"}
-        assert set(result["switched_off"]) == off - {"batch_invariant"}
+        off = {name for name in SWITCH_NAMES if getattr(usual, name) and not getattr(resolved, name)}
+        assert set(result["switched_off"]) == off - {switch}
     assert set(result["switched_off"]) == {"fused_rotary", "fused_kv_append"}, "the last one is batched_kv_append"
 
 

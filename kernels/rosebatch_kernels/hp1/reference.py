@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from rosebatch_kernels.common.each_sequence import Weigh, decode_each, prefill_each
 from rosebatch_kernels.common.head_norms import HeadNorm
+from rosebatch_kernels.common.shared_keys import SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.qkv.reference import prepared
@@ -53,8 +54,9 @@ def decode(
     qk_norm: HeadNorm | None = None,
     append: bool = True,
     sparse: bool = True,
+    keys: SharedKeys | None = None,
 ) -> Tensor:
-    """See ``rosebatch_kernels.hp1.decode``; the workspace and ``sparse`` are not used."""
+    """See ``rosebatch_kernels.hp1.decode``; the workspace, ``sparse`` and ``keys`` are not used."""
     live = positions < limits
     if append:
         qkv = prepared(qkv, cache, block_table, positions, live, num_heads=num_heads, rotary=rotary, qk_norm=qk_norm)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.each_sequence import Weigh, decode_each, prefill_each
 from rosebatch_kernels.common.head_norms import HeadNorm
+from rosebatch_kernels.common.shared_keys import SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.qkv.reference import prepared
 
@@ -25,8 +26,9 @@ def decode(
     rotary: tuple[Tensor, Tensor] | None = None,
     qk_norm: HeadNorm | None = None,
     append: bool = True,
+    keys: SharedKeys | None = None,
 ) -> Tensor:
-    """See ``rosebatch_kernels.paged_attention.decode``; the workspace is not used."""
+    """See ``rosebatch_kernels.paged_attention.decode``; the workspace is not used, and each row reads its own keys."""
     live = positions < limits
     if append:
         qkv = prepared(qkv, cache, block_table, positions, live, num_heads=num_heads, rotary=rotary, qk_norm=qk_norm)
