@@ -101,8 +101,8 @@ def run_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, dict[
     """Run cases on a peer. All cases that need the same engine share one process.
 
     Returns:
-        for each case, by name: ``version``, ``startup_s`` (its parts ``load`` and ``warm-up``), and the ``seconds`` of
-        every timed run.
+        for each case, by name: ``version``, ``startup_s`` (its parts ``load`` and ``warm-up``), the ``seconds`` of
+        every timed run, and ``is_cold``: whether it was the first of its process.
 
     Raises:
         UserError: a case does not fit the model, or the process fails. Its log is kept, and the message names it.
@@ -118,7 +118,12 @@ def run_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, dict[
         answer = ask(peer, partial(_specification, peer, group, repeats))
         for case, workload in zip(group, answer["workloads"], strict=True):
             startup = {"load": answer["load_s"], "warm-up": workload["warm_up_s"]}
-            timed[case.name] = {"version": answer["version"], "startup_s": startup, "seconds": workload["seconds"]}
+            timed[case.name] = {
+                "version": answer["version"],
+                "startup_s": startup,
+                "seconds": workload["seconds"],
+                "is_cold": case is group[0],
+            }
     return timed
 
 

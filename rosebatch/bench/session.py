@@ -39,10 +39,14 @@ def run_session(
     Yields:
         each result as soon as it is known. Every result has a ``scenario``, a ``model`` and a ``kind``:
 
-        - ``run``: our engine, see ``time_case``. For a scenario's further models ``time_over_first`` is the time over
-          that of the first model.
+        - ``run``: our engine, see ``time_case`` and ``against_floor``. For a scenario's further models
+          ``time_over_first`` is the time over that of the first model.
         - ``peer``: another engine on the scenario of the last run. ``beside`` is the model of that run, ``ratio`` how
           many times faster ours is. If the peer failed, the result has an ``error`` instead.
+
+        Of both, ``first_over_warm`` is the time of the first run over that of the others. The first of a process has
+        ``cold_s``, the seconds from its start to the end of its first run, and a peer ``cold_ratio``.
+
         - ``comparison``: see ``compare_switch``.
         - ``attribution``: see ``attribute_case``.
         - ``profile``: see ``profile_case``.
@@ -57,19 +61,26 @@ def run_session(
         require_installed(peer)
     theirs = _cases_of_peers(cases)
     others = [(peer, _try_peer(peer, list(theirs.values()), repeats)) for peer in peers]
-    # The floor is that of one device.
-    rates = None if any(map(_is_divided, cases)) else measure_rates(cases[0].device)
-    release_memory()
+    rates: Rates | None = None
+    is_cold = is_first = True
     firsts: dict[str, float] = {}
     for case in cases:
         for switch in switches:
+            is_cold = False
             with _naming(case, cases):
                 compared = compare_switch(case, switch, repeats)
             yield compared
         if switches and not peers:
             continue
         with _naming(case, cases):
-            ours = _time(case, repeats, rates, import_seconds)
+            ours = _time(case, repeats, import_seconds)
+        ours |= _first_run(ours, is_cold=is_cold)
+        # The floor is that of one device. Behind the first run, which includes the start of the GPU.
+        if is_first and not any(map(_is_divided, cases)):
+            rates = measure_rates(case.device)
+            release_memory()
+        is_cold = is_first = False
+        ours |= against_floor(case, ours["elapsed_s"], rates)
         if case.name in firsts:
             ours["time_over_first"] = ours["elapsed_s"] / firsts[case.name]
         firsts.setdefault(case.name, ours["elapsed_s"])
@@ -85,11 +96,18 @@ def run_session(
         yield from profiled
 
 
-def _time(case: Case, repeats: int, rates: Rates | None, import_seconds: float) -> Entry:
+def _first_run(entry: Entry, *, is_cold: bool) -> Entry:
+    """What users wait for who run a job once."""
+    startup = entry["startup_s"]
+    found = {"first_over_warm": startup["warm-up"] / entry["elapsed_s"]}
+    return found | {"cold_s": sum(startup.values())} if is_cold else found
+
+
+def _time(case: Case, repeats: int, import_seconds: float) -> Entry:
     if _is_divided(case):
         with open_pool(case) as pool:
             return time_case_over(pool, case, repeats, import_seconds)
-    return time_case(case, repeats, rates, import_seconds)
+    return time_case(case, repeats, import_seconds)
 
 
 @contextmanager
@@ -194,6 +212,10 @@ def _beside(ours: Entry, case: Case, peer: Peer, theirs: Entry, rates: Rates | N
     if "error" in theirs:
         return entry
     seconds = spread(theirs["seconds"])["median"]
+    entry |= _first_run({"elapsed_s": seconds, **entry}, is_cold=theirs["is_cold"])
+    del entry["is_cold"]
+    if "cold_s" in entry and "cold_s" in ours:
+        entry["cold_ratio"] = entry["cold_s"] / ours["cold_s"]
     rate_names = [name for name in ours if name.endswith("_per_s")]
     entry |= {name: ours[name] * ours["elapsed_s"] / seconds for name in rate_names}
     return entry | {"elapsed_s": seconds, "ratio": seconds / ours["elapsed_s"]} | against_floor(case, seconds, rates)

@@ -11,7 +11,7 @@ from rosebatch.report.table import print_table, table, throughput_line
 from rosebatch.toggles import flag
 
 # Columns and their widths. Start-up is importing and loading. The first run is the warm-up, which compiles kernels and
-# captures graphs.
+# captures graphs. Cold is both, of the first scenario of a process.
 _TEXTS = {"scenario": 24, "model": 16, "engine": 20}
 _NUMBERS = {
     "seconds (min-max)": 24,
@@ -21,6 +21,7 @@ _NUMBERS = {
     "ours/theirs": 12,
     "start-up": 9,
     "first run": 10,
+    "cold": 7,
 }
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 _OF_SEVERAL_MODELS = ("model", "time/first")
@@ -102,6 +103,7 @@ def _line(entry: Entry) -> dict[str, str]:
         "ours/theirs": f"{entry['ratio']:.2f}" if "ratio" in entry else "",
         "start-up": f"{sum(before):.1f}",
         "first run": f"{warm_up:.2f}",
+        "cold": f"{entry['cold_s']:.1f}" if "cold_s" in entry else "",
     }
 
 
@@ -130,6 +132,14 @@ def _comparison(entry: Entry, several: bool) -> str:
 
 def _report(entry: Entry, about: str) -> list[tuple[str, str]]:
     rows = [("scenario", f"{entry['scenario']}: {about}" if about else entry["scenario"]), *table(entry)]
+    if "cold_s" in entry:
+        over = f"{entry['first_over_warm']:.2f}"
+        rows.append(
+            (
+                "cold",
+                f"{entry['cold_s']:.2f} s to the end of the first run, which took {over} times as long as later ones",
+            )
+        )
     rows.append(("timed runs", f"{len(entry['seconds'])}, seconds {_spread(spread(entry['seconds']), '.4f')}"))
     rows.append(("graphs", f"{entry['graph_captures']} captured, {entry['graph_replays']} replays"))
     for worker in entry.get("workers", ()):

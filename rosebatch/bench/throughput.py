@@ -52,12 +52,12 @@ def run_once(engine: Engine, workload: Workload, sampling: Sampling) -> Run:
     return Run(seconds, tally, stats)
 
 
-def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: float) -> dict[str, Any]:
+def time_case(case: Case, repeats: int, import_seconds: float) -> dict[str, Any]:
     """Launch an engine, time a case on it, and release it.
 
     Returns:
         the report of the run with the median time (see ``rosebatch.report.build``), with the seconds of all runs.
-        ``startup_s`` holds import, load and warm-up. If ``rates`` are known, the floor is included.
+        ``startup_s`` holds import, load and warm-up.
     """
     launched = launch(case.config)
     warm_up = run_once(launched.engine, case.workload(0), case.scenario.sampling)
@@ -71,8 +71,7 @@ def time_case(case: Case, repeats: int, rates: Rates | None, import_seconds: flo
     report |= {"graph_replays": median.stats.graph_replays, "graph_captures": median.stats.graph_captures}
     report |= {"kind": "run", "scenario": case.name, "model": case.source.name}
     report |= {"workload": msgspec.to_builtins(case.scenario)}
-    report |= {"seconds": seconds, "versions": report["versions"] | machine_versions()}
-    return report | against_floor(case, median.seconds, rates)
+    return report | {"seconds": seconds, "versions": report["versions"] | machine_versions()}
 
 
 def against_floor(case: Case, seconds: float, rates: Rates | None) -> dict[str, Any]:

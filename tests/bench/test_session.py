@@ -35,9 +35,9 @@ def stages(monkeypatch):
         ran.models.append([case.source.name for case in cases])
         if peer.name in ran.failing:
             raise UserError(f"{peer.name} ended")
-        return {case.name: dict(THEIRS) for case in cases}
+        return {case.name: {**THEIRS, "is_cold": case is cases[0]} for case in cases}
 
-    def time_case(case, repeats, rates, import_seconds):
+    def time_case(case, repeats, import_seconds):
         ran.order.append(("rosebatch", case.name))
         model = case.source.name
         seconds = OURS["elapsed_s"] * ran.slower.get(model, 1)
@@ -88,6 +88,24 @@ def test_the_ratio(stages, make_case):
     expected = {"peer": "vllm", "version": "9.9", "elapsed_s": 4.0, "output_tokens_per_s": 30.0, "ratio": 2.0}
     assert {name: peer[name] for name in expected} == expected
     assert "share_of_floor" not in peer
+
+
+def test_the_first_run(stages, make_case):
+    """A job runs once: start-up and the first run are a figure of their own, of the first scenario of each process."""
+    ours, peer, later, other = run([make_case("a"), make_case("b")], peers=["vllm"])
+    assert (ours["cold_s"], ours["first_over_warm"]) == (1.0 + 0.5 + 4.0, 4.0 / 2.0)
+    assert (peer["cold_s"], peer["first_over_warm"], peer["cold_ratio"]) == (45.0, 5.0 / 4.0, 45.0 / 5.5)
+    assert later["first_over_warm"] == 2.0 and other["first_over_warm"] == 1.25
+    assert not any(name in entry for entry in (later, other) for name in ("cold_s", "cold_ratio", "is_cold"))
+    ours = next(result for result in run([make_case()], ["prefix_cache"], ["vllm"]) if result["kind"] == "run")
+    assert "cold_s" not in ours, "a comparison ran before it"
+
+
+def test_rates_are_measured_behind_the_cold_run(stages, make_case, monkeypatch):
+    """Else the GPU is started before the clock is."""
+    monkeypatch.setattr(session, "measure_rates", lambda device: stages.order.append(("rates", device)))
+    list(run([make_case("a"), make_case("b")]))
+    assert stages.order == [("rosebatch", "a"), ("rates", "cpu"), ("rosebatch", "b")]
 
 
 def test_peers_are_held_against_the_floor(stages, make_case, monkeypatch):
@@ -207,7 +225,7 @@ def test_lines_of_several_models(stages, two_models):
     assert lines[0].startswith("a tiny-hp1 prefix-cache on 12")
     assert lines[1].startswith("scenario model engine seconds (min-max) output tok/s of floor time/first ours/theirs")
     assert lines[2] == "a tiny-hp1 rosebatch 2.0000 (1.5000-3.0000) 60 - 1.5 4.00"
-    assert lines[3] == "a tiny-llama vllm 9.9 4.0000 (3.0000-5.0000) 30 - 2.00 40.0 5.00"
+    assert lines[3] == "a tiny-llama vllm 9.9 4.0000 (3.0000-5.0000) 30 - 2.00 40.0 5.00 45.0"
     assert lines[4].startswith("a tiny-llama prefix-cache on 12")
     assert lines[5] == "a tiny-llama rosebatch 2.0000 (1.5000-3.0000) 60 - 1.50 1.5 4.00"
     assert lines[-2:] == [
@@ -287,7 +305,7 @@ def test_lines(stages, make_case):
     assert lines[0] == "a prefix-cache on 12 (11-13) tok/s, off 12 (11-13) tok/s, on/off 1.250 (1.200-1.500)"
     assert lines[1].startswith("scenario engine seconds")
     assert lines[2] == "a rosebatch 2.0000 (1.5000-3.0000) 60 - 1.5 4.00"
-    assert lines[3] == "a vllm 9.9 4.0000 (3.0000-5.0000) 30 - 2.00 40.0 5.00"
+    assert lines[3] == "a vllm 9.9 4.0000 (3.0000-5.0000) 30 - 2.00 40.0 5.00 45.0"
     assert lines[4] == "a sglang failed"
     assert [line.split()[:2] for line in lines[5:9]] == [
         ["b", n] for n in ("prefix-cache", "rosebatch", "vllm", "sglang")

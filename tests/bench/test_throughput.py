@@ -8,7 +8,7 @@ import pytest
 from rosebatch.bench import throughput
 from rosebatch.bench.case import needed_kv_memory, spread
 from rosebatch.bench.scenario import Sampling
-from rosebatch.bench.throughput import run_once, time_case
+from rosebatch.bench.throughput import against_floor, run_once, time_case
 from rosebatch.bench.workload import Workload
 from rosebatch.engine.roofline import Rates
 from rosebatch.errors import UserError
@@ -20,7 +20,7 @@ def test_the_report_is_of_the_run_in_the_middle(make_case, monkeypatch, fake_lau
     monkeypatch.setattr(throughput, "launch", fake_launch.launch)
     monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(clock))
     case = make_case()
-    report = time_case(case, 3, None, 0.25)
+    report = time_case(case, 3, 0.25)
     assert [prompts for _, prompts in fake_launch.ran] == [
         [tuple(prompt) for prompt in case.workload(run).prompts] for run in range(4)
     ]
@@ -48,7 +48,8 @@ def test_the_share_of_the_floor(make_case, monkeypatch, fake_launch):
     """It refers to the reported seconds."""
     monkeypatch.setattr(throughput, "launch", fake_launch.launch)
     case = make_case()
-    report = time_case(case, 1, Rates(copy=1e6, matmul=1e6), 0.0)
+    report = time_case(case, 1, 0.0)
+    report |= against_floor(case, report["elapsed_s"], Rates(copy=1e6, matmul=1e6))
     floor = case.floor(Rates(copy=1e6, matmul=1e6))
     assert report["floor"]["seconds"] == floor.seconds == report["floor"]["prefill_s"] + report["floor"]["decode_s"]
     assert report["share_of_floor"] == floor.seconds / report["elapsed_s"]
@@ -56,7 +57,7 @@ def test_the_share_of_the_floor(make_case, monkeypatch, fake_launch):
 
 def test_a_real_engine_gets_no_help_from_its_cache(make_case):
     """With the ids of the run before, two of the prompt's three blocks would be cached."""
-    report = time_case(make_case(input_len=48, prefix_cache=True), 2, None, 0.0)
+    report = time_case(make_case(input_len=48, prefix_cache=True), 2, 0.0)
     assert (report["completed"], report["prompt_tokens"], report["cached_tokens"]) == (3, 144, 0)
     assert report["output_tokens"] == 12
     assert report["engine"]["toggles"]["prefix_cache"] is True
@@ -64,7 +65,7 @@ def test_a_real_engine_gets_no_help_from_its_cache(make_case):
 
 def test_a_shared_prefix_is_computed_once_in_each_run(make_case):
     """The second and third prompt reuse two blocks, in later runs too."""
-    report = time_case(make_case(shared_prefix_len=32, prefix_cache=True), 2, None, 0.0)
+    report = time_case(make_case(shared_prefix_len=32, prefix_cache=True), 2, 0.0)
     assert (report["prompt_tokens"], report["cached_tokens"]) == (3 * 38, 2 * 32)
 
 
@@ -72,7 +73,7 @@ def test_sequences_that_give_way(make_case):
     """With a KV cache too small for the outputs, sequences still reach their full length."""
     case = make_case(input_len=30, output_len=40)
     config = replace(case.config, kv_cache_memory=needed_kv_memory(case) // 6)
-    report = time_case(replace(case, config=config), 1, None, 0.0)
+    report = time_case(replace(case, config=config), 1, 0.0)
     assert report["output_tokens"] == 120
     assert report["preemptions"] > 0
 
