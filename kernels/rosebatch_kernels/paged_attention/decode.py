@@ -277,11 +277,6 @@ def _decode(
             k_new = normed_and_rotated(k_halves, k_weights, turned, D, ROTARY, NORM)
             _append(cache, table_row, position, head, k_new, v_new, v_distance, KV_HEADS, D, WIDTH, BLOCK)
             most, total, acc = _attend_new(q, k_new, v_new, total, acc, scale, cap, copies, CAPPED)
-    if SHARED:  # noqa: SIM102 (a compile-time condition)
-        if split == 0:
-            part = (row * KV_HEADS + head) * SHARED * GROUP
-            count = tl.load(shared_counts + row)
-            most, total, acc = _take_shared(shared_sums, shared_stats, part, count, g, d, most, total, acc, GROUP, D)
     q = _repeated(q, copies)
     for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
         n = tile * TILE + offset
@@ -289,6 +284,11 @@ def _decode(
             cache, table_row, block, last_block, tile, n, first, end, v_distance, head, KV_HEADS, D, WIDTH, BLOCK, TILE
         )
         most, total, acc = attend(q, k, v, (n < end) & (n >= first), most, total, acc, scale, cap, ROWS, CAPPED)
+    if SHARED:  # noqa: SIM102 (a compile-time condition)
+        if split == 0:
+            part = (row * KV_HEADS + head) * SHARED * GROUP
+            count = tl.load(shared_counts + row)
+            most, total, acc = _take_shared(shared_sums, shared_stats, part, count, g, d, most, total, acc, GROUP, D)
     out_row = out + row.to(tl.int64) * (HEADS * D)
     place = out_row + (head * GROUP + g)[:, None] * D + d
     # Before the branch: computed in each of its arms, the mask costs some variants 18 to 33 registers a thread.
