@@ -6,8 +6,6 @@ walks over the shared keys like ``rosebatch_kernels.hp1.prefill`` over a prompt.
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,21 +14,10 @@ from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
 from rosebatch_kernels.common.shared_keys import MEMBERS, MOST_PARTS, SharedKeys, SharedParts
-from rosebatch_kernels.common.tuned import Program
 from rosebatch_kernels.hp1.columns import due_in_front, keys_before, load_keys, nearest, places, two_pages
 from rosebatch_kernels.hp1.gate import Gate
+from rosebatch_kernels.hp1.prefill import TUNED
 from rosebatch_kernels.hp1.runs import gated, load_taps
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """Sizes of a program, those of prefill: for fp32, and for 16-bit types; not measured yet."""
-
-    fp32: Program
-    narrow: Program
-
-
-TUNED = Tuned(fp32=Program(keys=16, warps=8, stages=1), narrow=Program(keys=16, warps=4, stages=4))
 
 
 def attend_shared(
@@ -58,6 +45,7 @@ def attend_shared(
         num_heads, scale, rotary, qk_norm, append: as well.
     """
     _, blocks, kv_heads, block_size, size = cache.shape
+    # Sizes of prefill, which walks over keys in the same way.
     tuned = TUNED.fp32 if qkv.dtype.itemsize == 4 else TUNED.narrow
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     norm, q_weight, _, q_number, _ = norm_arguments(qk_norm if append else None, qkv)
