@@ -1,8 +1,8 @@
 """What a batch size costs that a process meets for the first time, and what a step costs in a larger one's graph.
 
-``python -m rosebatch.bench.scripts.new_sizes --model CONFIG``, on a GPU, with made-up weights. It writes a line for each
-size of decode steps. Its milliseconds are those of the first step, which loads kernels, of the capture of its graph, of
-a replay, and of a replay of the largest size's graph with so many rows. The host waits around each of them.
+``python -m rosebatch.bench.scripts.new_sizes --model CONFIG``, on a GPU, with made-up weights, writes a line for each
+size of decode steps. Its milliseconds are those of the first step, which loads kernels, of the capture of its graph,
+of a replay, and of a replay of the largest size's graph with so many rows. The host waits around each of them.
 """
 
 import argparse
