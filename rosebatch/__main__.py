@@ -8,7 +8,11 @@ from rosebatch.cli.early_signals import end_at_once
 def run() -> NoReturn:
     """Run the command line as a process."""
     end_at_once()
-    # Only now: a signal would break the import.
+    # Only now: a signal would break an import.
+    from rosebatch.host.bytecode import keep_bytecode
+
+    # Before the command line is imported: its bytecode is kept too.
+    keep_bytecode()
     from rosebatch.cli.app import run
 
     run()

@@ -65,7 +65,7 @@ def test_a_cache_that_cannot_be_written(start, tmp_path):
 
 
 def test_the_command_keeps_it(tmp_path):
-    """The call stands before PyTorch is imported, which every command does later or never."""
+    """The call stands before all imports that take long: those of PyTorch, which come later, and of the flags."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("")
     path = os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "kernels")))
@@ -75,6 +75,8 @@ def test_the_command_keeps_it(tmp_path):
         subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout for _ in range(2)
     )
     assert "Python's bytecode" in second
-    assert (tmp_path / "rosebatch" / "bytecode").is_dir(), first
+    cache = tmp_path / "rosebatch" / "bytecode"
+    assert cache.is_dir(), first
+    assert list(cache.rglob("rosebatch/cli/app.*.pyc"))
     subprocess.run([*command, "--clear"], env=env, capture_output=True, check=True)
-    assert not (tmp_path / "rosebatch" / "bytecode").exists()
+    assert not cache.exists()

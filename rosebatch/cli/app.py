@@ -16,7 +16,6 @@ from rosebatch.cli.closed_streams import fill_closed_streams
 from rosebatch.cli.options import EmbeddingFlags, SamplingFlags, takes
 from rosebatch.config import InputFormat, RunConfig
 from rosebatch.errors import FlagError, InterruptionError, UserError, printable
-from rosebatch.host.bytecode import keep_bytecode
 from rosebatch.job.config import JobConfig
 from rosebatch.version import __version__
 
@@ -184,7 +183,6 @@ def run() -> NoReturn:
     To take PyTorch and CUDA apart object by object takes half a second, and frees what the system frees anyway.
     """
     fill_closed_streams()
-    keep_bytecode()
     try:
         main()
     except SystemExit as end:

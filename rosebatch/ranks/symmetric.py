@@ -1,4 +1,4 @@
-"""Memory of each GPU that the kernels of all others read and write, see ``rosebatch_kernels.common.exchange``."""
+"""Memory of each GPU that the kernels of all others read and write, see ``rosebatch_kernels.common.rank_sum``."""
 
 import torch
 from torch import distributed

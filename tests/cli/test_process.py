@@ -59,6 +59,30 @@ def test_a_job_imports_nothing_of_the_bench(process, toy_toml, tmp_path, command
     assert [name for name in modules if name.split(".")[1] == "bench"] == []
 
 
+def test_a_run_on_a_cpu_imports_what_it_uses(process, toy_toml, tmp_path):
+    """Each of these takes 0.05 to 1.5 s of every start, and one import in the wrong place brings it back."""
+    heavy = (
+        "triton", "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy", "transformers", "jinja2",
+        "huggingface_hub", "fsspec", "gguf", "llguidance", "rich", "pandas", "scipy", "pyarrow.dataset", "ray",
+        "rosebatch.ranks", "rosebatch.job.workers", "rosebatch.llm",
+    )  # fmt: skip
+    (tmp_path / "in.jsonl").write_text('{"prompt_token_ids":[1,2,3],"max_tokens":2}\n')
+    code = (
+        "import sys, rosebatch.cli.app\n"
+        "try: rosebatch.cli.app.main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        f"sys.stderr.write(str([name for name in {heavy} if name in sys.modules]))"
+    )
+    result = process(
+        '$PY -c "$CODE" generate $IN --model $MODEL --load-format dummy --device cpu -q',
+        CODE=code,
+        IN=tmp_path / "in.jsonl",
+        MODEL=toy_toml,
+    )
+    assert json.loads(result.stdout)["finish_reason"] == "length"
+    assert result.stderr == "[]"
+
+
 def test_a_pipe_from_end_to_end(process, toy_toml):
     """stdout has the results alone, in order, stderr the report, and the exit code is right."""
     lines = ['{"prompt_token_ids":[1,2,3],"max_tokens":2}', "{", '{"prompt_token_ids":[4],"max_tokens":2}']

@@ -1,16 +1,10 @@
-"""A sum over the GPUs that hold a model, inside of a kernel: each reads what the others have, over NVLink (one shot).
+"""What a sum over the GPUs that hold a model needs, see ``rosebatch_kernels.common.rank_sum``.
 
-A program puts its part where the others can read it, tells the same program of each other rank, waits for theirs, and
-adds up all parts in the order of the ranks: the sum has the same bits everywhere. Two sums that follow each other need
-memory of their own: a rank may still read the first one's when another rank writes the second's.
+Apart from the kernel, because runs on a CPU import no Triton.
 """
-
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from typing import NamedTuple
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
 
@@ -30,28 +24,3 @@ class Exchange(NamedTuple):
     def fits(self, rows: int, size: int) -> bool:
         """Whether so many rows of this size have room, one program for each."""
         return rows * size <= self.buffers[0].numel() and rows * len(self.buffers) <= self.signals[0].numel()
-
-
-@triton.jit
-def sum_over_ranks(value, offset, inside, buffers, signals, rank: tl.constexpr):
-    """The sum of ``value`` over all ranks, in fp32; ``offset`` is where it lies in the buffers, ``inside`` its mask."""
-    ranks: tl.constexpr = len(buffers)
-    own = buffers[rank]
-    tl.store(own + offset, value.to(own.dtype.element_ty), inside)
-    # One thread tells the others; all threads have stored then.
-    tl.debug_barrier()
-    first = tl.program_id(0) * ranks
-    for other in tl.static_range(ranks):
-        if other != rank:
-            # Until the other rank has taken the last signal.
-            while tl.atomic_cas(signals[other] + first + rank, 0, 1, sem="release", scope="sys") != 0:
-                pass
-    for other in tl.static_range(ranks):
-        if other != rank:
-            while tl.atomic_cas(signals[rank] + first + other, 1, 0, sem="acquire", scope="sys") != 1:
-                pass
-    tl.debug_barrier()
-    total = tl.zeros_like(value)
-    for other in tl.static_range(ranks):
-        total += tl.load(buffers[other] + offset, inside, other=0.0).to(tl.float32)
-    return total

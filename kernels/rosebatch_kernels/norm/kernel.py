@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.exchange import Exchange, sum_over_ranks
+from rosebatch_kernels.common.exchange import Exchange
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.rank_sum import sum_over_ranks
 from rosebatch_kernels.common.rows import rows_of
 from rosebatch_kernels.common.tuned import Steps, value_at
 
