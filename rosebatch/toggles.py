@@ -57,6 +57,13 @@ class Toggles:
         "Read K and V in their blocks, without gathering them.", _CUDA, scenario="article-s0"
     )
     cuda_graph: bool = _switch("Replay steps as CUDA graphs.", _CUDA, scenario="article-s3", needs=_PAGED)
+    parallel_compile: bool = _switch(
+        "Compile the kernels of the first steps at once (off by default).",
+        _CUDA,
+        scenario="gpt2-sampled",
+        needs=("cuda_graph",),
+        default=False,
+    )
     late_results: bool = _switch(
         "Read sampled tokens late, while the GPU works on.", _CUDA, scenario="article-s3", needs=_PAGED
     )

@@ -10,7 +10,7 @@ from rosebatch.toggles import Toggles, hidden_by, hiding, missing, without_effec
 FIELDS = dataclasses.fields(Toggles)
 NAMES = [field.name for field in FIELDS]
 # Off by default.
-UNMEASURED = {"shared_prefix_attention"}
+UNMEASURED = {"parallel_compile", "shared_prefix_attention"}
 
 
 def served(field, device):

@@ -15,6 +15,7 @@ from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes, StepPolicy
 from rosebatch.engine.state_pool import StatePool, state_bytes
 from rosebatch.engine.torch_runner.runner import TorchRunner
+from rosebatch.engine.triton_runner.first_kernels import compile_first, hash_compiler
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.errors import FlagError
 from rosebatch.model.fallback.load import Fallback
@@ -94,6 +95,7 @@ def load_engine(
         ops = divide(ops, group)
         if ops.exchanges:
             group.prepare(source.config.hidden_size, source.dtype)
+    hashed = hash_compiler() if device.type == "cuda" else None
     model = source.build(ops, device)
     waits = model.waits if isinstance(model, Fallback) else None
     if waits is not None:
@@ -102,6 +104,14 @@ def load_engine(
     loaded = build_engine(
         model, source.config, limits, toggles, ops, source.dtype, device, least, generates=source.has_head
     )
+    if hashed is not None:
+        hashed()
+    runner = loaded.engine.runner
+    # What a graph can hold can be rehearsed. Ranks would have to begin together.
+    rehearses = toggles.parallel_compile and toggles.cuda_graph and source.has_head and group is None
+    if isinstance(runner, TritonRunner) and rehearses:
+        shape = source.config, source.dtype, toggles, limits.sampler, limits.max_num_seqs, loaded.block_size
+        compile_first(runner.rehearse, shape)
     return replace(loaded, waits=waits)
 
 

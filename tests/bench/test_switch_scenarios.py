@@ -251,6 +251,7 @@ ACTS = {
     "batch_invariant": keeps_bits,
     "paged_attention": None,
     "cuda_graph": None,
+    "parallel_compile": None,
     "late_results": results_come_late,
     "batched_rollover": rollovers_are_one_write,
     "fused_sampler": {"of_on": ("_choose", "_summarise")},

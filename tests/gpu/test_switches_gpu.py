@@ -1,6 +1,7 @@
 """On a GPU: the switches that no CPU can show act in the scenarios that they name (see tests/bench)."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,3 +50,15 @@ def test_paged_attention() -> None:
     """Blocks are read in place by the one runner, gathered by the other."""
     on, off = run("paged_attention", True), run("paged_attention", False)
     assert isinstance(on.runner, TritonRunner) and isinstance(off.runner, TorchRunner)
+
+
+def test_parallel_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps of a model are rehearsed once on a machine, or never."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    run("parallel_compile", False)
+    assert list(tmp_path.glob("rosebatch-*")) == []
+    run("parallel_compile", True)
+    (mark,) = tmp_path.glob("rosebatch-*")
+    written = mark.stat().st_mtime_ns
+    run("parallel_compile", True)
+    assert list(tmp_path.glob("rosebatch-*")) == [mark] and mark.stat().st_mtime_ns == written

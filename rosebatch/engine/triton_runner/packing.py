@@ -203,10 +203,8 @@ def _pack_chunks(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int)
     lengths = [len(chunk.token_ids) for chunk in plan.chunks]
     firsts = accumulate(lengths, initial=0)
     chunks = np.zeros((layout.num_chunks, 4), np.int32)
-    chunks[: len(lengths)] = [
-        (slots.state_of[slots.slot_of[chunk.id]], first, chunk.start, length)
-        for chunk, first, length in zip(plan.chunks, firsts, lengths, strict=False)
-    ]
+    for number, (chunk, first, length) in enumerate(zip(plan.chunks, firsts, lengths, strict=False)):
+        chunks[number] = slots.state_of[slots.slot_of[chunk.id]], first, chunk.start, length
     tiles = [(number, begin) for number, length in enumerate(lengths) for begin in range(0, length, tile_rows)]
     tiles += [(-1, 0)] * (layout.num_state_tiles - len(tiles))
     return [chunks.reshape(-1), np.array(tiles, np.int32).reshape(-1)]

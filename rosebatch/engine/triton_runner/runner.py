@@ -47,6 +47,10 @@ from rosebatch_kernels.common import host_waits
 from rosebatch_kernels.common.tokens import NO_TOKEN
 from rosebatch_kernels.feedback import layout
 
+# Sizes of steps that together need nearly all kernels that those of other sizes do.
+_REHEARSED_ROWS = (128, 48, 4, 1)
+_REHEARSED_TOKENS = (512, 64, 16)
+
 # Wait for what prompts report, by the number of a chunk: log-probabilities, and pooled hidden states.
 _PromptLogprobs = Callable[[], dict[int, list[Logprobs]]]
 _Pooled = Callable[[], dict[int, np.ndarray]]
@@ -113,6 +117,26 @@ class TritonRunner:
         self._batched_sampling = toggles.batched_sampling
         # Sampling that waits for the host: which tokens a grammar allows depends on the token before.
         self._deferred: Callable[[], None] | None = None
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Launch the kernels of plain steps of several sizes, for nobody. No sequence may have a slot.
+
+        The steps have no tokens, as what graphs are padded with, so nothing of it matters to a plan.
+        """
+        most = self.slots.num_slots
+        for rows in (most, *(rows for rows in _REHEARSED_ROWS if rows < most)):
+            self._decode_step(_Decode(rows, None if self._sample_rows is None else Extras(), shares=False))
+        for tokens in _REHEARSED_TOKENS:
+            kind = _Packed(tokens, shares=False)
+            packed = pack(PackedStep(()), self.slots, self._layout(kind), self.kernels.tile_rows)
+            cells, columns = self.up.send(packed, np.arange(min(most, tokens), dtype=np.int32))
+            self._packed_cells[: len(cells)].copy_(cells)
+            hidden = self._packed_step(kind)
+            for count in {1, len(columns)} if self._sample_rows is not None else ():
+                logits = self.model.logits(hidden[:count])
+                self._next_tokens(logits, Extras(), columns[:count], self._first_tokens, None)
+        self._reset()
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """See ``rosebatch.engine.engine.StepRunner``."""

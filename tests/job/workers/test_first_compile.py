@@ -1,78 +1,8 @@
-"""One worker compiles the kernels first."""
-
-import errno
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
+"""Workers compile kernels before their first row."""
 
 import pytest
 
-from rosebatch.job.workers import first_compile
-from rosebatch.job.workers.first_compile import first_alone, run_briefly
-
-HOLD = (
-    "import sys, time; from pathlib import Path; from rosebatch.job.workers.first_compile import first_alone\n"
-    "with first_alone(Path(sys.argv[1])): print('in', flush=True); time.sleep(60)\n"
-)
-
-
-def test_the_first_goes_alone_and_the_others_together(tmp_path):
-    """All compiled the same kernels at once; or, one by one, they waited for each other without need."""
-    events, first_in, may_leave = [], threading.Event(), threading.Event()
-    together = threading.Barrier(2, timeout=10)
-
-    def first():
-        with first_alone(tmp_path / "cache" / "lock"):
-            first_in.set()
-            may_leave.wait(10)
-            events.append("first")
-
-    def other():
-        with first_alone(tmp_path / "cache" / "lock"):
-            events.append("other")
-            together.wait()
-
-    threads = [threading.Thread(target=first), *(threading.Thread(target=other) for _ in range(2))]
-    threads[0].start()
-    first_in.wait(10)
-    for thread in threads[1:]:
-        thread.start()
-    time.sleep(0.2)
-    assert events == []
-    may_leave.set()
-    for thread in threads:
-        thread.join(10)
-    assert events == ["first", "other", "other"]
-
-
-def test_a_first_one_that_dies_or_hangs(tmp_path):
-    """The others would wait for ever."""
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"in\n"
-        with first_alone(tmp_path / "lock", most_seconds=0.1):
-            pass
-        os.kill(process.pid, signal.SIGKILL)
-        began = time.monotonic()
-        with first_alone(tmp_path / "lock"):
-            assert time.monotonic() - began < 10
-
-
-def test_files_that_cannot_be_locked(tmp_path, monkeypatch):
-    """A worker that may not lock waited for minutes, or failed."""
-    (tmp_path / "file").write_text("")
-    with first_alone(tmp_path / "file" / "lock"):
-        pass
-
-    def refuse(descriptor, kind):
-        raise OSError(errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr(first_compile.fcntl, "flock", refuse)
-    began = time.monotonic()
-    with first_alone(tmp_path / "lock"):
-        assert time.monotonic() - began < 5
+from rosebatch.job.workers.first_compile import run_briefly
 
 
 @pytest.mark.parametrize("longest", [2, 5, 64])

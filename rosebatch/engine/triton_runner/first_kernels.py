@@ -1,0 +1,118 @@
+"""The kernels of a model's first steps, compiled all at once if Triton's cache lacks them.
+
+A launch compiles its kernel and waits: GPT-2's first steps would compile 26 kernels one after the other. So the steps
+are rehearsed before: each launch only tells which kernel it needs. Threads compile these into Triton's cache, where the
+launches of the run find them. Threads are enough, because Python is an eighth of a compilation.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+import torch
+
+import rosebatch_kernels
+from rosebatch.host.first_alone import first_alone
+from rosebatch.host.threads import in_background
+
+# More kernels than this are rarely missing, and each thread holds a compiler's memory.
+_MOST_THREADS = 16
+
+
+def triton_cache() -> Path:
+    """Where Triton keeps compiled kernels."""
+    from triton import knobs
+
+    return Path(knobs.cache.dir)
+
+
+def hash_compiler() -> Callable[[], Any]:
+    """Begin to hash Triton's files, half a GB; the returned function waits for that.
+
+    Triton looks for compiled kernels by this hash, so its first launch would make it. The processor is idle while
+    weights are read.
+    """
+    from triton.runtime.cache import triton_key
+
+    return in_background(triton_key)
+
+
+def compile_first(rehearse: Callable[[], None], shape: Any) -> None:
+    """Compile what the launches of ``rehearse`` need, unless that was done before on this machine.
+
+    Of several processes that call this at once, one goes first.
+
+    Args:
+        rehearse: launches kernels, in this thread; they do not run.
+        shape: what decides which kernels these are; its ``repr`` tells two shapes apart.
+    """
+    done = triton_cache() / f"rosebatch-{_digest(shape)}"
+    if done.exists():
+        return
+    with first_alone(triton_cache() / "rosebatch.lock"):
+        if done.exists():
+            return
+        with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads, _asking(threads):
+            rehearse()
+        with suppress(OSError):
+            done.touch()
+
+
+@contextmanager
+def _asking(threads: ThreadPoolExecutor) -> Iterator[None]:
+    """Meanwhile, a launch of a kernel that this process has not loaded has it compiled, and does no more."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    target, asked, here = driver.active.get_current_target(), set[tuple[str, str]](), get_ident()
+
+    def ask(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        if get_ident() != here:
+            # Another engine's launch: it is real.
+            return False
+        if (fn.name, key) not in asked:
+            asked.add((fn.name, key))
+            # Here, because the function and those it calls are hashed together: threads would do that again.
+            _ = fn.jit_function.cache_key
+            threads.submit(_compile, fn.jit_function, target, compile)
+        # Triton then neither compiles nor launches.
+        return True
+
+    before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, ask
+    try:
+        yield
+    finally:
+        knobs.runtime.jit_cache_hook = before
+
+
+def _compile(function: Any, target: Any, asked: dict[str, Any]) -> None:
+    """Put a kernel and its launcher into Triton's cache.
+
+    What fails here fails again at the launch, which says why.
+    """
+    from triton.compiler import ASTSource, compile
+
+    source = ASTSource(function, asked["signature"], asked["constants"], *asked["configs"])
+    options = json.loads(asked["specialization_data"])["options"]
+    kernel = compile(source, target, {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})
+    # Builds the launcher.
+    _ = kernel.run
+
+
+def _digest(shape: Any) -> str:
+    """Of the shape, of all versions that decide how it is compiled, and of the kernels."""
+    import triton
+
+    versions = triton.__version__, torch.__version__, platform.python_version(), torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    digest = hashlib.sha256(repr((versions, device, shape)).encode())
+    for file in sorted(Path(str(rosebatch_kernels.__file__)).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:32]

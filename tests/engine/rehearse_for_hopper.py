@@ -1,0 +1,76 @@
+"""Rehearses models for a Hopper GPU on a machine without one: ``python rehearse_for_hopper.py MODEL...``.
+
+Run by ``test_first_kernels.py`` in a process of its own, where Triton does not interpret. Prints for each model how
+many kernels the rehearsal compiled, how many its steps then found in Triton's cache, and how many they did not.
+"""
+
+import sys
+from threading import Thread
+from types import SimpleNamespace
+
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from rosebatch.engine.extras import Extras
+from rosebatch.engine.plan import PackedStep
+from rosebatch.engine.triton_runner import packing, runner
+from rosebatch.engine.triton_runner.first_kernels import compile_first
+from rosebatch_kernels.common import launch
+from rosebatch_kernels.mlp.kernel import sigmoid_mul
+from tests.engine.small_models import SEATS, device_engine
+
+found = []
+
+
+def compile_only() -> None:
+    """Make every launch a compilation, as in ``tests/kernels/compile_for_hopper.py``."""
+    target = GPUTarget("cuda", 90, 32)
+    driver.set_active(
+        SimpleNamespace(
+            get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: target
+        )
+    )
+    run = JITFunction.run
+    JITFunction.run = lambda self, *args, grid, warmup, **options: run(self, *args, grid=grid, warmup=True, **options)
+    hopper = {"PDL": True, "launch_pdl": True}
+    launch.launch_options = lambda: hopper
+    knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
+
+
+@torch.inference_mode()
+def all_steps(of) -> None:
+    """Steps of all batch sizes, and packed ones of sizes that are not rehearsed."""
+    for rows in of.slots.buckets:
+        of._decode_step(runner._Decode(rows, Extras(), shares=False))
+    for tokens, samples in ((16, 1), (96, 2), (640, SEATS)):
+        kind = runner._Packed(tokens, shares=False)
+        cells = torch.from_numpy(packing.pack(PackedStep(()), of.slots, of._layout(kind), of.kernels.tile_rows))
+        of._packed_cells[: len(cells)].copy_(cells)
+        logits = of.model.logits(of._packed_step(kind)[:samples])
+        columns = torch.arange(SEATS, dtype=torch.int32)[:samples]
+        of._next_tokens(logits, Extras(), columns, of._first_tokens, None)
+
+
+def launch_beside() -> None:
+    """Another thread launches a kernel while this one rehearses."""
+    thread = Thread(target=lambda: sigmoid_mul(torch.empty(2, 16), torch.empty(2, 16)))
+    thread.start()
+    thread.join()
+
+
+if __name__ == "__main__":
+    compile_only()
+    for name in sys.argv[1:]:
+        of = device_engine(name).runner
+        compile_first(of.rehearse, name)
+        compiled = len(found)
+        found.clear()
+        all_steps(of)
+        sys.stdout.write(f"{name} {compiled} {sum(found)} {len(found) - sum(found)}\n")
+        found.clear()
+        compile_first(lambda: sys.exit("rehearsed twice"), name)
+    compile_first(launch_beside, "beside")
+    sys.stdout.write(f"beside {len(found)}\n")

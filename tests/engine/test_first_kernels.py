@@ -1,0 +1,52 @@
+"""The kernels of the first steps are compiled all at once, and once on a machine."""
+
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+from rosebatch.engine.triton_runner import first_kernels
+
+SCRIPT = Path(__file__).with_name("rehearse_for_hopper.py")
+ROOT = SCRIPT.parents[2]
+
+
+@pytest.mark.thorough
+def test_steps_find_what_a_rehearsal_compiled(tmp_path):
+    """A kernel compiled for other arguments than a launch has is compiled once more, while the GPU waits."""
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "kernels")))
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
+    command = [sys.executable, str(SCRIPT), "gpt2", "qwen3_moe", "qwen3_next"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    *models, beside = [line.split() for line in ran.stdout.splitlines()]
+    assert [name for name, *_ in models] == ["gpt2", "qwen3_moe", "qwen3_next"]
+    for name, compiled, hits, misses in models:
+        assert int(compiled) >= int(hits) >= 8, name
+        assert int(misses) == 0, name
+    # A launch of another thread is no rehearsal: left out, an engine that runs beside would compute nonsense.
+    assert beside == ["beside", "1"]
+
+
+def test_one_rehearsal_for_each_shape(tmp_path, monkeypatch):
+    """Every start would rehearse again; or a model would be taken for another that was compiled before."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new"))
+    monkeypatch.setattr(first_kernels, "_asking", lambda threads: nullcontext())
+    rehearsed = []
+    for shape in ("a", "b", "a"):
+        first_kernels.compile_first(lambda shape=shape: rehearsed.append(shape), shape)
+    assert rehearsed == ["a", "b"]
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    """The mark of a rehearsal is no reason to fail."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(first_kernels, "_asking", lambda threads: nullcontext())
+    rehearsed = []
+    first_kernels.compile_first(lambda: rehearsed.append(1), "a")
+    assert rehearsed == [1]
