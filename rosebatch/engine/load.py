@@ -111,7 +111,7 @@ def load_engine(
     rehearses = toggles.parallel_compile and toggles.cuda_graph and source.has_head and group is None
     if isinstance(runner, TritonRunner) and rehearses:
         shape = source.config, source.dtype, toggles, limits.sampler, limits.max_num_seqs, loaded.block_size
-        compile_first(runner.rehearse, shape)
+        compile_first(lambda: runner.rehearse(loaded.engine.max_num_batched_tokens), shape)
     return replace(loaded, waits=waits)
 
 

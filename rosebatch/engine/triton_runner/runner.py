@@ -49,7 +49,7 @@ from rosebatch_kernels.feedback import layout
 
 # Sizes of steps that together need nearly all kernels that those of other sizes do.
 _REHEARSED_ROWS = (128, 48, 4, 1)
-_REHEARSED_TOKENS = (512, 64, 16)
+_REHEARSED_TOKENS = (2048, 512, 64, 16)
 
 # Wait for what prompts report, by the number of a chunk: log-probabilities, and pooled hidden states.
 _PromptLogprobs = Callable[[], dict[int, list[Logprobs]]]
@@ -119,15 +119,15 @@ class TritonRunner:
         self._deferred: Callable[[], None] | None = None
 
     @torch.inference_mode()
-    def rehearse(self) -> None:
+    def rehearse(self, most_tokens: int) -> None:
         """Launch the kernels of plain steps of several sizes, for nobody. No sequence may have a slot.
 
-        The steps have no tokens, as what graphs are padded with, so nothing of it matters to a plan.
+        The steps have no tokens but padding, at most so many, so nothing of it matters to a plan.
         """
         most = self.slots.num_slots
         for rows in (most, *(rows for rows in _REHEARSED_ROWS if rows < most)):
             self._decode_step(_Decode(rows, None if self._sample_rows is None else Extras(), shares=False))
-        for tokens in _REHEARSED_TOKENS:
+        for tokens in (tokens for tokens in _REHEARSED_TOKENS if tokens <= most_tokens):
             kind = _Packed(tokens, shares=False)
             packed = pack(PackedStep(()), self.slots, self._layout(kind), self.kernels.tile_rows)
             cells, columns = self.up.send(packed, np.arange(min(most, tokens), dtype=np.int32))
