@@ -21,13 +21,14 @@ FUSED = ("fused_norm", "fused_mlp", "fused_rotary", "fused_kv_append", "fused_sa
 OWN = {"qwen3_5": {"activations"}, "qwen3_moe": {"router", "experts"}, "qwen2_moe": {"router", "experts"}}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "off"),
     [
+        ("qwen3_5", ()),
         ("llama", ()),
         ("gemma", ()),
         ("gpt_neox", ()),
-        ("qwen3_5", ()),
         ("qwen3_moe", ()),
         ("qwen2_moe", ()),
         ("gpt2", FUSED),

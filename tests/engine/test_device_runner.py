@@ -69,7 +69,7 @@ def test_the_requests_end_in_every_way(name, expected):
     assert len({tokens for tokens, _ in done.values()}) == len(done)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "hp1"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "hp1", "softmaxes", "uneven"])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
 def test_a_rehearsal_leaves_nothing_behind(name, expected):
     """Kernels that another engine has loaded do run then: a step counted or a key written would change tokens."""

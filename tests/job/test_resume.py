@@ -204,15 +204,15 @@ def write_embedding_tables(folder):
 
 # How many kills in the fast tier, and what writes the input.
 KINDS = [
-    (5, write_jsonl, "out.jsonl"),
+    (3, write_jsonl, "out.jsonl"),
     (0, write_parquet, "answers"),
     (0, write_gzip, "out.jsonl.gz"),
     (0, write_openai, "out.jsonl"),
     (0, write_n, "out.jsonl"),
     (0, write_structured, "out.jsonl"),
-    (2, write_tools, "out.jsonl"),
+    (0, write_tools, "out.jsonl"),
     (0, write_responses, "out.jsonl"),
-    (3, write_embeddings, "out.jsonl"),
+    (2, write_embeddings, "out.jsonl"),
     (0, write_embedding_tables, "answers"),
 ]
 

@@ -146,6 +146,7 @@ def test_tool_choice_none(job, form):
     assert SUM_TEXT in row["text"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("spare", [600, 30], ids=["roomy", "preempted"])
 @pytest.mark.parametrize("form", TEMPLATES)
 def test_required_always_gives_calls_that_their_schemas_accept(job, form, spare):
