@@ -11,15 +11,16 @@ demo: .venv/.installed
 	$(BIN)/rosebatch generate examples/prompts.jsonl && \
 	echo "make demo: answers in $$(( $$(date +%s) - start )) s"
 
+# Neighbours share models that take long to make: each process begins with one half of the tests.
 test: .venv/.installed-dev
 	@start=$$(date +%s); \
-	$(BIN)/python -m pytest -q -n 2 && \
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal && \
 	echo "make test: green in $$(( $$(date +%s) - start )) s"
 
 # What takes long: fifty kills, the interpreter's full matrix, the wheel.
 thorough: .venv/.installed-dev
 	@start=$$(date +%s); \
-	$(BIN)/python -m pytest -q -n 2 -m 'thorough and not gpu' && \
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'thorough and not gpu' && \
 	echo "make thorough: green in $$(( $$(date +%s) - start )) s"
 
 lint: .venv/.installed-dev
