@@ -231,6 +231,7 @@ def test_killed_many_times(processes, source, tmp_path, write, name, most_kills)
     # Long enough for most kills to come after the start-up. Of grammars, that includes another process.
     pauses = {write_jsonl: 0.0005, write_gzip: 0.0005, write_structured: 0.004}
     pauses |= dict.fromkeys((write_tools, write_responses), 0.004)
+    pauses |= dict.fromkeys((write_embeddings, write_embedding_tables), 0.006)
     pause = pauses.get(write, 0.002)
     target, part = runs / name, runs / f"{name}.part"
 
