@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -10,9 +11,10 @@ from rosebatch.backend.backend import Backend
 from rosebatch.config import RunConfig
 from rosebatch.errors import FlagError, RowError
 from rosebatch.host.pretrained import load_pretrained_tokenizer
-from rosebatch.io.fields import PromptOptions, plain_message
+from rosebatch.io.fields import PromptOptions, RequestFields, plain_message, to_struct, tools_of
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.tools import ToolUse
 from rosebatch.job.service import Service
 from rosebatch.outputs import EmbeddingRequestOutput, RequestOutput
 from rosebatch.pooling_params import PoolingParams
@@ -128,6 +130,8 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
         seed: int | None = None,
         on_error: OnError = "raise",
         use_tqdm: bool = False,
@@ -140,19 +144,26 @@ class LLM:
             add_generation_prompt: whether the template opens an answer.
             continue_final_message: whether the answer continues the last message.
             chat_template_kwargs: further variables of the template, such as ``enable_thinking``.
-            tools: that the template tells the model of. Calls and reasoning stay in the text of an answer.
+            tools: that the model may call, as the chat API writes them.
+            tool_choice: ``auto``, ``none``, ``required``, or the one to call, as the chat API writes it.
+            parallel_tool_calls: whether an answer may have several calls.
             seed, on_error, use_tqdm: as for ``generate``.
 
         Returns:
-            one output for each conversation, in order.
+            one output for each conversation, in order. The ``text`` of a completion is all of the answer; its
+            ``message`` has reasoning and tool calls apart.
+
+        Raises:
+            ValueError: the tools cannot be used; with ``on_error="raise"``: a chat cannot be served.
         """
         chats: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         options = PromptOptions(
             add_generation_prompt=add_generation_prompt and not continue_final_message,
             continue_final_message=continue_final_message,
-            chat_template_kwargs={**(chat_template_kwargs or {}), **({"tools": list(tools)} if tools else {})},
+            chat_template_kwargs=dict(chat_template_kwargs or {}),
         )
-        rows = [{"messages": list(map(dict, chat)), "options": options} for chat in chats]
+        use = _tool_use(tools, tool_choice, parallel=parallel_tool_calls)
+        rows = [{"messages": list(map(dict, chat)), "options": options, "tool_use": use} for chat in chats]
         return self._run(rows, sampling_params, seed, on_error, use_tqdm)
 
     def embed(
@@ -326,6 +337,23 @@ class LLM:
             except RowError as error:
                 return FailedRow(index=index, where=where, metadata={}, error=error)
         return PromptRow(index=index, where=where, metadata={}, sampling=sampling, **fields)
+
+
+def _tool_use(
+    tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any], *, parallel: bool
+) -> ToolUse | None:
+    """What a chat may call.
+
+    Raises:
+        ValueError: the tools are no tools, or the choice is none of them.
+    """
+    given = {"tools": list(tools or ()), "tool_choice": choice, "parallel_tool_calls": parallel}
+    try:
+        use = tools_of(to_struct(given, RequestFields), given, chat=True)
+    except RowError as error:
+        raise FlagError(error.message) from None
+    # Scripts for other engines' libraries find calls of any form in the text themselves.
+    return None if use is None else replace(use, may_stay_text=True)
 
 
 def _one_for_each(name: str, given: Any, default: Any, count: int) -> list[Any]:

@@ -3,12 +3,15 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from rosebatch.io.results import Answer, ScoredToken
 from rosebatch.io.rows import FailedRow
+from rosebatch.io.tools import told_calls
+from rosebatch.job.answers import tell
 from rosebatch.job.serve import ServedRow
 from rosebatch.request import Completion
+from rosebatch.text.tokenizer import Tokenizer
 
 
 class Logprob(NamedTuple):
@@ -40,6 +43,9 @@ class CompletionOutput:
         logprobs: for each token, if asked for.
         cumulative_logprob: their sum over the chosen tokens, if asked for.
         token_times: seconds from the request's arrival to each token. Tokens of one decode window came together.
+        message: of a chat, the answer as the chat API writes it, its reasoning and tool calls told apart from the
+            content: ``{"role": "assistant", "content": ...}``, with ``reasoning_content`` and ``tool_calls`` where the
+            model has written some. It can be put behind the messages to go on.
     """
 
     index: int
@@ -49,6 +55,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
     token_times: Sequence[float] = ()
+    message: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +129,10 @@ class EmbeddingRequestOutput:
         )
 
 
-def request_output(served: ServedRow, answer: Answer) -> RequestOutput:
+def request_output(served: ServedRow, answer: Answer, tokenizer: Tokenizer | None) -> RequestOutput:
     """The result of a prompt that was served, from its row and what an output line would say."""
     (prompt,) = served.prepared.prompts
+    is_chat = served.prepared.row.messages is not None
     pairs = zip(answer.choices, served.completions, strict=True) if answer.choices else ()
     scored = answer.choices[0].prompt_logprobs if answer.choices else None
     return RequestOutput(
@@ -140,6 +148,7 @@ def request_output(served: ServedRow, answer: Answer) -> RequestOutput:
                 logprobs=None if choice.logprobs is None else [_by_id(token) for token in choice.logprobs],
                 cumulative_logprob=_sum(completion) if choice.logprobs is not None else None,
                 token_times=[time - completion.arrival_time for time in completion.token_times],
+                message=_message(served, index, choice.text, tokenizer) if is_chat else None,
             )
             for index, (choice, completion) in enumerate(pairs)
         ],
@@ -147,6 +156,22 @@ def request_output(served: ServedRow, answer: Answer) -> RequestOutput:
         num_cached_tokens=answer.cached_tokens,
         embedding=answer.embeddings[0] if answer.embeddings else None,
     )
+
+
+def _message(served: ServedRow, number: int, text: str | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The answer of a chat, which has this whole text, as the chat API writes it."""
+    (prompt,) = served.prepared.prompts
+    if prompt.reader is None or tokenizer is None:
+        return {"role": "assistant", "content": text}
+    token_ids = served.completions[number].token_ids
+    told = tell(prompt.reader.read(token_ids), prompt, token_ids, tokenizer)
+    message: dict[str, Any] = {"role": "assistant", "content": told.text}
+    if told.reasoning is not None:
+        message["reasoning_content"] = told.reasoning
+    if told.calls:
+        calls = told_calls(told.calls, served.prepared.row.index, number)
+        message |= {"content": told.text or None, "tool_calls": calls}
+    return message
 
 
 def failed_output(row: FailedRow) -> RequestOutput:

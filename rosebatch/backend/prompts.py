@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from rosebatch.backend.backend import Outputs
 from rosebatch.byte_sizes import in_bytes
+from rosebatch.errors import unexpected
 from rosebatch.io.output import Output
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.answers import answer
-from rosebatch.job.serve import serve
-from rosebatch.outputs import failed_output, request_output
+from rosebatch.job.serve import Served, serve
+from rosebatch.outputs import RequestOutput, failed_output, request_output
 from rosebatch.report.tally import Tally
+from rosebatch.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from rosebatch.launch import Launched
@@ -39,21 +41,32 @@ def complete(
         in_order=in_order,
         max_inflight_bytes=in_bytes(launched.plan.config.max_inflight_bytes),
         check=check,
-        # Scripts for other engines' libraries look for all of it in the text.
+        # Scripts for other engines' libraries look for all of it in the text. The messages have it apart.
         tell_apart=False,
     )
     try:
         for batch in batches:
             for served in batch:
-                if isinstance(served, FailedRow):
-                    tally.add_error(served.error)
-                    yield failed_output(served)
-                    continue
-                found = answer(served, launched.tokenizer, return_token_ids=False)
-                tally.add_row(served.completions, found.finish_reasons)
-                yield request_output(served, found)
+                found = _output(served, launched.tokenizer, tally)
+                if isinstance(found, FailedRow):
+                    tally.add_error(found.error)
+                    found = failed_output(found)
+                yield found
     finally:
         batches.close()
+
+
+def _output(served: Served, tokenizer: Tokenizer | None, tally: Tally) -> RequestOutput | FailedRow:
+    """The output of a row, counted; a failed row if it cannot be told."""
+    if isinstance(served, FailedRow):
+        return served
+    try:
+        found = answer(served, tokenizer, return_token_ids=False)
+        output = request_output(served, found, tokenizer)
+    except Exception as error:
+        return served.prepared.failed(unexpected("telling the answer", error))
+    tally.add_row(served.completions, found.finish_reasons)
+    return output
 
 
 @dataclass(frozen=True, slots=True)

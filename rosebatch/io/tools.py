@@ -51,12 +51,14 @@ class ToolUse:
         choice: ``none``, ``auto`` or ``required``.
         name: the one tool that must be called; None leaves the choice.
         parallel: whether an answer may call several.
+        may_stay_text: whether a model is served too whose form of calls is unknown.
     """
 
     tools: Sequence[Mapping[str, Any]]
     choice: str = "auto"
     name: str | None = None
     parallel: bool = True
+    may_stay_text: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

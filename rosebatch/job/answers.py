@@ -67,14 +67,7 @@ def _choice(
     token_ids, sampling = list(completion.token_ids), prompt.sampling
     told, finish_reason, logprobs, prompt_logprobs = _NOTHING, completion.finish_reason, None, None
     if tokenizer is not None and whole is not None:
-        protected = 0
-        if sampling.stop and sampling.min_tokens:
-            protected = len(tokenizer.decode(token_ids[: sampling.min_tokens]))
-        if isinstance(whole, str):
-            told = _told_plainly(whole, sampling, protected)
-        else:
-            assert prompt.reader is not None, "it has read the answer"
-            told = _told(whole, prompt.reader, sampling.stop, protected, keep=sampling.include_stop_str_in_output)
+        told = tell(whole, prompt, token_ids, tokenizer)
         # Only the whole text shows a stop string in the last characters of a completion that reached its length.
         finish_reason = "stop" if told.cut else finish_reason
         if told.calls and finish_reason == "stop":
@@ -97,7 +90,7 @@ def _choice(
     )
 
 
-class _Told(NamedTuple):
+class Told(NamedTuple):
     """What a choice says; ``cut`` is whether a stop string ended it."""
 
     text: str | None
@@ -106,30 +99,47 @@ class _Told(NamedTuple):
     cut: bool = False
 
 
-_NOTHING = _Told(None)
+_NOTHING = Told(None)
 
 
-def _told_plainly(whole: str, sampling: SamplingParams, protected: int) -> _Told:
+def tell(whole: str | ChatText, prompt: PreparedPrompt, token_ids: Sequence[int], tokenizer: Tokenizer) -> Told:
+    """What a completion says.
+
+    Args:
+        whole: its text, stop strings included.
+        prompt: that it completes.
+        token_ids: of the completion.
+    """
+    sampling, protected = prompt.sampling, 0
+    if sampling.stop and sampling.min_tokens:
+        protected = len(tokenizer.decode(token_ids[: sampling.min_tokens]))
+    if isinstance(whole, str):
+        return _told_plainly(whole, sampling, protected)
+    assert prompt.reader is not None, "it has read the answer"
+    return _told(whole, prompt.reader, sampling.stop, protected, keep=sampling.include_stop_str_in_output)
+
+
+def _told_plainly(whole: str, sampling: SamplingParams, protected: int) -> Told:
     """A text up to its first stop string."""
     if not sampling.stop:
-        return _Told(whole)
+        return Told(whole)
     text = cut_at_stop(whole, sampling.stop, protected)
     if text == whole:
-        return _Told(whole)
+        return Told(whole)
     if sampling.include_stop_str_in_output:
         text = cut_at_stop(whole, sampling.stop, protected, keep=True)
-    return _Told(text, cut=True)
+    return Told(text, cut=True)
 
 
-def _told(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int, *, keep: bool) -> _Told:
+def _told(whole: ChatText, reader: ChatReader, stop: Sequence[str], protected: int, *, keep: bool) -> Told:
     """An answer up to its first stop string, which may be in the reasoning."""
     reasoning = whole.reasoning or ""
     if cut_at_stop(reasoning, stop, protected) != reasoning:
-        return _Told("", cut_at_stop(reasoning, stop, protected, keep=keep).strip() or None, (), True)
+        return Told("", cut_at_stop(reasoning, stop, protected, keep=keep).strip() or None, (), True)
     protected = max(0, protected - len(reasoning))
     cut = cut_at_stop(whole.rest, stop, protected) != whole.rest
     parsed = reader.parse(cut_at_stop(whole.rest, stop, protected, keep=keep), thought=whole.reasoning_tokens > 0)
-    return _Told(parsed.content, whole.reasoning, parsed.calls, cut)
+    return Told(parsed.content, whole.reasoning, parsed.calls, cut)
 
 
 def _scored(

@@ -180,7 +180,7 @@ def _with_calls_forced(row: Row | None, tokenizer: Tokenizer | None) -> Row | No
         return row
     use = row.tool_use
     try:
-        if tokenizer.forms.calls is None:
+        if tokenizer.forms.calls is None and not (use.may_stay_text and use.choice == "auto"):
             raise unknown_calls()
         if use.choice != "required":
             return row

@@ -9,7 +9,7 @@ from huggingface_hub import constants
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rosebatch import LLM
-from tests.cli.conftest import END, save_tokenizer
+from tests.cli.conftest import END, TEMPLATE, save_tokenizer
 
 NAME, COMMIT = "Qwen/Qwen3-0.6B", "c0ffee"
 # More than the tokenizer has: token ids in the docs are those of a large model.
@@ -40,6 +40,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(snapshot)
     save_tokenizer(snapshot)
+    with_tools = "{% if tools %}{{ tools | tojson }}{% endif %}" + TEMPLATE
+    (snapshot / "chat_template.jinja").write_text(with_tools)
     return cache
 
 

@@ -1,0 +1,111 @@
+"""What ``LLM.chat`` tells of reasoning and tool calls, beside the whole text."""
+
+import json
+import pickle
+
+import jsonschema
+import pytest
+
+from rosebatch import LLM, SamplingParams
+from rosebatch.text.chat_forms import ChatReader
+from rosebatch.text.tokenizer import Tokenizer
+from tests.job.fake_model import byte_backend, launch_fake, make_engine
+from tests.job.test_tools import SCHEMAS, SUM_TEXT, TOOLS, WIDTH, WRITTEN, Scripted
+from tests.job.tool_templates import chat_tokenizer
+
+LONG = SamplingParams(max_tokens=400)
+ASK = [{"role": "user", "content": "Q1"}]
+CALL = {"id": "call_0_0_0", "type": "function", "function": {"name": "add", "arguments": SUM_TEXT}}
+
+
+def chats(answer, tokenizer=None):
+    """A model that answers so."""
+    tokenizer = tokenizer or chat_tokenizer("hermes")
+    engine = make_engine(Scripted({"Q1": answer}), vocab_size=WIDTH, blocks=600, max_model_len=2000)
+    return LLM.of(launch_fake(engine, tokenizer))
+
+
+def test_calls_and_thoughts_of_an_answer():
+    """The text is whole, as a script for vLLM wants it; the message has what it says."""
+    whole = "<think>Add.</think>\n\nWell.\n" + WRITTEN["hermes"]
+    (output,) = chats(whole).chat(ASK, LONG, tools=TOOLS)
+    (completion,) = output.outputs
+    assert SUM_TEXT in completion.text and completion.finish_reason == "stop"
+    message = {"role": "assistant", "content": "Well.", "reasoning_content": "Add.", "tool_calls": [CALL]}
+    assert completion.message == message
+    assert pickle.loads(pickle.dumps(output)) == output, "it comes from other processes"
+
+
+def test_a_conversation_goes_on_with_the_message():
+    """The template of the next call must take what the last one gave; no id comes twice."""
+    llm = chats(WRITTEN["hermes"])
+    (first,) = llm.chat(ASK, LONG, tools=TOOLS)
+    message = first.outputs[0].message
+    assert message["content"] is None
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "5"}
+    (second,) = llm.chat([*ASK, message, result], LONG, tools=TOOLS)
+    assert f"assistant\n\n{WRITTEN['hermes']}" in second.prompt
+    assert second.outputs[0].message["tool_calls"][0]["id"] == "call_1_0_0"
+
+
+def test_a_stop_string_ends_the_message_too():
+    (output,) = chats("<think>Add.</think>\n\nWell. STOP more").chat(ASK, SamplingParams(max_tokens=400, stop="STOP"))
+    assert output.outputs[0].message == {"role": "assistant", "content": "Well. ", "reasoning_content": "Add."}
+
+
+def test_calls_that_must_come():
+    """``required``, one call, a named tool, none at all."""
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    llm = chats(WRITTEN["hermes"] + "\n" + WRITTEN["hermes"])
+    for choice, parallel, names in (
+        ("required", False, {"add"}),
+        (named, True, {"get_weather"}),
+        ("none", True, set()),
+    ):
+        (output,) = llm.chat(ASK, LONG, tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel)
+        calls = output.outputs[0].message.get("tool_calls", [])
+        assert {call["function"]["name"] for call in calls} == names and len(calls) == len(names)
+        for call in calls:
+            jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
+
+
+def test_prompts_that_are_no_chats_have_no_message():
+    (output,) = chats("x").generate("Q1", LONG)
+    assert output.outputs[0].message is None
+
+
+def test_a_model_whose_calls_are_unknown_is_served():
+    """Scripts for vLLM read its text themselves. What must be a call cannot be had there."""
+    template = "{{ messages[0].content }}{% if tools %}{{ tools | tojson }}{% endif %}"
+    tokenizer = Tokenizer(byte_backend(), template)
+    llm = chats("!", tokenizer)
+    (output,) = llm.chat(ASK, LONG, tools=TOOLS)
+    assert output.outputs[0].message == {"role": "assistant", "content": output.outputs[0].text}
+    with pytest.raises(ValueError, match="tool-call-parser"):
+        llm.chat(ASK, LONG, tools=TOOLS, tool_choice="required")
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "message"),
+    [
+        ([{"type": "function"}], "auto", "function"),
+        (TOOLS, "perhaps", "perhaps"),
+        (TOOLS, {"type": "function", "function": {"name": "sing"}}, "there is no tool sing"),
+        (None, "required", "required needs tools"),
+    ],
+)
+def test_tools_that_cannot_be_used(tools, choice, message):
+    with pytest.raises(ValueError, match=message):
+        chats("x").chat(ASK, LONG, tools=tools, tool_choice=choice)
+
+
+def test_an_answer_that_cannot_be_told(monkeypatch):
+    """One bad answer ended the call, and took the answers of all others with it."""
+    llm = chats("<think>Add.</think>Well.")
+
+    def fail(self, rest, *, thought):
+        raise AssertionError("a parser's mistake")
+
+    monkeypatch.setattr(ChatReader, "parse", fail)
+    (output,) = llm.chat(ASK, LONG, on_error="return")
+    assert output.error_code == "unexpected_error" and "a parser's mistake" in output.error
