@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from rosebatch.errors import RowError
-from rosebatch.text.tool_calls.call import Offered
+from rosebatch.text.tool_calls.call import Offered, Schema
 from rosebatch.text.tool_calls.call import ToolCall as ToolCall
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -61,9 +61,10 @@ class ToolUse:
     may_stay_text: bool = False
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Of the tools whose calls are told apart."""
-        return () if self.choice == "none" else tuple(tool["function"]["name"] for tool in self.tools)
+    def schemas(self) -> dict[str, Schema]:
+        """Of the arguments of the tools whose calls are told apart, by name."""
+        functions = [] if self.choice == "none" else [tool["function"] for tool in self.tools]
+        return {function["name"]: function.get("parameters") or {} for function in functions}
 
     @property
     def callable(self) -> list[Offered]:

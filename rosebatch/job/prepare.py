@@ -405,10 +405,10 @@ def _reader(row: PromptRow, prompt: tuple[int, ...], tokenizer: Tokenizer | None
             "unsupported_field",
             "max_reasoning_tokens: how this model writes its reasoning is unknown; give --reasoning-parser NAME",
         )
-    names = row.tool_use.names if row.tool_use is not None else ()
-    if forms is None or row.messages is None or (forms.reasoning is None and not names):
+    tools = row.tool_use.schemas if row.tool_use is not None else {}
+    if forms is None or row.messages is None or (forms.reasoning is None and not tools):
         return None
-    return ChatReader(forms, prompt, names, parallel=row.tool_use is None or row.tool_use.parallel)
+    return ChatReader(forms, prompt, tools, parallel=row.tool_use is None or row.tool_use.parallel)
 
 
 def _decoded(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:

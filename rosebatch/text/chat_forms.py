@@ -1,7 +1,7 @@
 """How a model writes reasoning and tool calls: found from marks in its chat template, or chosen by name."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from rosebatch.errors import FlagError, RowError
@@ -10,7 +10,7 @@ from rosebatch.text.reasoning.form import ReasoningForm
 from rosebatch.text.reasoning.harmony import Harmony, Tokens
 from rosebatch.text.reasoning.tags import Tags
 from rosebatch.text.tool_calls import lark
-from rosebatch.text.tool_calls.call import CallForm, Offered, Parsed
+from rosebatch.text.tool_calls.call import CallForm, Offered, Parsed, Schema
 from rosebatch.text.tool_calls.gpt_oss import MARKS, GptOss
 from rosebatch.text.tool_calls.hermes import Hermes
 from rosebatch.text.tool_calls.llama3 import Llama3
@@ -98,20 +98,20 @@ class ChatReader:
     Attributes:
         forms: of the model.
         prompt: its tokens.
-        names: of the tools whose calls are told apart; empty for none.
+        tools: whose calls are told apart: the schema of the arguments by name. Empty for none.
         parallel: whether more than the first call counts.
     """
 
     forms: ChatForms
     prompt: Sequence[int]
-    names: Collection[str] = ()
+    tools: Mapping[str, Schema] = field(default_factory=dict)
     parallel: bool = True
 
     def read(self, token_ids: Sequence[int]) -> ChatText:
         """Decode an answer."""
         forms, reasoning, count = self.forms, None, 0
         rest: Sequence[int] = token_ids
-        marks: tuple[str, ...] = forms.calls.marks if forms.calls is not None and self.names else ()
+        marks: tuple[str, ...] = forms.calls.marks if forms.calls is not None and self.tools else ()
         if forms.reasoning is not None:
             marks += forms.reasoning.marks
             thoughts, rest = forms.reasoning.split(self.prompt, token_ids)
@@ -127,8 +127,8 @@ class ChatReader:
             thought: whether the model thought before.
         """
         parsed = Parsed(rest, ())
-        if self.forms.calls is not None and self.names:
-            parsed = self.forms.calls.parse(rest, self.names)
+        if self.forms.calls is not None and self.tools:
+            parsed = self.forms.calls.parse(rest, self.tools)
         if self.forms.reasoning is not None:
             parsed = Parsed(self.forms.reasoning.answer(parsed.content, thought=thought), parsed.calls)
         return parsed if self.parallel else Parsed(parsed.content, parsed.calls[:1])

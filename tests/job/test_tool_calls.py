@@ -4,14 +4,19 @@ import json
 
 import pytest
 
-from rosebatch.text.tool_calls.call import ToolCall
+from rosebatch.errors import RowError
+from rosebatch.text.chat_forms import ChatForms
+from rosebatch.text.grammar_source import compile_matcher, load_tokens, serialize
+from rosebatch.text.tokenizer import Tokenizer
+from rosebatch.text.tool_calls.call import Offered, ToolCall
 from rosebatch.text.tool_calls.gpt_oss import GptOss
 from rosebatch.text.tool_calls.hermes import Hermes
 from rosebatch.text.tool_calls.llama3 import Llama3
 from rosebatch.text.tool_calls.mistral import Mistral
 from rosebatch.text.tool_calls.qwen3_coder import Qwen3Coder
+from tests.job.tool_templates import chat_backend
 
-NAMES = ("add", "get_weather")
+TOOLS = {"add": {"properties": {}}, "get_weather": {}}
 ADD, WEATHER = ToolCall("add", '{"a": 1, "b": [2, {"c": "}"}]}'), ToolCall("get_weather", '{"city": "Zürich"}')
 
 
@@ -63,7 +68,7 @@ WHOLE = [
 @pytest.mark.parametrize(("form", "text", "content", "calls"), WHOLE)
 def test_calls_are_taken_out(form, text, content, calls):
     """Arguments are JSON as it was written, with braces in its texts; what surrounds calls stays."""
-    parsed = form.parse(text, NAMES)
+    parsed = form.parse(text, TOOLS)
     assert parsed.content == content
     if isinstance(form, Qwen3Coder):
         assert [(call.name, json.loads(call.arguments)) for call in parsed.calls] == [("add", each) for each in calls]
@@ -104,7 +109,7 @@ BROKEN = [
 @pytest.mark.parametrize(("form", "text"), BROKEN)
 def test_broken_calls_stay_as_they_are_written(form, text):
     """Nothing that the model wrote is lost, and nothing that it did not write is called."""
-    assert form.parse(text, NAMES) == (text, ())
+    assert form.parse(text, TOOLS) == (text, ())
 
 
 @pytest.mark.parametrize(
@@ -119,5 +124,112 @@ def test_broken_calls_stay_as_they_are_written(form, text):
 )
 def test_a_broken_call_beside_a_whole_one(form, text, content, calls):
     """An answer that reached its length has both."""
-    parsed = form.parse(text, NAMES)
+    parsed = form.parse(text, TOOLS)
     assert (parsed.content.strip(), list(parsed.calls)) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"type": "string"}, "5", "5"),
+        ({"type": "string"}, '"quoted"', '"quoted"'),
+        ({"enum": ["1", "2"]}, "2", "2"),
+        ({"type": "string"}, "\n\ntwo\n", "\n\ntwo\n"),
+        ({"type": "string"}, "", ""),
+        ({"type": "integer"}, "5", 5),
+        ({"type": ["string", "null"]}, "5", "5"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "string"}, "True", "True"),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "array"}, "[1, {}]", [1, {}]),
+        ({}, "5", 5),
+        (True, "five", "five"),
+        ({"type": [3, None]}, "5", 5),
+    ],
+)
+def test_the_schema_says_what_a_value_is(schema, written, value):
+    """A text of digits became a number, Python's True a text, and NaN no JSON at all."""
+    tools = {"add": {"properties": {"a": schema}}}
+    (call,) = Qwen3Coder().parse(coder("add", a=written), tools).calls
+    assert json.loads(call.arguments, parse_constant=pytest.fail) == {"a": value}
+
+
+@pytest.mark.parametrize("schema", [{"properties": []}, {"properties": None}, {"properties": {"a": {"enum": 3}}}])
+def test_values_of_a_broken_schema(schema):
+    """What the schema says is unclear then, and the call is there all the same."""
+    (call,) = Qwen3Coder().parse(coder("add", a=1), {"add": schema}).calls
+    assert json.loads(call.arguments) == {"a": 1}
+
+
+TEXTS = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string"},
+        "word": {"type": "string", "minLength": 2, "maxLength": 4},
+        "unit": {"enum": ["C", "</x>", "F"]},
+        "n": {"$ref": "#/$defs/n"},
+        "any": True,
+    },
+    "required": ["code", "n"],
+    "$defs": {"n": {"type": "integer", "maximum": 99}},
+}
+
+
+@pytest.fixture(scope="module")
+def accepts():
+    """Whether an answer may be written under the grammar of forced calls."""
+    backend = chat_backend()
+    tokens = load_tokens(backend.to_str(), [256])
+    forms = ChatForms.choose(Tokenizer(backend), calls="qwen3_coder")
+
+    def check(schema, text):
+        spec = forms.grammar([Offered("add", schema)], parallel=True)
+        matcher = compile_matcher(tokens, serialize(spec))
+        ids = backend.encode(text).ids
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("values", "is_accepted"),
+    [
+        ({"code": "if a < b:\n\n    </b>\n", "n": 5}, True),
+        ({"code": "", "word": "é\n", "unit": "F", "n": 5, "any": "[1]"}, True),
+        ({"code": "x", "n": 500}, False),
+        ({"code": "x"}, False),
+        ({"code": "x", "word": "a", "n": 5}, False),
+        ({"code": "x", "word": "abcde", "n": 5}, False),
+        ({"code": "x", "unit": "K", "n": 5}, False),
+        ({"code": "x</parameter>y", "n": 5}, False),
+        ({"code": "x</function>y", "n": 5}, False),
+    ],
+)
+def test_forced_texts_without_quotes(accepts, values, is_accepted):
+    """What the grammar takes, the parser reads as it was meant: no text ends its parameter or its call."""
+    text = coder("add", **values)
+    assert accepts(TEXTS, text) is is_accepted
+    if is_accepted:
+        (call,) = Qwen3Coder().parse(text, {"add": TEXTS}).calls
+        told = json.loads(call.arguments)
+        assert {**told, "any": None} == {**values, "any": None}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "a+"}}}, "add: a: pattern cannot be kept"),
+        ({"properties": {}, "minProperties": 1}, "add: minProperties cannot be kept"),
+        ({"properties": {"a b": {}}}, "'a b' is no name"),
+        ({"properties": {}, "required": ["z"]}, "requires z"),
+        ({"properties": {"a": {"enum": ["</parameter>"]}}}, "no possible value"),
+        ({"properties": {"a": {"type": "string", "minLength": "2"}}}, "Expected"),
+        ({"properties": [1]}, "Expected"),
+    ],
+)
+def test_schemas_that_have_no_form(accepts, schema, message):
+    """One line that says what it is, instead of arguments that do not match."""
+    with pytest.raises(RowError, match=message):
+        accepts(schema, "")

@@ -132,7 +132,56 @@ _GPT_OSS = """
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
-TEMPLATES = {"hermes": _HERMES, "llama3": _LLAMA3, "mistral": _MISTRAL, "gpt_oss": _GPT_OSS}
+_QWEN3_CODER = """
+{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content }}
+{%- else %}
+    {{- '<|im_start|>system\\nYou are helpful.' if tools }}
+{%- endif %}
+{%- if tools %}
+    {{- '\\n<tools>' }}
+    {%- for tool in tools %}
+        {%- set tool = tool.function %}
+        {{- '\\n<function>\\n<name>' ~ tool.name ~ '</name>' }}
+        {{- '\\n<description>' ~ tool.description | trim ~ '</description>' }}
+        {%- for name, schema in ((tool.parameters or {}).properties or {}) | items %}
+            {{- '\\n<parameter>\\n<name>' ~ name ~ '</name>' }}
+            {{- '\\n<type>' ~ schema.type | string ~ '</type>\\n</parameter>' }}
+        {%- endfor %}
+        {{- '\\n</function>' }}
+    {%- endfor %}
+    {{- '\\n</tools>\\nCall one as\\n<tool_call>\\n<function=name>...' }}
+{%- endif %}
+{{- '<|im_end|>\\n' if tools or messages[0].role == 'system' }}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' and message.tool_calls %}
+        {{- '<|im_start|>assistant' }}
+        {%- if message.content is string and message.content | trim %}{{- '\\n' + message.content | trim }}{%- endif %}
+        {%- for call in message.tool_calls %}
+            {%- set call = call.function %}
+            {{- '\\n<tool_call>\\n<function=' + call.name + '>\\n' }}
+            {%- for name, value in call.arguments | items %}
+                {%- set is_plain = value is string or value is not sequence %}
+                {%- set value = value | string if is_plain and value is not mapping else value | tojson %}
+                {{- '<parameter=' + name + '>\\n' + value + '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response>\\n<|im_end|>\\n' }}
+    {%- elif message.role != 'system' or not loop.first %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+TEMPLATES = {
+    "hermes": _HERMES,
+    "llama3": _LLAMA3,
+    "mistral": _MISTRAL,
+    "gpt_oss": _GPT_OSS,
+    "qwen3_coder": _QWEN3_CODER,
+}
 _MARKS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_start|>", "<|im_end|>"),
     *("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"),

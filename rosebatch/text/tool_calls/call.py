@@ -6,6 +6,9 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+# A JSON schema.
+Schema = Mapping[str, Any]
+
 
 class ToolCall(NamedTuple):
     """A call of a tool.
@@ -40,12 +43,12 @@ class CallForm(Protocol):
 
     marks: tuple[str, ...]
 
-    def parse(self, text: str, names: Collection[str]) -> Parsed:
+    def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
         """Take the calls out of an answer. Any text has a result.
 
         Args:
             text: of the answer, with ``marks``.
-            names: of the tools that may be called.
+            tools: that may be called: the schema of the arguments by name.
         """
         ...
 
@@ -56,6 +59,9 @@ class CallForm(Protocol):
             tools: at least one.
             mark: the terminal that stands for a mark.
             parallel: whether several calls may follow each other.
+
+        Raises:
+            ValueError: a schema cannot be kept.
         """
         ...
 
@@ -64,7 +70,7 @@ class Offered(NamedTuple):
     """A tool: its name, and the JSON schema of its arguments."""
 
     name: str
-    schema: Mapping[str, Any]
+    schema: Schema
 
 
 class _Written(msgspec.Struct):

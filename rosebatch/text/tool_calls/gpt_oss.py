@@ -4,10 +4,10 @@ The form is harmony's: ``<|channel|>commentary to=functions.NAME <|constrain|>js
 """
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rosebatch.text.tool_calls import lark
-from rosebatch.text.tool_calls.call import Offered, Parsed, ToolCall, arguments_at, skip_space
+from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, ToolCall, arguments_at, skip_space
 
 MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
 # The recipient stands behind the channel, or behind the role.
@@ -24,13 +24,13 @@ class GptOss:
 
     marks: tuple[str, ...] = MARKS
 
-    def parse(self, text: str, names: Collection[str]) -> Parsed:
+    def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
         """See ``CallForm``. The content keeps the headers of other messages."""
         calls: list[ToolCall] = []
         kept, done = [], 0
         for header in _HEADER.finditer(text):
             name = header[1] or header[2]
-            found = arguments_at(text, skip_space(text, header.end())) if name in names else None
+            found = arguments_at(text, skip_space(text, header.end())) if name in tools else None
             end = None if found is None else _END.match(text, found[1])
             if found is None or end is None:
                 continue

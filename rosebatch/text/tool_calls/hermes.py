@@ -1,9 +1,9 @@
 """Hermes, Qwen 2.5, Qwen 3 and many others: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rosebatch.text.tool_calls import lark
-from rosebatch.text.tool_calls.call import Offered, Parsed, ToolCall, call_at, skip_space
+from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, ToolCall, call_at, skip_space
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -13,9 +13,9 @@ class Hermes:
 
     marks: tuple[str, ...] = (OPEN, CLOSE)
 
-    def parse(self, text: str, names: Collection[str]) -> Parsed:
+    def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
         """See ``CallForm``."""
-        return parse_between(text, lambda at: call_at(text, at, names))
+        return parse_between(text, lambda at: call_at(text, at, tools))
 
     def grammar(self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool) -> str:
         """See ``CallForm``."""

@@ -12,8 +12,28 @@ def text(value: str) -> str:
     return json.dumps(value)
 
 
+def json_rule(rule: str, schema: object) -> str:
+    """The rule of JSON that a schema accepts.
+
+    Raises:
+        ValueError: not a schema.
+    """
+    return f"{rule}: %json {formatted_schema(schema)}"
+
+
+def json_arguments(rule: str, tool: Offered) -> list[str]:
+    """The rules of arguments that are a JSON object."""
+    return [json_rule(rule, tool.schema)]
+
+
 def calls(
-    tools: Sequence[Offered], call: Callable[[str, str], str], *, before: str = "", between: str | None, after: str = ""
+    tools: Sequence[Offered],
+    call: Callable[[str, str], str],
+    *,
+    before: str = "",
+    between: str | None,
+    after: str = "",
+    arguments: Callable[[str, Offered], list[str]] = json_arguments,
 ) -> str:
     """A grammar of calls.
 
@@ -22,8 +42,12 @@ def calls(
         call: the expression of one call, from the tool's name and the rule of its arguments.
         before, after: expressions around all calls.
         between: expression between two calls; None allows one call only.
+        arguments: the rules of a tool's arguments, from the name of the first one.
+
+    Raises:
+        ValueError: a schema cannot be kept.
     """
-    rules = [f"arguments_{i}: %json {formatted_schema(tool.schema)}" for i, tool in enumerate(tools)]
+    rules = [rule for i, tool in enumerate(tools) for rule in arguments(f"arguments_{i}", tool)]
     one = " | ".join(f"call_{i}" for i in range(len(tools)))
     rules += [f"call_{i}: {call(tool.name, f'arguments_{i}')}" for i, tool in enumerate(tools)]
     more = "" if between is None else f"({between} call)*"

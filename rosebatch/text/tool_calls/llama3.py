@@ -1,9 +1,9 @@
 """Llama 3: ``{"name": ..., "parameters": {...}}``, perhaps behind ``<|python_tag|>``; several with ``;`` between."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rosebatch.text.tool_calls import lark
-from rosebatch.text.tool_calls.call import Offered, Parsed, call_at, skip_space
+from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, call_at, skip_space
 
 _TAG = "<|python_tag|>"
 
@@ -13,12 +13,12 @@ class Llama3:
 
     marks: tuple[str, ...] = (_TAG,)
 
-    def parse(self, text: str, names: Collection[str]) -> Parsed:
+    def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
         """See ``CallForm``. Without the tag, the calls are all of the answer, or its beginning."""
         before, tag, _ = text.partition(_TAG)
         begin = at = skip_space(text, len(before) + len(tag) if tag else 0)
         calls = []
-        while (found := call_at(text, at, names)) is not None:
+        while (found := call_at(text, at, tools)) is not None:
             calls.append(found[0])
             begin = at = skip_space(text, found[1])
             if text.startswith(";", at):

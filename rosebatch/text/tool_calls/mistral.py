@@ -1,10 +1,10 @@
 """Mistral: ``[TOOL_CALLS]`` and a JSON list of calls; newer models ``[TOOL_CALLS]name[ARGS]{...}`` for each call."""
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rosebatch.text.tool_calls import lark
-from rosebatch.text.tool_calls.call import Offered, Parsed, ToolCall, arguments_at, call_at, skip_space
+from rosebatch.text.tool_calls.call import Offered, Parsed, Schema, ToolCall, arguments_at, call_at, skip_space
 
 _CALLS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
@@ -22,14 +22,14 @@ class Mistral:
     def __init__(self, *, named: bool = False) -> None:
         self._named = named
 
-    def parse(self, text: str, names: Collection[str]) -> Parsed:
+    def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
         """See ``CallForm``."""
         before, *pieces = text.split(_CALLS)
         calls: list[ToolCall] = []
         kept = [before]
         for piece in pieces:
             begin = skip_space(piece, 0)
-            found, end = _listed(piece, begin, names) if piece.startswith("[", begin) else _named(piece, names)
+            found, end = _listed(piece, begin, tools) if piece.startswith("[", begin) else _named(piece, tools)
             calls += found
             rest = piece[end:]
             # What is left of a broken list keeps its mark.
