@@ -11,6 +11,10 @@ from rosebatch.errors import RowError
 from rosebatch.text.tool_calls.call import Offered, Schema
 from rosebatch.text.tool_calls.call import ToolCall as ToolCall
 
+# Schemas of arguments.
+_ANY: Schema = {"type": "object"}
+_NOTHING: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -67,11 +71,23 @@ class ToolUse:
         return {function["name"]: function.get("parameters") or {} for function in functions}
 
     @property
+    def is_strict(self) -> bool:
+        """Whether the model decides, and the calls of some tools have to match their schemas."""
+        return self.choice == "auto" and any(tool["function"].get("strict") is True for tool in self.tools)
+
+    @property
     def callable(self) -> list[Offered]:
-        """The tools that a forced call may take. A tool without parameters takes an empty object."""
-        functions = [tool["function"] for tool in self.tools]
-        nothing = {"type": "object", "properties": {}, "additionalProperties": False}
-        return [Offered(f["name"], f.get("parameters") or nothing) for f in functions if self.name in (None, f["name"])]
+        """The tools that a call may take. One without parameters takes an empty object.
+
+        Where the model decides, arguments of a tool that is not strict may be any object.
+        """
+        found = []
+        for function in (tool["function"] for tool in self.tools):
+            is_free = self.is_strict and function.get("strict") is not True
+            if self.name in (None, function["name"]):
+                schema = _ANY if is_free else function.get("parameters") or _NOTHING
+                found.append(Offered(function["name"], schema))
+        return found
 
 
 def tool_use(

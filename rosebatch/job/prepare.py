@@ -124,7 +124,7 @@ def prepare(
         most_bytes: of rows under way in the whole job.
         max_model_len: most tokens of prompt and completion together, for estimates.
     """
-    source = (_with_calls_forced(_with_ignored(row, tokenizer), tokenizer) for row in rows)
+    source = (_with_call_grammar(_with_ignored(row, tokenizer), tokenizer) for row in rows)
     group_bytes = min(_GROUP_BYTES, most_bytes // 16 // _ENCODING_BYTES)
     seconds = defaultdict(float) if seconds is None else seconds
 
@@ -174,17 +174,24 @@ def _with_ignored(row: Row | None, tokenizer: Tokenizer | None) -> Row | None:
     return structs.replace(row, ignored=(*row.ignored, *unused)) if unused else row
 
 
-def _with_calls_forced(row: Row | None, tokenizer: Tokenizer | None) -> Row | None:
-    """The row, with a grammar if a tool must be called. It takes the place of any other: no text is wanted."""
+def _with_call_grammar(row: Row | None, tokenizer: Tokenizer | None) -> Row | None:
+    """The row, with a grammar if a tool must be called, or if what it calls must match the schemas.
+
+    If one must be called, this takes the place of any other grammar: no text is wanted.
+    """
     if not isinstance(row, PromptRow) or row.tool_use is None or row.tool_use.choice == "none" or tokenizer is None:
         return row
     use = row.tool_use
     try:
         if tokenizer.forms.calls is None and not (use.may_stay_text and use.choice == "auto"):
             raise unknown_calls()
-        if use.choice != "required":
+        must_call = use.choice == "required"
+        if not must_call and (not use.is_strict or row.sampling.grammar is not None):
             return row
-        spec = tokenizer.forms.grammar(use.callable, parallel=use.parallel and use.name is None)
+        if not must_call and (not tokenizer.forms.knows_where_calls_begin or row.sampling.min_tokens):
+            return structs.replace(row, ignored=(*row.ignored, "strict"))
+        parallel = use.parallel and use.name is None
+        spec = tokenizer.forms.grammar(use.callable, parallel=parallel, must_call=must_call)
         return structs.replace(row, sampling=replace(row.sampling, grammar=spec))
     except ValueError as error:
         failure = RowError("invalid_sampling", str(error))

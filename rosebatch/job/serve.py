@@ -17,7 +17,7 @@ from rosebatch.engine.engine import Engine
 from rosebatch.errors import RowError, unexpected
 from rosebatch.host.threads import DaemonPool, wait_for
 from rosebatch.io.parse import Row
-from rosebatch.io.rows import FailedRow
+from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.prepare import (
     DEFAULT_BYTES,
@@ -345,7 +345,8 @@ def _grammar_constraint(
 ) -> Callable[[], Constraint] | None:
     """What keeps the completions of a prompt to a grammar and to a budget of reasoning; None for neither.
 
-    With a grammar, reasoning takes at most half of the tokens, so that an answer follows.
+    With a grammar, reasoning takes at most half of the tokens, so that an answer follows. One that only says what a
+    call looks like needs none.
     """
     grammar = None if row.grammar is None else row.grammar.start
     form = None if tokenizer is None else tokenizer.forms.reasoning
@@ -353,7 +354,7 @@ def _grammar_constraint(
     thinks = form is not None and not form.has_ended(prompt.token_ids)
     if form is None or not thinks or (budget is None and (grammar is None or row.row.messages is None)):
         return grammar
-    if grammar is not None:
+    if grammar is not None and not _may_be_text(row.row):
         room = min(prompt.sampling.max_tokens, engine.max_model_len - len(prompt.token_ids)) // 2
         budget = room if budget is None else min(budget, room)
     return partial(
@@ -366,6 +367,12 @@ def _grammar_constraint(
         vocab_size=engine.vocab_size,
         end_ids=(*engine.eos_token_ids, *prompt.sampling.stop_token_ids),
     )
+
+
+def _may_be_text(row: PromptRow) -> bool:
+    """Whether the grammar is one that only says what calls look like."""
+    grammar = row.sampling.grammar
+    return row.tool_use is not None and row.tool_use.is_strict and grammar is not None and grammar.kind == "lark"
 
 
 def _read(reader: ChatReader, token_ids: Sequence[int]) -> ChatText | RowError:

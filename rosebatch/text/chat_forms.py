@@ -73,16 +73,30 @@ class ChatForms:
             calls = next((name for name, marks in _CALLS_BY_MARKS if all(mark in source for mark in marks)), "none")
         return cls(tokenizer, _reasoning(tokenizer, reasoning, source), _calls(tokenizer, calls))
 
-    def grammar(self, tools: Sequence[Offered], *, parallel: bool) -> GrammarSpec:
-        """What an answer has to match that must call a tool.
+    @property
+    def knows_where_calls_begin(self) -> bool:
+        """Whether a token of its own begins each call, so that grammars can hold calls beside any text."""
+        opening = None if self.calls is None else self.calls.opening
+        return opening is not None and self.tokenizer.backend.token_to_id(opening) is not None
+
+    def grammar(self, tools: Sequence[Offered], *, parallel: bool, must_call: bool = True) -> GrammarSpec:
+        """What an answer has to match that calls a tool, or that calls one if it wants to.
+
+        Args:
+            tools: that may be called.
+            parallel: whether several calls may follow each other.
+            must_call: if not, text may stand around the calls and in their place; see ``knows_where_calls_begin``.
 
         Raises:
             RowError: the form of calls is unknown, or a schema is broken.
         """
         if self.calls is None:
             raise unknown_calls()
+        around = None if must_call or self.calls.opening is None else lark.text_without(self.calls.opening)
         try:
-            return GrammarSpec("lark", self.calls.grammar([*map(_of_object, tools)], self._terminal, parallel=parallel))
+            objects = [*map(_of_object, tools)]
+            source = self.calls.grammar(objects, self._terminal, parallel=parallel, around=around)
+            return GrammarSpec("lark", source)
         except (ValueError, RecursionError) as error:
             raise RowError("invalid_grammar", f"the schemas of the tools cannot be used: {error}") from None
 

@@ -14,6 +14,7 @@ from rosebatch.text.tool_calls.hermes import Hermes
 from rosebatch.text.tool_calls.llama3 import Llama3
 from rosebatch.text.tool_calls.mistral import Mistral
 from rosebatch.text.tool_calls.qwen3_coder import Qwen3Coder
+from tests.job.fake_model import byte_backend
 from tests.job.tool_templates import chat_backend
 
 TOOLS = {"add": {"properties": {}}, "get_weather": {}}
@@ -184,8 +185,8 @@ def accepts():
     tokens = load_tokens(backend.to_str(), [256])
     forms = ChatForms.choose(Tokenizer(backend), calls="qwen3_coder")
 
-    def check(schema, text):
-        spec = forms.grammar([Offered("add", schema)], parallel=True)
+    def check(schema, text, *, must_call=True):
+        spec = forms.grammar([Offered("add", schema)], parallel=True, must_call=must_call)
         matcher = compile_matcher(tokens, serialize(spec))
         ids = backend.encode(text).ids
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -233,3 +234,42 @@ def test_schemas_that_have_no_form(accepts, schema, message):
     """One line that says what it is, instead of arguments that do not match."""
     with pytest.raises(RowError, match=message):
         accepts(schema, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_accepted"),
+    [
+        ("", True),
+        ("Well. <tool_ca 2 < 3", True),
+        (f"Well.\n{coder('add', a=1)}\nand {coder('add')}{coder('add')} so", True),
+        (coder("add", a="x\n", b=2, c='"</parameter'), True),
+        (coder("sing"), False),
+        ("Well. <tool_call>x", False),
+        (coder("add", a="</parameter>"), False),
+        (coder("add")[:-15], False),
+    ],
+)
+def test_calls_beside_text(accepts, text, is_accepted):
+    """Where the model decides, a call it begins is a call; arguments of a tool that is not strict are free."""
+    assert accepts({"type": "object"}, text, must_call=False) is is_accepted
+
+
+def test_the_mark_of_a_call_is_no_text():
+    """Many tokenizers have it among their ordinary tokens: it passed for text, and what followed was free."""
+    backend = byte_backend()
+    backend.add_tokens(["<tool_call>", "</tool_call>"])
+    tokens = load_tokens(backend.to_str(), [256])
+    forms = ChatForms.choose(Tokenizer(backend), calls="hermes")
+    assert forms.knows_where_calls_begin
+    spec = forms.grammar([Offered("add", {"type": "object"})], parallel=True, must_call=False)
+    for text, count in (("a <tool_call>x", 3), ("b" + hermes(ToolCall("add", "{}")), None)):
+        ids = backend.encode(text).ids
+        assert compile_matcher(tokens, serialize(spec)).try_consume_tokens(ids) == (count or len(ids))
+    spelled = [backend.token_to_id(character) for character in "<tool_call>"]
+    assert compile_matcher(tokens, serialize(spec)).try_consume_tokens(spelled) == len(spelled) - 1
+
+
+@pytest.mark.parametrize(("name", "knows"), [("llama3", False), ("gpt_oss", False), ("mistral", True)])
+def test_forms_whose_calls_cannot_be_told_from_text_as_they_begin(name, knows):
+    assert ChatForms.choose(Tokenizer(chat_backend()), calls=name).knows_where_calls_begin is knows
+    assert not ChatForms.choose(Tokenizer(byte_backend()), calls=name).knows_where_calls_begin

@@ -267,3 +267,52 @@ def test_functions(job):
     assert told[0]["message"]["function_call"] == {"name": "add", "arguments": SUM_TEXT}
     assert told[1]["message"]["function_call"]["name"] == "get_weather"
     assert "tool_calls" not in told[0]["message"]
+
+
+@pytest.mark.parametrize("spare", [600, pytest.param(30, marks=pytest.mark.thorough)], ids=["roomy", "preempted"])
+@pytest.mark.parametrize("form", ["hermes", "mistral", "qwen3_coder"])
+def test_strict_tools_where_the_model_decides(job, form, spare):
+    """Calls match the schemas, text around them is free, and a model that calls nothing is served all the same."""
+    # Free arguments of Qwen3-Coder are texts, which the fake model would write without an end.
+    most = 3 if form == "qwen3_coder" else 2
+    strict = [{**each, "function": {**each["function"], "strict": True}} for each in TOOLS[:most]] + TOOLS[most:]
+    opening = WRITTEN[form].partition("\n" if form != "mistral" else "[{")[0]
+    # After the mark, a script goes on as it may, and then as the fake model likes.
+    answers = {"Q1": f"Well. {opening}", "Q2": "No.", "Q3": WRITTEN[form], "Q4": f"{opening}x"}
+    lines = [
+        line(f"Q{1 + i % 4}", tools=strict, temperature=1, seed=i, max_tokens=1500, parallel_tool_calls=i % 3 > 0)
+        for i in range(12)
+    ]
+    tokenizer = chat_tokenizer(form)
+    (prompt,) = tokenizer.encode_chats([lines[0]["messages"]], [{"tools": strict}])
+    options = {"tokenizer": tokenizer, "vocab_size": WIDTH, "block_size": 16}
+    rows, _, engine = job.run(
+        lines, model=Scripted(answers), blocks=len(prompt) // 16 + spare, max_model_len=5000, seqs=9, **options
+    )
+    assert (engine.stats.preemptions > 0) == (spare == 30)
+    assert codes(rows) == [None] * 12
+    names = set()
+    for i, row in enumerate(rows):
+        calls = [call["function"] for call in row.get("tool_calls", [])]
+        assert len(calls) <= 1 or i % 3
+        assert bool(calls) == (i % 4 != 1)
+        for call in calls:
+            jsonschema.validate(json.loads(call["arguments"]), {**SCHEMAS, "now": {}}[call["name"]])
+            names.add(call["name"])
+    assert rows[0]["text"].startswith("Well.") and rows[1]["text"] == "No."
+    assert len(names) > 1
+
+
+@pytest.mark.parametrize(
+    ("form", "more"),
+    [("llama3", {}), ("gpt_oss", {}), ("hermes", {"min_tokens": 3})],
+    ids=["llama3", "gpt_oss", "least"],
+)
+def test_strict_tools_that_cannot_be_kept(job, form, more):
+    """The row is served as if they were not strict, and the report says so."""
+    strict = [{**each, "function": {**each["function"], "strict": True}} for each in TOOLS]
+    rows, tally, _ = job.run(
+        [line(tools=strict, **more)], model=Scripted({"Q1": WRITTEN[form]}), tokenizer=chat_tokenizer(form), **ROOM
+    )
+    assert rows[0]["tool_calls"][0]["function"]["name"] == "add"
+    assert tally.ignored == {"strict": 1}

@@ -39,9 +39,11 @@ class CallForm(Protocol):
 
     Attributes:
         marks: names of the special tokens that a text must keep to be parsed.
+        opening: the mark that begins a call and nothing else; None if there is none.
     """
 
     marks: tuple[str, ...]
+    opening: str | None
 
     def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
         """Take the calls out of an answer. Any text has a result.
@@ -52,13 +54,17 @@ class CallForm(Protocol):
         """
         ...
 
-    def grammar(self, tools: Sequence["Offered"], mark: Callable[[str], str], *, parallel: bool) -> str:
+    def grammar(
+        self, tools: Sequence["Offered"], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
+    ) -> str:
         """A Lark grammar in llguidance's dialect: one call of any of the tools, or several.
 
         Args:
             tools: at least one.
             mark: the terminal that stands for a mark.
             parallel: whether several calls may follow each other.
+            around: the terminal of what may stand around calls and in their place; None if there must be a call and
+                nothing else. For forms with an ``opening``.
 
         Raises:
             ValueError: a schema cannot be kept.

@@ -23,6 +23,7 @@ class GptOss:
     """See ``rosebatch.text.tool_calls.call.CallForm``."""
 
     marks: tuple[str, ...] = MARKS
+    opening: str | None = None
 
     def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
         """See ``CallForm``. The content keeps the headers of other messages."""
@@ -39,7 +40,9 @@ class GptOss:
             done = end.end()
         return Parsed("".join((*kept, text[done:])), tuple(calls))
 
-    def grammar(self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool) -> str:
+    def grammar(
+        self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
+    ) -> str:
         """See ``CallForm``. There is one call only: its last token ends the answer."""
 
         def call(name: str, arguments: str) -> str:

@@ -12,12 +12,15 @@ class Hermes:
     """See ``rosebatch.text.tool_calls.call.CallForm``."""
 
     marks: tuple[str, ...] = (OPEN, CLOSE)
+    opening: str | None = OPEN
 
     def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
         """See ``CallForm``."""
         return parse_between(text, lambda at: call_at(text, at, tools))
 
-    def grammar(self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool) -> str:
+    def grammar(
+        self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
+    ) -> str:
         """See ``CallForm``."""
 
         def call(name: str, arguments: str) -> str:
@@ -25,7 +28,7 @@ class Hermes:
             end = lark.text("}\n")
             return f"{mark(OPEN)} {begin} {arguments} {end} {mark(CLOSE)}"
 
-        return lark.calls(tools, call, between=lark.text("\n") if parallel else None)
+        return lark.calls(tools, call, between=lark.text("\n") if parallel else None, around=around)
 
 
 def parse_between(text: str, call_from: Callable[[int], tuple[ToolCall, int] | None]) -> Parsed:

@@ -1,6 +1,7 @@
 """Pieces of Lark grammars in llguidance's dialect."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 
 from rosebatch.text.grammar_source import formatted_schema
@@ -33,6 +34,7 @@ def calls(
     before: str = "",
     between: str | None,
     after: str = "",
+    around: str | None = None,
     arguments: Callable[[str, Offered], list[str]] = json_arguments,
 ) -> str:
     """A grammar of calls.
@@ -42,6 +44,7 @@ def calls(
         call: the expression of one call, from the tool's name and the rule of its arguments.
         before, after: expressions around all calls.
         between: expression between two calls; None allows one call only.
+        around: the terminal of what may stand around calls and in their place; None for nothing.
         arguments: the rules of a tool's arguments, from the name of the first one.
 
     Raises:
@@ -51,4 +54,13 @@ def calls(
     one = " | ".join(f"call_{i}" for i in range(len(tools)))
     rules += [f"call_{i}: {call(tool.name, f'arguments_{i}')}" for i, tool in enumerate(tools)]
     more = "" if between is None else f"({between} call)*"
-    return "\n".join([f"start: {before} call {more} {after}", f"call: {one}", *rules, ""])
+    start = f"{before} call {more} {after}"
+    if around is not None:
+        start = f"words ({start} words){'?' if between is None else '*'}"
+        rules += ['words: TEXT | ""', f"TEXT: {around}"]
+    return "\n".join([f"start: {start}", f"call: {one}", *rules, ""])
+
+
+def text_without(mark: str) -> str:
+    """The terminal of any text in which a mark does not occur."""
+    return f"/(?s:.)+/ & ~/(?s:.)*{re.escape(mark)}(?s:.)*/"

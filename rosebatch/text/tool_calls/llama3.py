@@ -12,6 +12,7 @@ class Llama3:
     """See ``rosebatch.text.tool_calls.call.CallForm``."""
 
     marks: tuple[str, ...] = (_TAG,)
+    opening: str | None = None
 
     def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
         """See ``CallForm``. Without the tag, the calls are all of the answer, or its beginning."""
@@ -28,7 +29,9 @@ class Llama3:
         content = (before if tag else "") + text[begin:].removeprefix(";")
         return Parsed(content.strip(), tuple(calls))
 
-    def grammar(self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool) -> str:
+    def grammar(
+        self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
+    ) -> str:
         """See ``CallForm``."""
 
         def call(name: str, arguments: str) -> str:

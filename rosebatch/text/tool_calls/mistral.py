@@ -18,6 +18,7 @@ class Mistral:
     """
 
     marks: tuple[str, ...] = (_CALLS, _ID, _ARGUMENTS)
+    opening: str | None = _CALLS
 
     def __init__(self, *, named: bool = False) -> None:
         self._named = named
@@ -36,7 +37,9 @@ class Mistral:
             kept.append(rest if found and not rest.strip() else _CALLS + rest)
         return Parsed("".join(kept).strip(), tuple(calls)) if calls else Parsed(text, ())
 
-    def grammar(self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool) -> str:
+    def grammar(
+        self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
+    ) -> str:
         """See ``CallForm``."""
 
         def named(name: str, arguments: str) -> str:
@@ -47,11 +50,10 @@ class Mistral:
             return f"{begin} {arguments} {lark.text('}')}"
 
         if self._named:
-            return lark.calls(tools, named, between="" if parallel else None)
+            return lark.calls(tools, named, between="" if parallel else None, around=around)
+        before, after = f"{mark(_CALLS)} {lark.text('[')}", lark.text("]")
         between = lark.text(", ") if parallel else None
-        return lark.calls(
-            tools, listed, before=f"{mark(_CALLS)} {lark.text('[')}", between=between, after=lark.text("]")
-        )
+        return lark.calls(tools, listed, before=before, between=between, after=after, around=around)
 
 
 def _listed(text: str, begin: int, names: Collection[str]) -> tuple[list[ToolCall], int]:

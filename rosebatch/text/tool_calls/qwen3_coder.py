@@ -54,6 +54,7 @@ class Qwen3Coder:
     """See ``rosebatch.text.tool_calls.call.CallForm``."""
 
     marks: tuple[str, ...] = (OPEN, CLOSE)
+    opening: str | None = OPEN
 
     def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
         """See ``CallForm``. A value that the schema says nothing of is JSON if it can be, and a text otherwise."""
@@ -69,14 +70,17 @@ class Qwen3Coder:
 
         return parse_between(text, call_from)
 
-    def grammar(self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool) -> str:
+    def grammar(
+        self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
+    ) -> str:
         """See ``CallForm``. Parameters come in the order of the schema."""
 
         def call(name: str, arguments: str) -> str:
             begin, end = lark.text(f"\n<function={name}>\n"), lark.text("</function>\n")
             return f"{mark(OPEN)} {begin} {arguments} {end} {mark(CLOSE)}"
 
-        return lark.calls(tools, call, between=lark.text("\n") if parallel else None, arguments=_parameters)
+        between = lark.text("\n") if parallel else None
+        return lark.calls(tools, call, between=between, around=around, arguments=_parameters)
 
 
 def _parameters(rule: str, tool: Offered) -> list[str]:
@@ -91,6 +95,9 @@ def _parameters(rule: str, tool: Offered) -> list[str]:
         raise ValueError(f"{tool.name} requires {min(unknown)}, which is no parameter")
     definitions = {name: tool.schema[name] for name in _DEFINITIONS & tool.schema.keys()}
     parts, rules = [], []
+    if tool.schema == {"type": "object"}:
+        parts.append(f"({rule}_name {rule}_value {lark.text(chr(10))})*")
+        rules += [rf"{rule}_name[lazy]: /<parameter=[^<>\s]+>\n/", _text_rule(f"{rule}_value", {}, tool.name)]
     for number, (key, schema) in enumerate(given.properties.items()):
         if not _KEY.fullmatch(key):
             raise ValueError(f"{tool.name}: {key!r} is no name of a parameter")
