@@ -20,7 +20,7 @@ from rosebatch.engine.memory import KVGroup
 from rosebatch.engine.windows import blocks_of_window
 from rosebatch.errors import FlagError
 from rosebatch.model.generation_config import sampling_defaults
-from rosebatch.model.sentence_transformers import pooling_or_refusal
+from rosebatch.model.sentence_transformers import pooling_or_refusal, prompts_or_none
 from rosebatch.model.source import ModelSource, find_model, find_tokenizer
 from rosebatch.model_config import ModelConfig
 from rosebatch.pooling_params import PLAIN
@@ -127,13 +127,16 @@ def load_tokenizer(plan: LaunchPlan) -> Tokenizer | None:
     if plan.tokenizer_folder is None:
         return None
     template = plan.config.chat_template
-    return Tokenizer.load(
+    tokenizer = Tokenizer.load(
         plan.tokenizer_folder,
         None if template is None else Path(template).expanduser(),
         in_bytes(plan.config.max_prompt_bytes),
         reasoning_parser=plan.config.reasoning_parser,
         tool_call_parser=plan.config.tool_call_parser,
     )
+    if tokenizer is not None:
+        tokenizer.prompts = prompts_or_none(plan.source.folder)
+    return tokenizer
 
 
 def default_sampling(plan: LaunchPlan) -> dict[str, Any]:

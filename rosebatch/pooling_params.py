@@ -19,6 +19,7 @@ class PoolingParams:
         normalize: whether the vector has length 1. A model that says nothing: True.
         dimensions: numbers of the vector that are kept, the first ones; None for all (source: Kusupati et al. 2022,
             Matryoshka Representation Learning).
+        prompt_name: which of the model's own texts stands in front of each text, such as ``query``.
 
     Raises:
         ValueError: a value outside its range, named in the message.
@@ -27,6 +28,7 @@ class PoolingParams:
     pooling: Pooling | None = None
     normalize: bool | None = None
     dimensions: int | None = None
+    prompt_name: str | None = None
 
     def __post_init__(self) -> None:
         if self.pooling not in (None, *get_args(Pooling)):
@@ -36,6 +38,8 @@ class PoolingParams:
         given = self.dimensions
         if given is not None and (type(given) is not int or not 1 <= given <= _MOST_DIMENSIONS):
             raise ValueError(f"dimensions must be an integer in [1, {_MOST_DIMENSIONS}], got {given!r}")
+        if not isinstance(self.prompt_name, str | None):
+            raise ValueError(f"prompt_name must be a text, got {self.prompt_name!r}")
 
     def over(self, defaults: Self) -> Self:
         """These, with the defaults for what they leave open."""

@@ -68,6 +68,10 @@ class EmbeddingFlags:
         ),
     ] = None
     dimensions: Annotated[int | None, Flag("Keep the first numbers of a vector.", EMBEDDING, least=1)] = None
+    prompt_name: Annotated[
+        str | None,
+        Flag("Which of the model's prompts stands in front of texts. Default: the model's own, or none.", EMBEDDING),
+    ] = None
     encoding_format: Annotated[EncodingFormat, Flag("How JSONL holds a vector.", EMBEDDING)] = "float"
 
 

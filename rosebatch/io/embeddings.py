@@ -31,6 +31,7 @@ class _Fields(msgspec.Struct):
     chat_template_kwargs: dict[str, Any] | None = None
     truncate_prompt_tokens: int | None = None
     dimensions: int | None = None
+    prompt_name: str | None = None
 
 
 _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
@@ -68,7 +69,7 @@ def parse_embedding_row(
             where=where,
             metadata=metadata,
             sampling=GREEDY,
-            pooling=pooling_params(line.dimensions),
+            pooling=pooling_params(line.dimensions, line.prompt_name),
             id=line.id,
             options=prompt_options(line, {"add_generation_prompt": False, **known} if chat else known, chat=chat),
             prompt=line.prompt,
@@ -79,14 +80,14 @@ def parse_embedding_row(
         return FailedRow(index=index, where=where, metadata=metadata, error=error)
 
 
-def pooling_params(dimensions: int | None) -> PoolingParams:
+def pooling_params(dimensions: int | None, prompt_name: str | None = None) -> PoolingParams:
     """What a request asks for.
 
     Raises:
         RowError: its dimensions are impossible.
     """
     try:
-        return PoolingParams(dimensions=dimensions)
+        return PoolingParams(dimensions=dimensions, prompt_name=prompt_name)
     except ValueError as error:
         raise RowError("invalid_dimensions", str(error)) from None
 

@@ -28,7 +28,7 @@ from rosebatch.job.serve import Served as ServedRow
 from rosebatch.job.serve import serve
 from rosebatch.job.service import Served, Work
 from rosebatch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
-from rosebatch.model.sentence_transformers import pooling_or_refusal
+from rosebatch.model.sentence_transformers import pooling_or_refusal, prompts_or_none
 from rosebatch.model.source import tokenizer_fingerprint
 from rosebatch.report.build import peak_memory
 from rosebatch.report.progress import Progress
@@ -129,7 +129,8 @@ def facts_of(plan: LaunchPlan) -> ModelFacts:
     refused = {} if refusal is None else {"embed": refusal}
     if not plan.source.has_head:
         refused["generate"] = f"{plan.source.name}: {EMBEDS_ONLY}; use rosebatch embed"
-    return ModelFacts(plan.source.name, identity, default_sampling(plan), independent, asdict(pooling), refused)
+    names = sorted(prompts_or_none(plan.source.folder).by_name)
+    return ModelFacts(plan.source.name, identity, default_sampling(plan), independent, asdict(pooling), refused, names)
 
 
 def _tokenizer(plan: LaunchPlan) -> dict[str, str] | None:

@@ -360,15 +360,21 @@ def _template_options(row: PromptRow) -> dict[str, Any]:
 
 def _plain_prompts(row: PromptRow, tokenizer: Tokenizer | None) -> list[_Prompt]:
     """The prompts of a row, except a chat."""
+    front = ""
+    if row.pooling is not None and tokenizer is not None:
+        try:
+            front = tokenizer.prompts.named(row.pooling.prompt_name)
+        except RowError as error:
+            return [error]
     if row.prompts:
-        return list(row.prompts)
+        return [front + prompt if isinstance(prompt, str) else prompt for prompt in row.prompts]
     if row.prompt_token_ids is not None:
         return [row.prompt_token_ids]
     if row.prompt is None:
         return []
     if row.options.suffix and tokenizer is not None:
         return [tokenizer.fill_in_middle(row.prompt, row.options.suffix)]
-    return [row.prompt]
+    return [front + row.prompt]
 
 
 def _prompts_of(

@@ -284,6 +284,9 @@ def _require_able(job: JobConfig, reader: PromptReader, service: Service) -> Non
     why = refused.get("embed" if embeds else "generate")
     if why and not named and not reader.is_batch:
         raise UserError(why)
+    name, known = job.pooling and job.pooling.prompt_name, service.facts.prompt_names
+    if name is not None and name not in known:
+        raise FlagError(f"--prompt-name {name}: the model has {'only ' + ', '.join(known) if known else 'no prompts'}")
 
 
 def _embedding(job: JobConfig, service: Service) -> dict[str, Any]:

@@ -1,12 +1,14 @@
-"""What a folder of sentence-transformers says of its embeddings: how states are pooled, and if they are normalised.
+"""What a folder of sentence-transformers says of its embeddings.
 
 Its ``modules.json`` lists the parts of the model in order; the one that pools has a folder with a ``config.json``.
+``config_sentence_transformers.json`` has texts to put in front, and ``sentence_bert_config.json`` the longest prompt.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
+from rosebatch.embedding_prompts import NO_PROMPTS, EmbeddingPrompts
 from rosebatch.errors import UserError
 from rosebatch.host.model_files import read_json, read_text, refusal, shown
 from rosebatch.pooling_params import Pooling, PoolingParams
@@ -14,6 +16,7 @@ from rosebatch.pooling_params import Pooling, PoolingParams
 _TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
 _SERVED: dict[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean"}
 _FLAG = "pooling_mode_"
+_PROMPTS, _LIMITS = "config_sentence_transformers.json", "sentence_bert_config.json"
 
 
 def read_pooling(folder: Path) -> PoolingParams:
@@ -25,16 +28,58 @@ def read_pooling(folder: Path) -> PoolingParams:
     path = folder / "modules.json"
     if not path.exists():
         return PoolingParams()
+    prompts = read_prompts(folder)
     pooling: Pooling | None = None
     normalize = False
     for kind, place in _modules(path):
         if kind == _POOLING:
-            pooling = _pooling(path.parent / place / "config.json")
+            pooling = _pooling(path.parent / place / "config.json", prompts)
         elif kind == _NORMALIZE:
             normalize = True
         elif kind != _TRANSFORMER:
             raise refusal(path, f"its embeddings go through a part {shown(kind)}, which is not supported")
-    return PoolingParams(pooling=pooling, normalize=normalize)
+    return PoolingParams(pooling=pooling, normalize=normalize, prompt_name=prompts.default)
+
+
+def read_prompts(folder: Path) -> EmbeddingPrompts:
+    """The folder's texts to put in front; none where it has no such file.
+
+    Raises:
+        UserError: they are unreadable.
+    """
+    path = folder / _PROMPTS
+    if not path.exists():
+        return NO_PROMPTS
+    values = read_json(path)
+    texts, default = values.get("prompts") or {}, values.get("default_prompt_name")
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise refusal(path, "its prompts are no texts by name")
+    if default is not None and (not isinstance(default, str) or default not in texts):
+        raise refusal(path, f"its default prompt {shown(default)} is not among its prompts")
+    return EmbeddingPrompts(texts, default)
+
+
+def prompts_or_none(folder: Path | None) -> EmbeddingPrompts:
+    """``read_prompts``; none if they are unreadable, which ``pooling_or_refusal`` tells of."""
+    try:
+        return NO_PROMPTS if folder is None else read_prompts(folder)
+    except UserError:
+        return NO_PROMPTS
+
+
+def longest_prompt(folder: Path) -> int | None:
+    """The tokens of the longest prompt that the model was made for; None where it does not say.
+
+    Raises:
+        UserError: the file is unreadable.
+    """
+    path = folder / _LIMITS
+    if not path.exists():
+        return None
+    most = read_json(path).get("max_seq_length")
+    if most is not None and (type(most) is not int or most < 2):
+        raise refusal(path, f"max_seq_length {shown(most)} is no length")
+    return most
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
@@ -50,9 +95,11 @@ def _modules(path: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _pooling(path: Path) -> Pooling:
+def _pooling(path: Path, prompts: EmbeddingPrompts) -> Pooling:
     values = read_json(path)
     modes = _modes(values)
+    if values.get("include_prompt") is False and any(prompts.by_name.values()):
+        raise refusal(path, "pooling without the prompt in front is not supported: give --pooling last or mean")
     if len(modes) != 1 or modes[0] not in _SERVED:
         asked = ", ".join(map(shown, modes)) or "nothing"
         raise refusal(path, f"pooling by {asked} is not supported: give --pooling last or mean")

@@ -20,6 +20,7 @@ from rosebatch.model.hf_config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
 from rosebatch.model.layers import Model
 from rosebatch.model.registry import build_model
+from rosebatch.model.sentence_transformers import longest_prompt
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource, weight_files
 from rosebatch.model_config import ModelConfig
 from rosebatch.ops import Ops
@@ -152,7 +153,7 @@ def find_model(
         model_impl: whose code runs it; ``auto`` is rosebatch's own if it has the architecture, else transformers'.
         revision: branch, tag or commit hash of a Hugging Face id.
         served_model_name: replaces the name, which is otherwise the id, or the name of the folder or file.
-        max_model_len: lowers the most tokens of prompt and completion together.
+        max_model_len: lowers the most tokens of prompt and completion together. None: an embedding model's own limit.
         quiet: no download progress on stderr.
 
     Raises:
@@ -160,7 +161,11 @@ def find_model(
         FlagError: ``revision`` or ``max_model_len`` does not fit the model.
     """
     found = _find(model, load_format, dtype, device, revision, quiet, _Impl(model_impl, max_model_len))
-    config = found.config if max_model_len is None else _shorten(found.config, max_model_len)
+    config = found.config
+    if max_model_len is not None:
+        config = _shorten(config, max_model_len)
+    elif found.folder is not None and (most := longest_prompt(found.folder)) is not None:
+        config = msgspec.structs.replace(config, max_model_len=min(config.max_model_len, most))
     return replace(found, name=served_model_name or found.name, config=config)
 
 

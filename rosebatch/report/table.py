@@ -91,6 +91,8 @@ def _vector(embedding: Mapping[str, Any]) -> str:
     parts = ["state of the last token" if embedding["pooling"] == "last" else "mean of all tokens"]
     if embedding["dimensions"] is not None:
         parts.append(f"{embedding['dimensions']} dimensions")
+    if embedding["prompt_name"] is not None:
+        parts.append(f"prompt {embedding['prompt_name']}")
     return ", ".join([*parts, "normalised" if embedding["normalize"] else "not normalised"])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
+from rosebatch.embedding_prompts import NO_PROMPTS
 from rosebatch.errors import RowError, UserError, unexpected
 from rosebatch.host.model_files import (
     read_json,
@@ -54,6 +55,7 @@ class Tokenizer:
 
     Attributes:
         forms: how the model writes reasoning and tool calls.
+        prompts: what the model wants in front of texts that are embedded.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Tokenizer:
         self.max_prompt_bytes = max_prompt_bytes
         self._token_bytes: dict[int, bytes] = {}
         self.forms = ChatForms.choose(self)
+        self.prompts = NO_PROMPTS
 
     @classmethod
     def load(

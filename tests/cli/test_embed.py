@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaModel
 
+from rosebatch import LLM, PoolingParams
+
 TEXTS = ["a", "hello-there", "x" * 70, "hello-world", "0123456789" * 9]
 # Of vectors of length 1.
 TOLERANCE = 1e-5
@@ -236,7 +238,46 @@ def test_a_report_says_what_the_vectors_are(cli, encoder, source, tmp_path):
         "pooling": "mean",
         "normalize": True,
         "dimensions": None,
+        "prompt_name": None,
         "encoding_format": "float",
     }
     assert (found["output_tokens"], found["finish_reasons"]) == (0, {"embedded": 6})
     assert found["prompt_tokens"] == sum(map(len, TEXTS)) + 3
+
+
+def test_prompts_of_the_model(cli, embed, encoder, tmp_path):
+    """They stand in front of texts only. A row's name goes before the flag's, and that before the model's own."""
+    prompts = {"prompts": {"query": "find: ", "document": ""}, "default_prompt_name": "document"}
+    (encoder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    ids = {"prompt_token_ids": [1, 2, 3]}
+    path = tmp_path / "mixed.jsonl"
+    rows = [{"prompt": "a", "prompt_name": "query"}, {"prompt": "a"}, {"prompt": "find: a"}, ids]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "a", "prompt_name": "title"}]))
+
+    def run(*flags):
+        target = tmp_path / "mixed.out.jsonl"
+        assert cli("embed", path, "-o", target, "--model", encoder, "-q", *flags).code == 3
+        rows = read(target)
+        assert rows[4]["error"]["message"].endswith("no prompt 'title'; it has document, query")
+        return [row["embedding"] for row in rows[:4]]
+
+    query, plain, spelled, by_ids = run()
+    assert query == spelled != plain
+    told, named, twice, same = run("--prompt-name", "query")
+    assert told == named == query and twice != spelled and same == by_ids
+    result = cli("embed", path, "--model", encoder, "--prompt-name", "title", "-q")
+    assert result.code == 2 and "--prompt-name title: the model has only document, query" in result.err
+    with LLM(encoder) as llm:
+        (output,) = llm.embed("a", PoolingParams(prompt_name="query"))
+        np.testing.assert_allclose(output.outputs.embedding, query, rtol=0, atol=1e-6)
+        with pytest.raises(ValueError, match="no prompt 'title'"):
+            llm.embed("a", PoolingParams(prompt_name="title"))
+
+
+def test_the_longest_prompt_of_an_embedding_model(cli, encoder, source):
+    """As elsewhere, a longer one is an error row and not cut; the flag raises the limit again."""
+    (encoder / "sentence_bert_config.json").write_text('{"max_seq_length": 80}')
+    found = [json.loads(line) for line in cli("embed", source, "--model", encoder, "-q").out.splitlines()]
+    assert [row["error"]["code"] for row in found if "error" in row] == ["prompt_too_long", "empty_prompt"]
+    found = cli("embed", source, "--model", encoder, "-q", "--max-model-len", 200).out.splitlines()
+    assert [json.loads(line).get("error", {}).get("code") for line in found] == [None] * 6 + ["empty_prompt"]

@@ -4,8 +4,14 @@ import json
 
 import pytest
 
-from rosebatch.errors import UserError
-from rosebatch.model.sentence_transformers import pooling_or_refusal, read_pooling
+from rosebatch.errors import RowError, UserError
+from rosebatch.model.sentence_transformers import (
+    longest_prompt,
+    pooling_or_refusal,
+    prompts_or_none,
+    read_pooling,
+    read_prompts,
+)
 from rosebatch.pooling_params import PoolingParams
 
 _PACKAGE = "sentence_transformers.models"
@@ -75,3 +81,64 @@ def test_a_broken_list(tmp_path):
     (tmp_path / "modules.json").write_text('{"a": 1}')
     with pytest.raises(UserError, match=r"modules.json: unreadable"):
         read_pooling(tmp_path)
+
+
+def write(folder, name, values):
+    (folder / name).write_text(json.dumps(values))
+    return folder
+
+
+def test_prompts(folder):
+    """Without its instruction, a query is compared as if it were a document."""
+    prompts = {"query": "Instruct: find\nQuery:", "document": ""}
+    made = write(
+        folder(LAST), "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "query"}
+    )
+    found = read_prompts(made)
+    assert [found.named(name) for name in (None, "query", "document")] == [prompts["query"], prompts["query"], ""]
+    with pytest.raises(RowError, match="no prompt 'title'; it has document, query"):
+        found.named("title")
+    assert read_pooling(made).prompt_name == "query"
+
+
+def test_a_folder_without_prompts(tmp_path):
+    """And one without a default: nothing stands in front."""
+    assert read_prompts(tmp_path).named(None) == ""
+    with pytest.raises(RowError, match="it has none"):
+        read_prompts(tmp_path).named("query")
+    write(tmp_path, "config_sentence_transformers.json", {"prompts": {"query": "Q: "}, "default_prompt_name": None})
+    assert read_prompts(tmp_path).named(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"prompts": ["a"]}, "no texts by name"),
+        ({"prompts": {"a": 1}}, "no texts by name"),
+        ({"prompts": {"a": "b"}, "default_prompt_name": "c"}, "default prompt 'c'"),
+        ({"prompts": {}, "default_prompt_name": ["c"]}, "default prompt"),
+    ],
+)
+def test_broken_prompts(folder, values, message):
+    """``embed`` refuses them; ``generate`` has no use for them."""
+    made = write(folder(LAST), "config_sentence_transformers.json", values)
+    with pytest.raises(UserError, match=message):
+        read_pooling(made)
+    assert not prompts_or_none(made).by_name
+
+
+def test_a_mean_that_leaves_the_prompt_out(folder):
+    """The prompt's tokens would count."""
+    made = folder({"pooling_mode_mean_tokens": True, "include_prompt": False})
+    assert read_pooling(made).pooling == "mean"
+    with pytest.raises(UserError, match="without the prompt"):
+        read_pooling(write(made, "config_sentence_transformers.json", {"prompts": {"query": "Q: "}}))
+
+
+def test_the_longest_prompt(tmp_path):
+    """Beyond it, vectors of such a model mean little."""
+    assert longest_prompt(tmp_path) is None
+    assert longest_prompt(write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 512})) == 512
+    assert longest_prompt(write(tmp_path, "sentence_bert_config.json", {"max_seq_length": None})) is None
+    with pytest.raises(UserError, match="max_seq_length"):
+        longest_prompt(write(tmp_path, "sentence_bert_config.json", {"max_seq_length": "many"}))
