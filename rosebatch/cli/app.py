@@ -109,6 +109,9 @@ def check(
         str | None,
         typer.Option("--columns", metavar="A,B,C", help="As for generate.", show_default=False, hidden=True),
     ] = None,
+    embed: Annotated[
+        bool, typer.Option("--embed", metavar=" ", help="Rows are for embed.", show_default=False)
+    ] = False,
     *,
     run: dict[str, Any],
     sampling: dict[str, Any],
@@ -121,7 +124,7 @@ def check(
     from rosebatch.io.columns import Columns
 
     names = Columns.of(prompt_column, id_column, columns)
-    if check(source, input_format, result_column, names, run, sampling):
+    if check(source, input_format, result_column, names, run, sampling, embeds=embed):
         raise typer.Exit(EXIT_ROWS_FAILED)
 
 

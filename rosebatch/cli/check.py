@@ -8,14 +8,16 @@ from rosebatch.cli.interrupts import Interrupts
 from rosebatch.config import InputFormat
 from rosebatch.engine.load import choose_block_size
 from rosebatch.engine.roofline import measure_host_rates, measure_rates
-from rosebatch.errors import printable
+from rosebatch.errors import FlagError, printable
 from rosebatch.io.columns import Columns
 from rosebatch.io.fields import with_defaults
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.check import check_file, summary
 from rosebatch.job.run import check_sampling
 from rosebatch.launch import default_sampling, grammar_limits, plan_launch
+from rosebatch.pooling_params import PoolingParams
 from rosebatch.report.table import print_table
+from rosebatch.toggles import flag
 
 
 def check(
@@ -25,10 +27,12 @@ def check(
     columns: Columns,
     run: dict[str, Any],
     sampling: dict[str, Any],
+    *,
+    embeds: bool = False,
 ) -> int:
     """Print bad rows and what the run would take; returns the number of rows that cannot be served."""
     with Interrupts().watch():
-        return _check(source, input_format, result_column, columns, run, sampling)
+        return _check(source, input_format, result_column, columns, run, sampling, embeds=embeds)
 
 
 def _check(
@@ -38,13 +42,19 @@ def _check(
     columns: Columns,
     run: dict[str, Any],
     sampling: dict[str, Any],
+    *,
+    embeds: bool,
 ) -> int:
     config = run_config(run)
     plan = plan_launch(config)
     defaults = sampling_defaults(sampling)
+    if embeds and defaults:
+        raise FlagError(f"--embed: nothing is generated, so {', '.join(map(flag, defaults))} have no meaning")
     check_sampling(defaults, None, grammar_limits(config))
-    defaults = with_defaults(defaults, default_sampling(plan))
-    checked = check_file(PromptReader(source, defaults, input_format, result_column, columns), plan, sys.stdout)
+    defaults = with_defaults(defaults, {} if embeds else default_sampling(plan))
+    pooling = PoolingParams() if embeds else None
+    reader = PromptReader(source, defaults, input_format, result_column, columns, pooling)
+    checked = check_file(reader, plan, sys.stdout)
     rates = measure_rates(plan.device.type) or measure_host_rates(plan.source.dtype)
     rows = summary(checked, plan, choose_block_size(plan.config, plan.device), rates)
     title = f"{printable(source)}: {plan.source.name} by {plan.source.model_impl}, {plan.device.type}"

@@ -94,12 +94,14 @@ def find_floor(
         config: of the model.
         itemsize: bytes of a weight and of a K/V element.
         prompt_lens: tokens of each prompt, the shared prefix included.
-        output_lens: tokens generated for each; prefill yields the first.
+        output_lens: tokens generated for each; prefill yields the first. 0 for a prompt that is embedded.
         max_num_seqs: so many run at a time; the others follow in order.
         rates: of the device.
         cached_prefix: shared first tokens of all prompts, computed once and read once a step.
     """
     own_lens = [length - cached_prefix for length in prompt_lens]
+    # No decode step follows either of them.
+    output_lens = [max(1, length) for length in output_lens]
     chosen = config.experts.experts_per_token if config.experts else 0
     layers, head = _parameters(config, chosen), config.vocab_size * config.hidden_size
 

@@ -142,6 +142,9 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
         return lines
     config, itemsize, seats = plan.source.config, plan.source.dtype.itemsize, plan.config.max_num_seqs
     for name, lens in (("prompt", checked.prompt_lens), ("output", checked.output_lens)):
+        if not any(lens):
+            # All rows are embedded.
+            continue
         most = "at most " if name == "output" else ""
         ordered = sorted(lens)
         middle, late = (ordered[-(-good * rank // 100) - 1] for rank in (50, 90))

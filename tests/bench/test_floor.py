@@ -166,3 +166,11 @@ def test_the_floor_does_not_count_idle_seats():
     """Two rows that take turns on one seat reach the experts of one token in each step, not those of two."""
     alone = floor_of([1], [2], experts=EXPERTS).decode_s
     assert floor_of([1, 1], [2, 2], seqs=1, experts=EXPERTS).decode_s == 2 * alone
+
+
+def test_prompts_that_are_embedded():
+    """Nothing is decoded: time came out negative, and that of states more so."""
+    delta = load_toml(configs_dir() / "models" / "qwen3.5-9b.toml", ModelConfig)
+    none, one = (find_floor(delta, 2, [100, 30], lens, max_num_seqs=2, rates=H100) for lens in ([0, 0], [1, 1]))
+    assert none == one and none.decode_s == 0
+    assert floor_of([20, 3], [0, 4]) == floor_of([20, 3], [1, 4])

@@ -100,3 +100,18 @@ def test_strict_from_stdin(cli, model_folder, monkeypatch):
     result = cli("generate", "-", "--model", model_folder, "--strict")
     assert result.code == 2
     assert "--strict needs an input file" in result.err
+
+
+def test_check_of_rows_to_embed(cli, source, model_folder):
+    """Rows of ``embed`` passed for bad ones, or for completions of 512 tokens."""
+    source.write_text(
+        '{"prompt":"hello","dimensions":4}\n{"prompt":"hello","dimensions":4000}\n{"prompt":"","text":"gold"}\n'
+    )
+    result = cli("check", source, "--model", model_folder, "--embed")
+    first, second, *lines = result.out.splitlines()
+    assert result.code == 3
+    assert first.startswith("line 2: invalid_dimensions: ") and second.startswith("line 3: empty_prompt: ")
+    assert "rows: 1 can be served, 2 cannot (1 invalid_dimensions, 1 empty_prompt)" in lines
+    assert not [line for line in lines if line.startswith("output tokens")]
+    result = cli("check", source, "--model", model_folder, "--embed", "--max-tokens", 3)
+    assert (result.code, "--max-tokens" in result.err) == (2, True)
