@@ -20,6 +20,7 @@ from rosebatch.outputs import EmbeddingRequestOutput, RequestOutput
 from rosebatch.pooling_params import PoolingParams
 from rosebatch.report.progress import Progress
 from rosebatch.sampling_params import GREEDY, SamplingParams
+from rosebatch.vllm_names import own_names
 
 if TYPE_CHECKING:
     from rosebatch.launch import Launched, LaunchPlan
@@ -29,23 +30,6 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 # What becomes of a prompt that cannot be served.
 OnError = Literal["raise", "return"]
-
-# vLLM's names of our switches.
-_SWITCHES = {"enable_prefix_caching": "prefix_cache", "enable_chunked_prefill": "chunked_prefill"}
-# Its parameters and ours that change nothing here, with the values that ask for nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "disable_log_stats": (True, False),
-    "enforce_eager": (False,),
-    "pipeline_parallel_size": (1,),
-    "quantization": (None,),
-    "ray": (None,),
-    "seed": (None, 0),
-    "swap_space": (0, 4),
-    "task": (None, "auto", "generate", "embed"),
-    "tokenizer_mode": ("auto",),
-    "trust_remote_code": (True, False),
-}
-_DTYPES = {"half": "float16", "float": "float32"}
 
 
 class LLM:
@@ -72,7 +56,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path | None = None, **settings: Any) -> None:
-        config = RunConfig.of(None if model is None else str(model), **_own_names(settings))
+        config = RunConfig.of(None if model is None else str(model), **own_names(settings))
         self._start(_backend(config))
 
     @classmethod
@@ -398,26 +382,6 @@ def _checked(output: RequestOutput, on_error: OnError) -> RequestOutput:
     if output.error is not None and on_error == "raise":
         raise FlagError(f"prompt {output.request_id}: {output.error}")
     return output
-
-
-def _own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by our names.
-
-    Raises:
-        ValueError: one of vLLM's asks for what is not served.
-    """
-    own: dict[str, Any] = {}
-    for name, value in settings.items():
-        if name == "enforce_eager" and value is True:
-            own["cuda_graph"] = False
-        elif name in _NEUTRAL:
-            if value not in _NEUTRAL[name]:
-                raise ValueError(f"{name}={value!r} is not served")
-        else:
-            own[_SWITCHES.get(name, name)] = value
-    if "dtype" in own:
-        own["dtype"] = _DTYPES.get(own["dtype"], str(own["dtype"]).removeprefix("torch."))
-    return own
 
 
 def _is_single(prompts: Any) -> bool:

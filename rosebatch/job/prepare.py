@@ -12,18 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
-from msgspec import structs
-
 from rosebatch.errors import RowError, unexpected
 from rosebatch.host.threads import wait_for
-from rosebatch.io.openai.fields import TEMPLATE_FIELDS
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.job.chat_rows import for_model
 from rosebatch.job.footprint import prompt_bytes, row_bytes
 from rosebatch.job.seeds import row_seed
 from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.sampling_params import SamplingParams
-from rosebatch.text.chat_forms import ChatReader, unknown_calls
+from rosebatch.text.chat_forms import ChatReader
 from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.grammar_check import Tried
 from rosebatch.text.tokenizer import Tokenizer
@@ -124,7 +122,7 @@ def prepare(
         most_bytes: of rows under way in the whole job.
         max_model_len: most tokens of prompt and completion together, for estimates.
     """
-    source = (_with_call_grammar(_with_ignored(row, tokenizer), tokenizer) for row in rows)
+    source = (for_model(row, tokenizer) for row in rows)
     group_bytes = min(_GROUP_BYTES, most_bytes // 16 // _ENCODING_BYTES)
     seconds = defaultdict(float) if seconds is None else seconds
 
@@ -162,42 +160,6 @@ def prepare(
             return
         else:
             yield None
-
-
-def _with_ignored(row: Row | None, tokenizer: Tokenizer | None) -> Row | None:
-    """The row, with the fields that its chat template has no use for among the ignored ones."""
-    if not isinstance(row, PromptRow) or not row.options.chat_template_kwargs:
-        return row
-    template = None if tokenizer is None else tokenizer.chat_template
-    given = [name for name in TEMPLATE_FIELDS if name in row.options.chat_template_kwargs]
-    unused = [name for name in given if template is None or name not in template.source]
-    return structs.replace(row, ignored=(*row.ignored, *unused)) if unused else row
-
-
-def _with_call_grammar(row: Row | None, tokenizer: Tokenizer | None) -> Row | None:
-    """The row, with a grammar if a tool must be called, or if what it calls must match the schemas.
-
-    If one must be called, this takes the place of any other grammar: no text is wanted.
-    """
-    if not isinstance(row, PromptRow) or row.tool_use is None or row.tool_use.choice == "none" or tokenizer is None:
-        return row
-    use = row.tool_use
-    try:
-        if tokenizer.forms.calls is None and not (use.may_stay_text and use.choice == "auto"):
-            raise unknown_calls()
-        must_call = use.choice == "required"
-        if not must_call and (not use.is_strict or row.sampling.grammar is not None):
-            return row
-        if not must_call and (not tokenizer.forms.knows_where_calls_begin or row.sampling.min_tokens):
-            return structs.replace(row, ignored=(*row.ignored, "strict"))
-        parallel = use.parallel and use.name is None
-        spec = tokenizer.forms.grammar(use.callable, parallel=parallel, must_call=must_call)
-        return structs.replace(row, sampling=replace(row.sampling, grammar=spec))
-    except ValueError as error:
-        failure = RowError("invalid_sampling", str(error))
-    except RowError as error:
-        failure = error
-    return FailedRow(index=row.index, where=row.where, metadata=row.metadata, error=failure)
 
 
 class _Read(NamedTuple):

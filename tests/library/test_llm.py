@@ -175,6 +175,7 @@ def test_bad_chats_cost_themselves(llm):
         ({"kv_cache_memory": "lots"}, "no size"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be in"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not served"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' is not served"),
         ({"device": "cpu", "fused_sampler": True}, "no meaning on cpu"),
         ({"max_model_len": 10**6}, "max-model-len"),
         ({"on_error": "explode"}, "on_error is no setting"),
@@ -193,7 +194,8 @@ def test_a_bad_choice_of_errors(llm):
 
 def test_vllms_names_of_our_switches():
     """A script that sets them gets what it asks for."""
-    with LLM(NAME, enable_prefix_caching=False, enable_chunked_prefill=False, dtype="float", seed=0) as llm:
+    nothing = {"seed": 0, "kv_cache_dtype": "auto", "enable_lora": False, "runner": "generate", "cpu_offload_gb": 0}
+    with LLM(NAME, enable_prefix_caching=False, enable_chunked_prefill=False, dtype="float", **nothing) as llm:
         assert not llm.plan.toggles.prefix_cache and not llm.plan.toggles.chunked_prefill
         assert llm.plan.source.dtype == torch.float32
         assert llm.plan.source.name == NAME
