@@ -4,12 +4,11 @@ Texts are encoded on another thread, a group at a time. All Python work happens 
 the engine's steps: a second thread that computes in Python only takes turns with the first.
 """
 
-from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from rosebatch.errors import RowError, unexpected
@@ -224,62 +223,6 @@ def _prepared(
 def size_of(item: Prepared) -> int:
     """Bytes of a row, also if it has failed."""
     return item.size if isinstance(item, PreparedRow) else row_bytes(item)
-
-
-def by_prefix(
-    items: Iterator[Prepared | None], window: int, most_bytes: int = DEFAULT_BYTES
-) -> Iterator[Prepared | None]:
-    """Reorder a window of rows at a time, so that prompts with the same beginning follow each other.
-
-    Its blocks are then computed once and are still there for the next prompt, however small the KV cache is. For each
-    row handed out, one row of the next window is read: reading a whole window at once would keep the device waiting.
-    Rows of many bytes make a window smaller, so that both windows together hold about ``most_bytes``. A window ends
-    early where no row comes at the moment; None is handed on if none is held.
-    """
-    held = 0
-    ended = False
-
-    def read(most: int) -> list[Prepared]:
-        nonlocal held, ended
-        found: list[Prepared] = []
-        while len(found) < most and held < most_bytes and not ended:
-            item = next(items, END)
-            if item is None:
-                break
-            if isinstance(item, End):
-                ended = True
-                break
-            held += size_of(item)
-            found.append(item)
-        return found
-
-    group = read(window)
-    while group or not ended:
-        if not group:
-            yield None
-            group = read(window)
-            continue
-        failed = [item for item in group if isinstance(item, FailedRow)]
-        served = sorted((item for item in group if isinstance(item, PreparedRow)), key=_prefix_order)
-        group = []
-        left = deque[Prepared](chain(failed, served))
-        del failed, served
-        while left:
-            item = left.popleft()
-            held -= size_of(item)
-            yield item
-            del item
-            # Two, if rows of many bytes have left room for more of others.
-            group += read(min(2, window - len(left) - len(group)))
-
-
-def _prefix_order(row: PreparedRow) -> bytes:
-    """Bytes compare quickly; which order of tokens they stand for does not matter."""
-    try:
-        return array("q", row.prompts[0].token_ids).tobytes()
-    except OverflowError:
-        # No token ids of any model: the engine refuses them.
-        return b""
 
 
 class _Texts:

@@ -19,6 +19,7 @@ from rosebatch.host.threads import DaemonPool, wait_for
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.await_grammars import with_grammars
+from rosebatch.job.order import in_good_order
 from rosebatch.job.prepare import (
     DEFAULT_BYTES,
     END,
@@ -26,7 +27,6 @@ from rosebatch.job.prepare import (
     Prepared,
     PreparedPrompt,
     PreparedRow,
-    by_prefix,
     prepare,
     size_of,
 )
@@ -112,7 +112,7 @@ def serve(
     with encoder, decoder, _few_collections():
         source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, most_bytes, engine.max_model_len)
         if engine.prefix_cache and not in_order:
-            source = by_prefix(source, window, most_bytes // 4)
+            source = in_good_order(source, window, most_bytes // 4)
         source = with_grammars(source, grammars, check, seconds, most_bytes // 8)
         tickets = _Tickets(tokenizer, decoder, seconds, most_bytes // 2, check, tell_apart=tell_apart)
         try:

@@ -6,7 +6,8 @@ import pytest
 
 from rosebatch.io.rows import PromptRow
 from rosebatch.job.footprint import prompt_bytes, row_bytes
-from rosebatch.job.prepare import PreparedPrompt, PreparedRow, by_prefix
+from rosebatch.job.order import in_good_order
+from rosebatch.job.prepare import PreparedPrompt, PreparedRow
 from rosebatch.job.serve import serve
 from rosebatch.sampling_params import GREEDY, SamplingParams
 from tests.job.fake_model import launch_fake, make_engine
@@ -28,7 +29,7 @@ def test_a_window_of_large_rows_is_short():
             yield prepared(index, size)
 
     held, most = [], []
-    for handed, item in enumerate(by_prefix(rows(), 50, 1000), start=1):
+    for handed, item in enumerate(in_good_order(rows(), 50, 1000), start=1):
         held.append(sum(sizes[:read]) - sum(sizes[:handed]) + item.size)
         most.append(read - handed)
     assert max(held) <= 1000 + 100
