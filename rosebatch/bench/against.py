@@ -18,6 +18,7 @@ from rosebatch.bench.workload import require_fits
 from rosebatch.engine.durations import Durations
 from rosebatch.errors import FlagError, UserError
 from rosebatch.model.hf_folder import write_config
+from rosebatch.model.source import ModelSource
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -194,16 +195,21 @@ def ask(peer: Peer, specify: Callable[[Path], dict[str, Any]]) -> dict[str, Any]
         return values
 
 
+def model_folder(source: ModelSource, folder: Path) -> Path:
+    """The model's own folder; for a TOML of shapes, one made inside of ``folder``, with the model's config alone."""
+    model = source.folder
+    if model is None:
+        model = folder / source.name
+        model.mkdir()
+        write_config(source.config, model)
+    return model.resolve()
+
+
 def _engine_of(peer: Peer, cases: Sequence[Case], folder: Path) -> dict[str, Any]:
     """The engine that all of these cases need."""
     first = cases[0]
-    model = first.source.folder
-    if model is None:
-        model = folder / first.source.name
-        model.mkdir()
-        write_config(first.source.config, model)
     return {
-        "model": str(model.resolve()),
+        "model": str(model_folder(first.source, folder)),
         "load_format": first.source.load_format,
         "device": first.device,
         "dtype": first.dtype,

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,12 +41,12 @@ def test_runs_differ_in_their_ids_alone():
     assert first != second
 
 
-def test_beside_another_engine(run, monkeypatch):
-    """The other engine must get the same token ids, and the ratio be above 1 where it took longer."""
+def test_beside_another_engine(run, monkeypatch, tmp_path):
+    """The other engine must get the model's config and the same token ids; a ratio above 1 says that it took longer."""
     seen = []
 
     def ask(peer, specify):
-        spec = specify(None)
+        spec = specify(tmp_path)
         seen.append((peer, spec))
         return {"version": "1", "workloads": [{"seconds": [1e6, 2e6]}]}
 
@@ -58,6 +59,8 @@ def test_beside_another_engine(run, monkeypatch):
         "python",
         {"enforce_eager": True},
     )
+    # A shape without a folder once went out by the name "None".
+    assert json.loads((Path(spec["model"]) / "config.json").read_text())["vocab_size"] == 1000
     assert spec["repeats"] == 2
     assert [list(map(len, run)) for run in spec["workloads"][0]["prompts"]] == [
         list(map(len, embeddings.make_prompts(5, 3, 9, 1000, run))) for run in range(3)

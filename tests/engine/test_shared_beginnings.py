@@ -31,28 +31,28 @@ def tables(*rows):
     return made
 
 
-def found(made, positions, block_size=64):
+def found(made, positions, block_size=128):
     groups = find_groups(made, np.array(positions), block_size)
     return [(sorted(group.rows.tolist()), group.first, group.end) for group in groups]
 
 
 def test_rows_that_begin_alike():
-    """From 256 keys and 16 rows on; rows need not be neighbours."""
+    """From 512 keys and 16 rows on; rows need not be neighbours."""
     four, three = range(4), range(3)
     mixed = [four if row % 2 else () for row in range(32)]
-    assert found(tables(*mixed), [300] * 32) == [(list(range(1, 32, 2)), 0, 256)]
-    assert found(tables(*mixed[:31]), [300] * 31) == []
-    assert found(tables(*[three] * 32), [300] * 32) == []
-    assert found(tables(*[four] * 32), [255] * 32) == []
-    assert found(tables(*[four] * 15), [300] * 15) == []
+    assert found(tables(*mixed), [600] * 32) == [(list(range(1, 32, 2)), 0, 512)]
+    assert found(tables(*mixed[:31]), [600] * 31) == []
+    assert found(tables(*[three] * 32), [600] * 32) == []
+    assert found(tables(*[four] * 32), [511] * 32) == []
+    assert found(tables(*[four] * 15), [600] * 15) == []
 
 
 def test_only_whole_blocks_in_front_of_a_position():
     """Tables of forks may have blocks in common that are not full yet."""
     alike = [range(10)] * 16
-    assert found(tables(*alike), [639] + [700] * 15) == [(list(range(16)), 0, 9 * 64)]
+    assert found(tables(*alike), [1279] + [1400] * 15) == [(list(range(16)), 0, 9 * 128)]
     # A row that is shorter than what is worth it leaves the others a group.
-    assert found(tables(*alike, range(10)), [100] + [700] * 16) == [(list(range(1, 17)), 0, 640)]
+    assert found(tables(*alike, range(10)), [100] + [1400] * 16) == [(list(range(1, 17)), 0, 1280)]
 
 
 def test_groups_inside_of_groups():
@@ -61,19 +61,19 @@ def test_groups_inside_of_groups():
     one, other = [*system, *range(50, 54)], [*system, *range(60, 68)]
     made = tables(*[one, other, system] * 16)
     expected = [
-        (list(range(48)), 0, 320),
-        (list(range(1, 48, 3)), 320, 832),
-        (list(range(0, 48, 3)), 320, 576),
+        (list(range(48)), 0, 640),
+        (list(range(1, 48, 3)), 640, 1664),
+        (list(range(0, 48, 3)), 640, 1152),
     ]
-    assert sorted(found(made, [2000] * 48)) == sorted(expected)
-    assert found(made, [2000] * 48)[0] == expected[0]
+    assert sorted(found(made, [4000] * 48)) == sorted(expected)
+    assert found(made, [4000] * 48)[0] == expected[0]
 
 
 def test_a_short_beginning_belongs_to_the_groups_inside():
     """Too short by itself, its keys are not lost for those who share more."""
     one, other = [1, *range(50, 53)], [1, *range(60, 64)]
     made = tables(*[one, other] * 16)
-    assert sorted(found(made, [2000] * 32)) == [(list(range(0, 32, 2)), 0, 256), (list(range(1, 32, 2)), 0, 320)]
+    assert sorted(found(made, [4000] * 32)) == [(list(range(0, 32, 2)), 0, 512), (list(range(1, 32, 2)), 0, 640)]
 
 
 def items_of(groups, batch, wanted=8, most=100):
@@ -113,7 +113,7 @@ def test_nothing_to_divide():
 
 
 def test_items_fill_a_gpu():
-    assert [items_wanted(*heads) for heads in ((16, 8), (12, 12), (32, 8), (64, 1))] == [33, 22, 16, 8]
+    assert [items_wanted(*heads) for heads in ((16, 8), (12, 12), (32, 8), (64, 1))] == [16, 11, 8, 4]
 
 
 class SharingDevice(ListDevice):
@@ -221,13 +221,13 @@ def test_what_is_sent_is_not_sent_again():
     """Windows of the same rows, some of which end, change nothing on the device."""
     slots = Slots(16, 8, keeps_tables=True)
     slots.tables[:] = 5
-    state = SharedState(slots, 64, (2, 1, 8), CPU)
+    state = SharedState(slots, 128, (2, 1, 8), CPU)
     calls = []
     state._send = lambda *_: calls.append(1)
 
     class Row:
         def __init__(self, number):
-            self.id, self.start = number, 300
+            self.id, self.start = number, 600
 
     rows = [Row(number) for number in range(16)]
     slots.slot_of = {row.id: row.id for row in rows}

@@ -63,7 +63,7 @@ def attention(q, k, v, scale, window=0, soft_cap=0.0, sinks=None):
     if soft_cap:
         scores = soft_cap * (scores / soft_cap).tanh()
     # A sink is a score of a key whose value is zero.
-    rest = torch.zeros(len(q)) if sinks is None else (sinks.double() - scores.max(0).values).exp()
+    rest = torch.zeros(len(q)) if sinks is None else (sinks.cpu().double() - scores.max(0).values).exp()
     weights = (scores - scores.max(0).values).exp()
     return ((weights / (weights.sum(0) + rest))[..., None] * v).sum(0).flatten()
 

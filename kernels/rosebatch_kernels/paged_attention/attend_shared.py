@@ -24,7 +24,7 @@ from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_til
 
 @dataclass(frozen=True)
 class Tuned:
-    """Sizes of a program; not measured yet.
+    """Sizes of a program; ``narrow`` was measured on an H100 80GB HBM3, the others were not.
 
     Attributes:
         fp32: for fp32, with a quarter of the queries.

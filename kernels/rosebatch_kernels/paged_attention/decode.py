@@ -261,7 +261,8 @@ def _decode(
     g, own_head = _heads_of_rows(GROUP, ROWS, copies)
     if SINKS:
         sink = tl.load(sinks + head * GROUP + g, mask=g < GROUP, other=0.0)
-    if PDL:
+    # The kernel of the shared keys has waited for the one that wrote qkv; its own results are taken over last.
+    if PDL and not SHARED:
         wait()
 
     d = tl.arange(0, WIDTH)[None, :]
@@ -288,7 +289,11 @@ def _decode(
         if split == 0:
             part = (row * KV_HEADS + head) * SHARED * GROUP
             count = tl.load(shared_counts + row)
-            most, total, acc = _take_shared(shared_sums, shared_stats, part, count, g, d, most, total, acc, GROUP, D)
+            if PDL:
+                wait()
+            most, total, acc = _take_shared(
+                shared_sums, shared_stats, part, count, g, own_head, d, most, total, acc, GROUP, D
+            )
     out_row = out + row.to(tl.int64) * (HEADS * D)
     place = out_row + (head * GROUP + g)[:, None] * D + d
     # Before the branch: computed in each of its arms, the mask costs some variants 18 to 33 registers a thread.
@@ -396,15 +401,14 @@ def _attend_new(q, k, v, total, acc, scale, cap, copies: tl.constexpr, CAPPED: t
 
 
 @triton.jit
-def _take_shared(sums, stats, part, count, g, d, most, total, acc, GROUP: tl.constexpr, D: tl.constexpr):
+def _take_shared(sums, stats, part, count, g, own_head, d, most, total, acc, GROUP: tl.constexpr, D: tl.constexpr):
     """The online softmax's sums with those of ``count`` partial results, which begin in row ``part``."""
-    real = g < GROUP
     for i in range(count):
         line = part + i * GROUP + g
-        # Rows that stand for no head stay finite.
-        top = tl.load(stats + line * 2, mask=real, other=0.0, cache_modifier=".cg")
-        weights = tl.load(stats + line * 2 + 1, mask=real, other=1.0, cache_modifier=".cg")
-        wanted = real[:, None] & (d < D)
+        # Copies and rows that stand for no head read nothing and stay finite.
+        top = tl.load(stats + line * 2, mask=own_head, other=0.0, cache_modifier=".cg")
+        weights = tl.load(stats + line * 2 + 1, mask=own_head, other=1.0, cache_modifier=".cg")
+        wanted = own_head[:, None] & (d < D)
         values = tl.load(sums + line.to(tl.int64)[:, None] * D + d, mask=wanted, other=0.0, cache_modifier=".cg")
         higher = tl.maximum(most, top)
         shrink = tl.exp2(most - higher)

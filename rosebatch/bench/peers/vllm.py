@@ -20,7 +20,7 @@ def load(spec: dict[str, Any]) -> Loaded:
 
     engine = vllm.LLM(**_arguments(spec))
     if spec["load_format"] == "dummy":
-        engine.apply_model(_even_routers)
+        engine.apply_model(_without_biases)
 
     def prepare(prompts: Prompts, output_lens: list[int], sampling: dict[str, Any]) -> Callable[[], list[int]]:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -60,13 +60,14 @@ async def load_streaming(spec: dict[str, Any]) -> Streaming:
     return Streaming(vllm.__version__, stream, engine.shutdown)
 
 
-def _even_routers(model: Any) -> None:
+def _without_biases(model: Any) -> None:
     """Have random routers use all experts, as trained ones do.
 
-    Random biases are larger than random logits: all tokens would go to the same experts, and the others not be read.
+    Random biases are as large as random embeddings, and the same for all tokens. Added up over the layers they would
+    send all tokens to the same experts, and the others would not be read.
     """
     for name, parameter in model.named_parameters():
-        if name.endswith("router.bias"):
+        if name.endswith("bias"):
             parameter.data.zero_()
 
 

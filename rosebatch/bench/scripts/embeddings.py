@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from rosebatch.bench.against import PEERS, ask, require_installed
+from rosebatch.bench.against import PEERS, ask, model_folder, require_installed
 from rosebatch.bench.case import release_memory, spread
 from rosebatch.bench.workload import token_range
 from rosebatch.config import RunConfig
 from rosebatch.launch import launch
+from rosebatch.model.source import ModelSource
 from rosebatch.pooling_params import PoolingParams
 from rosebatch.report.provenance import gpu_name
 from rosebatch.request import Request
@@ -31,8 +32,8 @@ def make_prompts(count: int, shortest: int, longest: int, vocab_size: int, run: 
     return [numbers.choices(ids, k=lengths.randint(shortest, longest)) for _ in range(count)]
 
 
-def run_ours(given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any], list[list[list[int]]]]:
-    """Seconds of each run and the description of the engine; what a peer has to know; the prompts of all runs."""
+def run_ours(given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any], ModelSource, list[list[list[int]]]]:
+    """Seconds of each run and the engine's description; what a peer has to know; the model; the prompts of all runs."""
     settings = {"load_format": given.load_format, "dtype": given.dtype, "max_num_seqs": given.max_num_seqs}
     launched = launch(RunConfig.of(given.model, **settings, prefix_cache=False))
     source, params = launched.plan.source, PoolingParams(pooling=given.pooling)
@@ -48,7 +49,6 @@ def run_ours(given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any],
         seconds.append(time.perf_counter() - started)
         assert done == len(run), "every prompt is embedded"
     peer = {
-        "model": str(source.folder),
         "load_format": source.load_format,
         "device": launched.plan.device.type,
         "dtype": launched.description["dtype"],
@@ -58,15 +58,18 @@ def run_ours(given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any],
     found = {"seconds": seconds[1:], "engine": launched.description}
     del launched
     release_memory()
-    return found, peer, prompts
+    return found, peer, source, prompts
 
 
-def run_vllm(python: str, spec: dict[str, Any], prompts: list[list[list[int]]], args: dict[str, Any]) -> dict[str, Any]:
+def run_vllm(
+    python: str, spec: dict[str, Any], source: ModelSource, prompts: list[list[list[int]]], args: dict[str, Any]
+) -> dict[str, Any]:
     """The answer of a process with vLLM, see ``rosebatch.bench.peers.protocol``."""
     peer = replace(PEERS["vllm"], module="rosebatch.bench.peers.vllm_embed", python=python)
     require_installed(peer)
     workload = {"prompts": prompts, "output_lens": [0] * len(prompts[0]), "sampling": {}}
-    return ask(peer, lambda _: {**spec, "args": args, "repeats": len(prompts) - 1, "workloads": [workload]})
+    rest = {**spec, "args": args, "repeats": len(prompts) - 1, "workloads": [workload]}
+    return ask(peer, lambda folder: {"model": str(model_folder(source, folder)), **rest})
 
 
 def main() -> None:
@@ -84,7 +87,7 @@ def main() -> None:
     parser.add_argument("--vllm-python")
     parser.add_argument("--vllm-args", type=json.loads, default={})
     given = parser.parse_args()
-    ours, spec, prompts = run_ours(given)
+    ours, spec, source, prompts = run_ours(given)
     tokens = sum(map(len, prompts[0]))
     result = {
         "gpu": gpu_name(),
@@ -94,7 +97,7 @@ def main() -> None:
         **ours,
     }
     if given.vllm_python:
-        answer = run_vllm(given.vllm_python, spec, prompts, given.vllm_args)
+        answer = run_vllm(given.vllm_python, spec, source, prompts, given.vllm_args)
         theirs = answer["workloads"][0]["seconds"]
         result["vllm"] = {
             "version": answer["version"],
