@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -188,11 +189,20 @@ def ask(peer: Peer, specify: Callable[[Path], dict[str, Any]]) -> dict[str, Any]
         try:
             values: dict[str, Any] = json.loads(answer.read_bytes())
         except ValueError:
-            lines = Path(log).read_text(encoding="utf-8", errors="replace").split("\n")
-            last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
-            raise UserError(f"{peer.name} ended with exit code {code}; its log is {log}: {last}") from None
+            cause = _cause(Path(log).read_text(encoding="utf-8", errors="replace"))
+            raise UserError(f"{peer.name} ended with exit code {code}; its log is {log}: {cause}") from None
         Path(log).unlink()
         return values
+
+
+def _cause(log: str) -> str:
+    """The line of a log that says what went wrong.
+
+    Behind an engine's own error come those of the processes that waited for it, and their farewells.
+    """
+    lines = [line.strip() for line in log.split("\n") if line.strip()]
+    errors = (line for line in lines if re.search(r"\b\w+(Error|Exception): \S", line))
+    return next(errors, lines[-1] if lines else "it wrote nothing")
 
 
 def model_folder(source: ModelSource, folder: Path) -> Path:

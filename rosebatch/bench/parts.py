@@ -71,6 +71,7 @@ def ranges(engine: Engine, mark: Mark) -> Iterator[None]:
 
 
 def _named(function: Callable[..., Any], name: str, mark: Mark) -> Callable[..., Any]:
+    @wraps(function)
     def inside(*args: Any, **options: Any) -> Any:
         with mark(name):
             return function(*args, **options)

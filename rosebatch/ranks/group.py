@@ -74,9 +74,9 @@ class TorchGroup:
         assert self._exchanges is not None and self._exchanges.fits(size, dtype), "see prepare"
         return self._exchanges.next(rows)
 
-    def prepare(self, size: int, dtype: torch.dtype) -> None:
-        """See ``Group``."""
-        rows = max(1, _MOST_EXCHANGED // (size * dtype.itemsize))
+    def prepare(self, size: int, dtype: torch.dtype, most_bytes: int = _MOST_EXCHANGED) -> None:
+        """See ``Group``; ``most_bytes`` of a sum by ``exchange``."""
+        rows = max(1, most_bytes // (size * dtype.itemsize))
         self._exchanges = Exchanges(self.share, rows, size, dtype, self._device)
 
     def least(self, numbers: Sequence[int]) -> list[int]:

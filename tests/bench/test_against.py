@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rosebatch.bench.against import PEERS, Peer, choose_peers, require_installed, run_peer
+from rosebatch.bench.against import PEERS, Peer, _cause, choose_peers, require_installed, run_peer
 from rosebatch.bench.peers import transformers
 from rosebatch.bench.scenario import Range, Sampling
 from rosebatch.errors import FlagError, UserError
@@ -84,13 +84,26 @@ def test_only_our_package_is_lent(fake, make_case, monkeypatch):
 
 
 def test_a_peer_that_crashes(fake, make_case):
-    """The error shows the last line of the log, and where the log is."""
+    """The error shows the line of the log that names an error, and where the log is."""
     with pytest.raises(UserError, match=r"^fake ended with exit code 1; its log is .*: RuntimeError: no GPU$") as e:
         run_peer(fake(crash=True), [make_case()], repeats=1)
     text = take_log(e.value)
     assert "Traceback" in text
     for noise in ("Python", "C", "a process"):
         assert f"noise of {noise}\n" in text
+
+
+def test_the_cause_of_a_crash_is_told():
+    """An engine's own error was hidden behind those of the processes that waited for it."""
+    log = """INFO loading
+    (EngineCore pid=7) ValueError: Free memory on device is less than desired
+    Traceback (most recent call last):
+    RuntimeError: Engine core initialization failed. See root cause above.
+    WARNING engine core exited unexpectedly
+    """
+    assert _cause(log) == "(EngineCore pid=7) ValueError: Free memory on device is less than desired"
+    assert _cause("INFO loading\nkilled\n\n") == "killed"
+    assert _cause("\n") == "it wrote nothing"
 
 
 def test_a_peer_that_stops_early(fake, make_case):

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from rosebatch.bench.against import PEERS, ask, model_folder, require_installed
-from rosebatch.bench.case import release_memory, spread
+from rosebatch.bench.case import spread
 from rosebatch.bench.workload import token_range
 from rosebatch.config import RunConfig
-from rosebatch.launch import launch
-from rosebatch.model.source import ModelSource
+from rosebatch.launch import LaunchPlan, load, plan_launch
 from rosebatch.pooling_params import PoolingParams
 from rosebatch.report.provenance import gpu_name
 from rosebatch.request import Request
@@ -32,13 +31,9 @@ def make_prompts(count: int, shortest: int, longest: int, vocab_size: int, run: 
     return [numbers.choices(ids, k=lengths.randint(shortest, longest)) for _ in range(count)]
 
 
-def run_ours(given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any], ModelSource, list[list[list[int]]]]:
-    """Seconds of each run and the engine's description; what a peer has to know; the model; the prompts of all runs."""
-    settings = {"load_format": given.load_format, "dtype": given.dtype, "max_num_seqs": given.max_num_seqs}
-    launched = launch(RunConfig.of(given.model, **settings, prefix_cache=False))
-    source, params = launched.plan.source, PoolingParams(pooling=given.pooling)
-    lengths = given.num_prompts, given.shortest, given.longest
-    prompts = [make_prompts(*lengths, source.config.vocab_size, run) for run in range(given.repeats + 1)]
+def run_ours(plan: LaunchPlan, prompts: list[list[list[int]]], params: PoolingParams) -> dict[str, Any]:
+    """Seconds of each run but the first, which is the warm-up, and the engine's description."""
+    launched = load(plan)
     seconds = []
     for run in prompts:
         requests = [Request(i, tuple(prompt), pooling=params) for i, prompt in enumerate(run)]
@@ -48,32 +43,29 @@ def run_ours(given: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any],
         done = sum(completion.embedding is not None for completion in launched.engine.run(requests))
         seconds.append(time.perf_counter() - started)
         assert done == len(run), "every prompt is embedded"
-    peer = {
-        "load_format": source.load_format,
-        "device": launched.plan.device.type,
-        "dtype": launched.description["dtype"],
-        "max_num_seqs": given.max_num_seqs,
-        "prefix_cache": False,
-    }
-    found = {"seconds": seconds[1:], "engine": launched.description}
-    del launched
-    release_memory()
-    return found, peer, source, prompts
+    return {"seconds": seconds[1:], "engine": launched.description}
 
 
-def run_vllm(
-    python: str, spec: dict[str, Any], source: ModelSource, prompts: list[list[list[int]]], args: dict[str, Any]
-) -> dict[str, Any]:
+def run_vllm(python: str, plan: LaunchPlan, prompts: list[list[list[int]]], args: dict[str, Any]) -> dict[str, Any]:
     """The answer of a process with vLLM, see ``rosebatch.bench.peers.protocol``."""
     peer = replace(PEERS["vllm"], module="rosebatch.bench.peers.vllm_embed", python=python)
     require_installed(peer)
-    workload = {"prompts": prompts, "output_lens": [0] * len(prompts[0]), "sampling": {}}
-    rest = {**spec, "args": args, "repeats": len(prompts) - 1, "workloads": [workload]}
-    return ask(peer, lambda folder: {"model": str(model_folder(source, folder)), **rest})
+    source = plan.source
+    spec = {
+        "load_format": source.load_format,
+        "device": plan.device.type,
+        "dtype": str(source.dtype).removeprefix("torch."),
+        "max_num_seqs": plan.config.max_num_seqs,
+        "prefix_cache": False,
+        "args": args,
+        "repeats": len(prompts) - 1,
+        "workloads": [{"prompts": prompts, "output_lens": [0] * len(prompts[0]), "sampling": {}}],
+    }
+    return ask(peer, lambda folder: {"model": str(model_folder(source, folder)), **spec})
 
 
 def main() -> None:
-    """Run ours, then vLLM if its Python is given."""
+    """Run vLLM if its Python is given, while this process holds no GPU memory; then ours."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", required=True)
     parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
@@ -87,7 +79,12 @@ def main() -> None:
     parser.add_argument("--vllm-python")
     parser.add_argument("--vllm-args", type=json.loads, default={})
     given = parser.parse_args()
-    ours, spec, source, prompts = run_ours(given)
+    settings = {"load_format": given.load_format, "dtype": given.dtype, "max_num_seqs": given.max_num_seqs}
+    plan = plan_launch(RunConfig.of(given.model, **settings, prefix_cache=False))
+    lengths = given.num_prompts, given.shortest, given.longest
+    prompts = [make_prompts(*lengths, plan.source.config.vocab_size, run) for run in range(given.repeats + 1)]
+    answer = run_vllm(given.vllm_python, plan, prompts, given.vllm_args) if given.vllm_python else None
+    ours = run_ours(plan, prompts, PoolingParams(pooling=given.pooling))
     tokens = sum(map(len, prompts[0]))
     result = {
         "gpu": gpu_name(),
@@ -96,8 +93,7 @@ def main() -> None:
         "prompt_tokens_per_s": spread([tokens / seconds for seconds in ours["seconds"]]),
         **ours,
     }
-    if given.vllm_python:
-        answer = run_vllm(given.vllm_python, spec, source, prompts, given.vllm_args)
+    if answer is not None:
         theirs = answer["workloads"][0]["seconds"]
         result["vllm"] = {
             "version": answer["version"],

@@ -39,7 +39,7 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_key_value_heads", "num_global_key_value_heads", "swa_num_key_value_heads"), 2),
     **dict.fromkeys(("head_dim", "global_head_dim", "swa_head_dim", "kv_channels", "v_head_dim"), 16),
     **dict.fromkeys(("swa_v_head_dim", "qk_nope_head_dim"), 16),
-    "qk_rope_head_dim": 8,
+    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 8),
     "q_lora_rank": 24,
     "kv_lora_rank": 20,
     **dict.fromkeys(("intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "n_inner"), 96),
