@@ -123,7 +123,10 @@ class RunConfig:
     max_prompt_bytes: Annotated[
         str | int, Flag("Longest prompt. Default: 8MiB.", LIMITS, metavar="SIZE", rare=True)
     ] = "8MiB"
-    max_num_seqs: Annotated[int, Flag("Most sequences in a step. Default: 256.", LIMITS)] = 256
+    max_num_seqs: Annotated[
+        int | Literal["auto"],
+        Flag("Sequences at a time. Default: 256.", LIMITS, metavar="N|auto"),
+    ] = 256
     max_num_batched_tokens: Annotated[
         int | None,
         Flag("Most tokens in a step. Default: 16384 on a GPU, 1024 on a CPU.", LIMITS, rare=True),
@@ -135,7 +138,7 @@ class RunConfig:
     kv_cache_memory: Annotated[
         str | int | None, Flag("Size of the KV cache, such as 4GiB.", LIMITS, metavar="SIZE")
     ] = None
-    gpu_memory_utilization: Annotated[float, Flag("Share of the GPU to use. Default: 0.9.", LIMITS)] = 0.9
+    gpu_memory_utilization: Annotated[float, Flag("Share of the GPU. Default: 0.9.", LIMITS)] = 0.9
     max_inflight_bytes: Annotated[
         str | int, Flag("Host memory for rows under way. Default: 1GiB.", LIMITS, metavar="SIZE", rare=True)
     ] = "1GiB"

@@ -192,7 +192,7 @@ def load(plan: LaunchPlan) -> Launched:
         "sampler": config.sampler,
         "max_model_len": source.config.max_model_len,
         "max_sequence_len": loaded.engine.max_model_len,
-        "max_num_seqs": config.max_num_seqs,
+        "max_num_seqs": loaded.engine.max_num_seqs,
         "max_num_batched_tokens": loaded.engine.max_num_batched_tokens,
         "block_size": loaded.block_size,
         "kv_cache_blocks": loaded.num_blocks,

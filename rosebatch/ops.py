@@ -6,6 +6,7 @@
 Models know no kernels: they take the types of operators' arguments from here.
 """
 
+import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
@@ -86,11 +87,13 @@ class Pending(NamedTuple):
         value: ``[T, H]``, or ``[S, T, H]`` fp32, parts to be summed.
         bias: ``[H]``, to be added as well.
         exchange: if the value is this rank's part of a sum over ranks.
+        projection: a product that the norm's operator computes as well; ``value [T, in]`` is its input then.
     """
 
     value: Tensor
     bias: Tensor | None = None
     exchange: Exchange | None = None
+    projection: "Linear | None" = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -171,7 +174,7 @@ def _add_layer_norm(
 
 
 def _add_rms_norm(
-    pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0
+    pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0, into: Linear | None = None
 ) -> tuple[Tensor, Tensor]:
     return norm.add_rms_norm(pending.value, residual, weight, eps, pending.bias, scale)
 
@@ -199,11 +202,13 @@ class Ops:
 
     ``linear`` and ``head`` make a product with a weight, and a bias if there is one. ``project`` applies the last
     product of a sub-layer and leaves to the operators whose names begin with ``add`` what these can do on the way;
-    ``project_to_clip`` does so for ``add_uclip_norm``. ``activated`` and ``gated`` apply the product whose result is
-    activated; ``gated`` takes the values of ``GATES``. ``experts`` prepares the routed experts of a layer. ``embed``
-    looks ids up in the table of embeddings. Where several processes hold the model, ``share`` is this one's, ``gather``
-    puts their logits together, and ``whole_norm`` applies a norm over the heads of all behind a product. ``exchanges``
-    says whether the operators whose names begin with ``add``, but not ``add_uclip_norm``, can sum over ranks.
+    ``project_to_clip`` does so for ``add_uclip_norm``. ``add_rms_norm`` may be told ``into`` which product alone the
+    normed rows go: they are then what this product takes, and perhaps no tensor. ``activated`` and ``gated`` apply the
+    product whose result is activated; ``gated`` takes the values of ``GATES``. ``experts`` prepares the routed experts
+    of a layer. ``embed`` looks ids up in the table of embeddings. Where several processes hold the model, ``share`` is
+    this one's, ``gather`` puts their logits together, and ``whole_norm`` applies a norm over the heads of all behind a
+    product. ``exchanges`` says whether the operators whose names begin with ``add``, but not ``add_uclip_norm``, can
+    sum over ranks.
     """
 
     linear: Callable[[Weight, Tensor | None], Linear]
@@ -220,7 +225,7 @@ class Ops:
     layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor] = norm.layer_norm
     add_layer_norm: Callable[[Pending, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]] = _add_layer_norm
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = norm.rms_norm
-    add_rms_norm: Callable[..., tuple[Tensor, Tensor]] = _add_rms_norm
+    add_rms_norm: Callable[..., tuple[Any, Tensor]] = _add_rms_norm
     add_post_norm: Callable[[Pending, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]] = _add_post_norm
     uclip_norm: Callable[[Tensor, Tensor, Gain], Tensor] = uclip.uclip_norm
     add_uclip_norm: Callable[[Pending, Tensor, Tensor, Gain, Tensor, Gain], tuple[Tensor, Tensor]] = _add_uclip_norm
@@ -487,6 +492,36 @@ def _biased_or_parts() -> Callable[[Linear, Tensor], Pending]:
     return lambda projection, x: unbiased(projection, x) if projection.bias is None else _whole(projection, x)
 
 
+def _project(toggles: Toggles) -> Callable[[Linear, Tensor], Pending]:
+    """The last product of a sub-layer where the norm is a kernel, which adds up parts."""
+    if not toggles.fused_mlp:
+        return _biased_or_parts()
+    at_once = parts_or_product()
+    if not (toggles.norm_in_linear and toggles.streamed_linear):
+        return at_once
+    from rosebatch_kernels.linear.streamed import StreamedLinear
+
+    def project(projection: Linear, x: Tensor) -> Pending:
+        if isinstance(projection, StreamedLinear) and projection.adds(x):
+            return Pending(x, projection.bias, projection=projection)
+        return at_once(projection, x)
+
+    return project
+
+
+def _multiplied(pending: Pending) -> Pending:
+    """With the product computed, if it was left to the norm."""
+    return pending if pending.projection is None else parts_or_product()(pending.projection, pending.value)
+
+
+def _takes_factors(into: Linear | None, x: Tensor) -> bool:
+    """Whether this product can apply the norm's factors of as many rows as x has."""
+    from rosebatch_kernels.linear.streamed import StreamedLinear
+
+    own = inspect.unwrap(into) if callable(into) else None
+    return isinstance(own, StreamedLinear) and own.streams(x)
+
+
 def _norm_ops(toggles: Toggles) -> dict[str, Any]:
     """LayerNorm and RMSNorm, and how a sub-layer's result reaches them.
 
@@ -497,29 +532,40 @@ def _norm_ops(toggles: Toggles) -> dict[str, Any]:
         from rosebatch_kernels.norm import kernel
 
         def add(pending: Pending, residual: Tensor) -> Tensor:
+            pending = _multiplied(pending)
             total: Tensor = kernel.add(pending.value, residual, pending.bias, pending.exchange)
             return total
 
         def add_layer_norm(
             pending: Pending, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
         ) -> tuple[Tensor, Tensor]:
+            pending = _multiplied(pending)
             return kernel.add_layer_norm(pending.value, residual, weight, bias, eps, pending.bias, pending.exchange)
 
         def add_rms_norm(
-            pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0
-        ) -> tuple[Tensor, Tensor]:
+            pending: Pending,
+            residual: Tensor,
+            weight: Tensor,
+            eps: float,
+            scale: float = 1.0,
+            into: Linear | None = None,
+        ) -> tuple[Any, Tensor]:
+            if pending.projection is not None and _takes_factors(into, pending.value):
+                return pending.projection.add(pending.value, residual, weight, eps, scale)  # type: ignore[attr-defined, no-any-return]
+            pending = _multiplied(pending)
             return kernel.add_rms_norm(pending.value, residual, weight, eps, pending.bias, scale, pending.exchange)
 
         def add_post_norm(
             pending: Pending, residual: Tensor, post_weight: Tensor, weight: Tensor | None, eps: float
         ) -> tuple[Tensor, Tensor]:
+            pending = _multiplied(pending)
             return kernel.add_post_norm(
                 pending.value, residual, post_weight, weight, eps, pending.bias, pending.exchange
             )
 
         return {
             "exchanges": True,
-            "project": parts_or_product() if toggles.fused_mlp else _biased_or_parts(),
+            "project": _project(toggles),
             "add": add,
             "layer_norm": kernel.layer_norm,
             "add_layer_norm": add_layer_norm,
@@ -540,7 +586,7 @@ def _norm_ops(toggles: Toggles) -> dict[str, Any]:
         return norm.layer_norm(total, weight, bias, eps), total
 
     def add_bias_then_rms_norm(
-        pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0
+        pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0, into: Linear | None = None
     ) -> tuple[Tensor, Tensor]:
         if pending.bias is None or scale != 1.0:
             return _add_rms_norm(pending, residual, weight, eps, scale)

@@ -58,11 +58,10 @@ class Toggles:
     )
     cuda_graph: bool = _switch("Replay steps as CUDA graphs.", _CUDA, scenario="article-s3", needs=_PAGED)
     parallel_compile: bool = _switch(
-        "Compile the kernels of the first steps at once (off by default).",
+        "Compile the kernels of the first steps at once.",
         _CUDA,
         scenario="gpt2-sampled",
         needs=("cuda_graph",),
-        default=False,
     )
     late_results: bool = _switch(
         "Read sampled tokens late, while the GPU works on.", _CUDA, scenario="article-s3", needs=_PAGED
@@ -78,6 +77,13 @@ class Toggles:
     )
     fused_norm: bool = _switch("Residual addition and norm in one kernel.", _CUDA, scenario="article-s0")
     fused_mlp: bool = _switch("Bias, activation and gate of the MLP in one kernel.", _CUDA, scenario="article-s0")
+    norm_in_linear: bool = _switch(
+        "RMSNorm of few rows in the products around it (off by default).",
+        _CUDA,
+        scenario="decode_heavy_b32",
+        needs=("streamed_linear", "fused_norm", "fused_mlp"),
+        default=False,
+    )
     fused_rotary: bool = _switch(
         "Rotary positions and KV append in one kernel.", _CUDA, scenario="decode_heavy_b32", needs=_PAGED
     )
@@ -91,11 +97,10 @@ class Toggles:
         "Decode attention splits a sequence's keys.", _CUDA, scenario="long_decode_b32", needs=_PAGED
     )
     shared_prefix_attention: bool = _switch(
-        "Attention reads a common prefix once for all rows (off by default).",
+        "Attention reads a common prefix once for all rows.",
         _CUDA,
         scenario="shared-prefix",
         needs=_PAGED,
-        default=False,
     )
     fused_peri_norm: bool = _switch(
         "HP1: clip, residual addition, clip in one kernel.", _CUDA, scenario="article-s4", needs=("fused_norm",)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,6 +39,22 @@ def test_python_that_writes_none(start):
     (file,) = found.files
     assert file.is_relative_to(found.cache)
     assert found.cache.stat().st_mode & 0o777 == 0o700
+
+
+def test_only_the_first_start_has_others_compile(start, tmp_path):
+    """What it does not import itself is compiled beside it; later starts find all they need."""
+    (tmp_path / "site" / "torch" / "later.py").write_text("")
+    cache = start(PYTHONDONTWRITEBYTECODE="1").cache
+    if (os.cpu_count() or 1) > 1:
+        deadline = time.monotonic() + 20
+        while not list(cache.rglob("torch/later.*.pyc")):
+            assert time.monotonic() < deadline, "nobody compiled it"
+            time.sleep(0.02)
+    for file in cache.rglob("torch/later.*.pyc"):
+        file.unlink()
+    start(PYTHONDONTWRITEBYTECODE="1")
+    time.sleep(0.5)
+    assert not list(cache.rglob("torch/later.*.pyc"))
 
 
 def test_python_that_writes_itself(start):

@@ -67,6 +67,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         _check_length("input_len", self.input_len)
         _check_length("output_len", self.output_len)
         _at_least("shared_prefix_len", self.shared_prefix_len, 0)
+        if not isinstance(self.max_num_seqs, int):
+            raise ValueError("max_num_seqs must be a number in a bench: all engines get the same")
         _at_least("max_num_seqs", self.max_num_seqs, 1)
         SamplingParams(**msgspec.structs.asdict(self.sampling))
         if self.kv_cache_memory is not None:

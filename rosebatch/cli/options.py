@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
@@ -148,9 +148,12 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _option(name: str, kind: Any, flag: Flag, *, unset: bool) -> Any:
+    words: tuple[str, ...] = ()
     if get_origin(kind) in (Union, UnionType):
+        kinds = [each for each in get_args(kind) if each is not NoneType]
+        words = next((get_args(each) for each in kinds[1:] if get_origin(each) is Literal), ())
         # What a config also takes as a number, the command line takes as text.
-        kind = next(each for each in get_args(kind) if each is not NoneType)
+        kind = kinds[0]
     if get_origin(kind) is tuple:
         kind = list[get_args(kind)[0]]  # type: ignore[misc]
     # Explicit: typer 0.27 makes --DTYPE of the metavar.
@@ -160,11 +163,24 @@ def _option(name: str, kind: Any, flag: Flag, *, unset: bool) -> Any:
         help=flag.help,
         rich_help_panel=flag.panel,
         min=flag.least,
+        parser=_number_or(words) if words else None,
         metavar=flag.metavar or _METAVARS.get(kind) or "|".join(get_args(kind)) or None,
         hidden=flag.rare,
         show_default=False,
     )
     return Annotated[kind | None, option]
+
+
+def _number_or(words: tuple[str, ...]) -> Callable[[str], int | str]:
+    """Reads a number, or one of these words."""
+
+    def parse(text: str) -> int | str:
+        try:
+            return text if text in words else int(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is neither a number nor {' or '.join(words)}") from None
+
+    return parse
 
 
 def _switch(name: str, text: str) -> Any:

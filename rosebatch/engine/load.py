@@ -110,7 +110,7 @@ def load_engine(
     # What a graph can hold can be rehearsed. Ranks would have to begin together.
     rehearses = toggles.parallel_compile and toggles.cuda_graph and source.has_head and group is None
     if isinstance(runner, TritonRunner) and rehearses:
-        shape = source.config, source.dtype, toggles, limits.sampler, limits.max_num_seqs, loaded.block_size
+        shape = source.config, source.dtype, toggles, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size
         compile_first(lambda: runner.rehearse(loaded.engine.max_num_batched_tokens), shape)
     return replace(loaded, waits=waits)
 
@@ -165,7 +165,7 @@ def build_engine(
     policy: StepPolicy = SeparateDecodes(window) if on_device else MIXED
     scheduler = Scheduler(
         *(BlockPool(group.blocks, block_size, group.window) for group in memory.groups),
-        max_num_seqs=limits.max_num_seqs,
+        max_num_seqs=memory.max_num_seqs,
         max_num_batched_tokens=memory.max_num_batched_tokens,
         policy=policy,
         prefix_cache=toggles.prefix_cache and not state_specs,
@@ -177,18 +177,18 @@ def build_engine(
     # One block more than the scheduler knows of: where kernels write what nobody reads.
     counts = [group.blocks + on_device for group in memory.groups]
     cache = KVCache(shapes, counts, block_size, kv_dtype, device, ops, memory.group_of)
-    states = StatePool(state_specs, limits.max_num_seqs, dtype, device) if state_specs else None
+    states = StatePool(state_specs, memory.max_num_seqs, dtype, device) if state_specs else None
     runner: StepRunner
     if on_device:
         runner = TritonRunner(
             model,
             cache,
             ops,
-            device_ops(limits.max_num_seqs, [spec.heads for spec in model.attention], toggles, device),
+            device_ops(memory.max_num_seqs, [spec.heads for spec in model.attention], toggles, device),
             toggles,
             vocab_size=config.vocab_size,
             eos_token_ids=config.eos_token_ids,
-            max_num_seqs=limits.max_num_seqs,
+            max_num_seqs=memory.max_num_seqs,
             max_len=min(config.max_model_len, scheduler.most_tokens or config.max_model_len),
             window=window,
             states=states,

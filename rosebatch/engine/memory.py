@@ -19,6 +19,9 @@ _BATCHED_TOKENS = {"cuda": 16384, "cpu": 1024}
 # On a small GPU, steps get smaller until one takes no more than this share of the free memory.
 _FEWEST_TOKENS = 2048
 _STEP_SHARE = 0.25
+# Sequences at a time, if memory decides: so many tokens of the KV cache are there for each.
+_SEAT_TOKENS = 1024
+_FEWEST_SEATS, _MOST_SEATS = 256, 1024
 # Share of a CPU's free memory that the KV cache takes.
 _CPU_SHARE = 0.25
 _CPU_MOST = 4 << 30
@@ -34,7 +37,7 @@ class KVGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The KV cache, and most tokens of a step.
+    """The KV cache, and most tokens and sequences of a step.
 
     Attributes:
         groups: of its layers, see ``window_groups``.
@@ -44,6 +47,7 @@ class MemoryPlan:
     groups: tuple[KVGroup, ...]
     group_of: tuple[int, ...]
     max_num_batched_tokens: int
+    max_num_seqs: int
 
 
 def plan_memory(
@@ -81,28 +85,38 @@ def plan_memory(
     free = gpu.free if gpu else _free_host_memory()
     tokens = batched_tokens(limits, device.type)
     if gpu:
-        step = step_bytes(config, tokens, limits.max_num_seqs, dtype)
+        most_seats = _MOST_SEATS if limits.max_num_seqs == "auto" else limits.max_num_seqs
+        step = step_bytes(config, tokens, most_seats, dtype)
         while not limits.max_num_batched_tokens and tokens > _FEWEST_TOKENS and step > _STEP_SHARE * free:
             tokens //= 2
-            step = step_bytes(config, tokens, limits.max_num_seqs, dtype)
+            step = step_bytes(config, tokens, most_seats, dtype)
         # Of all of the GPU, what this process has not taken yet; and never more of what other processes leave.
         share = limits.gpu_memory_utilization
         memory = int(min(share * gpu.total - gpu.taken, share * free)) - step
     else:
         memory = min(int(_CPU_SHARE * free), _CPU_MOST) // _sharers(limits)
-    memory = limits.kv_cache_bytes or max(memory - limits.max_num_seqs * state_bytes, 0)
-    tokens, memory = least([tokens, memory])
+    seats = fewest_seats(limits)
+    if gpu and limits.max_num_seqs == "auto":
+        row = -(-_SEAT_TOKENS // block_size) * bytes_per_block(kv_shapes, block_size, kv_dtype) + state_bytes
+        seats = min(max((limits.kv_cache_bytes or memory) // row // 64 * 64, seats), _MOST_SEATS)
+    memory = limits.kv_cache_bytes or max(memory - seats * state_bytes, 0)
+    tokens, memory, seats = least([tokens, memory, seats])
     windows, group_of = window_groups(windows or [0] * len(kv_shapes), config.max_model_len)
     members = [[s for s, group in zip(kv_shapes, group_of, strict=True) if group == n] for n in range(len(windows))]
     longest = config.max_model_len
     # A whole prompt may begin at the end of the budget.
-    most = {"longest": longest, "seats": limits.max_num_seqs, "chunk": tokens + longest * whole_prompts}
+    most = {"longest": longest, "seats": seats, "chunk": tokens + longest * whole_prompts}
     sizes = [bytes_per_block(shapes, block_size, kv_dtype) for shapes in members]
     blocks = share_memory(memory, sizes, [most_blocks(window, block_size, **most) for window in windows])
     if min(blocks) < 1 or min(blocks) * block_size < 2:
         raise FlagError(_no_room(limits, device, memory, block_size, sum(sizes)))
     groups = tuple(map(KVGroup, windows, map(len, members), blocks))
-    return MemoryPlan(groups, group_of, tokens)
+    return MemoryPlan(groups, group_of, tokens, seats)
+
+
+def fewest_seats(limits: RunConfig) -> int:
+    """Sequences at a time, before a GPU's memory allows more."""
+    return _FEWEST_SEATS if limits.max_num_seqs == "auto" else limits.max_num_seqs
 
 
 def batched_tokens(limits: RunConfig, device: str) -> int:

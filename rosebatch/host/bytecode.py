@@ -7,6 +7,7 @@ Container images often leave bytecode out, and keep Python from writing it. Then
 import os
 import shutil
 import sys
+from contextlib import suppress
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
@@ -27,11 +28,19 @@ def keep_bytecode() -> None:
         return
     folder = bytecode_folder()
     try:
+        is_first = not folder.exists()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return
     if not os.access(folder, os.W_OK):
         return
+    if is_first:
+        # Not above: later starts need none of its imports.
+        from rosebatch.host.first_bytecode import compile_beside
+
+        # No process may be had; the import then compiles all of it.
+        with suppress(OSError):
+            compile_beside(folder)
     sys.pycache_prefix, sys.dont_write_bytecode = str(folder), False
     os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from rosebatch.engine.engine import require_servable
 from rosebatch.engine.kv_cache import bytes_for_longest
-from rosebatch.engine.memory import batched_tokens
+from rosebatch.engine.memory import batched_tokens, fewest_seats
 from rosebatch.engine.roofline import Floor, Rates, find_floor, weight_bytes
 from rosebatch.errors import RowError, printable
 from rosebatch.host.threads import DaemonPool
@@ -140,7 +140,7 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
     lines += field_rows(checked.ignored, checked.unclear)
     if not good:
         return lines
-    config, itemsize, seats = plan.source.config, plan.source.dtype.itemsize, plan.config.max_num_seqs
+    config, itemsize, seats = plan.source.config, plan.source.dtype.itemsize, fewest_seats(plan.config)
     for name, lens in (("prompt", checked.prompt_lens), ("output", checked.output_lens)):
         if not any(lens):
             # All rows are embedded.

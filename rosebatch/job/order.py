@@ -1,38 +1,38 @@
 """The order in which rows are served: the same beginnings together, and at the end the longest first."""
 
-import math
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from rosebatch.io.rows import FailedRow
+from rosebatch.job.lengths import length_class
 from rosebatch.job.prepare import DEFAULT_BYTES, END, End, Prepared, PreparedRow, size_of
-
-# Of the last rows, those whose lengths differ by less than this share of an octave keep their order.
-_CLASSES_AN_OCTAVE = 2
 
 
 def in_good_order(
-    items: Iterator[Prepared | None], window: int, most_bytes: int = DEFAULT_BYTES
+    items: Iterator[Prepared | None], window: int, most_bytes: int = DEFAULT_BYTES, ahead: int = 0
 ) -> Iterator[Prepared | None]:
     """Reorder a window of rows at a time, so that prompts with the same beginning follow each other.
 
     Its blocks are then computed once and are still there for the next prompt, however small the KV cache is. For each
-    row handed out, one row of the next window is read: reading a whole window at once would keep the device waiting.
-    Rows of many bytes make a window smaller, so that both windows together hold about ``most_bytes``. A window ends
-    early where no row comes at the moment; None is handed on if none is held.
+    row handed out, another is read: reading a whole window at once would keep the device waiting. Rows of many bytes
+    make a window smaller, so that all rows held have about ``most_bytes``. A window ends early where no row comes at
+    the moment; None is handed on if none is held.
 
     Once the last row is read, those that may become the longest go first: a long one begun last would run alone
-    (source: Graham 1969, Bounds on multiprocessing timing anomalies).
+    (source: Graham 1969, Bounds on multiprocessing timing anomalies). The more rows are held then, the better. So once
+    the first window is handed out, two rows are read for each, until ``ahead`` are held.
     """
-    held = 0
+    held = handed = 0
     ended = False
+    most = max(ahead, window)
+    # Read, and in no window yet.
+    waiting: deque[Prepared] = deque()
 
-    def read(most: int) -> list[Prepared]:
+    def read(count: int) -> None:
         nonlocal held, ended
-        found: list[Prepared] = []
-        while len(found) < most and held < most_bytes and not ended:
+        while count > 0 and held < most_bytes and not ended:
             item = next(items, END)
             if item is None:
                 break
@@ -40,28 +40,30 @@ def in_good_order(
                 ended = True
                 break
             held += size_of(item)
-            found.append(item)
-        return found
+            waiting.append(item)
+            count -= 1
 
-    group = read(window)
-    while group or not ended:
-        if not group:
+    read(window)
+    while waiting or not ended:
+        if not waiting:
             yield None
-            group = read(window)
+            read(window)
             continue
-        left = _ordered(group, longest_first=ended)
-        group = []
+        count = len(waiting) if ended else min(window, len(waiting))
+        left = _ordered([waiting.popleft() for _ in range(count)], longest_first=ended)
         while left:
             item = left.popleft()
             held -= size_of(item)
+            handed += 1
             yield item
             del item
             if ended:
                 continue
-            # Two, if rows of many bytes have left room for more of others.
-            group += read(min(2, window - len(left) - len(group)))
+            wanted = 2 if handed > window or len(waiting) + len(left) < window - 1 else 1
+            read(min(wanted, most - len(left) - len(waiting)))
             if ended:
-                left, group = _ordered([*left, *group], longest_first=True), []
+                left = _ordered([*left, *waiting], longest_first=True)
+                waiting.clear()
 
 
 def _ordered(rows: Iterable[Prepared], *, longest_first: bool) -> deque[Prepared]:
@@ -73,7 +75,7 @@ def _ordered(rows: Iterable[Prepared], *, longest_first: bool) -> deque[Prepared
             served.append(row)
     served.sort(key=_beginning)
     if longest_first:
-        served.sort(key=_length_class, reverse=True)
+        served.sort(key=lambda row: length_class(row.row), reverse=True)
     return deque(chain(failed, served))
 
 
@@ -84,8 +86,3 @@ def _beginning(row: PreparedRow) -> bytes:
     except OverflowError:
         # No token ids of any model: the engine refuses them.
         return b""
-
-
-def _length_class(row: PreparedRow) -> int:
-    """Grows with the most tokens that a completion of the row may have."""
-    return 0 if row.row.pooling is not None else int(_CLASSES_AN_OCTAVE * math.log2(row.row.sampling.max_tokens))

@@ -19,6 +19,7 @@ from rosebatch.host.threads import DaemonPool, wait_for
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.await_grammars import with_grammars
+from rosebatch.job.lengths import ROWS_AHEAD
 from rosebatch.job.order import in_good_order
 from rosebatch.job.prepare import (
     DEFAULT_BYTES,
@@ -41,6 +42,8 @@ from rosebatch.text.tokenizer import StopStrings, Tokenizer
 # Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes. More
 # where seats would stay empty, or many rows have finished at once.
 _ROWS_A_STEP = 32
+# Rows that are read ahead at most. A stream holds 4,096 results that wait for an earlier row.
+_MOST_AHEAD = 3072
 # Rows that fail one after the other before the caller hears of them.
 _MOST_FAILED = 1024
 # New objects before Python looks for garbage cycles, of which this loop makes few. Python's default looks far more
@@ -112,7 +115,8 @@ def serve(
     with encoder, decoder, _few_collections():
         source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, most_bytes, engine.max_model_len)
         if engine.prefix_cache and not in_order:
-            source = in_good_order(source, window, most_bytes // 4)
+            ahead = min(ROWS_AHEAD * engine.max_num_seqs, _MOST_AHEAD)
+            source = in_good_order(source, window, most_bytes // 4, ahead)
         source = with_grammars(source, grammars, check, seconds, most_bytes // 8)
         tickets = _Tickets(tokenizer, decoder, seconds, most_bytes // 2, check, tell_apart=tell_apart)
         try:

@@ -17,6 +17,11 @@ class GatedAttention:
     spec: AttentionSpec
     out: Linear
 
+    @property
+    def first(self) -> Linear:
+        """See ``rosebatch.model.sublayers.Mixer``."""
+        return self.qkv
+
     def __call__(self, normed: Tensor, attention: Attention) -> Pending:
         """See ``rosebatch.model.sublayers.Mixer``."""
         spec = self.spec
@@ -41,6 +46,11 @@ class DeltaNet:
     norm: Tensor
     eps: float
     out: Linear
+
+    @property
+    def first(self) -> Linear:
+        """See ``rosebatch.model.sublayers.Mixer``."""
+        return self.qkv
 
     def __call__(self, normed: Tensor, attention: Attention) -> Pending:
         """See ``rosebatch.model.sublayers.Mixer``."""

@@ -23,6 +23,11 @@ class Mixer(Protocol):
         """What a runner has to know of it."""
         ...
 
+    @property
+    def first(self) -> Linear | None:
+        """The only product that the normed input goes into; None if there are several."""
+        ...
+
     def __call__(self, normed: Tensor, attention: Attention) -> Pending:
         """``[T, H] -> [T, H]``, not yet added to the residual."""
         ...
@@ -37,6 +42,11 @@ class SelfAttention:
     spec: AttentionSpec
     out: Linear
 
+    @property
+    def first(self) -> Linear:
+        """See ``Mixer``."""
+        return self.qkv
+
     def __call__(self, normed: Tensor, attention: Attention) -> Pending:
         """See ``Mixer``."""
         return self.ops.project(self.out, attention(self.spec, self.qkv(normed)))
@@ -44,6 +54,11 @@ class SelfAttention:
 
 class MLP(Protocol):
     """What follows attention in a layer: an MLP, or a mixture of experts."""
+
+    @property
+    def first(self) -> Linear | None:
+        """See ``Mixer``."""
+        ...
 
     def __call__(self, normed: Tensor) -> Pending:
         """``[T, H] -> [T, H]``, not yet added to the residual."""
@@ -59,6 +74,11 @@ class GatedMLP:
     gate_up: Linear
     down: Linear
 
+    @property
+    def first(self) -> Linear:
+        """See ``Mixer``."""
+        return self.gate_up
+
     def __call__(self, normed: Tensor) -> Pending:
         """See ``MLP``."""
         return self.ops.project(self.down, self.ops.gated(GATES[self.activation], self.gate_up, normed))
@@ -72,6 +92,11 @@ class PlainMLP:
     activation: str
     up: Linear
     down: Linear
+
+    @property
+    def first(self) -> Linear:
+        """See ``Mixer``."""
+        return self.up
 
     def __call__(self, normed: Tensor) -> Pending:
         """See ``MLP``."""

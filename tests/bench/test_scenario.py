@@ -38,7 +38,7 @@ def test_shipped_scenarios_fit_their_model(name, model):
     assert len(workload.prompts) == scenario.num_prompts
     assert scenario.about
     assert scenario.dtype in ("float16", "bfloat16")
-    assert scenario.prefix_cache == (name == "shared-prefix")
+    assert scenario.prefix_cache == bool(scenario.shared_prefix_len)
 
 
 def test_the_suite():

@@ -284,3 +284,23 @@ def test_files_that_are_missing(generate, tmp_path, monkeypatch, flag):
     result = generate([{"messages": CHAT}], flag, tmp_path / "none")
     assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
     assert f"{tmp_path / 'none'}: " in result.err
+
+
+def test_a_word_in_place_of_a_number(report, generate):
+    """``auto`` was documented for the number of processes, and refused as no number."""
+    lines = [{"id": 1, "prompt": "x"}]
+    _, engine = report(lines, "--max-num-seqs", "auto", "--device", "cpu", "--max-tokens", 1)
+    assert engine["max_num_seqs"] == 256
+    rows, _ = report(lines, "-dp", "auto", "--device", "cpu", "--max-tokens", 1)
+    assert [row["id"] for row in rows] == [1]
+    for names in ("--max-num-seqs", "--data-parallel-size"):
+        result = generate(lines, names, "many")
+        assert result.code == 2
+        assert "'many' is neither a number nor auto" in result.err
+
+
+def test_bench_takes_a_number_of_sequences(cli, toy_toml):
+    """Other engines are given it as well."""
+    result = cli("bench", "--model", toy_toml, "--load-format", "dummy", "--max-num-seqs", "auto")
+    assert (result.code, result.out) == (2, "")
+    assert "max_num_seqs must be a number in a bench" in result.err

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from rosebatch import LLM, SamplingParams
-from tests.cli.test_workers import are_gone, children, expected, source, start  # noqa: F401 (fixtures)
+from tests.cli.test_workers import are_gone, await_rows, children, expected, source, start  # noqa: F401 (fixtures)
 
 
 def rows(output):
@@ -34,14 +34,6 @@ def find_followers(job):
     return [int(pid) for pid, parent, args in processes if int(parent) in parents and "rosebatch.follow" in args]
 
 
-def await_results(job, target):
-    """Wait until some rows are written."""
-    part = target.with_name(target.name + ".part")
-    while not part.exists() or not part.stat().st_size:
-        time.sleep(0.05)
-        assert job.poll() is None
-
-
 def test_two_ranks_give_the_bytes_of_one_process(start, source, expected, tmp_path):  # noqa: F811
     """Every rank samples: were its random numbers or masks others, the ranks would go apart."""
     report = tmp_path / "report.json"
@@ -58,7 +50,7 @@ def test_a_rank_that_dies_ends_the_job(start, source, expected, tmp_path, lead):
     target = tmp_path / "out.jsonl"
     job = start(source, "-o", target, "-tp", 2, "--max-num-seqs", 1)
     (follower,) = followers(job)
-    await_results(job, target)
+    await_rows(job, target)
     os.kill(job.pid if lead else follower, signal.SIGKILL)
     assert job.wait(20) == (-signal.SIGKILL if lead else 1)
     if not lead:
@@ -77,7 +69,7 @@ def test_a_signal_ends_all_ranks(start, source, tmp_path):  # noqa: F811
     target = tmp_path / "out.jsonl"
     job = start(source, "-o", target, "-tp", 2, "--max-num-seqs", 1)
     found = followers(job)
-    await_results(job, target)
+    await_rows(job, target)
     os.killpg(job.pid, signal.SIGINT)
     assert job.wait(20) == 130
     assert "rerun with --resume to continue" in (tmp_path / "stderr").read_text()
@@ -91,7 +83,7 @@ def test_workers_of_two_ranks_each(start, source, expected, tmp_path):  # noqa: 
     target = tmp_path / "out.jsonl"
     job = start(source, "-o", target, "-dp", 2, "-tp", 2, "--max-num-seqs", 1)
     victim = followers(job, 2)[0]
-    await_results(job, target)
+    await_rows(job, target)
     os.kill(victim, signal.SIGKILL)
     assert job.wait(200) == 3
     assert rows(target.read_bytes()) == rows(expected)

@@ -44,6 +44,14 @@ def lines(count: int) -> list[dict[str, Any]]:
     return rows
 
 
+def await_rows(job: subprocess.Popen[str], target: Path) -> None:
+    """Wait until the part file has a row: its first line is the manifest."""
+    part = target.with_name(f"{target.name}.part")
+    while not part.exists() or part.read_bytes().count(b"\n") < 2:
+        time.sleep(0.05)
+        assert job.poll() is None
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A file of 90 rows."""
@@ -163,9 +171,7 @@ def test_a_worker_that_hangs(start, source, expected, tmp_path):
     """It sends nothing and does not end: without a limit the job would wait for ever."""
     target = tmp_path / "out.jsonl"
     job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 1, "--worker-timeout", 4)
-    while not (tmp_path / "out.jsonl.part").exists() or not (tmp_path / "out.jsonl.part").stat().st_size:
-        time.sleep(0.1)
-        assert job.poll() is None
+    await_rows(job, target)
     # One of them may have no rows.
     for pid in children(job):
         os.kill(pid, signal.SIGSTOP)
@@ -208,9 +214,7 @@ def test_columns_of_a_table(start, cli, model_folder, tmp_path):
 def test_a_signal_ends_all(start, source, tmp_path):
     """Ctrl-C reaches the workers too: they must not die before the parent has their rows, nor outlive it."""
     job = start(source, "-o", tmp_path / "out.jsonl", "-dp", 2, "--max-num-seqs", 2)
-    part = tmp_path / "out.jsonl.part"
-    while not part.exists() or not part.stat().st_size:
-        time.sleep(0.1)
+    await_rows(job, tmp_path / "out.jsonl")
     found = children(job)
     os.killpg(job.pid, signal.SIGINT)
     assert job.wait(20) == 130

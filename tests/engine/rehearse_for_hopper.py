@@ -1,7 +1,8 @@
 """Rehearses models for a Hopper GPU on a machine without one: ``python rehearse_for_hopper.py MODEL...``.
 
 Run by ``test_first_kernels.py`` in a process of its own, where Triton does not interpret. Prints for each model how
-many kernels the rehearsal compiled, how many its steps then found in Triton's cache, and how many they did not.
+many kernels the rehearsal compiled, how many it launched, how many its steps then found in Triton's cache, and how many
+they did not.
 """
 
 import sys
@@ -23,6 +24,7 @@ from rosebatch_kernels.mlp.kernel import sigmoid_mul
 from tests.engine.small_models import SEATS, device_engine
 
 found = []
+launched = []
 
 
 def compile_only() -> None:
@@ -34,7 +36,12 @@ def compile_only() -> None:
         )
     )
     run = JITFunction.run
-    JITFunction.run = lambda self, *args, grid, warmup, **options: run(self, *args, grid=grid, warmup=True, **options)
+
+    def compile_it(self: JITFunction, *args: object, warmup: bool, **options: object) -> object:
+        launched.extend([] if warmup else [self])
+        return run(self, *args, warmup=True, **options)
+
+    JITFunction.run = compile_it
     hopper = {"PDL": True, "launch_pdl": True}
     launch.launch_options = lambda: hopper
     knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
@@ -44,10 +51,13 @@ def compile_only() -> None:
 def all_steps(of) -> None:
     """Steps of all batch sizes, and packed ones of sizes that are not rehearsed."""
     for rows in of.slots.buckets:
-        of._decode_step(runner._Decode(rows, Extras(), shares=False))
-    for tokens, samples in ((16, 1), (96, 2), (640, SEATS)):
-        kind = runner._Packed(tokens, shares=False)
-        cells = torch.from_numpy(packing.pack(PackedStep(()), of.slots, of._layout(kind), of.kernels.tile_rows))
+        for shares in {False, of.beginnings is not None}:
+            of._decode_step(runner._Decode(rows, Extras(), shares))
+    steps = [(*each, shares) for each in ((16, 1), (96, 2), (640, SEATS)) for shares in {False, of._shares_tiles}]
+    for tokens, samples, shares in steps:
+        kind, shared = runner._Packed(tokens, shares), [] if shares else None
+        packed = packing.pack(PackedStep(()), of.slots, of._layout(kind), of.kernels.tile_rows, shared)
+        cells = torch.from_numpy(packed)
         of._packed_cells[: len(cells)].copy_(cells)
         logits = of.model.logits(of._packed_step(kind)[:samples])
         columns = torch.arange(SEATS, dtype=torch.int32)[:samples]
@@ -66,10 +76,11 @@ if __name__ == "__main__":
     for name in sys.argv[1:]:
         of = device_engine(name).runner
         compile_first(lambda of=of: of.rehearse(most_tokens=512), name)
-        compiled = len(found)
+        compiled, real = len(found), len(launched)
         found.clear()
         all_steps(of)
-        sys.stdout.write(f"{name} {compiled} {sum(found)} {len(found) - sum(found)}\n")
+        sys.stdout.write(f"{name} {compiled} {real} {sum(found)} {len(found) - sum(found)}\n")
+        launched.clear()
         found.clear()
         compile_first(lambda: sys.exit("rehearsed twice"), name)
     compile_first(launch_beside, "beside")

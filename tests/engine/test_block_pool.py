@@ -195,9 +195,11 @@ def test_hash_depends_on_all_tokens_before():
     assert all(len(each) == 16 for each in hashes)
 
 
-def test_hash_takes_ids_beyond_32_bits_and_any_sequence_type():
+def test_hash_takes_any_sequence_type_and_no_id_for_another():
     assert last_hash((1, 2)) == last_hash([1, 2])
-    assert last_hash([2**32 + 1, 0]) != last_hash([1, 0])
+    # The engine refuses such ids. Cut to 32 bits, one would be taken for another.
+    with pytest.raises(OverflowError):
+        last_hash([2**32 + 1, 0])
 
 
 @pytest.mark.parametrize(

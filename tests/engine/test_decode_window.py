@@ -174,25 +174,72 @@ def test_the_time_between_tokens(make_sequence, fake_runner):
     assert list(b.token_times) == [1.0, *[3.5] * 4, *[4.0] * 4]
 
 
+class Watched(FakeRunner):
+    """Notes each plan, and how many were launched behind it when it was waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.launched, self.waited = [], []
+
+    def launch(self, plan, masks):
+        wait, number = super().launch(plan, masks), len(self.launched)
+        self.launched.append(plan)
+
+        def watched():
+            self.waited.append(len(self.launched) - 1 - number)
+            return wait()
+
+        return watched
+
+
+def watched_engine(runner, *, max_num_batched_tokens, seats=4):
+    scheduler = Scheduler(
+        BlockPool(64, 4),
+        max_num_seqs=seats,
+        max_num_batched_tokens=max_num_batched_tokens,
+        policy=SeparateDecodes(4),
+    )
+    return Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, lookahead=1)
+
+
 def test_the_device_always_has_a_plan_behind_the_one_that_is_waited_for():
     """Sequences that all end at once kept their seats until their last tokens were known, and the device stood idle."""
-    launched, waited = [], []
-
-    class Watched(FakeRunner):
-        def launch(self, plan, masks):
-            wait, number = super().launch(plan, masks), len(launched)
-            launched.append(plan)
-
-            def watched():
-                waited.append(len(launched) - 1 - number)
-                return wait()
-
-            return watched
-
-    scheduler = Scheduler(BlockPool(64, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=SeparateDecodes(4))
-    engine = Engine(scheduler, Watched(), vocab_size=VOCAB, max_model_len=24, lookahead=1)
+    runner = Watched()
+    engine = watched_engine(runner, max_num_batched_tokens=640)
+    launched, waited = runner.launched, runner.waited
     sampling = SamplingParams(max_tokens=9, ignore_eos=True)
     done = list(engine.run(Request(i, (i, 1, 2), sampling) for i in range(12)))
     assert [len(completion.token_ids) for completion in done] == [9] * 12
     assert [isinstance(plan, DecodeWindow) for plan in launched] == [False, True, True] * 3
     assert waited == [1] * 8 + [0]
+
+
+def test_the_device_begins_before_all_prompts_are_queued():
+    """It stood idle while 256 prompts were checked, hashed and planned: a tenth of a short run."""
+    runner = Watched()
+    engine = watched_engine(runner, max_num_batched_tokens=64, seats=8)
+    begun = []
+
+    def requests():
+        for number in range(12):
+            begun.append(len(runner.launched))
+            yield Request(number, (number, 1, 2), SamplingParams(max_tokens=2, ignore_eos=True))
+
+    done = list(engine.run(requests()))
+    assert len(done) == 12
+    # Three prompts of three tokens are an eighth of a step. Those that find no seat are not worth steps of their own.
+    assert begun == [0] * 3 + [1] * 3 + [2] * 6
+
+
+def test_decode_steps_are_planned_while_the_last_prompts_run():
+    """A short last step of prompts was through before its decode steps were launched."""
+    runner = Watched()
+    engine = watched_engine(runner, max_num_batched_tokens=8)
+    for number in range(4):
+        engine.add(Request(number, (number, 1, 2, 3, 4, 5), SamplingParams(max_tokens=9, ignore_eos=True)))
+    while engine.has_unfinished:
+        engine.step()
+    kinds = [isinstance(plan, DecodeWindow) for plan in runner.launched]
+    assert kinds == [False] * 3 + [True] * 2
+    # Two plans were behind the first ones; as ever one is behind decode steps.
+    assert runner.waited == [2, 2, 1, 1, 0]

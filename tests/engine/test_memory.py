@@ -70,6 +70,34 @@ def test_states_come_out_of_the_same_memory(gpu):
     assert found.groups[0].blocks == rest // BLOCK
 
 
+@pytest.mark.parametrize(("free", "seats"), [(64, 384), (24, 256), (400, 1024)])
+def test_memory_decides_how_many_sequences_run(free, seats, gpu):
+    """More at a time share the reading of the weights; with fewer than 1,024 tokens each, they would be preempted."""
+    gpu(free=free * GIB, total=(free + 16) * GIB, taken=16 * GIB)
+    found = plan(RunConfig(max_num_seqs="auto"))
+    assert found.max_num_seqs == seats
+    tokens = found.groups[0].blocks * 64
+    assert seats == 256 or 1024 * seats <= tokens
+    assert seats == 1024 or tokens < 1024 * (seats + 64)
+
+
+def test_a_given_number_of_sequences_is_kept(gpu, host):
+    gpu(free=400 * GIB)
+    host(free=400 * GIB)
+    assert plan(RunConfig(max_num_seqs=7)).max_num_seqs == 7
+    assert plan().max_num_seqs == 256
+    assert plan(RunConfig(max_num_seqs="auto", kv_cache_memory=300 * 16 * BLOCK)).max_num_seqs == 256
+    assert plan(RunConfig(max_num_seqs="auto", kv_cache_memory=330 * 16 * BLOCK)).max_num_seqs == 320
+    assert plan(RunConfig(max_num_seqs="auto"), device=CPU).max_num_seqs == 256
+
+
+def test_states_count_for_the_number_of_sequences(gpu):
+    gpu(free=400 * GIB)
+    found = plan_memory(LARGE, LARGE.kv_shapes, RunConfig(max_num_seqs="auto"), 64, BF16, BF16, CUDA, 5 * 10**8)
+    assert found.max_num_seqs == 576
+    assert found.groups[0].blocks * BLOCK + 576 * 5 * 10**8 <= 0.9 * 400 * GIB
+
+
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
 def test_the_share_is_of_the_whole_gpu(share, gpu):
     """What this process has taken counts: weights and cache together take the share, however large the weights are."""

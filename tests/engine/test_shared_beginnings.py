@@ -112,8 +112,8 @@ def test_nothing_to_divide():
     assert items_of([(range(70), 0, 256)], 70, most=1) is None
 
 
-def test_items_fill_a_gpu():
-    assert [items_wanted(*heads) for heads in ((16, 8), (12, 12), (32, 8), (64, 1))] == [16, 11, 8, 4]
+def test_items_leave_a_part_of_a_gpu_to_the_decode_kernel():
+    assert [items_wanted(*heads) for heads in ((16, 8), (12, 12), (32, 8), (64, 1))] == [12, 8, 6, 3]
 
 
 class SharingDevice(ListDevice):

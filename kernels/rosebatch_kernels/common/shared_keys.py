@@ -16,13 +16,13 @@ MEMBERS = 64
 QUERIES = 128
 # Partial results of a row.
 MOST_PARTS = 8
-# Programs that fill a GPU, one on each of 132 multiprocessors. More of them leave more partial results: twice as many
-# take a step of Llama-3.1-8B's heads from 83 to 96 µs.
-_PROGRAMS = 132
+# Programs of the kernel, of which each has a multiprocessor to itself. A GPU has 132: the decode kernel begins on the
+# others. More programs leave more partial results: for Qwen3-0.6B's heads, 132 take a layer from 70 to 82 µs.
+_PROGRAMS = 100
 
 
 def items_wanted(heads: int, kv_heads: int) -> int:
-    """Items that fill a GPU."""
+    """Items whose programs are ``_PROGRAMS`` at most, but at least one item."""
     programs = kv_heads * -(-MEMBERS * (heads // kv_heads) // QUERIES)
     return max(1, _PROGRAMS // programs)
 

@@ -15,17 +15,17 @@ from torch import Tensor
 from rosebatch_kernels.common.activations import GATES, activate
 from rosebatch_kernels.common.launch import launch_options, prefetch, wait
 from rosebatch_kernels.common.tuned import value_at
-from rosebatch_kernels.linear.tuned import TUNED
+from rosebatch_kernels.linear.factored import Factored
+from rosebatch_kernels.linear.tuned import LINE, TUNED, lines_of, tile_of_parts
 
-# Elements of a weight's row that fill a cache line.
-_LINE = tl.constexpr(64)
+_LINE = tl.constexpr(LINE)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+def linear(x: Tensor | Factored, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """``activation(x @ weightᵀ + bias)``.
 
     Args:
-        x: ``[T, in]``, rows at any stride, T at most 64, a 16-bit type.
+        x: ``[T, in]``, rows at any stride, T at most 64, a 16-bit type; or normed rows without their factors.
         weight: ``[out, in]``, contiguous.
         bias: ``[out]``.
         activation: ``gelu_tanh``, ``gelu_erf`` or ``relu``; or one of ``GATES``, such as ``silu_mul``, where the first
@@ -36,9 +36,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
     """
     gated = activation in GATES
     columns = len(weight) // 2 if gated else len(weight)
-    out = torch.empty(len(x), columns, dtype=x.dtype, device=x.device)
+    value, factor = (x.value, x) if isinstance(x, Factored) else (x, None)
+    out = torch.empty(len(x), columns, dtype=value.dtype, device=value.device)
     depth = value_at(TUNED.gated_depth, len(x)) if gated else TUNED.depth
-    _launch(x, weight, bias, out, columns, activation, ROWS=TUNED.rows, TILE=TUNED.columns, DEPTH=depth)
+    tile = {"ROWS": TUNED.rows, "TILE": TUNED.columns, "DEPTH": depth}
+    _launch(value, weight, bias, out, columns, activation, factor, **tile)
     return out
 
 
@@ -47,18 +49,21 @@ def parts(x: Tensor, weight: Tensor) -> Tensor:
 
     T may exceed 64. A weight with few rows would occupy few multiprocessors: each part multiplies some of its columns.
     """
-    tile, most = value_at(TUNED.part_columns, len(weight)), value_at(TUNED.most_parts, len(x))
-    tiles, splits = triton.cdiv(len(weight), tile), 1
-    while splits < most and tiles * splits < TUNED.programs and x.shape[1] // (splits * 2) >= TUNED.least_share:
-        splits *= 2
+    splits, tile = tile_of_parts(len(x), *weight.shape)
     out = torch.empty(splits, len(x), len(weight), dtype=torch.float32, device=x.device)
-    rows = value_at(TUNED.part_rows, len(x))
-    _launch(x, weight, None, out, len(weight), None, ROWS=rows, TILE=tile, DEPTH=TUNED.part_depth)
+    _launch(x, weight, None, out, len(weight), None, None, **tile)
     return out
 
 
 def _launch(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, columns: int, activation: str | None, **tile: int
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    columns: int,
+    activation: str | None,
+    factor: Factored | None,
+    **tile: int,
 ) -> None:
     """``tile``: a program computes ``ROWS`` by ``TILE`` elements, ``DEPTH`` products at a time."""
     rows, depth = x.shape
@@ -70,15 +75,18 @@ def _launch(
         weight,
         bias,
         out,
+        None if factor is None else factor.squares,
         rows,
         x.stride(0),
         columns,
+        0.0 if factor is None else factor.eps,
         K=depth,
         SHARE=share,
         ACTIVATION=gate or activation,
         GATED=gate is not None,
         PARTS=out.ndim == 3,
-        LINES=triton.next_power_of_2(triton.cdiv(share, _LINE.value)),
+        SQUARES=0 if factor is None else len(factor.squares),
+        LINES=lines_of(share),
         STAGES=TUNED.stages,
         num_warps=TUNED.warps,
         **tile,
@@ -86,21 +94,24 @@ def _launch(
     )
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "eps"])
 def _product(
     x,
     weight,
     bias,
     out,
+    squares,
     rows,
     x_stride,
     size,
+    eps,
     K: tl.constexpr,
     SHARE: tl.constexpr,
     ROWS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     GATED: tl.constexpr,
     PARTS: tl.constexpr,
+    SQUARES: tl.constexpr,
     LINES: tl.constexpr,
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -115,23 +126,24 @@ def _product(
     weight_rows = weight + tl.minimum(n, size - 1).to(tl.int64)[:, None] * K
     up_rows = weight + (tl.minimum(n, size - 1) + size).to(tl.int64)[:, None] * K
     if PDL:
-        line = tl.minimum(begin + tl.arange(0, LINES) * _LINE, K - 1)[None, :]
-        prefetch(weight_rows + line)
+        prefetch_rows(weight_rows, begin, K, LINES)
         if GATED:
-            prefetch(up_rows + line)
+            prefetch_rows(up_rows, begin, K, LINES)
         wait()
     m = first_row + tl.arange(0, ROWS)
     present = m < rows
-    k = tl.arange(0, DEPTH)[None, :]
+    if SQUARES:
+        # Under way while the products are computed.
+        part = tl.arange(0, triton.next_power_of_2(SQUARES))[:, None]
+        each = tl.load(squares + part * rows + m[None, :], mask=(part < SQUARES) & present[None, :], other=0.0)
     x_rows = x + m[:, None] * x_stride
-    acc = tl.zeros([ROWS, TILE], tl.float32)
-    up_acc = tl.zeros([ROWS, TILE], tl.float32)
-    for start in tl.range(begin, tl.minimum(begin + SHARE, K), DEPTH, num_stages=STAGES):
-        inside = None if K % DEPTH == 0 else start + k < K
-        a = _load(x_rows + start + k, present[:, None] if inside is None else present[:, None] & inside)
-        acc = tl.dot(a, tl.trans(_load(weight_rows + start + k, inside)), acc)
-        if GATED:
-            up_acc = tl.dot(a, tl.trans(_load(up_rows + start + k, inside)), up_acc)
+    acc, up_acc = multiply(
+        x_rows, present, weight_rows, up_rows, begin, K, SHARE, ROWS, TILE, DEPTH, STAGES, GATED=GATED
+    )
+    if SQUARES:
+        factor = tl.rsqrt(tl.sum(each, 0) * (1.0 / K) + eps)[:, None]
+        acc *= factor
+        up_acc *= factor
     wanted = present[:, None] & (n < size)[None, :]
     if PARTS:
         place = out + (split * rows + m[:, None]).to(tl.int64) * size + n[None, :]
@@ -147,6 +159,41 @@ def _product(
         elif ACTIVATION is not None:
             value = activate(value, ACTIVATION)
         tl.store(out + m[:, None].to(tl.int64) * size + n[None, :], value.to(dtype), mask=wanted)
+
+
+@triton.jit
+def prefetch_rows(weight_rows, begin, K: tl.constexpr, LINES: tl.constexpr):
+    """Start to bring ``LINES`` cache lines of each of the weight's rows into the L2 cache."""
+    line = tl.minimum(begin + tl.arange(0, LINES) * _LINE, K - 1)[None, :]
+    prefetch(weight_rows + line)
+
+
+@triton.jit
+def multiply(
+    x_rows,
+    present,
+    weight_rows,
+    up_rows,
+    begin,
+    K: tl.constexpr,
+    SHARE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """Products ``[ROWS, TILE]`` of ``SHARE`` columns from ``begin`` on, and those of ``up_rows`` if ``GATED``."""
+    k = tl.arange(0, DEPTH)[None, :]
+    acc = tl.zeros([ROWS, TILE], tl.float32)
+    up_acc = tl.zeros([ROWS, TILE], tl.float32)
+    for start in tl.range(begin, tl.minimum(begin + SHARE, K), DEPTH, num_stages=STAGES):
+        inside = None if K % DEPTH == 0 else start + k < K
+        a = _load(x_rows + start + k, present[:, None] if inside is None else present[:, None] & inside)
+        acc = tl.dot(a, tl.trans(_load(weight_rows + start + k, inside)), acc)
+        if GATED:
+            up_acc = tl.dot(a, tl.trans(_load(up_rows + start + k, inside)), up_acc)
+    return acc, up_acc
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rosebatch_kernels.common.tuned import Steps
+from rosebatch_kernels.common.tuned import Steps, value_at
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Tuned:
         gated_depth: products at a time in ``linear`` with a gate, by rows of x.
         part_rows: rows of x in a tile of ``parts``, by rows of x.
         part_columns: rows of the weight in a tile of ``parts``, by rows of the weight.
-        part_depth: products at a time in ``parts``.
+        part_depth: products at a time in ``parts``; half as many where parts would come out uneven.
         programs: ``parts`` divides the weight until it has this many, enough for 132 multiprocessors.
         most_parts: parts at most, by rows of x. A second tile of rows doubles the programs too.
         least_share: columns of the weight in a part at least.
@@ -33,7 +33,7 @@ class Tuned:
     gated_depth: Steps = ((33, 64), (0, 128))
     part_rows: Steps = ((17, 64), (0, 16))
     part_columns: Steps = ((1024, 64), (0, 32))
-    part_depth: int = 64
+    part_depth: int = 128
     programs: int = 96
     most_parts: Steps = ((65, 4), (0, 8))
     least_share: int = 128
@@ -45,3 +45,22 @@ class Tuned:
 
 
 TUNED = Tuned()
+
+# Elements of a weight's row that fill a cache line.
+LINE = 64
+
+
+def lines_of(columns: int) -> int:
+    """Cache lines of so many columns of a weight's row, as a power of two."""
+    return 1 << (-(-columns // LINE) - 1).bit_length()
+
+
+def tile_of_parts(rows: int, size_out: int, size_in: int) -> tuple[int, dict[str, int]]:
+    """The number of parts of a product of so many rows, and ``ROWS``, ``TILE`` and ``DEPTH`` of its programs."""
+    tile, most = value_at(TUNED.part_columns, size_out), value_at(TUNED.most_parts, rows)
+    tiles, splits = -(-size_out // tile), 1
+    while splits < most and tiles * splits < TUNED.programs and size_in // (splits * 2) >= TUNED.least_share:
+        splits *= 2
+    # Half as many at a time where the last part would be left with too little.
+    depth = TUNED.part_depth // (1 if size_in % (splits * TUNED.part_depth) == 0 else 2)
+    return splits, {"ROWS": value_at(TUNED.part_rows, rows), "TILE": tile, "DEPTH": depth}

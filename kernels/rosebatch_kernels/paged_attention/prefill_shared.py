@@ -81,7 +81,8 @@ def prefill_shared(
     return out
 
 
-@triton.jit(do_not_specialize=["num_blocks"])
+# Pieces begin where the tiles end, on 16 bytes or not: without this, Triton would compile for each.
+@triton.jit(do_not_specialize=["num_blocks"], do_not_specialize_on_alignment=["pieces"])
 def _prefill_shared(
     out,
     q,

@@ -275,9 +275,13 @@ def _choose(
             if found > room:
                 source, size = base, vocab
             if found <= few:
-                at = pick_kept(source, size, bound, least, top, scale, k, p, whole, number, group, blank_bits, few)
+                at = pick_kept(
+                    source, size, bound, least, top, scale, k, p, whole, number, group, blank_bits, few, True
+                )
             else:
-                at = pick_kept(source, size, bound, least, top, scale, k, p, whole, number, group, blank_bits, many)
+                at = pick_kept(
+                    source, size, bound, least, top, scale, k, p, whole, number, group, blank_bits, many, False
+                )
             token = at
             if found <= room:
                 token = tl.load(ids + row * room + at)

@@ -60,6 +60,7 @@ def pick_kept(
     group: tl.constexpr,
     blank_bits: tl.constexpr,
     tile: tl.constexpr,
+    fits: tl.constexpr,
 ):
     """Offset of the token that ``number`` picks among the tokens of a source that all filters keep.
 
@@ -74,42 +75,58 @@ def pick_kept(
         number: in (0, 1).
         blank_bits: number of lowest bits of the logits' fp32 form that are always 0.
         tile: elements that are read at a time.
+        fits: whether one tile holds the source, which is then read once.
     """
+    index = tl.arange(0, tile)
+    held = load(base, index, size, group)
     threshold = bound
-    if k > 0:
+    # Top-k and top-p take turns in one loop: written twice, they would take twice as long to compile.
+    for turn in tl.range(tl.where(k > 0, 0, 1), tl.where(p < 1, 2, 1)):
+        by_weight = turn == 1
         goal = k.to(tl.float32)
-        threshold = _threshold(base, size, threshold, top, scale, goal, group, blank_bits, tile, False)
-    if p < 1:
-        if k > 0:
-            whole = _mass(base, size, threshold, top, scale, group, tile, True)
-        threshold = _threshold(base, size, threshold, top, scale, p * whole, group, blank_bits, tile, True)
-    return _pick(base, size, tl.maximum(threshold, least), top, scale, number, group, tile)
+        if by_weight:
+            if k > 0:
+                whole = _mass(held, base, size, threshold, top, scale, True, group, tile, fits)
+            goal = p * whole
+        threshold = _threshold(held, base, size, threshold, top, scale, goal, by_weight, group, blank_bits, tile, fits)
+    return _pick(held, base, size, tl.maximum(threshold, least), top, scale, number, group, tile, fits)
 
 
 @triton.jit
-def _mass(base, size, threshold, top, scale, group: tl.constexpr, tile: tl.constexpr, weighted: tl.constexpr):
-    """Sum of the weights of the logits >= threshold, or their number."""
+def _mass(
+    held, base, size, threshold, top, scale, by_weight, group: tl.constexpr, tile: tl.constexpr, fits: tl.constexpr
+):
+    """Sum of the weights of the logits >= threshold, or their number; ``held`` is the source's first tile."""
+    if fits:
+        return tl.sum(_share(held, threshold, top, scale, by_weight))
     total = tl.zeros([tile], tl.float32)
     # Unrolled, so that several tiles of a long source are in flight at a time.
     for start in tl.range(0, size, tile, loop_unroll_factor=4):
         x = load(base, start + tl.arange(0, tile), size, group)
-        part = weight(x, top, scale) if weighted else 1.0
-        total += tl.where(x >= threshold, part, 0.0)
+        total += _share(x, threshold, top, scale, by_weight)
     return tl.sum(total)
 
 
 @triton.jit
+def _share(x, threshold, top, scale, by_weight):
+    """What each logit adds to the mass: its weight or 1, and 0 below the threshold."""
+    return tl.where(x >= threshold, tl.where(by_weight, weight(x, top, scale), 1.0), 0.0)
+
+
+@triton.jit
 def _threshold(
+    held,
     base,
     size,
     bound,
     top,
     scale,
     goal,
+    by_weight,
     group: tl.constexpr,
     blank_bits: tl.constexpr,
     tile: tl.constexpr,
-    weighted: tl.constexpr,
+    fits: tl.constexpr,
 ):
     """The largest threshold from ``bound`` to ``top`` at which the mass reaches ``goal``; ``bound`` if none does.
 
@@ -120,7 +137,7 @@ def _threshold(
     while low < high:
         middle = low + (high - low + 1) // 2
         pivot = _number(middle, blank_bits)
-        mass = _mass(base, size, pivot, top, scale, group, tile, weighted)
+        mass = _mass(held, base, size, pivot, top, scale, by_weight, group, tile, fits)
         bound = tl.where(mass >= goal, pivot, bound)
         low = tl.where(mass >= goal, middle, low)
         # With the same mass, a larger threshold would keep the same tokens: stop there.
@@ -129,24 +146,24 @@ def _threshold(
 
 
 @triton.jit
-def _pick(base, size, threshold, top, scale, number, group: tl.constexpr, tile: tl.constexpr):
+def _pick(held, base, size, threshold, top, scale, number, group: tl.constexpr, tile: tl.constexpr, fits: tl.constexpr):
     """Offset where the running sum of the weights >= threshold passes ``number`` times its end."""
-    target = (number * _mass(base, size, threshold, top, scale, group, tile, True)).to(tl.float32)
+    target = (number * _mass(held, base, size, threshold, top, scale, True, group, tile, fits)).to(tl.float32)
     index = tl.arange(0, tile)
-    passed = 0.0
     before = 0.0
     crossed = 0
-    for start in tl.range(0, size, tile):
-        x = load(base, start + index, size, group)
-        part = tl.sum(tl.where(x >= threshold, weight(x, top, scale), 0.0))
-        # The last tile with weight that begins at or below the target: there is one, however sums are rounded.
-        crosses = (passed <= target) & (part > 0)
-        crossed = tl.where(crosses, start, crossed)
-        before = tl.where(crosses, passed, before)
-        passed += part
-    x = load(base, crossed + index, size, group)
-    kept = tl.where(x >= threshold, weight(x, top, scale), 0.0)
-    at, _ = crossing(kept, target - before, index)
+    if not fits:
+        passed = 0.0
+        for start in tl.range(0, size, tile):
+            x = load(base, start + index, size, group)
+            part = tl.sum(_share(x, threshold, top, scale, True))
+            # The last tile with weight that begins at or below the target: there is one, however sums are rounded.
+            crosses = (passed <= target) & (part > 0)
+            crossed = tl.where(crosses, start, crossed)
+            before = tl.where(crosses, passed, before)
+            passed += part
+        held = load(base, crossed + index, size, group)
+    at, _ = crossing(_share(held, threshold, top, scale, True), target - before, index)
     return crossed + at
 
 

@@ -4,7 +4,7 @@
 ``Dispatcher`` on a virtual clock and prints a line for each job.
 
 - Answers have lognormal lengths of ``mean_tokens``, cut at 16 times that. With sigma 1, the longest of 100 is 6 to 10
-  times the mean.
+  times the mean. With ``--known``, the parent knows each length, as ``max_tokens`` of rows that reach it.
 - A worker computes up to ``seats`` rows at a time, each a token a step. A step takes ``step_ms`` and ``row_us`` for
   each row. The defaults are those of Qwen3-0.6B on an H100: 21,000 tokens a second with 256 rows.
 - A worker's processes die at random, after ``life_s`` seconds on average, and need ``load_s`` to come back.
@@ -24,6 +24,7 @@ from functools import partial
 from itertools import count, islice
 
 from rosebatch.io.parse import Record
+from rosebatch.job.lengths import class_of
 from rosebatch.job.workers.child import results_seconds
 from rosebatch.job.workers.chunk import in_chunks
 from rosebatch.job.workers.dispatch import Dispatcher
@@ -47,6 +48,7 @@ class Job:
     seats: int = 256
     mean_tokens: float = 256.0
     sigma: float = 1.0
+    known: bool = False
     step_ms: float = 3.0
     row_us: float = 36.0
     life_s: float = math.inf
@@ -113,7 +115,7 @@ class _Simulation:
         )
         self._chance = chance
         self._patience = results_seconds(job.workers)
-        self._dispatcher = Dispatcher(job.workers, 1 << 60)
+        self._dispatcher = Dispatcher(job.workers, 1 << 60, self._length_of)
         self._workers = [_Worker() for _ in range(job.workers)]
         self._unread: Iterator[Record] = (Record(number, "", b"", 1) for number in range(job.rows))
         # Time, a number that makes the order of equal times plain, what happens.
@@ -122,6 +124,9 @@ class _Simulation:
         self._now = self._parent_free = self._parent_seconds = 0.0
         self._alive: set[int] = set()
         self._deaths = self._again = 0
+
+    def _length_of(self, record: Record) -> int:
+        return class_of(self._tokens[record.number]) if self._job.known else 0
 
     def run(self) -> Outcome:
         for number in range(self._job.workers):
@@ -235,6 +240,7 @@ def main() -> None:
     parser.add_argument("--seats", type=int, default=256)
     parser.add_argument("--sigma", type=float, default=1.0)
     parser.add_argument("--mean-tokens", type=float, default=256.0)
+    parser.add_argument("--known", action="store_true")
     parser.add_argument("--life-s", type=float, default=math.inf)
     parser.add_argument("--parent-row-us", type=float, help="default: as measured for so many workers")
     given = parser.parse_args()
@@ -247,6 +253,7 @@ def main() -> None:
                 seats=given.seats,
                 sigma=given.sigma,
                 mean_tokens=given.mean_tokens,
+                known=given.known,
                 life_s=given.life_s,
                 parent_row_us=given.parent_row_us or (_ROW_US if workers < MANY_WORKERS else _ROW_US_OF_MANY),
             )

@@ -19,7 +19,7 @@ def hash_block(parent: bytes, tokens: bytes) -> bytes:
 
 def token_bytes(token_ids: Sequence[int], block_size: int) -> list[bytes]:
     """The tokens of successive full blocks as bytes, one item a block."""
-    content, width = array("q", token_ids).tobytes(), 8 * block_size
+    content, width = array("I", token_ids).tobytes(), 4 * block_size
     return [content[i : i + width] for i in range(0, len(content), width)]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -59,7 +59,8 @@ def compile_first(rehearse: Callable[[], None], shape: Any) -> None:
     with first_alone(triton_cache() / "rosebatch.lock"):
         if done.exists():
             return
-        with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads, _asking(threads):
+        count = min(_MOST_THREADS, os.cpu_count() or 1)
+        with _parsing_alone(), ThreadPoolExecutor(count) as threads, _asking(threads):
             rehearse()
         with suppress(OSError):
             done.touch()
@@ -67,9 +68,10 @@ def compile_first(rehearse: Callable[[], None], shape: Any) -> None:
 
 @contextmanager
 def _asking(threads: ThreadPoolExecutor) -> Iterator[None]:
-    """Meanwhile, a launch of a kernel that this process has not loaded has it compiled, and does no more."""
+    """Meanwhile, a launch in this thread has its kernel compiled unless it is loaded already, and does no more."""
     from triton import knobs
     from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
 
     target, asked, here = driver.active.get_current_target(), set[tuple[str, str]](), get_ident()
 
@@ -85,11 +87,38 @@ def _asking(threads: ThreadPoolExecutor) -> Iterator[None]:
         # Triton then neither compiles nor launches.
         return True
 
-    before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, ask
+    run, before = JITFunction.run, knobs.runtime.jit_cache_hook
+
+    def run_nothing(self: Any, *args: Any, warmup: bool, **options: Any) -> Any:
+        # A loaded kernel would read what others have not computed: numbers of experts, say, or tokens.
+        return run(self, *args, warmup=warmup or get_ident() == here, **options)
+
+    JITFunction.run, knobs.runtime.jit_cache_hook = run_nothing, ask
     try:
         yield
     finally:
-        knobs.runtime.jit_cache_hook = before
+        JITFunction.run, knobs.runtime.jit_cache_hook = run, before
+
+
+@contextmanager
+def _parsing_alone() -> Iterator[None]:
+    """Meanwhile, one thread at a time makes a kernel's syntax tree.
+
+    Python 3.11 counts the depth of trees for all threads together: two at a time can end in a ``SystemError``.
+    """
+    from triton.runtime.jit import JITCallable
+
+    parse, lock = JITCallable.parse, Lock()
+
+    def parse_alone(self: Any) -> Any:
+        with lock:
+            return parse(self)
+
+    JITCallable.parse = parse_alone
+    try:
+        yield
+    finally:
+        JITCallable.parse = parse
 
 
 def _compile(function: Any, target: Any, asked: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ from rosebatch.engine.triton_runner.attention import (
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
 from rosebatch.engine.triton_runner.shared_state import SharedState
-from rosebatch.engine.triton_runner.shared_tiles import share_tiles
+from rosebatch.engine.triton_runner.shared_tiles import SharedTile, share_tiles
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import Model
@@ -124,13 +124,15 @@ class TritonRunner:
 
         The steps have no tokens but padding, at most so many, so nothing of it matters to a plan.
         """
-        most = self.slots.num_slots
+        most, extras = self.slots.num_slots, None if self._sample_rows is None else Extras()
         for rows in (most, *(rows for rows in _REHEARSED_ROWS if rows < most)):
-            self._decode_step(_Decode(rows, None if self._sample_rows is None else Extras(), shares=False))
-        for tokens in (tokens for tokens in _REHEARSED_TOKENS if tokens <= most_tokens):
-            kind = _Packed(tokens, shares=False)
-            packed = pack(PackedStep(()), self.slots, self._layout(kind), self.kernels.tile_rows)
-            cells, columns = self.up.send(packed, np.arange(min(most, tokens), dtype=np.int32))
+            for shares in {False, self.beginnings is not None}:
+                self._decode_step(_Decode(rows, extras, shares))
+        sizes = [tokens for tokens in _REHEARSED_TOKENS if tokens <= most_tokens]
+        for kind in (_Packed(tokens, shares) for tokens in sizes for shares in {False, self._shares_tiles}):
+            shared: list[SharedTile] | None = [] if kind.shares else None
+            packed = pack(PackedStep(()), self.slots, self._layout(kind), self.kernels.tile_rows, shared)
+            cells, columns = self.up.send(packed, np.arange(min(most, kind.size), dtype=np.int32))
             self._packed_cells[: len(cells)].copy_(cells)
             hidden = self._packed_step(kind)
             for count in {1, len(columns)} if self._sample_rows is not None else ():

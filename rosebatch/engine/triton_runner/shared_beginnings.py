@@ -85,7 +85,7 @@ def divide(groups: Sequence[Group], slots: np.ndarray, batch: int, wanted: int, 
         groups: each in front of those inside of it.
         slots: the row of the step of each row that the groups number.
         batch: rows of the step.
-        wanted: items that fill a GPU.
+        wanted: items, see ``rosebatch_kernels.common.shared_keys.items_wanted``; there may be more.
         most: items at most. Groups that find no room are left out, with those inside of them.
     """
     work = sum(-(-len(group.rows) // MEMBERS) * (group.end - group.first) for group in groups)

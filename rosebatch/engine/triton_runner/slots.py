@@ -16,7 +16,7 @@ _REALS, _INTEGERS = struct.Struct("<3f"), struct.Struct("<3i")
 
 def batch_buckets(most: int) -> tuple[int, ...]:
     """Batch sizes that decode steps are padded to. Many, because padding costs time and a graph only memory."""
-    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, *range(128, most, 32)]
+    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, *range(128, 256, 32), *range(256, most, 64)]
     return (*(size for size in sizes if size < most), most)
 
 

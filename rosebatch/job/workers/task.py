@@ -12,6 +12,7 @@ from rosebatch.engine.stats import EngineStats
 from rosebatch.errors import RowError
 from rosebatch.io.parse import Record
 from rosebatch.io.rows import FailedRow
+from rosebatch.job.lengths import length_class
 from rosebatch.job.not_finite import MOST_NOT_FINITE, require_finite
 from rosebatch.job.service import Served
 from rosebatch.job.workers import messages as m
@@ -96,7 +97,8 @@ class RowTask:
     def __post_init__(self) -> None:
         self._accounts = [_Account() for _ in self.pool.workers]
         num_workers = sum(worker.process is not None for worker in self.pool.workers)
-        self._dispatcher = Dispatcher(num_workers, self.pool.inflight // 4)
+        parse = self.message.parser.parse
+        self._dispatcher = Dispatcher(num_workers, self.pool.inflight // 4, lambda record: length_class(parse(record)))
 
     @property
     def seconds(self) -> float:

@@ -18,7 +18,7 @@ from rosebatch.model.rope import layer_rotaries
 from rosebatch.model.sublayers import MLP, Mixer, load_attention, load_gated_mlp
 from rosebatch.model.weights import WeightSource
 from rosebatch.model_config import ModelConfig
-from rosebatch.ops import HeadRMSNorm, Ops, Pending, QKNorm
+from rosebatch.ops import HeadRMSNorm, Linear, Ops, Pending, QKNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +129,11 @@ class Llama:
         residual = self._embed(input_ids)
         first = self.layers[0].input_norm
         normed = residual if first is None else self.ops.rms_norm(residual, first, self.config.norm_eps)
-        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
-        for layer, next_norm in zip(self.layers, following, strict=True):
+        following = [(layer.input_norm, layer.attention.first) for layer in self.layers[1:]]
+        for layer, then in zip(self.layers, [*following, (self.norm, None)], strict=True):
             attended = layer.attention(normed, attention)
-            normed, residual = self._add(attended, residual, layer.post_attention_norm, layer.mlp_norm)
-            normed, residual = self._add(layer.mlp(normed), residual, layer.post_mlp_norm, next_norm)
+            normed, residual = self._add(attended, residual, layer.post_attention_norm, layer.mlp_norm, layer.mlp.first)
+            normed, residual = self._add(layer.mlp(normed), residual, layer.post_mlp_norm, *then)
         return normed
 
     def _embed(self, input_ids: Tensor) -> Tensor:
@@ -141,12 +141,18 @@ class Llama:
         return embedded if self.config.embedding_multiplier == 1 else embedded.mul_(self.embedding_multiplier)
 
     def _add(
-        self, pending: Pending, residual: Tensor, post_norm: Tensor | None, norm: Tensor | None
+        self,
+        pending: Pending,
+        residual: Tensor,
+        post_norm: Tensor | None,
+        norm: Tensor | None,
+        into: Linear | None,
     ) -> tuple[Tensor, Tensor]:
-        """The residual with the sub-layer's result, normed for the next sub-layer, and as it is."""
+        """The residual with the sub-layer's result, normed for the product that is next, and as it is."""
+        eps, scale = self.config.norm_eps, self.config.residual_multiplier
         if post_norm is not None:
-            return self.ops.add_post_norm(pending, residual, post_norm, norm, self.config.norm_eps)
-        return self.ops.add_rms_norm(pending, residual, norm, self.config.norm_eps, self.config.residual_multiplier)
+            return self.ops.add_post_norm(pending, residual, post_norm, norm, eps)
+        return self.ops.add_rms_norm(pending, residual, norm, eps, scale, into)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""

@@ -25,8 +25,8 @@ def take(found, worker):
     return [row for chunk in found.take(worker) for row in chunk.records]
 
 
-def dispatcher(workers=2, seats=100, rows=0, most_bytes=MUCH, ended=True):
-    found = Dispatcher(workers, most_bytes)
+def dispatcher(workers=2, seats=100, rows=0, most_bytes=MUCH, ended=True, length_of=lambda record: 0):
+    found = Dispatcher(workers, most_bytes, length_of)
     for number in range(workers):
         found.join(number, seats)
     found.offer(in_chunks(records(rows)))
@@ -106,7 +106,7 @@ def test_reading_ahead_is_bounded():
     """An input of any length must not be read into memory."""
     found = dispatcher(workers=2, seats=100, ended=False)
     assert found.wants
-    found.offer(in_chunks(records(400)))
+    found.offer(in_chunks(records(3200)))
     assert not found.wants
     found = dispatcher(workers=2, seats=100, ended=False)
     found.offer(in_chunks(records(1, size=1 << 30)))
@@ -155,6 +155,46 @@ def test_a_call_takes_as_long_with_many_workers():
         return count
 
     assert calls(1000) <= calls(2)
+
+
+def test_the_last_rows_are_dealt_longest_first():
+    """A long row begun last runs alone; and one worker with all of the long ones works alone."""
+    lengths = [number % 3 for number in range(120)]
+    found = dispatcher(workers=4, rows=120, length_of=lambda record: lengths[record.number])
+    for worker in range(4):
+        rows = numbers(take(found, worker))
+        assert [lengths[row] for row in rows] == [2] * 10 + [1] * 10 + [0] * 10
+
+
+def test_a_worker_with_room_takes_from_the_fullest_hand():
+    """From an empty one it would get nothing, though rows are left."""
+    found = dispatcher(workers=2, seats=10, rows=60, length_of=lambda record: -record.number)
+    first = take(found, 0)
+    assert numbers(first) == list(range(0, 40, 2))
+    finish(found, 0, first[:15])
+    assert numbers(take(found, 0)) == list(range(1, 31, 2))
+    assert numbers(take(found, 1)) == [31, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 40, 42, 44, 46, 48]
+
+
+def test_lengths_are_looked_at_in_the_end_only():
+    """The parent has no time to parse every row of a long input."""
+    asked = []
+    found = dispatcher(rows=1000, ended=False, length_of=lambda record: asked.append(record.number) or 0)
+    held = take(found, 0)
+    assert not asked
+    finish(found, 0, held)
+    found.end()
+    take(found, 0)
+    assert len(asked) == len(set(asked)) == 1000 - len(held)
+
+
+def test_bytes_of_a_worker_are_bounded_in_the_end_too():
+    """Hands are dealt by length, whatever the size of their rows."""
+    found = dispatcher(workers=1, most_bytes=25, rows=5, length_of=lambda record: -record.number)
+    rows = take(found, 0)
+    assert numbers(rows) == [0, 1]
+    finish(found, 0, rows[:1])
+    assert numbers(take(found, 0)) == [2]
 
 
 def test_rows_of_a_dead_worker_are_served_again():
@@ -225,12 +265,14 @@ def test_one_death_proves_nothing():
     assert found.finished
 
 
+@pytest.mark.parametrize("classes", [1, 7])
 @pytest.mark.parametrize("seed", range(20))
-def test_random_deaths(seed):
+def test_random_deaths(seed, classes):
     """Whatever the order of events, each row is answered once."""
     chance = random.Random(seed)
     workers, total = chance.randint(1, 5), chance.randint(0, 400)
-    found, rows, held = Dispatcher(workers, MUCH), iter(records(total)), {}
+    found = Dispatcher(workers, MUCH, lambda record: record.number * 13 % classes)
+    rows, held = iter(records(total)), {}
     alive, answered, failed = set(), [], []
     for _ in range(100_000):
         if found.finished:

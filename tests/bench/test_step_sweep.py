@@ -1,0 +1,47 @@
+"""Sizes of kernels' programs, changed for a while."""
+
+import pytest
+
+pytest.importorskip("triton")
+from rosebatch.bench.scripts import step_sweep
+from rosebatch.bench.scripts.step_sweep import changed, parse_change
+from rosebatch.errors import FlagError
+from rosebatch_kernels.common.tuned import Program
+from rosebatch_kernels.linear import kernel, residual, streamed, tuned
+from rosebatch_kernels.paged_attention import decode
+from tests.engine.small_models import device_engine
+
+
+def test_a_change_reaches_every_reader_of_a_table():
+    """One that goes by its own copy would be timed as if nothing had changed."""
+    before = tuned.TUNED
+    change = parse_change("linear.part_depth=64 + linear.part_columns=32+decode.group=(64, 4, 2)")
+    with changed(change):
+        for module in (tuned, kernel, residual, streamed):
+            assert (module.TUNED.part_depth, module.TUNED.part_columns) == (64, ((0, 32),))
+        assert tuned.tile_of_parts(32, 1024, 2048)[1] == {"ROWS": 64, "TILE": 32, "DEPTH": 64}
+        assert decode.TUNED.group == Program(64, 4, 2)
+    assert all(module.TUNED is before for module in (tuned, kernel, residual, streamed))
+    assert decode.TUNED.group != Program(64, 4, 2)
+
+
+def test_sizes_come_back_after_an_error():
+    before = tuned.TUNED
+    with pytest.raises(ZeroDivisionError), changed(parse_change("linear.stages=2")):
+        raise ZeroDivisionError
+    assert tuned.TUNED is before
+
+
+@pytest.mark.parametrize("text", ["linear.size=3", "product.rows=3", "linear.rows=many", "rows=3", "linear.rows"])
+def test_changes_that_mean_nothing(text):
+    with pytest.raises(FlagError, match="--change"):
+        parse_change(text)
+
+
+def test_each_change_is_a_line(capsys):
+    """Between two lines without a change, which tell the noise."""
+    engine = device_engine("llama")
+    step_sweep.run(engine, ["norm.tile=64", "splits.splits=1"], rows=2, prompt_len=3, steps=4, repeats=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" ms  ")[1] for line in lines] == ["no change", "norm.tile=64", "splits.splits=1", "no change"]
+    assert all(line.startswith("step ") and "  prompts " in line for line in lines)
