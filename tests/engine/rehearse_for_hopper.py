@@ -2,7 +2,7 @@
 
 Run by ``test_first_kernels.py`` in a process of its own, where Triton does not interpret. Prints for each model how
 many kernels the rehearsal compiled, how many it launched, how many its steps then found in Triton's cache, and how many
-they did not.
+they did not. Behind them, how many threads at most had Triton's Python part at a time.
 """
 
 import sys
@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -25,6 +26,7 @@ from tests.engine.small_models import SEATS, device_engine
 
 found = []
 launched = []
+together = []
 
 
 def compile_only() -> None:
@@ -42,6 +44,17 @@ def compile_only() -> None:
         return run(self, *args, warmup=True, **options)
 
     JITFunction.run = compile_it
+    make_ir, inside = ASTSource.make_ir, []
+
+    def make_it(self: ASTSource, *args: object, **options: object) -> object:
+        inside.append(self)
+        together.append(len(inside))
+        try:
+            return make_ir(self, *args, **options)
+        finally:
+            inside.remove(self)
+
+    ASTSource.make_ir = make_it
     hopper = {"PDL": True, "launch_pdl": True}
     launch.launch_options = lambda: hopper
     knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
@@ -83,5 +96,6 @@ if __name__ == "__main__":
         launched.clear()
         found.clear()
         compile_first(lambda: sys.exit("rehearsed twice"), name)
+    sys.stdout.write(f"together {max(together)}\n")
     compile_first(launch_beside, "beside")
     sys.stdout.write(f"beside {len(found)}\n")

@@ -25,13 +25,15 @@ def test_steps_find_what_a_rehearsal_compiled(tmp_path):
     command = [sys.executable, str(SCRIPT), "gpt2", "qwen3_moe", "qwen3_next"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    *models, beside = [line.split() for line in ran.stdout.splitlines()]
+    *models, together, beside = [line.split() for line in ran.stdout.splitlines()]
     assert [name for name, *_ in models] == ["gpt2", "qwen3_moe", "qwen3_next"]
     for name, compiled, launched, hits, misses in models:
         # The second model has kernels that the first one loaded: run on tensors that nobody filled, they crashed.
         assert int(launched) == 0, name
         assert int(compiled) >= int(hits) >= 8, name
         assert int(misses) == 0, name
+    # Side by side, all kernels would be through with Python's part when the last one is.
+    assert together == ["together", "1"]
     # A launch of another thread is no rehearsal: left out, an engine that runs beside would compute nonsense.
     assert beside == ["beside", "1"]
 

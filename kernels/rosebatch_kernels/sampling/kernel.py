@@ -93,7 +93,8 @@ def sample_rows(
     if logits.data_ptr() % 16 or logits.stride(0) % group or not room:
         group = 1
     segments = triton.cdiv(vocab, TUNED.segment)
-    maxima, sums = torch.empty(2, rows, segments, dtype=torch.float32, device=logits.device)
+    # Two tensors, which both begin on 16 bytes: else Triton would compile the kernels for both cases.
+    maxima, sums = (torch.empty(rows, segments, dtype=torch.float32, device=logits.device) for _ in range(2))
     reached = torch.empty(rows, segments, dtype=torch.int32, device=logits.device)
     values = torch.empty(rows, TUNED.room, dtype=logits.dtype, device=logits.device)
     ids = torch.empty(rows, TUNED.room, dtype=torch.int32, device=logits.device)

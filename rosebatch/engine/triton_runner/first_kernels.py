@@ -1,8 +1,9 @@
 """The kernels of a model's first steps, compiled all at once if Triton's cache lacks them.
 
-A launch compiles its kernel and waits: GPT-2's first steps would compile 26 kernels one after the other. So the steps
+A launch compiles its kernel and waits: GPT-2's first steps would compile 30 kernels one after the other. So the steps
 are rehearsed before: each launch only tells which kernel it needs. Threads compile these into Triton's cache, where the
-launches of the run find them. Threads are enough, because Python is an eighth of a compilation.
+launches of the run find them. Threads are enough, because Python is a sixth of a compilation. They take turns at it:
+together, all would be through with Python's part when the last one is, and only then begin with the compiler's.
 """
 
 import hashlib
@@ -74,6 +75,7 @@ def _asking(threads: ThreadPoolExecutor) -> Iterator[None]:
     from triton.runtime.jit import JITFunction
 
     target, asked, here = driver.active.get_current_target(), set[tuple[str, str]](), get_ident()
+    turn = Lock()
 
     def ask(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         if get_ident() != here:
@@ -83,7 +85,7 @@ def _asking(threads: ThreadPoolExecutor) -> Iterator[None]:
             asked.add((fn.name, key))
             # Here, because the function and those it calls are hashed together: threads would do that again.
             _ = fn.jit_function.cache_key
-            threads.submit(_compile, fn.jit_function, target, compile)
+            threads.submit(_compile, fn.jit_function, target, compile, turn)
         # Triton then neither compiles nor launches.
         return True
 
@@ -121,14 +123,19 @@ def _parsing_alone() -> Iterator[None]:
         JITCallable.parse = parse
 
 
-def _compile(function: Any, target: Any, asked: dict[str, Any]) -> None:
-    """Put a kernel and its launcher into Triton's cache.
+def _compile(function: Any, target: Any, asked: dict[str, Any], turn: Lock) -> None:
+    """Put a kernel and its launcher into Triton's cache; Python's part of it while it holds ``turn``.
 
     What fails here fails again at the launch, which says why.
     """
     from triton.compiler import ASTSource, compile
 
-    source = ASTSource(function, asked["signature"], asked["constants"], *asked["configs"])
+    class Source(ASTSource):  # type: ignore[misc]
+        def make_ir(self, *args: Any, **options: Any) -> Any:
+            with turn:
+                return super().make_ir(*args, **options)
+
+    source = Source(function, asked["signature"], asked["constants"], *asked["configs"])
     options = json.loads(asked["specialization_data"])["options"]
     kernel = compile(source, target, {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})
     # Builds the launcher.
