@@ -28,7 +28,8 @@ class Tuned:
     Attributes:
         fp32: for fp32.
         narrow: for 16-bit types.
-        pair: for 16-bit types where two query heads share a program. Not measured yet.
+        pair: for 16-bit types where two query heads share a program. Not measured yet; two programs have room on a
+            multiprocessor, where 64 keys at a time leave room for one.
         pairs: whether query heads of one K/V head do so, in twos. Not measured yet.
         tma: whether tiles of keys without a mask are loaded by descriptors. Not measured yet.
     """
@@ -43,7 +44,7 @@ class Tuned:
 TUNED = Tuned(
     fp32=Program(keys=16, warps=8, stages=1),
     narrow=Program(keys=32, warps=4, stages=3),
-    pair=Program(keys=64, warps=8, stages=2),
+    pair=Program(keys=32, warps=8, stages=3),
 )
 # Elements of the largest head of which a tile of two fits.
 _PAIRED = 128
