@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch.ops import Exchange, Experts, Linear, Ops, Pending, RoutedExperts, WholeRMSNorm, parts_or_product
+from rosebatch.ops import Exchange, Experts, Linear, Ops, Pending, RoutedExperts, WholeRMSNorm
+from rosebatch.select_ops import parts_or_product
 from rosebatch.share import Share
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from rosebatch.config import RunConfig
+from rosebatch.device_ops import device_ops
 from rosebatch.divided_ops import Group, divide
 from rosebatch.engine.engine import Engine, StepRunner
 from rosebatch.engine.kv_cache import KVCache
@@ -22,7 +23,8 @@ from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.layers import Model, states_of
 from rosebatch.model.source import ModelSource
 from rosebatch.model_config import ModelConfig
-from rosebatch.ops import Ops, device_ops, select
+from rosebatch.ops import Ops
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 
 # Tokens of a block: what a GPU reads at a time, and what a prefix on a CPU is rounded down to.

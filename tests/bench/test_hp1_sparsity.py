@@ -15,9 +15,9 @@ from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
 from rosebatch.model.weights import RandomWeights
 from rosebatch.model_config import ModelConfig
-from rosebatch.ops import select
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 from rosebatch.toml_file import load_toml
 

@@ -24,11 +24,13 @@ from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.shared_state import SharedState
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.model_config import ModelConfig
-from rosebatch.ops import PackedLinear, Weight, can_pack, select
+from rosebatch.ops import Weight
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles, hiding
 from rosebatch.toml_file import load_toml
 from rosebatch_kernels.common import splits
 from rosebatch_kernels.linear.streamed import StreamedLinear
+from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
 from tests.engine.small_models import device_engine
 from tests.launches import note_launches
 

@@ -6,7 +6,7 @@ import sys
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.windows import window_groups
-from rosebatch.ops import select
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 from tests.engine.toy_model import CPU, LAYERS, MAX_LEN, ToyModel
 

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from rosebatch.bench.scripts.fallback_families import tiny_config
+from rosebatch.device_ops import device_ops
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.long_rope import LongRope
@@ -22,7 +23,8 @@ from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.weights import RandomWeights
 from rosebatch.model_config import HP1Config, ModelConfig, RopeConfig
-from rosebatch.ops import HeadLayerNorm, HeadRMSNorm, WholeRMSNorm, device_ops, select
+from rosebatch.ops import HeadLayerNorm, HeadRMSNorm, WholeRMSNorm
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 from tests.engine.family_models import FAMILIES
 

@@ -17,8 +17,9 @@ from rosebatch.model.layers import AttentionSpec, Rotary
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights
 from rosebatch.model_config import KVShape
-from rosebatch.ops import Gate, HeadLayerNorm, HeadRMSNorm, WholeRMSNorm, mean_taps, select
+from rosebatch.ops import Gate, HeadLayerNorm, HeadRMSNorm, WholeRMSNorm, mean_taps
 from rosebatch.sampling_params import GREEDY
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 from tests.engine.small_models import MODELS
 

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 from rosebatch.model.registry import build_model
-from rosebatch.ops import select
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.linear import residual
 from rosebatch_kernels.linear.streamed import StreamedLinear

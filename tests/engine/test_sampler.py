@@ -7,8 +7,8 @@ import torch
 
 from rosebatch.engine import sampler
 from rosebatch.engine.staging import Staging
-from rosebatch.ops import select
 from rosebatch.sampling_params import SamplingParams
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.sampling.philox import uniform
 

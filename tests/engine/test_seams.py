@@ -10,15 +10,17 @@ import pytest
 import torch
 
 from rosebatch.config import RunConfig
+from rosebatch.device_ops import device_ops
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.load import build_engine
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.ops import Weight, device_ops, select
+from rosebatch.ops import Weight
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 from tests.engine.remote_runner import BLOCK_SIZE, BLOCKS, GROUP_OF, WINDOWS, make_runner
 from tests.engine.toy_model import CONFIG, CPU, VOCAB, ToyModel, dense_attention

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rosebatch.engine.plan import PackedStep
-from rosebatch.ops import PackedLinear, can_pack
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 from rosebatch.toggles import Toggles
+from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
 
 NAMES = [field.name for field in dataclasses.fields(Toggles) if "cpu" in field.metadata["devices"]]
 COUNT, BUDGET = 24, 32

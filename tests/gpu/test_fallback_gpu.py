@@ -13,9 +13,9 @@ from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.engine.load import load_engine
 from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.source import find_model
-from rosebatch.ops import select
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 
 pytestmark = pytest.mark.gpu

@@ -8,9 +8,9 @@ import torch
 
 from rosebatch.config import RunConfig
 from rosebatch.engine.load import build_engine
-from rosebatch.ops import select
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 from tests.engine.small_models import MODELS, VOCAB, build, plain_engine
 

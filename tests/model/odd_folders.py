@@ -18,7 +18,7 @@ from rosebatch.launch import default_sampling, load, plan_launch
 from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights
-from rosebatch.ops import select
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from rosebatch.model.experts import load_experts
 from rosebatch.model.families.mixtral import Mixtral
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights
 from rosebatch.model_config import ExpertsConfig, ModelConfig, RopeConfig
-from rosebatch.ops import select
+from rosebatch.select_ops import select
 from rosebatch.share import Share
 from rosebatch.toggles import Toggles
 

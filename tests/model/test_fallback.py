@@ -16,7 +16,7 @@ from rosebatch.model.fallback.fusion import Fusion
 from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.fallback.network import Decoder, build_network
 from rosebatch.model.source import find_model
-from rosebatch.ops import select
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from rosebatch.errors import UserError
 from rosebatch.model.registry import FAMILIES, build_model
 from rosebatch.model.weights import RandomWeights
 from rosebatch.model_config import ModelConfig
-from rosebatch.ops import select
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 from tests.engine.family_models import FAMILIES as FAMILY_MODELS
 from tests.engine.small_models import CPU, MODELS

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from rosebatch.errors import FlagError, UserError
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
-from rosebatch.ops import select
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 from tests.model.gguf_files import SHAPE, random_model
 

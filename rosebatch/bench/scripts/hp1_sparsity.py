@@ -27,7 +27,8 @@ from rosebatch.errors import UserError
 from rosebatch.model.layers import AttentionSpec, Model, StateSpec
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
-from rosebatch.ops import Linear, mean_taps, select
+from rosebatch.ops import Linear, mean_taps
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.hp1.reference import probabilities
 from rosebatch_kernels.qkv.torch_heads import split_heads

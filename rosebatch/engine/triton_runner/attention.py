@@ -1,6 +1,6 @@
 """Attention by kernels that read K and V in their blocks: one class for packed chunks, one for decode steps.
 
-``rosebatch.ops`` has chosen the kernels. ``SharedAttention`` adds what they leave to do before them.
+``rosebatch.device_ops`` has chosen the kernels. ``SharedAttention`` adds what they leave to do before them.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +11,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rosebatch.device_ops import DeviceOps
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.triton_runner.packing import PackedInputs
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import AttentionSpec, StateSpec
-from rosebatch.ops import DeltaState, DeviceOps, Heads, Ops
+from rosebatch.ops import DeltaState, Heads, Ops
 from rosebatch_kernels.common.shared_keys import SharedKeys
 from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.kv_cache.layout import cache_rows

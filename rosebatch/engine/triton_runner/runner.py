@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rosebatch.device_ops import DeviceOps
 from rosebatch.engine.engine import Masks
 from rosebatch.engine.extras import Extras
 from rosebatch.engine.kv_cache import KVCache
@@ -40,7 +41,7 @@ from rosebatch.engine.triton_runner.shared_tiles import SharedTile, share_tiles
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import Model
-from rosebatch.ops import DeviceOps, Ops
+from rosebatch.ops import Ops
 from rosebatch.request import Logprobs
 from rosebatch.toggles import Toggles
 from rosebatch_kernels.common import host_waits

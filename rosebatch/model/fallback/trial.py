@@ -9,7 +9,7 @@ from torch.nn import Module
 
 from rosebatch.model.fallback.attention import NAME, TRIAL, Call, UnservedError, attend, describe, running
 from rosebatch.model.layers import AttentionSpec
-from rosebatch.ops import select
+from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
 
 # Norms and rotations of a trial run: PyTorch's operators, on every device.
