@@ -121,7 +121,7 @@ class _NamedAttention:
 
 
 def _with_named_attention(forward: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
-    return lambda ids, positions, attention: forward(ids, positions, _NamedAttention(attention, mark))
+    return lambda ids, positions, attention, *rest: forward(ids, positions, _NamedAttention(attention, mark), *rest)
 
 
 def _with_named_steps(launch: Callable[..., Any], mark: Mark) -> Callable[..., Any]:

@@ -196,7 +196,14 @@ def build_engine(
             states=states,
         )
     else:
-        runner = TorchRunner(model, cache, ops, states, batched_sampling=toggles.batched_sampling)
+        runner = TorchRunner(
+            model,
+            cache,
+            ops,
+            states,
+            batched_sampling=toggles.batched_sampling,
+            trim_last_layer=toggles.trim_last_layer,
+        )
     engine = Engine(
         scheduler,
         runner,

@@ -69,6 +69,11 @@ def has_means(plan: PackedStep, specs: Mapping[int, SequenceSpec]) -> bool:
     return any(specs[chunk.id].pooling == "mean" for chunk in plan.chunks)
 
 
+def reads_all(plan: PackedStep, specs: Mapping[int, SequenceSpec]) -> bool:
+    """Whether hidden states of all tokens are read: for a mean, or for log-probabilities of a prompt."""
+    return any(specs[chunk.id].sampling.prompt_logprobs is not None for chunk in plan.chunks) or has_means(plan, specs)
+
+
 def read_pooled(plan: PackedStep, rows: np.ndarray) -> dict[int, np.ndarray]:
     """``StepResult.pooled`` from ``[P, H]`` fp32."""
     numbers = [number for number, chunk in enumerate(plan.chunks) if chunk.pools]

@@ -2,8 +2,8 @@
 
 Memory bounds decode: every step reads each weight once and the K and V of each live sequence once. Of the routed
 experts it reads those that the live tokens reach on average if all experts are equally popular. Arithmetic bounds
-prefill: its matrix and attention products run at the rate of a large bf16 product. Nothing else counts, so no engine
-reaches 100 %.
+prefill: its matrix and attention products run at the rate of a large bf16 product. In the last layer, only the last
+token of a prompt goes further than its K and V. Nothing else counts, so no engine reaches 100 %.
 """
 
 import heapq
@@ -106,14 +106,19 @@ def find_floor(
     layers, head = _parameters(config, chosen), config.vocab_size * config.hidden_size
 
     tokens = cached_prefix + sum(own_lens)
-    products = 2 * layers * tokens + 2 * head * len(prompt_lens)
+    last = _behind_keys(config, chosen)
+    products = 2 * (layers - last) * tokens + 2 * (last + head) * len(prompt_lens)
     live = _live_sequences(output_lens, max_num_seqs)
     steps = live.total()
     longest = max((n + o for n, o in zip(own_lens, output_lens, strict=True)), default=0)
     pairs = keys = 0
+    if last:
+        # In place of all queries of the last layer, those of the last tokens.
+        window = config.kv_windows[-1]
+        pairs = sum(min(n, window or n) for n in prompt_lens)
+        pairs -= _pairs(prompt_lens, cached_prefix, window)
     for window, count in Counter(config.kv_windows).items():
-        prefix_pairs = _seen(cached_prefix, window)
-        pairs += count * (prefix_pairs + sum(_seen(n, window) - prefix_pairs for n in prompt_lens))
+        pairs += count * _pairs(prompt_lens, cached_prefix, window)
         # The step after k generated tokens reads their K and V and the prompt's. A window leaves the prefix behind.
         prefix_keys = min(cached_prefix, max(window - longest, 0)) if window else cached_prefix
         own_keys = sum(_seen(n + o - 1, window) - _seen(n, window) for n, o in zip(own_lens, output_lens, strict=True))
@@ -148,6 +153,20 @@ def _parameters(config: ModelConfig, num_experts: float) -> float:
     return config.hidden_size * (columns + dense * matrices * config.intermediate_size)
 
 
+def _behind_keys(config: ModelConfig, num_experts: float) -> float:
+    """Weights of the last layer that do not make K and V; 0 where they are not known, or it keeps a state."""
+    if config.transformers is not None or (config.delta and config.delta.layers[-1]):
+        return 0
+    columns: float = config.num_heads * (3 if config.delta else 2) * config.head_dim
+    matrices = FAMILIES[config.family].mlp_matrices
+    if config.experts and config.experts.layers[-1]:
+        inner = num_experts * config.experts.expert_size + config.experts.shared_size
+        columns += matrices * inner + config.experts.num_experts + config.experts.shared_gate
+    else:
+        columns += matrices * config.intermediate_size
+    return config.hidden_size * columns
+
+
 def _reached(config: ModelConfig, tokens: int) -> float:
     """Experts of a layer that so many tokens reach on average, if all experts are equally popular."""
     if config.experts is None:
@@ -170,6 +189,12 @@ def _live_sequences(output_lens: Sequence[int], max_num_seqs: int) -> Counter[in
     for (start, end), count in zip(pairwise(times), live, strict=False):
         steps[count] += end - start
     return steps
+
+
+def _pairs(prompt_lens: Sequence[int], cached_prefix: int, window: int) -> int:
+    """Queries and the keys that they see in a layer, the prefix's counted once."""
+    of_prefix = _seen(cached_prefix, window)
+    return of_prefix + sum(_seen(n, window) - of_prefix for n in prompt_lens)
 
 
 def _seconds(function: Callable[[], object]) -> float:

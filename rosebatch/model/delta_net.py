@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rosebatch.model.layers import Attention, AttentionSpec, StateSpec
+from rosebatch.model.layers import Attention, AttentionSpec, StateSpec, rows_of
 from rosebatch.ops import Linear, Ops, Pending
 
 
@@ -22,12 +22,13 @@ class GatedAttention:
         """See ``rosebatch.model.sublayers.Mixer``."""
         return self.qkv
 
-    def __call__(self, normed: Tensor, attention: Attention) -> Pending:
+    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Pending:
         """See ``rosebatch.model.sublayers.Mixer``."""
         spec = self.spec
         size = spec.num_heads * spec.head_dim
         qkv, gate = self.qkv(normed).split([size + 2 * spec.num_kv_heads * spec.head_dim, size], 1)
-        return self.ops.project(self.out, self.ops.sigmoid_mul(attention(spec, qkv), gate))
+        attended, gate = (rows_of(each, wanted) for each in (attention(spec, qkv), gate))
+        return self.ops.project(self.out, self.ops.sigmoid_mul(attended, gate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,13 @@ class DeltaNet:
         """See ``rosebatch.model.sublayers.Mixer``."""
         return self.qkv
 
-    def __call__(self, normed: Tensor, attention: Attention) -> Pending:
+    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Pending:
         """See ``rosebatch.model.sublayers.Mixer``."""
         spec = self.spec
         heads = spec.value_heads, spec.value_dim
         sizes = [spec.input_shape[1], heads[0] * heads[1], heads[0], heads[0]]
         qkv, gate, b, a = self.qkv(normed).split(sizes, 1)
-        out = attention.delta(spec, qkv, a, b).view(-1, *heads)
+        out, gate = (rows_of(each, wanted) for each in (attention.delta(spec, qkv, a, b), gate))
+        out = out.view(-1, *heads)
         gated = self.ops.gated_norm(out, gate.unflatten(1, heads), self.norm, self.eps)
         return self.ops.project(self.out, gated.view(len(gated), -1))

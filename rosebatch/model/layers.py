@@ -150,13 +150,23 @@ class Model(Protocol):
         """Of each layer with a KV cache, in order."""
         ...
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Hidden states ``[T, H]`` before the output projection, of ``input_ids [T]`` at ``positions [T]``."""
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states ``[T, H]`` before the output projection, of ``input_ids [T]`` at ``positions [T]``.
+
+        With ``wanted [S]``, those of these rows alone, ``[S, H]``: behind attention, the last layer needs no others.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[S, V]`` logits of the rows ``hidden [S, H]``."""
         ...
+
+
+def rows_of(x: Tensor, rows: Tensor | None) -> Tensor:
+    """These rows of x; all of them for None."""
+    return x if rows is None else x[rows]
 
 
 def states_of(model: Model) -> Sequence[StateSpec]:

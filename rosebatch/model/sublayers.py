@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec
+from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, rows_of
 from rosebatch.model.weights import Take, WeightSource
 from rosebatch.model_config import ModelConfig
 from rosebatch.ops import GATES, Linear, Ops, Pending, QKNorm, Weight, WholeRMSNorm
@@ -28,8 +28,8 @@ class Mixer(Protocol):
         """The only product that the normed input goes into; None if there are several."""
         ...
 
-    def __call__(self, normed: Tensor, attention: Attention) -> Pending:
-        """``[T, H] -> [T, H]``, not yet added to the residual."""
+    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Pending:
+        """``[T, H] -> [T, H]``, not yet added to the residual; with ``wanted``, these rows alone."""
         ...
 
 
@@ -47,9 +47,9 @@ class SelfAttention:
         """See ``Mixer``."""
         return self.qkv
 
-    def __call__(self, normed: Tensor, attention: Attention) -> Pending:
+    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Pending:
         """See ``Mixer``."""
-        return self.ops.project(self.out, attention(self.spec, self.qkv(normed)))
+        return self.ops.project(self.out, rows_of(attention(self.spec, self.qkv(normed)), wanted))
 
 
 class MLP(Protocol):

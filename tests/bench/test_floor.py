@@ -24,6 +24,8 @@ TINY = {
 }
 # q and o: 8 x 20, k and v: 8 x 10, MLP: 8 x 7.
 LAYERS, HEAD, TOKEN = 3 * (2 * 160 + 2 * 80 + 3 * 56), 80, 2 * 3 * 2 * 5 * 2
+# What the last layer does with the last token of a prompt alone; and operations of a query with a key in a layer.
+LAST, PAIR = 2 * 160 + 3 * 56, 4 * 4 * 5
 
 
 def floor_of(prompt_lens, output_lens, seqs=10, itemsize=2, cached_prefix=0, **fields):
@@ -60,10 +62,11 @@ def test_known_floors(name, tokens_per_s):
 
 
 def test_one_token_each_is_prefill_alone():
-    """The first token comes from prefill: no decode step reads anything."""
-    pairs = 3 * 4 // 2 + 1
+    """No decode step reads anything, and the last layer has one query of each prompt."""
+    pairs = 2 * (3 * 4 // 2 + 1) + 3 + 1
     floor = floor_of([3, 1], [1, 1])
-    assert floor == Floor(prefill_s=2 * LAYERS * 4 + 2 * HEAD * 2 + 4 * 3 * 4 * 5 * pairs, decode_s=0)
+    products = 2 * (LAYERS - LAST) * 4 + 2 * (LAST + HEAD) * 2
+    assert floor == Floor(prefill_s=products + PAIR * pairs, decode_s=0)
     assert floor.seconds == floor.prefill_s
 
 
@@ -101,7 +104,7 @@ def test_steps(output_lens, seqs, steps):
 def test_a_cached_prefix_counts_once():
     """It is computed for the first prompt only, and read once in every step for all sequences."""
     apart, shared = floor_of([7, 8], [3, 3]), floor_of([7, 8], [3, 3], cached_prefix=5)
-    assert apart.prefill_s - shared.prefill_s == 2 * LAYERS * 5 + 4 * 3 * 4 * 5 * (5 * 6 // 2)
+    assert apart.prefill_s - shared.prefill_s == 2 * (LAYERS - LAST) * 5 + 2 * PAIR * (5 * 6 // 2)
     assert apart.decode_s - shared.decode_s == 2 * 5 * TOKEN
 
 
@@ -113,6 +116,12 @@ def test_a_window_bounds_what_is_read_and_multiplied():
     assert whole.prefill_s - one_slides.prefill_s == 4 * 4 * 5 * (45 - 30)
     assert whole.decode_s - one_slides.decode_s == TOKEN // 3 * (33 - 12)
     assert floor_of([9], [4], sliding_windows=(0, 40, 0)) == whole
+
+
+def test_the_last_query_of_a_prompt_sees_its_window():
+    """All keys, in a last layer with a window, would be a floor that such a model can beat."""
+    whole, slides = floor_of([9, 2], [1, 1]), floor_of([9, 2], [1, 1], sliding_windows=(0, 0, 4))
+    assert whole.prefill_s - slides.prefill_s == PAIR * (9 - 4)
 
 
 def test_a_window_may_leave_the_cached_prefix_behind():
@@ -156,10 +165,9 @@ def test_decode_reads_the_experts_that_its_tokens_reach():
 
 def test_prompts_go_through_as_many_experts_as_a_token_has():
     """The products of all experts would be a floor no faster than a dense model's."""
-    pairs = 3 * 4 // 2
-    assert floor_of([3], [1], experts=EXPERTS).prefill_s == 2 * (DENSE + ROUTED + 2 * EXPERT) * 3 + 2 * HEAD + (
-        4 * 3 * 4 * 5 * pairs
-    )
+    pairs, last = 2 * (3 * 4 // 2) + 3, 2 * 160 + ROUTED // 2 + EXPERT
+    products = 2 * (DENSE + ROUTED + 2 * EXPERT - last) * 3 + 2 * (last + HEAD)
+    assert floor_of([3], [1], experts=EXPERTS).prefill_s == products + PAIR * pairs
 
 
 def test_the_floor_does_not_count_idle_seats():

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -248,6 +249,31 @@ def splits_sequences(switch, observe):
     assert on.kernels == off.kernels and on.launches != off.launches, "other grids"
 
 
+def leaves_rows_out(switch, observe):
+    """The last layer's MLP gets one row of a prompt, not all 5."""
+    scenario, rows = scenario_of(switch), []
+    assert scenario.output_len == 1, "prompts alone"
+
+    @dataclass
+    class Noted:
+        mlp: Any
+
+        @property
+        def first(self):
+            return self.mlp.first
+
+        def __call__(self, normed):
+            rows.append(len(normed))
+            return self.mlp(normed)
+
+    for off in ((), (switch,)):
+        engine = device_engine(FAMILIES[scenario.model], off)
+        layers = engine.runner.model.layers
+        layers[-1] = replace(layers[-1], mlp=Noted(layers[-1].mlp))
+        assert len(list(engine.run(Workload([[1] * 5, [2] * 5], [1, 1]).requests(scenario.sampling)))) == 2
+    assert rows == [1, 1, 5, 5]
+
+
 def leaves_values_out(switch, observe):
     on, off = observe(switch)
     assert on.kernels == off.kernels and on.launches != off.launches, "compiled for something else"
@@ -262,6 +288,7 @@ ACTS = {
     "prefix_cache": shares_prefixes,
     "chunked_prefill": splits_prompts,
     "batched_sampling": reads_once_a_step,
+    "trim_last_layer": leaves_rows_out,
     "batch_invariant": keeps_bits,
     "paged_attention": None,
     "cuda_graph": None,

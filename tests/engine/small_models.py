@@ -18,7 +18,7 @@ from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.windows import window_groups
 from rosebatch.model.fallback.config import describe_config
 from rosebatch.model.fallback.load import load_fallback
-from rosebatch.model.layers import AttentionSpec, states_of
+from rosebatch.model.layers import AttentionSpec, rows_of, states_of
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.weights import RandomWeights
@@ -127,11 +127,11 @@ class Uneven:
         self.qkv = [weight((s.num_heads + 2 * s.num_kv_heads) * s.head_dim, 32) for s in self.attention]
         self.out = [weight(32, s.num_heads * s.head_dim) for s in self.attention]
 
-    def forward(self, input_ids, positions, attention):
+    def forward(self, input_ids, positions, attention, wanted=None):
         hidden = self.embedding[input_ids]
         for spec, qkv, out in zip(self.attention, self.qkv, self.out, strict=True):
             hidden = hidden + attention(spec, 2 * functional.rms_norm(hidden, (32,)) @ qkv.t()) @ out.t()
-        return functional.rms_norm(hidden, (32,))
+        return rows_of(functional.rms_norm(hidden, (32,)), wanted)
 
     def logits(self, hidden):
         return hidden @ self.head.t()

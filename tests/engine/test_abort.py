@@ -294,7 +294,7 @@ def interrupt(monkeypatch, model, call):
     """Interrupt the n-th forward pass of a model in its last layer: some K and V are written, others are not."""
     forward, calls, last = model.forward, [], len(model.attention) - 1
 
-    def interrupted(input_ids, positions, attention):
+    def interrupted(input_ids, positions, attention, wanted=None):
         calls.append(None)
 
         def attend(spec, qkv):
@@ -302,7 +302,7 @@ def interrupt(monkeypatch, model, call):
                 raise Interruption
             return attention(spec, qkv)
 
-        return forward(input_ids, positions, attend)
+        return forward(input_ids, positions, attend, wanted)
 
     monkeypatch.setattr(model, "forward", interrupted)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch.model.layers import Attention, AttentionSpec
+from rosebatch.model.layers import Attention, AttentionSpec, rows_of
 from rosebatch.model.rope import rope_tables
 from rosebatch.model_config import ModelConfig, RopeConfig
 from rosebatch.ops import Linear, Ops, Pending, Weight
@@ -82,7 +82,9 @@ class ToyModel:
         self.attention = [layer.attention for layer in self.layers]
         self.head = ops.head(Weight(self.embedding))
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
         ops = self.ops
         residual = functional.embedding(input_ids, self.embedding)
         normed = ops.rms_norm(residual, self.norm, EPS)
@@ -91,7 +93,7 @@ class ToyModel:
             normed, residual = ops.add_rms_norm(attended, residual, self.norm, EPS)
             first, second = (expert.down(ops.gated("silu_mul", expert.gate_up, normed)) for expert in layer.experts)
             normed, residual = ops.add_rms_norm(Pending(first + second), residual, self.norm, EPS)
-        return normed
+        return rows_of(normed, wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

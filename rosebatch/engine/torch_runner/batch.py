@@ -52,9 +52,9 @@ class StepBatch:
             keys are read, and another sequence's may be NaN.
         chunks: the plan's, one for each of the B sequences.
         num_prompt_tokens: of each of the B sequences.
-        sample_rows: ``[S]`` int64, the rows of T that are sampled.
-        sampled: the sequences of these rows.
-        pool_rows: ``[P]`` int64, the last rows of the chunks that pool.
+        last_rows: ``[S]`` int64, the rows of T that are sampled, then the last rows of the chunks that pool; one row if
+            there is none of either.
+        sampled: the sequences of the rows that are sampled.
     """
 
     input_ids: Tensor
@@ -64,9 +64,8 @@ class StepBatch:
     block_tables: list[Tensor]
     chunks: tuple[Chunk, ...]
     num_prompt_tokens: list[int]
-    sample_rows: Tensor
+    last_rows: Tensor
     sampled: list[SampledRow]
-    pool_rows: Tensor
 
 
 def build_batch(
@@ -113,7 +112,6 @@ def build_batch(
         block_tables=[tensor(table) for table in tables],
         chunks=chunks,
         num_prompt_tokens=[len(specs[chunk.id].prompt_token_ids) for chunk in chunks],
-        sample_rows=tensor(sample_rows),
+        last_rows=tensor(sample_rows + pool_rows or [0]),
         sampled=sampled,
-        pool_rows=tensor(pool_rows),
     )

@@ -14,7 +14,7 @@ from rosebatch.engine.logits import SampledRow, adjust, constrain
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
-from rosebatch.engine.pooled_states import PooledStates, read_pooled
+from rosebatch.engine.pooled_states import PooledStates, read_pooled, reads_all
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.state_pool import StatePool
@@ -35,6 +35,7 @@ class TorchRunner:
         ops: the operators of this run.
         states: those of the model's layers that have one; None for a model without them.
         batched_sampling: sample like rows together.
+        trim_last_layer: compute only rows that are read behind the last layer's attention.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class TorchRunner:
         states: StatePool | None = None,
         *,
         batched_sampling: bool = True,
+        trim_last_layer: bool = True,
     ) -> None:
         self.model = model
         self.cache = cache
         self.ops = ops
         self.states = states
         self.batched_sampling = batched_sampling
+        self.trim_last_layer = trim_last_layer
         self.tables = BlockTables(len(cache.num_blocks))
         self.long_rope = LongRope.of(model.attention)
         self.pooling = PooledStates()
@@ -79,13 +82,20 @@ class TorchRunner:
         self.cache.wipe(plan.wipes, self.staging)
         self.cache.copy(plan.copies, self.staging)
         attention = GatheredAttention(batch, self.cache, self.model.attention, self.ops, self.states)
-        hidden = self.model.forward(batch.input_ids, batch.positions, attention)
-        of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits, self.staging, self.staging)()
-        vectors = self.pooling.pool(plan, specs, hidden[batch.pool_rows], hidden, self.staging)
+        trimmed = self.trim_last_layer and not reads_all(plan, specs)
+        count, of_prompts = len(batch.sampled), dict[int, list[Logprobs]]()
+        if trimmed:
+            wanted = batch.last_rows if count < plan.num_tokens else None
+            hidden = ends = self.model.forward(batch.input_ids, batch.positions, attention, wanted)
+        else:
+            hidden = self.model.forward(batch.input_ids, batch.positions, attention)
+            ends = hidden[batch.last_rows]
+            of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits, self.staging, self.staging)()
+        vectors = self.pooling.pool(plan, specs, ends[count : count + plan.num_pooled], hidden, self.staging)
         pooled = {} if vectors is None else read_pooled(plan, host_waits.to_numpy(vectors))
         if not batch.sampled:
             return StepResult([], prompt_logprobs=of_prompts, pooled=pooled)
-        logits = self.model.logits(hidden[batch.sample_rows])
+        logits = self.model.logits(ends[:count])
         changed = adjust(logits, batch.sampled, self.ops)
         guided = [number for number, row in enumerate(batch.sampled) if row.spec.guided]
         if guided:

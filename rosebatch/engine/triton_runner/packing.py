@@ -79,7 +79,8 @@ class Layout:
         """No more room than the plan needs."""
         num_tiles = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in plan.chunks)
         num_chunks = len(plan.chunks) if states else 0
-        num_last = sum(chunk.samples or chunk.pools for chunk in plan.chunks)
+        # Kernels are launched for a row at least.
+        num_last = max(1, sum(chunk.samples or chunk.pools for chunk in plan.chunks))
         if shared is not None:
             num_tiles = len(shared)
         num_pieces = sum(len(tile.pieces) for tile in shared or ())

@@ -23,7 +23,7 @@ from rosebatch.engine.logits import SampledRow
 from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import DecodeWindow, PackedStep, SequenceSpec, StepPlan, StepResult
-from rosebatch.engine.pooled_states import PooledStates, has_means, read_pooled
+from rosebatch.engine.pooled_states import PooledStates, read_pooled, reads_all
 from rosebatch.engine.sampler import sample
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.state_pool import StatePool
@@ -64,8 +64,8 @@ class TritonRunner:
         model: the weights.
         cache: its KV cache, with one block more than the scheduler knows of.
         ops, kernels: the operators of this run.
-        toggles: for graphs, batched rollover, batched sampling and shared prefixes; those of kernels are in ``ops`` and
-            ``kernels``.
+        toggles: for graphs, batched rollover and sampling, shared prefixes, the last layer; those of kernels are in
+            ``ops`` and ``kernels``.
         vocab_size: width of the logits.
         eos_token_ids: the model's end tokens.
         max_num_seqs: most sequences at a time.
@@ -116,6 +116,7 @@ class TritonRunner:
         self._apply = self.state.apply if toggles.batched_rollover else self.state.apply_rollovers_one_by_one
         self._sample_rows = kernels.sample_rows
         self._batched_sampling = toggles.batched_sampling
+        self._trims_last_layer = toggles.trim_last_layer
         # Sampling that waits for the host: which tokens a grammar allows depends on the token before.
         self._deferred: Callable[[], None] | None = None
 
@@ -243,8 +244,7 @@ class TritonRunner:
     def _run_packed(self, plan: PackedStep, sampled: "_Sampled") -> tuple[Ran, Tensor, _PromptLogprobs, _Pooled]:
         """The last token's final hidden state of each chunk that samples, their slots, and what prompts report."""
         specs = self.slots.specs
-        reports = any(specs[chunk.id].sampling.prompt_logprobs is not None for chunk in plan.chunks)
-        reports = reports or has_means(plan, specs)
+        reports = reads_all(plan, specs)
         padded = self.packed.enabled and plan.num_tokens <= MOST_PADDED_TOKENS and not reports
         tile_rows = self.kernels.tile_rows
         shared = share_tiles(plan, self.slots, self.cache.block_size, tile_rows) if self._shares_tiles else None
@@ -261,6 +261,9 @@ class TritonRunner:
             ran = self.packed.run(kind)
             return ran, columns, dict, self._pool(plan, ran.out[len(columns) :], None)
         inputs = layout.inputs(cells)
+        if not reports:
+            ran = Ran(self._last_hidden(inputs))
+            return ran, columns, dict, self._pool(plan, ran.out[len(columns) :], None)
         hidden = self._forward(inputs)
         of_prompts = prompt_logprobs(plan.chunks, specs, hidden, self.model.logits, self.up, self.down)
         ran = Ran(hidden[inputs.last_rows])
@@ -276,12 +279,16 @@ class TritonRunner:
         return lambda: read_pooled(plan, fetch().view(np.float32).copy())
 
     def _packed_step(self, kind: "_Packed") -> Tensor:
-        inputs = self._layout(kind).inputs(self._packed_cells)
-        return self._forward(inputs)[inputs.last_rows]
+        return self._last_hidden(self._layout(kind).inputs(self._packed_cells))
 
-    def _forward(self, inputs: PackedInputs) -> Tensor:
+    def _last_hidden(self, inputs: PackedInputs) -> Tensor:
+        """Final hidden states of the last rows."""
+        wanted = inputs.last_rows
+        return self._forward(inputs, wanted) if self._trims_last_layer else self._forward(inputs)[wanted]
+
+    def _forward(self, inputs: PackedInputs, wanted: Tensor | None = None) -> Tensor:
         attention = PackedAttention(self.attention, inputs)
-        return self.model.forward(inputs.input_ids, inputs.positions, attention)
+        return self.model.forward(inputs.input_ids, inputs.positions, attention, wanted)
 
     def _layout(self, kind: "_Packed") -> Layout:
         return Layout.padded(

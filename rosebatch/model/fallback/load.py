@@ -19,7 +19,7 @@ from rosebatch.model.fallback.network import (
     our_functions,
     require_decoder,
 )
-from rosebatch.model.layers import Attention
+from rosebatch.model.layers import Attention, rows_of
 from rosebatch.model.weights import weight_files
 from rosebatch.model_config import ModelConfig
 from rosebatch.ops import Ops
@@ -50,10 +50,12 @@ class Fallback:
         self.attention = decoder.layers.specs
         self.waits = waits
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
         with running(Attending(self.attention, attention)):
-            return self.decoder.hidden(input_ids.long(), positions.long())
+            return rows_of(self.decoder.hidden(input_ids.long(), positions.long()), wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch.model.layers import Attention, AttentionSpec, load_embedding, load_head
+from rosebatch.model.layers import Attention, AttentionSpec, load_embedding, load_head, rows_of
 from rosebatch.model.sublayers import channels, columns
 from rosebatch.model.weights import Take, WeightSource
 from rosebatch.model_config import ModelConfig
@@ -89,7 +89,9 @@ class GPT2:
             down=linear("mlp.c_proj", inner, hidden, inputs=inner_own),
         )
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
         ops, eps = self.ops, self.config.norm_eps
         embedded = ops.embed(input_ids, self.embedding, self.config.vocab_size)
@@ -98,8 +100,9 @@ class GPT2:
         normed = ops.layer_norm(residual, first.weight, first.bias, eps)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, following, strict=True):
-            attended = ops.project(layer.out, attention(layer.attention, layer.qkv(normed)))
-            norm = layer.mlp_norm
+            rows = wanted if layer is self.layers[-1] else None
+            attended = ops.project(layer.out, rows_of(attention(layer.attention, layer.qkv(normed)), rows))
+            norm, residual = layer.mlp_norm, rows_of(residual, rows)
             normed, residual = ops.add_layer_norm(attended, residual, norm.weight, norm.bias, eps)
             hidden = ops.project(layer.down, ops.activated(self.config.activation, layer.up, normed))
             normed, residual = ops.add_layer_norm(hidden, residual, next_norm.weight, next_norm.bias, eps)

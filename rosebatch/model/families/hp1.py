@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.model.layers import Attention, AttentionSpec, load_embedding, load_head
+from rosebatch.model.layers import Attention, AttentionSpec, load_embedding, load_head, rows_of
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import DEVIATION, WeightSource
@@ -156,14 +156,18 @@ class HP1:
         taps, gamma = taps[own.start : own.stop].contiguous(), gamma[own.start : own.stop].contiguous()
         return Gate(taps, gamma, options.relu_pre, options.clip_min, options.clip_max)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
         ops = self.ops
         residual = ops.embed(input_ids, self.embedding, self.config.vocab_size)
         normed = ops.uclip_norm(residual, *self.layers[0].input_norm)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, following, strict=True):
-            attended = ops.project_to_clip(layer.out, attention(layer.attention, layer.qkv(normed)))
+            rows = wanted if layer is self.layers[-1] else None
+            values = rows_of(attention(layer.attention, layer.qkv(normed)), rows)
+            attended, residual = ops.project_to_clip(layer.out, values), rows_of(residual, rows)
             normed, residual = ops.add_uclip_norm(attended, residual, *layer.post_attention, *layer.pre_mlp)
             hidden = ops.project_to_clip(layer.down, ops.gated("relu_mul", layer.gate_up, normed))
             normed, residual = ops.add_uclip_norm(hidden, residual, *layer.post_mlp, *next_norm)

@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from rosebatch.model.layers import Attention, Rotary, load_embedding, load_head
+from rosebatch.model.layers import Attention, Rotary, load_embedding, load_head, rows_of
 from rosebatch.model.rope import layer_rotaries
 from rosebatch.model.sublayers import MLP, SelfAttention, load_attention, load_gated_mlp
 from rosebatch.model.weights import WeightSource
@@ -101,14 +101,18 @@ class LayerNormDecoder:
             mlp=self.load_mlp(prefix, weights),
         )
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
         ops, eps = self.ops, self.config.norm_eps
         residual = ops.embed(input_ids, self.embedding, self.config.vocab_size)
         normed = ops.layer_norm(residual, *self.layers[0].input_norm, eps)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, following, strict=True):
-            attended = layer.attention(normed, attention)
+            rows = wanted if layer is self.layers[-1] else None
+            attended = layer.attention(normed, attention, rows)
+            normed, residual = rows_of(normed, rows), rows_of(residual, rows)
             if self.config.parallel_residual:
                 if layer.mlp_norm is not None:
                     normed = ops.layer_norm(residual, *layer.mlp_norm, eps)

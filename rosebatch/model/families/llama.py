@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.model.experts import ExpertNames, load_experts
-from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, load_embedding, load_head
+from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, load_embedding, load_head, rows_of
 from rosebatch.model.rope import layer_rotaries
 from rosebatch.model.sublayers import MLP, Mixer, load_attention, load_gated_mlp
 from rosebatch.model.weights import WeightSource
@@ -124,14 +124,17 @@ class Llama:
             qkv_order=self.qkv_order(),
         )
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
         residual = self._embed(input_ids)
         first = self.layers[0].input_norm
         normed = residual if first is None else self.ops.rms_norm(residual, first, self.config.norm_eps)
         following = [(layer.input_norm, layer.attention.first) for layer in self.layers[1:]]
         for layer, then in zip(self.layers, [*following, (self.norm, None)], strict=True):
-            attended = layer.attention(normed, attention)
+            rows = wanted if layer is self.layers[-1] else None
+            attended, residual = layer.attention(normed, attention, rows), rows_of(residual, rows)
             normed, residual = self._add(attended, residual, layer.post_attention_norm, layer.mlp_norm, layer.mlp.first)
             normed, residual = self._add(layer.mlp(normed), residual, layer.post_mlp_norm, *then)
         return normed
