@@ -114,6 +114,7 @@ class _NamedAttention:
 
     def __init__(self, attention: Any, mark: Mark) -> None:
         self._attend = _named(attention, ATTENTION, mark)
+        self.of_rows = _named(attention.of_rows, ATTENTION, mark)
         self.delta = _named(attention.delta, ATTENTION, mark)
 
     def __call__(self, *args: Any) -> Any:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rosebatch.model.layers import Attention, AttentionSpec, StateSpec, rows_of
+from rosebatch.model.layers import Attention, AttentionSpec, StateSpec, attend, rows_of
 from rosebatch.ops import Linear, Ops, Pending
 
 
@@ -27,8 +27,8 @@ class GatedAttention:
         spec = self.spec
         size = spec.num_heads * spec.head_dim
         qkv, gate = self.qkv(normed).split([size + 2 * spec.num_kv_heads * spec.head_dim, size], 1)
-        attended, gate = (rows_of(each, wanted) for each in (attention(spec, qkv), gate))
-        return self.ops.project(self.out, self.ops.sigmoid_mul(attended, gate))
+        attended = attend(attention, spec, qkv, wanted)
+        return self.ops.project(self.out, self.ops.sigmoid_mul(attended, rows_of(gate, wanted)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,10 @@ class CachedAttention(Protocol):
 class Attention(CachedAttention, Protocol):
     """What layers of a step keep of each sequence: K and V, or a state."""
 
+    def of_rows(self, spec: AttentionSpec, qkv: Tensor, wanted: Tensor) -> Tensor:
+        """The same of these rows alone, ``[S, heads · D]`` for ``wanted [S]``: what a model's last layer needs."""
+        ...
+
     def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Continue each sequence's state by its new tokens, see ``rosebatch_kernels.gated_delta``.
 
@@ -162,6 +166,11 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """``[S, V]`` logits of the rows ``hidden [S, H]``."""
         ...
+
+
+def attend(attention: Attention, spec: AttentionSpec, qkv: Tensor, wanted: Tensor | None) -> Tensor:
+    """Attention of these rows; of all for None."""
+    return attention(spec, qkv) if wanted is None else attention.of_rows(spec, qkv, wanted)
 
 
 def rows_of(x: Tensor, rows: Tensor | None) -> Tensor:

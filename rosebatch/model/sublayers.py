@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, rows_of
+from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, attend
 from rosebatch.model.weights import Take, WeightSource
 from rosebatch.model_config import ModelConfig
 from rosebatch.ops import GATES, Linear, Ops, Pending, QKNorm, Weight, WholeRMSNorm
@@ -49,7 +49,7 @@ class SelfAttention:
 
     def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Pending:
         """See ``Mixer``."""
-        return self.ops.project(self.out, rows_of(attention(self.spec, self.qkv(normed)), wanted))
+        return self.ops.project(self.out, attend(attention, self.spec, self.qkv(normed), wanted))
 
 
 class MLP(Protocol):
@@ -207,7 +207,7 @@ def load_linear(
         takes: Sequence[Take | None] = [cut if shape else None] * len(stored)
         if own is not None:
             assert cut is None and wanted is not None, "a product is divided by its columns or by its inputs"
-            takes = _rows_of_each(wanted, stored)
+            takes = _attend_each(wanted, stored)
         each = [
             weights.get(f"{name}.{kind}", (size, *shape), take=take)
             for name, size, take in zip(names, stored, takes, strict=True)
@@ -223,7 +223,7 @@ def load_linear(
     return ops.linear(Weight(load("weight", in_size)), load("bias") if bias else None)
 
 
-def _rows_of_each(wanted: np.ndarray, sizes: Sequence[int]) -> list[Take]:
+def _attend_each(wanted: np.ndarray, sizes: Sequence[int]) -> list[Take]:
     """The rows that are wanted of each of several tensors, which stand one below the other."""
     found, start = [], 0
     for size in sizes:

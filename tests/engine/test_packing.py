@@ -35,13 +35,16 @@ def test_tokens_tiles_and_padding():
     # Of the longest context first; slot, first row, its position, rows.
     tiles = [[2, 4, 8, 1], [2, 2, 6, 2], [2, 0, 4, 2], [0, 7, 2, 1], [0, 5, 0, 2]]
     assert inputs.tiles.tolist() == tiles + [[0] * 4] * 4
-    assert inputs.last_rows.tolist() == [4, 0, 0]
+    # What is computed for nobody is computed of a row that attention has reached.
+    assert inputs.last_rows.tolist() == [4, 4, 4]
+    assert inputs.last_tiles.tolist() == [[2, 4, 8, 1], [0] * 4, [0] * 4]
 
     layout = Layout.exact(plan, tile_rows=2)
     inputs = layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=2)))
     assert inputs.rows.tolist() == [2] * 5 + [0] * 3
     assert inputs.tiles.tolist() == tiles
     assert inputs.last_rows.tolist() == [4]
+    assert inputs.last_tiles.tolist() == [[2, 4, 8, 1]]
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -77,6 +80,8 @@ def test_no_chunk_samples():
     """Behind the last layer's attention, products are computed for a row at least."""
     slots = Slots(1, 8)
     slots.slot_of = {0: 0}
-    plan = PackedStep(chunks=(chunk(0, 0, 5, samples=False),))
+    plan = PackedStep(chunks=(chunk(0, 3, 5, samples=False),))
     layout = Layout.exact(plan, tile_rows=4)
-    assert len(layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=4))).last_rows) == 1
+    inputs = layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=4)))
+    assert inputs.last_rows.tolist() == [0]
+    assert inputs.last_tiles.tolist() == [[0, 0, 3, 1]]

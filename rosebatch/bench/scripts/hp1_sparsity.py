@@ -94,6 +94,10 @@ class CountingAttention:
         """HP1 has no layers with states."""
         raise NotImplementedError
 
+    def of_rows(self, spec: AttentionSpec, qkv: Tensor, wanted: Tensor) -> Tensor:
+        """Counts need all rows."""
+        raise NotImplementedError
+
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """Attend, and count."""
         gate, rotary, length = spec.gate, spec.rotary, self.length

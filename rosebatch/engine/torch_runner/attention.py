@@ -123,6 +123,10 @@ class GatheredAttention:
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out if self.inverse is None else out.index_select(0, self.inverse)
 
+    def of_rows(self, spec: AttentionSpec, qkv: Tensor, wanted: Tensor) -> Tensor:
+        """See ``rosebatch.model.layers.Attention``: tiles are always whole."""
+        return self(spec, qkv)[wanted]
+
     def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Attention``."""
         assert self.states is not None, "the model has states"

@@ -167,6 +167,7 @@ class PackedAttention:
         self.positions = inputs.positions
         self.rotary_rows = inputs.rotary_rows
         self.tiles = inputs.tiles
+        self.last_tiles = inputs.last_tiles
         self.pieces = inputs.pieces
         self.packed = inputs.packed
         self._rows = inputs.rows
@@ -174,6 +175,16 @@ class PackedAttention:
 
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """K and V of all chunks are written before any is read."""
+        return self._attend(spec, qkv, self.tiles)
+
+    def of_rows(self, spec: AttentionSpec, qkv: Tensor, wanted: Tensor) -> Tensor:
+        """See ``rosebatch.model.layers.Attention``; ``wanted`` are the last rows. Each has a tile of its own."""
+        # Tiles that chunks share are faster.
+        tiles = self.tiles if len(self.pieces) else self.last_tiles
+        return self._attend(spec, qkv, tiles)[wanted]
+
+    def _attend(self, spec: AttentionSpec, qkv: Tensor, tiles: Tensor) -> Tensor:
+        """``[T, heads · D]``; only rows of these tiles are computed."""
         kernels = self.shared.kernels
         cache = self.shared.cache.layer(spec.layer)
         spec, qkv = _normed(spec, qkv, kernels)
@@ -183,10 +194,10 @@ class PackedAttention:
             options = _softmax(spec)
             if len(self.pieces):
                 del options["window"]
-                tiles = self.tiles, self.pieces
-                return kernels.prefill_shared(q, cache, table, *tiles, num_heads=heads, scale=scale, **options)
-            return kernels.prefill(q, cache, table, self.tiles, num_heads=heads, scale=scale, **options)
-        return kernels.gated_prefill(q, cache, table, self.tiles, spec.gate, num_heads=heads, scale=scale)
+                shared = tiles, self.pieces
+                return kernels.prefill_shared(q, cache, table, *shared, num_heads=heads, scale=scale, **options)
+            return kernels.prefill(q, cache, table, tiles, num_heads=heads, scale=scale, **options)
+        return kernels.gated_prefill(q, cache, table, tiles, spec.gate, num_heads=heads, scale=scale)
 
     def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Attention``."""
@@ -254,6 +265,10 @@ class DecodeAttention:
             scale=spec.scale,
             **(_rotation(spec) if kernels.decode_rotates else {}),
         )
+
+    def of_rows(self, spec: AttentionSpec, qkv: Tensor, wanted: Tensor) -> Tensor:
+        """See ``rosebatch.model.layers.Attention``; each row is a sequence's last one."""
+        return self(spec, qkv)[wanted]
 
     def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Attention``."""

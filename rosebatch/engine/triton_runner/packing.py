@@ -34,11 +34,12 @@ class PackedInputs(NamedTuple):
     Attributes:
         input_ids, rows, positions: ``[T]`` int32; padding has row -1.
         rotary_rows: ``[T]`` int32, each token's row of the rotary tables; None if it is the position.
+        last_tiles: ``[S, 4]`` int32, a tile of a single row for each of the last rows, each row once.
         tiles: ``[N, 4]`` int32, see ``rosebatch_kernels.paged_attention.prefill``; padding has no rows. With ``pieces``
             ``[N, 5]``, see ``rosebatch_kernels.paged_attention.prefill_shared``.
         pieces: ``[P, 4]`` int32 of tiles that chunks share; empty if each tile is of one chunk.
         last_rows: ``[S]`` int32, the row of the last token of each chunk that samples, in the plan's order, then of
-            each that pools, then zeros.
+            each that pools, then the first of these again. Any row, if there is none.
         packed: the same chunks for layers with states; empty for a model without them.
     """
 
@@ -46,6 +47,7 @@ class PackedInputs(NamedTuple):
     rows: Tensor
     positions: Tensor
     rotary_rows: Tensor | None
+    last_tiles: Tensor
     tiles: Tensor
     pieces: Tensor
     last_rows: Tensor
@@ -111,9 +113,9 @@ class Layout:
 
     @property
     def _sizes(self) -> list[int]:
-        """Cells of tokens, tiles, pieces, last rows, chunks and the chunks' tiles."""
+        """Cells of tokens, last tiles, tiles, pieces, last rows, chunks and the chunks' tiles."""
         of_tokens = self.size * (3 if self.long_rope is None else 4)
-        of_tiles = [self._tile_width * self.num_tiles, 4 * self.num_pieces]
+        of_tiles = [4 * self.num_last, self._tile_width * self.num_tiles, 4 * self.num_pieces]
         return [of_tokens, *of_tiles, self.num_last, 4 * self.num_chunks, 2 * self.num_state_tiles]
 
     @property
@@ -127,12 +129,12 @@ class Layout:
 
     def inputs(self, cells: Tensor) -> PackedInputs:
         """Views of the array ``[at least num_cells]``."""
-        tokens, tiles, pieces, last_rows, chunks, state_tiles = cells[: self.num_cells].split(self._sizes)
+        tokens, last_tiles, tiles, pieces, last_rows, chunks, state_tiles = cells[: self.num_cells].split(self._sizes)
         input_ids, rows, positions, *rotary_rows = tokens.view(-1, self.size)
         packed = PackedChunks(chunks.view(-1, 4), state_tiles.view(-1, 2))
         own = rotary_rows[0] if rotary_rows else None
-        tiles, pieces = tiles.view(-1, self._tile_width), pieces.view(-1, 4)
-        return PackedInputs(input_ids, rows, positions, own, tiles, pieces, last_rows, packed)
+        last_tiles, tiles, pieces = last_tiles.view(-1, 4), tiles.view(-1, self._tile_width), pieces.view(-1, 4)
+        return PackedInputs(input_ids, rows, positions, own, last_tiles, tiles, pieces, last_rows, packed)
 
 
 def pack(
@@ -146,8 +148,9 @@ def pack(
     rows = np.full(layout.size, -1, np.int32)
     positions = np.zeros(layout.size, np.int32)
     rotary_rows = np.zeros(layout.size if layout.long_rope else 0, np.int32)
-    last_rows: list[int] = []
-    pool_rows: list[int] = []
+    # Tiles of single rows: sequence, row, position, number of rows.
+    sampled: list[tuple[int, int, int, int]] = []
+    pooled: list[tuple[int, int, int, int]] = []
     first = 0
     for chunk in plan.chunks:
         slot, length = slots.slot_of[chunk.id], len(chunk.token_ids)
@@ -157,14 +160,20 @@ def pack(
         positions[first:end] = np.arange(chunk.start, chunk.end)
         if layout.long_rope is not None:
             rotary_rows[first:end] = layout.long_rope.rows(chunk, slots.specs[chunk.id])
+        last = (slot, end - 1, chunk.end - 1, 1)
         if chunk.samples:
-            last_rows.append(end - 1)
+            sampled.append(last)
         if chunk.pools:
-            pool_rows.append(end - 1)
+            pooled.append(last)
         first = end
-    last_rows += pool_rows
-    last_rows += [0] * (layout.num_last - len(last_rows))
-    parts = [input_ids, rows, positions, rotary_rows]
+    last_tiles = sampled + pooled
+    if not last_tiles and plan.chunks:
+        # Kernels are launched for a row at least, and an attended one.
+        last_tiles.append((slots.slot_of[plan.chunks[0].id], 0, plan.chunks[0].start, 1))
+    padding = layout.num_last - len(last_tiles)
+    last_rows = [row for _, row, _, _ in last_tiles + last_tiles[:1] * padding] or [0] * padding
+    last_tiles += [(0, 0, 0, 0)] * padding
+    parts = [input_ids, rows, positions, rotary_rows, np.array(last_tiles, np.int32).reshape(-1)]
     parts += [_pack_tiles(plan, slots, layout, tile_rows)] if shared is None else _pack_shared(shared, layout)
     parts.append(np.array(last_rows, np.int32))
     if layout.num_chunks:

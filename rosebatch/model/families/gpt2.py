@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch.model.layers import Attention, AttentionSpec, load_embedding, load_head, rows_of
+from rosebatch.model.layers import Attention, AttentionSpec, attend, load_embedding, load_head, rows_of
 from rosebatch.model.sublayers import channels, columns
 from rosebatch.model.weights import Take, WeightSource
 from rosebatch.model_config import ModelConfig
@@ -101,7 +101,7 @@ class GPT2:
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, following, strict=True):
             rows = wanted if layer is self.layers[-1] else None
-            attended = ops.project(layer.out, rows_of(attention(layer.attention, layer.qkv(normed)), rows))
+            attended = ops.project(layer.out, attend(attention, layer.attention, layer.qkv(normed), rows))
             norm, residual = layer.mlp_norm, rows_of(residual, rows)
             normed, residual = ops.add_layer_norm(attended, residual, norm.weight, norm.bias, eps)
             hidden = ops.project(layer.down, ops.activated(self.config.activation, layer.up, normed))

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.model.layers import Attention, AttentionSpec, load_embedding, load_head, rows_of
+from rosebatch.model.layers import Attention, AttentionSpec, attend, load_embedding, load_head, rows_of
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import DEVIATION, WeightSource
@@ -166,7 +166,7 @@ class HP1:
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, following, strict=True):
             rows = wanted if layer is self.layers[-1] else None
-            values = rows_of(attention(layer.attention, layer.qkv(normed)), rows)
+            values = attend(attention, layer.attention, layer.qkv(normed), rows)
             attended, residual = ops.project_to_clip(layer.out, values), rows_of(residual, rows)
             normed, residual = ops.add_uclip_norm(attended, residual, *layer.post_attention, *layer.pre_mlp)
             hidden = ops.project_to_clip(layer.down, ops.gated("relu_mul", layer.gate_up, normed))
