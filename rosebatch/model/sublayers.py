@@ -207,7 +207,7 @@ def load_linear(
         takes: Sequence[Take | None] = [cut if shape else None] * len(stored)
         if own is not None:
             assert cut is None and wanted is not None, "a product is divided by its columns or by its inputs"
-            takes = _attend_each(wanted, stored)
+            takes = _rows_of_each(wanted, stored)
         each = [
             weights.get(f"{name}.{kind}", (size, *shape), take=take)
             for name, size, take in zip(names, stored, takes, strict=True)
@@ -223,7 +223,7 @@ def load_linear(
     return ops.linear(Weight(load("weight", in_size)), load("bias") if bias else None)
 
 
-def _attend_each(wanted: np.ndarray, sizes: Sequence[int]) -> list[Take]:
+def _rows_of_each(wanted: np.ndarray, sizes: Sequence[int]) -> list[Take]:
     """The rows that are wanted of each of several tensors, which stand one below the other."""
     found, start = [], 0
     for size in sizes:
