@@ -22,12 +22,13 @@ def table(report: dict[str, Any]) -> list[tuple[str, str]]:
     engine, startup = report["engine"], report["startup_s"]
     errors = ", ".join(f"{count} {code}" for code, count in report["errors"].items())
     finished = ", ".join(f"{count} {reason}" for reason, count in sorted(report["finish_reasons"].items()))
-    served = {switch.name for switch in fields(Toggles) if engine["device"] in switch.metadata["devices"]}
+    # Nobody has switched off what is off by default.
+    usual = {s.name for s in fields(Toggles) if s.default and engine["device"] in s.metadata["devices"]}
     reasons = engine.get("switched_off_by_model", {})
     off = [
         name.replace("_", "-") + (f" ({reasons[name]})" if name in reasons else "")
         for name, on in engine["toggles"].items()
-        if not on and name in served
+        if not on and name in usual
     ]
     host_work = ", ".join(f"{name} {us:.0f} µs" for name, us in report["host_us_per_row"].items())
     rows = [

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -13,6 +14,7 @@ from rosebatch.report.table import print_report, table, throughput_line
 from rosebatch.report.tally import Tally
 from rosebatch.request import Completion, Request
 from rosebatch.sampling_params import SamplingParams
+from rosebatch.toggles import Toggles
 
 FIELDS = {
     "requests",
@@ -256,6 +258,14 @@ def test_table():
     assert shown["switched off"] == "prefix-cache (there is a state)"
     assert shown["sampler"] == "flashinfer"
     assert not {"longest sequence", "sampler", "switched off"} & set(dict(table(report_of(tally))))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_switches_that_are_off_by_default(device):
+    """Each report named one that nobody had switched off."""
+    toggles = asdict(Toggles.resolve({}, device))
+    assert not all(toggles.values())
+    assert "switched off" not in dict(table(report_of(tally_of(completion()), device=device, toggles=toggles)))
 
 
 def test_a_run_without_completions():
