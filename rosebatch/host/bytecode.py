@@ -4,6 +4,7 @@ Container images often leave bytecode out, and keep Python from writing it. Then
 ``import torch, triton`` took 3.7 s on such a host, and 1.8 s with their bytecode.
 """
 
+import fcntl
 import os
 import shutil
 import sys
@@ -57,9 +58,16 @@ def bytecode_bytes() -> int:
 
 
 def clear_bytecode() -> int:
-    """Delete the cache; returns the bytes freed."""
+    """Delete the cache, once no process fills it any more; returns the bytes freed."""
+    folder = bytecode_folder()
+    with suppress(OSError):
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        finally:
+            os.close(lock)
     freed = bytecode_bytes()
-    shutil.rmtree(bytecode_folder(), ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     return freed
 
 

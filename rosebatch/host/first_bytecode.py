@@ -5,6 +5,7 @@ still to come. ``python first_bytecode.py OWN COUNT FOLDER...`` compiles each ``
 number ``OWN`` on, unless it has bytecode.
 """
 
+import fcntl
 import os
 import py_compile
 import subprocess
@@ -21,21 +22,30 @@ _UNUSED = frozenset({"_dynamo", "_export", "_inductor", "distributed", "onnx", "
 
 
 def compile_beside(cache: Path) -> list[subprocess.Popen[bytes]]:
-    """Begin to fill the cache of bytecode; returns the processes, which end by themselves."""
+    """Begin to fill the cache of bytecode, a folder; returns the processes, which end by themselves.
+
+    Until then they share a lock on the folder: who deletes it waits for them.
+    """
     specs = [spec for name in _PACKAGES if (spec := find_spec(name)) is not None]
     folders = [folder for spec in specs for folder in spec.submodule_search_locations or ()]
     count = min(_MOST_PROCESSES, (os.cpu_count() or 1) - 1)
     # Without the environment's and the site's packages, a process begins in 20 ms.
     python = [sys.executable, "-I", "-S", "-X", f"pycache_prefix={cache}", __file__]
-    return [
-        subprocess.Popen(
-            [*python, str(own), str(count), *folders],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for own in range(count)
-    ]
+    lock = os.open(cache, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return [
+            subprocess.Popen(
+                [*python, str(own), str(count), *folders],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[lock],
+            )
+            for own in range(count)
+        ]
+    finally:
+        os.close(lock)
 
 
 def compile_files(own: int, count: int, folders: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rosebatch.host import first_bytecode
+from rosebatch.host import bytecode, first_bytecode
 
 
 @pytest.fixture
@@ -58,9 +58,26 @@ def test_processes_for_the_cores_that_are_free(package, tmp_path, monkeypatch, c
     specs = {"torch": SimpleNamespace(submodule_search_locations=[str(package)])}
     monkeypatch.setattr(first_bytecode, "find_spec", specs.get)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    (tmp_path / "cache").mkdir()
     processes = first_bytecode.compile_beside(tmp_path / "cache")
     assert [process.wait() for process in processes] == [0] * count
     assert compiled(package) == set()
     beside = tmp_path / "cache" / package.relative_to("/")
     made = {file.name.partition(".")[0] for file in beside.rglob("*.pyc")}
     assert made == ({"__init__", "a", "b", "c", "d", "e"} if count else set())
+
+
+def test_a_cache_that_is_still_filled_is_deleted(package, tmp_path, monkeypatch):
+    """Processes that outlived the command before made the folder anew, in part."""
+    for number in range(300):
+        (package / f"more{number}.py").write_text("x = 1\n" * 200)
+    specs = {"torch": SimpleNamespace(submodule_search_locations=[str(package)])}
+    monkeypatch.setattr(first_bytecode, "find_spec", specs.get)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = bytecode.bytecode_folder()
+    folder.mkdir(parents=True)
+    processes = first_bytecode.compile_beside(folder)
+    assert bytecode.clear_bytecode() > 0
+    assert [process.wait() for process in processes] == [0, 0]
+    assert not folder.exists()
