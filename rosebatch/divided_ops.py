@@ -34,8 +34,8 @@ class Group(Protocol):
         """``[rows, columns]`` of each process -> ``[processes, rows, columns]``. ``tensor`` is contiguous."""
         ...
 
-    def prepare(self, size: int, dtype: torch.dtype) -> None:
-        """Make ``exchange`` possible for rows of this size. Called once, before the first step."""
+    def prepare(self, rows: int, size: int, dtype: torch.dtype) -> None:
+        """Make ``exchange`` possible for so many rows of this size. Called once, before the first step."""
         ...
 
     def exchange(self, rows: int, size: int, dtype: torch.dtype) -> Exchange | None:

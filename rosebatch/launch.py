@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-import weakref
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from rosebatch.config import RunConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import LoadedEngine, load_engine, pick_device
 from rosebatch.engine.memory import KVGroup
+from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.windows import blocks_of_window
 from rosebatch.errors import FlagError
 from rosebatch.model.generation_config import sampling_defaults
@@ -217,13 +217,17 @@ def _load_divided(plan: LaunchPlan) -> LoadedEngine:
     divide_threads(plan)
     ranks.await_ready()
     group = TorchGroup(Share(0, size), store, plan.device)
-    ranks.on_loss(group.abort)
-    weakref.finalize(ranks, group.close)
+    ranks.on_loss(group.abandon)
+    ranks.at_end(group.close)
     try:
         loaded = load_engine(plan.source, plan.config, plan.toggles, plan.device, group)
     except RuntimeError as error:
         ranks.explain(error)
-    loaded.engine.runner = LeadingRunner(loaded.engine.runner, ranks.tell, ranks.explain)
+    own = loaded.engine.runner
+    if isinstance(own, TritonRunner):
+        # Before the group: NCCL ends behind the last graph that holds its kernels.
+        ranks.at_end(own.release)
+    loaded.engine.runner = LeadingRunner(own, ranks.tell, ranks.explain, ranks.require_all)
     return loaded
 
 

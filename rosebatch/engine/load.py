@@ -11,7 +11,7 @@ from rosebatch.divided_ops import Group, divide
 from rosebatch.engine.engine import Engine, StepRunner
 from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.long_rope import LongRope
-from rosebatch.engine.memory import KVGroup, plan_memory
+from rosebatch.engine.memory import KVGroup, batched_tokens, plan_memory
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes, StepPolicy
 from rosebatch.engine.state_pool import StatePool, state_bytes
@@ -96,7 +96,7 @@ def load_engine(
     if group is not None:
         ops = divide(ops, group)
         if ops.exchanges:
-            group.prepare(source.config.hidden_size, source.dtype)
+            group.prepare(batched_tokens(limits, device.type), source.config.hidden_size, source.dtype)
     hashed = hash_compiler() if device.type == "cuda" else None
     model = source.build(ops, device)
     waits = model.waits if isinstance(model, Fallback) else None

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from threading import Event, Lock, Thread
 
 import torch
 from torch import Tensor, distributed
@@ -18,8 +19,10 @@ _HOST = "127.0.0.1"
 _TO_JOIN = timedelta(minutes=10)
 # Of a collective. A process that dies is noticed at once, by the end of its connection.
 _TO_WAIT = timedelta(days=1)
-# Bytes of a sum over ranks that the kernel of a norm makes; NCCL is faster for larger ones.
+# Bytes of a sum over ranks that the kernel of a norm makes. It reads all parts, so NCCL is faster for larger ones. Not
+# between two ranks: there, the limit is one of memory.
 _MOST_EXCHANGED = 2 << 20
+_MOST_EXCHANGED_BY_TWO = 256 << 20
 
 
 # PyTorch 2.13 renamed it.
@@ -39,6 +42,7 @@ class TorchGroup:
         self.share = share
         self._device = device
         self._exchanges: Exchanges | None = None
+        self._closing, self._aborting = Event(), Lock()
         if distributed.is_initialized():
             raise FlagError(f"--tensor-parallel-size {share.size}: this process has another divided model already")
         on_gpu = device.type == "cuda"
@@ -74,9 +78,13 @@ class TorchGroup:
         assert self._exchanges is not None and self._exchanges.fits(size, dtype), "see prepare"
         return self._exchanges.next(rows)
 
-    def prepare(self, size: int, dtype: torch.dtype, most_bytes: int = _MOST_EXCHANGED) -> None:
-        """See ``Group``; ``most_bytes`` of a sum by ``exchange``."""
-        rows = max(1, most_bytes // (size * dtype.itemsize))
+    def prepare(self, rows: int, size: int, dtype: torch.dtype) -> None:
+        """See ``Group``."""
+        most_bytes = _MOST_EXCHANGED_BY_TWO if self.share.size == 2 else _MOST_EXCHANGED
+        self.prepare_all(max(1, min(rows, most_bytes // (size * dtype.itemsize))), size, dtype)
+
+    def prepare_all(self, rows: int, size: int, dtype: torch.dtype) -> None:
+        """Make ``exchange`` possible for so many rows, also where NCCL is faster."""
         self._exchanges = Exchanges(self.share, rows, size, dtype, self._device)
 
     def least(self, numbers: Sequence[int]) -> list[int]:
@@ -85,17 +93,28 @@ class TorchGroup:
         distributed.all_reduce(found, distributed.ReduceOp.MIN)
         return found.tolist()
 
-    def abort(self) -> None:
-        """End what waits for another process that is gone. Between CPUs, that fails by itself."""
+    def abandon(self) -> None:
+        """End what waits for another process that is gone. Between CPUs, that fails by itself.
+
+        Returns when no graph holds kernels of NCCL any more.
+        """
         if self._device.type == "cuda":
-            distributed.distributed_c10d._abort_process_group()
+            if self._exchanges is not None:
+                Thread(target=self._exchanges.let_go, args=(self._closing,), daemon=True).start()
+            self._abort()
 
     def close(self) -> None:
-        """Leave the group, whether the others are still there or not."""
-        if distributed.is_initialized():
-            self.abort()
+        """Leave the group, whether the others are still there or not. No graph may hold kernels of NCCL."""
+        self._closing.set()
+        if self._device.type == "cuda":
+            self._abort()
         if distributed.is_initialized():
             distributed.destroy_process_group()
+
+    def _abort(self) -> None:
+        with self._aborting:
+            if distributed.is_initialized():
+                distributed.distributed_c10d._abort_process_group()
 
 
 def open_store(size: int) -> TCPStore:

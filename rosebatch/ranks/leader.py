@@ -33,13 +33,14 @@ class Ranks:
         self._lost: str | None = None
         self._why: dict[int, str] = {}
         self._on_loss: Callable[[], None] = _nothing
+        self._endings: list[Callable[[], None]] = []
         self._processes: list[ChildProcess] = []
         for rank in range(1, self._size):
             # Their threads must not keep this object alive.
             hear = partial(_hear, weakref.ref(self), rank)
             self._processes.append(ChildProcess("rosebatch.follow", {}, hear, loud=False))
             self._processes[-1].tell(m.Setup(config, Share(rank, self._size), port))
-        weakref.finalize(self, _kill, self._processes)
+        weakref.finalize(self, _end, self._endings, self._processes)
 
     def await_ready(self) -> None:
         """Wait until all of them are about to join the group.
@@ -49,12 +50,18 @@ class Ranks:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None or self._ready == self._size - 1)
-        if self._lost is not None:
-            raise LostProcessError(self._lost)
+        self.require_all()
 
     def on_loss(self, call: Callable[[], None]) -> None:
         """Have this called once one of them is gone, on another thread."""
         self._on_loss = call
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Have this called when this object ends, while the processes are there; the last one given comes first.
+
+        It must not hold this object.
+        """
+        self._endings.append(call)
 
     def tell(self, message: Any) -> None:
         """Send a message to all of them, without waiting.
@@ -62,10 +69,18 @@ class Ranks:
         Raises:
             LostProcessError: one of them is gone.
         """
-        if self._lost is not None:
-            raise LostProcessError(self._lost)
+        self.require_all()
         for process in self._processes:
             process.tell(message)
+
+    def require_all(self) -> None:
+        """Do nothing while all of them are there.
+
+        Raises:
+            LostProcessError: one of them is gone.
+        """
+        if self._lost is not None:
+            raise LostProcessError(self._lost)
 
     def explain(self, error: Exception) -> NoReturn:
         """Raise what is behind an error of a collective: it fails as soon as one of the processes is gone.
@@ -106,9 +121,13 @@ def _hear(ranks: "weakref.ref[Ranks]", rank: int, message: Any) -> None:
         found.hear(rank, message)
 
 
-def _kill(processes: list[ChildProcess]) -> None:
-    for process in processes:
-        process.kill()
+def _end(endings: list[Callable[[], None]], processes: list[ChildProcess]) -> None:
+    try:
+        for call in reversed(endings):
+            call()
+    finally:
+        for process in processes:
+            process.kill()
 
 
 class LeadingRunner:
@@ -118,12 +137,20 @@ class LeadingRunner:
         own: runs this process's share.
         tell: sends a message to all others.
         explain: raises what is behind an error.
+        require_all: raises if one of the others is gone.
     """
 
-    def __init__(self, own: StepRunner, tell: Callable[[Any], None], explain: Callable[[Exception], NoReturn]) -> None:
+    def __init__(
+        self,
+        own: StepRunner,
+        tell: Callable[[Any], None],
+        explain: Callable[[Exception], NoReturn],
+        require_all: Callable[[], None],
+    ) -> None:
         self.own = own
         self._tell = tell
         self._explain = explain
+        self._require_all = require_all
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """See ``StepRunner``."""
@@ -141,8 +168,11 @@ class LeadingRunner:
 
         def result() -> StepResult:
             try:
-                return wait()
+                found = wait()
             except Exception as error:
                 self._explain(error)
+            # Without one of them, the kernels of the others go on with wrong sums.
+            self._require_all()
+            return found
 
         return result

@@ -1,5 +1,7 @@
 """Memory of each GPU that the kernels of all others read and write, see ``rosebatch_kernels.common.rank_sum``."""
 
+from threading import Event
+
 import torch
 from torch import distributed
 from torch.distributed import _symmetric_memory as symmetric
@@ -24,7 +26,10 @@ class Exchanges:
     """
 
     def __init__(self, share: Share, rows: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        part, signals = rows * size * dtype.itemsize, rows * share.size * _SIGNAL_BYTES
+        # Parts and signals begin on 16 bytes: kernels are compiled for that.
+        rows += -rows % 8
+        part, count = rows * size * dtype.itemsize, rows * share.size
+        signals = count * _SIGNAL_BYTES
         memory = symmetric.empty(_TURNS * (part + signals), dtype=torch.uint8, device=device)
         memory.zero_()
         assert distributed.group.WORLD is not None, "the group is there"
@@ -33,6 +38,9 @@ class Exchanges:
         distributed.barrier()
         torch.cuda.synchronize()
         self._rows, self._kind, self._memory, self._turn = rows, (size, dtype), memory, 0
+        # Made now: while a kernel waits, these would wait for it.
+        self._set, self._cleared = (torch.full((count,), n, dtype=torch.int32).pin_memory() for n in (1, 0))
+        self._beside = torch.cuda.Stream(memory.device)
         self._turns = []
         for turn in range(_TURNS):
             start = turn * (part + signals)
@@ -40,7 +48,7 @@ class Exchanges:
                 handle.get_buffer(rank, (rows * size,), dtype, start // dtype.itemsize) for rank in range(share.size)
             ]
             flags = [
-                handle.get_buffer(rank, (rows * share.size,), torch.int32, (start + part) // _SIGNAL_BYTES)
+                handle.get_buffer(rank, (count,), torch.int32, (start + part) // _SIGNAL_BYTES)
                 for rank in range(share.size)
             ]
             self._turns.append(Exchange(tuple(buffers), tuple(flags), share.rank))
@@ -55,3 +63,15 @@ class Exchanges:
             return None
         self._turn = (self._turn + 1) % _TURNS
         return self._turns[self._turn]
+
+    def let_go(self, ended: Event) -> None:
+        """Have kernels that wait for a process that is gone go on, until ``ended``; their sums are worth nothing.
+
+        Copies do that: kernels that wait may hold all multiprocessors.
+        """
+        with torch.cuda.stream(self._beside):
+            while not ended.is_set():
+                for exchange in self._turns:
+                    for rank, signals in enumerate(exchange.signals):
+                        signals.copy_(self._set if rank == exchange.rank else self._cleared, non_blocking=True)
+                self._beside.synchronize()

@@ -76,7 +76,7 @@ def ranks():
         thread.join(10)
         assert not thread.is_alive()
 
-    return LeadingRunner(own, inbox.put, explain), following, end
+    return LeadingRunner(own, inbox.put, explain, lambda: None), following, end
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -123,7 +123,7 @@ def test_an_error_of_a_collective_is_explained():
         raise LostProcessError("rank 1 of 2: died (SIGKILL)") from error
 
     with pytest.raises(LostProcessError, match="rank 1 of 2"):
-        LeadingRunner(Failing(), lambda message: None, explain).launch(plan(0), lambda: None)
+        LeadingRunner(Failing(), lambda message: None, explain, lambda: None).launch(plan(0), lambda: None)
 
 
 def test_other_errors_stay_what_they_are(monkeypatch):

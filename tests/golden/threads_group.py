@@ -57,7 +57,7 @@ class ThreadGroup:
         assert tensor.is_contiguous()
         return torch.stack(self._meeting.exchange(self.share.rank, tensor))
 
-    def prepare(self, size: int, dtype: torch.dtype) -> None:
+    def prepare(self, rows: int, size: int, dtype: torch.dtype) -> None:
         pass
 
     def exchange(self, rows: int, size: int, dtype: torch.dtype) -> None:
@@ -95,5 +95,5 @@ def make_divided_engine(
         raise error
 
     engine = load(0)
-    engine.runner = LeadingRunner(engine.runner, tell, explain)
+    engine.runner = LeadingRunner(engine.runner, tell, explain, lambda: None)
     return engine

@@ -30,7 +30,7 @@ def _run(rank: int, size: int, port: int) -> None:
     group = TorchGroup(Share(rank, size), find_store(port, size), torch.device("cuda"))
     for columns in _SIZES:
         # For more rows than a run gives the kernel: the figures say where NCCL is faster.
-        group.prepare(columns, torch.bfloat16, max(_ROWS) * columns * torch.bfloat16.itemsize)
+        group.prepare_all(max(_ROWS), columns, torch.bfloat16)
         for rows in _ROWS:
             generator = torch.Generator("cuda").manual_seed(rank)
             x = torch.randn(rows, columns, generator=generator, device="cuda").bfloat16()

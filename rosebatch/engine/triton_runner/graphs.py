@@ -61,6 +61,12 @@ class StepGraphs(Generic[KindT]):
             self.replay(graph)
         return Ran(out, steps - eager, int(captured))
 
+    def release(self) -> None:
+        """Free the graphs, none of which may be running."""
+        for graph, _ in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()
+
     def _capture(self, kind: KindT) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         # Graphs share their memory, because no two run at a time.

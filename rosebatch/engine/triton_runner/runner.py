@@ -158,6 +158,12 @@ class TritonRunner:
 
         return counted
 
+    def release(self) -> None:
+        """Wait for what is under way, and free the graphs. Nothing is launched any more."""
+        torch.cuda.synchronize(self.cache.device)
+        self.decodes.release()
+        self.packed.release()
+
     def _reset(self) -> None:
         """Start over, whatever an interrupted launch has left."""
         self._deferred = None

@@ -1,0 +1,113 @@
+"""Two GPUs that hold a model together: how they end, and what is left when one of them dies."""
+
+import gc
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+
+from rosebatch.config import RunConfig
+from rosebatch.engine.engine import Engine
+from rosebatch.errors import LostProcessError
+from rosebatch.launch import launch
+from rosebatch.request import Completion, Request
+from rosebatch.sampling_params import SamplingParams
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
+
+
+# A token with a smaller margin may differ by rounding alone: such rows are left out.
+MARGIN = 2e-3
+
+
+@pytest.fixture
+def launch_over(saved_model: Callable[..., Path]) -> Callable[..., Engine]:
+    def launched(ranks: int, family: str = "Llama") -> Engine:
+        config = RunConfig(
+            model=str(saved_model(family)),
+            dtype="float32",
+            device="cuda",
+            max_num_seqs=8,
+            kv_cache_memory=1 << 27,
+            tensor_parallel_size=ranks,
+        )
+        return launch(config).engine
+
+    return launched
+
+
+def requests(count: int, tokens: int) -> list[Request]:
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=2)
+    return [Request(i, tuple((i + 7 * k) % 190 for k in range(8)), params) for i in range(count)]
+
+
+def run(engine: Engine) -> list[Completion]:
+    return sorted(engine.run(requests(32, 24)), key=lambda completion: completion.request.id)
+
+
+def tokens(done: list[Completion]) -> list[list[int]]:
+    return [list(completion.token_ids) for completion in done]
+
+
+def is_clear(completion: Completion) -> bool:
+    assert len(completion.logprobs) == len(completion.token_ids)
+    return all(first - second > MARGIN for (_, first), (_, second) in (each.top for each in completion.logprobs))
+
+
+def follower() -> int:
+    """The only child process that follows."""
+    (pid,) = [
+        int(process.name)
+        for process in Path("/proc").glob("[0-9]*")
+        if "rosebatch.follow" in (process / "cmdline").read_text()
+        and f"PPid:\t{os.getpid()}\n" in (process / "status").read_text()
+    ]
+    return pid
+
+
+def end(engine: Engine) -> None:
+    engine.runner = None  # type: ignore[assignment]
+    gc.collect()
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "HP1", "HP1 options"])
+def test_two_gpus_choose_the_tokens_of_one(family: str, launch_over: Callable[..., Engine]) -> None:
+    """Other families are compared with transformers' in ``test_families_gpu``."""
+    expected = run(launch_over(1, family))
+    engine = launch_over(2, family)
+    found = run(engine)
+    assert engine.stats.graph_replays > 0
+    end(engine)
+    clear = [i for i, completion in enumerate(expected) if is_clear(completion)]
+    assert len(clear) >= 12, "too many rows are decided by rounding"
+    assert [tokens(found)[i] for i in clear] == [tokens(expected)[i] for i in clear]
+
+
+def test_an_engine_ends_and_another_begins(launch_over: Callable[..., Engine]) -> None:
+    """NCCL waits for graphs that hold its kernels: the end of an engine waited for ever."""
+    engine = launch_over(2)
+    first = run(engine)
+    assert engine.stats.graph_replays > 0
+    end(engine)
+    assert not distributed.is_initialized()
+    engine = launch_over(2)
+    assert tokens(run(engine)) == tokens(first)
+    end(engine)
+
+
+def test_a_dead_rank_is_named_and_its_place_can_be_taken(launch_over: Callable[..., Engine]) -> None:
+    """The kernels of the other rank wait for signals of the dead one: the job waited for ever."""
+    engine = launch_over(2)
+    first = run(engine)
+    with pytest.raises(LostProcessError, match=r"rank 1 of 2: died \(SIGKILL"):
+        for number, _ in enumerate(engine.run(requests(400, 100))):
+            if number == 20:
+                os.kill(follower(), signal.SIGKILL)
+    end(engine)
+    engine = launch_over(2)
+    assert tokens(run(engine)) == tokens(first)
+    end(engine)
