@@ -1,5 +1,6 @@
 """The processes that hold a model, by PyTorch's collectives: NCCL between GPUs, gloo between CPUs."""
 
+import gc
 import os
 from collections.abc import Sequence
 from datetime import timedelta
@@ -43,6 +44,9 @@ class TorchGroup:
         self._device = device
         self._exchanges: Exchanges | None = None
         self._closing, self._aborting = Event(), Lock()
+        if distributed.is_initialized():
+            # Nobody may hold that model any more, and Python not have noticed.
+            gc.collect()
         if distributed.is_initialized():
             raise FlagError(f"--tensor-parallel-size {share.size}: this process has another divided model already")
         on_gpu = device.type == "cuda"

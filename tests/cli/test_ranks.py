@@ -9,6 +9,8 @@ import time
 import pytest
 
 from rosebatch import LLM, SamplingParams
+from rosebatch.config import RunConfig
+from rosebatch.launch import launch
 from tests.cli.test_workers import are_gone, await_rows, children, expected, source, start  # noqa: F401 (fixtures)
 
 
@@ -115,3 +117,13 @@ def test_a_library_may_lead_one_model_after_the_other(model_folder):
         assert texts(tensor_parallel_size=2) == alone
         found = subprocess.run(["ps", "-ww", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True)
         assert "rosebatch.follow" not in found.stdout
+
+
+@pytest.mark.thorough
+def test_a_model_that_nobody_holds_makes_room(model_folder):
+    """An engine in a cycle is there until Python looks for cycles: the next one was refused."""
+    config = RunConfig(model=str(model_folder), device="cpu", tensor_parallel_size=2)
+    launched = [launch(config)]
+    launched.append(launched)
+    del launched
+    assert launch(config).engine.vocab_size > 0

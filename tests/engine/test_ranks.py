@@ -133,3 +133,36 @@ def test_other_errors_stay_what_they_are(monkeypatch):
 
     with pytest.raises(ValueError, match="own"):
         Ranks(RunConfig(), 0).explain(ValueError("own"))
+
+
+def test_results_without_a_rank_are_refused():
+    """The kernels that waited for it are let go, with wrong sums: their tokens would be written."""
+
+    class Going:
+        def launch(self, plan, masks):
+            return lambda: StepResult([[0]])
+
+    def require_all():
+        if lost:
+            raise LostProcessError("rank 1 of 2: died (SIGKILL)")
+
+    lost = []
+    leader = LeadingRunner(Going(), lambda message: None, lambda error: None, require_all)
+    assert leader.launch(plan(0), lambda: None)().token_ids == [[0]]
+    wait = leader.launch(plan(1), lambda: None)
+    lost.append(1)
+    with pytest.raises(LostProcessError, match="rank 1 of 2"):
+        wait()
+
+
+def test_what_is_freed_at_the_end_comes_in_turn():
+    """NCCL ends behind the graphs that hold its kernels: its group was left first, and that waited for ever."""
+    from rosebatch.config import RunConfig
+
+    ended = []
+    ranks = Ranks(RunConfig(), 0)
+    ranks.at_end(lambda: ended.append("group"))
+    ranks.at_end(lambda: ended.append("graphs"))
+    assert ended == []
+    del ranks
+    assert ended == ["graphs", "group"]

@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 from rosebatch.bench.peers.protocol import Loaded, Prompts, Streaming, serve
+from rosebatch.bench.peers.random_weights import without_biases
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -20,7 +21,7 @@ def load(spec: dict[str, Any]) -> Loaded:
 
     engine = vllm.LLM(**_arguments(spec))
     if spec["load_format"] == "dummy":
-        engine.apply_model(_without_biases)
+        engine.apply_model(without_biases)
 
     def prepare(prompts: Prompts, output_lens: list[int], sampling: dict[str, Any]) -> Callable[[], list[int]]:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -58,17 +59,6 @@ async def load_streaming(spec: dict[str, Any]) -> Streaming:
             yield total
 
     return Streaming(vllm.__version__, stream, engine.shutdown)
-
-
-def _without_biases(model: Any) -> None:
-    """Have random routers use all experts, as trained ones do.
-
-    Random biases are as large as random embeddings, and the same for all tokens. Added up over the layers they would
-    send all tokens to the same experts, and the others would not be read.
-    """
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            parameter.data.zero_()
 
 
 def _arguments(spec: dict[str, Any]) -> dict[str, Any]:
