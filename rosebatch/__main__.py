@@ -10,7 +10,9 @@ def run() -> NoReturn:
     end_at_once()
     # Only now: a signal would break an import.
     from rosebatch.host.bytecode import keep_bytecode
+    from rosebatch.host.garbage import search_seldom
 
+    search_seldom()
     # Before the command line is imported: its bytecode is kept too.
     keep_bytecode()
     from rosebatch.cli.app import run

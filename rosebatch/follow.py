@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import Any, NoReturn
 
 from rosebatch.errors import UserError
+from rosebatch.host.garbage import search_seldom
 from rosebatch.host.parent_link import ParentLink
 from rosebatch.ranks import messages as m
 
@@ -16,6 +17,7 @@ def main() -> NoReturn:
     """Follow the process at the connection whose descriptor is the first argument, until it ends."""
     # Ctrl-C in a terminal reaches all processes: the leader decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    search_seldom()
     inbox: SimpleQueue[Any] = SimpleQueue()
     link = ParentLink(int(sys.argv[1]), inbox.put)
     try:

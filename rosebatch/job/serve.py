@@ -407,7 +407,7 @@ def _served(prepared: PreparedRow, completions: tuple[Completion, ...], texts: I
 @contextmanager
 def _few_collections() -> Iterator[None]:
     before = gc.get_threshold()
-    gc.set_threshold(_GARBAGE_THRESHOLD, *before[1:])
+    gc.set_threshold(max(before[0], _GARBAGE_THRESHOLD), *before[1:])
     try:
         yield
     finally:

@@ -41,13 +41,15 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self.by_hash: dict[bytes, int] = {}
-        # In the order in which blocks are handed out. Those without a hash come first.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        # Free blocks that were given back without a hash, or never used: the last is handed out first. The others
+        # follow, in this order.
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
         """Blocks without a holder. Cached prefixes count."""
-        return len(self._free)
+        return len(self._blank) + len(self._cached)
 
     def allocate(self, count: int) -> list[int]:
         """Hand out ``count`` blocks, each with one holder, least recently used first.
@@ -55,11 +57,16 @@ class BlockPool:
         Raises:
             ValueError: fewer than ``count`` are free; ask ``num_free`` first.
         """
-        if count > len(self._free):
-            raise ValueError(f"{count} blocks asked for, {len(self._free)} free")
-        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
-        for block in taken:
+        if count > self.num_free:
+            raise ValueError(f"{count} blocks asked for, {self.num_free} free")
+        first = max(0, len(self._blank) - count)
+        taken = self._blank[first:][::-1]
+        del self._blank[first:]
+        while len(taken) < count:
+            block, _ = self._cached.popitem(last=False)
             self.forget(block)
+            taken.append(block)
+        for block in taken:
             self._ref_counts[block] = 1
         return taken
 
@@ -67,7 +74,8 @@ class BlockPool:
         """Add a holder to each block, taking it off the free list if it had none."""
         for block in blocks:
             if self._ref_counts[block] == 0:
-                del self._free[block]
+                # It was found by its hash.
+                del self._cached[block]
             self._ref_counts[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -75,13 +83,17 @@ class BlockPool:
 
         The tail is evicted first: a hit needs an unbroken chain from the start.
         """
+        counts, hashes = self._ref_counts, self._hashes
         for block in reversed(blocks):
-            self._ref_counts[block] -= 1
-            assert self._ref_counts[block] >= 0, f"block {block} freed more often than held"
-            if self._ref_counts[block] == 0:
-                self._free[block] = None
-                if self._hashes[block] is None:
-                    self._free.move_to_end(block, last=False)
+            left = counts[block] - 1
+            assert left >= 0, f"block {block} freed more often than held"
+            counts[block] = left
+            if left:
+                continue
+            if hashes[block] is None:
+                self._blank.append(block)
+            else:
+                self._cached[block] = None
 
     def writable(self, block: int) -> bool:
         """Whether its holder may write into the block without a copy."""
@@ -119,7 +131,9 @@ class BlockPool:
                 held[block] += 1
         for block, (count, holding) in enumerate(zip(self._ref_counts, held, strict=True)):
             assert count == holding, f"block {block}: {count} != {holding}"
-        wrong = self._free.keys() ^ {block for block, holding in enumerate(held) if holding == 0}
+        free = [*self._blank, *self._cached]
+        assert len(set(free)) == len(free), "a block is free twice"
+        wrong = set(free) ^ {block for block, holding in enumerate(held) if holding == 0}
         assert not wrong, f"block {min(wrong)}: free list and holders disagree"
         for block_hash, block in self.by_hash.items():
             assert self._hashes[block] == block_hash, f"block {block}: hash index is stale"

@@ -160,7 +160,9 @@ class TritonRunner:
 
     def release(self) -> None:
         """Wait for what is under way, and free the graphs. Nothing is launched any more."""
-        torch.cuda.synchronize(self.cache.device)
+        event = torch.cuda.Event()
+        event.record()
+        host_waits.wait_for(event)
         self.decodes.release()
         self.packed.release()
 

@@ -12,6 +12,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rosebatch.errors import FlagError, LostProcessError, UserError
+from rosebatch.host.garbage import search_seldom
 from rosebatch.host.parent_link import ParentLink
 from rosebatch.io.output import Encode
 from rosebatch.io.parse import Row
@@ -38,6 +39,7 @@ def main() -> NoReturn:
     """Serve the parent at the connection whose descriptor is the first argument, until it ends it."""
     # Ctrl-C in a terminal reaches all processes: the parent decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    search_seldom()
     serve_parent(_PipeLink(int(sys.argv[1])))
     # To take PyTorch apart takes half a second.
     os._exit(0)
