@@ -184,10 +184,14 @@ class Engine:
         return [sequence.completion() for sequence in finished]
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Queue all requests and yield completions as they finish."""
+        """Queue requests and yield completions as they finish.
+
+        At most twice as many are under way as can run: the device works while the host queues others, which takes both
+        some time for each prompt.
+        """
         queued = iter(requests)
         if self.lookahead:
-            # The device begins with the first ones while the host queues others: both take some time for each prompt.
+            # It begins with the first ones.
             rows = tokens = 0
             for request in islice(queued, self.max_num_seqs):
                 self.add(request)
@@ -195,9 +199,11 @@ class Engine:
                 if 8 * rows >= self.max_num_seqs and 8 * tokens >= self.max_num_batched_tokens:
                     yield from self.step()
                     rows = tokens = 0
-        for request in queued:
-            self.add(request)
-        while self.has_unfinished:
+        while True:
+            for request in islice(queued, max(0, 2 * self.max_num_seqs - self.num_unfinished)):
+                self.add(request)
+            if not self.has_unfinished:
+                return
             yield from self.step()
 
     def abort(self) -> None:

@@ -231,6 +231,23 @@ def test_the_device_begins_before_all_prompts_are_queued():
     assert begun == [0] * 3 + [1] * 3 + [2] * 6
 
 
+def test_the_device_works_while_thousands_of_prompts_are_queued():
+    """All were queued before the next step: behind 1,792 shared tokens, 2,000 rows took 0.1 s, and the device waited."""
+    engine = watched_engine(Watched(), max_num_batched_tokens=64, seats=4)
+    read = 0
+
+    def requests():
+        nonlocal read
+        for number in range(40):
+            read += 1
+            yield Request(number, (number % VOCAB, 1, 2), SamplingParams(max_tokens=2, ignore_eos=True))
+
+    ahead = [read - number for number, _ in enumerate(engine.run(requests()))]
+    assert len(ahead) == 40
+    # Those that run, as many that wait, and no more than a step's that have finished.
+    assert max(ahead) <= 8
+
+
 def test_decode_steps_are_planned_while_the_last_prompts_run():
     """A short last step of prompts was through before its decode steps were launched."""
     runner = Watched()
