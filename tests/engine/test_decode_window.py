@@ -232,7 +232,7 @@ def test_the_device_begins_before_all_prompts_are_queued():
 
 
 def test_the_device_works_while_thousands_of_prompts_are_queued():
-    """All were queued before the next step: behind 1,792 shared tokens, 2,000 rows took 0.1 s, and the device waited."""
+    """All were queued before the next step: 2,000 rows behind 1,792 tokens took 0.1 s, and the device waited."""
     engine = watched_engine(Watched(), max_num_batched_tokens=64, seats=4)
     read = 0
 
