@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from rosebatch.bench.case import Case, release_memory, spread
+from rosebatch.bench.job_order import in_job_order
 from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.workload import Workload, require_fits
 from rosebatch.engine.engine import Engine
@@ -41,7 +42,7 @@ def run_once(engine: Engine, workload: Workload, sampling: Sampling) -> Run:
         # The run before may have launched steps past its end. They must not count here.
         torch.cuda.synchronize()
     started = time.perf_counter()
-    completions: list[Completion] = list(engine.run(requests))
+    completions: list[Completion] = list(engine.run(in_job_order(requests, engine)))
     seconds = time.perf_counter() - started
     tally = Tally()
     for completion in completions:

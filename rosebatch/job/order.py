@@ -3,15 +3,33 @@
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from typing import NamedTuple
 
 from rosebatch.io.rows import FailedRow
-from rosebatch.job.lengths import length_class
+from rosebatch.job.lengths import ROWS_AHEAD, length_class
 from rosebatch.job.prepare import DEFAULT_BYTES, END, End, Prepared, PreparedRow, size_of
+
+# Rows that are read ahead at most. A stream holds 4,096 results that wait for an earlier row.
+_MOST_AHEAD = 3072
+
+
+def in_job_order(
+    items: Iterator[Prepared | None], seats: int, most_bytes: int = DEFAULT_BYTES, *, shares: bool = True
+) -> Iterator[Prepared | None]:
+    """The rows of a job for an engine that runs so many sequences at a time, see ``in_good_order``.
+
+    Twice as many are sorted: there is always a next sequence, and memory does not grow with the input.
+    """
+    return in_good_order(items, 2 * seats, most_bytes, min(ROWS_AHEAD * seats, _MOST_AHEAD), shares=shares)
 
 
 def in_good_order(
-    items: Iterator[Prepared | None], window: int, most_bytes: int = DEFAULT_BYTES, ahead: int = 0
+    items: Iterator[Prepared | None],
+    window: int,
+    most_bytes: int = DEFAULT_BYTES,
+    ahead: int = 0,
+    *,
+    shares: bool = True,
 ) -> Iterator[Prepared | None]:
     """Reorder a window of rows at a time, so that prompts with the same beginning follow each other.
 
@@ -23,12 +41,14 @@ def in_good_order(
     Once the last row is read, those that may become the longest go first: a long one begun last would run alone
     (source: Graham 1969, Bounds on multiprocessing timing anomalies). The more rows are held then, the better. So once
     the first window is handed out, two rows are read for each, until ``ahead`` are held.
+
+    Where prompts do not share what is computed for their beginnings (``shares``), only this second rule counts.
     """
     held = handed = 0
     ended = False
     most = max(ahead, window)
     # Read, and in no window yet.
-    waiting: deque[Prepared] = deque()
+    waiting: deque[_Held] = deque()
 
     def read(count: int) -> None:
         nonlocal held, ended
@@ -40,7 +60,8 @@ def in_good_order(
                 ended = True
                 break
             held += size_of(item)
-            waiting.append(item)
+            # Now, not when rows are sorted: for thousands of long prompts that takes longer than launched steps.
+            waiting.append(_Held(item, _beginning(item) if shares else b""))
             count -= 1
 
     read(window)
@@ -52,7 +73,7 @@ def in_good_order(
         count = len(waiting) if ended else min(window, len(waiting))
         left = _ordered([waiting.popleft() for _ in range(count)], longest_first=ended)
         while left:
-            item = left.popleft()
+            item = left.popleft().item
             held -= size_of(item)
             handed += 1
             yield item
@@ -66,23 +87,31 @@ def in_good_order(
                 waiting.clear()
 
 
-def _ordered(rows: Iterable[Prepared], *, longest_first: bool) -> deque[Prepared]:
-    failed, served = list[Prepared](), list[PreparedRow]()
-    for row in rows:
-        if isinstance(row, FailedRow):
-            failed.append(row)
-        else:
-            served.append(row)
-    served.sort(key=_beginning)
+class _Held(NamedTuple):
+    """A row, and what its prompt begins with as bytes, which compare quickly; in which order does not matter."""
+
+    item: Prepared
+    beginning: bytes
+
+
+def _ordered(rows: Iterable[_Held], *, longest_first: bool) -> deque[_Held]:
+    """Sorted; those that have failed first."""
+    ordered = sorted(rows, key=lambda held: held.beginning)
     if longest_first:
-        served.sort(key=lambda row: length_class(row.row), reverse=True)
-    return deque(chain(failed, served))
+        ordered.sort(key=lambda held: _length_class(held.item), reverse=True)
+    ordered.sort(key=lambda held: isinstance(held.item, PreparedRow))
+    return deque(ordered)
 
 
-def _beginning(row: PreparedRow) -> bytes:
-    """Bytes compare quickly; which order of tokens they stand for does not matter."""
+def _length_class(item: Prepared) -> int:
+    return length_class(item.row) if isinstance(item, PreparedRow) else 0
+
+
+def _beginning(item: Prepared) -> bytes:
+    if isinstance(item, FailedRow):
+        return b""
     try:
-        return array("q", row.prompts[0].token_ids).tobytes()
+        return array("I", item.prompts[0].token_ids).tobytes()
     except OverflowError:
         # No token ids of any model: the engine refuses them.
         return b""

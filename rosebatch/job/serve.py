@@ -19,8 +19,7 @@ from rosebatch.host.threads import DaemonPool, wait_for
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.await_grammars import with_grammars
-from rosebatch.job.lengths import ROWS_AHEAD
-from rosebatch.job.order import in_good_order
+from rosebatch.job.order import in_job_order
 from rosebatch.job.prepare import (
     DEFAULT_BYTES,
     END,
@@ -42,8 +41,6 @@ from rosebatch.text.tokenizer import StopStrings, Tokenizer
 # Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes. More
 # where seats would stay empty, or many rows have finished at once.
 _ROWS_A_STEP = 32
-# Rows that are read ahead at most. A stream holds 4,096 results that wait for an earlier row.
-_MOST_AHEAD = 3072
 # Rows that fail one after the other before the caller hears of them.
 _MOST_FAILED = 1024
 # New objects before Python looks for garbage cycles, of which this loop makes few. Python's default looks far more
@@ -95,7 +92,7 @@ def serve(
         grammars: compiles what completions have to match; None for such a model.
         rows: the input; None says that there is none at the moment.
         seed: of the job (see ``rosebatch.job.seeds``).
-        in_order: take rows as they come, instead of those with the same beginning together.
+        in_order: take rows as they come, see ``rosebatch.job.order``.
         seconds: host time by kind of work is added there.
         paused: whether the caller wants rows finished before more are begun.
         check: called before every step, and while texts or grammars keep it waiting; what it raises ends the loop.
@@ -114,9 +111,8 @@ def serve(
     encoder, decoder = DaemonPool(1, "rosebatch-encode"), DaemonPool(1, "rosebatch-decode")
     with encoder, decoder, _few_collections():
         source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, most_bytes, engine.max_model_len)
-        if engine.prefix_cache and not in_order:
-            ahead = min(ROWS_AHEAD * engine.max_num_seqs, _MOST_AHEAD)
-            source = in_good_order(source, window, most_bytes // 4, ahead)
+        if not in_order:
+            source = in_job_order(source, engine.max_num_seqs, most_bytes // 4, shares=engine.prefix_cache)
         source = with_grammars(source, grammars, check, seconds, most_bytes // 8)
         tickets = _Tickets(tokenizer, decoder, seconds, most_bytes // 2, check, tell_apart=tell_apart)
         try:

@@ -57,6 +57,7 @@ class FakeEngine:
     """Completes every request at once; ``ran`` collects the prompts of each run."""
 
     max_model_len = 512
+    max_num_seqs = 256
 
     def __init__(self, name: Any, ran: list[Any], short_by: int = 0) -> None:
         self.name = name

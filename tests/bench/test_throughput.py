@@ -113,3 +113,10 @@ def test_needed_kv_memory(make_case):
 def test_spread(values, median):
     """The median is a measured value, because the report is that run's."""
     assert spread(values) == {"median": median, "min": min(values), "max": max(values)}
+
+
+def test_more_rows_than_seats_go_in_the_order_of_a_job(make_case):
+    """One process began the longest row last, and the workers of -dp did not: two seemed to make more than two."""
+    report = time_case(make_case(num_prompts=40, input_len=3, output_len=[2] * 39 + [60], max_num_seqs=4), 1, 0.0)
+    assert report["completed"] == 40
+    assert report["steps"] < 75

@@ -60,3 +60,9 @@ def test_a_long_row_at_the_end_begins_early(job):
     lines = [{"prompt_token_ids": [1], "max_tokens": 40 if i == 13 else 10, "ignore_eos": True} for i in range(14)]
     _, _, engine = job.run(lines, seqs=4, blocks=200)
     assert engine.stats.decode_steps < 60
+
+
+def test_without_a_shared_beginning_only_the_end_is_sorted():
+    """Models without a prefix cache served a long last row alone: their rows were not sorted at all."""
+    items = in_good_order((row(i, (9 - i,), most) for i, most in enumerate([9, 1, 8, 2, 3, 70])), 3, shares=False)
+    assert [item.row.index for item in items] == [0, 1, 2, 3, 5, 4]
