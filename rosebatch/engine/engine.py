@@ -186,8 +186,8 @@ class Engine:
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Queue requests and yield completions as they finish.
 
-        At most twice as many are under way as can run: the device works while the host queues others, which takes both
-        some time for each prompt.
+        At most twice as many are under way as can run. To queue one takes the host some time, and the device works
+        meanwhile.
         """
         queued = iter(requests)
         if self.lookahead:

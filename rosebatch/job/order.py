@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.lengths import ROWS_AHEAD, length_class
-from rosebatch.job.prepare import DEFAULT_BYTES, END, End, Prepared, PreparedRow, size_of
+from rosebatch.job.prepare import DEFAULT_BYTES, END, End, Prepared, size_of
 
 # Rows that are read ahead at most. A stream holds 4,096 results that wait for an earlier row.
 _MOST_AHEAD = 3072
@@ -16,10 +16,7 @@ _MOST_AHEAD = 3072
 def in_job_order(
     items: Iterator[Prepared | None], seats: int, most_bytes: int = DEFAULT_BYTES, *, shares: bool = True
 ) -> Iterator[Prepared | None]:
-    """The rows of a job for an engine that runs so many sequences at a time, see ``in_good_order``.
-
-    Twice as many are sorted: there is always a next sequence, and memory does not grow with the input.
-    """
+    """``in_good_order`` for an engine that runs so many sequences at a time: twice as many rows are a window."""
     return in_good_order(items, 2 * seats, most_bytes, min(ROWS_AHEAD * seats, _MOST_AHEAD), shares=shares)
 
 
@@ -59,9 +56,9 @@ def in_good_order(
             if isinstance(item, End):
                 ended = True
                 break
-            held += size_of(item)
             # Now, not when rows are sorted: for thousands of long prompts that takes longer than launched steps.
             waiting.append(_Held(item, _beginning(item) if shares else b""))
+            held += waiting[-1].size
             count -= 1
 
     read(window)
@@ -73,11 +70,11 @@ def in_good_order(
         count = len(waiting) if ended else min(window, len(waiting))
         left = _ordered([waiting.popleft() for _ in range(count)], longest_first=ended)
         while left:
-            item = left.popleft().item
-            held -= size_of(item)
+            row = left.popleft()
+            held -= row.size
             handed += 1
-            yield item
-            del item
+            yield row.item
+            del row
             if ended:
                 continue
             wanted = 2 if handed > window or len(waiting) + len(left) < window - 1 else 1
@@ -93,18 +90,22 @@ class _Held(NamedTuple):
     item: Prepared
     beginning: bytes
 
+    @property
+    def size(self) -> int:
+        """Bytes of both."""
+        return size_of(self.item) + len(self.beginning)
+
 
 def _ordered(rows: Iterable[_Held], *, longest_first: bool) -> deque[_Held]:
     """Sorted; those that have failed first."""
-    ordered = sorted(rows, key=lambda held: held.beginning)
-    if longest_first:
-        ordered.sort(key=lambda held: _length_class(held.item), reverse=True)
-    ordered.sort(key=lambda held: isinstance(held.item, PreparedRow))
-    return deque(ordered)
 
+    def place(held: _Held) -> tuple[bool, int, bytes]:
+        item = held.item
+        if isinstance(item, FailedRow):
+            return False, 0, b""
+        return True, -length_class(item.row) if longest_first else 0, held.beginning
 
-def _length_class(item: Prepared) -> int:
-    return length_class(item.row) if isinstance(item, PreparedRow) else 0
+    return deque(sorted(rows, key=place))
 
 
 def _beginning(item: Prepared) -> bytes:
