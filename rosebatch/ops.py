@@ -162,7 +162,13 @@ def _add_layer_norm(
 
 
 def _add_rms_norm(
-    pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0, into: Linear | None = None
+    pending: Pending,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    scale: float = 1.0,
+    into: Linear | None = None,
+    overwrite: bool = False,
 ) -> tuple[Tensor, Tensor]:
     return norm.add_rms_norm(pending.value, residual, weight, eps, pending.bias, scale)
 
@@ -191,12 +197,12 @@ class Ops:
     ``linear`` and ``head`` make a product with a weight, and a bias if there is one. ``project`` applies the last
     product of a sub-layer and leaves to the operators whose names begin with ``add`` what these can do on the way;
     ``project_to_clip`` does so for ``add_uclip_norm``. ``add_rms_norm`` may be told ``into`` which product alone the
-    normed rows go: they are then what this product takes, and perhaps no tensor. ``activated`` and ``gated`` apply the
-    product whose result is activated; ``gated`` takes the values of ``GATES``. ``experts`` prepares the routed experts
-    of a layer. ``embed`` looks ids up in the table of embeddings. Where several processes hold the model, ``share`` is
-    this one's, ``gather`` puts their logits together, and ``whole_norm`` applies a norm over the heads of all behind a
-    product. ``exchanges`` says whether the operators whose names begin with ``add``, but not ``add_uclip_norm``, can
-    sum over ranks.
+    normed rows go: they are then what this product takes, and perhaps no tensor. With ``overwrite``, it may add to the
+    residual in place. ``activated`` and ``gated`` apply the product whose result is activated; ``gated`` takes the
+    values of ``GATES``. ``experts`` prepares the routed experts of a layer. ``embed`` looks ids up in the table of
+    embeddings. Where several processes hold the model, ``share`` is this one's, ``gather`` puts their logits together,
+    and ``whole_norm`` applies a norm over the heads of all behind a product. ``exchanges`` says whether the operators
+    whose names begin with ``add``, but not ``add_uclip_norm``, can sum over ranks.
     """
 
     linear: Callable[[Weight, Tensor | None], Linear]

@@ -156,14 +156,15 @@ def _project(toggles: Toggles) -> Callable[[Linear, Tensor], Pending]:
     """The last product of a sub-layer where the norm is a kernel, which adds up parts."""
     if not toggles.fused_mlp:
         return _biased_or_parts()
-    at_once = parts_or_product()
-    if not (toggles.norm_in_linear and toggles.streamed_linear):
-        return at_once
     from rosebatch_kernels.linear.streamed import StreamedLinear
 
+    at_once = parts_or_product()
+
     def project(projection: Linear, x: Tensor) -> Pending:
-        if isinstance(projection, StreamedLinear) and projection.adds(x):
-            return Pending(x, projection.bias, projection=projection)
+        if isinstance(projection, StreamedLinear):
+            adds = toggles.norm_in_linear and projection.adds(x)
+            if adds or projection.adds_in_place(x):
+                return Pending(x, projection.bias, projection=projection)
         return at_once(projection, x)
 
     return project
@@ -209,9 +210,15 @@ def _norm_ops(toggles: Toggles) -> dict[str, Any]:
             eps: float,
             scale: float = 1.0,
             into: Linear | None = None,
+            overwrite: bool = False,
         ) -> tuple[Any, Tensor]:
-            if pending.projection is not None and _takes_factors(into, pending.value):
-                return pending.projection.add(pending.value, residual, weight, eps, scale)  # type: ignore[attr-defined, no-any-return]
+            product: Any = pending.projection
+            if product is not None and overwrite and scale == 1.0 and product.adds_in_place(pending.value):
+                total = product.add_(pending.value, residual)
+                return kernel.rms_norm(total, weight, eps), total
+            if product is not None and _takes_factors(into, pending.value):
+                factored: tuple[Any, Tensor] = product.add(pending.value, residual, weight, eps, scale)
+                return factored
             pending = _multiplied(pending)
             return kernel.add_rms_norm(pending.value, residual, weight, eps, pending.bias, scale, pending.exchange)
 
@@ -246,7 +253,13 @@ def _norm_ops(toggles: Toggles) -> dict[str, Any]:
         return norm.layer_norm(total, weight, bias, eps), total
 
     def add_bias_then_rms_norm(
-        pending: Pending, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0, into: Linear | None = None
+        pending: Pending,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        scale: float = 1.0,
+        into: Linear | None = None,
+        overwrite: bool = False,
     ) -> tuple[Tensor, Tensor]:
         if pending.bias is None or scale != 1.0:
             return norm.add_rms_norm(pending.value, residual, weight, eps, pending.bias, scale)

@@ -50,9 +50,7 @@ class Toggles:
     batched_sampling: bool = _switch(
         "Sample like rows of a step together.", scenario="article-s3", hidden_by={"fused_sampler": ""}
     )
-    trim_last_layer: bool = _switch(
-        "The last layer computes only rows that are read (off by default).", scenario="prefill_only", default=False
-    )
+    trim_last_layer: bool = _switch("The last layer computes only rows that are read.", scenario="prefill_only")
     batch_invariant: bool = _switch(
         "Results do not depend on what else is in the batch.", _CPU, scenario="balanced_b32"
     )

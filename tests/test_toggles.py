@@ -10,7 +10,7 @@ from rosebatch.toggles import Toggles, hidden_by, hiding, missing, without_effec
 FIELDS = dataclasses.fields(Toggles)
 NAMES = [field.name for field in FIELDS]
 # Off by default.
-UNMEASURED = {"norm_in_linear", "trim_last_layer"}
+UNMEASURED = {"norm_in_linear"}
 
 
 def served(field, device):

@@ -95,8 +95,12 @@ class Ranks:
             raise LostProcessError(self._lost) from error
         raise error
 
-    def hear(self, rank: int, message: Any) -> None:
-        """Take in what one of them says; None says that it is gone. On its own thread."""
+    def hear(self, rank: int, message: Any) -> Callable[[], None]:
+        """Take in what one of them says; None says that it is gone. On its own thread.
+
+        Returns:
+            what is to be done then.
+        """
         if isinstance(message, m.Failed):
             self._why[rank] = message.message
         elif message is None:
@@ -104,11 +108,12 @@ class Ranks:
             with self._changed:
                 self._lost = self._lost or f"rank {rank} of {self._size}: {why}"
                 self._changed.notify_all()
-            self._on_loss()
+            return self._on_loss
         else:
             with self._changed:
                 self._ready += 1
                 self._changed.notify_all()
+        return _nothing
 
 
 def _nothing() -> None:
@@ -118,7 +123,10 @@ def _nothing() -> None:
 def _hear(ranks: "weakref.ref[Ranks]", rank: int, message: Any) -> None:
     found = ranks()
     if found is not None:
-        found.hear(rank, message)
+        react = found.hear(rank, message)
+        # That may wait for what the object's end frees.
+        del found
+        react()
 
 
 def _end(endings: list[Callable[[], None]], processes: list[ChildProcess]) -> None:

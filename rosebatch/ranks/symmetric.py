@@ -1,9 +1,10 @@
 """Memory of each GPU that the kernels of all others read and write, see ``rosebatch_kernels.common.rank_sum``."""
 
 from threading import Event
+from typing import Any
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 from torch.distributed import _symmetric_memory as symmetric
 
 from rosebatch.ops import Exchange
@@ -12,6 +13,31 @@ from rosebatch.share import Share
 # Two sums that follow each other need memory of their own.
 _TURNS = 2
 _SIGNAL_BYTES = 4
+# How often this process has mapped memory of others.
+_count = 0
+
+
+def _rendezvous(memory: Tensor, group: Any) -> Any:
+    global _count
+    _count += 1
+    return symmetric.rendezvous(memory, group)
+
+
+def _catch_up(share: Share, device: torch.device) -> None:
+    """Have all processes of the group count alike.
+
+    PyTorch numbers what processes tell each other then, and each counts since it began (2.11 to 2.13). One that led
+    another model before would wait for ever for what a new one tells it.
+    """
+    counts = torch.tensor([_count, -_count], device=device)
+    distributed.all_reduce(counts, distributed.ReduceOp.MAX)
+    most, least = counts.tolist()
+    if most == -least:
+        return
+    alone = [distributed.new_group([rank], backend="gloo") for rank in range(share.size)][share.rank]
+    for _ in range(_count, most):
+        _rendezvous(symmetric.empty(16, dtype=torch.uint8, device=device), alone)
+    distributed.destroy_process_group(alone)
 
 
 class Exchanges:
@@ -32,8 +58,9 @@ class Exchanges:
         signals = count * _SIGNAL_BYTES
         memory = symmetric.empty(_TURNS * (part + signals), dtype=torch.uint8, device=device)
         memory.zero_()
+        _catch_up(share, device)
         assert distributed.group.WORLD is not None, "the group is there"
-        handle = symmetric.rendezvous(memory, distributed.group.WORLD)
+        handle = _rendezvous(memory, distributed.group.WORLD)
         # Nobody may signal before all signals are 0.
         distributed.barrier()
         torch.cuda.synchronize()

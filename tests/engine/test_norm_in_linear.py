@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from rosebatch.model.registry import build_model
 from rosebatch.select_ops import select
 from rosebatch.toggles import Toggles
-from rosebatch_kernels.linear import residual
+from rosebatch_kernels.linear import residual, streamed
 from rosebatch_kernels.linear.streamed import StreamedLinear
 from rosebatch_kernels.norm import kernel as norm
 from tests.engine.family_models import FAMILIES
@@ -56,7 +56,10 @@ def launches(monkeypatch):
 
 def hidden_states(name, toggles, rows):
     config = MODELS.get(name) or FAMILIES[name]
-    model = build_model(config, select(toggles, "cuda"), HalfWeights(name))
+    return forward(build_model(config, select(toggles, "cuda"), HalfWeights(name)), config, rows)
+
+
+def forward(model, config, rows):
     ids = torch.arange(rows, dtype=torch.int32) % config.vocab_size
     return model.forward(ids, torch.zeros(rows, dtype=torch.int32), FirstHeads())
 
@@ -86,3 +89,18 @@ def test_many_rows_have_their_norms(launches):
     expected = hidden_states("llama", replace(on, norm_in_linear=False), rows=70)
     torch.testing.assert_close(hidden_states("llama", on, rows=70), expected, rtol=0, atol=0)
     assert "add_product" not in launches
+
+
+@pytest.mark.parametrize(("name", "additions"), [("llama", 4), ("granite", 0), ("gemma", 0)])
+def test_cublas_adds_many_rows_to_the_residual(name, additions, monkeypatch):
+    """It adds in place: what a layer still reads, or the table of embeddings, must not change."""
+    config = MODELS.get(name) or FAMILIES[name]
+    model = build_model(config, select(Toggles.resolve({}, "cuda"), "cuda"), HalfWeights(name))
+    expected = forward(model, config, rows=70)
+    real, calls = StreamedLinear.add_, []
+    monkeypatch.setattr(streamed, "TUNED", replace(streamed.TUNED, least_rows_onto=70))
+    monkeypatch.setattr(StreamedLinear, "add_", lambda *args: calls.append(args) or real(*args))
+    found = forward(model, config, rows=70)
+    torch.testing.assert_close(found.float(), expected.float(), rtol=2**-5, atol=2**-6)
+    assert len(calls) == additions
+    torch.testing.assert_close(forward(model, config, rows=70), found, rtol=0, atol=0)

@@ -1,14 +1,15 @@
 """Leader and followers: every rank computes the same plans with the same masks, whenever these are made."""
 
+import weakref
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
 from rosebatch.engine.plan import Chunk, PackedStep, StepResult
 from rosebatch.errors import LostProcessError
 from rosebatch.ranks.following import follow
-from rosebatch.ranks.leader import LeadingRunner, Ranks
+from rosebatch.ranks.leader import LeadingRunner, Ranks, _hear
 
 
 def plan(number, *, reset=False):
@@ -166,3 +167,33 @@ def test_what_is_freed_at_the_end_comes_in_turn():
     assert ended == []
     del ranks
     assert ended == ["graphs", "group"]
+
+
+def test_the_end_comes_while_a_loss_is_dealt_with():
+    """NCCL is aborted on another thread, and waits for graphs that the end frees. That thread put off the end."""
+    from rosebatch.config import RunConfig
+
+    begun, freed = Event(), Event()
+    ranks = Ranks(RunConfig(), 0)
+    ranks.at_end(freed.set)
+    ranks.on_loss(lambda: begun.set() or freed.wait(30))
+    ranks._processes.append(Gone())
+    thread = Thread(target=_hear, args=(weakref.ref(ranks), 1, None))
+    thread.start()
+    assert begun.wait(30)
+    with pytest.raises(LostProcessError, match=r"rank 1 of 1: died \(SIGKILL"):
+        ranks.require_all()
+    del ranks
+    thread.join(5)
+    assert freed.is_set()
+    assert not thread.is_alive()
+
+
+class Gone:
+    """A process that is no more."""
+
+    def how_it_ended(self):
+        return "SIGKILL"
+
+    def kill(self):
+        pass

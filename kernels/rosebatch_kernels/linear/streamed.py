@@ -44,6 +44,14 @@ class StreamedLinear(Linear):
         """The product plus the bias, added to the residual ``onto``; see ``residual.add_product``."""
         return residual.add_product(x, self.weight, self.bias, onto, norm_weight, eps, scale, self._counters)
 
+    def adds_in_place(self, x: Tensor) -> bool:
+        """Whether ``add_`` is the fastest way to add the product of these rows to the residual."""
+        return len(x) >= TUNED.least_rows_onto and self.bias is None
+
+    def add_(self, x: Tensor, onto: Tensor) -> Tensor:
+        """The product added to the residual ``onto [T, out]`` in place, by cuBLAS: it is rounded once, as the sum."""
+        return onto.addmm_(x, self.weight.t())
+
     def __call__(self, x: Tensor | Factored) -> Tensor:
         """The product plus the bias, in x's dtype."""
         if isinstance(x, Factored) or self.streams(x):

@@ -25,6 +25,7 @@ class Tuned:
         most_rows_in_parts: rows of x up to which ``parts`` beats cuBLAS.
         most_elements: elements of the weight up to which they do. Above, reading the weight takes so long that nothing
             else counts.
+        least_rows_onto: rows of x from which cuBLAS had better add the product to the residual than the norm's kernel.
     """
 
     rows: int = 64
@@ -42,6 +43,7 @@ class Tuned:
     most_rows: int = 64
     most_rows_in_parts: int = 128
     most_elements: int = 2**23
+    least_rows_onto: int = 513
 
 
 TUNED = Tuned()

@@ -35,19 +35,20 @@ class Tuned:
 
     Attributes:
         fp32: for fp32.
-        one_head: for 16 bits and one query head to a K/V head. There is no matrix product: loads that a pipeline would
-            hold back for its shared memory are better kept in flight.
+        one_head: for 16 bits and one query head to a K/V head.
         group: for 16 bits and several query heads to a K/V head.
+        one_head_rows: rows of that one head's matrix product, all alike; 1 does without one.
     """
 
     fp32: Program
     one_head: Program
     group: Program
+    one_head_rows: int = 16
 
 
 TUNED = Tuned(
     fp32=Program(keys=16, warps=4, stages=1),
-    one_head=Program(keys=32, warps=1, stages=1),
+    one_head=Program(keys=32, warps=1, stages=2),
     group=Program(keys=32, warps=2, stages=3),
 )
 
@@ -155,7 +156,7 @@ def decode(
         KV_HEADS=kv_heads,
         GROUP=group,
         MEMBERS=triton.next_power_of_2(group),
-        ROWS=1 if group == 1 else max(16, triton.next_power_of_2(group)),
+        ROWS=_rows(group, cache.dtype),
         D=size,
         WIDTH=max(16, triton.next_power_of_2(size)),
         BLOCK=block_size,
@@ -172,6 +173,12 @@ def decode(
         **launch_options(),
     )
     return out
+
+
+def _rows(group: int, dtype: torch.dtype) -> int:
+    if group == 1:
+        return 1 if dtype.itemsize == 4 else TUNED.one_head_rows
+    return max(16, 1 << (group - 1).bit_length())
 
 
 def _tuned(group: int, dtype: torch.dtype) -> Program:

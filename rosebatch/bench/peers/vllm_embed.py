@@ -18,6 +18,7 @@ def load(spec: dict[str, Any]) -> Loaded:
     """Build the engine with its defaults for embeddings. Token ids go in, so it needs no tokenizer."""
     import vllm
 
+    _without_scores()
     engine = vllm.LLM(
         model=spec["model"],
         load_format=spec["load_format"],
@@ -37,6 +38,15 @@ def load(spec: dict[str, Any]) -> Loaded:
         return lambda: [0 for _ in engine.embed(inputs, use_tqdm=False)]
 
     return Loaded(vllm.__version__, prepare)
+
+
+def _without_scores() -> None:
+    """Have vLLM 0.33 leave out scores, which embedding models can give as well: they ask for a tokenizer."""
+    try:
+        from vllm.entrypoints.pooling import factories
+    except ImportError:
+        return
+    factories.enable_scoring_api = lambda *_: False
 
 
 async def load_streaming(spec: dict[str, Any]) -> Streaming:

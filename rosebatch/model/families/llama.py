@@ -155,7 +155,7 @@ class Llama:
         eps, scale = self.config.norm_eps, self.config.residual_multiplier
         if post_norm is not None:
             return self.ops.add_post_norm(pending, residual, post_norm, norm, eps)
-        return self.ops.add_rms_norm(pending, residual, norm, eps, scale, into)
+        return self.ops.add_rms_norm(pending, residual, norm, eps, scale, into, overwrite=True)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
