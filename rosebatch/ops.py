@@ -167,7 +167,6 @@ def _add_rms_norm(
     weight: Tensor,
     eps: float,
     scale: float = 1.0,
-    into: Linear | None = None,
     overwrite: bool = False,
 ) -> tuple[Tensor, Tensor]:
     return norm.add_rms_norm(pending.value, residual, weight, eps, pending.bias, scale)
@@ -196,9 +195,8 @@ class Ops:
 
     ``linear`` and ``head`` make a product with a weight, and a bias if there is one. ``project`` applies the last
     product of a sub-layer and leaves to the operators whose names begin with ``add`` what these can do on the way;
-    ``project_to_clip`` does so for ``add_uclip_norm``. ``add_rms_norm`` may be told ``into`` which product alone the
-    normed rows go: they are then what this product takes, and perhaps no tensor. With ``overwrite``, it may add to the
-    residual in place. ``activated`` and ``gated`` apply the product whose result is activated; ``gated`` takes the
+    ``project_to_clip`` does so for ``add_uclip_norm``. With ``overwrite``, ``add_rms_norm`` may add to the residual in
+    place. ``activated`` and ``gated`` apply the product whose result is activated; ``gated`` takes the
     values of ``GATES``. ``experts`` prepares the routed experts of a layer. ``embed`` looks ids up in the table of
     embeddings. Where several processes hold the model, ``share`` is this one's, ``gather`` puts their logits together,
     and ``whole_norm`` applies a norm over the heads of all behind a product. ``exchanges`` says whether the operators
@@ -219,7 +217,7 @@ class Ops:
     layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor] = norm.layer_norm
     add_layer_norm: Callable[[Pending, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]] = _add_layer_norm
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = norm.rms_norm
-    add_rms_norm: Callable[..., tuple[Any, Tensor]] = _add_rms_norm
+    add_rms_norm: Callable[..., tuple[Tensor, Tensor]] = _add_rms_norm
     add_post_norm: Callable[[Pending, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]] = _add_post_norm
     uclip_norm: Callable[[Tensor, Tensor, Gain], Tensor] = uclip.uclip_norm
     add_uclip_norm: Callable[[Pending, Tensor, Tensor, Gain, Tensor, Gain], tuple[Tensor, Tensor]] = _add_uclip_norm

@@ -3,7 +3,6 @@
 An operator may still go by the shape of what it gets: ``StreamedLinear`` goes by the number of rows.
 """
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -161,10 +160,8 @@ def _project(toggles: Toggles) -> Callable[[Linear, Tensor], Pending]:
     at_once = parts_or_product()
 
     def project(projection: Linear, x: Tensor) -> Pending:
-        if isinstance(projection, StreamedLinear):
-            adds = toggles.norm_in_linear and projection.adds(x)
-            if adds or projection.adds_in_place(x):
-                return Pending(x, projection.bias, projection=projection)
+        if isinstance(projection, StreamedLinear) and projection.adds_in_place(x):
+            return Pending(x, projection=projection)
         return at_once(projection, x)
 
     return project
@@ -173,14 +170,6 @@ def _project(toggles: Toggles) -> Callable[[Linear, Tensor], Pending]:
 def _multiplied(pending: Pending) -> Pending:
     """With the product computed, if it was left to the norm."""
     return pending if pending.projection is None else parts_or_product()(pending.projection, pending.value)
-
-
-def _takes_factors(into: Linear | None, x: Tensor) -> bool:
-    """Whether this product can apply the norm's factors of as many rows as x has."""
-    from rosebatch_kernels.linear.streamed import StreamedLinear
-
-    own = inspect.unwrap(into) if callable(into) else None
-    return isinstance(own, StreamedLinear) and own.streams(x)
 
 
 def _norm_ops(toggles: Toggles) -> dict[str, Any]:
@@ -209,16 +198,12 @@ def _norm_ops(toggles: Toggles) -> dict[str, Any]:
             weight: Tensor,
             eps: float,
             scale: float = 1.0,
-            into: Linear | None = None,
             overwrite: bool = False,
-        ) -> tuple[Any, Tensor]:
+        ) -> tuple[Tensor, Tensor]:
             product: Any = pending.projection
-            if product is not None and overwrite and scale == 1.0 and product.adds_in_place(pending.value):
+            if product is not None and overwrite and scale == 1.0:
                 total = product.add_(pending.value, residual)
                 return kernel.rms_norm(total, weight, eps), total
-            if product is not None and _takes_factors(into, pending.value):
-                factored: tuple[Any, Tensor] = product.add(pending.value, residual, weight, eps, scale)
-                return factored
             pending = _multiplied(pending)
             return kernel.add_rms_norm(pending.value, residual, weight, eps, pending.bias, scale, pending.exchange)
 
@@ -258,7 +243,6 @@ def _norm_ops(toggles: Toggles) -> dict[str, Any]:
         weight: Tensor,
         eps: float,
         scale: float = 1.0,
-        into: Linear | None = None,
         overwrite: bool = False,
     ) -> tuple[Tensor, Tensor]:
         if pending.bias is None or scale != 1.0:

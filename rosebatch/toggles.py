@@ -22,7 +22,6 @@ def _switch(
     scenario: str,
     needs: tuple[str, ...] = (),
     hidden_by: Mapping[str, str] | None = None,
-    default: bool = True,
 ) -> Any:
     """A switch.
 
@@ -32,10 +31,9 @@ def _switch(
         scenario: a name in ``configs/bench``, of work in which the switch changes what runs.
         needs: switches without which it has no effect.
         hidden_by: switches beside which it has no effect, and where: nothing means anywhere.
-        default: False until it is measured.
     """
     metadata = {"help": text, "devices": devices, "scenario": scenario, "needs": needs, "hidden_by": hidden_by or {}}
-    return field(default=default, metadata=metadata)
+    return field(default=True, metadata=metadata)
 
 
 _PAGED = ("paged_attention",)
@@ -78,13 +76,6 @@ class Toggles:
     )
     fused_norm: bool = _switch("Residual addition and norm in one kernel.", _CUDA, scenario="article-s0")
     fused_mlp: bool = _switch("Bias, activation and gate of the MLP in one kernel.", _CUDA, scenario="article-s0")
-    norm_in_linear: bool = _switch(
-        "RMSNorm of few rows in the products around it (off by default).",
-        _CUDA,
-        scenario="decode_heavy_b32",
-        needs=("streamed_linear", "fused_norm", "fused_mlp"),
-        default=False,
-    )
     fused_rotary: bool = _switch(
         "Rotary positions and KV append in one kernel.", _CUDA, scenario="decode_heavy_b32", needs=_PAGED
     )

@@ -9,8 +9,6 @@ from rosebatch.toggles import Toggles, hidden_by, hiding, missing, without_effec
 
 FIELDS = dataclasses.fields(Toggles)
 NAMES = [field.name for field in FIELDS]
-# Off by default.
-UNMEASURED = {"norm_in_linear"}
 
 
 def served(field, device):
@@ -19,9 +17,8 @@ def served(field, device):
 
 @pytest.mark.parametrize("field", FIELDS, ids=NAMES)
 def test_every_switch_is_described_and_on_by_default(field):
-    """Unless it has yet to be measured."""
     assert field.type in (bool, "bool")
-    assert field.default is (field.name not in UNMEASURED)
+    assert field.default is True
     assert field.metadata["help"].endswith(".")
     assert set(field.metadata["devices"]) <= {"cpu", "cuda"}
     assert field.metadata["devices"]

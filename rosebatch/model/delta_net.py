@@ -17,11 +17,6 @@ class GatedAttention:
     spec: AttentionSpec
     out: Linear
 
-    @property
-    def first(self) -> Linear:
-        """See ``rosebatch.model.sublayers.Mixer``."""
-        return self.qkv
-
     def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Pending:
         """See ``rosebatch.model.sublayers.Mixer``."""
         spec = self.spec
@@ -47,11 +42,6 @@ class DeltaNet:
     norm: Tensor
     eps: float
     out: Linear
-
-    @property
-    def first(self) -> Linear:
-        """See ``rosebatch.model.sublayers.Mixer``."""
-        return self.qkv
 
     def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Pending:
         """See ``rosebatch.model.sublayers.Mixer``."""

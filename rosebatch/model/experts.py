@@ -64,10 +64,6 @@ class ExpertsMLP:
     shared: SharedExpert | None = None
     has_gate: bool = False
 
-    @property
-    def first(self) -> None:
-        """See ``rosebatch.model.sublayers.Mixer``: router and experts take the same rows."""
-
     def __call__(self, normed: Tensor) -> Pending:
         """See ``rosebatch.model.sublayers.MLP``."""
         logits = self.router(normed)

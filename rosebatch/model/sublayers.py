@@ -23,11 +23,6 @@ class Mixer(Protocol):
         """What a runner has to know of it."""
         ...
 
-    @property
-    def first(self) -> Linear | None:
-        """The only product that the normed input goes into; None if there are several."""
-        ...
-
     def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Pending:
         """``[T, H] -> [T, H]``, not yet added to the residual; with ``wanted``, these rows alone."""
         ...
@@ -42,11 +37,6 @@ class SelfAttention:
     spec: AttentionSpec
     out: Linear
 
-    @property
-    def first(self) -> Linear:
-        """See ``Mixer``."""
-        return self.qkv
-
     def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Pending:
         """See ``Mixer``."""
         return self.ops.project(self.out, attend(attention, self.spec, self.qkv(normed), wanted))
@@ -54,11 +44,6 @@ class SelfAttention:
 
 class MLP(Protocol):
     """What follows attention in a layer: an MLP, or a mixture of experts."""
-
-    @property
-    def first(self) -> Linear | None:
-        """See ``Mixer``."""
-        ...
 
     def __call__(self, normed: Tensor) -> Pending:
         """``[T, H] -> [T, H]``, not yet added to the residual."""
@@ -74,11 +59,6 @@ class GatedMLP:
     gate_up: Linear
     down: Linear
 
-    @property
-    def first(self) -> Linear:
-        """See ``Mixer``."""
-        return self.gate_up
-
     def __call__(self, normed: Tensor) -> Pending:
         """See ``MLP``."""
         return self.ops.project(self.down, self.ops.gated(GATES[self.activation], self.gate_up, normed))
@@ -92,11 +72,6 @@ class PlainMLP:
     activation: str
     up: Linear
     down: Linear
-
-    @property
-    def first(self) -> Linear:
-        """See ``Mixer``."""
-        return self.up
 
     def __call__(self, normed: Tensor) -> Pending:
         """See ``MLP``."""

@@ -228,18 +228,6 @@ def streams_weights(switch, observe):
     assert not isinstance(off, StreamedLinear)
 
 
-def leaves_products_to_norms(switch, observe):
-    scenario, model = scenario_of(switch), model_of(switch)
-    dtype = getattr(torch, scenario.dtype)
-    weight = torch.zeros(model.hidden_size, model.num_heads * model.head_dim, dtype=dtype)
-    rows = torch.zeros(min(scenario.num_prompts, scenario.max_num_seqs), weight.shape[1], dtype=dtype)
-    on, off = (
-        ops.project(ops.linear(Weight(weight), None), rows)
-        for ops in (select(replace(Toggles.resolve({}, "cuda"), **{switch: value}), "cuda") for value in (True, False))
-    )
-    assert on.projection is not None and off.projection is None
-
-
 def splits_sequences(switch, observe):
     scenario, model = scenario_of(switch), model_of(switch)
     batch = min(scenario.num_prompts, scenario.max_num_seqs)
@@ -257,10 +245,6 @@ def leaves_rows_out(switch, observe):
     @dataclass
     class Noted:
         mlp: Any
-
-        @property
-        def first(self):
-            return self.mlp.first
 
         def __call__(self, normed):
             rows.append(len(normed))
@@ -299,7 +283,6 @@ ACTS = {
     "streamed_linear": streams_weights,
     "fused_norm": {"of_on": ("_norm",)},
     "fused_mlp": {"of_on": ("_activation",)},
-    "norm_in_linear": leaves_products_to_norms,
     "fused_rotary": {"of_on": ("_prepare",), "of_off": ("_append",)},
     "fused_qk_norm": {"of_off": ("_uclip",)},
     "fused_kv_append": {"of_off": ("_prepare",)},

@@ -199,7 +199,6 @@ def layers() -> None:
     from rosebatch_kernels.common.exchange import Exchange
     from rosebatch_kernels.kv_cache import kernel as kv_cache
     from rosebatch_kernels.linear import kernel as linear
-    from rosebatch_kernels.linear import residual
     from rosebatch_kernels.mlp import kernel as mlp
     from rosebatch_kernels.norm import kernel as norm
     from rosebatch_kernels.uclip import kernel as uclip
@@ -233,13 +232,6 @@ def layers() -> None:
         linear.parts(empty(rows, size), empty(out, size))
     for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul", "relu_mul", "gelu_tanh_mul"):
         linear.linear(x, empty(2048, size), empty(2048), activation)
-    for rows in (1, 64):
-        weight = empty(size, 2048, dtype=torch.bfloat16)
-        x, onto, each = (weight[0, :wide].expand(rows, wide).contiguous() for wide in (2048, size, size))
-        counters = residual.make_counters(weight)
-        normed, _ = residual.add_product(x, weight, each[0], onto, each[0].float(), 1e-6, 0.5, counters)
-        for activation in (None, "silu_mul"):
-            linear.linear(normed, empty(2048, size, dtype=torch.bfloat16), None, activation)
     cache = empty(1, 2, 4, 2, 64, 64)
     kv_cache.append(cache[0], empty(3, 2, 64), empty(3, 2, 64), torch.zeros(3, 2, dtype=torch.int64))
     kv_cache.copy_blocks(cache, ints(1), ints(1))

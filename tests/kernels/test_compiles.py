@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
 # Shared memory that a block can have on a Hopper GPU, in bytes.
 MOST_SHARED = 227 * 1024
 KERNELS = {
-    "_activation", "_activation_mul", "_add_chunks", "_add_product", "_adjust", "_advance", "_append", "_attend_shared",
+    "_activation", "_activation_mul", "_add_chunks", "_adjust", "_advance", "_append", "_attend_shared",
     "_bias_residual", "_choose", "_copy_blocks", "_count", "_count_chunk", "_decode", "_delta_convolve",
     "_delta_decode", "_delta_solve", "_delta_walk", "_expert_product", "_gated_attend_shared", "_gated_decode",
     "_gated_norm", "_gated_prefill", "_mask", "_norm", "_place_chunk", "_prefill", "_prefill_shared", "_prepare",

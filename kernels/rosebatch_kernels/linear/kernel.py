@@ -15,17 +15,16 @@ from torch import Tensor
 from rosebatch_kernels.common.activations import GATES, activate
 from rosebatch_kernels.common.launch import launch_options, prefetch, wait
 from rosebatch_kernels.common.tuned import value_at
-from rosebatch_kernels.linear.factored import Factored
 from rosebatch_kernels.linear.tuned import LINE, TUNED, lines_of, tile_of_parts
 
 _LINE = tl.constexpr(LINE)
 
 
-def linear(x: Tensor | Factored, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """``activation(x @ weightᵀ + bias)``.
 
     Args:
-        x: ``[T, in]``, rows at any stride, T at most 64, a 16-bit type; or normed rows without their factors.
+        x: ``[T, in]``, rows at any stride, T at most 64, a 16-bit type.
         weight: ``[out, in]``, contiguous.
         bias: ``[out]``.
         activation: ``gelu_tanh``, ``gelu_erf`` or ``relu``; or one of ``GATES``, such as ``silu_mul``, where the first
@@ -36,11 +35,10 @@ def linear(x: Tensor | Factored, weight: Tensor, bias: Tensor | None = None, act
     """
     gated = activation in GATES
     columns = len(weight) // 2 if gated else len(weight)
-    value, factor = (x.value, x) if isinstance(x, Factored) else (x, None)
-    out = torch.empty(len(x), columns, dtype=value.dtype, device=value.device)
+    out = torch.empty(len(x), columns, dtype=x.dtype, device=x.device)
     depth = value_at(TUNED.gated_depth, len(x)) if gated else TUNED.depth
     tile = {"ROWS": TUNED.rows, "TILE": TUNED.columns, "DEPTH": depth}
-    _launch(value, weight, bias, out, columns, activation, factor, **tile)
+    _launch(x, weight, bias, out, columns, activation, **tile)
     return out
 
 
@@ -51,7 +49,7 @@ def parts(x: Tensor, weight: Tensor) -> Tensor:
     """
     splits, tile = tile_of_parts(len(x), *weight.shape)
     out = torch.empty(splits, len(x), len(weight), dtype=torch.float32, device=x.device)
-    _launch(x, weight, None, out, len(weight), None, None, **tile)
+    _launch(x, weight, None, out, len(weight), None, **tile)
     return out
 
 
@@ -62,7 +60,6 @@ def _launch(
     out: Tensor,
     columns: int,
     activation: str | None,
-    factor: Factored | None,
     **tile: int,
 ) -> None:
     """``tile``: a program computes ``ROWS`` by ``TILE`` elements, ``DEPTH`` products at a time."""
@@ -75,17 +72,14 @@ def _launch(
         weight,
         bias,
         out,
-        None if factor is None else factor.squares,
         rows,
         x.stride(0),
         columns,
-        0.0 if factor is None else factor.eps,
         K=depth,
         SHARE=share,
         ACTIVATION=gate or activation,
         GATED=gate is not None,
         PARTS=out.ndim == 3,
-        SQUARES=0 if factor is None else len(factor.squares),
         LINES=lines_of(share),
         STAGES=TUNED.stages,
         num_warps=TUNED.warps,
@@ -94,24 +88,21 @@ def _launch(
     )
 
 
-@triton.jit(do_not_specialize=["rows", "eps"])
+@triton.jit(do_not_specialize=["rows"])
 def _product(
     x,
     weight,
     bias,
     out,
-    squares,
     rows,
     x_stride,
     size,
-    eps,
     K: tl.constexpr,
     SHARE: tl.constexpr,
     ROWS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     GATED: tl.constexpr,
     PARTS: tl.constexpr,
-    SQUARES: tl.constexpr,
     LINES: tl.constexpr,
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -132,18 +123,10 @@ def _product(
         wait()
     m = first_row + tl.arange(0, ROWS)
     present = m < rows
-    if SQUARES:
-        # Under way while the products are computed.
-        part = tl.arange(0, triton.next_power_of_2(SQUARES))[:, None]
-        each = tl.load(squares + part * rows + m[None, :], mask=(part < SQUARES) & present[None, :], other=0.0)
     x_rows = x + m[:, None] * x_stride
     acc, up_acc = multiply(
         x_rows, present, weight_rows, up_rows, begin, K, SHARE, ROWS, TILE, DEPTH, STAGES, GATED=GATED
     )
-    if SQUARES:
-        factor = tl.rsqrt(tl.sum(each, 0) * (1.0 / K) + eps)[:, None]
-        acc *= factor
-        up_acc *= factor
     wanted = present[:, None] & (n < size)[None, :]
     if PARTS:
         place = out + (split * rows + m[:, None]).to(tl.int64) * size + n[None, :]

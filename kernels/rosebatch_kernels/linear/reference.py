@@ -1,24 +1,19 @@
 """PyTorch reference of the matrix product with a weight, and of the operators that can follow it in one kernel."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rosebatch_kernels.linear.factored import Factored
 from rosebatch_kernels.mlp import reference as mlp
 
 _ACTIVATIONS = {**mlp.ACTIVATIONS, **mlp.GATED}
 
 
-def linear(x: Tensor | Factored, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """``activation(x @ weightᵀ + bias)`` for ``x [T, in]``, ``weight [out, in]``, ``bias [out]``: ``[T, out]``.
 
     ``activation`` is ``gelu_tanh``, ``gelu_erf`` or ``relu``; or a gated one such as ``silu_mul``, where the first
     half of the columns is the gate of the second, and the result has half as many columns.
     """
-    if isinstance(x, Factored):
-        factor = torch.rsqrt(x.squares.sum(0) / weight.shape[1] + x.eps)
-        x = (x.value.float() * factor[:, None]).to(x.value.dtype)
     out = functional.linear(x, weight, bias)
     return out if activation is None else _ACTIVATIONS[activation](out)
 
@@ -26,21 +21,3 @@ def linear(x: Tensor | Factored, weight: Tensor, bias: Tensor | None = None, act
 def parts(x: Tensor, weight: Tensor) -> Tensor:
     """``x @ weightᵀ`` in parts ``[S, T, out]`` fp32, which the reader adds up; here in a single part."""
     return functional.linear(x.float(), weight.float())[None]
-
-
-def add_product(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    scale: float,
-    counters: Tensor,
-) -> tuple[Factored, Tensor]:
-    """``residual + scale · (x @ weightᵀ + bias)`` and its RMSNorm without the factors; here in a single part."""
-    total = (
-        residual + scale * functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
-    ).to(x.dtype)
-    squares = total.float().square().sum(1)[None]
-    return Factored((total.float() * norm_weight.float()).to(x.dtype), squares, eps), total

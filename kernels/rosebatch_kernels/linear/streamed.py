@@ -1,12 +1,9 @@
 """The matrix product on a GPU: our kernel for few rows, with the operators that follow the product; cuBLAS for many."""
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.linear import kernel, residual
-from rosebatch_kernels.linear.factored import Factored
+from rosebatch_kernels.linear import kernel
 from rosebatch_kernels.linear.torch_linear import Linear
 from rosebatch_kernels.linear.tuned import TUNED
 
@@ -21,28 +18,13 @@ def can_stream(weight: Tensor) -> bool:
 class StreamedLinear(Linear):
     """``x [T, in] -> [T, out]`` in a 16-bit type; for few rows, the kernel includes the activation."""
 
-    @cached_property
-    def _counters(self) -> Tensor:
-        """Of ``add``, made at its first call: most runs need none."""
-        return residual.make_counters(self.weight)
-
-    def streams(self, x: Tensor | Factored) -> bool:
+    def streams(self, x: Tensor) -> bool:
         """Whether the kernel computes the product of these rows."""
         return len(x) <= TUNED.most_rows and self.weight.numel() <= TUNED.most_elements
 
     def divides(self, x: Tensor) -> bool:
         """Whether the product of these rows is faster in parts, if the reader can add them up."""
         return len(x) <= TUNED.most_rows_in_parts and self.weight.numel() <= TUNED.most_elements
-
-    def adds(self, x: Tensor) -> bool:
-        """Whether ``add`` serves these rows: bf16 has the range that rows need without their norms' factors."""
-        return self.streams(x) and x.dtype == torch.bfloat16
-
-    def add(
-        self, x: Tensor, onto: Tensor, norm_weight: Tensor, eps: float, scale: float = 1.0
-    ) -> tuple[Factored, Tensor]:
-        """The product plus the bias, added to the residual ``onto``; see ``residual.add_product``."""
-        return residual.add_product(x, self.weight, self.bias, onto, norm_weight, eps, scale, self._counters)
 
     def adds_in_place(self, x: Tensor) -> bool:
         """Whether ``add_`` is the fastest way to add the product of these rows to the residual."""
@@ -52,9 +34,9 @@ class StreamedLinear(Linear):
         """The product added to the residual ``onto [T, out]`` in place, by cuBLAS: it is rounded once, as the sum."""
         return onto.addmm_(x, self.weight.t())
 
-    def __call__(self, x: Tensor | Factored) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """The product plus the bias, in x's dtype."""
-        if isinstance(x, Factored) or self.streams(x):
+        if self.streams(x):
             return kernel.linear(x, self.weight, self.bias)
         return super().__call__(x)
 
@@ -66,13 +48,13 @@ class StreamedLinear(Linear):
         """The product alone in parts, see ``kernel.parts``."""
         return kernel.parts(x, self.weight)
 
-    def activates(self, x: Tensor | Factored, activation: str) -> bool:
+    def activates(self, x: Tensor, activation: str) -> bool:
         """Whether ``activated`` serves these rows."""
         return self.streams(x) or (activation == "gelu_tanh" and self.bias is not None)
 
-    def activated(self, x: Tensor | Factored, activation: str) -> Tensor:
+    def activated(self, x: Tensor, activation: str) -> Tensor:
         """The activated product, see ``kernel.linear``; cuBLAS computes many rows and knows one activation."""
-        if isinstance(x, Factored) or self.streams(x):
+        if self.streams(x):
             return kernel.linear(x, self.weight, self.bias, activation)
         assert activation == "gelu_tanh" and self.bias is not None
         out: Tensor = torch._addmm_activation(self.bias, x, self.weight.t(), use_gelu=True)

@@ -29,7 +29,7 @@ from rosebatch_kernels.common.tuned import Program
 
 # Where a table is looked up: the module that has it first, then those that import it.
 _TABLES = {
-    "linear": ("linear.tuned", "linear.kernel", "linear.residual", "linear.streamed"),
+    "linear": ("linear.tuned", "linear.kernel", "linear.streamed"),
     "norm": ("norm.kernel",),
     "decode": ("paged_attention.decode",),
     "prefill": ("paged_attention.prefill", "paged_attention.prefill_shared"),
@@ -126,10 +126,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--change", action="append", default=[])
-    parser.add_argument("--norm-in-linear", action="store_true", default=None)
     given = parser.parse_args()
     settings = {"load_format": "dummy", "device": "cuda", "dtype": given.dtype, "max_num_seqs": given.rows}
-    config = RunConfig.of(given.model, **settings, prefix_cache=False, norm_in_linear=given.norm_in_linear)
+    config = RunConfig.of(given.model, **settings, prefix_cache=False)
     sizes = {"rows": given.rows, "prompt_len": given.prompt_len, "steps": given.steps, "repeats": given.repeats}
     run(launch(config).engine, given.change, **sizes)
 

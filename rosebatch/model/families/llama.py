@@ -18,7 +18,7 @@ from rosebatch.model.rope import layer_rotaries
 from rosebatch.model.sublayers import MLP, Mixer, load_attention, load_gated_mlp
 from rosebatch.model.weights import WeightSource
 from rosebatch.model_config import ModelConfig
-from rosebatch.ops import HeadRMSNorm, Linear, Ops, Pending, QKNorm
+from rosebatch.ops import HeadRMSNorm, Ops, Pending, QKNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +131,12 @@ class Llama:
         residual = self._embed(input_ids)
         first = self.layers[0].input_norm
         normed = residual if first is None else self.ops.rms_norm(residual, first, self.config.norm_eps)
-        following = [(layer.input_norm, layer.attention.first) for layer in self.layers[1:]]
-        for layer, then in zip(self.layers, [*following, (self.norm, None)], strict=True):
+        following = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
+        for layer, then in zip(self.layers, following, strict=True):
             rows = wanted if layer is self.layers[-1] else None
             attended, residual = layer.attention(normed, attention, rows), rows_of(residual, rows)
-            normed, residual = self._add(attended, residual, layer.post_attention_norm, layer.mlp_norm, layer.mlp.first)
-            normed, residual = self._add(layer.mlp(normed), residual, layer.post_mlp_norm, *then)
+            normed, residual = self._add(attended, residual, layer.post_attention_norm, layer.mlp_norm)
+            normed, residual = self._add(layer.mlp(normed), residual, layer.post_mlp_norm, then)
         return normed
 
     def _embed(self, input_ids: Tensor) -> Tensor:
@@ -149,13 +149,12 @@ class Llama:
         residual: Tensor,
         post_norm: Tensor | None,
         norm: Tensor | None,
-        into: Linear | None,
     ) -> tuple[Tensor, Tensor]:
-        """The residual with the sub-layer's result, normed for the product that is next, and as it is."""
+        """The residual with the sub-layer's result, normed and as it is."""
         eps, scale = self.config.norm_eps, self.config.residual_multiplier
         if post_norm is not None:
             return self.ops.add_post_norm(pending, residual, post_norm, norm, eps)
-        return self.ops.add_rms_norm(pending, residual, norm, eps, scale, into, overwrite=True)
+        return self.ops.add_rms_norm(pending, residual, norm, eps, scale, overwrite=True)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""

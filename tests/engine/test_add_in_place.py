@@ -1,0 +1,57 @@
+"""Products of many rows that cuBLAS adds to the residual: the same hidden states."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from rosebatch.model.registry import build_model
+from rosebatch.select_ops import select
+from rosebatch.toggles import Toggles
+from rosebatch_kernels.linear import streamed
+from rosebatch_kernels.linear.streamed import StreamedLinear
+from tests.engine.family_models import FAMILIES
+from tests.engine.small_models import MODELS, Weights
+
+ROWS = 70
+
+
+class HalfWeights(Weights):
+    """The interpreter multiplies no bf16 matrices, so these are fp16, and small enough for it."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.dtype = torch.float16
+
+    def get(self, name, shape, **options):
+        return super().get(name, shape, **options).to(options.get("dtype") or torch.float16)
+
+
+class FirstHeads:
+    """Stands for attention: the result is q."""
+
+    def __call__(self, spec, qkv):
+        return qkv[:, : spec.num_heads * spec.head_dim].contiguous()
+
+
+# Granite scales what it adds, and has biases; Gemma norms it first.
+@pytest.mark.parametrize(("name", "additions"), [("llama", 4), ("granite", 0), ("gemma", 0)])
+def test_the_same_hidden_states(name, additions, monkeypatch):
+    """It adds in place: what a layer still reads, or the table of embeddings, must not change."""
+    config = MODELS.get(name) or FAMILIES[name]
+    model = build_model(config, select(Toggles.resolve({}, "cuda"), "cuda"), HalfWeights(name))
+    ids = torch.arange(ROWS, dtype=torch.int32) % config.vocab_size
+
+    def hidden_states():
+        return model.forward(ids, torch.zeros(ROWS, dtype=torch.int32), FirstHeads())
+
+    expected = hidden_states()
+    assert torch.isfinite(expected).all()
+    real, calls = StreamedLinear.add_, []
+    monkeypatch.setattr(streamed, "TUNED", replace(streamed.TUNED, least_rows_onto=ROWS))
+    monkeypatch.setattr(StreamedLinear, "add_", lambda *args: calls.append(args) or real(*args))
+    found = hidden_states()
+    torch.testing.assert_close(found.float(), expected.float(), rtol=2**-5, atol=2**-6)
+    assert len(calls) == additions
+    torch.testing.assert_close(hidden_states(), found, rtol=0, atol=0)
