@@ -60,6 +60,7 @@ class Launched:
         grammars: compiles what completions have to match; None without a tokenizer.
         description: for the report: model, device, sampler, limits and switches as decided.
         load_seconds: without the imports before it.
+        is_compiled: whether the kernels of plain steps are compiled already.
     """
 
     plan: LaunchPlan
@@ -68,6 +69,7 @@ class Launched:
     grammars: Grammars | None
     description: dict[str, Any]
     load_seconds: float
+    is_compiled: bool = False
 
 
 def launch(config: RunConfig) -> Launched:
@@ -203,7 +205,7 @@ def load(plan: LaunchPlan) -> Launched:
     }
     grammars = None if tokenizer is None else make_grammars(tokenizer, source.config, config)
     seconds = plan.seconds + time.perf_counter() - started
-    return Launched(plan, loaded.engine, tokenizer, grammars, description, seconds)
+    return Launched(plan, loaded.engine, tokenizer, grammars, description, seconds, loaded.is_compiled)
 
 
 def _load_divided(plan: LaunchPlan) -> LoadedEngine:

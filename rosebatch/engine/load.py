@@ -40,6 +40,7 @@ class LoadedEngine:
     Attributes:
         groups: of layers of the KV cache.
         waits: why its steps cannot be CUDA graphs, if the model is the reason.
+        is_compiled: whether the kernels of plain steps are compiled already.
     """
 
     engine: Engine
@@ -47,6 +48,7 @@ class LoadedEngine:
     block_size: int
     kv_cache_bytes: int
     waits: str | None = None
+    is_compiled: bool = False
 
     @property
     def num_blocks(self) -> int:
@@ -114,6 +116,7 @@ def load_engine(
     if isinstance(runner, TritonRunner) and rehearses:
         shape = source.config, source.dtype, toggles, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size
         compile_first(lambda: runner.rehearse(loaded.engine.max_num_batched_tokens), shape)
+        loaded = replace(loaded, is_compiled=True)
     return replace(loaded, waits=waits)
 
 
