@@ -38,6 +38,15 @@ def test_changes_that_mean_nothing(text):
         parse_change(text)
 
 
+def test_rows_share_the_prefix_alone():
+    """Rows that were alike would share all of their keys."""
+    engine, seen = device_engine("llama"), []
+    real = engine.run
+    engine.run = lambda requests: real(seen.append(requests) or requests)
+    step_sweep.time_steps(engine, rows=2, prompt_len=3, shared_prefix_len=4, steps=4, repeats=1)
+    assert [request.prompt_token_ids for request in seen[-1]] == [(1, 1, 1, 1, 2, 2, 2), (1, 1, 1, 1, 3, 3, 3)]
+
+
 def test_each_change_is_a_line(capsys):
     """Between two lines without a change, which tell the noise."""
     engine = device_engine("llama")

@@ -12,8 +12,16 @@ def value_at(steps: Steps, size: int) -> int:
 
 
 class Program(NamedTuple):
-    """Sizes of an attention kernel's program: keys of a tile, warps, and stages of the software pipeline."""
+    """Sizes of an attention kernel's program.
+
+    Attributes:
+        keys: of a tile.
+        warps: of a program.
+        stages: of the software pipeline.
+        registers: of a thread at most; None leaves it to the compiler.
+    """
 
     keys: int
     warps: int
     stages: int
+    registers: int | None = None

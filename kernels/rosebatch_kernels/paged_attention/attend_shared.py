@@ -111,6 +111,7 @@ def attend_shared(
         CAPPED=soft_cap > 0,
         STAGES=tuned.stages,
         num_warps=tuned.warps,
+        maxnreg=tuned.registers,
         **launch_options(),
     )
 

@@ -170,6 +170,7 @@ def decode(
         SHARED=MOST_PARTS if keys is not None else 0,
         STAGES=tuned.stages,
         num_warps=tuned.warps,
+        maxnreg=tuned.registers,
         **launch_options(),
     )
     return out

@@ -34,6 +34,8 @@ _TABLES = {
     "decode": ("paged_attention.decode",),
     "prefill": ("paged_attention.prefill", "paged_attention.prefill_shared"),
     "splits": ("common.splits",),
+    "shared": ("paged_attention.attend_shared",),
+    "items": ("common.shared_keys",),
 }
 
 Change = dict[str, dict[str, Any]]
@@ -89,8 +91,13 @@ def _set_table(operator: str, table: Any) -> None:
         import_module(f"rosebatch_kernels.{module}").TUNED = table  # type: ignore[attr-defined]
 
 
-def time_steps(engine: Engine, rows: int, prompt_len: int, steps: int, repeats: int) -> list[dict[str, float]]:
-    """Milliseconds of a decode step of so many rows, and of all their prompts; graphs are captured anew."""
+def time_steps(
+    engine: Engine, rows: int, prompt_len: int, steps: int, repeats: int, shared_prefix_len: int = 0
+) -> list[dict[str, float]]:
+    """Milliseconds of a decode step of so many rows, and of all their prompts; graphs are captured anew.
+
+    With a shared prefix, prompts are computed in the first run, and later ones find them in the prefix cache.
+    """
     runner = engine.runner
     assert isinstance(runner, TritonRunner), "decode steps have graphs"
     runner.decodes = StepGraphs(runner.decodes.body, enabled=runner.decodes.enabled)
@@ -99,19 +106,20 @@ def time_steps(engine: Engine, rows: int, prompt_len: int, steps: int, repeats: 
     times = []
     for _ in range(repeats + 2):
         stats = engine.restart_stats()
-        requests = [Request(row, (row + 2,) * prompt_len, sampling) for row in range(rows)]
+        prefix = (1,) * shared_prefix_len
+        requests = [Request(row, prefix + (row + 2,) * prompt_len, sampling) for row in range(rows)]
         assert len(list(engine.run(requests))) == rows
         times.append((1000 * stats.decode_seconds / stats.decode_steps, 1000 * stats.prefill_seconds))
     # The first two runs capture graphs.
     return [spread(each) for each in zip(*times[2:], strict=True)]
 
 
-def run(engine: Engine, changes: Sequence[str], *, rows: int, prompt_len: int, steps: int, repeats: int) -> None:
-    """Write a line for each change, and two for none."""
+def run(engine: Engine, changes: Sequence[str], **sizes: int) -> None:
+    """Write a line for each change, and two for none; ``sizes`` are those of ``time_steps``."""
     parsed = {text: parse_change(text) for text in changes}
     for text, change in [("", Change()), *parsed.items(), ("", Change())]:
         with changed(change):
-            found = time_steps(engine, rows, prompt_len, steps, repeats)
+            found = time_steps(engine, **sizes)
         step, prompts = (f"{each['median']:.4f} ({each['min']:.4f}-{each['max']:.4f})" for each in found)
         sys.stdout.write(f"step {step}  prompts {prompts} ms  {text or 'no change'}\n")
 
@@ -123,14 +131,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--prompt-len", type=int, default=128)
+    parser.add_argument("--shared-prefix-len", type=int, default=0)
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--change", action="append", default=[])
     given = parser.parse_args()
     settings = {"load_format": "dummy", "device": "cuda", "dtype": given.dtype, "max_num_seqs": given.rows}
-    config = RunConfig.of(given.model, **settings, prefix_cache=False)
-    sizes = {"rows": given.rows, "prompt_len": given.prompt_len, "steps": given.steps, "repeats": given.repeats}
-    run(launch(config).engine, given.change, **sizes)
+    config = RunConfig.of(given.model, **settings, prefix_cache=given.shared_prefix_len > 0)
+    names = "rows", "prompt_len", "shared_prefix_len", "steps", "repeats"
+    run(launch(config).engine, given.change, **{name: getattr(given, name) for name in names})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class SharedState:
         num_slots = slots.num_slots
         self.slots = slots
         self.block_size = block_size
-        self.wanted = items_wanted(*heads[:2])
+        self.heads = heads
         self._sizes = [most_items(num_slots) * 5, MOST_PARTS * num_slots, num_slots, num_slots]
         self._cells = torch.zeros(sum(self._sizes), dtype=torch.int32, device=device)
         items, members, self._begins, self._counts = self._cells.split(self._sizes)
@@ -62,7 +62,7 @@ class SharedState:
         slots = np.array([self.slots.slot_of[row.id] for row in rows])
         positions = np.array([row.start for row in rows])
         groups = find_groups(self.slots.tables[slots], positions, self.block_size)
-        return divide(groups, slots, self.slots.num_slots, self.wanted, most)
+        return divide(groups, slots, self.slots.num_slots, items_wanted(*self.heads[:2]), most)
 
     def _send(self, found: Items, staging: Staging) -> None:
         parts = [np.zeros(size, np.int32) for size in self._sizes]
