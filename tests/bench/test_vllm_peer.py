@@ -32,21 +32,56 @@ class LLM:
 """
 
 
-def test_its_worker_processes_can_load_what_changes_the_weights(tmp_path):
-    """A function of the main module was unknown there: with two GPUs, vLLM could not be timed."""
-    (tmp_path / "vllm.py").write_text(_FAKE)
+# As in vLLM 0.33, a model that embeds gives scores as well, and for these it asks for a tokenizer.
+_EMBEDS = """
+from vllm.entrypoints.pooling import factories
+
+__version__ = "0"
+
+
+class LLM:
+    def __init__(self, **given):
+        if factories.enable_scoring_api(("embed",), None):
+            raise ValueError("Tokenizer not available when `skip_tokenizer_init=True`")
+
+    def embed(self, inputs, use_tqdm):
+        return inputs
+"""
+_FACTORIES = """
+def enable_scoring_api(tasks, config):
+    return True
+"""
+
+
+def run_peer(module: str, folder: Path) -> subprocess.CompletedProcess[str]:
     spec = {"model": "m", "load_format": "dummy", "dtype": "auto", "max_num_seqs": 1, "prefix_cache": False, "args": {}}
     spec |= {"repeats": 0, "workloads": [{"prompts": [[]], "output_lens": [], "sampling": {}}]}
-    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    (folder / "spec.json").write_text(json.dumps(spec))
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "rosebatch.bench.peers.vllm", str(tmp_path / "spec.json")],
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"},
-        cwd=tmp_path,
+    return subprocess.run(
+        [sys.executable, "-m", f"rosebatch.bench.peers.{module}", str(folder / "spec.json")],
+        env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{root}"},
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_its_worker_processes_can_load_what_changes_the_weights(tmp_path):
+    """A function of the main module was unknown there: with two GPUs, vLLM could not be timed."""
+    (tmp_path / "vllm.py").write_text(_FAKE)
+    done = run_peer("vllm", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "applied without_biases" in done.stderr
     assert json.loads(done.stdout)["version"] == "0"
+
+
+def test_embeddings_need_no_tokenizer(tmp_path):
+    """vLLM 0.33 ended before its first run: the token ids of a bench come without a tokenizer."""
+    pooling = tmp_path / "vllm" / "entrypoints" / "pooling"
+    pooling.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text(_EMBEDS)
+    (pooling / "factories.py").write_text(_FACTORIES)
+    done = run_peer("vllm_embed", tmp_path)
+    assert done.returncode == 0, done.stderr
