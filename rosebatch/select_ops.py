@@ -169,7 +169,7 @@ def _project(toggles: Toggles) -> Callable[[Linear, Tensor], Pending]:
 
 def _multiplied(pending: Pending) -> Pending:
     """With the product computed, if it was left to the norm."""
-    return pending if pending.projection is None else parts_or_product()(pending.projection, pending.value)
+    return pending if pending.projection is None else _product(pending.projection, pending.value)
 
 
 def _norm_ops(toggles: Toggles) -> dict[str, Any]:

@@ -41,7 +41,7 @@ _PAGED = ("paged_attention",)
 
 @dataclass(frozen=True, slots=True)
 class Toggles:
-    """The switches of a run. Those that are measured are on by default, as far as the device has them."""
+    """The switches of a run. All are on by default, as far as the device has them."""
 
     prefix_cache: bool = _switch("Reuse the KV blocks of prefixes computed before.", scenario="shared-prefix")
     chunked_prefill: bool = _switch("Split long prompts over steps.", scenario="qwen3-mixed")
@@ -126,7 +126,7 @@ class Toggles:
                 raise FlagError(
                     f"{flag(switch.name)} has no meaning on {device}: leave it out or choose another --device"
                 )
-            values[switch.name] = bool(served and switch.default) if wanted is None else wanted
+            values[switch.name] = served if wanted is None else wanted
         return cls(**values)
 
 

@@ -53,8 +53,8 @@ def median_us(function: Callable[[], object], *, repeats: int = 20, calls: int =
 def copy_bandwidth() -> float:
     """Bytes per second of a large copy on the device: bytes read plus bytes written.
 
-    The better of two ways. The driver's copy is a fifth slower in a graph, and a seventh in a process that has run an
-    engine (H100); a kernel that writes what it reads does not depend on that.
+    The better of two ways: the driver's copy, and a kernel that writes what it reads. In a graph, the driver copies in
+    another way, a fifth slower on an H100. In a process that had run an engine it was a seventh slower.
     """
     source = torch.empty(_COPY_BYTES // 4, dtype=torch.int32, device="cuda").random_()
     target = torch.empty_like(source)
