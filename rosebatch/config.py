@@ -125,8 +125,8 @@ class RunConfig:
     ] = "8MiB"
     max_num_seqs: Annotated[
         int | Literal["auto"],
-        Flag("Sequences at a time. Default: 256.", LIMITS, metavar="N|auto"),
-    ] = 256
+        Flag("Sequences at a time. Default: by the GPU's memory, 256 to 1024; 256 on a CPU.", LIMITS, metavar="N|auto"),
+    ] = "auto"
     max_num_batched_tokens: Annotated[
         int | None,
         Flag("Most tokens in a step. Default: 16384 on a GPU, 1024 on a CPU.", LIMITS, rare=True),

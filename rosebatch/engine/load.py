@@ -163,6 +163,7 @@ def build_engine(
         state_bytes(state_specs, dtype),
         windows=[spec.window for spec in model.attention],
         whole_prompts=not toggles.chunked_prefill,
+        fused_sampler=toggles.fused_sampler,
         least=least,
     )
     on_device = device.type == "cuda" and toggles.paged_attention

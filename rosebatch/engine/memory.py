@@ -61,6 +61,7 @@ def plan_memory(
     state_bytes: int = 0,
     windows: Sequence[int] | None = None,
     whole_prompts: bool = False,
+    fused_sampler: bool = True,
     least: Callable[[Sequence[int]], list[int]] = list[int],
 ) -> MemoryPlan:
     """Follow the limits that are given; the device decides the others.
@@ -76,6 +77,7 @@ def plan_memory(
         state_bytes: that a sequence's states take beside its blocks.
         windows: the sliding window of each layer; None for full attention in all.
         whole_prompts: whether a prompt is computed in one step, however long.
+        fused_sampler: without it, sampling takes several times the memory of the logits, so memory decides no seats.
         least: the least of each number over the processes that hold the model: all make the same plan.
 
     Raises:
@@ -84,21 +86,22 @@ def plan_memory(
     gpu = _gpu_memory(device) if device.type == "cuda" else None
     free = gpu.free if gpu else _free_host_memory()
     tokens = batched_tokens(limits, device.type)
+    seats = fewest_seats(limits)
     if gpu:
-        most_seats = _MOST_SEATS if limits.max_num_seqs == "auto" else limits.max_num_seqs
-        step = step_bytes(config, tokens, most_seats, dtype)
+        step = step_bytes(config, tokens, seats, dtype)
         while not limits.max_num_batched_tokens and tokens > _FEWEST_TOKENS and step > _STEP_SHARE * free:
             tokens //= 2
-            step = step_bytes(config, tokens, most_seats, dtype)
+            step = step_bytes(config, tokens, seats, dtype)
         # Of all of the GPU, what this process has not taken yet; and never more of what other processes leave.
         share = limits.gpu_memory_utilization
-        memory = int(min(share * gpu.total - gpu.taken, share * free)) - step
+        usable = int(min(share * gpu.total - gpu.taken, share * free))
+        if fused_sampler and limits.max_num_seqs == "auto":
+            row = -(-_SEAT_TOKENS // block_size) * bytes_per_block(kv_shapes, block_size, kv_dtype) + state_bytes
+            left = limits.kv_cache_bytes or usable - step_bytes(config, tokens, _MOST_SEATS, dtype)
+            seats = min(max(left // row // 64 * 64, seats), _MOST_SEATS)
+        memory = usable - step_bytes(config, tokens, seats, dtype)
     else:
         memory = min(int(_CPU_SHARE * free), _CPU_MOST) // _sharers(limits)
-    seats = fewest_seats(limits)
-    if gpu and limits.max_num_seqs == "auto":
-        row = -(-_SEAT_TOKENS // block_size) * bytes_per_block(kv_shapes, block_size, kv_dtype) + state_bytes
-        seats = min(max((limits.kv_cache_bytes or memory) // row // 64 * 64, seats), _MOST_SEATS)
     memory = limits.kv_cache_bytes or max(memory - seats * state_bytes, 0)
     tokens, memory, seats = least([tokens, memory, seats])
     windows, group_of = window_groups(windows or [0] * len(kv_shapes), config.max_model_len)

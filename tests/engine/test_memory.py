@@ -58,8 +58,8 @@ def test_a_large_gpu(gpu):
     """The default share of all of it, but for the weights and what a step allocates."""
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     found = plan()
-    assert found.max_num_batched_tokens == 16384
-    assert found.groups[0].blocks == (int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16)) // BLOCK
+    assert (found.max_num_batched_tokens, found.max_num_seqs) == (16384, 384)
+    assert found.groups[0].blocks == (int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 384, BF16)) // BLOCK
 
 
 def test_states_come_out_of_the_same_memory(gpu):
@@ -74,7 +74,7 @@ def test_states_come_out_of_the_same_memory(gpu):
 def test_memory_decides_how_many_sequences_run(free, seats, gpu):
     """More at a time share the reading of the weights; with fewer than 1,024 tokens each, they would be preempted."""
     gpu(free=free * GIB, total=(free + 16) * GIB, taken=16 * GIB)
-    found = plan(RunConfig(max_num_seqs="auto"))
+    found = plan()
     assert found.max_num_seqs == seats
     tokens = found.groups[0].blocks * 64
     assert seats == 256 or 1024 * seats <= tokens
@@ -85,15 +85,22 @@ def test_a_given_number_of_sequences_is_kept(gpu, host):
     gpu(free=400 * GIB)
     host(free=400 * GIB)
     assert plan(RunConfig(max_num_seqs=7)).max_num_seqs == 7
-    assert plan().max_num_seqs == 256
-    assert plan(RunConfig(max_num_seqs="auto", kv_cache_memory=300 * 16 * BLOCK)).max_num_seqs == 256
-    assert plan(RunConfig(max_num_seqs="auto", kv_cache_memory=330 * 16 * BLOCK)).max_num_seqs == 320
-    assert plan(RunConfig(max_num_seqs="auto"), device=CPU).max_num_seqs == 256
+    assert plan(RunConfig(kv_cache_memory=300 * 16 * BLOCK)).max_num_seqs == 256
+    assert plan(RunConfig(kv_cache_memory=330 * 16 * BLOCK)).max_num_seqs == 320
+    assert plan(device=CPU).max_num_seqs == 256
+
+
+def test_sampling_by_pytorch_keeps_to_few_sequences(gpu):
+    """It sorts the logits, several times their memory, which the plan does not count."""
+    gpu(free=400 * GIB)
+    kinds = (LARGE, LARGE.kv_shapes, RunConfig(), 64, BF16, BF16, CUDA)
+    assert plan_memory(*kinds).max_num_seqs == 1024
+    assert plan_memory(*kinds, fused_sampler=False).max_num_seqs == 256
 
 
 def test_states_count_for_the_number_of_sequences(gpu):
     gpu(free=400 * GIB)
-    found = plan_memory(LARGE, LARGE.kv_shapes, RunConfig(max_num_seqs="auto"), 64, BF16, BF16, CUDA, 5 * 10**8)
+    found = plan_memory(LARGE, LARGE.kv_shapes, RunConfig(), 64, BF16, BF16, CUDA, 5 * 10**8)
     assert found.max_num_seqs == 576
     assert found.groups[0].blocks * BLOCK + 576 * 5 * 10**8 <= 0.9 * 400 * GIB
 
@@ -102,8 +109,9 @@ def test_states_count_for_the_number_of_sequences(gpu):
 def test_the_share_is_of_the_whole_gpu(share, gpu):
     """What this process has taken counts: weights and cache together take the share, however large the weights are."""
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
-    memory = int(share * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16)
-    assert plan(RunConfig(gpu_memory_utilization=share)).groups[0].blocks == memory // BLOCK
+    found = plan(RunConfig(gpu_memory_utilization=share))
+    memory = int(share * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, found.max_num_seqs, BF16)
+    assert found.groups[0].blocks == memory // BLOCK
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])

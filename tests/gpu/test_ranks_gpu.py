@@ -70,6 +70,7 @@ def follower() -> int:
 
 
 def end(engine: Engine) -> None:
+    engine.abort()
     engine.runner = None  # type: ignore[assignment]
     gc.collect()
 
