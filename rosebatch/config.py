@@ -125,7 +125,7 @@ class RunConfig:
     ] = "8MiB"
     max_num_seqs: Annotated[
         int | Literal["auto"],
-        Flag("Sequences at a time. Default: as many as memory allows.", LIMITS, metavar="N|auto"),
+        Flag("Sequences at a time. Default: by memory; in bench 256.", LIMITS, metavar="N|auto"),
     ] = "auto"
     max_num_batched_tokens: Annotated[
         int | None,
