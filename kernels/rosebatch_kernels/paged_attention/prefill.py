@@ -28,10 +28,10 @@ class Tuned:
     Attributes:
         fp32: for fp32.
         narrow: for 16-bit types.
-        pair: for 16-bit types where two query heads share a program. Not measured yet; two programs have room on a
-            multiprocessor, where 64 keys at a time leave room for one.
-        pairs: whether query heads of one K/V head do so, in twos. Not measured yet.
-        tma: whether tiles of keys without a mask are loaded by descriptors. Not measured yet.
+        pair: for 16-bit types where two query heads share a program. Two programs have room on a multiprocessor, where
+            64 keys at a time leave room for one.
+        pairs: whether query heads of one K/V head do so, in twos: 12 % slower.
+        tma: whether tiles of keys without a mask are loaded by descriptors: no faster.
     """
 
     fp32: Program
