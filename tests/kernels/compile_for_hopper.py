@@ -5,9 +5,7 @@ on tensors in the CPU's memory, and every launch ends with the compiled kernel.
 """
 
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -51,7 +49,6 @@ def ints(*shape):
 def attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadRMSNorm
     from rosebatch_kernels.common.splits import DecodeWorkspace
-    from rosebatch_kernels.paged_attention import prefill as tuned_prefill
     from rosebatch_kernels.paged_attention.decode import decode
     from rosebatch_kernels.paged_attention.prefill import prefill
     from rosebatch_kernels.qkv.kernel import prepare
@@ -73,10 +70,8 @@ def attention() -> None:
                 options |= {"rotary": rotary, "qk_norm": qk_norm}
             decode(qkv, cache, table, fields, fields, workspace, **options)
         prepare(qkv, cache, table, fields, fields, num_heads=heads, rotary=rotary, qk_norm=qk_norm)
-        for other in (False, True):
-            with patch.object(tuned_prefill, "TUNED", replace(tuned_prefill.TUNED, pairs=other, tma=other)):
-                window = 100 if heads == kv_heads else 0
-                prefill(qkv, cache, table, ints(3, 4), num_heads=heads, scale=1.0, window=window)
+        window = 100 if heads == kv_heads else 0
+        prefill(qkv, cache, table, ints(3, 4), num_heads=heads, scale=1.0, window=window)
 
 
 def attention_of_more_families() -> None:

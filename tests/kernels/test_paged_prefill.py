@@ -1,13 +1,11 @@
 """Prefill attention over scattered blocks against float64: chunks of many sequences behind their prefixes."""
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import nan
 
-from rosebatch_kernels.common.tuned import Program
 from rosebatch_kernels.paged_attention import prefill as kernel
 from rosebatch_kernels.paged_attention import reference
 from tests.kernels.scattered import Scattered, assert_same, attention, untouched
@@ -189,39 +187,6 @@ def test_bits_of_a_tile_do_not_depend_on_the_others(implementation, dtype, devic
         _, first, _, count = tile.tolist()
         alone = implementation(queries, paged.cache, paged.table, tile[None], num_heads=2, scale=SCALE)
         assert torch.equal(alone[first : first + count], whole[first : first + count])
-
-
-@pytest.mark.parametrize("tma", [False, True])
-@pytest.mark.parametrize(("pairs", "keys"), [(True, 32), (True, 64), (False, 32)])
-@pytest.mark.parametrize(
-    ("chunks", "kv_heads", "group", "size", "window", "with_sinks"),
-    [
-        ([(0, 130), (70, 65)], 2, 4, 64, 0, False),
-        ([(0, 1), (150, 70)], 1, 2, 128, 40, True),
-        ([(100, 40)], 2, 3, 16, 0, False),
-        ([(64, 64)], 1, 2, 24, 0, True),
-    ],
-)
-def test_other_programs(
-    chunks, kv_heads, group, size, window, with_sinks, pairs, keys, tma, device, randn, assert_close, monkeypatch
-):
-    """Two heads in a tile, and keys by descriptors, which read whole tiles: also what stands behind the last key."""
-    program = Program(keys, 4, 2)
-    monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, narrow=program, pair=program, pairs=pairs, tma=tma))
-    dtype = torch.float16
-    q, paged = make(chunks, kv_heads, group, size, 64, dtype, device, randn)
-    sinks = randn(kv_heads * group, dtype=dtype) if with_sinks else None
-    out = kernel.prefill(
-        q.flatten(1).to(device),
-        paged.cache,
-        paged.table,
-        cut(chunks).to(device),
-        num_heads=kv_heads * group,
-        scale=SCALE,
-        window=window,
-        sinks=None if sinks is None else sinks.to(device),
-    )
-    assert_close(out, exact_rows(q, paged, chunks, window, sinks=sinks))
 
 
 @pytest.mark.xdist_group("large_memory")

@@ -1,8 +1,8 @@
 """Prefill attention over the paged cache in Triton: packed chunks of many sequences, each over its prefix and itself.
 
-One program serves a tile of successive query tokens of one sequence and one query head, or two that share K and V.
-It walks over that sequence's keys with an online softmax (FlashAttention, arXiv 2205.14135). The chunk's own K and V
-are in the cache already, so it reads a prefix from an earlier step, or from another sequence, like the rest.
+One program serves a tile of successive query tokens of one sequence and one query head. It walks over that sequence's
+keys with an online softmax (FlashAttention, arXiv 2205.14135). The chunk's own K and V are in the cache already, so it
+reads a prefix from an earlier step, or from another sequence, like the rest.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.scores import score_factors, sink_weights
@@ -28,26 +27,16 @@ class Tuned:
     Attributes:
         fp32: for fp32.
         narrow: for 16-bit types.
-        pair: for 16-bit types where two query heads share a program. Two programs have room on a multiprocessor, where
-            64 keys at a time leave room for one.
-        pairs: whether query heads of one K/V head do so, in twos: 12 % slower.
-        tma: whether tiles of keys without a mask are loaded by descriptors: no faster.
     """
 
     fp32: Program
     narrow: Program
-    pair: Program
-    pairs: bool = False
-    tma: bool = False
 
 
 TUNED = Tuned(
     fp32=Program(keys=16, warps=8, stages=1),
     narrow=Program(keys=32, warps=4, stages=3),
-    pair=Program(keys=32, warps=8, stages=3),
 )
-# Elements of the largest head of which a tile of two fits.
-_PAIRED = 128
 
 
 def prefill(
@@ -82,17 +71,11 @@ def prefill(
     out = torch.empty(len(q), num_heads * size, dtype=q.dtype, device=q.device)
     width = max(16, triton.next_power_of_2(size))
     scale, cap = score_factors(scale, soft_cap)
-    narrow = q.dtype.itemsize == 2
-    paired = TUNED.pairs and narrow and size <= _PAIRED and num_heads // kv_heads % 2 == 0
-    tuned = TUNED.pair if paired else TUNED.narrow if narrow else TUNED.fp32
-    # A descriptor's tile lies in one block, and has no padding.
-    tma = TUNED.tma and narrow and block_size % tuned.keys == 0 and size == width
-    group = 2 if paired else 1
-    _prefill[(num_heads // group, len(tiles))](
+    tuned = TUNED.narrow if q.dtype.itemsize == 2 else TUNED.fp32
+    _prefill[(num_heads, len(tiles))](
         out,
         q,
         cache,
-        TensorDescriptor.from_tensor(cache.view(-1, size), [tuned.keys, size]) if tma else None,
         block_table,
         tiles,
         scale,
@@ -112,7 +95,6 @@ def prefill(
         WINDOW=window > 0,
         CAPPED=soft_cap > 0,
         SINKS=sinks is not None,
-        GROUP=group,
         STAGES=tuned.stages,
         num_warps=tuned.warps,
         **launch_options(),
@@ -125,7 +107,6 @@ def _prefill(
     out,
     q,
     cache,
-    tiles_of_keys,
     block_table,
     tiles,
     scale,
@@ -145,29 +126,26 @@ def _prefill(
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
-    GROUP: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         wait()
     sequence, first_row, position, count = tile_of_program(tiles)
-    kv_head = tl.program_id(0) * GROUP // (HEADS // KV_HEADS)
+    head = tl.program_id(0)
+    kv_head = head // (HEADS // KV_HEADS)
     table = block_table + sequence * table_stride
     v_distance = num_blocks.to(tl.int64) * (KV_HEADS * BLOCK * D)
-    # Head by head.
-    each = tl.arange(0, GROUP * ROWS)
-    r = each % ROWS
-    head = tl.program_id(0) * GROUP + each // ROWS
+    r = tl.arange(0, ROWS)
     d = tl.arange(0, WIDTH)[None, :]
     rows = (first_row + r).to(tl.int64)[:, None]
     mine = (r < count)[:, None] & (d < D)
     if SINKS:
         sink = tl.load(sinks + head)
-    query = tl.load(q + rows * q_stride + head[:, None] * D + d, mask=mine, other=0.0)
-    most = tl.full([GROUP * ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP * ROWS], tl.float32)
-    acc = tl.zeros([GROUP * ROWS, WIDTH], tl.float32)
+    query = tl.load(q + rows * q_stride + head * D + d, mask=mine, other=0.0)
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
     own = position + r
     end = position + count
     # Every row of the tile sees the keys from `full` up to `whole`: only the others need a mask.
@@ -190,15 +168,9 @@ def _prefill(
             seen = _seen(n, own, window, KEYS, True)
             most, total, acc = attend(query, k, v, seen, most, total, acc, scale, cap, True, CAPPED)
     for n in tl.range(full, whole, KEYS, num_stages=STAGES):
-        if tiles_of_keys is not None:
-            place = (block * KV_HEADS + kv_head) * BLOCK + n % BLOCK
-            k = tiles_of_keys.load([place, 0])
-            v = tiles_of_keys.load([num_blocks * (KV_HEADS * BLOCK) + place, 0])
-            block = tl.load(table + tl.minimum(n + KEYS, end - 1) // BLOCK)
-        else:
-            k, v, block = keys_of_tile(
-                cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, False, WINDOW
-            )
+        k, v, block = keys_of_tile(
+            cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, False, WINDOW
+        )
         most, total, acc = attend(query, k, v, None, most, total, acc, scale, cap, False, CAPPED)
     for n in tl.range(whole, end, KEYS, num_stages=STAGES):
         k, v, block = keys_of_tile(
@@ -210,7 +182,7 @@ def _prefill(
         total += sink_weights(sink, most)
     # Rows past the tile's count may have seen no key.
     result = acc / tl.maximum(total, 1e-30)[:, None]
-    tl.store(out + rows * (HEADS * D) + head[:, None] * D + d, result.to(out.dtype.element_ty), mask=mine)
+    tl.store(out + rows * (HEADS * D) + head * D + d, result.to(out.dtype.element_ty), mask=mine)
 
 
 @triton.jit
