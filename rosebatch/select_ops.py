@@ -62,7 +62,7 @@ def _cuda_ops(toggles: Toggles) -> Ops:
     from rosebatch_kernels.gated_delta.gated_norm import gated_norm
     from rosebatch_kernels.gated_delta.prefill import prefill as delta_prefill
     from rosebatch_kernels.kv_cache import kernel as kv_cache_kernel
-    from rosebatch_kernels.linear.streamed import StreamedLinear, can_stream
+    from rosebatch_kernels.linear.streamed import StreamedHead, StreamedLinear, can_stream
     from rosebatch_kernels.logits import kernel as logits_kernel
 
     def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
@@ -70,9 +70,14 @@ def _cuda_ops(toggles: Toggles) -> Ops:
         streamed = toggles.streamed_linear and can_stream(dense)
         return StreamedLinear(dense, bias) if streamed else linear.Linear(dense, bias)
 
+    def make_head(weight: Weight) -> linear.PaddedLinear:
+        dense = weight.dense()
+        streamed = toggles.streamed_linear and can_stream(dense)
+        return StreamedHead(dense) if streamed else linear.PaddedLinear(dense)
+
     return Ops(
         linear=make_linear,
-        head=lambda weight: linear.PaddedLinear(weight.dense()),
+        head=make_head,
         experts=_expert_kernels,
         kv_append=kv_cache_kernel.append if toggles.batched_kv_append else kv_cache.append,
         copy_blocks=kv_cache_kernel.copy_blocks,

@@ -72,7 +72,7 @@ class Toggles:
         "One kernel from logits to tokens, inside the graph.", _CUDA, scenario="article-s0", needs=_PAGED
     )
     streamed_linear: bool = _switch(
-        "Small products by a kernel that reads weights ahead.", _CUDA, scenario="decode_heavy_b32"
+        "Products by our kernels where they beat cuBLAS.", _CUDA, scenario="decode_heavy_b32"
     )
     fused_norm: bool = _switch("Residual addition and norm in one kernel.", _CUDA, scenario="article-s0")
     fused_mlp: bool = _switch("Bias, activation and gate of the MLP in one kernel.", _CUDA, scenario="article-s0")

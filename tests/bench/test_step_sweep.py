@@ -44,7 +44,11 @@ def test_rows_share_the_prefix_alone():
     real = engine.run
     engine.run = lambda requests: real(seen.append(requests) or requests)
     step_sweep.time_steps(engine, rows=2, prompt_len=3, shared_prefix_len=4, steps=4, repeats=1)
-    assert [request.prompt_token_ids for request in seen[-1]] == [(1, 1, 1, 1, 2, 2, 2), (1, 1, 1, 1, 3, 3, 3)]
+    first, second = (request.prompt_token_ids for request in seen[-1])
+    assert first[:4] == second[:4] == (1, 1, 1, 1)
+    assert len(first) == len(second) == 7
+    assert first[4:] != second[4:]
+    assert [request.prompt_token_ids for request in seen[0]] == [first, second]
 
 
 def test_each_change_is_a_line(capsys):

@@ -194,6 +194,8 @@ def layers() -> None:
     from rosebatch_kernels.common.exchange import Exchange
     from rosebatch_kernels.kv_cache import kernel as kv_cache
     from rosebatch_kernels.linear import kernel as linear
+    from rosebatch_kernels.linear.gated import gated
+    from rosebatch_kernels.linear.head import logits
     from rosebatch_kernels.mlp import kernel as mlp
     from rosebatch_kernels.norm import kernel as norm
     from rosebatch_kernels.uclip import kernel as uclip
@@ -227,6 +229,9 @@ def layers() -> None:
         linear.parts(empty(rows, size), empty(out, size))
     for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul", "relu_mul", "gelu_tanh_mul"):
         linear.linear(x, empty(2048, size), empty(2048), activation)
+    gated(empty(3000, size), empty(2048, size), "silu_mul")
+    for rows in (1, 32, 64):
+        logits(empty(rows, size), empty(4096, size))
     cache = empty(1, 2, 4, 2, 64, 64)
     kv_cache.append(cache[0], empty(3, 2, 64), empty(3, 2, 64), torch.zeros(3, 2, dtype=torch.int64))
     kv_cache.copy_blocks(cache, ints(1), ints(1))

@@ -14,8 +14,9 @@ KERNELS = {
     "_activation", "_activation_mul", "_add_chunks", "_adjust", "_advance", "_append", "_attend_shared",
     "_bias_residual", "_choose", "_copy_blocks", "_count", "_count_chunk", "_decode", "_delta_convolve",
     "_delta_decode", "_delta_solve", "_delta_walk", "_expert_product", "_gated_attend_shared", "_gated_decode",
-    "_gated_norm", "_gated_prefill", "_mask", "_norm", "_place_chunk", "_prefill", "_prefill_shared", "_prepare",
-    "_product", "_route", "_scale_and_cap", "_sigmoid_mul", "_summarise", "_uclip", "_whole_norm",
+    "_gated_norm", "_gated_prefill", "_gated_product", "_logits", "_mask", "_norm", "_place_chunk", "_prefill",
+    "_prefill_shared", "_prepare", "_product", "_route", "_scale_and_cap", "_sigmoid_mul", "_summarise", "_uclip",
+    "_whole_norm",
 }  # fmt: skip
 
 
@@ -31,6 +32,6 @@ def test_all_kernels_compile_for_a_hopper_gpu(tmp_path):
     assert max(int(shared) for _, shared, _ in lines) <= MOST_SHARED
     # Products of many rows on Hopper's own instruction, which Triton leaves for others without a word.
     assert {name for name, _, cores in lines if cores == "wgmma"} >= {
-        "_attend_shared", "_delta_solve", "_delta_walk", "_gated_attend_shared", "_gated_prefill", "_prefill",
-        "_prefill_shared", "_product",
+        "_attend_shared", "_delta_solve", "_delta_walk", "_gated_attend_shared", "_gated_prefill", "_gated_product",
+        "_logits", "_prefill", "_prefill_shared", "_product",
     }  # fmt: skip

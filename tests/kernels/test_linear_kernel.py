@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from rosebatch_kernels.linear import kernel
-from rosebatch_kernels.linear.streamed import StreamedLinear, can_stream
+from rosebatch_kernels.linear.gated import TUNED as TUNED_GATED
+from rosebatch_kernels.linear.gated import gated
+from rosebatch_kernels.linear.head import TUNED as TUNED_HEAD
+from rosebatch_kernels.linear.head import can_stream_head, logits
+from rosebatch_kernels.linear.streamed import StreamedHead, StreamedLinear, can_stream
 
 # (rows, in, out): one row; none a multiple of a tile; more rows than a tile has, only in parts; the depth in parts that
 # come out uneven, and in as many as there can be.
@@ -122,6 +126,71 @@ def test_which_rows_are_streamed(device, randn, assert_close):
         assert_close(layer.product(x[:n]), exact(x[:n], weight))
         assert layer.activates(x[:n], "gelu_tanh")
         assert_close(layer.activated(x[:n], "gelu_tanh"), ACTIVATIONS["gelu_tanh"](exact(x[:n], weight, bias)))
-        for gated in ("silu_mul", "relu_mul"):
-            assert layer.activates(x[:n], gated) == (n == 64)
+        for gate in ("silu_mul", "relu_mul"):
+            assert layer.activates(x[:n], gate) == (n == 64)
     assert_close(layer.activated(x[:64], "relu_mul"), ACTIVATIONS["relu_mul"](exact(x[:64], weight, bias)))
+
+
+# (rows, in, out): less than a tile; no side a multiple of a tile; more tiles than programs; the shape of a small model.
+@pytest.mark.parametrize("shape", [(1, 64, 16), (130, 72, 400), (700, 200, 528), (2048, 1024, 6144)])
+@pytest.mark.parametrize("activation", ["silu_mul", "relu_mul", "gelu_tanh_mul"])
+def test_gated(shape, activation, narrow, device, randn, assert_close):
+    """Past the weight's first half, a tile of the gate must not read up's rows; nor may a tile write past its rows."""
+    if device == "cpu" and shape[0] > 1000:
+        pytest.skip("the interpreter takes a minute")
+    x, weight, _ = make(shape, narrow, device, randn)
+    out = gated(x.contiguous(), weight, activation)
+    assert out.dtype == narrow
+    assert_close(out, ACTIVATIONS[activation](exact(x, weight)))
+
+
+def test_gated_rows_bits_do_not_depend_on_their_neighbours(device, randn):
+    """A program's tiles follow one another, so a sum that is not cleared would show in the next tile."""
+    x, weight, _ = make((700, 200, 528), torch.float16, device, randn)
+    x = x.contiguous()
+    whole = gated(x, weight, "silu_mul")
+    for first, rows in [(0, 1), (128, 128), (640, 60)]:
+        assert torch.equal(gated(x[first : first + rows], weight, "silu_mul"), whole[first : first + rows])
+
+
+def test_which_products_are_gated(randn):
+    """Few rows, a bias, large weights, and what TMA cannot load are left to cuBLAS."""
+    rows = TUNED_GATED.least_rows
+    x, weight, bias = make((rows, 64, 32), torch.float16, "cpu", randn)
+    x = x.contiguous()
+    assert StreamedLinear(weight).activates(x, "silu_mul")
+    assert not StreamedLinear(weight).activates(x, "gelu_tanh")
+    assert not StreamedLinear(weight).activates(x[1:], "silu_mul")
+    assert not StreamedLinear(weight, bias).activates(x, "silu_mul")
+    assert not StreamedLinear(weight[:, :60].contiguous()).activates(x[:, :60].contiguous(), "silu_mul")
+    assert not StreamedLinear(weight[:24]).activates(x, "silu_mul")
+    assert not StreamedLinear(weight).activates(x.repeat(1, 2)[:, :64], "silu_mul")
+    large = torch.empty(2**13, 2**11, dtype=torch.float16)
+    assert not StreamedLinear(large).activates(torch.empty(rows, 2**11, dtype=torch.float16), "silu_mul")
+
+
+# (rows, in, out): no side a multiple of a tile; each size of a tile; more tiles than programs.
+@pytest.mark.parametrize("shape", [(1, 64, 64), (7, 72, 200), (17, 200, 1000), (33, 128, 640), (64, 1024, 50304)])
+def test_logits(shape, narrow, device, randn, assert_close):
+    """Rows of x that a tile has too many are neither read as others' nor written."""
+    if device == "cpu" and shape[2] > 10000:
+        pytest.skip("the interpreter takes a minute")
+    x, weight, _ = make(shape, narrow, device, randn)
+    out = logits(x.contiguous(), weight)
+    assert out.dtype == narrow
+    assert_close(out, exact(x, weight))
+
+
+def test_which_heads_are_streamed(device, randn, assert_close):
+    """A head of 1000 rows is padded; many rows, and what TMA cannot load, are left to cuBLAS."""
+    rows = TUNED_HEAD.most_rows
+    x, weight, _ = make((rows + 1, 64, 1000), torch.float16, device, randn)
+    x = x.contiguous()
+    head = StreamedHead(weight)
+    assert can_stream_head(x[1:], head.weight)
+    assert not can_stream_head(x, head.weight)
+    assert not can_stream_head(x[:3, :60].contiguous(), head.weight[:, :60].contiguous())
+    assert not can_stream_head(x.repeat(1, 2)[:3, :64], head.weight)
+    for part in (x, x[1:], x[:1]):
+        assert head(part).shape == (len(part), 1000)
+        assert_close(head(part), exact(part, weight))

@@ -81,7 +81,7 @@ def _launch(
         GATED=gate is not None,
         PARTS=out.ndim == 3,
         LINES=lines_of(share),
-        STAGES=TUNED.part_stages if out.ndim == 3 else TUNED.stages,
+        STAGES=value_at(TUNED.part_stages, rows) if out.ndim == 3 else TUNED.stages,
         num_warps=TUNED.warps,
         **tile,
         **launch_options(),

@@ -1,10 +1,12 @@
-"""The matrix product on a GPU: our kernel for few rows, with the operators that follow the product; cuBLAS for many."""
+"""The matrix product on a GPU, with the operators that follow it: our kernels where they are ahead, or cuBLAS."""
 
 import torch
 from torch import Tensor
 
 from rosebatch_kernels.linear import kernel
-from rosebatch_kernels.linear.torch_linear import Linear
+from rosebatch_kernels.linear.gated import can_gate, gated
+from rosebatch_kernels.linear.head import can_stream_head, logits
+from rosebatch_kernels.linear.torch_linear import Linear, PaddedLinear
 from rosebatch_kernels.linear.tuned import TUNED
 
 
@@ -16,7 +18,7 @@ def can_stream(weight: Tensor) -> bool:
 
 
 class StreamedLinear(Linear):
-    """``x [T, in] -> [T, out]`` in a 16-bit type; for few rows, the kernel includes the activation."""
+    """``x [T, in] -> [T, out]`` in a 16-bit type; our kernels include the activation."""
 
     def streams(self, x: Tensor) -> bool:
         """Whether the kernel computes the product of these rows."""
@@ -48,14 +50,31 @@ class StreamedLinear(Linear):
         """The product alone in parts, see ``kernel.parts``."""
         return kernel.parts(x, self.weight)
 
+    def gates(self, x: Tensor, activation: str) -> bool:
+        """Whether the kernel for many rows computes both halves of the product and the activation between them."""
+        return self.bias is None and can_gate(x, self.weight, activation)
+
     def activates(self, x: Tensor, activation: str) -> bool:
         """Whether ``activated`` serves these rows."""
-        return self.streams(x) or (activation == "gelu_tanh" and self.bias is not None)
+        in_cublas = activation == "gelu_tanh" and self.bias is not None
+        return self.streams(x) or self.gates(x, activation) or in_cublas
 
     def activated(self, x: Tensor, activation: str) -> Tensor:
-        """The activated product, see ``kernel.linear``; cuBLAS computes many rows and knows one activation."""
+        """The activated product, see ``kernel.linear``; of many rows by ``gated``, or by cuBLAS, which knows GELU."""
         if self.streams(x):
             return kernel.linear(x, self.weight, self.bias, activation)
+        if self.gates(x, activation):
+            return gated(x, self.weight, activation)
         assert activation == "gelu_tanh" and self.bias is not None
         out: Tensor = torch._addmm_activation(self.bias, x, self.weight.t(), use_gelu=True)
         return out
+
+
+class StreamedHead(PaddedLinear):
+    """The output projection; our kernel reads the weight faster for few rows."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The product, in x's dtype."""
+        if can_stream_head(x, self.weight):
+            return logits(x, self.weight)[:, : self.out_size]
+        return super().__call__(x)

@@ -21,7 +21,7 @@ class Tuned:
         most_parts: parts at most, by rows of x. A second tile of rows doubles the programs too.
         least_share: columns of the weight in a part at least.
         warps, stages: of a program.
-        part_stages: of a program of ``parts``.
+        part_stages: of a program of ``parts``, by rows of x.
         most_rows: rows of x up to which ``linear`` beats cuBLAS.
         most_rows_in_parts: rows of x up to which ``parts`` beats cuBLAS.
         most_elements: elements of the weight up to which they do. Above, reading the weight takes so long that nothing
@@ -41,7 +41,7 @@ class Tuned:
     least_share: int = 128
     warps: int = 4
     stages: int = 5
-    part_stages: int = 5
+    part_stages: Steps = ((65, 4), (0, 5))
     most_rows: int = 64
     most_rows_in_parts: int = 128
     most_elements: int = 2**23

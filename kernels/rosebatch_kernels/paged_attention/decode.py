@@ -20,7 +20,7 @@ from torch import Tensor
 from rosebatch_kernels.common.arrivals import arrive
 from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
-from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
+from rosebatch_kernels.common.launch import launch_options, prefetch, wait, wait_before_return
 from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
 from rosebatch_kernels.common.shared_keys import MOST_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace, least_keys
@@ -38,12 +38,15 @@ class Tuned:
         one_head: for 16 bits and one query head to a K/V head.
         group: for 16 bits and several query heads to a K/V head.
         one_head_rows: rows of that one head's matrix product, all alike; 1 does without one.
+        most_early: sequences up to which a program requests its first keys before the kernel in front is complete.
+            With more, the requests only compete with that kernel's.
     """
 
     fp32: Program
     one_head: Program
     group: Program
     one_head_rows: int = 16
+    most_early: int = 128
 
 
 TUNED = Tuned(
@@ -126,6 +129,8 @@ def decode(
         shared = keys.begins, keys.counts, parts.sums, parts.stats
     scale, cap = score_factors(scale, soft_cap)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
+    # A tile's keys lie together within a block.
+    early = keys is None and batch <= TUNED.most_early and block_size % tuned.keys == 0
     _decode[(kv_heads, batch, splits)](
         out,
         qkv,
@@ -169,6 +174,7 @@ def decode(
         SINKS=sinks is not None,
         SHARED=MOST_PARTS if keys is not None else 0,
         STAGES=tuned.stages,
+        EARLY=_lines(tuned.keys * size * qkv.itemsize) if early else 0,
         num_warps=tuned.warps,
         maxnreg=tuned.registers,
         **launch_options(),
@@ -186,6 +192,12 @@ def _tuned(group: int, dtype: torch.dtype) -> Program:
     if dtype.itemsize == 4:
         return TUNED.fp32
     return TUNED.one_head if group == 1 else TUNED.group
+
+
+def _lines(size: int) -> int:
+    """The cache lines of so many bytes, rounded up to a power of two."""
+    lines: int = triton.next_power_of_2(triton.cdiv(size, 128))
+    return lines
 
 
 @triton.jit(do_not_specialize=["num_blocks", "least_tiles"])
@@ -235,6 +247,7 @@ def _decode(
     SINKS: tl.constexpr,
     SHARED: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -269,6 +282,12 @@ def _decode(
     g, own_head = _heads_of_rows(GROUP, ROWS, copies)
     if SINKS:
         sink = tl.load(sinks + head * GROUP + g, mask=g < GROUP, other=0.0)
+    v_distance = num_blocks.to(tl.int64) * KV_HEADS * (BLOCK * D)
+    if EARLY and PDL:
+        # Older steps wrote the cached keys. More tiles than the first would compete with the kernel in front.
+        tile_place = (block.to(tl.int64) * KV_HEADS + head) * (BLOCK * D) + (start_tile * TILE) % BLOCK * D
+        _request(cache + tile_place, TILE * D, EARLY)
+        _request(cache + tile_place + v_distance, TILE * D, EARLY)
     # The kernel of the shared keys has waited for the one that wrote qkv; its own results are taken over last.
     if PDL and not SHARED:
         wait()
@@ -279,7 +298,6 @@ def _decode(
     )
     q = normed_and_rotated(q_halves, q_weights, turned, D, ROTARY, NORM)
     offset = tl.arange(0, TILE)
-    v_distance = num_blocks.to(tl.int64) * KV_HEADS * (BLOCK * D)
     most, total, acc = no_key(ROWS, WIDTH)
     if APPEND:  # noqa: SIM102 (a compile-time condition)
         if split == 0:
@@ -316,6 +334,13 @@ def _decode(
     if arrive(arrived + row * KV_HEADS + head) == used - 1:
         tl.store(arrived + row * KV_HEADS + head, 0)
         _merge(out_row, sums, stats, sinks, part, head, used, d, GROUP, D, SPLITS, SINKS)
+
+
+@triton.jit
+def _request(first, SIZE: tl.constexpr, LINES: tl.constexpr):
+    """Start to bring ``SIZE`` successive elements into the L2 cache."""
+    line: tl.constexpr = 128 * 8 // first.dtype.element_ty.primitive_bitwidth
+    prefetch(first + tl.minimum(tl.arange(0, LINES) * line, SIZE - 1))
 
 
 @triton.jit

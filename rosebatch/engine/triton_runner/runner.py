@@ -49,7 +49,7 @@ from rosebatch_kernels.common.tokens import NO_TOKEN
 from rosebatch_kernels.feedback import layout
 
 # Sizes of steps that together need nearly all kernels that those of other sizes do.
-_REHEARSED_ROWS = (128, 48, 4, 1)
+_REHEARSED_ROWS = (128, 48, 24, 4, 1)
 _REHEARSED_TOKENS = (2048, 512, 64, 16)
 
 # Wait for what prompts report, by the number of a chunk: log-probabilities, and pooled hidden states.

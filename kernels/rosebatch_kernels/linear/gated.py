@@ -1,0 +1,144 @@
+"""A gated MLP's first product for many rows in Triton, and what follows it: ``activation(x @ gateᵀ) · (x @ upᵀ)``.
+
+A program multiplies the rows with a tile of the gate and the same tile of up side by side, so neither half goes to
+memory. There are as many programs as multiprocessors. Each takes tile after tile: the loads of the next one run beside
+the end of the last one (persistent kernels, as in Triton's tutorial 09). TMA loads the tiles.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from rosebatch_kernels.common.activations import GATES, activate
+from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.processors import processors
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of a program, measured on an H100 80GB HBM3.
+
+    Attributes:
+        rows, columns, depth: of a tile; it has so many columns of the gate and as many of up.
+        group: tiles of rows that use a tile of the weight one after the other.
+        warps, stages: of a program.
+        least_rows: rows of x from which it beats cuBLAS and a kernel for the activation. Fewer leave too many programs
+            without a tile at the end.
+        most_elements: elements of the weight up to which it does. More keep the GPU at its power limit, where cuBLAS
+            does more with its clock.
+    """
+
+    rows: int = 128
+    columns: int = 128
+    depth: int = 64
+    group: int = 8
+    warps: int = 8
+    stages: int = 4
+    least_rows: int = 1792
+    most_elements: int = 2**23
+
+
+TUNED = Tuned()
+
+# A TMA load needs rows that begin at a multiple of so many bytes.
+_TMA_ALIGNMENT = 16
+
+
+def can_gate(x: Tensor, weight: Tensor, activation: str) -> bool:
+    """Whether ``gated`` takes these arguments, and is faster than a product and a kernel for the activation."""
+    aligned = weight.shape[1] * 2 % _TMA_ALIGNMENT == 0 and len(weight) % _TMA_ALIGNMENT == 0
+    faster = len(x) >= TUNED.least_rows and weight.numel() <= TUNED.most_elements
+    return activation in GATES and aligned and faster and x.is_contiguous()
+
+
+def gated(x: Tensor, weight: Tensor, activation: str) -> Tensor:
+    """``activation`` of the gate times up, each rounded where separate kernels would round.
+
+    Args:
+        x: ``[T, in]`` in a 16-bit type, contiguous.
+        weight: ``[2·I, in]`` in x's dtype, contiguous, the gate's rows first; ``in`` and I are multiples of 8.
+        activation: a name in ``common.activations.GATES``.
+
+    Returns:
+        ``[T, I]`` in x's dtype.
+    """
+    assert x.is_contiguous() and weight.is_contiguous(), "a descriptor needs contiguous tensors"
+    (rows, depth), size = x.shape, len(weight) // 2
+    out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
+    tiles = triton.cdiv(rows, TUNED.rows) * triton.cdiv(size, TUNED.columns)
+    programs = processors(x.device)
+    _gated_product[(min(programs, tiles),)](
+        TensorDescriptor.from_tensor(x, [TUNED.rows, TUNED.depth]),
+        TensorDescriptor.from_tensor(weight.view(2, size, depth), [2, TUNED.columns, TUNED.depth]),
+        TensorDescriptor.from_tensor(out, [TUNED.rows, TUNED.columns // 2]),
+        rows,
+        size,
+        K=depth,
+        GATE=GATES[activation],
+        ROWS=TUNED.rows,
+        COLUMNS=TUNED.columns,
+        DEPTH=TUNED.depth,
+        GROUP=TUNED.group,
+        PROGRAMS=programs,
+        num_warps=TUNED.warps,
+        num_stages=TUNED.stages,
+        **launch_options(),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _gated_product(
+    x,
+    weight,
+    out,
+    rows,
+    size,
+    K: tl.constexpr,
+    GATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        wait()
+    row_tiles, column_tiles = tl.cdiv(rows, ROWS), tl.cdiv(size, COLUMNS)
+    # Flat: the compiler makes one loop of both, and its loads run ahead over the end of a tile.
+    for tile in tl.range(tl.program_id(0), row_tiles * column_tiles, PROGRAMS, flatten=True):
+        # GROUP tiles of rows share a tile of the weight while it is in the L2 cache.
+        group = tile // (GROUP * column_tiles)
+        height = tl.minimum(row_tiles - group * GROUP, GROUP)
+        place = tile % (GROUP * column_tiles)
+        m = (group * GROUP + place % height) * ROWS
+        n = place // height * COLUMNS
+        acc = tl.zeros([ROWS, 2 * COLUMNS], tl.float32)
+        for k in range(0, K, DEPTH):
+            both = weight.load([0, n, k]).reshape(2 * COLUMNS, DEPTH)
+            acc = tl.dot(x.load([m, k]), both.T, acc)
+        gate, up = _halves(acc, ROWS, COLUMNS)
+        # Half a tile at a time takes half of the registers.
+        gate_0, gate_1 = _halves(gate, ROWS, COLUMNS // 2)
+        up_0, up_1 = _halves(up, ROWS, COLUMNS // 2)
+        out.store([m, n], _activated(gate_0, up_0, GATE, out.dtype))
+        out.store([m, n + COLUMNS // 2], _activated(gate_1, up_1, GATE, out.dtype))
+
+
+@triton.jit
+def _halves(tile, ROWS: tl.constexpr, HALF: tl.constexpr):
+    """The left and the right half of ``[ROWS, 2 · HALF]``."""
+    return tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, HALF)), (0, 2, 1)))
+
+
+@triton.jit
+def _activated(gate, up, GATE: tl.constexpr, dtype: tl.constexpr):
+    factor = activate(gate.to(dtype).to(tl.float32), GATE).to(dtype).to(tl.float32)
+    return (factor * up.to(dtype).to(tl.float32)).to(dtype)

@@ -1,0 +1,106 @@
+"""The output projection of few rows in Triton: a weight far larger than the L2 cache, read at memory's pace.
+
+As many programs as multiprocessors take tile after tile of the weight. TMA loads of the next tile run beside the end of
+the last one (persistent kernels, as in Triton's tutorial 09), so the memory is never idle. The weight's rows are rows
+of the matrix instruction, which takes no fewer than 64. The rows of x are its columns, of which it takes 8.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.processors import processors
+from rosebatch_kernels.common.tuned import Steps, value_at
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of a program, measured on an H100 80GB HBM3.
+
+    Attributes:
+        rows: rows of x in a tile, by rows of x.
+        columns, depth: rows and columns of the weight in a tile.
+        warps, stages: of a program.
+        most_rows: rows of x up to which it beats cuBLAS.
+    """
+
+    rows: Steps = ((33, 64), (17, 32), (0, 16))
+    columns: int = 128
+    depth: int = 128
+    warps: int = 4
+    stages: int = 4
+    most_rows: int = 64
+
+
+TUNED = Tuned()
+
+# A TMA load needs rows that begin at a multiple of so many bytes.
+_TMA_ALIGNMENT = 16
+
+
+def can_stream_head(x: Tensor, weight: Tensor) -> bool:
+    """Whether ``logits`` takes these arguments of 16 bits. It is faster than cuBLAS where it does."""
+    aligned = weight.shape[1] * 2 % _TMA_ALIGNMENT == 0 and len(weight) * 2 % _TMA_ALIGNMENT == 0
+    return aligned and len(x) <= TUNED.most_rows and x.is_contiguous()
+
+
+def logits(x: Tensor, weight: Tensor) -> Tensor:
+    """``x @ weightᵀ``.
+
+    Args:
+        x: ``[T, in]`` in a 16-bit type, contiguous; T is at most 64.
+        weight: ``[V, in]`` in x's dtype, contiguous; ``in`` and V are multiples of 8.
+
+    Returns:
+        ``[T, V]`` in x's dtype.
+    """
+    (rows, depth), size = x.shape, len(weight)
+    out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
+    tile_rows = value_at(TUNED.rows, rows)
+    tiles = triton.cdiv(size, TUNED.columns)
+    programs = processors(x.device)
+    _logits[(min(programs, tiles),)](
+        TensorDescriptor.from_tensor(x, [tile_rows, TUNED.depth]),
+        TensorDescriptor.from_tensor(weight, [TUNED.columns, TUNED.depth]),
+        TensorDescriptor.from_tensor(out, [tile_rows, TUNED.columns]),
+        size,
+        K=depth,
+        ROWS=tile_rows,
+        COLUMNS=TUNED.columns,
+        DEPTH=TUNED.depth,
+        PROGRAMS=programs,
+        num_warps=TUNED.warps,
+        num_stages=TUNED.stages,
+        **launch_options(),
+    )
+    return out
+
+
+@triton.jit
+def _logits(
+    x,
+    weight,
+    out,
+    size,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        wait()
+    # Flat: the compiler makes one loop of both, and its loads run ahead over the end of a tile.
+    for tile in tl.range(tl.program_id(0), tl.cdiv(size, COLUMNS), PROGRAMS, flatten=True):
+        acc = tl.zeros([COLUMNS, ROWS], tl.float32)
+        for k in range(0, K, DEPTH):
+            acc = tl.dot(weight.load([tile * COLUMNS, k]), x.load([0, k]).T, acc)
+        out.store([0, tile * COLUMNS], acc.T.to(out.dtype))
