@@ -65,15 +65,16 @@ def _cuda_ops(toggles: Toggles) -> Ops:
     from rosebatch_kernels.linear.streamed import StreamedHead, StreamedLinear, can_stream
     from rosebatch_kernels.logits import kernel as logits_kernel
 
+    def streamed(weight: Tensor) -> bool:
+        return toggles.streamed_linear and can_stream(weight)
+
     def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
         dense = weight.dense()
-        streamed = toggles.streamed_linear and can_stream(dense)
-        return StreamedLinear(dense, bias) if streamed else linear.Linear(dense, bias)
+        return StreamedLinear(dense, bias) if streamed(dense) else linear.Linear(dense, bias)
 
     def make_head(weight: Weight) -> linear.PaddedLinear:
         dense = weight.dense()
-        streamed = toggles.streamed_linear and can_stream(dense)
-        return StreamedHead(dense) if streamed else linear.PaddedLinear(dense)
+        return StreamedHead(dense) if streamed(dense) else linear.PaddedLinear(dense)
 
     return Ops(
         linear=make_linear,

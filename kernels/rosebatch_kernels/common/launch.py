@@ -42,6 +42,15 @@ def wait_before_return(first, PDL: tl.constexpr):
             wait()
 
 
+# Bytes that ``prefetch`` brings.
+LINE = 128
+
+
+def lines_of(size: int) -> int:
+    """Cache lines of so many bytes, rounded up to a power of two."""
+    return 1 << (-(-size // LINE) - 1).bit_length()
+
+
 @triton.jit
 def prefetch(addresses):
     """Start to bring the 128 bytes at each address into the L2 cache, and return at once."""

@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rosebatch_kernels.common.activations import activate
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.tma import can_describe
 from rosebatch_kernels.experts.order import sort_by_expert
 from rosebatch_kernels.experts.reference import LIMIT, SLOPE
 from rosebatch_kernels.experts.tuned import TUNED, Step, Tile
@@ -23,8 +24,6 @@ from rosebatch_kernels.experts.tuned import TUNED, Step, Tile
 _SLOPE, _LIMIT = tl.constexpr(SLOPE), tl.constexpr(LIMIT)
 # Activations of the gate; the other gated form is written out.
 _GATES = {"silu_mul": "silu", "gelu_mul": "gelu_tanh", "clamped_swiglu": "clamped_swiglu"}
-# A TMA load needs rows that begin at a multiple of so many bytes.
-_TMA_ALIGNMENT = 16
 
 
 def parts(
@@ -79,7 +78,7 @@ def _launch(
     tile: Tile,
 ) -> None:
     depth = weight.shape[2]
-    tma = tile.tma and depth * weight.itemsize % _TMA_ALIGNMENT == 0
+    tma = tile.tma and can_describe(depth, weight.dtype)
     flat = weight.view(-1, depth)
     column_tiles = triton.cdiv(columns, tile.columns)
     _expert_product[(len(tiles) * column_tiles,)](

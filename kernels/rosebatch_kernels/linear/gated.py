@@ -18,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from rosebatch_kernels.common.activations import GATES, activate
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.processors import processors
+from rosebatch_kernels.common.tma import can_describe
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,10 @@ class Tuned:
 
 TUNED = Tuned()
 
-# A TMA load needs rows that begin at a multiple of so many bytes.
-_TMA_ALIGNMENT = 16
-
 
 def can_gate(x: Tensor, weight: Tensor, activation: str) -> bool:
     """Whether ``gated`` takes these arguments, and is faster than a product and a kernel for the activation."""
-    aligned = weight.shape[1] * 2 % _TMA_ALIGNMENT == 0 and len(weight) % _TMA_ALIGNMENT == 0
+    aligned = can_describe(weight.shape[1], weight.dtype) and can_describe(len(weight) // 2, weight.dtype)
     faster = len(x) >= TUNED.least_rows and weight.numel() <= TUNED.most_elements
     return activation in GATES and aligned and faster and x.is_contiguous()
 

@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.processors import processors
+from rosebatch_kernels.common.tma import can_describe
 from rosebatch_kernels.common.tuned import Steps, value_at
 
 
@@ -41,13 +42,10 @@ class Tuned:
 
 TUNED = Tuned()
 
-# A TMA load needs rows that begin at a multiple of so many bytes.
-_TMA_ALIGNMENT = 16
-
 
 def can_stream_head(x: Tensor, weight: Tensor) -> bool:
     """Whether ``logits`` takes these arguments of 16 bits. It is faster than cuBLAS where it does."""
-    aligned = weight.shape[1] * 2 % _TMA_ALIGNMENT == 0 and len(weight) * 2 % _TMA_ALIGNMENT == 0
+    aligned = can_describe(weight.shape[1], weight.dtype) and can_describe(len(weight), weight.dtype)
     return aligned and len(x) <= TUNED.most_rows and x.is_contiguous()
 
 
@@ -64,6 +62,7 @@ def logits(x: Tensor, weight: Tensor) -> Tensor:
     (rows, depth), size = x.shape, len(weight)
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
     tile_rows = value_at(TUNED.rows, rows)
+    assert rows <= tile_rows, "a tile holds all rows of x"
     tiles = triton.cdiv(size, TUNED.columns)
     programs = processors(x.device)
     _logits[(min(programs, tiles),)](

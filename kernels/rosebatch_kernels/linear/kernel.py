@@ -13,11 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.activations import GATES, activate
-from rosebatch_kernels.common.launch import launch_options, prefetch, wait
+from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait
 from rosebatch_kernels.common.tuned import value_at
-from rosebatch_kernels.linear.tuned import LINE, TUNED, lines_of, tile_of_parts
+from rosebatch_kernels.linear.tuned import TUNED, tile_of_parts
 
-_LINE = tl.constexpr(LINE)
+# Elements of 16 bits that fill a cache line.
+_LINE = tl.constexpr(LINE // 2)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
@@ -80,7 +81,7 @@ def _launch(
         ACTIVATION=gate or activation,
         GATED=gate is not None,
         PARTS=out.ndim == 3,
-        LINES=lines_of(share),
+        LINES=lines_of(2 * share),
         STAGES=value_at(TUNED.part_stages, rows) if out.ndim == 3 else TUNED.stages,
         num_warps=TUNED.warps,
         **tile,

@@ -50,14 +50,6 @@ class Tuned:
 
 TUNED = Tuned()
 
-# Elements of a weight's row that fill a cache line.
-LINE = 64
-
-
-def lines_of(columns: int) -> int:
-    """Cache lines of so many columns of a weight's row, as a power of two."""
-    return 1 << (-(-columns // LINE) - 1).bit_length()
-
 
 def tile_of_parts(rows: int, size_out: int, size_in: int) -> tuple[int, dict[str, int]]:
     """The number of parts of a product of so many rows, and ``ROWS``, ``TILE`` and ``DEPTH`` of its programs."""

@@ -20,13 +20,15 @@ from torch import Tensor
 from rosebatch_kernels.common.arrivals import arrive
 from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
-from rosebatch_kernels.common.launch import launch_options, prefetch, wait, wait_before_return
+from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait, wait_before_return
 from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
 from rosebatch_kernels.common.shared_keys import MOST_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace, least_keys
 from rosebatch_kernels.common.tuned import Program
 from rosebatch_kernels.paged_attention.attend_shared import attend_shared
 from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_tile, no_key
+
+_LINE_BITS = tl.constexpr(8 * LINE)
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def decode(
         SINKS=sinks is not None,
         SHARED=MOST_PARTS if keys is not None else 0,
         STAGES=tuned.stages,
-        EARLY=_lines(tuned.keys * size * qkv.itemsize) if early else 0,
+        EARLY_LINES=lines_of(tuned.keys * size * cache.itemsize) if early else 0,
         num_warps=tuned.warps,
         maxnreg=tuned.registers,
         **launch_options(),
@@ -192,12 +194,6 @@ def _tuned(group: int, dtype: torch.dtype) -> Program:
     if dtype.itemsize == 4:
         return TUNED.fp32
     return TUNED.one_head if group == 1 else TUNED.group
-
-
-def _lines(size: int) -> int:
-    """The cache lines of so many bytes, rounded up to a power of two."""
-    lines: int = triton.next_power_of_2(triton.cdiv(size, 128))
-    return lines
 
 
 @triton.jit(do_not_specialize=["num_blocks", "least_tiles"])
@@ -247,7 +243,7 @@ def _decode(
     SINKS: tl.constexpr,
     SHARED: tl.constexpr,
     STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
+    EARLY_LINES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -283,11 +279,11 @@ def _decode(
     if SINKS:
         sink = tl.load(sinks + head * GROUP + g, mask=g < GROUP, other=0.0)
     v_distance = num_blocks.to(tl.int64) * KV_HEADS * (BLOCK * D)
-    if EARLY and PDL:
+    if EARLY_LINES and PDL:
         # Older steps wrote the cached keys. More tiles than the first would compete with the kernel in front.
         tile_place = (block.to(tl.int64) * KV_HEADS + head) * (BLOCK * D) + (start_tile * TILE) % BLOCK * D
-        _request(cache + tile_place, TILE * D, EARLY)
-        _request(cache + tile_place + v_distance, TILE * D, EARLY)
+        _request(cache + tile_place, TILE * D, EARLY_LINES)
+        _request(cache + tile_place + v_distance, TILE * D, EARLY_LINES)
     # The kernel of the shared keys has waited for the one that wrote qkv; its own results are taken over last.
     if PDL and not SHARED:
         wait()
@@ -339,7 +335,7 @@ def _decode(
 @triton.jit
 def _request(first, SIZE: tl.constexpr, LINES: tl.constexpr):
     """Start to bring ``SIZE`` successive elements into the L2 cache."""
-    line: tl.constexpr = 128 * 8 // first.dtype.element_ty.primitive_bitwidth
+    line: tl.constexpr = _LINE_BITS // first.dtype.element_ty.primitive_bitwidth
     prefetch(first + tl.minimum(tl.arange(0, LINES) * line, SIZE - 1))
 
 
