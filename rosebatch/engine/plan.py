@@ -4,6 +4,7 @@ A plan names sequences by id. A runner learns about a sequence from its ``Sequen
 plan that computes it. After that it gets changes only: new blocks, new tokens, and at the end the release of the id.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -56,7 +57,7 @@ class Chunk(NamedTuple):
     Attributes:
         id: of the sequence.
         start: position of the first token.
-        token_ids: the tokens.
+        token_ids: the tokens, 32 bits each.
         samples: whether the chunk reaches the end of the tokens so far, so that the next one is sampled.
         blocks: changes of its block tables since the last plan with it; all of the tables in the first. A block that
             leaves a window changes nothing.
@@ -66,7 +67,7 @@ class Chunk(NamedTuple):
 
     id: int
     start: int
-    token_ids: tuple[int, ...]
+    token_ids: "array[int]"
     samples: bool
     blocks: tuple[BlockChange, ...] = ()
     output_token_ids: tuple[int, ...] = ()

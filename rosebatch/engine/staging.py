@@ -18,15 +18,18 @@ class Staging:
 
     Args:
         device: on a CPU, copies are immediate.
+        size: int32 numbers that most transfers have at most. Larger ones take new memory, which takes time.
 
     Raises:
         AssertionError: a transfer would take the buffer of a fetch whose values nobody has read.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, size: int = 0) -> None:
         self.device = device
-        self._pinned: list[Tensor] = [torch.empty(0, dtype=torch.int32) for _ in range(_DEPTH)]
-        self._events: list[torch.cuda.Event | None] = [None] * _DEPTH
+        self._on_gpu = device.type != "cpu"
+        self._pinned = list(torch.empty(_DEPTH, size, dtype=torch.int32, pin_memory=self._on_gpu and size > 0))
+        self._cells = [pinned.numpy() for pinned in self._pinned]
+        self._events = [torch.cuda.Event() for _ in range(_DEPTH)] if self._on_gpu else []
         self._unread = [False] * _DEPTH
         self._turn = 0
 
@@ -36,17 +39,15 @@ class Staging:
         Args:
             arrays: of numbers of 4 or 8 bytes.
         """
-        if self.device.type == "cpu":
+        if not self._on_gpu:
             return [torch.from_numpy(np.array(array, order="C")) for array in arrays]
         places, total = lay_out(arrays)
         turn = self._next()
-        host = self._buffer(turn, total)[:total]
-        cells = host.numpy()
+        self._make_room(turn, total)
         for array, place in zip(arrays, places, strict=True):
-            cells[place].view(array.dtype)[:] = array
-        there = torch.empty(total, dtype=torch.int32, device=self.device)
-        there.copy_(host, non_blocking=True)
-        self._mark(turn)
+            self._cells[turn][place].view(array.dtype)[:] = array
+        there = self._pinned[turn][:total].to(self.device, non_blocking=True)
+        self._events[turn].record()
         return [there[place].view(_DTYPES[array.dtype.name]) for array, place in zip(arrays, places, strict=True)]
 
     def fetch(self, tensor: Tensor) -> Callable[[], np.ndarray]:
@@ -57,20 +58,22 @@ class Staging:
         """
         turn = self._next()
         self._unread[turn] = True
-        if self.device.type == "cpu":
-            event, view = None, tensor.clone()
-        else:
-            view = self._buffer(turn, tensor.numel())[: tensor.numel()].view(tensor.shape)
+        if self._on_gpu:
+            self._make_room(turn, tensor.numel())
+            view: Tensor = self._pinned[turn][: tensor.numel()].view(tensor.shape)
             view.copy_(tensor, non_blocking=True)
-            event = self._mark(turn)
+            self._events[turn].record()
+        else:
+            view = tensor.clone()
 
         def wait() -> np.ndarray:
-            if event is None:
-                host_waits.note()
+            if self._on_gpu:
+                host_waits.wait_for(self._events[turn])
             else:
-                host_waits.wait_for(event)
+                host_waits.note()
             self._unread[turn] = False
-            return view.numpy()
+            values: np.ndarray = view.numpy()
+            return values
 
         return wait
 
@@ -80,19 +83,13 @@ class Staging:
         self._turn = (turn + 1) % _DEPTH
         return turn
 
-    def _buffer(self, turn: int, size: int) -> Tensor:
-        event = self._events[turn]
-        if event is not None and not event.query():
-            host_waits.wait_for(event)
-        if len(self._pinned[turn]) < size:
+    def _make_room(self, turn: int, size: int) -> None:
+        """Wait for the transfer that has the buffer, and replace it if it is too small."""
+        if not self._events[turn].query():
+            host_waits.wait_for(self._events[turn])
+        if len(self._cells[turn]) < size:
             self._pinned[turn] = torch.empty(max(1024, 2 * size), dtype=torch.int32, pin_memory=True)
-        return self._pinned[turn]
-
-    def _mark(self, turn: int) -> torch.cuda.Event:
-        event = torch.cuda.Event()
-        event.record()
-        self._events[turn] = event
-        return event
+            self._cells[turn] = self._pinned[turn].numpy()
 
 
 def lay_out(arrays: Sequence[np.ndarray]) -> tuple[list[slice], int]:

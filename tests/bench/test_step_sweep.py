@@ -1,5 +1,7 @@
 """Sizes of kernels' programs, changed for a while."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("triton")
@@ -43,7 +45,7 @@ def test_rows_share_the_prefix_alone():
     engine, seen = device_engine("llama"), []
     real = engine.run
     engine.run = lambda requests: real(seen.append(requests) or requests)
-    step_sweep.time_steps(engine, rows=2, prompt_len=3, shared_prefix_len=4, steps=4, repeats=1)
+    step_sweep.time_steps(engine, rows=2, prompt_len=[3], shared_prefix_len=4, steps=4, repeats=1)
     first, second = (request.prompt_token_ids for request in seen[-1])
     assert first[:4] == second[:4] == (1, 1, 1, 1)
     assert len(first) == len(second) == 7
@@ -53,8 +55,25 @@ def test_rows_share_the_prefix_alone():
 
 def test_each_change_is_a_line(capsys):
     """Between two lines without a change, which tell the noise."""
-    engine = device_engine("llama")
-    step_sweep.run(engine, ["norm.tile=64", "splits.splits=1"], rows=2, prompt_len=3, steps=4, repeats=2)
+    sizes = {"rows": 2, "prompt_len": [3], "steps": 4, "repeats": 2}
+    step_sweep.run(lambda: device_engine("llama"), ["norm.tile=64", "splits.splits=1"], **sizes)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" ms  ")[1] for line in lines] == ["no change", "norm.tile=64", "splits.splits=1", "no change"]
     assert all(line.startswith("step ") and "  prompts " in line for line in lines)
+
+
+def test_rows_take_the_lengths_in_turn():
+    engine, seen = device_engine("llama"), []
+    real = engine.run
+    engine.run = lambda requests: real(seen.append(requests) or requests)
+    step_sweep.time_steps(engine, rows=3, prompt_len=[2, 5], steps=4, repeats=1)
+    assert [len(request.prompt_token_ids) for request in seen[-1]] == [2, 5, 2]
+
+
+def test_a_change_that_breaks_a_row_is_no_figure():
+    """More splits than there is memory for once made rows end early, and their steps looked fast."""
+    engine = device_engine("llama")
+    real = engine.run
+    engine.run = lambda requests: [replace(each, token_ids=each.token_ids[:2]) for each in real(requests)]
+    with pytest.raises(AssertionError, match="breaks"):
+        step_sweep.time_steps(engine, rows=2, prompt_len=[3], steps=4, repeats=1)

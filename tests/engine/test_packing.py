@@ -1,5 +1,7 @@
 """Packed inputs: every token once, with its row and position; padding that no kernel acts on."""
 
+from array import array
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from rosebatch.engine.triton_runner.slots import Slots
 
 def chunk(sequence_id, start, length, samples):
     """Token i of sequence s is 100 (s + 1) + i."""
-    tokens = tuple(100 * (sequence_id + 1) + i for i in range(start, start + length))
+    tokens = array("I", (100 * (sequence_id + 1) + i for i in range(start, start + length)))
     return Chunk(sequence_id, start, tokens, samples)
 
 

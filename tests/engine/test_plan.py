@@ -1,6 +1,7 @@
 """Plans are plain data: counted, pickled, and carried out again elsewhere."""
 
 import pickle
+from array import array
 
 import pytest
 
@@ -20,9 +21,9 @@ SPEC = SequenceSpec(
 )
 STEP = PackedStep(
     chunks=(
-        Chunk(1, 7, (4,), True, ((0, 1, 9), (1, 1, GONE)), (8, 4)),
-        Chunk(3, 0, (5, 6), True, ((0, 0, 2), (1, 1, 3))),
-        Chunk(4, 2, (7,) * 5, False),
+        Chunk(1, 7, array("I", [4]), True, ((0, 1, 9), (1, 1, GONE)), (8, 4)),
+        Chunk(3, 0, array("I", [5, 6]), True, ((0, 0, 2), (1, 1, 3))),
+        Chunk(4, 2, array("I", [7] * 5), False),
     ),
     wipes=((1, 4),),
     copies=((0, 8, 9),),

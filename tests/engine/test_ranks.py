@@ -1,6 +1,7 @@
 """Leader and followers: every rank computes the same plans with the same masks, whenever these are made."""
 
 import weakref
+from array import array
 from queue import SimpleQueue
 from threading import Event, Thread
 
@@ -13,7 +14,7 @@ from rosebatch.ranks.leader import LeadingRunner, Ranks, _hear
 
 
 def plan(number, *, reset=False):
-    return PackedStep(chunks=(Chunk(number, 0, (1,), samples=True),), reset=reset)
+    return PackedStep(chunks=(Chunk(number, 0, array("I", [1]), samples=True),), reset=reset)
 
 
 class LateRunner:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 import pytest
@@ -94,14 +95,19 @@ def test_plans_tell_a_runner_all_it_needs(make_sequence, fake_runner, fake_compl
     add(scheduler, a)
     first, second = fake_completion(range(6), 2)
     assert step(scheduler, fake_runner)[0] == PackedStep(
-        chunks=(Chunk(0, 0, (0, 1, 2, 3, 4, 5), True, ((0, 0, 0), (0, 1, 1))),), started=(a.spec,)
+        chunks=(Chunk(0, 0, array("I", range(6)), True, ((0, 0, 0), (0, 1, 1))),), started=(a.spec,)
     )
     add(scheduler, b)
     # b's table begins with the block that a filled.
     assert step(scheduler, fake_runner)[0] == PackedStep(
-        chunks=(Chunk(0, 6, (first,), True), Chunk(1, 4, (4, 5), True, ((0, 0, 0), (0, 1, 2)))), started=(b.spec,)
+        chunks=(
+            Chunk(0, 6, array("I", [first]), True),
+            Chunk(1, 4, array("I", [4, 5]), True, ((0, 0, 0), (0, 1, 2))),
+        ),
+        started=(b.spec,),
     )
-    assert step(scheduler, fake_runner)[0] == PackedStep(chunks=(Chunk(0, 7, (second,), True),), released=(1,))
+    last = Chunk(0, 7, array("I", [second]), True)
+    assert step(scheduler, fake_runner)[0] == PackedStep(chunks=(last,), released=(1,))
     (c,) = add(scheduler, make_sequence(range(8), max_tokens=2, id=2))
     plan, _ = step(scheduler, fake_runner)
     assert (plan.started, plan.released) == ((c.spec,), (0,))
@@ -535,7 +541,7 @@ def test_generated_blocks_are_findable(make_sequence, fake_runner, fake_completi
     scheduler = make_scheduler()
     (a,) = add(scheduler, make_sequence([1, 2, 3], max_tokens=6, id=0))
     drain(scheduler, fake_runner)
-    assert a.token_ids == [1, 2, 3, *fake_completion([1, 2, 3], 6)]
+    assert list(a.token_ids) == [1, 2, 3, *fake_completion([1, 2, 3], 6)]
     (b,) = add(scheduler, make_sequence([*a.token_ids, 7, 7], max_tokens=1, id=1))
     assert chunks(scheduler.schedule()) == [(1, 8, 3, True)]
     assert b.num_cached_tokens == 8
@@ -567,7 +573,7 @@ def test_with_exact_prefixes_generated_tokens_are_found_behind_a_prompt_of_the_s
     same, longer = make_sequence(range(6), id=1), make_sequence(a.token_ids[:7], id=2)
     for sequence in (same, longer):
         # As after a preemption: all of a's tokens are known.
-        sequence.token_ids = list(a.token_ids)
+        sequence.token_ids = a.token_ids[:]
     add(scheduler, same, longer)
     plan = scheduler.schedule()
     assert chunks(plan) == [(1, 12, 1, True), (2, 4, 9, True)]

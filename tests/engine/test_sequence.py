@@ -133,7 +133,7 @@ def test_the_completion_of_a_sequence():
 
 def test_a_new_sequence():
     sequence = start()
-    assert (sequence.token_ids, sequence.output_token_ids) == ([1, 2, 3], [])
+    assert (sequence.token_ids, sequence.output_token_ids) == (array("I", [1, 2, 3]), [])
     assert (sequence.num_prompt_tokens, sequence.num_computed_tokens, sequence.num_uncomputed_tokens) == (3, 0, 3)
     assert (sequence.status, sequence.finish_reason, sequence.block_ids) == (Status.WAITING, None, [])
     assert sequence.num_cached_tokens is None

@@ -1,6 +1,7 @@
 """Tiles that short chunks share: exact cases, and that each token of a step is in one tile."""
 
 import random
+from array import array
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ def step(*chunks):
         slots.slot_of[number] = number
         slots.specs[number] = SequenceSpec(number, (1,), SamplingParams(), 5000)
         slots.tables[number, : len(blocks)] = blocks
-        made.append(Chunk(number, start, tuple(range(tokens)), samples=True))
+        made.append(Chunk(number, start, array("I", range(tokens)), samples=True))
     return PackedStep(chunks=tuple(made)), slots
 
 

@@ -3,6 +3,7 @@
 import struct
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,7 @@ def prompts(*sequences, blocks, samples=True, **changes):
     """A plan that computes all tokens of sequences it starts. ``blocks`` has the block ids of each."""
     work = zip(sequences, blocks, strict=True)
     chunks = (
-        Chunk(s.id, 0, tuple(s.token_ids), samples, tuple((0, i, block) for i, block in enumerate(ids)))
-        for s, ids in work
+        Chunk(s.id, 0, s.token_ids, samples, tuple((0, i, block) for i, block in enumerate(ids))) for s, ids in work
     )
     return PackedStep(chunks=tuple(chunks), started=tuple(s.spec for s in sequences), **changes)
 
@@ -118,10 +118,10 @@ def test_no_seed_is_seed_0(make_sequence):
 def test_chunks_of_a_prompt_tell_their_blocks_and_the_last_one_the_rest(make_sequence):
     slots = Slots(SLOTS, WIDTH)
     sequence = make_sequence(range(9), 2, ignore_eos=True)
-    chunk = Chunk(0, 0, (0, 1, 2, 3), False, ((0, 0, 5),))
+    chunk = Chunk(0, 0, array("I", range(4)), False, ((0, 0, 5),))
     first = slots.update(PackedStep(chunks=(chunk,), started=(sequence.spec,)))
     assert first.cells == block_cells(0, _0=5)
-    last = slots.update(PackedStep(chunks=(Chunk(0, 4, (4, 5, 6, 7, 8), True, ((0, 1, 6), (0, 2, 7))),)))
+    last = slots.update(PackedStep(chunks=(Chunk(0, 4, array("I", range(4, 9)), True, ((0, 1, 6), (0, 2, 7))),)))
     expected = {layout.POSITION: 8, layout.NEXT: 9, layout.LIMIT: 10, layout.STOPS: 0}
     assert (
         last.cells.items()
@@ -170,7 +170,7 @@ def test_a_preempted_sequence_leaves_its_slot_and_is_told_anew(filled):
     write = slots.update(decodes(0, 1, 2, released=(3,), num_preempted=1))
     assert write.cells == {cell(layout.LIMIT, 3): 0}
     assert 3 not in slots.slot_of
-    sequences[3].token_ids += [7, 8]
+    sequences[3].token_ids.extend([7, 8])
     write = slots.update(prompts(sequences[3], blocks=[[33, 34]], released=(0,)))
     assert slots.slot_of[3] == 0
     assert write.cells[cell(layout.POSITION, 0)] == 4

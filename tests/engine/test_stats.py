@@ -1,5 +1,7 @@
 """What the engine counts for the report."""
 
+from array import array
+
 import pytest
 
 from rosebatch.engine.plan import Chunk, DecodeRow, DecodeWindow, PackedStep, StepResult
@@ -7,7 +9,7 @@ from rosebatch.engine.stats import EngineStats
 
 
 def chunk(length):
-    return Chunk(0, 0, (1,) * length, True, (), ())
+    return Chunk(0, 0, array("I", [1] * length), True, (), ())
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,18 @@ class DecodeWorkspace:
     ) -> None:
         self._num_splits = num_splits
         self.kv_heads = kv_heads
-        parts = max(batch * self.num_splits(batch) for batch in range(1, max_batch + 1))
-        self.sums = torch.empty(parts * heads, head_dim, dtype=torch.float32, device=device)
-        self.stats = torch.empty(parts * heads, 2, dtype=torch.float32, device=device)
+        self._parts = max(batch * self._splits(batch) for batch in range(1, max_batch + 1))
+        self.sums = torch.empty(self._parts * heads, head_dim, dtype=torch.float32, device=device)
+        self.stats = torch.empty(self._parts * heads, 2, dtype=torch.float32, device=device)
         self.shared = SharedParts(max_batch, heads, head_dim, device) if shares else None
         # Every call leaves zeros: the split that merges resets its counter.
         self.arrived = torch.zeros(max_batch * kv_heads, dtype=torch.int32, device=device)
 
     def num_splits(self, batch: int) -> int:
         """Parts of each sequence's keys in a call with ``batch`` sequences."""
+        splits = self._splits(batch)
+        assert batch * splits <= self._parts, "there is memory for the result of each part"
+        return splits
+
+    def _splits(self, batch: int) -> int:
         return self._num_splits(batch, self.kv_heads) if self._num_splits else 1

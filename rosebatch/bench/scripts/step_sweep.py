@@ -3,26 +3,25 @@
 ``python -m rosebatch.bench.scripts.step_sweep --model CONFIG --rows 32 --change linear.part_depth=64``, on a GPU, with
 made-up weights, writes a line for each change: the median milliseconds of a decode step and of all prompts, the least
 and the most. The first and the last line are without a change. A change sets fields of operators' tables of sizes;
-several are joined by ``+``, as in ``linear.stages=4+decode.group=(64,2,2)``. Alone, a kernel may be faster with sizes
-that make the step slower.
+several are joined by ``+``, as in ``linear.stages=4+decode.group=(64,2,2)``. Rows take the given prompt lengths in
+turn. Alone, a kernel may be faster with sizes that make the step slower.
 """
 
 import argparse
 import ast
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
+from itertools import cycle, islice
 from typing import Any
 
-from rosebatch.bench.case import spread
+from rosebatch.bench.case import release_memory, spread
 from rosebatch.bench.workload import token_range
 from rosebatch.config import RunConfig
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.triton_runner.graphs import StepGraphs
-from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.errors import FlagError
 from rosebatch.launch import launch
 from rosebatch.request import Request
@@ -96,36 +95,36 @@ def _set_table(operator: str, table: Any) -> None:
 
 
 def time_steps(
-    engine: Engine, rows: int, prompt_len: int, steps: int, repeats: int, shared_prefix_len: int = 0
+    engine: Engine, rows: int, prompt_len: Sequence[int], steps: int, repeats: int, shared_prefix_len: int = 0
 ) -> list[dict[str, float]]:
-    """Milliseconds of a decode step of so many rows, and of all their prompts; graphs are captured anew.
+    """Milliseconds of a decode step of so many rows, and of all their prompts.
 
     With a shared prefix, prompts are computed in the first run, and later ones find them in the prefix cache.
     """
-    runner = engine.runner
-    assert isinstance(runner, TritonRunner), "decode steps have graphs"
-    runner.decodes = StepGraphs(runner.decodes.body, enabled=runner.decodes.enabled)
-    runner.packed = StepGraphs(runner.packed.body, enabled=runner.packed.enabled)
     sampling = SamplingParams(max_tokens=steps + 1, ignore_eos=True)
     # Equal ids would make equal rows of x, which no job has: a GPU at its power limit might be faster with them.
     numbers, ids = random.Random(0), token_range(engine.vocab_size)
-    prompts = [(1,) * shared_prefix_len + tuple(numbers.choices(ids, k=prompt_len)) for _ in range(rows)]
+    own = (tuple(numbers.choices(ids, k=length)) for length in islice(cycle(prompt_len), rows))
+    prompts = [(1,) * shared_prefix_len + each for each in own]
     times = []
     for _ in range(repeats + 2):
         stats = engine.restart_stats()
         requests = [Request(row, prompt, sampling) for row, prompt in enumerate(prompts)]
-        assert len(list(engine.run(requests))) == rows
+        completions = list(engine.run(requests))
+        assert [len(each.token_ids) for each in completions] == [steps + 1] * rows, "a change breaks what is computed"
         times.append((1000 * stats.decode_seconds / stats.decode_steps, 1000 * stats.prefill_seconds))
     # The first two runs capture graphs.
     return [spread(each) for each in zip(*times[2:], strict=True)]
 
 
-def run(engine: Engine, changes: Sequence[str], **sizes: int) -> None:
+def run(launch_engine: Callable[[], Engine], changes: Sequence[str], **sizes: Any) -> None:
     """Write a line for each change, and two for none; ``sizes`` are those of ``time_steps``."""
     parsed = {text: parse_change(text) for text in changes}
     for text, change in [("", Change()), *parsed.items(), ("", Change())]:
         with changed(change):
-            found = time_steps(engine, **sizes)
+            # An engine for each: its workspaces have the sizes that the change asks for.
+            found = time_steps(launch_engine(), **sizes)
+        release_memory()
         step, prompts = (f"{each['median']:.4f} ({each['min']:.4f}-{each['max']:.4f})" for each in found)
         sys.stdout.write(f"step {step}  prompts {prompts} ms  {text or 'no change'}\n")
 
@@ -136,7 +135,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--prompt-len", type=int, default=128)
+    parser.add_argument("--prompt-len", type=int, nargs="+", default=[128])
     parser.add_argument("--shared-prefix-len", type=int, default=0)
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
@@ -145,7 +144,7 @@ def main() -> None:
     settings = {"load_format": "dummy", "device": "cuda", "dtype": given.dtype, "max_num_seqs": given.rows}
     config = RunConfig.of(given.model, **settings, prefix_cache=given.shared_prefix_len > 0)
     names = "rows", "prompt_len", "shared_prefix_len", "steps", "repeats"
-    run(launch(config).engine, given.change, **{name: getattr(given, name) for name in names})
+    run(lambda: launch(config).engine, given.change, **{name: getattr(given, name) for name in names})
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ def hash_block(parent: bytes, tokens: bytes) -> bytes:
     return blake2b(parent + tokens, digest_size=16).digest()
 
 
-def token_bytes(token_ids: Sequence[int], block_size: int) -> list[bytes]:
-    """The tokens of successive full blocks as bytes, one item a block."""
-    content, width = array("I", token_ids).tobytes(), 4 * block_size
+def token_bytes(token_ids: "array[int]", block_size: int) -> list[bytes]:
+    """The tokens, 32 bits each, of successive full blocks as bytes, one item a block."""
+    content, width = token_ids.tobytes(), 4 * block_size
     return [content[i : i + width] for i in range(0, len(content), width)]
 
 

@@ -396,7 +396,7 @@ class Scheduler:
             sequence.decoding = samples
             self._fork(sequence)
         output = tuple(sequence.output_token_ids) if samples and sequence.sampling.adjusts else ()
-        token_ids = tuple(sequence.token_ids[start:end])
+        token_ids = sequence.token_ids[start:end]
         draft.chunks.append(Chunk(sequence.id, start, token_ids, samples, changes, output, ends and pools))
         return budget - length if ends else 0
 

@@ -39,6 +39,7 @@ class SequenceState:
 
     Attributes:
         spec: what the runner has to know. It changes once at most, see ``take_long_factors``.
+        token_ids: of prompt and completion, 32 bits each.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         tables: its block table in each group of layers, see ``BlockGroups``; empty if it holds no blocks.
         decoding: whether a plan has sampled its newest token.
@@ -51,7 +52,7 @@ class SequenceState:
     request: Request
     sample: int
     spec: SequenceSpec
-    token_ids: list[int]
+    token_ids: "array[int]"
     stop_matcher: StopMatcher | None = None
     constraint: Constraint | None = None
     forks: list["SequenceState"] = field(default_factory=list)
@@ -83,10 +84,12 @@ class SequenceState:
         stop_matcher: StopMatcher | None = None,
         constraint: Constraint | None = None,
         arrival_time: float = 0.0,
+        packed_prompt: "array[int] | None" = None,
     ) -> "SequenceState":
         """A completion of a request; prompt and completion together never exceed ``max_model_len`` tokens.
 
-        A prompt to be embedded is as one that gets a single token: its hidden state comes in the token's place.
+        A prompt to be embedded is as one that gets a single token: its hidden state comes in the token's place. Who has
+        packed the prompt's tokens to 32 bits already gives ``packed_prompt``, which is copied.
         """
         prompt, sampling = request.prompt_token_ids, _sampling_of(request.sampling, sample)
         pools = request.pooling is not None
@@ -101,7 +104,8 @@ class SequenceState:
             has_extras=sampling.adjusts or sampling.logprobs is not None,
             pooling=None if request.pooling is None else request.pooling.pooling or PLAIN.pooling,
         )
-        return cls(request, sample, spec, list(prompt), stop_matcher, constraint, arrival_time=arrival_time)
+        token_ids = array("I", prompt) if packed_prompt is None else packed_prompt[:]
+        return cls(request, sample, spec, token_ids, stop_matcher, constraint, arrival_time=arrival_time)
 
     @property
     def id(self) -> int:
@@ -157,7 +161,7 @@ class SequenceState:
     @property
     def output_token_ids(self) -> list[int]:
         """The tokens generated so far."""
-        return self.token_ids[self.num_prompt_tokens :]
+        return list(self.token_ids[self.num_prompt_tokens :])
 
     def take_long_factors(self) -> None:
         """From now on, for all its tokens; it holds no blocks. See ``rosebatch.engine.long_rope``."""
@@ -186,7 +190,7 @@ class SequenceState:
         elif not_finite:
             self.not_finite, self.finish_reason = True, "error"
         appended = min(len(token_ids), room) if appended is None else appended
-        self.token_ids += token_ids[:appended]
+        self.token_ids.extend(token_ids[:appended])
         self.token_times.extend([now] * appended)
         if logprobs:
             self.logprobs = self.logprobs or PackedLogprobs()

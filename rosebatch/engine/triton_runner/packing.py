@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -137,6 +136,29 @@ class Layout:
         return PackedInputs(input_ids, rows, positions, own, last_tiles, tiles, pieces, last_rows, packed)
 
 
+class _Chunks(NamedTuple):
+    """Numbers of a plan's chunks, ``[N]`` int32 each: slot, first row in the step, first position, tokens."""
+
+    slots: np.ndarray
+    firsts: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(cls, plan: PackedStep, slots: Slots) -> "_Chunks":
+        lengths = np.array([len(chunk.token_ids) for chunk in plan.chunks], np.int32)
+        firsts = np.cumsum(lengths, dtype=np.int32) - lengths
+        starts = np.array([chunk.start for chunk in plan.chunks], np.int32)
+        return cls(np.array([slots.slot_of[chunk.id] for chunk in plan.chunks], np.int32), firsts, starts, lengths)
+
+    def tiles(self, tile_rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of each tile, the number of its chunk and its first token there."""
+        counts = -(-self.lengths // tile_rows)
+        numbers = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        within = np.arange(len(numbers), dtype=np.int32) - (np.cumsum(counts) - counts)[numbers]
+        return numbers, within * tile_rows
+
+
 def pack(
     plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int, shared: Sequence[SharedTile] | None = None
 ) -> np.ndarray:
@@ -144,56 +166,50 @@ def pack(
 
     Tiles are of one chunk each, unless chunks share those of ``shared``.
     """
-    input_ids = np.zeros(layout.size, np.int32)
-    rows = np.full(layout.size, -1, np.int32)
-    positions = np.zeros(layout.size, np.int32)
-    rotary_rows = np.zeros(layout.size if layout.long_rope else 0, np.int32)
-    # Tiles of single rows: sequence, row, position, number of rows.
-    sampled: list[tuple[int, int, int, int]] = []
-    pooled: list[tuple[int, int, int, int]] = []
-    first = 0
-    for chunk in plan.chunks:
-        slot, length = slots.slot_of[chunk.id], len(chunk.token_ids)
-        end = first + length
-        input_ids[first:end] = chunk.token_ids
-        rows[first:end] = slot
-        positions[first:end] = np.arange(chunk.start, chunk.end)
-        if layout.long_rope is not None:
-            rotary_rows[first:end] = layout.long_rope.rows(chunk, slots.specs[chunk.id])
-        last = (slot, end - 1, chunk.end - 1, 1)
-        if chunk.samples:
-            sampled.append(last)
-        if chunk.pools:
-            pooled.append(last)
-        first = end
-    last_tiles = sampled + pooled
-    if not last_tiles and plan.chunks:
-        # Kernels are launched for a row at least, and an attended one.
-        last_tiles.append((slots.slot_of[plan.chunks[0].id], 0, plan.chunks[0].start, 1))
-    padding = layout.num_last - len(last_tiles)
-    last_rows = [row for _, row, _, _ in last_tiles + last_tiles[:1] * padding] or [0] * padding
-    last_tiles += [(0, 0, 0, 0)] * padding
-    parts = [input_ids, rows, positions, rotary_rows, np.array(last_tiles, np.int32).reshape(-1)]
-    parts += [_pack_tiles(plan, slots, layout, tile_rows)] if shared is None else _pack_shared(shared, layout)
-    parts.append(np.array(last_rows, np.int32))
+    chunks, count = _Chunks.of(plan, slots), plan.num_tokens
+    of_tokens = np.zeros((3 if layout.long_rope is None else 4, layout.size), np.int32)
+    input_ids, rows, positions, *rotary_rows = of_tokens
+    input_ids[:count] = np.frombuffer(b"".join(chunk.token_ids for chunk in plan.chunks), np.int32)
+    rows[:count], rows[count:] = np.repeat(chunks.slots, chunks.lengths), -1
+    positions[:count] = np.arange(count) + np.repeat(chunks.starts - chunks.firsts, chunks.lengths)
+    if layout.long_rope is not None:
+        for chunk, first, length in zip(plan.chunks, chunks.firsts, chunks.lengths, strict=True):
+            rotary_rows[0][first : first + length] = layout.long_rope.rows(chunk, slots.specs[chunk.id])
+    last_tiles, last_rows = _pack_last(plan, chunks, layout)
+    parts = [of_tokens.reshape(-1), last_tiles]
+    parts += [_pack_tiles(chunks, layout, tile_rows)] if shared is None else _pack_shared(shared, layout)
+    parts.append(last_rows)
     if layout.num_chunks:
-        parts += _pack_chunks(plan, slots, layout, tile_rows)
+        parts += _pack_chunks(chunks, slots, layout, tile_rows)
     return np.concatenate(parts)
 
 
-def _pack_tiles(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> np.ndarray:
+def _pack_last(plan: PackedStep, chunks: _Chunks, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+    """``last_tiles`` and ``last_rows``, see ``PackedInputs``."""
+    sampled = [number for number, chunk in enumerate(plan.chunks) if chunk.samples]
+    wanted = sampled + [number for number, chunk in enumerate(plan.chunks) if chunk.pools]
+    behind = chunks.lengths - 1
+    if plan.chunks and not wanted:
+        # Kernels are launched for a row at least, and an attended one.
+        wanted, behind = [0], np.zeros_like(behind)
+    ends = np.stack((chunks.slots, chunks.firsts + behind, chunks.starts + behind, np.ones_like(behind)), 1)
+    tiles, count = np.zeros((layout.num_last, 4), np.int32), len(wanted)
+    tiles[:count] = ends[np.array(wanted, np.int32)]
+    rows = tiles[:, 1].copy()
+    rows[count:] = rows[0]
+    return tiles.reshape(-1), rows
+
+
+def _pack_tiles(chunks: _Chunks, layout: Layout, tile_rows: int) -> np.ndarray:
     """Tiles of one chunk each, see ``rosebatch_kernels.paged_attention.prefill``."""
-    tiles: list[tuple[int, int, int, int]] = []
-    first = 0
-    for chunk in plan.chunks:
-        slot, length = slots.slot_of[chunk.id], len(chunk.token_ids)
-        for begin in range(0, length, tile_rows):
-            tiles.append((slot, first + begin, chunk.start + begin, min(tile_rows, length - begin)))
-        first += length
+    numbers, begins = chunks.tiles(tile_rows)
+    slots, firsts, starts, lengths = (values[numbers] for values in chunks)
+    positions = starts + begins
+    own = np.stack((slots, firsts + begins, positions, np.minimum(tile_rows, lengths - begins)), 1)
+    tiles = np.zeros((layout.num_tiles, 4), np.int32)
     # The longest first, so that the shortest programs start last.
-    tiles.sort(key=lambda tile: -tile[2])
-    tiles += [(0, 0, 0, 0)] * (layout.num_tiles - len(tiles))
-    return np.array(tiles, np.int32).reshape(-1)
+    tiles[: len(own)] = own[np.argsort(-positions, kind="stable")]
+    return tiles.reshape(-1)
 
 
 def _pack_shared(shared: Sequence[SharedTile], layout: Layout) -> list[np.ndarray]:
@@ -208,13 +224,11 @@ def _pack_shared(shared: Sequence[SharedTile], layout: Layout) -> list[np.ndarra
     return [np.array(tiles, np.int32).reshape(-1), np.array(pieces, np.int32).reshape(-1)]
 
 
-def _pack_chunks(plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int) -> list[np.ndarray]:
+def _pack_chunks(chunks: _Chunks, slots: Slots, layout: Layout, tile_rows: int) -> list[np.ndarray]:
     """The plan's chunks and their tiles, see ``PackedChunks``."""
-    lengths = [len(chunk.token_ids) for chunk in plan.chunks]
-    firsts = accumulate(lengths, initial=0)
-    chunks = np.zeros((layout.num_chunks, 4), np.int32)
-    for number, (chunk, first, length) in enumerate(zip(plan.chunks, firsts, lengths, strict=False)):
-        chunks[number] = slots.state_of[slots.slot_of[chunk.id]], first, chunk.start, length
-    tiles = [(number, begin) for number, length in enumerate(lengths) for begin in range(0, length, tile_rows)]
-    tiles += [(-1, 0)] * (layout.num_state_tiles - len(tiles))
-    return [chunks.reshape(-1), np.array(tiles, np.int32).reshape(-1)]
+    packed, tiles = np.zeros((layout.num_chunks, 4), np.int32), np.zeros((layout.num_state_tiles, 2), np.int32)
+    states = np.array([slots.state_of[slot] for slot in chunks.slots], np.int32)
+    packed[: len(states)] = np.stack((states, chunks.firsts, chunks.starts, chunks.lengths), 1)
+    own = np.stack(chunks.tiles(tile_rows), 1)
+    tiles[: len(own)], tiles[len(own) :] = own, (-1, 0)
+    return [packed.reshape(-1), tiles.reshape(-1)]

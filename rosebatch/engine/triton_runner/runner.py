@@ -108,7 +108,7 @@ class TritonRunner:
         self.packed = StepGraphs(self._packed_step, enabled=toggles.cuda_graph)
         cells = self._layout(_Packed(MOST_PADDED_TOKENS, self._shares_tiles)).num_cells
         self._packed_cells = torch.zeros(cells, dtype=torch.int32, device=device)
-        self.up, self.down = Staging(device), Staging(device)
+        self.up, self.down = Staging(device, cells + max_num_seqs), self._fetches()
         self.end_tokens = torch.tensor(eos_token_ids, dtype=torch.int32, device=device)
         self._first_tokens = torch.empty(1, max_num_seqs, dtype=torch.int32, device=device)
         self._steps = 0
@@ -171,7 +171,10 @@ class TritonRunner:
         self._deferred = None
         self._steps = 0
         self.state.step.zero_()
-        self.down = Staging(self.cache.device)
+        self.down = self._fetches()
+
+    def _fetches(self) -> Staging:
+        return Staging(self.cache.device, self.state.history.numel())
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
