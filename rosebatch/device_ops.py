@@ -1,5 +1,6 @@
 """The kernels that only the runner of a GPU calls, as switches choose them at load."""
 
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ class DeviceOps:
     Attributes:
         prefill_shared: where chunks share tiles.
         gated_decode, gated_prefill: those of HP1 attention.
+        undivided_keys: most keys of a row, by batch size and dtype, that ``decode`` never divides.
         tile_rows: most query tokens of a tile of either prefill.
         decode_appends: whether both decode kernels write the new K and V to the cache.
         decode_rotates: whether they also norm and rotate q and k; only if they append.
@@ -36,6 +38,7 @@ class DeviceOps:
     prefill_shared: Callable[..., Tensor]
     gated_decode: Callable[..., Tensor]
     gated_prefill: Callable[..., Tensor]
+    undivided_keys: Callable[[int, torch.dtype], int]
     tile_rows: int
     decode_appends: bool
     decode_rotates: bool
@@ -85,6 +88,12 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
         """``prepare`` norms each head by itself. Without it, the operator that splits heads applies every norm."""
         return toggles.fused_rotary and not (toggles.fused_qk_norm and isinstance(norm, HeadNorm))
 
+    def undivided_keys(batch: int, dtype: torch.dtype) -> int:
+        if not toggles.split_keys:
+            return sys.maxsize
+        each = (decode.undivided_keys(batch, num_heads, kv_heads, dtype) for num_heads, kv_heads, _ in heads)
+        return min(each, default=sys.maxsize)
+
     shares = toggles.shared_prefix_attention
     gated_decode = partial(hp1_decode.decode, sparse=toggles.sparse_values)
     return DeviceOps(
@@ -93,6 +102,7 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
         prefill_shared=prefill_shared.prefill_shared,
         gated_decode=with_workspaces(gated_decode, hp1_decode.num_splits, shares=shares),
         gated_prefill=hp1_prefill.prefill,
+        undivided_keys=undivided_keys,
         tile_rows=prefill.TILE_ROWS,
         decode_appends=toggles.fused_kv_append,
         decode_rotates=toggles.fused_kv_append and toggles.fused_rotary,

@@ -64,6 +64,7 @@ def compile_only() -> None:
 def all_steps(of) -> None:
     """Steps of all batch sizes, and packed ones of sizes that are not rehearsed."""
     for rows in of.slots.buckets:
+        of._decode_step(runner._Decode(rows, Extras(), shares=False, divided=False))
         for shares in {False, of.beginnings is not None}:
             of._decode_step(runner._Decode(rows, Extras(), shares))
     steps = [(*each, shares) for each in ((16, 1), (96, 2), (640, SEATS)) for shares in {False, of._shares_tiles}]

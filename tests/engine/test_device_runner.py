@@ -13,6 +13,7 @@ from rosebatch.engine.triton_runner import runner, shared_beginnings, shared_til
 from rosebatch.engine.triton_runner.shared_state import SharedState
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
+from rosebatch_kernels.common import splits
 from tests.engine.small_models import MODELS, SEATS, VOCAB, device_engine, plain_engine
 
 pytestmark = [
@@ -174,3 +175,18 @@ def test_tokens_of_rows_that_share_keys(name, off, expected, pairs_share):
         tokens.append({completion.sample: completion.token_ids for completion in each.run([forks])})
     assert tokens[0] == tokens[1] and len(set(tokens[0].values())) == 3
     assert 3 in shared
+
+
+@pytest.mark.usefixtures("unwritten_is_nan")
+def test_graphs_have_splits_once_a_row_is_long_enough(monkeypatch):
+    """128 short rows spent 3 % of a step on programs without work. The first row to be divided ends that."""
+    monkeypatch.setattr(splits, "TUNED", splits.Tuned(splits=((0, 2),), least_keys=((0, 16),)))
+    rows = [Request(i, (3 + i, 5, 7), SamplingParams(max_tokens=40, ignore_eos=True)) for i in range(2)]
+    engine, kinds = device_engine("llama"), []
+    run = engine.runner.decodes.run
+    engine.runner.decodes.run = lambda kind, steps: run(kinds.append((kind.divided, steps)) or kind, steps)
+    found = {each.request.id: each.token_ids for each in engine.run(rows)}
+    assert found == {each.request.id: each.token_ids for each in plain_engine("llama").run(rows)}
+    # Steps of four tokens from position 3 on, and a program for 16 keys.
+    assert kinds[:4] == [(False, 4)] * 3 + [(True, 4)]
+    assert all(divided for divided, _ in kinds[3:])

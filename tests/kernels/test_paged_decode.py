@@ -132,6 +132,20 @@ def test_keys_in_several_splits(implementation, group, window, append, dtype, de
     assert torch.equal(check(implementation, step, assert_close), first)
 
 
+@pytest.mark.parametrize("group", [1, 2])
+def test_no_programs_for_splits_that_have_nothing_to_do(group, dtype, device, randn, assert_close):
+    """The same bits without them, up to the last number of keys that one program attends to."""
+    most = kernel.undivided_keys(3, group, 1, dtype)
+    for longest, divides in ((most, False), (most + 1, True)):
+        step = make_step([longest, 0, 100], 1, group, 64, 64, dtype, device, randn)
+        parts = step.arguments[5].sums.fill_(7)
+        whole = check(kernel.decode, step, assert_close)
+        assert bool((parts != 7).any()) == divides
+        if not divides:
+            step.options["divided"] = False
+            assert torch.equal(check(kernel.decode, step, assert_close), whole)
+
+
 def test_one_split(implementation, device, randn, assert_close, monkeypatch):
     """As many sequences as fill a GPU, which is made small here; nearly none are live."""
     monkeypatch.setattr(splits, "TUNED", replace(splits.TUNED, splits=((100, 1), (0, 16))))

@@ -6,10 +6,12 @@ before it reads the first key, so a layer needs no kernel between the projection
 append inside the kernel: article S0). The new token's K and V are attended from registers, not from the cache.
 
 The batch size alone fixes the number of splits, so that a CUDA graph can hold the launch. The sequence's length decides
-at run time where a split begins, and splits that a short sequence does not need return at once. The last split of a
-head to finish merges the parts by log-sum-exp (flash-decoding), without a second launch.
+at run time where a split begins, and splits that a short sequence does not need return at once. Where all sequences are
+short, there is another graph without splits. The last split of a head to finish merges the parts by log-sum-exp
+(flash-decoding), without a second launch.
 """
 
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +25,7 @@ from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, wei
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait, wait_before_return
 from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
 from rosebatch_kernels.common.shared_keys import MOST_PARTS, SharedKeys
-from rosebatch_kernels.common.splits import DecodeWorkspace, least_keys
+from rosebatch_kernels.common.splits import DecodeWorkspace, least_keys, num_splits
 from rosebatch_kernels.common.tuned import Program
 from rosebatch_kernels.paged_attention.attend_shared import attend_shared
 from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_tile, no_key
@@ -75,6 +77,7 @@ def decode(
     qk_norm: HeadNorm | None = None,
     append: bool = True,
     keys: SharedKeys | None = None,
+    divided: bool = True,
 ) -> Tensor:
     """Attention of one new token for each sequence.
 
@@ -96,6 +99,8 @@ def decode(
         append: False where the new K and V are in the cache already; q is then neither normalised nor rotated.
         keys: that rows share, attended to once for all of them by a kernel in front of this one; None where there is a
             window.
+        divided: False if no row has more than ``undivided_keys``. The result is the same, without programs for splits
+            that have nothing to do.
 
     Returns:
         ``[B, heads · D]``.
@@ -104,7 +109,7 @@ def decode(
     _, blocks, kv_heads, block_size, size = cache.shape
     group = num_heads // kv_heads
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
-    splits = workspace.num_splits(batch)
+    splits = workspace.num_splits(batch) if divided else 1
     tuned = _tuned(group, cache.dtype)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     # Without shared keys, something of the same dtypes.
@@ -156,7 +161,7 @@ def decode(
         block_table.stride(0),
         positions.stride(0),
         window,
-        max(1, least_keys(batch, kv_heads, tuned.warps) // tuned.keys),
+        _least_tiles(batch, kv_heads, tuned),
         cap,
         qkv if sinks is None else sinks,
         HEADS=num_heads,
@@ -182,6 +187,19 @@ def decode(
         **launch_options(),
     )
     return out
+
+
+def undivided_keys(batch: int, num_heads: int, kv_heads: int, dtype: torch.dtype) -> int:
+    """Most keys of a sequence that are never divided among splits."""
+    if num_splits(batch, kv_heads) == 1:
+        return sys.maxsize
+    tuned = _tuned(num_heads // kv_heads, dtype)
+    return (2 * _least_tiles(batch, kv_heads, tuned) - 1) * tuned.keys
+
+
+def _least_tiles(batch: int, kv_heads: int, tuned: Program) -> int:
+    """Tiles of keys that make a split worth its merge."""
+    return max(1, least_keys(batch, kv_heads, tuned.warps) // tuned.keys)
 
 
 def _rows(group: int, dtype: torch.dtype) -> int:

@@ -27,6 +27,7 @@ def decode(
     qk_norm: HeadNorm | None = None,
     append: bool = True,
     keys: SharedKeys | None = None,
+    divided: bool = True,
 ) -> Tensor:
     """See ``rosebatch_kernels.paged_attention.decode``; the workspace is not used, and each row reads its own keys."""
     live = positions < limits

@@ -228,12 +228,16 @@ class DecodeAttention:
         shared: by all steps of the run.
         size: rows, those that are not live included.
         keys: that rows share; None if there are none.
+        divided: whether any row may have more keys than ``DeviceOps.undivided_keys``.
     """
 
-    def __init__(self, shared: SharedAttention, size: int, keys: SharedKeys | None = None) -> None:
+    def __init__(
+        self, shared: SharedAttention, size: int, keys: SharedKeys | None = None, *, divided: bool = True
+    ) -> None:
         state = shared.state
         self.shared = shared
         self.keys = keys
+        self.divided = divided
         self.positions = state.fields[layout.POSITION, :size]
         # See ``LongRope.rows``.
         self.rotary_rows = None
@@ -252,7 +256,7 @@ class DecodeAttention:
         # A key leaves the windows of rows at different times.
         keys = None if spec.window else self.keys
         if spec.gate is None:
-            decode = partial(kernels.decode, keys=keys, **_softmax(spec))
+            decode = partial(kernels.decode, keys=keys, divided=self.divided, **_softmax(spec))
         else:
             decode = partial(kernels.gated_decode, gate=spec.gate, keys=keys)
         return decode(

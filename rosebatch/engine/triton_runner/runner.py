@@ -128,6 +128,7 @@ class TritonRunner:
         """
         most, extras = self.slots.num_slots, None if self._sample_rows is None else Extras()
         for rows in (most, *(rows for rows in _REHEARSED_ROWS if rows < most)):
+            self._decode_step(_Decode(rows, extras, shares=False, divided=False))
             for shares in {False, self.beginnings is not None}:
                 self._decode_step(_Decode(rows, extras, shares))
         sizes = [tokens for tokens in _REHEARSED_TOKENS if tokens <= most_tokens]
@@ -195,7 +196,9 @@ class TritonRunner:
         inside = self._sample_rows is not None and not sampled.guided
         bucket = self.slots.bucket(plan.sampled_ids)
         shares = self.beginnings is not None and self.beginnings.update(plan.rows, bucket, self.up)
-        ran = self.decodes.run(_Decode(bucket, sampled.extras if inside else None, shares), plan.steps)
+        longest = max(row.start + row.length for row in plan.rows)
+        divided = shares or longest > self.kernels.undivided_keys(bucket, self.cache.dtype)
+        ran = self.decodes.run(_Decode(bucket, sampled.extras if inside else None, shares, divided), plan.steps)
         window = len(self.state.history)
         steps = [(self._steps + i) % window for i in range(plan.steps)]
         self._steps += plan.steps
@@ -315,7 +318,7 @@ class TritonRunner:
         """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""
         fields, size = self.state.fields, kind.size
         keys = self.beginnings.keys(size) if self.beginnings and kind.shares else None
-        attention = DecodeAttention(self.attention, size, keys)
+        attention = DecodeAttention(self.attention, size, keys, divided=kind.divided)
         hidden = self.model.forward(fields[layout.TOKEN, :size], fields[layout.POSITION, :size], attention)
         logits = self.model.logits(hidden)
         if kind.extras is not None:
@@ -386,11 +389,13 @@ class _Decode(NamedTuple):
         size: rows.
         extras: what it does beside sampling them; None if they are sampled outside.
         shares: whether rows share keys.
+        divided: whether any row may have so many keys that they are divided.
     """
 
     size: int
     extras: Extras | None
     shares: bool
+    divided: bool = True
 
 
 class _Packed(NamedTuple):
