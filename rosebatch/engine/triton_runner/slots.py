@@ -9,16 +9,9 @@ import numpy as np
 
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeWindow, SequenceSpec, StepPlan
-from rosebatch.sampling_params import SamplingParams
 from rosebatch_kernels.feedback import layout
 
-_REALS, _INTEGERS = struct.Struct("<6f"), struct.Struct("<6i")
-# What a sequence's slot is told when its first token is sampled.
-_TOLD = (
-    *(layout.POSITION, layout.NEXT, layout.LIMIT, layout.STOPS, layout.TOP_K, layout.SEED_LOW, layout.SEED_HIGH),
-    *(layout.MIN_POSITION, layout.TEMPERATURE, layout.TOP_P, layout.MIN_P),
-    *(layout.PRESENCE, layout.FREQUENCY, layout.REPETITION),
-)
+_REALS, _INTEGERS = struct.Struct("<3f"), struct.Struct("<3i")
 
 
 def batch_buckets(most: int) -> tuple[int, ...]:
@@ -72,7 +65,6 @@ class Slots:
         self.tables = np.zeros((num_slots, width), np.int32) if keeps_tables else None
         self.state_of = list(range(num_slots))
         self._free = list(range(num_slots))
-        self._told = [name * num_slots for name in _TOLD]
 
     def update(self, plan: StepPlan) -> StateWrite:
         """Take slots back from released sequences, give some to started ones; returns what changes on the device."""
@@ -148,28 +140,34 @@ class Slots:
         slot, spec = self.slot_of[chunk.id], self.specs[chunk.id]
         sampling, seed = spec.sampling, spec.sampling.seed or 0
         most_tokens = spec.max_len if self.long_rope is None else self.long_rope.most_tokens(spec)
-        values = (
-            chunk.end - 1,
-            chunk.end,
-            most_tokens - 1,
-            int(not sampling.ignore_eos),
-            min(sampling.top_k, 2**31 - 1),
-            _signed(seed & 0xFFFFFFFF),
-            _signed(seed >> 32),
-            len(spec.prompt_token_ids) + sampling.min_tokens,
-            *_bits_of_reals(sampling),
-        )
-        write.cells.update(zip([first + slot for first in self._told], values, strict=True))
+        real = _bits(sampling.temperature, sampling.top_p, sampling.min_p)
+        penalties = _bits(sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+        values = {
+            layout.POSITION: chunk.end - 1,
+            layout.NEXT: chunk.end,
+            layout.LIMIT: most_tokens - 1,
+            layout.STOPS: int(not sampling.ignore_eos),
+            layout.TEMPERATURE: real[0],
+            layout.TOP_K: min(sampling.top_k, 2**31 - 1),
+            layout.TOP_P: real[1],
+            layout.MIN_P: real[2],
+            layout.SEED_LOW: _signed(seed & 0xFFFFFFFF),
+            layout.SEED_HIGH: _signed(seed >> 32),
+            layout.PRESENCE: penalties[0],
+            layout.FREQUENCY: penalties[1],
+            layout.REPETITION: penalties[2],
+            layout.MIN_POSITION: len(spec.prompt_token_ids) + sampling.min_tokens,
+        }
+        for name, value in values.items():
+            write.cells[self._cell(name, slot)] = value
 
     def _cell(self, name: int, slot: int) -> int:
         return name * self.num_slots + slot
 
 
-def _bits_of_reals(sampling: SamplingParams) -> tuple[int, ...]:
-    """The bits of its numbers as fp32, as signed integers, in the order of ``_TOLD``."""
-    chances = sampling.temperature, sampling.top_p, sampling.min_p
-    penalties = sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty
-    return _INTEGERS.unpack(_REALS.pack(*chances, *penalties))
+def _bits(*values: float) -> tuple[int, ...]:
+    """The bits of three numbers as fp32, as signed integers."""
+    return _INTEGERS.unpack(_REALS.pack(*values))
 
 
 def _signed(word: int) -> int:
