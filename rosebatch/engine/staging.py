@@ -27,6 +27,8 @@ class Staging:
     def __init__(self, device: torch.device, size: int = 0) -> None:
         self.device = device
         self._on_gpu = device.type != "cpu"
+        # Even, so that each begins where numbers of 8 bytes may.
+        size += size % 2
         self._pinned = list(torch.empty(_DEPTH, size, dtype=torch.int32, pin_memory=self._on_gpu and size > 0))
         self._cells = [pinned.numpy() for pinned in self._pinned]
         self._events = [torch.cuda.Event() for _ in range(_DEPTH)] if self._on_gpu else []

@@ -88,9 +88,10 @@ class DeviceState:
 
     def _write(self, cells: Mapping[int, int], staging: Staging) -> None:
         if cells:
-            indices, values = (np.fromiter(part, np.int32, len(cells)) for part in (cells.keys(), cells.values()))
+            indices = np.fromiter(cells.keys(), np.int64, len(cells))
+            values = np.fromiter(cells.values(), np.int32, len(cells))
             where, what = staging.send(indices, values)
-            self._cells.index_copy_(0, where.long(), what)
+            self._cells.index_copy_(0, where, what)
 
     def tell_tokens(self, told: Seq[tuple[int, SampledRow]], staging: Staging) -> None:
         """Set marks and bias of slots whose sequences begin to be sampled, from all their tokens so far."""
