@@ -6,6 +6,7 @@ they did not. Behind them, how many threads at most had Triton's Python part at 
 """
 
 import sys
+from itertools import product
 from threading import Thread
 from types import SimpleNamespace
 
@@ -64,9 +65,8 @@ def compile_only() -> None:
 def all_steps(of) -> None:
     """Steps of all batch sizes, and packed ones of sizes that are not rehearsed."""
     for rows in of.slots.buckets:
-        of._decode_step(runner._Decode(rows, Extras(), shares=False, divided=False))
-        for shares in {False, of.beginnings is not None}:
-            of._decode_step(runner._Decode(rows, Extras(), shares))
+        for shares, divided in product({False, of.beginnings is not None}, (False, True)):
+            of._decode_step(runner._Decode(rows, Extras(), shares, divided))
     steps = [(*each, shares) for each in ((16, 1), (96, 2), (640, SEATS)) for shares in {False, of._shares_tiles}]
     for tokens, samples, shares in steps:
         kind, shared = runner._Packed(tokens, shares), [] if shares else None

@@ -10,6 +10,7 @@ import os
 import pytest
 
 from rosebatch.engine.triton_runner import runner, shared_beginnings, shared_tiles
+from rosebatch.engine.triton_runner.graphs import StepGraphs
 from rosebatch.engine.triton_runner.shared_state import SharedState
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
@@ -177,16 +178,39 @@ def test_tokens_of_rows_that_share_keys(name, off, expected, pairs_share):
     assert 3 in shared
 
 
-@pytest.mark.usefixtures("unwritten_is_nan")
-def test_graphs_have_splits_once_a_row_is_long_enough(monkeypatch):
-    """128 short rows spent 3 % of a step on programs without work. The first row to be divided ends that."""
+@pytest.fixture
+def noted_kinds(monkeypatch):
+    """Two splits from 16 keys each on; notes what decode steps share and divide, in turn."""
     monkeypatch.setattr(splits, "TUNED", splits.Tuned(splits=((0, 2),), least_keys=((0, 16),)))
-    rows = [Request(i, (3 + i, 5, 7), SamplingParams(max_tokens=40, ignore_eos=True)) for i in range(2)]
-    engine, kinds = device_engine("llama"), []
-    run = engine.runner.decodes.run
-    engine.runner.decodes.run = lambda kind, steps: run(kinds.append((kind.divided, steps)) or kind, steps)
-    found = {each.request.id: each.token_ids for each in engine.run(rows)}
-    assert found == {each.request.id: each.token_ids for each in plain_engine("llama").run(rows)}
-    # Steps of four tokens from position 3 on, and a program for 16 keys.
-    assert kinds[:4] == [(False, 4)] * 3 + [(True, 4)]
-    assert all(divided for divided, _ in kinds[3:])
+    kinds, run = [], StepGraphs.run
+
+    def noted(self, kind, steps=1):
+        kinds.extend([(kind.shares, kind.divided)] * steps if hasattr(kind, "divided") else [])
+        return run(self, kind, steps)
+
+    monkeypatch.setattr(StepGraphs, "run", noted)
+    return kinds
+
+
+def tokens(engine, prompts, **sampling):
+    rows = [Request(i, tuple(p), SamplingParams(ignore_eos=True, **sampling)) for i, p in enumerate(prompts)]
+    return {each.request.id: each.token_ids for each in engine.run(rows)}
+
+
+@pytest.mark.usefixtures("unwritten_is_nan")
+def test_graphs_have_splits_once_a_row_is_long_enough(noted_kinds):
+    """128 short rows spent 3 % of a step on programs without work. The first row to be divided ends that."""
+    prompts = [(3 + i, 5, 7) for i in range(2)]
+    found, expected = (tokens(make("llama"), prompts, max_tokens=30) for make in (device_engine, plain_engine))
+    assert found == expected
+    # Windows of four steps from position 3 on; a program attends to 16 keys.
+    assert noted_kinds == [(False, False)] * 12 + [(False, True)] * 17
+
+
+@pytest.mark.usefixtures("unwritten_is_nan", "pairs_share")
+def test_keys_that_rows_share_are_not_divided_for_any(noted_kinds):
+    """256 rows with 1,024 keys in common and few of their own had three idle programs for each that worked."""
+    prompts = [(*range(3, 15), 20 + i) for i in range(3)]
+    found, expected = (tokens(make("llama"), prompts, max_tokens=8) for make in (device_engine, plain_engine))
+    assert found == expected
+    assert noted_kinds == [(True, False)] * 7

@@ -171,6 +171,7 @@ class SharingDevice(ListDevice):
                 read += range(first, end)
             assert sorted(parts) == list(range(int(keys.counts[slot]))) and len(parts) <= MOST_PARTS
             assert sorted(read) == list(range(int(keys.begins[slot])))
+            assert self.state.own_begins[slot] == keys.begins[slot]
             assert len(read) <= row.start
             self.shared += len(read)
 

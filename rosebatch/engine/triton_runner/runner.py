@@ -9,6 +9,7 @@ the logits.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -128,9 +129,8 @@ class TritonRunner:
         """
         most, extras = self.slots.num_slots, None if self._sample_rows is None else Extras()
         for rows in (most, *(rows for rows in _REHEARSED_ROWS if rows < most)):
-            self._decode_step(_Decode(rows, extras, shares=False, divided=False))
-            for shares in {False, self.beginnings is not None}:
-                self._decode_step(_Decode(rows, extras, shares))
+            for shares, divided in product({False, self.beginnings is not None}, (False, True)):
+                self._decode_step(_Decode(rows, extras, shares, divided))
         sizes = [tokens for tokens in _REHEARSED_TOKENS if tokens <= most_tokens]
         for kind in (_Packed(tokens, shares) for tokens in sizes for shares in {False, self._shares_tiles}):
             shared: list[SharedTile] | None = [] if kind.shares else None
@@ -196,9 +196,12 @@ class TritonRunner:
         inside = self._sample_rows is not None and not sampled.guided
         bucket = self.slots.bucket(plan.sampled_ids)
         shares = self.beginnings is not None and self.beginnings.update(plan.rows, bucket, self.up)
-        longest = max(row.start + row.length for row in plan.rows)
-        divided = shares or longest > self.kernels.undivided_keys(bucket, self.cache.dtype)
-        ran = self.decodes.run(_Decode(bucket, sampled.extras if inside else None, shares, divided), plan.steps)
+        own_keys = np.array(sampled.positions)
+        if self.beginnings is not None and shares:
+            own_keys -= self.beginnings.own_begins[sampled.slots]
+        divided = own_keys.max() > self.kernels.undivided_keys(bucket, self.cache.dtype)
+        kind = _Decode(bucket, sampled.extras if inside else None, shares, bool(divided))
+        ran = self.decodes.run(kind, plan.steps)
         window = len(self.state.history)
         steps = [(self._steps + i) % window for i in range(plan.steps)]
         self._steps += plan.steps
@@ -395,7 +398,7 @@ class _Decode(NamedTuple):
     size: int
     extras: Extras | None
     shares: bool
-    divided: bool = True
+    divided: bool
 
 
 class _Packed(NamedTuple):

@@ -20,6 +20,9 @@ class SharedState:
         slots: with the block tables.
         block_size: tokens of a block.
         heads: of the layers that share keys.
+
+    Attributes:
+        own_begins: ``[num_slots]`` int32, the first key of each row that it shares with none.
     """
 
     def __init__(self, slots: Slots, block_size: int, heads: Heads, device: torch.device) -> None:
@@ -31,6 +34,7 @@ class SharedState:
         self._cells = torch.zeros(sum(self._sizes), dtype=torch.int32, device=device)
         items, members, self._begins, self._counts = self._cells.split(self._sizes)
         self._items, self._members = items.view(-1, 5), members
+        self.own_begins = np.zeros(num_slots, np.int32)
         # Sequences that were looked at, and how many items they have.
         self._known: set[int] = set()
         self._num_items = 0
@@ -54,6 +58,7 @@ class SharedState:
             found = self._find(rows, most_items(batch))
             self._num_items = 0 if found is None else len(found.items)
             if found is not None:
+                self.own_begins = found.begins
                 self._send(found, staging)
         return self._num_items > 0
 
