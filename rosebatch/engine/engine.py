@@ -1,5 +1,6 @@
 """The engine: requests of token ids in, completions of token ids out."""
 
+import math
 import time
 from array import array
 from collections import deque
@@ -147,20 +148,20 @@ class Engine:
         Raises:
             RowError: see ``require_servable``; or the model's own pooling is not served.
         """
-        packed = self.require_servable(request)
+        self.require_servable(request)
         if request.pooling is not None:
             if self.refuses_pooling and request.pooling.pooling is None:
                 raise RowError("unsupported_pooling", self.refuses_pooling)
             request = replace(request, pooling=request.pooling.over(self.pooling))
         now = time.perf_counter() if arrival_time is None else arrival_time
         samples = range(request.sampling.n)
-        first, *forks = (self._start(request, sample, packed, stop_matcher, constraint, now) for sample in samples)
+        first, *forks = (self._start(request, sample, stop_matcher, constraint, now) for sample in samples)
         first.forks = forks
         self.scheduler.add(first)
 
-    def require_servable(self, request: Request) -> "array[int]":
+    def require_servable(self, request: Request) -> None:
         """Check a request; see the function of this name."""
-        return require_servable(
+        require_servable(
             request, self.vocab_size, self.max_model_len, hidden_size=self.hidden_size, generates=self.generates
         )
 
@@ -224,7 +225,6 @@ class Engine:
         self,
         request: Request,
         sample: int,
-        packed_prompt: "array[int]",
         stop_matcher: Callable[[], StopMatcher] | None,
         constraint: Callable[[], Constraint] | None,
         arrival_time: float,
@@ -238,7 +238,6 @@ class Engine:
             stop_matcher=None if stop_matcher is None else stop_matcher(),
             constraint=None if constraint is None else constraint(),
             arrival_time=arrival_time,
-            packed_prompt=packed_prompt,
         )
         self._num_started += 1
         if sequence.constraint is not None:
@@ -293,11 +292,8 @@ class Engine:
 
 def require_servable(
     request: Request, vocab_size: int, max_model_len: int, *, hidden_size: int | None = None, generates: bool = True
-) -> "array[int]":
+) -> None:
     """Check a request; see ``Engine`` for the limits.
-
-    Returns:
-        the prompt's token ids, 32 bits each.
 
     Raises:
         RowError: the prompt is empty or too long for the model or the cache, a token id is outside the vocabulary, an
@@ -318,20 +314,16 @@ def require_servable(
             "prompt_too_long",
             f"the prompt has {len(prompt)} tokens; with at least one to generate, {max_model_len} are allowed",
         )
-    packed = _packed(prompt, vocab_size)
-    if packed is None:
+    if _largest(prompt) >= vocab_size:
         raise RowError("invalid_token_id", f"prompt token ids must be in [0, {vocab_size})")
     if any(not 0 <= token_id < vocab_size for token_id, _ in request.sampling.logit_bias):
         raise RowError("invalid_token_id", f"token ids of logit_bias must be in [0, {vocab_size})")
-    return packed
 
 
-def _packed(token_ids: Sequence[int], vocab_size: int) -> "array[int] | None":
-    """Token ids of 32 bits each; None if one is not in ``[0, vocab_size)``."""
-    # CPython fills an array without signs in a third of the time.
+def _largest(token_ids: Sequence[int]) -> float:
+    """The largest token id; infinity if one is negative or has more than 32 bits."""
     try:
-        packed = array("I", token_ids)
+        # ``min`` and ``max`` take three times as long.
+        return int(np.frombuffer(array("I", token_ids), np.uint32).max())
     except OverflowError:
-        return None
-    # Python's ``max`` takes three times as long.
-    return packed if np.frombuffer(packed, np.uint32).max() < vocab_size else None
+        return math.inf

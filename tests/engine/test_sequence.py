@@ -131,6 +131,13 @@ def test_the_completion_of_a_sequence():
         start().completion()
 
 
+@pytest.mark.parametrize("token_id", [2**32 + 1, 2**32, -1])
+def test_no_id_is_taken_for_another(token_id):
+    """The engine refuses such ids. Cut to 32 bits, one would be another, in the prompt and in the prefix cache."""
+    with pytest.raises(OverflowError):
+        SequenceState.start(Request(0, (token_id, 0)), id=0, max_model_len=9)
+
+
 def test_a_new_sequence():
     sequence = start()
     assert (sequence.token_ids, sequence.output_token_ids) == (array("I", [1, 2, 3]), [])

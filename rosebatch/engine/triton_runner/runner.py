@@ -128,8 +128,10 @@ class TritonRunner:
         The steps have no tokens but padding, at most so many, so nothing of it matters to a plan.
         """
         most, extras = self.slots.num_slots, None if self._sample_rows is None else Extras()
-        for rows in (most, *(rows for rows in _REHEARSED_ROWS if rows < most)):
-            for shares, divided in product({False, self.beginnings is not None}, (False, True)):
+        batches = [most, *(rows for rows in _REHEARSED_ROWS if rows < most)]
+        # Without splits, many rows differ from few, and no more.
+        for divided, some in ((True, batches), (False, batches[:2])):
+            for rows, shares in product(some, {False, self.beginnings is not None}):
                 self._decode_step(_Decode(rows, extras, shares, divided))
         sizes = [tokens for tokens in _REHEARSED_TOKENS if tokens <= most_tokens]
         for kind in (_Packed(tokens, shares) for tokens in sizes for shares in {False, self._shares_tiles}):
