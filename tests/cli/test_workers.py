@@ -1,5 +1,6 @@
 """``--data-parallel-size``: several processes give the bytes of one, whatever happens to them."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,17 +62,26 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(model_folder: Path, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts ``generate`` on the small model as a process group of its own, stderr in a file."""
+def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts ``generate`` on the small model as a process group of its own, stderr in a file; ends what still runs."""
+    jobs: list[subprocess.Popen[str]] = []
 
     def run(*args: Any, **variables: str) -> subprocess.Popen[str]:
         path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
         env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | variables
         command = [sys.executable, "-m", "rosebatch", "generate", *map(str, args), "--model", str(model_folder)]
         with (tmp_path / "stderr").open("w") as stderr:
-            return subprocess.Popen(command, env=env, stderr=stderr, cwd=tmp_path, text=True, start_new_session=True)
+            jobs.append(
+                subprocess.Popen(command, env=env, stderr=stderr, cwd=tmp_path, text=True, start_new_session=True)
+            )
+        return jobs[-1]
 
-    return run
+    yield run
+    # A test that failed in between: its job would slow or break those behind it.
+    for job in jobs:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
 
 
 @pytest.fixture
@@ -89,7 +99,12 @@ def children(parent: subprocess.Popen[str]) -> list[int]:
 
 def are_gone(pids: list[int]) -> bool:
     """Whether the processes have ended; nobody may have asked yet how."""
-    return not any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
+    for pid in pids:
+        # Gone before it is opened, or while it is read.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes():
+                return False
+    return True
 
 
 def test_two_processes_give_the_bytes_of_one(start, source, expected, tmp_path):
@@ -129,8 +144,10 @@ def test_workers_that_are_killed(start, source, expected, tmp_path):
         for _ in range(2):
             time.sleep(chance.uniform(0.5, 6))
             if (found := children(job)) and job.poll() is None:
-                os.kill(chance.choice(found), signal.SIGKILL)
-                kills += 1
+                # A job near its end may have ended the worker since it was listed.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(chance.choice(found), signal.SIGKILL)
+                    kills += 1
         assert job.wait(200) == 3
         assert target.read_bytes() == expected
         target.unlink()
