@@ -97,14 +97,20 @@ def children(parent: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in found.stdout.split()]
 
 
-def are_gone(pids: list[int]) -> bool:
-    """Whether the processes have ended; nobody may have asked yet how."""
-    for pid in pids:
-        # Gone before it is opened, or while it is read.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if Path(f"/proc/{pid}/cmdline").read_bytes():
-                return False
-    return True
+def require_ends(pids: list[int]) -> None:
+    """The processes must end soon; nobody may have asked yet how."""
+    limit = time.monotonic() + 3
+    while found := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < limit, found
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    """A process that ended has no command line, or no folder."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_two_processes_give_the_bytes_of_one(start, source, expected, tmp_path):
@@ -163,8 +169,7 @@ def test_a_parent_that_is_killed_and_continued_by_another_number(start, source, 
         found = children(job)
         job.kill()
         job.wait()
-        time.sleep(1)
-        assert are_gone(found)
+        require_ends(found)
     assert start(source, "-o", target, "-dp", 2, "--resume").wait(100) == 3
     assert target.read_bytes() == expected
 
@@ -236,8 +241,7 @@ def test_a_signal_ends_all(start, source, tmp_path):
     os.killpg(job.pid, signal.SIGINT)
     assert job.wait(20) == 130
     assert "rerun with --resume to continue" in (tmp_path / "stderr").read_text()
-    time.sleep(0.5)
-    assert are_gone(found)
+    require_ends(found)
 
 
 def test_settings_that_are_impossible(cli, toy_toml, tmp_path):

@@ -1,5 +1,6 @@
 """A local Ray for commands that tests run, and what is left of it."""
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -37,7 +38,8 @@ def rays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator["Rays"]:
     finally:
         # Agents of a Ray whose driver was killed take minutes to see that.
         for pid in found.processes():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
 
 
