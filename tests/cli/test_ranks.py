@@ -11,7 +11,7 @@ import pytest
 from rosebatch import LLM, SamplingParams
 from rosebatch.config import RunConfig
 from rosebatch.launch import launch
-from tests.cli.test_workers import await_rows, children, expected, require_ends, source, start  # noqa: F401 (fixtures)
+from tests.cli.test_workers import are_gone, await_rows, children, expected, source, start  # noqa: F401 (fixtures)
 
 
 def rows(output):
@@ -59,7 +59,8 @@ def test_a_rank_that_dies_ends_the_job(start, source, expected, tmp_path, lead):
         (line,) = [line for line in (tmp_path / "stderr").read_text().splitlines() if "error" in line]
         assert line.startswith("rosebatch: error: rank 1 of 2: died (SIGKILL)")
         assert "rerun with --resume" in line
-    require_ends([follower])
+    time.sleep(0.5)
+    assert are_gone([follower])
     assert start(source, "-o", target, "-tp", 2, "--resume").wait(100) == 3
     assert rows(target.read_bytes()) == rows(expected)
 
@@ -74,7 +75,8 @@ def test_a_signal_ends_all_ranks(start, source, tmp_path):  # noqa: F811
     os.killpg(job.pid, signal.SIGINT)
     assert job.wait(20) == 130
     assert "rerun with --resume to continue" in (tmp_path / "stderr").read_text()
-    require_ends(found)
+    time.sleep(0.5)
+    assert are_gone(found)
 
 
 @pytest.mark.thorough
