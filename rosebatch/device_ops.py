@@ -1,7 +1,7 @@
 """The kernels that only the runner of a GPU calls, as switches choose them at load."""
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ class DeviceOps:
         prefill_shared: where chunks share tiles.
         gated_decode, gated_prefill: those of HP1 attention.
         undivided_keys: most keys of a row, by batch size and dtype, that ``decode`` never divides.
+        undivided_form: what the batch size changes in the compiled kernel of ``decode`` where no row is divided.
         tile_rows: most query tokens of a tile of either prefill.
         decode_appends: whether both decode kernels write the new K and V to the cache.
         decode_rotates: whether they also norm and rotate q and k; only if they append.
@@ -39,6 +40,7 @@ class DeviceOps:
     gated_decode: Callable[..., Tensor]
     gated_prefill: Callable[..., Tensor]
     undivided_keys: Callable[[int, torch.dtype], int]
+    undivided_form: Callable[[int, torch.dtype], Hashable]
     tile_rows: int
     decode_appends: bool
     decode_rotates: bool
@@ -94,6 +96,9 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
         each = (decode.undivided_keys(batch, num_heads, kv_heads, dtype) for num_heads, kv_heads, _ in heads)
         return min(each, default=sys.maxsize)
 
+    def undivided_form(batch: int, dtype: torch.dtype) -> Hashable:
+        return tuple(decode.undivided_form(batch, *each, dtype, device) for each in heads)
+
     shares = toggles.shared_prefix_attention
     gated_decode = partial(hp1_decode.decode, sparse=toggles.sparse_values)
     return DeviceOps(
@@ -103,6 +108,7 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
         gated_decode=with_workspaces(gated_decode, hp1_decode.num_splits, shares=shares),
         gated_prefill=hp1_prefill.prefill,
         undivided_keys=undivided_keys,
+        undivided_form=undivided_form,
         tile_rows=prefill.TILE_ROWS,
         decode_appends=toggles.fused_kv_append,
         decode_rotates=toggles.fused_kv_append and toggles.fused_rotary,

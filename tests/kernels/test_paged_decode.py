@@ -1,6 +1,7 @@
 """Decode attention over scattered blocks against float64: what it gives, what it writes, and what it leaves alone."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -144,6 +145,31 @@ def test_no_programs_for_splits_that_have_nothing_to_do(group, dtype, device, ra
         if not divides:
             step.options["divided"] = False
             assert torch.equal(check(kernel.decode, step, assert_close), whole)
+
+
+@pytest.mark.parametrize(
+    ("rows", "registers"), [(4, 184), (32, 184), (64, 184), (96, 168), (112, 184), (128, 184), (160, 168), (256, 168)]
+)
+def test_as_many_programs_at_once_as_save_a_round(rows, registers, monkeypatch):
+    """Of 768 programs, 108 ran in a second round, for 5 % of a step. With few, fewer registers only cost time."""
+    monkeypatch.setattr(kernel, "processors", lambda device: 132)
+    heads = {"num_heads": 16, "kv_heads": 8, "device": torch.device("cuda")}
+    form = partial(kernel.undivided_form, rows, **heads)
+    assert form(size=128, dtype=torch.bfloat16) == (rows <= 128, registers)
+    # Heads of 256 channels would spill registers.
+    assert form(size=256, dtype=torch.bfloat16)[1] is None
+    assert form(size=128, dtype=torch.float32)[1] is None
+
+
+@pytest.mark.gpu
+def test_registers_change_no_bits(randn, assert_close, monkeypatch):
+    """A row's tokens would depend on how many rows run beside it."""
+    step = make_step([700, 0, 100], 2, 2, 128, 64, torch.bfloat16, torch.device("cuda"), randn)
+    step.options["divided"] = False
+    whole = check(kernel.decode, step, assert_close)
+    for registers in (168, 184):
+        monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, group_registers=((1, registers),)))
+        assert torch.equal(check(kernel.decode, step, assert_close), whole)
 
 
 def test_one_split(implementation, device, randn, assert_close, monkeypatch):

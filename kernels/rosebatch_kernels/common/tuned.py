@@ -1,12 +1,14 @@
 """Forms that the tables of tuned sizes share."""
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Value = TypeVar("Value")
 
 # ``(least, value)`` pairs, largest least first: the value for each range of a size.
 Steps = tuple[tuple[int, int], ...]
 
 
-def value_at(steps: Steps, size: int) -> int:
+def value_at(steps: tuple[tuple[int, Value], ...], size: int) -> Value:
     """The value of the first pair whose least is at most ``size``."""
     return next(value for least, value in steps if size >= least)
 

@@ -84,6 +84,7 @@ def _launch(
         LINES=lines_of(2 * share),
         STAGES=value_at(TUNED.part_stages, rows) if out.ndim == 3 else TUNED.stages,
         num_warps=TUNED.warps,
+        maxnreg=value_at(TUNED.registers, rows),
         **tile,
         **launch_options(),
     )

@@ -23,6 +23,7 @@ from rosebatch_kernels.common.arrivals import arrive
 from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait, wait_before_return
+from rosebatch_kernels.common.processors import processors
 from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
 from rosebatch_kernels.common.shared_keys import MOST_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace, least_keys, num_splits
@@ -41,6 +42,9 @@ class Tuned:
         fp32: for fp32.
         one_head: for 16 bits and one query head to a K/V head.
         group: for 16 bits and several query heads to a K/V head.
+        group_registers: programs of a round on a multiprocessor, and the registers of a thread at most, where sequences
+            are undivided. The first with the fewest rounds is taken, because the last round may be nearly empty. Where
+            keys are shared, it is the last: their kernel leaves few multiprocessors.
         one_head_rows: rows of that one head's matrix product, all alike; 1 does without one.
         most_early: sequences up to which a program requests its first keys before the kernel in front is complete.
             With more, the requests only compete with that kernel's.
@@ -49,6 +53,7 @@ class Tuned:
     fp32: Program
     one_head: Program
     group: Program
+    group_registers: tuple[tuple[int, int], ...] = ((4, 184), (6, 168))
     one_head_rows: int = 16
     most_early: int = 128
 
@@ -111,6 +116,10 @@ def decode(
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
     splits = workspace.num_splits(batch) if divided else 1
     tuned = _tuned(group, cache.dtype)
+    registers = tuned.registers
+    if splits == 1:
+        programs = batch * kv_heads if keys is None else None
+        registers = _registers(group, cache.dtype, size, programs, qkv.device)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     # Without shared keys, something of the same dtypes.
     shared = workspace.arrived, workspace.arrived, workspace.sums, workspace.stats
@@ -137,7 +146,7 @@ def decode(
     scale, cap = score_factors(scale, soft_cap)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
     # A tile's keys lie together within a block.
-    early = keys is None and batch <= TUNED.most_early and block_size % tuned.keys == 0
+    early = keys is None and _early(batch) and block_size % tuned.keys == 0
     _decode[(kv_heads, batch, splits)](
         out,
         qkv,
@@ -183,7 +192,7 @@ def decode(
         STAGES=tuned.stages,
         EARLY_LINES=lines_of(tuned.keys * size * cache.itemsize) if early else 0,
         num_warps=tuned.warps,
-        maxnreg=tuned.registers,
+        maxnreg=registers,
         **launch_options(),
     )
     return out
@@ -197,9 +206,31 @@ def undivided_keys(batch: int, num_heads: int, kv_heads: int, dtype: torch.dtype
     return (2 * _least_tiles(batch, kv_heads, tuned) - 1) * tuned.keys
 
 
+def undivided_form(
+    batch: int, num_heads: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[bool, int | None]:
+    """What the batch size changes in the compiled kernel of undivided sequences."""
+    return _early(batch), _registers(num_heads // kv_heads, dtype, size, batch * kv_heads, device)
+
+
+def _early(batch: int) -> bool:
+    return batch <= TUNED.most_early
+
+
 def _least_tiles(batch: int, kv_heads: int, tuned: Program) -> int:
     """Tiles of keys that make a split worth its merge."""
     return max(1, least_keys(batch, kv_heads, tuned.warps) // tuned.keys)
+
+
+def _registers(group: int, dtype: torch.dtype, size: int, programs: int | None, device: torch.device) -> int | None:
+    """The most registers of a thread, where one of so many programs has all keys of a sequence; None if they share."""
+    registers = _tuned(group, dtype).registers
+    # Heads of more than 128 channels would spill.
+    if registers is not None or group == 1 or dtype.itemsize == 4 or size > 128:
+        return registers
+    if programs is None:
+        return TUNED.group_registers[-1][1]
+    return min(TUNED.group_registers, key=lambda each: -(-programs // (each[0] * processors(device))))[1]
 
 
 def _rows(group: int, dtype: torch.dtype) -> int:

@@ -129,10 +129,10 @@ class TritonRunner:
         """
         most, extras = self.slots.num_slots, None if self._sample_rows is None else Extras()
         batches = [most, *(rows for rows in _REHEARSED_ROWS if rows < most)]
-        # Without splits, many rows differ from few, and no more.
-        for divided, some in ((True, batches), (False, batches[:2])):
-            for rows, shares in product(some, {False, self.beginnings is not None}):
-                self._decode_step(_Decode(rows, extras, shares, divided))
+        undivided = {self.kernels.undivided_form(rows, self.cache.dtype): rows for rows in self.slots.buckets}
+        kinds = [(rows, True) for rows in batches] + [(rows, False) for rows in undivided.values()]
+        for (rows, divided), shares in product(kinds, {False, self.beginnings is not None}):
+            self._decode_step(_Decode(rows, extras, shares, divided))
         sizes = [tokens for tokens in _REHEARSED_TOKENS if tokens <= most_tokens]
         for kind in (_Packed(tokens, shares) for tokens in sizes for shares in {False, self._shares_tiles}):
             shared: list[SharedTile] | None = [] if kind.shares else None
