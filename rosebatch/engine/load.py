@@ -40,7 +40,7 @@ class LoadedEngine:
     Attributes:
         groups: of layers of the KV cache.
         waits: why its steps cannot be CUDA graphs, if the model is the reason.
-        is_compiled: whether the kernels of plain steps are compiled already.
+        compiled: waits until the kernels of plain steps are compiled; None if nobody has begun to.
     """
 
     engine: Engine
@@ -48,7 +48,7 @@ class LoadedEngine:
     block_size: int
     kv_cache_bytes: int
     waits: str | None = None
-    is_compiled: bool = False
+    compiled: Callable[[], None] | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -115,8 +115,8 @@ def load_engine(
     rehearses = toggles.parallel_compile and toggles.cuda_graph and source.has_head and group is None
     if isinstance(runner, TritonRunner) and rehearses:
         shape = source.config, source.dtype, toggles, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size
-        compile_first(lambda: runner.rehearse(loaded.engine.max_num_batched_tokens), shape)
-        loaded = replace(loaded, is_compiled=True)
+        compiled = compile_first(lambda: runner.rehearse(loaded.engine.max_num_batched_tokens), shape)
+        loaded = replace(loaded, compiled=compiled)
     return replace(loaded, waits=waits)
 
 

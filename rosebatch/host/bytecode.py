@@ -1,7 +1,8 @@
 """Python's bytecode of PyTorch in our own cache, where the installation has none.
 
-Container images often leave bytecode out, and keep Python from writing it. Then each start compiles a thousand files:
-``import torch, triton`` took 3.7 s on such a host, and 1.8 s with their bytecode.
+Some installers leave bytecode to the first import, which compiles a thousand files one after the other. Container
+images often keep Python from writing it, and then each start compiles them: ``import torch, triton`` took 3.7 s on such
+a host, and 1.8 s with their bytecode.
 """
 
 import fcntl
@@ -72,12 +73,6 @@ def clear_bytecode() -> int:
 
 
 def _has_bytecode() -> bool:
-    """Whether Python finds bytecode of PyTorch, or writes it at the first import; also without PyTorch."""
+    """Whether Python finds bytecode of PyTorch; also without PyTorch."""
     found = find_spec(_PACKAGE)
-    if found is None or found.origin is None:
-        return True
-    bytecode = Path(cache_from_source(found.origin))
-    if bytecode.exists():
-        return True
-    folder = bytecode.parent if bytecode.parent.exists() else bytecode.parent.parent
-    return not sys.dont_write_bytecode and os.access(folder, os.W_OK)
+    return found is None or found.origin is None or Path(cache_from_source(found.origin)).exists()

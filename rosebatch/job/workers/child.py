@@ -138,7 +138,10 @@ def _work(link: Link) -> None:
         _reply(link, question, plan)
     launched = load(plan)
     engine = launched.engine
-    if plan.device.type == "cuda" and not launched.is_compiled:
+    if launched.compiled is not None:
+        # A worker that is ready gets rows, which others could serve meanwhile.
+        launched.compiled()
+    elif plan.device.type == "cuda":
         compile_kernels(engine)
     link.tell(m.Ready(engine.max_num_seqs, launched.description, launched.load_seconds))
     workers = setup.config.data_parallel_size
