@@ -13,8 +13,9 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any
@@ -25,8 +26,8 @@ import rosebatch_kernels
 from rosebatch.host.first_alone import first_alone
 from rosebatch.host.threads import DaemonPool, in_background
 
-# Kernels whose compilation has begun or will, by function and by what Triton tells variants apart.
-_Asked = dict[tuple[str, str], Future[None]]
+# Of a function, and of what Triton tells its variants apart by.
+_Key = tuple[str, str]
 
 # More kernels than this are rarely missing, and each thread holds a compiler's memory.
 _MOST_THREADS = 16
@@ -70,15 +71,17 @@ def compile_first(rehearse: Callable[[], None], shape: Any) -> Callable[[], None
         if done.exists():
             return _no_wait
         stack.enter_context(_parsing_alone())
-        threads, asked = DaemonPool(min(_MOST_THREADS, os.cpu_count() or 1), "compile"), _Asked()
-        with _asking(threads, asked):
+        with _asking() as asked:
             rehearse()
-        stack.enter_context(_launches_wait(asked))
+        # Not before: threads that hold Python's lock would make the rehearsal ten times as long.
+        threads = DaemonPool(min(_MOST_THREADS, os.cpu_count() or 1), "compile")
+        kernels = {key: threads.submit(compile_it) for key, compile_it in asked.items()}
+        stack.enter_context(_launches_wait(kernels))
         compiling = stack.pop_all()
 
     def finish() -> None:
         with compiling:
-            wait(asked.values())
+            wait(kernels.values())
             threads.shutdown()
             with suppress(OSError):
                 done.touch()
@@ -91,13 +94,14 @@ def _no_wait() -> None:
 
 
 @contextmanager
-def _asking(threads: Executor, asked: _Asked) -> Iterator[None]:
-    """Meanwhile, a launch in this thread has its kernel compiled unless it is loaded already, and does no more."""
+def _asking() -> Iterator[dict[_Key, Callable[[], None]]]:
+    """Meanwhile, a launch in this thread only notes how to compile its kernel, unless that is loaded already."""
     from triton import knobs
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
     target, here, turn = driver.active.get_current_target(), get_ident(), Lock()
+    asked: dict[_Key, Callable[[], None]] = {}
 
     def ask(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         if get_ident() != here:
@@ -106,7 +110,7 @@ def _asking(threads: Executor, asked: _Asked) -> Iterator[None]:
         if (fn.name, key) not in asked:
             # Here, because the function and those it calls are hashed together: threads would do that again.
             _ = fn.jit_function.cache_key
-            asked[fn.name, key] = threads.submit(_compile, fn.jit_function, target, compile, turn)
+            asked[fn.name, key] = partial(_compile, fn.jit_function, target, compile, turn)
         # Triton then neither compiles nor launches.
         return True
 
@@ -118,18 +122,18 @@ def _asking(threads: Executor, asked: _Asked) -> Iterator[None]:
 
     JITFunction.run, knobs.runtime.jit_cache_hook = run_nothing, ask
     try:
-        yield
+        yield asked
     finally:
         JITFunction.run, knobs.runtime.jit_cache_hook = run, before
 
 
 @contextmanager
-def _launches_wait(asked: _Asked) -> Iterator[None]:
+def _launches_wait(kernels: dict[_Key, Future[None]]) -> Iterator[None]:
     """Meanwhile, a launch waits until a thread has compiled its kernel. One that none has begun, it compiles itself."""
     from triton import knobs
 
     def let(*, key: str, fn: Any, **_: Any) -> bool:
-        future = asked.get((fn.name, key))
+        future = kernels.get((fn.name, key))
         if future is not None and not future.cancel():
             wait([future])
         return False
