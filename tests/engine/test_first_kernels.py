@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -45,11 +45,16 @@ def test_steps_find_what_a_rehearsal_compiled(tmp_path):
 
 @pytest.fixture
 def asks(tmp_path, monkeypatch):
-    """What rehearsals ask for: calls that compile, by function and key."""
+    """Rehearsals that ask for these calls, by their keys."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     calls = {}
-    monkeypatch.setattr(first_kernels, "_asking", lambda: nullcontext(calls))
 
+    @contextmanager
+    def asking(threads, asked):
+        yield
+        asked.update({("kernel", key): threads.submit(call) for key, call in calls.items()})
+
+    monkeypatch.setattr(first_kernels, "_asking", asking)
     return calls
 
 
@@ -87,7 +92,7 @@ def test_kernels_are_parsed_one_at_a_time(asks, monkeypatch):
 
     monkeypatch.setattr(JITCallable, "parse", parse)
     monkeypatch.setattr(first_kernels.os, "cpu_count", lambda: 4)
-    asks.update({("kernel", str(number)): lambda: JITCallable.parse(object()) for number in range(8)})
+    asks.update({str(number): lambda: JITCallable.parse(object()) for number in range(8)})
     wait = first_kernels.compile_first(lambda: None, "a")
     JITCallable.parse(object())
     wait()
@@ -99,8 +104,8 @@ def test_a_launch_waits_for_its_own_kernel(asks, monkeypatch):
     """A start of 8 s spent five on 36 kernels, most of which its first steps did not need."""
     monkeypatch.setattr(first_kernels.os, "cpu_count", lambda: 1)
     begun, compiles, compiled = Event(), Event(), []
-    asks["kernel", "early"] = lambda: begun.set() or (compiles.wait() and compiled.append("early"))
-    asks["kernel", "late"] = lambda: compiled.append("late")
+    asks["early"] = lambda: begun.set() or (compiles.wait() and compiled.append("early"))
+    asks["late"] = lambda: compiled.append("late")
     before = knobs.runtime.jit_cache_hook
     wait = first_kernels.compile_first(lambda: None, "a")
     begun.wait(20)
@@ -121,7 +126,7 @@ def test_a_launch_waits_for_its_own_kernel(asks, monkeypatch):
 
 def test_a_kernel_that_cannot_be_compiled(asks):
     """The launch says why."""
-    asks["kernel", "broken"] = lambda: 1 / 0
+    asks["broken"] = lambda: 1 / 0
     wait = first_kernels.compile_first(lambda: None, "a")
     assert launch("broken") is False
     wait()

@@ -13,9 +13,8 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Executor, Future, wait
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any
@@ -26,8 +25,8 @@ import rosebatch_kernels
 from rosebatch.host.first_alone import first_alone
 from rosebatch.host.threads import DaemonPool, in_background
 
-# Of a function, and of what Triton tells its variants apart by.
-_Key = tuple[str, str]
+# Kernels whose compilation has begun or will, by function and by what Triton tells variants apart.
+_Asked = dict[tuple[str, str], Future[None]]
 
 # More kernels than this are rarely missing, and each thread holds a compiler's memory.
 _MOST_THREADS = 16
@@ -71,17 +70,15 @@ def compile_first(rehearse: Callable[[], None], shape: Any) -> Callable[[], None
         if done.exists():
             return _no_wait
         stack.enter_context(_parsing_alone())
-        with _asking() as asked:
+        threads, asked = DaemonPool(min(_MOST_THREADS, os.cpu_count() or 1), "compile"), _Asked()
+        with _asking(threads, asked):
             rehearse()
-        # Not before: threads that hold Python's lock would make the rehearsal ten times as long.
-        threads = DaemonPool(min(_MOST_THREADS, os.cpu_count() or 1), "compile")
-        kernels = {key: threads.submit(compile_it) for key, compile_it in asked.items()}
-        stack.enter_context(_launches_wait(kernels))
+        stack.enter_context(_launches_wait(asked))
         compiling = stack.pop_all()
 
     def finish() -> None:
         with compiling:
-            wait(kernels.values())
+            wait(asked.values())
             threads.shutdown()
             with suppress(OSError):
                 done.touch()
@@ -94,14 +91,13 @@ def _no_wait() -> None:
 
 
 @contextmanager
-def _asking() -> Iterator[dict[_Key, Callable[[], None]]]:
-    """Meanwhile, a launch in this thread only notes how to compile its kernel, unless that is loaded already."""
+def _asking(threads: Executor, asked: _Asked) -> Iterator[None]:
+    """Meanwhile, a launch in this thread has its kernel compiled unless it is loaded already, and does no more."""
     from triton import knobs
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
     target, here, turn = driver.active.get_current_target(), get_ident(), Lock()
-    asked: dict[_Key, Callable[[], None]] = {}
 
     def ask(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         if get_ident() != here:
@@ -110,7 +106,7 @@ def _asking() -> Iterator[dict[_Key, Callable[[], None]]]:
         if (fn.name, key) not in asked:
             # Here, because the function and those it calls are hashed together: threads would do that again.
             _ = fn.jit_function.cache_key
-            asked[fn.name, key] = partial(_compile, fn.jit_function, target, compile, turn)
+            asked[fn.name, key] = threads.submit(_compile, fn.jit_function, target, compile, turn)
         # Triton then neither compiles nor launches.
         return True
 
@@ -122,18 +118,18 @@ def _asking() -> Iterator[dict[_Key, Callable[[], None]]]:
 
     JITFunction.run, knobs.runtime.jit_cache_hook = run_nothing, ask
     try:
-        yield asked
+        yield
     finally:
         JITFunction.run, knobs.runtime.jit_cache_hook = run, before
 
 
 @contextmanager
-def _launches_wait(kernels: dict[_Key, Future[None]]) -> Iterator[None]:
+def _launches_wait(asked: _Asked) -> Iterator[None]:
     """Meanwhile, a launch waits until a thread has compiled its kernel. One that none has begun, it compiles itself."""
     from triton import knobs
 
     def let(*, key: str, fn: Any, **_: Any) -> bool:
-        future = kernels.get((fn.name, key))
+        future = asked.get((fn.name, key))
         if future is not None and not future.cancel():
             wait([future])
         return False
