@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -61,7 +60,7 @@ class Launched:
         grammars: compiles what completions have to match; None without a tokenizer.
         description: for the report: model, device, sampler, limits and switches as decided.
         load_seconds: without the imports before it.
-        compiled: waits until the kernels of plain steps are compiled; None if nobody has begun to.
+        is_compiled: whether the kernels of plain steps are compiled already.
     """
 
     plan: LaunchPlan
@@ -70,19 +69,16 @@ class Launched:
     grammars: Grammars | None
     description: dict[str, Any]
     load_seconds: float
-    compiled: Callable[[], None] | None = None
+    is_compiled: bool = False
 
 
 def launch(config: RunConfig) -> Launched:
-    """Find and load the model, build the engine, compile its kernels.
+    """Find and load the model, build the engine.
 
     Raises:
         UserError: something that was asked for is missing, unreadable or impossible.
     """
-    launched = load(plan_launch(config))
-    if launched.compiled is not None:
-        launched.compiled()
-    return launched
+    return load(plan_launch(config))
 
 
 def plan_launch(config: RunConfig, *, quiet: bool = False) -> LaunchPlan:
@@ -167,7 +163,7 @@ def grammar_limits(config: RunConfig) -> GrammarLimits:
 
 
 def load(plan: LaunchPlan) -> Launched:
-    """Load the model, build the engine. Its first steps may wait for kernels that are being compiled.
+    """Load the model, build the engine.
 
     Raises:
         UserError: as ``launch``.
@@ -209,7 +205,7 @@ def load(plan: LaunchPlan) -> Launched:
     }
     grammars = None if tokenizer is None else make_grammars(tokenizer, source.config, config)
     seconds = plan.seconds + time.perf_counter() - started
-    return Launched(plan, loaded.engine, tokenizer, grammars, description, seconds, loaded.compiled)
+    return Launched(plan, loaded.engine, tokenizer, grammars, description, seconds, loaded.is_compiled)
 
 
 def _load_divided(plan: LaunchPlan) -> LoadedEngine:

@@ -40,7 +40,7 @@ class LoadedEngine:
     Attributes:
         groups: of layers of the KV cache.
         waits: why its steps cannot be CUDA graphs, if the model is the reason.
-        compiled: waits until the kernels of plain steps are compiled; None if nobody has begun to.
+        is_compiled: whether the kernels of plain steps are compiled already.
     """
 
     engine: Engine
@@ -48,7 +48,7 @@ class LoadedEngine:
     block_size: int
     kv_cache_bytes: int
     waits: str | None = None
-    compiled: Callable[[], None] | None = None
+    is_compiled: bool = False
 
     @property
     def num_blocks(self) -> int:
@@ -115,8 +115,8 @@ def load_engine(
     rehearses = toggles.parallel_compile and toggles.cuda_graph and source.has_head and group is None
     if isinstance(runner, TritonRunner) and rehearses:
         shape = source.config, source.dtype, toggles, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size
-        compiled = compile_first(lambda: runner.rehearse(loaded.engine.max_num_batched_tokens), shape)
-        loaded = replace(loaded, compiled=compiled)
+        compile_first(lambda: runner.rehearse(loaded.engine.max_num_batched_tokens), shape)
+        loaded = replace(loaded, is_compiled=True)
     return replace(loaded, waits=waits)
 
 

@@ -89,7 +89,7 @@ if __name__ == "__main__":
     compile_only()
     for name in sys.argv[1:]:
         of = device_engine(name).runner
-        compile_first(lambda of=of: of.rehearse(most_tokens=512), name)()
+        compile_first(lambda of=of: of.rehearse(most_tokens=512), name)
         compiled, real = len(found), len(launched)
         found.clear()
         all_steps(of)
@@ -98,5 +98,5 @@ if __name__ == "__main__":
         found.clear()
         compile_first(lambda: sys.exit("rehearsed twice"), name)
     sys.stdout.write(f"together {max(together)}\n")
-    compile_first(launch_beside, "beside")()
+    compile_first(launch_beside, "beside")
     sys.stdout.write(f"beside {len(found)}\n")

@@ -2,10 +2,8 @@
 
 A launch compiles its kernel and waits: GPT-2's first steps would compile 30 kernels one after the other. So the steps
 are rehearsed before: each launch only tells which kernel it needs. Threads compile these into Triton's cache, where the
-launches of the run find them. The run begins meanwhile: a launch waits for its own kernel, and for no other.
-
-Threads are enough, because Python is a sixth of a compilation. They take turns at it: together, all would be through
-with Python's part when the last one is, and only then begin with the compiler's.
+launches of the run find them. Threads are enough, because Python is a sixth of a compilation. They take turns at it:
+together, all would be through with Python's part when the last one is, and only then begin with the compiler's.
 """
 
 import hashlib
@@ -13,8 +11,8 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, wait
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any
@@ -23,10 +21,7 @@ import torch
 
 import rosebatch_kernels
 from rosebatch.host.first_alone import first_alone
-from rosebatch.host.threads import DaemonPool, in_background
-
-# Kernels whose compilation has begun or will, by function and by what Triton tells variants apart.
-_Asked = dict[tuple[str, str], Future[None]]
+from rosebatch.host.threads import in_background
 
 # More kernels than this are rarely missing, and each thread holds a compiler's memory.
 _MOST_THREADS = 16
@@ -50,63 +45,47 @@ def hash_compiler() -> Callable[[], Any]:
     return in_background(triton_key)
 
 
-def compile_first(rehearse: Callable[[], None], shape: Any) -> Callable[[], None]:
-    """Begin to compile what the launches of ``rehearse`` need, unless that was done before on this machine.
+def compile_first(rehearse: Callable[[], None], shape: Any) -> None:
+    """Compile what the launches of ``rehearse`` need, unless that was done before on this machine.
 
-    Of several processes that call this at once, one goes first, until its last kernel is compiled.
+    Of several processes that call this at once, one goes first.
 
     Args:
-        rehearse: launches kernels, in this thread; they do not run. Those of the first steps had better come first.
+        rehearse: launches kernels, in this thread; they do not run.
         shape: what decides which kernels these are; its ``repr`` tells two shapes apart.
-
-    Returns:
-        waits for the last kernel. Launches wait for theirs by themselves.
     """
     done = triton_cache() / f"rosebatch-{_digest(shape)}"
     if done.exists():
-        return _no_wait
-    with ExitStack() as stack:
-        stack.enter_context(first_alone(triton_cache() / "rosebatch.lock"))
+        return
+    with first_alone(triton_cache() / "rosebatch.lock"):
         if done.exists():
-            return _no_wait
-        stack.enter_context(_parsing_alone())
-        threads, asked = DaemonPool(min(_MOST_THREADS, os.cpu_count() or 1), "compile"), _Asked()
-        with _asking(threads, asked):
+            return
+        count = min(_MOST_THREADS, os.cpu_count() or 1)
+        with _parsing_alone(), ThreadPoolExecutor(count) as threads, _asking(threads):
             rehearse()
-        stack.enter_context(_launches_wait(asked))
-        compiling = stack.pop_all()
-
-    def finish() -> None:
-        with compiling:
-            wait(asked.values())
-            threads.shutdown()
-            with suppress(OSError):
-                done.touch()
-
-    return in_background(finish)
-
-
-def _no_wait() -> None:
-    """Everything is compiled."""
+        with suppress(OSError):
+            done.touch()
 
 
 @contextmanager
-def _asking(threads: Executor, asked: _Asked) -> Iterator[None]:
+def _asking(threads: ThreadPoolExecutor) -> Iterator[None]:
     """Meanwhile, a launch in this thread has its kernel compiled unless it is loaded already, and does no more."""
     from triton import knobs
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    target, here, turn = driver.active.get_current_target(), get_ident(), Lock()
+    target, asked, here = driver.active.get_current_target(), set[tuple[str, str]](), get_ident()
+    turn = Lock()
 
     def ask(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         if get_ident() != here:
             # Another engine's launch: it is real.
             return False
         if (fn.name, key) not in asked:
+            asked.add((fn.name, key))
             # Here, because the function and those it calls are hashed together: threads would do that again.
             _ = fn.jit_function.cache_key
-            asked[fn.name, key] = threads.submit(_compile, fn.jit_function, target, compile, turn)
+            threads.submit(_compile, fn.jit_function, target, compile, turn)
         # Triton then neither compiles nor launches.
         return True
 
@@ -121,24 +100,6 @@ def _asking(threads: Executor, asked: _Asked) -> Iterator[None]:
         yield
     finally:
         JITFunction.run, knobs.runtime.jit_cache_hook = run, before
-
-
-@contextmanager
-def _launches_wait(asked: _Asked) -> Iterator[None]:
-    """Meanwhile, a launch waits until a thread has compiled its kernel. One that none has begun, it compiles itself."""
-    from triton import knobs
-
-    def let(*, key: str, fn: Any, **_: Any) -> bool:
-        future = asked.get((fn.name, key))
-        if future is not None and not future.cancel():
-            wait([future])
-        return False
-
-    before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, let
-    try:
-        yield
-    finally:
-        knobs.runtime.jit_cache_hook = before
 
 
 @contextmanager

@@ -128,7 +128,11 @@ class TritonRunner:
         The steps have no tokens but padding, at most so many, so nothing of it matters to a plan.
         """
         most, extras = self.slots.num_slots, None if self._sample_rows is None else Extras()
-        # In the order of a run, which waits for its first kernels.
+        batches = [most, *(rows for rows in _REHEARSED_ROWS if rows < most)]
+        undivided = {self.kernels.undivided_form(rows, self.cache.dtype): rows for rows in self.slots.buckets}
+        kinds = [(rows, True) for rows in batches] + [(rows, False) for rows in undivided.values()]
+        for (rows, divided), shares in product(kinds, {False, self.beginnings is not None}):
+            self._decode_step(_Decode(rows, extras, shares, divided))
         sizes = [tokens for tokens in _REHEARSED_TOKENS if tokens <= most_tokens]
         for kind in (_Packed(tokens, shares) for tokens in sizes for shares in {False, self._shares_tiles}):
             shared: list[SharedTile] | None = [] if kind.shares else None
@@ -139,13 +143,6 @@ class TritonRunner:
             for count in {1, len(columns)} if self._sample_rows is not None else ():
                 logits = self.model.logits(hidden[:count])
                 self._next_tokens(logits, Extras(), columns[:count], self._first_tokens, None)
-        undivided = {self.kernels.undivided_form(rows, self.cache.dtype): rows for rows in self.slots.buckets}
-        batches = [most, *(rows for rows in _REHEARSED_ROWS if rows < most)]
-        kinds = [(rows, False) for rows in sorted(undivided.values(), reverse=True)] + [
-            (rows, True) for rows in batches
-        ]
-        for (rows, divided), shares in product(kinds, {False, self.beginnings is not None}):
-            self._decode_step(_Decode(rows, extras, shares, divided))
         self._reset()
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:

@@ -138,10 +138,7 @@ def _work(link: Link) -> None:
         _reply(link, question, plan)
     launched = load(plan)
     engine = launched.engine
-    if launched.compiled is not None:
-        # A worker that is ready gets rows, which others could serve meanwhile.
-        launched.compiled()
-    elif plan.device.type == "cuda":
+    if plan.device.type == "cuda" and not launched.is_compiled:
         compile_kernels(engine)
     link.tell(m.Ready(engine.max_num_seqs, launched.description, launched.load_seconds))
     workers = setup.config.data_parallel_size
