@@ -70,7 +70,7 @@ def test_an_installation_with_bytecode(start, tmp_path):
 
 
 def test_an_installation_that_leaves_it_to_the_first_import(start):
-    """That import compiled all of PyTorch by itself, for 4 s of a first start of 13."""
+    """That import compiled all of PyTorch by itself, one file after the other."""
     found = start()
     assert found.prefix == str(found.cache)
     (file,) = found.files

@@ -86,7 +86,7 @@ def pick_kept(
         goal = k.to(tl.float32)
         if by_weight:
             if k > 0:
-                whole = _mass(held, base, size, threshold, top, scale, True, group, tile, fits)
+                whole = _mass(held, base, size, threshold, top, scale, True, group, tile, fits, 1)
             goal = p * whole
         threshold = _threshold(held, base, size, threshold, top, scale, goal, by_weight, group, blank_bits, tile, fits)
     return _pick(held, base, size, tl.maximum(threshold, least), top, scale, number, group, tile, fits)
@@ -94,14 +94,23 @@ def pick_kept(
 
 @triton.jit
 def _mass(
-    held, base, size, threshold, top, scale, by_weight, group: tl.constexpr, tile: tl.constexpr, fits: tl.constexpr
+    held,
+    base,
+    size,
+    threshold,
+    top,
+    scale,
+    by_weight,
+    group: tl.constexpr,
+    tile: tl.constexpr,
+    fits: tl.constexpr,
+    unrolled: tl.constexpr,
 ):
     """Sum of the weights of the logits >= threshold, or their number; ``held`` is the source's first tile."""
     if fits:
         return tl.sum(_share(held, threshold, top, scale, by_weight))
     total = tl.zeros([tile], tl.float32)
-    # Unrolled, so that several tiles of a long source are in flight at a time.
-    for start in tl.range(0, size, tile, loop_unroll_factor=4):
+    for start in tl.range(0, size, tile, loop_unroll_factor=unrolled):
         x = load(base, start + tl.arange(0, tile), size, group)
         total += _share(x, threshold, top, scale, by_weight)
     return tl.sum(total)
@@ -137,7 +146,8 @@ def _threshold(
     while low < high:
         middle = low + (high - low + 1) // 2
         pivot = _number(middle, blank_bits)
-        mass = _mass(held, base, size, pivot, top, scale, by_weight, group, tile, fits)
+        # Several tiles of a long source are in flight at a time. Elsewhere that is not worth the time to compile it.
+        mass = _mass(held, base, size, pivot, top, scale, by_weight, group, tile, fits, 4)
         bound = tl.where(mass >= goal, pivot, bound)
         low = tl.where(mass >= goal, middle, low)
         # With the same mass, a larger threshold would keep the same tokens: stop there.
@@ -148,7 +158,7 @@ def _threshold(
 @triton.jit
 def _pick(held, base, size, threshold, top, scale, number, group: tl.constexpr, tile: tl.constexpr, fits: tl.constexpr):
     """Offset where the running sum of the weights >= threshold passes ``number`` times its end."""
-    target = (number * _mass(held, base, size, threshold, top, scale, True, group, tile, fits)).to(tl.float32)
+    target = (number * _mass(held, base, size, threshold, top, scale, True, group, tile, fits, 1)).to(tl.float32)
     index = tl.arange(0, tile)
     before = 0.0
     crossed = 0
