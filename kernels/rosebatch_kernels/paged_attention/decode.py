@@ -32,6 +32,8 @@ from rosebatch_kernels.paged_attention.attend_shared import attend_shared
 from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_tile, no_key
 
 _LINE_BITS = tl.constexpr(8 * LINE)
+# Splits that are merged at a time, those that there are not included.
+_MERGED = 16
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def decode(
     splits = workspace.num_splits(batch) if divided else 1
     tuned = _tuned(group, cache.dtype)
     registers = tuned.registers
-    if splits == 1:
+    if splits == 1 or keys is not None:
         programs = batch * kv_heads if keys is None else None
         registers = _registers(group, cache.dtype, size, programs, qkv.device)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
@@ -182,7 +184,8 @@ def decode(
         WIDTH=max(16, triton.next_power_of_2(size)),
         BLOCK=block_size,
         TILE=tuned.keys,
-        SPLITS=splits,
+        # One compiled form for most numbers of splits.
+        SPLITS=1 if splits == 1 else max(_MERGED, triton.next_power_of_2(splits)),
         APPEND=append,
         ROTARY=cos.shape[1] if append and rotary is not None else 0,
         NORM=norm,
@@ -309,7 +312,8 @@ def _decode(
     first = _first_in_window(position, window)
     if SHARED:
         first = tl.load(shared_begins + row)
-    first_tile, tiles, share, used = _shares(first, end, least_tiles, TILE, SPLITS)
+    splits = tl.num_programs(2) if SPLITS > 1 else 1
+    first_tile, tiles, share, used = _shares(first, end, least_tiles, splits, TILE)
     if split >= used:
         return
     start_tile = first_tile + split * share
@@ -374,7 +378,7 @@ def _decode(
             total += sink_weights(sink, most)
         tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=wanted)
         return
-    part = (row * KV_HEADS + head) * SPLITS * GROUP
+    part = (row * KV_HEADS + head) * splits * GROUP
     _leave(sums, stats, part + split * GROUP + g, acc, most, total, wanted, own_head, d, D)
     if arrive(arrived + row * KV_HEADS + head) == used - 1:
         tl.store(arrived + row * KV_HEADS + head, 0)
@@ -398,11 +402,11 @@ def _first_in_window(position, window):
 
 
 @triton.jit
-def _shares(first, end, least_tiles, TILE: tl.constexpr, SPLITS: tl.constexpr):
+def _shares(first, end, least_tiles, splits, TILE: tl.constexpr):
     """The keys ``[first, end)`` in tiles: the first tile, their number, the number of each split, and splits in use."""
     first_tile = first // TILE
     tiles = tl.cdiv(end, TILE) - first_tile
-    used = tl.maximum(tl.minimum(tiles // least_tiles, SPLITS), 1)
+    used = tl.maximum(tl.minimum(tiles // least_tiles, splits), 1)
     # At least one: without a cached key, one split still has the new one.
     share = tl.maximum(tl.cdiv(tiles, used), 1)
     # Rounded up, shares may leave nothing for the last split.
