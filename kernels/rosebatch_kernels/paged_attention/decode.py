@@ -32,7 +32,7 @@ from rosebatch_kernels.paged_attention.attend_shared import attend_shared
 from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_tile, no_key
 
 _LINE_BITS = tl.constexpr(8 * LINE)
-# Splits that are merged at a time, those that there are not included.
+# Splits whose results a merge reads; a mask leaves out those that there are not.
 _MERGED = 16
 
 
@@ -226,7 +226,7 @@ def _least_tiles(batch: int, kv_heads: int, tuned: Program) -> int:
 
 
 def _registers(group: int, dtype: torch.dtype, size: int, programs: int | None, device: torch.device) -> int | None:
-    """The most registers of a thread, where one of so many programs has all keys of a sequence; None if they share."""
+    """The most registers of a thread: of so many programs of undivided sequences, or of any that share keys (None)."""
     registers = _tuned(group, dtype).registers
     # Heads of more than 128 channels would spill.
     if registers is not None or group == 1 or dtype.itemsize == 4 or size > 128:
