@@ -1,7 +1,6 @@
 """The shape of a model."""
 
 import math
-from collections.abc import Hashable
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -383,15 +382,6 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """``sliding_window`` of each layer with a KV cache."""
         states = self.delta.layers if self.delta else (False,) * self.num_layers
         return [self.sliding_window(layer) for layer, state in enumerate(states) if not state]
-
-    def layers_of_each_kind(self) -> list[int]:
-        """The first layer of each kind, and the last layer. Others differ from one of them in their numbers alone."""
-        delta, experts = (mixer.layers if mixer else () for mixer in (self.delta, self.experts))
-        first: dict[Hashable, int] = {}
-        for layer in range(self.num_layers):
-            mixers = delta[layer : layer + 1], experts[layer : layer + 1]
-            first.setdefault((self.sliding_window(layer), self.layer_rope(layer) is None, mixers), layer)
-        return sorted({*first.values(), self.num_layers - 1})
 
     def sliding_window(self, layer: int) -> int:
         """Keys a query of this layer sees, its own included; 0 for all."""

@@ -1,7 +1,6 @@
 """What the model families share: how a model describes its attention, the contract of a model."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -167,20 +166,6 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """``[S, V]`` logits of the rows ``hidden [S, H]``."""
         ...
-
-
-@contextmanager
-def few_layers(model: Model) -> Iterator[None]:
-    """Meanwhile, a model of a family of ours has no more layers than launch all of its kernels. Others stay whole."""
-    config, layers = getattr(model, "config", None), getattr(model, "layers", None)
-    if not isinstance(config, ModelConfig) or not isinstance(layers, list):
-        yield
-        return
-    model.layers = [layers[layer] for layer in config.layers_of_each_kind()]  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        model.layers = layers  # type: ignore[attr-defined]
 
 
 def attend(attention: Attention, spec: AttentionSpec, qkv: Tensor, wanted: Tensor | None) -> Tensor:

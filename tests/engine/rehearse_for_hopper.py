@@ -11,7 +11,6 @@ from threading import Thread
 from types import SimpleNamespace
 
 import torch
-from msgspec.structs import replace
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -24,7 +23,6 @@ from rosebatch.engine.triton_runner import packing, runner
 from rosebatch.engine.triton_runner.first_kernels import compile_first
 from rosebatch_kernels.common import launch
 from rosebatch_kernels.mlp.kernel import sigmoid_mul
-from tests.engine import small_models
 from tests.engine.small_models import SEATS, device_engine
 
 found = []
@@ -89,8 +87,6 @@ def launch_beside() -> None:
 
 if __name__ == "__main__":
     compile_only()
-    # More layers than a rehearsal goes through.
-    small_models.MODELS["gpt2"] = replace(small_models.MODELS["gpt2"], num_layers=5, sliding_windows=(0, 7, 7, 0, 7))
     for name in sys.argv[1:]:
         of = device_engine(name).runner
         compile_first(lambda of=of: of.rehearse(most_tokens=512), name)

@@ -41,7 +41,7 @@ from rosebatch.engine.triton_runner.shared_state import SharedState
 from rosebatch.engine.triton_runner.shared_tiles import SharedTile, share_tiles
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState
-from rosebatch.model.layers import Model, few_layers
+from rosebatch.model.layers import Model
 from rosebatch.ops import Ops
 from rosebatch.request import Logprobs
 from rosebatch.toggles import Toggles
@@ -127,11 +127,6 @@ class TritonRunner:
 
         The steps have no tokens but padding, at most so many, so nothing of it matters to a plan.
         """
-        with few_layers(self.model):
-            self._rehearse(most_tokens)
-        self._reset()
-
-    def _rehearse(self, most_tokens: int) -> None:
         most, extras = self.slots.num_slots, None if self._sample_rows is None else Extras()
         batches = [most, *(rows for rows in _REHEARSED_ROWS if rows < most)]
         undivided = {self.kernels.undivided_form(rows, self.cache.dtype): rows for rows in self.slots.buckets}
@@ -148,6 +143,7 @@ class TritonRunner:
             for count in {1, len(columns)} if self._sample_rows is not None else ():
                 logits = self.model.logits(hidden[:count])
                 self._next_tokens(logits, Extras(), columns[:count], self._first_tokens, None)
+        self._reset()
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """See ``rosebatch.engine.engine.StepRunner``."""
