@@ -8,8 +8,9 @@ from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.tokens import NO_TOKEN, NOT_FINITE
 from rosebatch_kernels.feedback import layout
 
-# Of the one program, on an H100 80GB HBM3. It has one compiled form for nearly all numbers of rows.
+# Of the one program, on an H100 80GB HBM3.
 _WARPS = 4
+# One compiled form serves all numbers of rows up to this.
 _LEAST_WIDTH = 256
 
 _NO_TOKEN = tl.constexpr(NO_TOKEN)

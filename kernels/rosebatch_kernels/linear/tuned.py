@@ -21,8 +21,8 @@ class Tuned:
         most_parts: parts at most, by rows of x. A second tile of rows doubles the programs too.
         least_share: columns of the weight in a part at least.
         warps, stages: of a program.
-        registers: of a thread at most, by rows of x. With a limit, if only the highest there is, the compiler takes the
-            registers that it has use for; with None, as few as it can.
+        registers: of a thread at most, by rows of x, measured on an H200. With a limit, even the highest there is, the
+            compiler takes the registers that it has use for; with None, as few as it can.
         part_stages: of a program of ``parts``, by rows of x.
         most_rows: rows of x up to which ``linear`` beats cuBLAS.
         most_rows_in_parts: rows of x up to which ``parts`` beats cuBLAS.

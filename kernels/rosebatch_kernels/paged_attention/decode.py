@@ -45,8 +45,8 @@ class Tuned:
         one_head: for 16 bits and one query head to a K/V head.
         group: for 16 bits and several query heads to a K/V head.
         group_registers: programs of a round on a multiprocessor, and the registers of a thread at most, where sequences
-            are undivided. The first with the fewest rounds is taken, because the last round may be nearly empty. Where
-            keys are shared, it is the last: their kernel leaves few multiprocessors.
+            are undivided, measured on an H200. The first with the fewest rounds is taken, because the last round may be
+            nearly empty. Where keys are shared, it is the last: their kernel leaves few multiprocessors.
         one_head_rows: rows of that one head's matrix product, all alike; 1 does without one.
         most_early: sequences up to which a program requests its first keys before the kernel in front is complete.
             With more, the requests only compete with that kernel's.
