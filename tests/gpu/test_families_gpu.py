@@ -8,8 +8,10 @@ import torch
 
 from rosebatch.config import RunConfig
 from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.errors import FlagError
 from rosebatch.launch import launch
 from rosebatch.model.source import find_model
+from rosebatch.share import require_divisible
 from rosebatch.toggles import Toggles
 from tests.golden.families import FAMILIES
 from tests.golden.threads_group import make_divided_engine
@@ -88,17 +90,25 @@ def test_two_ranks_on_one_gpu(golden: tuple, saved_model: Callable, greedy: Call
     assert greedy(engine, prompts[:28], NEW_TOKENS) == expected[:28]
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_two_ranks_on_two_gpus(golden: tuple, saved_model: Callable, greedy: Callable) -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_on_gpus_of_their_own(ranks: int, golden: tuple, saved_model: Callable, greedy: Callable) -> None:
     """Sums over ranks are inside of the graphs, and every rank samples the same tokens."""
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
     family, prompts, expected = golden
+    if ranks == 4:
+        source = find_model(str(saved_model(family)), "auto", "float32", torch.device("cuda"))
+        try:
+            require_divisible(source.config, ranks)
+        except FlagError as error:
+            pytest.skip(str(error))
     config = RunConfig(
         model=str(saved_model(family)),
         dtype="float32",
         device="cuda",
         max_num_seqs=64,
         kv_cache_memory=1 << 27,
-        tensor_parallel_size=2,
+        tensor_parallel_size=ranks,
     )
     engine = launch(config).engine
     assert greedy(engine, prompts, NEW_TOKENS) == expected

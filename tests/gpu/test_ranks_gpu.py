@@ -1,4 +1,4 @@
-"""Two GPUs that hold a model together: how they end, and what is left when one of them dies."""
+"""GPUs that hold a model together: how they end, and what is left when one of them dies."""
 
 import gc
 import os
@@ -76,10 +76,13 @@ def end(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("family", ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "HP1", "HP1 options"])
-def test_two_gpus_choose_the_tokens_of_one(family: str, launch_over: Callable[..., Engine]) -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gpus_choose_the_tokens_of_one(ranks: int, family: str, launch_over: Callable[..., Engine]) -> None:
     """Other families are compared with transformers' in ``test_families_gpu``."""
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
     expected = run(launch_over(1, family))
-    engine = launch_over(2, family)
+    engine = launch_over(ranks, family)
     found = run(engine)
     assert engine.stats.graph_replays > 0
     end(engine)

@@ -148,14 +148,25 @@ def test_no_programs_for_splits_that_have_nothing_to_do(group, dtype, device, ra
 
 
 @pytest.mark.parametrize(
-    ("rows", "registers"), [(4, 184), (32, 184), (64, 184), (96, 168), (112, 184), (128, 184), (160, 168), (256, 168)]
+    ("rows", "registers", "narrow"),
+    [
+        (4, 184, 168),
+        (32, 184, 168),
+        (64, 184, 168),
+        (96, 168, 168),
+        (112, 184, 128),
+        (128, 184, 128),
+        (160, 168, 168),
+        (256, 168, 128),
+    ],
 )
-def test_as_many_programs_at_once_as_save_a_round(rows, registers, monkeypatch):
+def test_as_many_programs_at_once_as_save_a_round(rows, registers, narrow, monkeypatch):
     """Of 768 programs, 108 ran in a second round, for 5 % of a step. With few, fewer registers only cost time."""
     monkeypatch.setattr(kernel, "processors", lambda device: 132)
     heads = {"num_heads": 16, "kv_heads": 8, "device": torch.device("cuda")}
     form = partial(kernel.undivided_form, rows, **heads)
     assert form(size=128, dtype=torch.bfloat16) == (rows <= 128, registers)
+    assert form(size=64, dtype=torch.bfloat16)[1] == narrow
     # Heads of 256 channels would spill registers.
     assert form(size=256, dtype=torch.bfloat16)[1] is None
     assert form(size=128, dtype=torch.float32)[1] is None
@@ -168,7 +179,7 @@ def test_registers_change_no_bits(randn, assert_close, monkeypatch):
     step.options["divided"] = False
     whole = check(kernel.decode, step, assert_close)
     for registers in (168, 255):
-        monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, group_registers=((1, registers),)))
+        monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, group_registers=((0, ((1, registers),)),)))
         assert torch.equal(check(kernel.decode, step, assert_close), whole)
 
 

@@ -27,13 +27,11 @@ from rosebatch_kernels.common.processors import processors
 from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
 from rosebatch_kernels.common.shared_keys import MOST_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace, least_keys, num_splits
-from rosebatch_kernels.common.tuned import Program
+from rosebatch_kernels.common.tuned import Program, value_at
 from rosebatch_kernels.paged_attention.attend_shared import attend_shared
 from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_tile, no_key
 
 _LINE_BITS = tl.constexpr(8 * LINE)
-# Splits whose results a merge reads; a mask leaves out those that there are not.
-_MERGED = 16
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,9 @@ class Tuned:
         one_head: for 16 bits and one query head to a K/V head.
         group: for 16 bits and several query heads to a K/V head.
         group_registers: programs of a round on a multiprocessor, and the registers of a thread at most, where sequences
-            are undivided, measured on an H200. The first with the fewest rounds is taken, because the last round may be
-            nearly empty. Where keys are shared, it is the last: their kernel leaves few multiprocessors.
+            are undivided, by channels of a head, measured on an H200. The first with the fewest rounds is taken,
+            because the last round may be nearly empty. Where keys are shared, it is the last: their kernel leaves few
+            multiprocessors. Heads of more than 128 channels would spill.
         one_head_rows: rows of that one head's matrix product, all alike; 1 does without one.
         most_early: sequences up to which a program requests its first keys before the kernel in front is complete.
             With more, the requests only compete with that kernel's.
@@ -55,7 +54,11 @@ class Tuned:
     fp32: Program
     one_head: Program
     group: Program
-    group_registers: tuple[tuple[int, int], ...] = ((4, 184), (6, 168))
+    group_registers: tuple[tuple[int, tuple[tuple[int, int | None], ...]], ...] = (
+        (129, ((1, None),)),
+        (65, ((4, 184), (6, 168))),
+        (0, ((6, 168), (8, 128))),
+    )
     one_head_rows: int = 16
     most_early: int = 128
 
@@ -184,8 +187,7 @@ def decode(
         WIDTH=max(16, triton.next_power_of_2(size)),
         BLOCK=block_size,
         TILE=tuned.keys,
-        # One compiled form for most numbers of splits.
-        SPLITS=1 if splits == 1 else max(_MERGED, triton.next_power_of_2(splits)),
+        SPLITS=splits,
         APPEND=append,
         ROTARY=cos.shape[1] if append and rotary is not None else 0,
         NORM=norm,
@@ -228,12 +230,12 @@ def _least_tiles(batch: int, kv_heads: int, tuned: Program) -> int:
 def _registers(group: int, dtype: torch.dtype, size: int, programs: int | None, device: torch.device) -> int | None:
     """The most registers of a thread: of so many programs of undivided sequences, or of any that share keys (None)."""
     registers = _tuned(group, dtype).registers
-    # Heads of more than 128 channels would spill.
-    if registers is not None or group == 1 or dtype.itemsize == 4 or size > 128:
+    if registers is not None or group == 1 or dtype.itemsize == 4:
         return registers
+    choices = value_at(TUNED.group_registers, size)
     if programs is None:
-        return TUNED.group_registers[-1][1]
-    return min(TUNED.group_registers, key=lambda each: -(-programs // (each[0] * processors(device))))[1]
+        return choices[-1][1]
+    return min(choices, key=lambda each: -(-programs // (each[0] * processors(device))))[1]
 
 
 def _rows(group: int, dtype: torch.dtype) -> int:
@@ -312,8 +314,7 @@ def _decode(
     first = _first_in_window(position, window)
     if SHARED:
         first = tl.load(shared_begins + row)
-    splits = tl.num_programs(2) if SPLITS > 1 else 1
-    first_tile, tiles, share, used = _shares(first, end, least_tiles, splits, TILE)
+    first_tile, tiles, share, used = _shares(first, end, least_tiles, TILE, SPLITS)
     if split >= used:
         return
     start_tile = first_tile + split * share
@@ -378,7 +379,7 @@ def _decode(
             total += sink_weights(sink, most)
         tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=wanted)
         return
-    part = (row * KV_HEADS + head) * splits * GROUP
+    part = (row * KV_HEADS + head) * SPLITS * GROUP
     _leave(sums, stats, part + split * GROUP + g, acc, most, total, wanted, own_head, d, D)
     if arrive(arrived + row * KV_HEADS + head) == used - 1:
         tl.store(arrived + row * KV_HEADS + head, 0)
@@ -402,11 +403,11 @@ def _first_in_window(position, window):
 
 
 @triton.jit
-def _shares(first, end, least_tiles, splits, TILE: tl.constexpr):
+def _shares(first, end, least_tiles, TILE: tl.constexpr, SPLITS: tl.constexpr):
     """The keys ``[first, end)`` in tiles: the first tile, their number, the number of each split, and splits in use."""
     first_tile = first // TILE
     tiles = tl.cdiv(end, TILE) - first_tile
-    used = tl.maximum(tl.minimum(tiles // least_tiles, splits), 1)
+    used = tl.maximum(tl.minimum(tiles // least_tiles, SPLITS), 1)
     # At least one: without a cached key, one split still has the new one.
     share = tl.maximum(tl.cdiv(tiles, used), 1)
     # Rounded up, shares may leave nothing for the last split.
