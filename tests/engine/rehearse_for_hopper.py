@@ -21,10 +21,14 @@ from rosebatch.engine.extras import Extras
 from rosebatch.engine.plan import PackedStep
 from rosebatch.engine.triton_runner import packing, runner
 from rosebatch.engine.triton_runner.first_kernels import compile_first
+from rosebatch.engine.triton_runner.shared_beginnings import LEAST_ROWS
 from rosebatch_kernels.common import launch
 from rosebatch_kernels.mlp.kernel import sigmoid_mul
-from tests.engine.small_models import SEATS, device_engine
+from tests.engine import small_models
+from tests.engine.small_models import device_engine
 
+# Enough for rows that share their beginnings.
+SEATS = small_models.SEATS = 20
 found = []
 launched = []
 together = []
@@ -65,7 +69,7 @@ def compile_only() -> None:
 def all_steps(of) -> None:
     """Steps of all batch sizes, and packed ones of sizes that are not rehearsed."""
     for rows in of.slots.buckets:
-        for shares, divided in product({False, of.beginnings is not None}, (False, True)):
+        for shares, divided in product({False, of.beginnings is not None and rows >= LEAST_ROWS}, (False, True)):
             of._decode_step(runner._Decode(rows, Extras(), shares, divided))
     steps = [(*each, shares) for each in ((16, 1), (96, 2), (640, SEATS)) for shares in {False, of._shares_tiles}]
     for tokens, samples, shares in steps:

@@ -37,6 +37,7 @@ from rosebatch.engine.triton_runner.attention import (
 )
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
+from rosebatch.engine.triton_runner.shared_beginnings import LEAST_ROWS
 from rosebatch.engine.triton_runner.shared_state import SharedState
 from rosebatch.engine.triton_runner.shared_tiles import SharedTile, share_tiles
 from rosebatch.engine.triton_runner.slots import Slots
@@ -125,14 +126,10 @@ class TritonRunner:
     def rehearse(self, most_tokens: int) -> None:
         """Launch the kernels of plain steps of several sizes, for nobody. No sequence may have a slot.
 
-        The steps have no tokens but padding, at most so many, so nothing of it matters to a plan.
+        The steps have no tokens but padding, at most so many, so nothing of it matters to a plan. Prompts come first:
+        their attention takes the compiler long.
         """
         most, extras = self.slots.num_slots, None if self._sample_rows is None else Extras()
-        batches = [most, *(rows for rows in _REHEARSED_ROWS if rows < most)]
-        undivided = {self.kernels.undivided_form(rows, self.cache.dtype): rows for rows in self.slots.buckets}
-        kinds = [(rows, True) for rows in batches] + [(rows, False) for rows in undivided.values()]
-        for (rows, divided), shares in product(kinds, {False, self.beginnings is not None}):
-            self._decode_step(_Decode(rows, extras, shares, divided))
         sizes = [tokens for tokens in _REHEARSED_TOKENS if tokens <= most_tokens]
         for kind in (_Packed(tokens, shares) for tokens in sizes for shares in {False, self._shares_tiles}):
             shared: list[SharedTile] | None = [] if kind.shares else None
@@ -143,6 +140,12 @@ class TritonRunner:
             for count in {1, len(columns)} if self._sample_rows is not None else ():
                 logits = self.model.logits(hidden[:count])
                 self._next_tokens(logits, Extras(), columns[:count], self._first_tokens, None)
+        batches = [most, *(rows for rows in _REHEARSED_ROWS if rows < most)]
+        undivided = {self.kernels.undivided_form(rows, self.cache.dtype): rows for rows in self.slots.buckets}
+        kinds = [(rows, True) for rows in batches] + [(rows, False) for rows in undivided.values()]
+        for (rows, divided), shares in product(kinds, {False, self.beginnings is not None}):
+            if not shares or rows >= LEAST_ROWS:
+                self._decode_step(_Decode(rows, extras, shares, divided))
         self._reset()
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
