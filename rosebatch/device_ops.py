@@ -63,7 +63,7 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
     from rosebatch_kernels.hp1 import decode as hp1_decode
     from rosebatch_kernels.hp1 import prefill as hp1_prefill
     from rosebatch_kernels.logits import kernel as logits_kernel
-    from rosebatch_kernels.paged_attention import decode, prefill, prefill_shared
+    from rosebatch_kernels.paged_attention import decode, decode_sizes, prefill, prefill_shared
     from rosebatch_kernels.qkv import kernel as qkv_kernel
     from rosebatch_kernels.sampling import kernel as sampling_kernel
 
@@ -93,11 +93,11 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
     def undivided_keys(batch: int, dtype: torch.dtype) -> int:
         if not toggles.split_keys:
             return sys.maxsize
-        each = (decode.undivided_keys(batch, num_heads, kv_heads, dtype) for num_heads, kv_heads, _ in heads)
+        each = (decode_sizes.undivided_keys(batch, num_heads, kv_heads, dtype) for num_heads, kv_heads, _ in heads)
         return min(each, default=sys.maxsize)
 
     def undivided_form(batch: int, dtype: torch.dtype) -> Hashable:
-        return tuple(decode.undivided_form(batch, *each, dtype, device) for each in heads)
+        return tuple(decode_sizes.undivided_form(batch, *each, dtype, device) for each in heads)
 
     shares = toggles.shared_prefix_attention
     gated_decode = partial(hp1_decode.decode, sparse=toggles.sparse_values)

@@ -10,7 +10,7 @@ from rosebatch.bench.scripts.step_sweep import changed, parse_change
 from rosebatch.errors import FlagError
 from rosebatch_kernels.common.tuned import Program
 from rosebatch_kernels.linear import kernel, streamed, tuned
-from rosebatch_kernels.paged_attention import decode
+from rosebatch_kernels.paged_attention import decode_sizes
 from tests.engine.small_models import device_engine
 
 
@@ -22,9 +22,9 @@ def test_a_change_reaches_every_reader_of_a_table():
         for module in (tuned, kernel, streamed):
             assert (module.TUNED.part_depth, module.TUNED.part_columns) == (64, ((0, 32),))
         assert tuned.tile_of_parts(32, 1024, 2048)[1] == {"ROWS": 64, "TILE": 32, "DEPTH": 64}
-        assert decode.TUNED.group == Program(64, 4, 2)
+        assert decode_sizes.TUNED.group == Program(64, 4, 2)
     assert all(module.TUNED is before for module in (tuned, kernel, streamed))
-    assert decode.TUNED.group != Program(64, 4, 2)
+    assert decode_sizes.TUNED.group != Program(64, 4, 2)
 
 
 def test_sizes_come_back_after_an_error():

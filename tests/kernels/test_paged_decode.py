@@ -9,7 +9,7 @@ from torch import nan
 
 from rosebatch_kernels.common import splits
 from rosebatch_kernels.paged_attention import decode as kernel
-from rosebatch_kernels.paged_attention import reference
+from rosebatch_kernels.paged_attention import decode_sizes, reference
 from tests.kernels.decode_step import check, make_step
 from tests.kernels.scattered import rms_norm, rotary_tables, untouched
 
@@ -136,7 +136,7 @@ def test_keys_in_several_splits(implementation, group, window, append, dtype, de
 @pytest.mark.parametrize("group", [1, 2])
 def test_no_programs_for_splits_that_have_nothing_to_do(group, dtype, device, randn, assert_close):
     """The same bits without them, up to the last number of keys that one program attends to."""
-    most = kernel.undivided_keys(3, group, 1, dtype)
+    most = decode_sizes.undivided_keys(3, group, 1, dtype)
     for longest, divides in ((most, False), (most + 1, True)):
         step = make_step([longest, 0, 100], 1, group, 64, 64, dtype, device, randn)
         parts = step.arguments[5].sums.fill_(7)
@@ -162,9 +162,9 @@ def test_no_programs_for_splits_that_have_nothing_to_do(group, dtype, device, ra
 )
 def test_as_many_programs_at_once_as_save_a_round(rows, registers, narrow, monkeypatch):
     """Of 768 programs, 108 ran in a second round, for 5 % of a step. With few, fewer registers only cost time."""
-    monkeypatch.setattr(kernel, "processors", lambda device: 132)
+    monkeypatch.setattr(decode_sizes, "processors", lambda device: 132)
     heads = {"num_heads": 16, "kv_heads": 8, "device": torch.device("cuda")}
-    form = partial(kernel.undivided_form, rows, **heads)
+    form = partial(decode_sizes.undivided_form, rows, **heads)
     assert form(size=128, dtype=torch.bfloat16) == (rows <= 128, registers)
     assert form(size=64, dtype=torch.bfloat16)[1] == narrow
     # Heads of 256 channels would spill registers.
@@ -179,7 +179,9 @@ def test_registers_change_no_bits(randn, assert_close, monkeypatch):
     step.options["divided"] = False
     whole = check(kernel.decode, step, assert_close)
     for registers in (168, 255):
-        monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, group_registers=((0, ((1, registers),)),)))
+        monkeypatch.setattr(
+            decode_sizes, "TUNED", replace(decode_sizes.TUNED, group_registers=((0, ((1, registers),)),))
+        )
         assert torch.equal(check(kernel.decode, step, assert_close), whole)
 
 

@@ -11,9 +11,6 @@ short, there is another graph without splits. The last split of a head to finish
 (flash-decoding), without a second launch.
 """
 
-import sys
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -23,51 +20,20 @@ from rosebatch_kernels.common.arrivals import arrive
 from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait, wait_before_return
-from rosebatch_kernels.common.processors import processors
 from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
 from rosebatch_kernels.common.shared_keys import MOST_PARTS, SharedKeys
-from rosebatch_kernels.common.splits import DecodeWorkspace, least_keys, num_splits
-from rosebatch_kernels.common.tuned import Program, value_at
+from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.paged_attention.attend_shared import attend_shared
+from rosebatch_kernels.paged_attention.decode_sizes import (
+    most_registers,
+    program_of,
+    requests_early,
+    tile_rows,
+    tiles_of_split,
+)
 from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_tile, no_key
 
 _LINE_BITS = tl.constexpr(8 * LINE)
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """Sizes of a program, measured on an H100 80GB HBM3; those of splits are in ``rosebatch_kernels.common.splits``.
-
-    Attributes:
-        fp32: for fp32.
-        one_head: for 16 bits and one query head to a K/V head.
-        group: for 16 bits and several query heads to a K/V head.
-        group_registers: programs of a round on a multiprocessor, and the registers of a thread at most, where sequences
-            are undivided, by channels of a head, measured on an H200. The first with the fewest rounds is taken,
-            because the last round may be nearly empty. Where keys are shared, it is the last: their kernel leaves few
-            multiprocessors. Heads of more than 128 channels would spill.
-        one_head_rows: rows of that one head's matrix product, all alike; 1 does without one.
-        most_early: sequences up to which a program requests its first keys before the kernel in front is complete.
-            With more, the requests only compete with that kernel's.
-    """
-
-    fp32: Program
-    one_head: Program
-    group: Program
-    group_registers: tuple[tuple[int, tuple[tuple[int, int | None], ...]], ...] = (
-        (129, ((1, None),)),
-        (65, ((4, 184), (6, 168))),
-        (0, ((6, 168), (8, 128))),
-    )
-    one_head_rows: int = 16
-    most_early: int = 128
-
-
-TUNED = Tuned(
-    fp32=Program(keys=16, warps=4, stages=1),
-    one_head=Program(keys=32, warps=1, stages=2),
-    group=Program(keys=32, warps=2, stages=3),
-)
 
 
 def decode(
@@ -120,11 +86,11 @@ def decode(
     group = num_heads // kv_heads
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
     splits = workspace.num_splits(batch) if divided else 1
-    tuned = _tuned(group, cache.dtype)
+    tuned = program_of(group, cache.dtype)
     registers = tuned.registers
     if splits == 1 or keys is not None:
         programs = batch * kv_heads if keys is None else None
-        registers = _registers(group, cache.dtype, size, programs, qkv.device)
+        registers = most_registers(group, cache.dtype, size, programs, qkv.device)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     # Without shared keys, something of the same dtypes.
     shared = workspace.arrived, workspace.arrived, workspace.sums, workspace.stats
@@ -151,7 +117,7 @@ def decode(
     scale, cap = score_factors(scale, soft_cap)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
     # A tile's keys lie together within a block.
-    early = keys is None and _early(batch) and block_size % tuned.keys == 0
+    early = keys is None and requests_early(batch) and block_size % tuned.keys == 0
     _decode[(kv_heads, batch, splits)](
         out,
         qkv,
@@ -175,14 +141,14 @@ def decode(
         block_table.stride(0),
         positions.stride(0),
         window,
-        _least_tiles(batch, kv_heads, tuned),
+        tiles_of_split(batch, kv_heads, tuned),
         cap,
         qkv if sinks is None else sinks,
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
         MEMBERS=triton.next_power_of_2(group),
-        ROWS=_rows(group, cache.dtype),
+        ROWS=tile_rows(group, cache.dtype),
         D=size,
         WIDTH=max(16, triton.next_power_of_2(size)),
         BLOCK=block_size,
@@ -201,53 +167,6 @@ def decode(
         **launch_options(),
     )
     return out
-
-
-def undivided_keys(batch: int, num_heads: int, kv_heads: int, dtype: torch.dtype) -> int:
-    """Most keys of a sequence that are never divided among splits."""
-    if num_splits(batch, kv_heads) == 1:
-        return sys.maxsize
-    tuned = _tuned(num_heads // kv_heads, dtype)
-    return (2 * _least_tiles(batch, kv_heads, tuned) - 1) * tuned.keys
-
-
-def undivided_form(
-    batch: int, num_heads: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device
-) -> tuple[bool, int | None]:
-    """What the batch size changes in the compiled kernel of undivided sequences."""
-    return _early(batch), _registers(num_heads // kv_heads, dtype, size, batch * kv_heads, device)
-
-
-def _early(batch: int) -> bool:
-    return batch <= TUNED.most_early
-
-
-def _least_tiles(batch: int, kv_heads: int, tuned: Program) -> int:
-    """Tiles of keys that make a split worth its merge."""
-    return max(1, least_keys(batch, kv_heads, tuned.warps) // tuned.keys)
-
-
-def _registers(group: int, dtype: torch.dtype, size: int, programs: int | None, device: torch.device) -> int | None:
-    """The most registers of a thread: of so many programs of undivided sequences, or of any that share keys (None)."""
-    registers = _tuned(group, dtype).registers
-    if registers is not None or group == 1 or dtype.itemsize == 4:
-        return registers
-    choices = value_at(TUNED.group_registers, size)
-    if programs is None:
-        return choices[-1][1]
-    return min(choices, key=lambda each: -(-programs // (each[0] * processors(device))))[1]
-
-
-def _rows(group: int, dtype: torch.dtype) -> int:
-    if group == 1:
-        return 1 if dtype.itemsize == 4 else TUNED.one_head_rows
-    return max(16, 1 << (group - 1).bit_length())
-
-
-def _tuned(group: int, dtype: torch.dtype) -> Program:
-    if dtype.itemsize == 4:
-        return TUNED.fp32
-    return TUNED.one_head if group == 1 else TUNED.group
 
 
 @triton.jit(do_not_specialize=["num_blocks", "least_tiles"])

@@ -34,7 +34,7 @@ _TABLES = {
     "gated": ("linear.gated",),
     "head": ("linear.head",),
     "norm": ("norm.kernel",),
-    "decode": ("paged_attention.decode",),
+    "decode": ("paged_attention.decode_sizes",),
     "prefill": ("paged_attention.prefill", "paged_attention.prefill_shared"),
     "splits": ("common.splits",),
     "shared": ("paged_attention.attend_shared",),

@@ -1,0 +1,96 @@
+"""Sizes of decode attention's programs, and what follows from them for a launch."""
+
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from rosebatch_kernels.common.processors import processors
+from rosebatch_kernels.common.splits import least_keys, num_splits
+from rosebatch_kernels.common.tuned import Program, value_at
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Sizes of a program, measured on an H100 80GB HBM3; those of splits are in ``rosebatch_kernels.common.splits``.
+
+    Attributes:
+        fp32: for fp32.
+        one_head: for 16 bits and one query head to a K/V head.
+        group: for 16 bits and several query heads to a K/V head.
+        group_registers: programs of a round on a multiprocessor, and the registers of a thread at most, where sequences
+            are undivided, by channels of a head, measured on an H200. The first with the fewest rounds is taken,
+            because the last round may be nearly empty. Where keys are shared, it is the last: their kernel leaves few
+            multiprocessors. Heads of more than 128 channels would spill.
+        one_head_rows: rows of that one head's matrix product, all alike; 1 does without one.
+        most_early: sequences up to which a program requests its first keys before the kernel in front is complete.
+            With more, the requests only compete with that kernel's.
+    """
+
+    fp32: Program
+    one_head: Program
+    group: Program
+    group_registers: tuple[tuple[int, tuple[tuple[int, int | None], ...]], ...] = (
+        (129, ((1, None),)),
+        (65, ((4, 184), (6, 168))),
+        (0, ((6, 168), (8, 128))),
+    )
+    one_head_rows: int = 16
+    most_early: int = 128
+
+
+TUNED = Tuned(
+    fp32=Program(keys=16, warps=4, stages=1),
+    one_head=Program(keys=32, warps=1, stages=2),
+    group=Program(keys=32, warps=2, stages=3),
+)
+
+
+def undivided_keys(batch: int, num_heads: int, kv_heads: int, dtype: torch.dtype) -> int:
+    """Most keys of a sequence that are never divided among splits."""
+    if num_splits(batch, kv_heads) == 1:
+        return sys.maxsize
+    tuned = program_of(num_heads // kv_heads, dtype)
+    return (2 * tiles_of_split(batch, kv_heads, tuned) - 1) * tuned.keys
+
+
+def undivided_form(
+    batch: int, num_heads: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[bool, int | None]:
+    """What the batch size changes in the compiled kernel of undivided sequences."""
+    return requests_early(batch), most_registers(num_heads // kv_heads, dtype, size, batch * kv_heads, device)
+
+
+def requests_early(batch: int) -> bool:
+    """Whether a program requests its first keys before the kernel in front is complete."""
+    return batch <= TUNED.most_early
+
+
+def tiles_of_split(batch: int, kv_heads: int, tuned: Program) -> int:
+    """Tiles of keys that make a split worth its merge, at least."""
+    return max(1, least_keys(batch, kv_heads, tuned.warps) // tuned.keys)
+
+
+def most_registers(group: int, dtype: torch.dtype, size: int, programs: int | None, device: torch.device) -> int | None:
+    """The most registers of a thread: of so many programs of undivided sequences, or of any that share keys (None)."""
+    registers = program_of(group, dtype).registers
+    if registers is not None or group == 1 or dtype.itemsize == 4:
+        return registers
+    choices = value_at(TUNED.group_registers, size)
+    if programs is None:
+        return choices[-1][1]
+    return min(choices, key=lambda each: -(-programs // (each[0] * processors(device))))[1]
+
+
+def tile_rows(group: int, dtype: torch.dtype) -> int:
+    """Rows of a program's matrix product, for ``group`` query heads to a K/V head; 1 for none."""
+    if group == 1:
+        return 1 if dtype.itemsize == 4 else TUNED.one_head_rows
+    return max(16, 1 << (group - 1).bit_length())
+
+
+def program_of(group: int, dtype: torch.dtype) -> Program:
+    """Sizes of a program for ``group`` query heads to a K/V head."""
+    if dtype.itemsize == 4:
+        return TUNED.fp32
+    return TUNED.one_head if group == 1 else TUNED.group
