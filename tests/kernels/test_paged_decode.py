@@ -179,9 +179,7 @@ def test_registers_change_no_bits(randn, assert_close, monkeypatch):
     step.options["divided"] = False
     whole = check(kernel.decode, step, assert_close)
     for registers in (168, 255):
-        monkeypatch.setattr(
-            decode_sizes, "TUNED", replace(decode_sizes.TUNED, group_registers=((0, ((1, registers),)),))
-        )
+        monkeypatch.setattr(decode_sizes, "TUNED", replace(decode_sizes.TUNED, group_registers=((0, (registers,)),)))
         assert torch.equal(check(kernel.decode, step, assert_close), whole)
 
 

@@ -9,6 +9,10 @@ from rosebatch_kernels.common.processors import processors
 from rosebatch_kernels.common.splits import least_keys, num_splits
 from rosebatch_kernels.common.tuned import Program, value_at
 
+# Of a part of a multiprocessor; and of a thread, however many the compiler wants.
+_PART_REGISTERS, _MOST_REGISTERS = 2**14, 255
+_WARP_THREADS = 32
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -18,10 +22,10 @@ class Tuned:
         fp32: for fp32.
         one_head: for 16 bits and one query head to a K/V head.
         group: for 16 bits and several query heads to a K/V head.
-        group_registers: programs of a round on a multiprocessor, and the registers of a thread at most, where sequences
-            are undivided, by channels of a head, measured on an H200. The first with the fewest rounds is taken,
-            because the last round may be nearly empty. Where keys are shared, it is the last: their kernel leaves few
-            multiprocessors. Heads of more than 128 channels would spill.
+        group_registers: of a thread at most, where sequences are undivided, by channels of a head, measured on an H200.
+            The first with the fewest rounds of programs is taken, because the last round may be nearly empty. Where
+            keys are shared, it is the last: their kernel leaves few multiprocessors. Heads of more than 128 channels
+            would spill.
         one_head_rows: rows of that one head's matrix product, all alike; 1 does without one.
         most_early: sequences up to which a program requests its first keys before the kernel in front is complete.
             With more, the requests only compete with that kernel's.
@@ -30,10 +34,10 @@ class Tuned:
     fp32: Program
     one_head: Program
     group: Program
-    group_registers: tuple[tuple[int, tuple[tuple[int, int | None], ...]], ...] = (
-        (129, ((1, None),)),
-        (65, ((4, 184), (6, 168))),
-        (0, ((6, 168), (8, 128))),
+    group_registers: tuple[tuple[int, tuple[int | None, ...]], ...] = (
+        (129, (None,)),
+        (65, (184, 168)),
+        (0, (168, 128)),
     )
     one_head_rows: int = 16
     most_early: int = 128
@@ -73,13 +77,18 @@ def tiles_of_split(batch: int, kv_heads: int, tuned: Program) -> int:
 
 def most_registers(group: int, dtype: torch.dtype, size: int, programs: int | None, device: torch.device) -> int | None:
     """The most registers of a thread: of so many programs of undivided sequences, or of any that share keys (None)."""
-    registers = program_of(group, dtype).registers
-    if registers is not None or group == 1 or dtype.itemsize == 4:
-        return registers
+    tuned = program_of(group, dtype)
+    if tuned.registers is not None or group == 1 or dtype.itemsize == 4:
+        return tuned.registers
     choices = value_at(TUNED.group_registers, size)
     if programs is None:
-        return choices[-1][1]
-    return min(choices, key=lambda each: -(-programs // (each[0] * processors(device))))[1]
+        return choices[-1]
+    return min(choices, key=lambda each: -(-programs // (_at_once(each, tuned.warps) * processors(device))))
+
+
+def _at_once(registers: int | None, warps: int) -> int:
+    """Programs that a multiprocessor runs at a time: all registers of a warp lie in one of its four parts."""
+    return 4 * (_PART_REGISTERS // (_WARP_THREADS * (registers or _MOST_REGISTERS))) // warps
 
 
 def tile_rows(group: int, dtype: torch.dtype) -> int:
