@@ -22,7 +22,7 @@ class DeviceOps:
         prefill_shared: where chunks share tiles.
         gated_decode, gated_prefill: those of HP1 attention.
         undivided_keys: most keys of a row, by batch size and dtype, that ``decode`` never divides.
-        undivided_form: what the batch size changes in the compiled kernel of ``decode`` where no row is divided.
+        decode_form: what batch size, dtype, and whether rows are divided change in the compiled kernel of ``decode``.
         tile_rows: most query tokens of a tile of either prefill.
         decode_appends: whether both decode kernels write the new K and V to the cache.
         decode_rotates: whether they also norm and rotate q and k; only if they append.
@@ -40,7 +40,7 @@ class DeviceOps:
     gated_decode: Callable[..., Tensor]
     gated_prefill: Callable[..., Tensor]
     undivided_keys: Callable[[int, torch.dtype], int]
-    undivided_form: Callable[[int, torch.dtype], Hashable]
+    decode_form: Callable[..., Hashable]
     tile_rows: int
     decode_appends: bool
     decode_rotates: bool
@@ -55,8 +55,17 @@ class DeviceOps:
     advance: Callable[..., None]
 
 
-def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, device: torch.device) -> DeviceOps:
-    """The kernels for a model whose layers have these heads, with the memory that they keep between calls."""
+def device_ops(
+    max_num_seqs: int, softmax: Collection[Heads], gated: Collection[Heads], toggles: Toggles, device: torch.device
+) -> DeviceOps:
+    """The kernels for a model, with the memory that they keep between calls.
+
+    Args:
+        max_num_seqs: most sequences of a step.
+        softmax, gated: the heads of its layers, those with HP1's gate apart.
+        toggles: switches.
+        device: of the run.
+    """
     from rosebatch_kernels.common import splits
     from rosebatch_kernels.feedback import kernel as feedback
     from rosebatch_kernels.gated_delta import decode as delta_decode
@@ -68,14 +77,18 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
     from rosebatch_kernels.sampling import kernel as sampling_kernel
 
     def with_workspaces(
-        kernel: Callable[..., Tensor], num_splits: Callable[[int, int], int], *, shares: bool
+        kernel: Callable[..., Tensor], heads: Collection[Heads], num_splits: Callable[[int, int], int]
     ) -> Callable[..., Tensor]:
         """One workspace for all layers with the same heads: layers run one after the other."""
         spaces = {
             each: splits.DecodeWorkspace(
-                max_num_seqs, *each, device, num_splits if toggles.split_keys else None, shares=shares
+                max_num_seqs,
+                *each,
+                device,
+                num_splits if toggles.split_keys else None,
+                shares=toggles.shared_prefix_attention,
             )
-            for each in set(heads)
+            for each in heads
         }
 
         def run(qkv: Tensor, cache: Tensor, *args: Any, num_heads: int, **options: Any) -> Tensor:
@@ -93,22 +106,22 @@ def device_ops(max_num_seqs: int, heads: Collection[Heads], toggles: Toggles, de
     def undivided_keys(batch: int, dtype: torch.dtype) -> int:
         if not toggles.split_keys:
             return sys.maxsize
-        each = (decode_sizes.undivided_keys(batch, num_heads, kv_heads, dtype) for num_heads, kv_heads, _ in heads)
+        each = (decode_sizes.undivided_keys(batch, num_heads, kv_heads, dtype) for num_heads, kv_heads, _ in softmax)
         return min(each, default=sys.maxsize)
 
-    def undivided_form(batch: int, dtype: torch.dtype) -> Hashable:
-        return tuple(decode_sizes.undivided_form(batch, *each, dtype, device) for each in heads)
+    def decode_form(batch: int, dtype: torch.dtype, *, divided: bool) -> Hashable:
+        divides = divided and toggles.split_keys
+        return tuple(decode_sizes.form(batch, *each, dtype, device, divided=divides) for each in sorted(softmax))
 
-    shares = toggles.shared_prefix_attention
     gated_decode = partial(hp1_decode.decode, sparse=toggles.sparse_values)
     return DeviceOps(
-        decode=with_workspaces(decode.decode, splits.num_splits, shares=shares),
+        decode=with_workspaces(decode.decode, softmax, splits.num_splits),
         prefill=prefill.prefill,
         prefill_shared=prefill_shared.prefill_shared,
-        gated_decode=with_workspaces(gated_decode, hp1_decode.num_splits, shares=shares),
+        gated_decode=with_workspaces(gated_decode, gated, hp1_decode.num_splits),
         gated_prefill=hp1_prefill.prefill,
         undivided_keys=undivided_keys,
-        undivided_form=undivided_form,
+        decode_form=decode_form,
         tile_rows=prefill.TILE_ROWS,
         decode_appends=toggles.fused_kv_append,
         decode_rotates=toggles.fused_kv_append and toggles.fused_rotary,

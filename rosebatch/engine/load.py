@@ -20,7 +20,7 @@ from rosebatch.engine.triton_runner.first_kernels import compile_first, hash_com
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.errors import FlagError
 from rosebatch.model.fallback.load import Fallback
-from rosebatch.model.layers import Model, states_of
+from rosebatch.model.layers import Model, heads_of, states_of
 from rosebatch.model.source import ModelSource
 from rosebatch.model_config import ModelConfig
 from rosebatch.ops import Ops
@@ -114,8 +114,10 @@ def load_engine(
     # What a graph can hold can be rehearsed. Ranks would have to begin together.
     rehearses = toggles.parallel_compile and toggles.cuda_graph and source.has_head and group is None
     if isinstance(runner, TritonRunner) and rehearses:
+        tokens, width = loaded.engine.max_num_batched_tokens, runner.slots.width
+        # Triton compiles for widths that are multiples of 16, and for others.
         shape = source.config, source.dtype, toggles, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size
-        compile_first(lambda: runner.rehearse(loaded.engine.max_num_batched_tokens), shape)
+        compile_first(lambda: runner.rehearse(tokens), (*shape, tokens, width % 16 == 0))
         loaded = replace(loaded, is_compiled=True)
     return replace(loaded, waits=waits)
 
@@ -190,7 +192,7 @@ def build_engine(
             model,
             cache,
             ops,
-            device_ops(memory.max_num_seqs, [spec.heads for spec in model.attention], toggles, device),
+            device_ops(memory.max_num_seqs, *heads_of(model.attention), toggles, device),
             toggles,
             vocab_size=config.vocab_size,
             eos_token_ids=config.eos_token_ids,

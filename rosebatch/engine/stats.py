@@ -17,6 +17,7 @@ class EngineStats:
     """Counters over all steps; seconds are those in which the device was busy.
 
     Attributes:
+        first_token_time: on the clock of ``time.perf_counter``; None before it.
         itl: inter-token latency, seconds between two moments at which tokens of a completion were known. The tokens of
             one decode window are known together and count once.
     """
@@ -33,7 +34,7 @@ class EngineStats:
     max_blocks_used: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
-    first_token_time: float | None = field(default=None)
+    first_token_time: float | None = None
     itl: Durations = field(default_factory=Durations)
     timeline: Timeline = field(default_factory=Timeline)
     _began: float | None = None

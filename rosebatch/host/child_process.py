@@ -52,8 +52,8 @@ class ChildProcess:
                 stderr=self._errors,
             )
         connection = Connection(own.detach())
-        for work in (self._send, self._receive):
-            Thread(target=work, args=(connection, hear), daemon=True).start()
+        Thread(target=self._send, args=(connection,), daemon=True).start()
+        Thread(target=self._receive, args=(connection, hear), daemon=True).start()
 
     def tell(self, message: Any) -> None:
         """Send a message, which is not None, without waiting."""
@@ -81,7 +81,7 @@ class ChildProcess:
             return next((line.strip() for line in reversed(lines) if line.strip()), "")
         return ""
 
-    def _send(self, connection: Connection, hear: Callable[[Any], None]) -> None:
+    def _send(self, connection: Connection) -> None:
         # A child that is gone is heard of by the other thread.
         with suppress(OSError, ValueError):
             while (message := self._outbox.get()) is not None:

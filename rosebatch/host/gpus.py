@@ -7,7 +7,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as ``CUDAVISIBLE_DEVICES`` names them."""
+    """The GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
     given = os.environ.get(VISIBLE)
     count = _count_gpus()
     if not count:

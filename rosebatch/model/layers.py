@@ -1,6 +1,6 @@
 """What the model families share: how a model describes its attention, the contract of a model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +74,12 @@ class AttentionSpec:
     def kv_shape(self) -> KVShape:
         """What the layer keeps in the KV cache."""
         return KVShape(self.num_kv_heads, self.head_dim)
+
+
+def heads_of(specs: Sequence[AttentionSpec]) -> tuple[Collection[Heads], Collection[Heads]]:
+    """The heads of the layers with softmax, and of those with a gate."""
+    softmax = {spec.heads for spec in specs if spec.gate is None}
+    return softmax, {spec.heads for spec in specs if spec.gate is not None}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

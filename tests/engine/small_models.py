@@ -18,7 +18,7 @@ from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.windows import window_groups
 from rosebatch.model.fallback.config import describe_config
 from rosebatch.model.fallback.load import load_fallback
-from rosebatch.model.layers import AttentionSpec, rows_of, states_of
+from rosebatch.model.layers import AttentionSpec, heads_of, rows_of, states_of
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.weights import RandomWeights
@@ -248,7 +248,7 @@ def device_engine(name, off=(), blocks=60):
     def runner_of(config):
         ops = select(toggles, "cuda")
         model = build(name, ops)
-        kernels = device_ops(SEATS, [spec.heads for spec in model.attention], toggles, CPU)
+        kernels = device_ops(SEATS, *heads_of(model.attention), toggles, CPU)
         cache = make_cache(model, blocks + 1, ops)
         for data in cache.tensors:
             data.fill_(float("nan"))

@@ -17,6 +17,7 @@ from rosebatch.engine.load import build_engine
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.triton_runner.runner import TritonRunner
+from rosebatch.model.layers import heads_of
 from rosebatch.ops import Weight
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
@@ -99,7 +100,7 @@ def test_kernels_serve_layers_that_differ(off, expected):
         model,
         cache,
         ops,
-        device_ops(SEATS, [spec.heads for spec in model.attention], toggles, CPU),
+        device_ops(SEATS, *heads_of(model.attention), toggles, CPU),
         toggles,
         vocab_size=VOCAB,
         eos_token_ids=(),

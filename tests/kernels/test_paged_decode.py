@@ -164,12 +164,12 @@ def test_as_many_programs_at_once_as_save_a_round(rows, registers, narrow, monke
     """Of 768 programs, 108 ran in a second round, for 5 % of a step. With few, fewer registers only cost time."""
     monkeypatch.setattr(decode_sizes, "processors", lambda device: 132)
     heads = {"num_heads": 16, "kv_heads": 8, "device": torch.device("cuda")}
-    form = partial(decode_sizes.undivided_form, rows, **heads)
-    assert form(size=128, dtype=torch.bfloat16) == (rows <= 128, registers)
-    assert form(size=64, dtype=torch.bfloat16)[1] == narrow
+    form = partial(decode_sizes.form, rows, divided=False, **heads)
+    assert form(size=128, dtype=torch.bfloat16) == (rows <= 128, 1, registers)
+    assert form(size=64, dtype=torch.bfloat16)[-1] == narrow
     # Heads of 256 channels would spill registers.
-    assert form(size=256, dtype=torch.bfloat16)[1] is None
-    assert form(size=128, dtype=torch.float32)[1] is None
+    assert form(size=256, dtype=torch.bfloat16)[-1] is None
+    assert form(size=128, dtype=torch.float32)[-1] is None
 
 
 @pytest.mark.gpu

@@ -58,11 +58,14 @@ def undivided_keys(batch: int, num_heads: int, kv_heads: int, dtype: torch.dtype
     return (2 * tiles_of_split(batch, kv_heads, tuned) - 1) * tuned.keys
 
 
-def undivided_form(
-    batch: int, num_heads: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device
-) -> tuple[bool, int | None]:
-    """What the batch size changes in the compiled kernel of undivided sequences."""
-    return requests_early(batch), most_registers(num_heads // kv_heads, dtype, size, batch * kv_heads, device)
+def form(
+    batch: int, num_heads: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device, *, divided: bool
+) -> tuple[bool, int, int | None]:
+    """What the batch size changes in the compiled kernel: early requests, splits, and registers at most."""
+    group, splits = num_heads // kv_heads, num_splits(batch, kv_heads) if divided else 1
+    if splits > 1:
+        return requests_early(batch), splits, program_of(group, dtype).registers
+    return requests_early(batch), splits, most_registers(group, dtype, size, batch * kv_heads, device)
 
 
 def requests_early(batch: int) -> bool:

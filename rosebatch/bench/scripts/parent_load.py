@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--line-bytes", type=int, default=400)
     parser.add_argument("--result-bytes", type=int, default=600)
-    parser.add_argument("--batch", type=int, default=32, help="rows of a message")
+    parser.add_argument("--batch", type=int, default=64, help="rows of a message")
     given = parser.parse_args()
     environment = {_RESULT_BYTES: str(given.result_bytes), _BATCH: str(given.batch)}
     with tempfile.TemporaryDirectory() as folder:

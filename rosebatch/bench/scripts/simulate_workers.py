@@ -30,7 +30,7 @@ from rosebatch.job.workers.chunk import in_chunks
 from rosebatch.job.workers.dispatch import Dispatcher
 from rosebatch.job.workers.service import MANY_WORKERS
 
-# Steps between two looks at the rows that wait: a decode window.
+# Steps between two looks at the rows that wait: two decode windows, because one is launched ahead.
 _WINDOW = 16
 # From one process to another.
 _LATENCY_SECONDS = 0.001

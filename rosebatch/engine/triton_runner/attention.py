@@ -228,7 +228,7 @@ class DecodeAttention:
         shared: by all steps of the run.
         size: rows, those that are not live included.
         keys: that rows share; None if there are none.
-        divided: whether any row may have more keys than ``DeviceOps.undivided_keys``.
+        divided: whether any row may have more keys than ``DeviceOps.undivided_keys``, shared ones left out.
     """
 
     def __init__(
@@ -255,8 +255,12 @@ class DecodeAttention:
         qkv = self.shared.prepare_decode(spec, qkv, cache, self)
         # A key leaves the windows of rows at different times.
         keys = None if spec.window else self.keys
+        divided = self.divided
+        if keys is not self.keys:
+            # That tells of the keys behind the shared ones. Here a row has all keys of its window.
+            divided = spec.window > kernels.undivided_keys(len(self.positions), cache.dtype)
         if spec.gate is None:
-            decode = partial(kernels.decode, keys=keys, divided=self.divided, **_softmax(spec))
+            decode = partial(kernels.decode, keys=keys, divided=divided, **_softmax(spec))
         else:
             decode = partial(kernels.gated_decode, gate=spec.gate, keys=keys)
         return decode(

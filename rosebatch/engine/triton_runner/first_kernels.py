@@ -1,9 +1,10 @@
 """The kernels of a model's first steps, compiled all at once if Triton's cache lacks them.
 
-A launch compiles its kernel and waits: GPT-2's first steps would compile 30 kernels one after the other. So the steps
-are rehearsed before: each launch only tells which kernel it needs. Threads compile these into Triton's cache, where the
-launches of the run find them. Threads are enough, because Python is a sixth of a compilation. They take turns at it:
-together, all would be through with Python's part when the last one is, and only then begin with the compiler's.
+A launch compiles its kernel and waits, so a model's first steps would compile dozens of kernels one after the other.
+Here the steps are rehearsed before: each launch only tells which kernel it needs. Threads compile these into Triton's
+cache, where the launches of the run find them. Threads are enough, because most of a compilation is not Python. They
+take turns at Python's part: together, all would be through with it when the last one is, and only then begin with the
+compiler's.
 """
 
 import hashlib

@@ -7,8 +7,9 @@ the logits.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -57,6 +58,19 @@ _REHEARSED_TOKENS = (2048, 512, 64, 16)
 # Wait for what prompts report, by the number of a chunk: log-probabilities, and pooled hidden states.
 _PromptLogprobs = Callable[[], dict[int, list[Logprobs]]]
 _Pooled = Callable[[], dict[int, np.ndarray]]
+
+
+def rehearsed_decodes(sizes: Sequence[int], form: Callable[..., Hashable]) -> Collection[tuple[int, bool]]:
+    """Batch sizes of decode steps, with and without divided rows, that together need nearly all kernels of all sizes.
+
+    Args:
+        sizes: those that there are, in order.
+        form: see ``DeviceOps.decode_form``.
+    """
+    chosen = [sizes[-1], *(rows for rows in _REHEARSED_ROWS if rows < sizes[-1])]
+    # Of sizes with the same form, one that is chosen already.
+    forms = {form(rows, divided=divided): (rows, divided) for divided in (False, True) for rows in (*sizes, *chosen)}
+    return dict.fromkeys([*((rows, True) for rows in chosen), *forms.values()])
 
 
 class TritonRunner:
@@ -140,9 +154,7 @@ class TritonRunner:
             for count in {1, len(columns)} if self._sample_rows is not None else ():
                 logits = self.model.logits(hidden[:count])
                 self._next_tokens(logits, Extras(), columns[:count], self._first_tokens, None)
-        batches = [most, *(rows for rows in _REHEARSED_ROWS if rows < most)]
-        undivided = {self.kernels.undivided_form(rows, self.cache.dtype): rows for rows in self.slots.buckets}
-        kinds = [(rows, True) for rows in batches] + [(rows, False) for rows in undivided.values()]
+        kinds = rehearsed_decodes(self.slots.buckets, partial(self.kernels.decode_form, dtype=self.cache.dtype))
         for (rows, divided), shares in product(kinds, {False, self.beginnings is not None}):
             if not shares or rows >= LEAST_ROWS:
                 self._decode_step(_Decode(rows, extras, shares, divided))

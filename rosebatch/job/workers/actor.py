@@ -49,17 +49,21 @@ class WorkerActor:
         """The messages for the parent since the last call, in order: as soon as there is one, perhaps none.
 
         Raises:
-            RuntimeError: the work ended by an error of the program.
+            RuntimeError: the work has ended.
         """
         messages = self._link.outgoing()
-        if any(isinstance(message, Exception) for message in messages):
-            error = next(message for message in messages if isinstance(message, Exception))
-            raise RuntimeError(f"{type(error).__name__}: {error}")
+        if messages and isinstance(error := messages[-1], Exception):
+            if len(messages) == 1:
+                raise RuntimeError(f"{type(error).__name__}: {error}")
+            # Those before it first.
+            self._link.tell(messages.pop())
         return pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
 
     def _work(self) -> None:
         try:
             serve_parent(self._link)
+            # Of itself, an actor stays alive.
+            self._link.tell(EOFError("the work has ended"))
         except Exception as error:
             self._link.tell(error)
 

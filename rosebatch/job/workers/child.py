@@ -149,12 +149,15 @@ def _work(link: Link) -> None:
         if not isinstance(begin, m.Begin):
             _reply(link, begin, plan)
             continue
-        stats, tally = engine.restart_stats(), Tally()
+        begun, stats, tally = time.perf_counter(), engine.restart_stats(), Tally()
         output = _Pipe(link, begin.encode, tally, engine.max_num_seqs // 4, patience)
         rows = _rows(link, begin.parser, output, lambda: engine.has_unfinished)
         with suppress(_DroppedError):
             begin.serve(rows, launched, output, tally, link.check)
         link.skip_to_end()
+        if stats.first_token_time is not None:
+            # The parent may have another clock.
+            stats.first_token_time -= begun
         link.tell(m.Done(stats, peak_memory(), gpu_name()))
 
 

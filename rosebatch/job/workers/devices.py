@@ -9,7 +9,7 @@ from rosebatch.errors import FlagError
 from rosebatch.host.gpus import VISIBLE, visible_gpus
 
 # Read when the libraries of a process are imported.
-THREADS = ("OMP_NUMTHREADS", "MKL_NUMTHREADS", "RAYON_NUMTHREADS")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 def environments(

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rosebatch.host.first_alone import first_alone
+from rosebatch.pooling_params import PoolingParams
 from rosebatch.request import Request
 from rosebatch.sampling_params import SamplingParams
 
@@ -15,7 +16,7 @@ _OUTPUT_TOKENS = 20
 
 
 def compile_kernels(engine: "Engine") -> None:
-    """Run two short prompts, one greedy and one sampled, so that the kernels of every step are compiled.
+    """Run two short prompts, so that the kernels of every step are compiled.
 
     Of several processes that call this at once, one goes first.
     """
@@ -26,8 +27,15 @@ def compile_kernels(engine: "Engine") -> None:
 
 
 def run_briefly(engine: "Engine") -> None:
-    """Run two short prompts to their end. The engine keeps nothing of them but its counts."""
+    """Run two short prompts to their end, one greedy and one sampled; a model that only embeds embeds one.
+
+    The engine keeps nothing of them but its counts.
+    """
     length = min(_PROMPT_TOKENS, engine.max_model_len // 2)
+    if not engine.generates:
+        for _ in engine.run([Request(0, (0,) * length, pooling=PoolingParams(pooling="last"))]):
+            pass
+        return
     most = min(_OUTPUT_TOKENS, engine.max_model_len - length)
     params = [SamplingParams(max_tokens=most, ignore_eos=True)]
     params.append(SamplingParams(max_tokens=most, ignore_eos=True, temperature=1.0, seed=0))

@@ -170,7 +170,7 @@ class Done:
     """From a worker: the task is done.
 
     Attributes:
-        stats: of its engine.
+        stats: of its engine; the first token's time counts from the task's begin in the worker.
         peak_memory: bytes, on the host and on its GPU.
         gpu: its name, if there is one.
     """

@@ -40,10 +40,13 @@ class Worker:
         planned: whether the process has found the model.
         ready: what it said when the model was loaded.
         lost: why it cannot go on, if it has said so.
+        joined: when it was told of the last task, on the clock of ``time.perf_counter``.
         begun: whether it works on a task, and has not said yet that it is done.
-        done: what it said at the end of the last task.
+        done: what it said at the end of the last task; the first token's time is on this process's clock.
         heard: when the process last sent something.
-        deaths: of processes since the last answer; those that died while loading count apart.
+        deaths: of processes since the last answer.
+        false_starts: processes in a row that died before the model was loaded.
+        restarts: processes that died, ever.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Worker:
     planned: bool = False
     ready: m.Ready | None = None
     lost: str | None = None
+    joined: float = 0.0
     begun: bool = False
     done: m.Done | None = None
     heard: float = 0.0
@@ -135,6 +139,8 @@ class Pool:
         self._inbox: SimpleQueue[tuple[int | None, int, Any]] = SimpleQueue()
         self._may_load = False
         self._task: Task | None = None
+        # Whether workers that become ready still take part in the task.
+        self._task_is_open = False
         # What a worker was asked, and its answer.
         self._question: Any = None
         self._asked: tuple[int, int] | None = None
@@ -155,10 +161,11 @@ class Pool:
 
     def load(self) -> None:
         """Wait until one worker can serve; the others follow while rows are served."""
-        self._may_load = True
-        for number, worker in enumerate(self.workers):
-            if worker.planned and not worker.ready:
-                self.tell(number, m.Load())
+        if not self._may_load:
+            self._may_load = True
+            for number, worker in enumerate(self.workers):
+                if worker.planned:
+                    self.tell(number, m.Load())
         self.wait(lambda: any(worker.ready for worker in self.workers))
 
     def load_all(self) -> None:
@@ -201,7 +208,7 @@ class Pool:
         self.wait(lambda: not any(worker.begun for worker in self.workers))
         for worker in self.workers:
             worker.done = None
-        self._task = task
+        self._task, self._task_is_open = task, True
         for number, worker in enumerate(self.workers):
             if worker.ready:
                 self._join(number)
@@ -212,6 +219,7 @@ class Pool:
         Args:
             drop: leave the rows that they have.
         """
+        self._task_is_open = False
         for number, worker in enumerate(self.workers):
             if worker.begun:
                 self.tell(number, m.End(drop))
@@ -273,13 +281,15 @@ class Pool:
             self._plan(number, message)
         elif isinstance(message, m.Ready):
             worker.ready, worker.false_starts = message, 0
-            if self._task is not None:
+            if self._task_is_open:
                 self._join(number)
         elif isinstance(message, m.Answer):
             self._answer, self._question = message, None
         elif isinstance(message, m.Lost):
             worker.lost = message.why
         elif isinstance(message, m.Done):
+            if message.stats.first_token_time is not None:
+                message.stats.first_token_time += worker.joined
             worker.done, worker.begun = message, False
         elif isinstance(message, m.Failed):
             raise (FlagError if message.is_usage else UserError)(message.message)
@@ -315,18 +325,18 @@ class Pool:
 
     def _join(self, number: int) -> None:
         assert self._task is not None, "there is something to join"
-        self.workers[number].begun = True
+        self.workers[number].begun, self.workers[number].joined = True, time.perf_counter()
         self.tell(number, self._task.message)
         self._task.join(number)
 
     def _end_silent(self) -> None:
-        """A worker that shows no sign of life hangs: it is as good as dead."""
+        """A worker that shows no sign of life in a task hangs: it is as good as dead. An idle one shows none."""
         now = time.perf_counter()
         if now - self._looked < _PATIENCE_SECONDS:
             return
         self._looked = now
         for worker in self.workers:
-            if worker.ready and worker.process is not None and now - worker.heard > self._config.worker_timeout:
+            if worker.begun and worker.process is not None and now - worker.heard > self._config.worker_timeout:
                 worker.process.kill()
 
     def _bury(self, number: int) -> None:

@@ -122,8 +122,8 @@ class _RayWorker:
         self._outbox: SimpleQueue[Any] = SimpleQueue()
         self._begun, self._gone = Event(), Event()
         self._how = ""
-        for work in (self._send, self._receive):
-            Thread(target=work, args=(hear,), daemon=True).start()
+        Thread(target=self._send, daemon=True).start()
+        Thread(target=self._receive, args=(hear,), daemon=True).start()
 
     def tell(self, message: Any) -> None:
         """See ``Worker``."""
@@ -132,6 +132,8 @@ class _RayWorker:
     def kill(self) -> None:
         """See ``Worker``. Ray is told; it may take a moment."""
         self._gone.set()
+        # Wakes the sender.
+        self._outbox.put(None)
         with suppress(Exception):
             self._ray.kill(self._actor, no_restart=True)
 
@@ -139,15 +141,17 @@ class _RayWorker:
         """See ``Worker``."""
         return self._how
 
-    def _send(self, hear: Callable[[Any], None]) -> None:
+    def _send(self) -> None:
         self._begun.wait()
         # An actor that is gone is heard of by the other thread.
         with suppress(self._ray.exceptions.RayError):
-            while not self._gone.is_set():
+            while True:
                 messages = [self._outbox.get()]
                 with suppress(Empty):
                     while True:
                         messages.append(self._outbox.get_nowait())
+                if self._gone.is_set():
+                    return
                 pickled = pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
                 self._ray.get(self._actor.tell.remote(pickled))
 

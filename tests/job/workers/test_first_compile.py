@@ -1,7 +1,10 @@
 """Workers compile kernels before their first row."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from rosebatch.engine.engine import require_servable
 from rosebatch.job.workers.first_compile import run_briefly
 
 
@@ -10,7 +13,7 @@ def test_short_prompts_fit_any_model(longest):
     """A model with room for two tokens failed before its first row."""
 
     class Engine:
-        max_model_len = longest
+        max_model_len, generates = longest, True
 
         def run(self, requests):
             for request in requests:
@@ -20,3 +23,12 @@ def test_short_prompts_fit_any_model(longest):
                 yield request
 
     run_briefly(Engine())
+
+
+def test_a_model_that_only_embeds():
+    """It was asked to generate: each worker on a GPU died as soon as it was loaded."""
+    asked = []
+    run_briefly(SimpleNamespace(max_model_len=64, generates=False, run=lambda requests: asked.extend(requests) or []))
+    assert asked
+    for request in asked:
+        require_servable(request, 1, 64, generates=False)

@@ -1,19 +1,16 @@
 """What parent and workers send each other, without processes."""
 
 import pickle
-import time
 from types import SimpleNamespace
 
 import pytest
 
-from rosebatch.config import RunConfig
 from rosebatch.errors import RowError
 from rosebatch.io.cells import BadCells
 from rosebatch.io.parse import Record
 from rosebatch.job.workers import child
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.chunk import Chunk
-from rosebatch.job.workers.pool import Pool
 from rosebatch.report.tally import Tally
 
 
@@ -80,26 +77,6 @@ def test_an_idle_worker_has_sent_all(pipe):
     add(pipe.pipe, 1)
     assert next(rows) is None
     assert [message.numbers for message in pipe.sent] == [[0], [1]]
-
-
-def test_a_silent_worker_beside_a_busy_one(monkeypatch):
-    """It was looked for only while no message came, and so never beside others that work."""
-    pool, killed = Pool(RunConfig(device="cpu", data_parallel_size=2, worker_timeout=1.0), quiet=True), []
-    now = time.perf_counter()
-    for number, worker in enumerate(pool.workers):
-        worker.process = SimpleNamespace(kill=lambda number=number: killed.append(number))
-        worker.ready, worker.heard = m.Ready(4, {}, 0.0), now - 9
-    hear = pool._hear
-
-    def and_again(number, message):
-        hear(number, message)
-        pool._inbox.put((1, 0, m.Beat()))
-
-    monkeypatch.setattr(pool, "_hear", and_again)
-    and_again(1, m.Beat())
-    rounds = iter(range(1000))
-    pool.wait(lambda: bool(killed) or next(rounds) == 999)
-    assert set(killed) == {0}
 
 
 def test_a_failed_row_can_be_sent():

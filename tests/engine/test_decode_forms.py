@@ -1,0 +1,69 @@
+"""Which form of decode attention's kernel a step has."""
+
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from rosebatch.device_ops import device_ops
+from rosebatch.engine.triton_runner.attention import DecodeAttention, SharedAttention
+from rosebatch.engine.triton_runner.runner import rehearsed_decodes
+from rosebatch.engine.triton_runner.slots import batch_buckets
+from rosebatch.model.layers import AttentionSpec
+from rosebatch.toggles import Toggles
+from rosebatch_kernels.paged_attention import decode_sizes
+
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
+QWEN, GPT2, MQA = (16, 8, 128), (12, 12, 64), (32, 1, 128)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Makes the kernels for some heads, on a GPU of a known size."""
+    monkeypatch.setattr(decode_sizes, "processors", lambda device: 132)
+    return lambda softmax, gated=(): device_ops(2, softmax, gated, Toggles(), CPU)
+
+
+@pytest.mark.parametrize("seats", [20, 256, 576, 2048])
+@pytest.mark.parametrize("heads", [{QWEN}, {GPT2}, {MQA}, {QWEN, GPT2}], ids=str)
+def test_all_forms_are_rehearsed(kernels, seats, heads):
+    """With 576 seats, 160 to 256 long rows had a kernel that was compiled in mid-run."""
+    form, sizes = partial(kernels(heads).decode_form, dtype=BF16), batch_buckets(seats)
+    rehearsed = {form(rows, divided=divided) for rows, divided in rehearsed_decodes(sizes, form)}
+    assert rehearsed == {form(rows, divided=divided) for rows in sizes for divided in (False, True)}
+
+
+def test_a_gate_divides_nothing(kernels):
+    """Each size had two graphs with the same kernels."""
+    assert kernels((), {QWEN}).undivided_keys(8, BF16) == sys.maxsize
+    assert kernels({QWEN}, {QWEN}).undivided_keys(8, BF16) < sys.maxsize
+
+
+@pytest.mark.parametrize(("window", "divided"), [(0, False), (128, False), (4096, True)])
+def test_windows_where_others_share_keys(window, divided):
+    """The few keys behind a shared beginning decided for layers that read a whole window: one program for a row."""
+    seen = {}
+
+    def decode(qkv, *_, **options):
+        seen.update(options)
+        return qkv
+
+    state = SimpleNamespace(fields=torch.zeros(16, 2, dtype=torch.int32), block_tables=torch.zeros(1, 2, 1))
+    shared = SharedAttention(
+        cache=SimpleNamespace(layer=lambda layer: torch.zeros(1, dtype=BF16), group_of=[0]),
+        state=state,
+        ops=None,
+        kernels=SimpleNamespace(decode=decode, decode_rotates=False, undivided_keys=lambda batch, dtype: 1000),
+        prepare_packed=None,
+        prepare_decode=lambda spec, qkv, cache, step: qkv,
+    )
+    keys = object()
+    spec = AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=8, scale=1.0, window=window)
+    DecodeAttention(shared, 2, keys, divided=False)(spec, torch.zeros(2, 32))
+    assert (seen["keys"], seen["divided"]) == (None if window else keys, divided)
+    # Without shared keys the host has counted all of them.
+    DecodeAttention(shared, 2, divided=False)(spec, torch.zeros(2, 32))
+    assert not seen["divided"]

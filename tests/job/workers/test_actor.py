@@ -1,0 +1,72 @@
+"""A worker in an actor and what stands for it in the parent, without Ray."""
+
+import pickle
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rosebatch.job.workers import actor
+from rosebatch.job.workers import messages as m
+from rosebatch.job.workers.ray_cluster import _RayWorker
+from rosebatch.version import __version__
+
+
+def until(done):
+    end = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("odd")])
+def test_work_that_has_ended(monkeypatch, error):
+    """An actor whose model had lost a rank lived on: it was replaced after ten minutes, or never."""
+
+    def serve(link):
+        link.tell(m.Lost("rank 1: SIGKILL"))
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(actor, "serve_parent", serve)
+    worker = actor.WorkerActor()
+    worker.start({}, str(Path.cwd()))
+    heard = pickle.loads(worker.hear())
+    assert [type(message) for message in heard] == [m.Lost]
+    with pytest.raises(RuntimeError, match="odd" if error else "the work has ended"):
+        worker.hear()
+
+
+def test_no_thread_is_left():
+    """Each actor that was replaced left a thread that waited for messages."""
+
+    class RayError(Exception):
+        pass
+
+    dead, before = threading.Event(), set(threading.enumerate())
+
+    def get(reference):
+        if reference != "hear":
+            return "node", [], __version__
+        dead.wait(10)
+        raise RayError("the actor died")
+
+    ray = SimpleNamespace(
+        exceptions=SimpleNamespace(RayError=RayError),
+        wait=lambda references, timeout: (references, []),
+        get=get,
+        kill=lambda actor, no_restart: dead.set(),
+    )
+    methods = {name: SimpleNamespace(remote=lambda *_, name=name: name) for name in ("start", "hear", "tell")}
+    heard = []
+    places = []
+    worker = _RayWorker(
+        ray, SimpleNamespace(**methods), {}, heard.append, place=lambda *at: places.append(at), is_late=lambda: None
+    )
+    until(lambda: bool(places))
+    worker.kill()
+    until(lambda: heard == [None])
+    until(lambda: set(threading.enumerate()) <= before)
+    assert worker.how_it_ended() == "the actor died"

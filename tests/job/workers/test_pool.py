@@ -1,0 +1,122 @@
+"""A pool of workers, without processes."""
+
+import time
+
+import pytest
+
+from rosebatch.config import RunConfig
+from rosebatch.engine.stats import EngineStats
+from rosebatch.job.workers import messages as m
+from rosebatch.job.workers.pool import Pool
+
+READY = m.Ready(4, {}, 0.0)
+
+
+class Process:
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.told, self.killed = [], False
+
+    def tell(self, message):
+        self.told.append(type(message))
+
+    def kill(self):
+        self.killed = True
+
+
+class Task:
+    """Counts what it hears."""
+
+    message = m.Begin(None, None, None)
+
+    def __init__(self):
+        self.joined = []
+
+    def turn(self):
+        pass
+
+    def flush(self):
+        pass
+
+    def join(self, number):
+        self.joined.append(number)
+
+
+@pytest.fixture
+def pool():
+    """Two workers, of which the first one is loaded."""
+    pool = Pool(RunConfig(device="cpu", data_parallel_size=2, worker_timeout=1.0), quiet=True)
+    for worker in pool.workers:
+        worker.process, worker.planned = Process(), True
+    pool.workers[0].ready = READY
+    return pool
+
+
+def told(pool, number):
+    return pool.workers[number].process.told
+
+
+def look(pool):
+    """Look for silent workers, who were all heard long ago."""
+    for worker in pool.workers:
+        worker.heard = time.perf_counter() - 9
+    pool._looked = 0.0
+    pool._end_silent()
+    return [worker.process.killed for worker in pool.workers]
+
+
+def test_a_silent_worker_beside_a_busy_one(pool, monkeypatch):
+    """It was looked for only while no message came, and so never beside others that work."""
+    for worker in pool.workers:
+        worker.ready, worker.begun, worker.heard = READY, True, time.perf_counter() - 9
+    hear = pool._hear
+
+    def and_again(number, message):
+        hear(number, message)
+        pool._inbox.put((1, 0, m.Beat()))
+
+    monkeypatch.setattr(pool, "_hear", and_again)
+    and_again(1, m.Beat())
+    rounds = iter(range(1000))
+    pool.wait(lambda: pool.workers[0].process.killed or next(rounds) == 999)
+    assert [worker.process.killed for worker in pool.workers] == [True, False]
+
+
+def test_an_idle_worker_is_silent(pool):
+    """After ten idle minutes, a question to the workers of a model killed all of them."""
+    assert look(pool) == [False, False]
+    pool.begin(Task())
+    assert look(pool) == [True, False]
+
+
+def test_a_worker_that_is_ready_after_the_last_row(pool):
+    """It began and was never told to end: the next task waited for it without end."""
+    task = Task()
+    pool.begin(task)
+    pool.end()
+    pool._hear(1, READY)
+    assert (task.joined, told(pool, 0), told(pool, 1)) == ([0], [m.Begin, m.End], [])
+    pool._hear(0, m.Done(EngineStats(), {}, None))
+    pool.forget()
+    following = Task()
+    pool.begin(following)
+    assert following.joined == [0, 1]
+
+
+def test_a_model_is_loaded_once(pool):
+    """A worker that was told twice took the second for a question, and died."""
+    pool.workers[0].ready = None
+    pool._hear(0, READY)
+    pool.load()
+    pool.load()
+    assert (told(pool, 0), told(pool, 1)) == ([m.Load], [m.Load])
+
+
+def test_the_clock_of_another_machine(pool):
+    """The first token of a worker elsewhere came days before the job, or after its end."""
+    pool.begin(Task())
+    begun = time.perf_counter()
+    stats = EngineStats(first_token_time=2.5)
+    pool._hear(0, m.Done(stats, {}, None))
+    assert pool.workers[0].done.stats.first_token_time == pytest.approx(begun + 2.5, abs=0.5)
