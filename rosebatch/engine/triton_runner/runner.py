@@ -68,8 +68,9 @@ def rehearsed_decodes(sizes: Sequence[int], form: Callable[..., Hashable]) -> Co
         form: see ``DeviceOps.decode_form``.
     """
     chosen = [sizes[-1], *(rows for rows in _REHEARSED_ROWS if rows < sizes[-1])]
-    # Of sizes with the same form, one that is chosen already.
-    forms = {form(rows, divided=divided): (rows, divided) for divided in (False, True) for rows in (*sizes, *chosen)}
+    # Of sizes with the same form the largest that is chosen already: its rows can share keys.
+    last = (*sizes, *reversed(chosen))
+    forms = {form(rows, divided=divided): (rows, divided) for divided in (False, True) for rows in last}
     return dict.fromkeys([*((rows, True) for rows in chosen), *forms.values()])
 
 
