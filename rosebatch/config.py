@@ -46,6 +46,8 @@ class Flag:
 
 # A day. Longer ones would overflow a timer.
 MOST_GRAMMAR_SECONDS = 86_400
+# Workers show a sign of life once a second.
+LEAST_WORKER_TIMEOUT = 3
 
 MODEL, SAMPLING, LIMITS, SWITCHES = "Model", "Sampling", "Limits", "Switches (all on by default)"
 EMBEDDING = "Embeddings"
@@ -165,6 +167,8 @@ class RunConfig:
                 raise ValueError(f"{name} must be >= {least}, got {value}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if not self.worker_timeout >= LEAST_WORKER_TIMEOUT:
+            raise ValueError(f"worker_timeout must be >= {LEAST_WORKER_TIMEOUT}, got {self.worker_timeout}")
         if not 0 < self.grammar_timeout <= MOST_GRAMMAR_SECONDS:
             raise ValueError(f"grammar_timeout must be in (0, {MOST_GRAMMAR_SECONDS}], got {self.grammar_timeout}")
         for name, least in _LEAST_SIZES.items():

@@ -22,7 +22,8 @@ class DeviceOps:
         prefill_shared: where chunks share tiles.
         gated_decode, gated_prefill: those of HP1 attention.
         undivided_keys: most keys of a row, by batch size and dtype, that ``decode`` never divides.
-        decode_form: what batch size, dtype, and whether rows are divided change in the compiled kernel of ``decode``.
+        decode_form: what batch size, dtype, and whether rows are divided change in the compiled kernels of both
+            decodes.
         tile_rows: most query tokens of a tile of either prefill.
         decode_appends: whether both decode kernels write the new K and V to the cache.
         decode_rotates: whether they also norm and rotate q and k; only if they append.
@@ -111,7 +112,8 @@ def device_ops(
 
     def decode_form(batch: int, dtype: torch.dtype, *, divided: bool) -> Hashable:
         divides = divided and toggles.split_keys
-        return tuple(decode_sizes.form(batch, *each, dtype, device, divided=divides) for each in sorted(softmax))
+        forms = tuple(decode_sizes.form(batch, *each, dtype, device, divided=divides) for each in sorted(softmax))
+        return forms, tuple(hp1_decode.num_splits(batch, kv_heads) for _, kv_heads, _ in sorted(gated))
 
     gated_decode = partial(hp1_decode.decode, sparse=toggles.sparse_values)
     return DeviceOps(

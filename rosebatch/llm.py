@@ -207,6 +207,7 @@ class LLM:
         with self._in_use() as backend, closing(backend.stream(rows, seed)) as outputs:
             for output in outputs:
                 yield _checked(output, on_error)
+                self._running()
 
     def get_tokenizer(self) -> Any:
         """transformers' tokenizer of the model, for scripts that want one.
@@ -297,6 +298,7 @@ class LLM:
             closing(backend.complete(rows, seed)) as found,
         ):
             for output in found:
+                self._running()
                 outputs.append(_checked(output, on_error))
                 progress.advance(
                     tokens=sum(len(each.token_ids) for each in output.outputs), failed=output.error is not None

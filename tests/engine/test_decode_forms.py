@@ -18,7 +18,7 @@ from rosebatch.toggles import Toggles
 from rosebatch_kernels.paged_attention import decode_sizes
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
-QWEN, GPT2, MQA = (16, 8, 128), (12, 12, 64), (32, 1, 128)
+QWEN, GPT2, MQA, HP1 = (16, 8, 128), (12, 12, 64), (32, 1, 128), (8, 4, 128)
 
 
 @pytest.fixture
@@ -29,10 +29,12 @@ def kernels(monkeypatch):
 
 
 @pytest.mark.parametrize("seats", [20, 256, 576, 2048])
-@pytest.mark.parametrize("heads", [{QWEN}, {GPT2}, {MQA}, {QWEN, GPT2}], ids=str)
+@pytest.mark.parametrize(
+    "heads", [({QWEN}, ()), ({GPT2}, ()), ({MQA}, ()), ({QWEN, GPT2}, ()), ((), {HP1}), ({QWEN}, {HP1})], ids=str
+)
 def test_all_forms_are_rehearsed(kernels, seats, heads):
-    """With 576 seats, 160 to 256 long rows had a kernel that was compiled in mid-run. Also where rows share keys."""
-    form, sizes = partial(kernels(heads).decode_form, dtype=BF16), batch_buckets(seats)
+    """A kernel was compiled in mid-run: with 576 seats for 160 to 256 long rows, and for 16 rows of HP1, 4 seconds."""
+    form, sizes = partial(kernels(*heads).decode_form, dtype=BF16), batch_buckets(seats)
     for least in (1, LEAST_ROWS):
         rehearsed = {form(rows, divided=divided) for rows, divided in rehearsed_decodes(sizes, form) if rows >= least}
         assert rehearsed == {form(rows, divided=divided) for rows in sizes for divided in (0, 1) if rows >= least}

@@ -22,11 +22,11 @@ def test_steps_find_what_a_rehearsal_compiled(tmp_path):
     """A kernel compiled for other arguments than a launch has is compiled once more, while the GPU waits."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "kernels")))
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
-    command = [sys.executable, str(SCRIPT), "gpt2", "qwen3_moe", "qwen3_next"]
+    command = [sys.executable, str(SCRIPT), "gpt2", "qwen3_moe", "qwen3_next", "hp1"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     *models, together, beside = [line.split() for line in ran.stdout.splitlines()]
-    assert [name for name, *_ in models] == ["gpt2", "qwen3_moe", "qwen3_next"]
+    assert [name for name, *_ in models] == ["gpt2", "qwen3_moe", "qwen3_next", "hp1"]
     for name, compiled, launched, hits, misses in models:
         # The second model has kernels that the first one loaded: run on tensors that nobody filled, they crashed.
         assert int(launched) == 0, name

@@ -144,6 +144,10 @@ def test_settings_that_are_impossible():
     for value in (0, "none", 1.5):
         with pytest.raises(ValueError, match="data_parallel_size"):
             LLM(data_parallel_size=value)
+    # Each worker would be taken for dead.
+    for seconds in (0, -1, 0.5, float("nan")):
+        with pytest.raises(ValueError, match="worker_timeout must be >= 3"):
+            LLM(data_parallel_size=2, worker_timeout=seconds)
 
 
 def test_embeddings_of_one_process(several, folder):
@@ -152,3 +156,41 @@ def test_embeddings_of_one_process(several, folder):
     with LLM(folder, max_num_seqs=8, device="cpu") as one:
         expected = [output.outputs for output in one.embed(prompts, on_error="return")]
     assert [output.outputs for output in several.embed(prompts, on_error="return")] == expected
+
+
+def test_a_report_of_all_caches(several):
+    """The blocks in use were those of all workers, the blocks that there are of one: 200 % were used."""
+    several._backend._pool.load_all()
+    several.generate(["a"] * 4, SHORT)
+    served, workers = several._backend.task.served(), several._backend._pool.workers
+    assert served.description["kv_cache_blocks"] == sum(each.ready.description["kv_cache_blocks"] for each in workers)
+    assert served.stats.max_blocks_used <= served.description["kv_cache_blocks"]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_stream_after_the_end(folder, size):
+    """Whoever read on got rows: from processes that nobody would end, or from a model that seemed to be gone."""
+    with LLM(folder, max_num_seqs=8, data_parallel_size=size, device="cpu") as other:
+        outputs = other.stream((["a"] * 400), SHORT)
+        next(outputs)
+        backend = other._backend
+    with pytest.raises(RuntimeError, match="this LLM is closed"):
+        list(outputs)
+    if size > 1:
+        assert [worker.life for worker in backend._pool.workers] == [1, 1]
+        assert all(worker.process._process.poll() is not None for worker in backend._pool.workers)
+
+
+def test_an_input_that_breaks_again_and_again(several):
+    """The second one ended workers that had not heard the end of the first."""
+
+    def broken():
+        yield "a"
+        raise OSError("the input is gone")
+
+    before = pids(several)
+    for _ in range(20):
+        with pytest.raises(OSError, match="gone"):
+            list(several.stream(broken(), SHORT))
+    assert len(several.generate(["a"] * 4, SHORT)) == 4
+    assert pids(several) == before

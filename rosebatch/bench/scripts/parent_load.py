@@ -69,7 +69,7 @@ def fake_worker() -> None:
     connection.send(m.Planned(ModelFacts("fake", {}, {}, True)))
     while not isinstance(connection.recv(), m.Load):
         connection.send(m.Answer("0" * 64))
-    connection.send(m.Ready(_SEATS, {"model": "fake"}, 0.0))
+    connection.send(m.Ready(_SEATS, {"model": "fake", "kv_cache_blocks": 0, "kv_cache_bytes": 0}, 0.0))
     encode = connection.recv().encode
     line = json.dumps({"text": "", "finish_reason": "length", "usage": {"prompt_tokens": 9, "completion_tokens": 8}})
     text = (line[: line.index('""') + 1] + "x" * (size - len(line)) + line[line.index('""') + 1 :]).encode()
@@ -179,7 +179,7 @@ def measure(source: Path, target: Path, workers: int, environment: dict[str, str
         mock.patch.object(child_process, "Connection", Counted),
         mock.patch.object(service.Workers, "run", run),
         mock.patch.multiple(RowTask, **methods),
-        mock.patch.object(Pool, "_next_messages", meter.of("wait", Pool._next_messages)),
+        mock.patch.object(Pool, "_take_messages", meter.of("wait", Pool._take_messages)),
     ):
         job = JobConfig(input=str(source), output=str(target), quiet=True)
         report = run_job(job, RunConfig(device="cpu", data_parallel_size=workers)).report

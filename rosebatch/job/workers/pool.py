@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +28,10 @@ _MOST_FALSE_STARTS = 3
 _MOST_MESSAGES = 64
 # A run's limit divided among its workers may be less than one run may have.
 _LEAST_INFLIGHT = 2**20
+
+
+# Number of the worker, number of its process, message. What comes from None is called.
+_Message = tuple[int | None, int, Any]
 
 
 @dataclass(slots=True)
@@ -116,7 +121,7 @@ class Pool:
 
     Args:
         config: of the run; memory on the host is for all workers together.
-        quiet: no progress of a download, and no warning of a worker's death, on stderr.
+        quiet: no progress of a download on stderr.
 
     Attributes:
         facts: of the model, once ``start`` has returned.
@@ -135,12 +140,13 @@ class Pool:
         own = max(self.inflight, _LEAST_INFLIGHT)
         self._config = replace(config, data_parallel_size=len(self.workers), ray=None, max_inflight_bytes=own)
         self._quiet = quiet
-        # Number of the worker, number of its process, message. What comes from None is called.
-        self._inbox: SimpleQueue[tuple[int | None, int, Any]] = SimpleQueue()
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
+        self._taken: deque[_Message] = deque()
         self._may_load = False
         self._task: Task | None = None
         # Whether workers that become ready still take part in the task.
         self._task_is_open = False
+        self._closed = False
         # What a worker was asked, and its answer.
         self._question: Any = None
         self._asked: tuple[int, int] | None = None
@@ -174,7 +180,8 @@ class Pool:
         self.wait(lambda: all(worker.ready or worker.process is None for worker in self.workers))
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes. Whoever waits for their messages has an error then."""
+        self._closed = True
         self._hosts.close(worker.process for worker in self.workers if worker.process is not None)
 
     def ask(self, question: Any) -> None:
@@ -216,9 +223,13 @@ class Pool:
     def end(self, *, drop: bool = False) -> None:
         """No more rows follow. The workers send their counts, and are ready for another task then.
 
+        A task that has not begun leaves the workers alone: they may have an earlier one's end still before them.
+
         Args:
             drop: leave the rows that they have.
         """
+        if not self._task_is_open:
+            return
         self._task_is_open = False
         for number, worker in enumerate(self.workers):
             if worker.begun:
@@ -244,12 +255,21 @@ class Pool:
             self.turn()
 
     def turn(self) -> None:
-        """Wait a moment for messages, and work on them."""
+        """Wait a moment for messages, and work on them.
+
+        Raises:
+            RuntimeError: the workers were closed; their deaths would call for others.
+        """
+        if self._closed:
+            raise RuntimeError("the worker processes are closed")
         if self._task is not None:
             self._task.turn()
         self._end_silent()
         try:
-            for number, life, message in self._next_messages():
+            self._take_messages()
+            # One that raises leaves those behind it for the next turn.
+            while self._taken:
+                number, life, message = self._taken.popleft()
                 if number is None:
                     message()
                 elif life == self.workers[number].life:
@@ -258,14 +278,12 @@ class Pool:
             if self._task is not None:
                 self._task.flush()
 
-    def _next_messages(self) -> list[tuple[int | None, int, Any]]:
+    def _take_messages(self) -> None:
         """Those that have come. Together they cost less: results are written once, and rows handed out once."""
-        messages = []
         with suppress(Empty):
-            messages.append(self._inbox.get(timeout=_PATIENCE_SECONDS))
-            while len(messages) < _MOST_MESSAGES:
-                messages.append(self._inbox.get_nowait())
-        return messages
+            self._taken.append(self._inbox.get(timeout=0 if self._taken else _PATIENCE_SECONDS))
+            while len(self._taken) < _MOST_MESSAGES:
+                self._taken.append(self._inbox.get_nowait())
 
     def _hear(self, number: int, message: Any) -> None:
         worker = self.workers[number]
@@ -354,7 +372,7 @@ class Pool:
         worker.deaths += 1
         worker.restarts += 1
         if worker.deaths < _MOST_DEATHS:
-            self._warn(f"{worker.name}: the worker process died ({how}); another one computes its rows again")
+            _warn(f"{worker.name}: the worker process died ({how}); another one computes its rows again")
             self._spawn(number)
             return
         worker.process = None
@@ -362,8 +380,8 @@ class Pool:
             self._task.lose()
         if all(each.process is None for each in self.workers):
             raise LostProcessError(f"no worker is left: their processes died again and again, the last one with {how}")
-        self._warn(f"{worker.name}: {worker.deaths} worker processes died ({how}); the others continue")
+        _warn(f"{worker.name}: {worker.deaths} worker processes died ({how}); the others continue")
 
-    def _warn(self, sentence: str) -> None:
-        if not self._quiet:
-            sys.stderr.write(f"rosebatch: warning: {sentence}\n")
+
+def _warn(sentence: str) -> None:
+    sys.stderr.write(f"rosebatch: warning: {sentence}\n")

@@ -24,7 +24,7 @@ def in_workers(config: RunConfig, *, quiet: bool) -> "Iterator[Workers]":
 
     Args:
         config: of the run.
-        quiet: no progress of a download, and no warning of a worker's death, on stderr.
+        quiet: no progress of a download on stderr.
 
     Raises:
         UserError: something that was asked for is missing, unreadable or impossible.

@@ -24,6 +24,8 @@ from rosebatch.report.tally import Tally
 
 # Groups of rows that were read and wait.
 _READ_GROUPS = 4
+# Of a worker's description: the job has those of all.
+_SUMS = ("kv_cache_blocks", "kv_cache_bytes")
 # How long counts are waited for after the last row.
 _END_SECONDS = 10.0
 
@@ -151,7 +153,11 @@ class RowTask:
         ready = [account.ready for account in self._accounts if account.ready is not None]
         return Served(
             stats,
-            {**ready[0].description, "data_parallel_size": len(self.pool.workers)},
+            {
+                **ready[0].description,
+                **{name: sum(each.description[name] for each in ready) for name in _SUMS},
+                "data_parallel_size": len(self.pool.workers),
+            },
             max(each.load_seconds for each in ready),
             peak_memory,
             next((each.gpu for each in done), None),

@@ -46,7 +46,7 @@ class Task:
 @pytest.fixture
 def pool():
     """Two workers, of which the first one is loaded."""
-    pool = Pool(RunConfig(device="cpu", data_parallel_size=2, worker_timeout=1.0), quiet=True)
+    pool = Pool(RunConfig(device="cpu", data_parallel_size=2, worker_timeout=3.0), quiet=True)
     for worker in pool.workers:
         worker.process, worker.planned = Process(), True
     pool.workers[0].ready = READY
@@ -120,3 +120,39 @@ def test_the_clock_of_another_machine(pool):
     stats = EngineStats(first_token_time=2.5)
     pool._hear(0, m.Done(stats, {}, None))
     assert pool.workers[0].done.stats.first_token_time == pytest.approx(begun + 2.5, abs=0.5)
+
+
+def test_a_task_that_ends_before_it_begins(pool):
+    """A second end reached workers that wait for a task, and they died of it."""
+    pool.begin(Task())
+    pool.end(drop=True)
+    pool.forget()
+    pool._inbox.put((None, 0, lambda: 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        # They have not said yet that the first one is done.
+        pool.begin(Task())
+    pool.end(drop=True)
+    assert told(pool, 0) == [m.Begin, m.End]
+
+
+def test_closed_workers_stay_closed(pool):
+    """Their ends were taken for deaths: others took their place, and nothing ended these."""
+    pool.begin(Task())
+    pool.close()
+    for number in range(2):
+        pool._inbox.put((number, 0, None))
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.turn()
+    assert [worker.life for worker in pool.workers] == [0, 0]
+
+
+def test_messages_behind_one_that_raises(pool):
+    """They were lost with it: a worker that had said that it was done was waited for without end."""
+    pool.begin(Task())
+    pool.end()
+    pool._inbox.put((None, 0, lambda: 1 / 0))
+    pool._inbox.put((0, 0, m.Done(EngineStats(), {}, None)))
+    with pytest.raises(ZeroDivisionError):
+        pool.turn()
+    pool.turn()
+    assert not pool.workers[0].begun
