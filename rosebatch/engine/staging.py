@@ -8,8 +8,6 @@ from torch import Tensor
 
 from rosebatch_kernels.common import host_waits
 
-# Transfers under way before the oldest is waited for.
-_DEPTH = 8
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -19,20 +17,21 @@ class Staging:
     Args:
         device: on a CPU, copies are immediate.
         size: int32 numbers that most transfers have at most. Larger ones take new memory, which takes time.
+        depth: transfers under way before the oldest is waited for.
 
     Raises:
         AssertionError: a transfer would take the buffer of a fetch whose values nobody has read.
     """
 
-    def __init__(self, device: torch.device, size: int = 0) -> None:
+    def __init__(self, device: torch.device, size: int = 0, depth: int = 8) -> None:
         self.device = device
         self._on_gpu = device.type != "cpu"
         # Even, so that each begins where numbers of 8 bytes may.
         size += size % 2
-        self._pinned = list(torch.empty(_DEPTH, size, dtype=torch.int32, pin_memory=self._on_gpu and size > 0))
+        self._pinned = list(torch.empty(depth, size, dtype=torch.int32, pin_memory=self._on_gpu and size > 0))
         self._cells = [pinned.numpy() for pinned in self._pinned]
-        self._events = [torch.cuda.Event() for _ in range(_DEPTH)] if self._on_gpu else []
-        self._unread = [False] * _DEPTH
+        self._events = [torch.cuda.Event() for _ in range(depth)] if self._on_gpu else []
+        self._unread = [False] * depth
         self._turn = 0
 
     def send(self, *arrays: np.ndarray) -> list[Tensor]:
@@ -81,8 +80,10 @@ class Staging:
 
     def _next(self) -> int:
         turn = self._turn
-        assert not self._unread[turn], f"{_DEPTH} transfers ago, a fetch was begun whose values nobody has read"
-        self._turn = (turn + 1) % _DEPTH
+        assert not self._unread[turn], (
+            f"{len(self._unread)} transfers ago, a fetch was begun whose values nobody has read"
+        )
+        self._turn = (turn + 1) % len(self._unread)
         return turn
 
     def _make_room(self, turn: int, size: int) -> None:

@@ -9,6 +9,7 @@ import torch
 from rosebatch.engine import staging
 from rosebatch.engine.staging import Staging
 
+DEPTH = 8
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -109,14 +110,14 @@ def test_fetch_brings_what_was_there_when_it_was_asked_for(device):
 
 def test_as_many_fetches_as_there_are_buffers_wait_at_a_time(device):
     lines = Staging(device)
-    waits = [lines.fetch(torch.full((size,), size, dtype=torch.int32, device=device)) for size in range(staging._DEPTH)]
-    assert [wait().tolist() for wait in waits] == [[size] * size for size in range(staging._DEPTH)]
+    waits = [lines.fetch(torch.full((size,), size, dtype=torch.int32, device=device)) for size in range(DEPTH)]
+    assert [wait().tolist() for wait in waits] == [[size] * size for size in range(DEPTH)]
 
 
 def test_a_fetch_that_would_overwrite_an_unread_one_is_refused(device):
     """The ninth took the first one's buffer, and its tokens came back in the place of the first one's."""
     lines = Staging(device)
-    tensors = [torch.full((3,), number, dtype=torch.int32, device=device) for number in range(staging._DEPTH + 1)]
+    tensors = [torch.full((3,), number, dtype=torch.int32, device=device) for number in range(DEPTH + 1)]
     first, *others = [lines.fetch(tensor) for tensor in tensors[:-1]]
     with pytest.raises(AssertionError, match="8 transfers ago, a fetch was begun whose values nobody has read"):
         lines.fetch(tensors[-1])
@@ -125,7 +126,7 @@ def test_a_fetch_that_would_overwrite_an_unread_one_is_refused(device):
     ninth = lines.fetch(tensors[-1])
     with pytest.raises(AssertionError, match="nobody has read"):
         lines.fetch(tensors[0])
-    assert [wait().tolist() for wait in (*others, ninth)] == [[number] * 3 for number in range(1, staging._DEPTH + 1)]
+    assert [wait().tolist() for wait in (*others, ninth)] == [[number] * 3 for number in range(1, DEPTH + 1)]
 
 
 @pytest.mark.gpu
@@ -133,7 +134,7 @@ def test_a_send_that_would_overwrite_an_unread_fetch_is_refused():
     """Both take the same buffers in turn. Only on a GPU: copies on a CPU have none."""
     lines = Staging(torch.device("cuda"))
     wait = lines.fetch(torch.arange(3, dtype=torch.int32, device="cuda"))
-    for _ in range(staging._DEPTH - 1):
+    for _ in range(DEPTH - 1):
         lines.send(numbers(5))
     with pytest.raises(AssertionError, match="nobody has read"):
         lines.send(numbers(5))
@@ -144,17 +145,17 @@ def test_a_send_that_would_overwrite_an_unread_fetch_is_refused():
 def test_many_fetches_read_in_turn(device):
     """As an engine does: two under way at a time, for ever."""
     lines, waits, got = Staging(device), [], []
-    for number in range(5 * staging._DEPTH):
+    for number in range(5 * DEPTH):
         waits.append(lines.fetch(torch.full((number,), number, dtype=torch.int32, device=device)))
         if len(waits) == 2:
             got.append(waits.pop(0)().tolist())
-    assert got == [[number] * number for number in range(5 * staging._DEPTH - 1)]
+    assert got == [[number] * number for number in range(5 * DEPTH - 1)]
 
 
 def test_many_sends_in_a_row_each_keep_their_own_values(device):
     """Buffers come round and grow while copies out of them are under way: an early reuse would mix the values."""
     lines = Staging(device)
-    sizes = [1, 5000, 3, 1024, 1025, 0, 70000, 2] * (2 * staging._DEPTH)
+    sizes = [1, 5000, 3, 1024, 1025, 0, 70000, 2] * (2 * DEPTH)
     arrays = [numbers(size, seed) for seed, size in enumerate(sizes)]
     if device.type == "cuda":
         # Keeps the stream busy, so that all copies are still to come when the last is asked for.

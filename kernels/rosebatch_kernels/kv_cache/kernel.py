@@ -113,7 +113,8 @@ def _append(
     tl.store(place + plane, value, inside)
 
 
-@triton.jit
+# One array holds both, so destinations begin anywhere.
+@triton.jit(do_not_specialize_on_alignment=["sources", "destinations"])
 def _copy_blocks(
     cache,
     sources,

@@ -198,11 +198,14 @@ def _norm(
         shift = tl.load(x_bias + column, exists, other=0.0).to(tl.float32)
     if PDL:
         wait()
-    value = tl.load(x + token * x_stride + head * inner_stride + column, inside, other=0.0).to(tl.float32)
+    source = x + token * x_stride + head * inner_stride + column
+    value = tl.load(source, inside, other=0.0).to(tl.float32)
     if residual is not None:
         addend = tl.load(residual + row * residual_stride + column, inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, parts):
-        value += tl.load(x + token * x_stride + part * inner_stride + column, inside, other=0.0)
+    # Step by step: parts of many experts lie more than 2³¹ numbers apart.
+    for _ in tl.static_range(1, parts):
+        source += inner_stride
+        value += tl.load(source, inside, other=0.0)
     if buffers is not None:
         value = sum_over_ranks(value, row * size + column, inside, buffers, signals, rank)
     if x_bias is not None:

@@ -70,7 +70,7 @@ def whole_rms_norm_(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float)
     """See ``rosebatch_kernels.qkv.reference``."""
     width = triton.next_power_of_2(max(len(q_weight), len(k_weight)))
     # A program for q of each token, and one for k.
-    _whole_norm[(2, len(qkv))](
+    _whole_norm[(len(qkv), 2)](
         qkv,
         q_weight,
         k_weight,
@@ -97,8 +97,8 @@ def _whole_norm(
     PDL: tl.constexpr,
 ):
     column = tl.arange(0, WIDTH)
-    place = qkv + tl.program_id(1).to(tl.int64) * stride + column
-    if tl.program_id(0) == 0:
+    place = qkv + tl.program_id(0).to(tl.int64) * stride + column
+    if tl.program_id(1) == 0:
         _norm_row(place, q_weight + column, column < Q_SIZE, eps, Q_SIZE, PDL)
     else:
         _norm_row(place + Q_SIZE, k_weight + column, column < K_SIZE, eps, K_SIZE, PDL)

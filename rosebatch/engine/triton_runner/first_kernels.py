@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+import rosebatch.engine
+import rosebatch.model
 import rosebatch_kernels
 from rosebatch.host.first_alone import first_alone
 from rosebatch.host.threads import in_background
@@ -144,12 +146,14 @@ def _compile(function: Any, target: Any, asked: dict[str, Any], turn: Lock) -> N
 
 
 def _digest(shape: Any) -> str:
-    """Of the shape, of all versions that decide how it is compiled, and of the kernels."""
+    """Of the shape, all versions that decide how it is compiled, the kernels, and the code that launches them."""
     import triton
 
     versions = triton.__version__, torch.__version__, platform.python_version(), torch.cuda.is_available()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     digest = hashlib.sha256(repr((versions, device, shape)).encode())
-    for file in sorted(Path(str(rosebatch_kernels.__file__)).parent.rglob("*.py")):
+    of_ours = [Path(str(package.__file__)).parent for package in (rosebatch_kernels, rosebatch.engine, rosebatch.model)]
+    files = [file for folder in of_ours for file in folder.rglob("*.py")]
+    for file in sorted((*files, *of_ours[-1].parent.glob("*ops.py"))):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:32]

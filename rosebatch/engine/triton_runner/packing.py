@@ -77,7 +77,7 @@ class Layout:
         long_rope: LongRope | None = None,
         shared: Sequence[SharedTile] | None = None,
     ) -> "Layout":
-        """No more room than the plan needs."""
+        """Hardly more room than the plan needs: kernels are compiled for places that are multiples of 16 bytes."""
         num_tiles = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in plan.chunks)
         num_chunks = len(plan.chunks) if states else 0
         # Kernels are launched for a row at least.
@@ -85,7 +85,8 @@ class Layout:
         if shared is not None:
             num_tiles = len(shared)
         num_pieces = sum(len(tile.pieces) for tile in shared or ())
-        return cls(plan.num_tokens, num_tiles, num_last, num_chunks, long_rope, num_pieces)
+        size, num_last = _round_up(plan.num_tokens, 16), _round_up(num_last, 4)
+        return cls(size, num_tiles, num_last, num_chunks, long_rope, num_pieces)
 
     @classmethod
     def padded(
@@ -103,7 +104,7 @@ class Layout:
         num_tiles = size // tile_rows + most
         # A piece begins with a chunk or with a tile.
         num_pieces = num_tiles + most if shares else 0
-        return cls(size, num_tiles, most, most if states else 0, long_rope, num_pieces)
+        return cls(size, num_tiles, _round_up(most, 4), most if states else 0, long_rope, num_pieces)
 
     @property
     def num_cells(self) -> int:
@@ -134,6 +135,10 @@ class Layout:
         own = rotary_rows[0] if rotary_rows else None
         last_tiles, tiles, pieces = last_tiles.view(-1, 4), tiles.view(-1, self._tile_width), pieces.view(-1, 4)
         return PackedInputs(input_ids, rows, positions, own, last_tiles, tiles, pieces, last_rows, packed)
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
 
 
 class _Chunks(NamedTuple):

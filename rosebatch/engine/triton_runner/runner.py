@@ -53,7 +53,11 @@ from rosebatch_kernels.feedback import layout
 
 # Sizes of steps that together need nearly all kernels that those of other sizes do.
 _REHEARSED_ROWS = (128, 48, 24, 4, 1)
-_REHEARSED_TOKENS = (2048, 512, 64, 16)
+_REHEARSED_TOKENS = (2048, 1152, 512, 64, 16)
+
+# Of three plans that are launched before the first one is read: tokens, log-probabilities, those of prompts, and pooled
+# hidden states.
+_MOST_FETCHES = 12
 
 # Wait for what prompts report, by the number of a chunk: log-probabilities, and pooled hidden states.
 _PromptLogprobs = Callable[[], dict[int, list[Logprobs]]]
@@ -138,14 +142,17 @@ class TritonRunner:
         self._deferred: Callable[[], None] | None = None
 
     @torch.inference_mode()
-    def rehearse(self, most_tokens: int) -> None:
+    def rehearse(self, most_tokens: int, *, has_experts: bool = False) -> None:
         """Launch the kernels of plain steps of several sizes, for nobody. No sequence may have a slot.
 
         The steps have no tokens but padding, at most so many, so nothing of it matters to a plan. Prompts come first:
-        their attention takes the compiler long.
+        their attention takes the compiler long. Many experts have few tokens each, so theirs need large steps as well.
         """
         most, extras = self.slots.num_slots, None if self._sample_rows is None else Extras()
         sizes = [tokens for tokens in _REHEARSED_TOKENS if tokens <= most_tokens]
+        if has_experts:
+            sizes = list({padded_size(min(most_tokens, MOST_PADDED_TOKENS)): None} | dict.fromkeys(sizes))
+        self.cache.copy([(group, last - 1, last - 1) for group, last in enumerate(self.cache.num_blocks)], self.up)
         for kind in (_Packed(tokens, shares) for tokens in sizes for shares in {False, self._shares_tiles}):
             shared: list[SharedTile] | None = [] if kind.shares else None
             packed = pack(PackedStep(()), self.slots, self._layout(kind), self.kernels.tile_rows, shared)
@@ -193,7 +200,7 @@ class TritonRunner:
         self.down = self._fetches()
 
     def _fetches(self) -> Staging:
-        return Staging(self.cache.device, self.state.history.numel())
+        return Staging(self.cache.device, self.state.history.numel(), _MOST_FETCHES)
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
