@@ -40,6 +40,7 @@ from rosebatch.job.run import check_sampling
 from rosebatch.job.serve import Served, serve
 from rosebatch.launch import Launched, default_sampling, launch
 from rosebatch.sampling_params import SamplingParams
+from rosebatch.vllm_names import own_names
 
 # A batch as Ray gives it: in the format "pyarrow" or "numpy".
 Batch = Any
@@ -73,7 +74,7 @@ class Generator:
         sampling: fields of a row, for the rows that do not say themselves.
         columns: the dataset's names of these columns, where they differ: ``{"prompt": "question", "text": "answer"}``.
         seed: base seed. A row that samples gets the same result wherever it runs; without it, each run draws anew.
-        settings: as of ``rosebatch.LLM``.
+        settings: as of ``rosebatch.LLM``, without ``data_parallel_size``.
 
     Raises:
         RuntimeError: the model cannot be loaded; the message has the node's name.
@@ -92,7 +93,10 @@ class Generator:
         given = dict(fields_of(sampling) if isinstance(sampling, SamplingParams) else sampling or {})
         try:
             check_sampling(given, seed)
-            launched = launch(RunConfig.of(model, **settings))
+            config = RunConfig.of(model, **own_names(settings))
+            if config.data_parallel_size != 1:
+                raise FlagError("data_parallel_size: an actor is one process; ActorPoolStrategy says how many run")
+            launched = launch(config)
             own = default_sampling(launched.plan)
         except FlagError as error:
             raise ValueError(str(error)) from None
@@ -239,9 +243,12 @@ def _parse(parser: RowParser, record: Record) -> Row:
     asked = [name for name in _NOT_TOLD if getattr(row.sampling, name) is not None]
     if row.sampling.n > 1:
         asked.append("n")
+    if row.tool_use is not None and row.tool_use.choice != "none":
+        asked.append("tools")
     if not asked:
         return row
-    error = RowError("unsupported_field", f"{asked[0]}: these columns hold one completion without log-probabilities")
+    held = "one completion without log-probabilities and tool calls"
+    error = RowError("unsupported_field", f"{asked[0]}: these columns hold {held}")
     return FailedRow(index=row.index, where=row.where, metadata={}, error=error)
 
 

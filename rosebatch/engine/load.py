@@ -117,7 +117,10 @@ def load_engine(
         tokens, width = loaded.engine.max_num_batched_tokens, runner.slots.width
         # Triton compiles for widths that are multiples of 16, and for others.
         shape = source.config, source.dtype, toggles, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size
-        compile_first(lambda: runner.rehearse(tokens), (*shape, tokens, width % 16 == 0))
+        compile_first(
+            lambda: runner.rehearse(tokens, has_experts=source.config.experts is not None),
+            (*shape, tokens, width % 16 == 0),
+        )
         loaded = replace(loaded, is_compiled=True)
     return replace(loaded, waits=waits)
 
@@ -186,6 +189,8 @@ def build_engine(
     counts = [group.blocks + on_device for group in memory.groups]
     cache = KVCache(shapes, counts, block_size, kv_dtype, device, ops, memory.group_of)
     states = StatePool(state_specs, memory.max_num_seqs, dtype, device) if state_specs else None
+    # The model cannot sample the others: -1, which stands for none, or an id beyond its vocabulary.
+    eos_token_ids = tuple(i for i in config.eos_token_ids if 0 <= i < config.vocab_size)
     runner: StepRunner
     if on_device:
         runner = TritonRunner(
@@ -195,7 +200,7 @@ def build_engine(
             device_ops(memory.max_num_seqs, *heads_of(model.attention), toggles, device),
             toggles,
             vocab_size=config.vocab_size,
-            eos_token_ids=config.eos_token_ids,
+            eos_token_ids=eos_token_ids,
             max_num_seqs=memory.max_num_seqs,
             max_len=min(config.max_model_len, scheduler.most_tokens or config.max_model_len),
             window=window,
@@ -215,7 +220,7 @@ def build_engine(
         runner,
         vocab_size=config.vocab_size,
         max_model_len=config.max_model_len,
-        eos_token_ids=config.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         lookahead=int(on_device and toggles.late_results),
         hidden_size=config.hidden_size,
         generates=generates,

@@ -22,7 +22,7 @@ def mark_cells(spec: SequenceSpec, output: Sequence[int], vocab_size: int) -> tu
     """
     counts = Counter(output)
     prompt = set(spec.prompt_token_ids)
-    ends = [token_id for token_id in spec.stop_ids if token_id < vocab_size]
+    ends = [token_id for token_id in spec.stop_ids if 0 <= token_id < vocab_size]
     ids = [*counts, *prompt, *ends]
     values = [*counts.values(), *[IN_PROMPT] * len(prompt), *[ENDS] * len(ends)]
     return np.array(ids, np.int32), np.array(values, np.int32)

@@ -390,7 +390,11 @@ def plain_message(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    texts = [part[kind] for part in content if (kind := part.get("type")) in _TEXTS and isinstance(part.get(kind), str)]
+    texts = [
+        part[kind]
+        for part in content
+        if isinstance(part, dict) and (kind := part.get("type")) in _TEXTS and isinstance(part.get(kind), str)
+    ]
     if len(texts) != len(content):
         raise RowError("invalid_messages", "only text parts are supported in message content")
     return {**message, "content": "\n".join(texts)}

@@ -17,7 +17,7 @@ from rosebatch.model.gguf_tokenizer import write_tokenizer
 from rosebatch.model.hf_config import parse_model_config
 
 # Part of the cache key: raise it when the conversion changes.
-CONVERTER_VERSION = 3
+CONVERTER_VERSION = 4
 
 _SHARD_BYTES = 2 << 30
 
@@ -67,6 +67,8 @@ def convert(path: Path, dtype: torch.dtype, folder: Path) -> None:
     with refused(path, "not a readable GGUF file"):
         reader = _Reader(path)
         fields = _Fields(path, reader)
+        if fields.get("split.count", 1) > 1:
+            raise refusal(path, "one of several parts: join them with llama-gguf-split --merge")
         architecture = fields.text("general.architecture")
         if architecture not in _ARCHITECTURES:
             known = ", ".join(_ARCHITECTURES)
@@ -179,6 +181,8 @@ def _rope(get: Callable[..., Any], reader: gguf.GGUFReader, names: set[str]) -> 
     kind = get("rope.scaling.type", "none")
     if kind != "none":
         rope |= {"rope_type": kind, "factor": get("rope.scaling.factor", 1.0)}
+        if trained := get("rope.scaling.original_context_length"):
+            rope["original_max_position_embeddings"] = trained
     return rope
 
 

@@ -85,10 +85,18 @@ def write_tokenizer(get: Callable[..., Any], path: Path, folder: Path) -> None:
         special = token_type == _TokenType.CONTROL
         entry = [AddedToken(token, special=special, normalized=False)]
         tokenizer.add_special_tokens(entry) if special else tokenizer.add_tokens(entry)
-    if get("tokenizer.ggml.add_bos_token", llama3):
-        bos = tokens[get("tokenizer.ggml.bos_token_id")]
+
+    def added_to_prompts(name: str, default: bool) -> str:
+        """The token that every prompt gets; empty for none."""
+        is_added = get(f"tokenizer.ggml.add_{name}_token", default)
+        return tokens[get(f"tokenizer.ggml.{name}_token_id")] if is_added else ""
+
+    bos, eos = added_to_prompts("bos", llama3), added_to_prompts("eos", False)
+    if bos or eos:
         template = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+            single=f"{bos} $A {eos}".strip(),
+            pair=f"{bos} $A $B {eos}".strip(),
+            special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys([bos, eos]) if token],
         )
         tokenizer.post_processor = processors.Sequence([tokenizer.post_processor, template])
     tokenizer.save(str(folder / "tokenizer.json"))

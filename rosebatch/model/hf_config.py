@@ -27,14 +27,17 @@ def read_model_config(folder: Path) -> ModelConfig:
     values = read_json(path)
     generation = folder / "generation_config.json"
     if generation.exists():
-        values = {**values, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id"}}
+        values = {**values, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id" and v is not None}}
     return parse_model_config(values, str(path))
 
 
 def is_native(folder: Path) -> bool:
     """Whether rosebatch has the architecture that config.json names; also if there is no such file."""
     path = folder / "config.json"
-    return not path.exists() or _with_head(_named_architecture(read_json(path))) in ARCHITECTURES
+    if not path.exists():
+        return True
+    found = _with_head(_named_architecture(read_json(path)))
+    return isinstance(found, str) and found in ARCHITECTURES
 
 
 def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
@@ -63,14 +66,14 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
 
 
 def _of_text(values: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    """The language model's fields; those of the whole model count where they are missing or None."""
+    """The language model's fields. What the whole model says of these four wins, as it does in transformers."""
     if not part:
         return values
     own = values[part]
     if not isinstance(own, dict):
         raise ValueError(f"{part} is no object: {shown(own)}")
-    outer = {name: values[name] for name in ("eos_token_id", "dtype", "torch_dtype") if values.get(name) is not None}
-    return {**own, **outer}
+    names = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
+    return {**own, **{name: values[name] for name in names if values.get(name) is not None}}
 
 
 def _named_architecture(values: Mapping[str, Any]) -> Any:

@@ -4,6 +4,7 @@ llguidance compiles and follows the grammars, and knows the bytes of every token
 """
 
 import functools
+import json
 import os
 import resource
 import threading
@@ -72,12 +73,9 @@ class Grammars:
         limits: GrammarLimits | None = None,
     ) -> None:
         self._limits = limits or GrammarLimits()
-        vocabulary = _Vocabulary(tokenizer.backend.get_vocab_size(), vocab_size, eos_token_ids)
-        ends = sorted(i for i in vocabulary.eos_token_ids if i < vocabulary.known)
-        self._vocabulary = vocabulary
-        table = _Once(lambda: TokenTable(tokenizer.backend.to_str(), ends))
-        self._table = table
-        self._tokens = _Once(lambda: load_tokens(table().tokenizer, ends))
+        self._vocabulary = _Once(lambda: _Vocabulary(_count_ids(tokenizer), vocab_size, eos_token_ids))
+        self._table = _Once(lambda: self._vocabulary().table(tokenizer))
+        self._tokens = _Once(lambda: load_tokens(self._table().tokenizer, self._table().ends))
         self._renewals = _Renewals(self._limits.memory)
         self._pool = DaemonPool(_THREADS, "rosebatch-grammar")
         self._tried = _Recent[Future[Tried]](self._limits.memory)
@@ -132,7 +130,7 @@ class Grammars:
         if isinstance(tokens, str):
             return Tried("invalid_grammar", tokens)
         try:
-            return Grammar(tokens, self._vocabulary, serialize(spec), self._renewals, tried.memory)
+            return Grammar(tokens, self._vocabulary(), serialize(spec), self._renewals, tried.memory)
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -325,7 +323,7 @@ class _Vocabulary:
     """The layout of masks.
 
     Args:
-        count: number of tokens in the tokenizer.
+        count: ids of the tokenizer are below it.
         vocab_size: width of the model's logits.
         eos_token_ids: the model's end tokens.
 
@@ -347,6 +345,11 @@ class _Vocabulary:
         self._eos_words = np.flatnonzero(eos)
         self._eos_bits = eos[self._eos_words].view(np.int32)
 
+    def table(self, tokenizer: Tokenizer) -> TokenTable:
+        """What another process has to know of the tokenizer."""
+        ends = sorted(i for i in self.eos_token_ids if i < self.known)
+        return TokenTable(_without_gaps(tokenizer, self.known), ends)
+
     def write(self, masks: NDArray[np.int32], words: NDArray[np.int32], ends: Sequence[bool]) -> None:
         """Fill masks.
 
@@ -362,6 +365,24 @@ class _Vocabulary:
         masks[:, self._eos_words] &= ~self._eos_bits
         rows = np.flatnonzero(np.array(ends) | ~masks.any(axis=1))
         masks[np.ix_(rows, self._eos_words)] |= self._eos_bits
+
+
+def _count_ids(tokenizer: Tokenizer) -> int:
+    """The tokenizer's highest id, and one more: it has fewer tokens if its ids have gaps."""
+    return 1 + max(tokenizer.backend.get_vocab().values(), default=-1)
+
+
+def _without_gaps(tokenizer: Tokenizer, count: int) -> str:
+    """The tokenizer as JSON. llguidance wants ids without gaps: special tokens, which no text has, fill them."""
+    vocab = tokenizer.backend.get_vocab()
+    fillers = {f"<|no token {i}|>": i for i in sorted(set(range(count)).difference(vocab.values()))}
+    if not fillers:
+        return tokenizer.backend.to_str()
+    content = json.loads(tokenizer.backend.to_str())
+    content["model"]["vocab"] = vocab | fillers
+    form = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    content["added_tokens"] += [{"id": i, "content": text, **form} for text, i in fillers.items()]
+    return json.dumps(content)
 
 
 @functools.cache

@@ -59,7 +59,7 @@ def find_bans(
         for text in (word, f" {word.lstrip()}"):
             words[tuple(tokenizer.backend.encode(text, add_special_tokens=False).ids)] = None
     ends = np.zeros_like(allowed)
-    ends[list(end_ids)] = True
+    ends[[i for i in end_ids if 0 <= i < vocab_size]] = True
     return Bans(_packed(allowed), _packed(ends), tuple(filter(None, words)))
 
 

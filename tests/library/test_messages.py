@@ -9,6 +9,7 @@ import pytest
 from rosebatch import LLM, SamplingParams
 from rosebatch.text.chat_forms import ChatReader
 from rosebatch.text.tokenizer import Tokenizer
+from rosebatch.text.tool_calls.qwen3_coder import Qwen3Coder
 from tests.job.fake_model import byte_backend, launch_fake, make_engine
 from tests.job.test_tools import SCHEMAS, SUM_TEXT, TOOLS, WIDTH, WRITTEN, Scripted
 from tests.job.tool_templates import chat_tokenizer
@@ -34,6 +35,23 @@ def test_calls_and_thoughts_of_an_answer():
     message = {"role": "assistant", "content": "Well.", "reasoning_content": "Add.", "tool_calls": [CALL]}
     assert completion.message == message
     assert pickle.loads(pickle.dumps(output)) == output, "it comes from other processes"
+
+
+@pytest.mark.parametrize(
+    ("value", "arguments"),
+    [
+        (r'["\ud83d"]', r'{"a": ["\ud83d"]}'),
+        (r'["é", "\ud83d\ude00"]', '{"a": ["é", "\U0001f600"]}'),
+        ("1e400", '{"a": "1e400"}'),
+        ("[1, -1e400]", '{"a": "[1, -1e400]"}'),
+    ],
+)
+def test_arguments_that_are_no_json_text(value, arguments):
+    """Half a character, which the model escaped, ended the whole job when it was written; 1e400 became Infinity."""
+    written = f"<tool_call>\n<function=add>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    (call,) = Qwen3Coder().parse(written, {"add": {}}).calls
+    assert call.arguments == arguments
+    assert call.arguments.encode()
 
 
 def test_a_conversation_goes_on_with_the_message():
@@ -97,6 +115,13 @@ def test_a_model_whose_calls_are_unknown_is_served():
 def test_tools_that_cannot_be_used(tools, choice, message):
     with pytest.raises(ValueError, match=message):
         chats("x").chat(ASK, LONG, tools=tools, tool_choice=choice)
+
+
+def test_parts_of_a_message_that_are_no_objects():
+    """They were an AttributeError of the whole call."""
+    wrong = [{"role": "user", "content": ["hi", None, ["text"]]}]
+    output, good = chats("!").chat([wrong, ASK], LONG, on_error="return")
+    assert (output.error_code, good.error) == ("invalid_messages", None)
 
 
 def test_an_answer_that_cannot_be_told(monkeypatch):

@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "gpt2": gguf.MODEL_ARCH.GPT2,
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -51,6 +52,7 @@ MODELS = {
     "llama-wide-heads": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, head_dim=32)),
     "llama-3.1": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE)),
     "llama-linear": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LINEAR_ROPE)),
+    "llama-yarn": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=YARN_ROPE)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32)),
     "gpt2": lambda: GPT2LMHeadModel(
@@ -116,6 +118,8 @@ def add_tokenizer(writer, *, pre="gpt-2", merges=("a b",), words=(), **more):
     writer.add_bos_token_id(BOS)
     if "add_bos" in more:
         writer.add_add_bos_token(more["add_bos"])
+    if "add_eos" in more:
+        writer.add_add_eos_token(more["add_eos"])
     if "template" in more:
         writer.add_chat_template(more["template"])
     if "eot" in more:
@@ -145,6 +149,10 @@ def add_model(writer, name, model, quantized):
         if rope["rope_type"] == "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(rope["factor"])
+        if rope["rope_type"] == "yarn":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(rope["factor"])
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         if rope["rope_type"] == "llama3":
             writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, config.head_dim))
         if getattr(config, "head_dim", None) is not None:

@@ -78,6 +78,16 @@ def test_defaults_are_transformers_own(name):
         assert experts.normalize == getattr(expected, "norm_topk_prob", True)
 
 
+@pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.part])
+@pytest.mark.parametrize("text", [{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}])
+def test_who_says_whether_embeddings_are_tied(name, text):
+    """transformers asks the whole model's config: by that of its text part alone, a head was missing or ignored."""
+    for tied in (True, False):
+        assert parse(name, tie_word_embeddings=tied, text_config={**SIZES, **text}).tie_word_embeddings is tied
+    if text:
+        assert parse(name, tie_word_embeddings=None, text_config={**SIZES, **text}).tie_word_embeddings in text.values()
+
+
 @pytest.mark.parametrize("name", ["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"])
 def test_gemma_3_of_transformers_4(name):
     """Its folders leave out sizes, and write positions and windows by other names than those of transformers 5."""

@@ -95,6 +95,16 @@ def test_bos(write_gguf, toy, add_bos):
     assert tokenizer.encode_chats([[{"role": "user", "content": "ab"}]]) == [[BOS, ab, END]]
 
 
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_eos(write_gguf, toy, add_bos):
+    """Embedding models are trained with an EOS behind a prompt: the file's flag was ignored."""
+    template = "{{ messages[0].content }}"
+    tokenizer, _ = load_tokenizer(write_gguf("llama", toy, add_bos=add_bos, add_eos=True, template=template))
+    ab = tokenizer.backend.token_to_id("ab")
+    assert tokenizer.encode(["ab"]) == [[*([BOS] if add_bos else []), ab, END]]
+    assert tokenizer.encode_chats([[{"role": "user", "content": "ab"}]]) == [[ab]]
+
+
 def test_bos_of_llama_3(write_gguf, toy):
     """Most files say nothing, and llama.cpp then adds a BOS for this pre-tokenizer."""
     tokenizer, _ = load_tokenizer(write_gguf("llama", toy, pre="llama-bpe"))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rosebatch.errors import UserError
-from rosebatch.model.hf_config import parse_model_config, read_model_config
+from rosebatch.model.hf_config import is_native, parse_model_config, read_model_config
 from rosebatch.model_config import HP1Config, ModelConfig, RopeConfig
 
 GPT2 = {
@@ -340,6 +340,13 @@ def test_other_architectures_are_refused(values):
     assert (values.get("architectures") or [values["model_type"]])[0] in str(caught.value)
 
 
+@pytest.mark.parametrize("named", [[["x"]], {"x": 1}, [{}], [None, "LlamaForCausalLM"], 3])
+def test_an_architecture_that_is_no_name(tmp_path, named):
+    """It was a TypeError, before anything could say which file is wrong."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": named}))
+    assert not is_native(tmp_path)
+
+
 def test_an_empty_config_is_refused():
     """It must give a UserError, not a KeyError."""
     with pytest.raises(UserError, match="None is not supported"):
@@ -397,8 +404,9 @@ def test_folder(tmp_path):
     [
         ({"eos_token_id": [128001, 128009], "temperature": 0.6}, (128001, 128009)),
         ({"eos_token_id": 7}, (7,)),
-        # Without the field config.json still counts.
+        # Without the field config.json still counts; null erased its token.
         ({"temperature": 0.6}, (2,)),
+        ({"eos_token_id": None}, (2,)),
     ],
 )
 def test_generation_config_wins_for_the_end_tokens(tmp_path, generation, ids):

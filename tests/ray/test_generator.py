@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rosebatch.config import RunConfig
+from rosebatch.errors import UserError
 from rosebatch.ray import Generator
 from tests.ray.conftest import ROOT, until
 
@@ -88,6 +90,20 @@ def test_rows_that_the_columns_cannot_hold(generator):
     assert found["error"].to_pylist()[1].startswith("unsupported_field: n: ")
 
 
+def test_rows_with_tools(generator):
+    """A call was lost: the text was empty, and no column said what was called."""
+    chat = [{"role": "user", "content": "a"}]
+    tools = [{"type": "function", "function": {"name": "add", "description": "d"}}]
+    rows = {"messages": [chat] * 3, "tools": [tools, tools, None], "tool_choice": ["auto", "none", None]}
+    (found,) = run(generator, pa.table(rows))
+    calls, none, plain = found["error"].to_pylist()
+    held = "one completion without log-probabilities and tool calls"
+    assert calls == f"unsupported_field: tools: these columns hold {held}"
+    # Such a row is served if the template knows tools.
+    assert none == "invalid_messages: the chat template leaves out the tools"
+    assert plain is None
+
+
 def test_names_of_columns(model_folder):
     """Datasets have names of their own, and some of them are ours."""
     names = {"prompt": "question", "text": "answer"}
@@ -106,6 +122,26 @@ def test_settings_that_are_impossible(model_folder, tmp_path):
         Generator(str(model_folder), device="cpu", sampling={"maxtokens": 8})
     with pytest.raises(RuntimeError, match=f"^{os.uname().nodename}: .*none"):
         Generator(str(tmp_path / "none"), device="cpu")
+
+
+def test_settings_are_those_of_the_library(model_folder, monkeypatch):
+    """vLLM's names were unknown here alone; several processes were asked for, and one came without a word."""
+    seen = []
+
+    def load(config):
+        seen.append(config)
+        raise UserError("not loaded")
+
+    monkeypatch.setattr("rosebatch.ray.launch", load)
+    with pytest.raises(RuntimeError, match="not loaded"):
+        Generator(str(model_folder), enable_prefix_caching=False, enforce_eager=True, seed=3)
+    assert seen == [RunConfig.of(str(model_folder), prefix_cache=False, cuda_graph=False)]
+    for number in (4, "auto"):
+        with pytest.raises(ValueError, match="data_parallel_size: an actor is one process"):
+            Generator(str(model_folder), data_parallel_size=number)
+    with pytest.raises(ValueError, match="ray='local' is not served"):
+        Generator(str(model_folder), ray="local")
+    assert len(seen) == 1
 
 
 def test_an_engine_that_fails_ends_its_process(model_folder):

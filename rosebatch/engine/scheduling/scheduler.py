@@ -187,10 +187,10 @@ class Scheduler:
         if isinstance(plan, PackedStep):
             for number, values in result.prompt_logprobs.items():
                 chunk = plan.chunks[number]
-                sequence = self._started[chunk.id]
+                scored = self._started[chunk.id]
                 # Later ones would be of other rotary factors.
-                if sequence.needs_prompt_logprobs:
-                    sequence.apply_prompt_logprobs(chunk.start + 1, values)
+                if scored.needs_prompt_logprobs:
+                    scored.apply_prompt_logprobs(chunk.start + 1, values)
             sampled = [(chunk.id, chunk.end - 1, 1) for chunk in plan.chunks if chunk.samples]
         else:
             sampled = [(row.id, row.start, row.length) for row in plan.rows]

@@ -4,9 +4,10 @@ A text is written without quotes, anything else as JSON. The tool's schema tells
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -66,7 +67,7 @@ class Qwen3Coder:
             schemas = tools[match[1]].get("properties")
             known = schemas if isinstance(schemas, dict) else {}
             values = {key: _value(written, known.get(key)) for key, written in _PARAMETER.findall(match[2])}
-            return ToolCall(match[1], json.dumps(values, ensure_ascii=False)), match.end()
+            return ToolCall(match[1], _arguments(values)), match.end()
 
         return parse_between(text, call_from)
 
@@ -145,6 +146,17 @@ def _choices(schema: Schema) -> list[Any]:
     return [schema["const"]] if "const" in schema else listed if isinstance(listed, list) else []
 
 
+def _arguments(values: Mapping[str, Any]) -> str:
+    """Values as JSON text."""
+    text = json.dumps(values, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # The model escaped half a character, which UTF-8 cannot hold: it stays an escape.
+        return json.dumps(values)
+    return text
+
+
 def _value(written: str, schema: object) -> Any:
     """What a value stands for."""
     if _is_text(schema):
@@ -152,12 +164,20 @@ def _value(written: str, schema: object) -> Any:
     given = schema.get("type") if isinstance(schema, dict) else None
     kinds = {each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str)}
     try:
-        value = json.loads(written, parse_constant=_refuse)
+        value = json.loads(written, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         kind, value = _WORDS.get(written.lower(), ("", written))
         return value if kind in kinds else written
     return written if "string" in kinds and not _KINDS[type(value)] & kinds else value
 
 
-def _refuse(constant: str) -> None:
+def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(number: str) -> float:
+    """A number; one like 1e400 would be written as Infinity."""
+    value = float(number)
+    if math.isinf(value):
+        _refuse(number)
+    return value
