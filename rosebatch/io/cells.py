@@ -50,9 +50,19 @@ def _python_types(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _without_nanoseconds(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_nanoseconds(field.type)) for field in kind])
+        return pa.struct([_plain_field(field) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_without_nanoseconds(kind.value_type)))
+        return pa.list_(_plain_field(kind.value_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_plain_field(kind.value_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_plain_field(kind.value_field), kind.list_size)
+    if pa.types.is_map(kind):
+        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), kind.keys_sorted)
     if kind in (pa.time64("ns"), pa.duration("ns")) or (pa.types.is_timestamp(kind) and kind.unit == "ns"):
         return pa.int64()
     return kind
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_without_nanoseconds(field.type))

@@ -1,7 +1,7 @@
 """Which columns or fields of a row are its prompt and its id, and which its result takes over."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,12 @@ from rosebatch.io.rows import PROMPT_FIELDS, REQUEST_FIELDS
 INTEGERS = frozenset(
     {
         *("id", "max_tokens", "min_tokens", "top_k", "seed", "n", "best_of", "truncate_prompt_tokens"),
-        *("logprobs", "top_logprobs", "prompt_logprobs"),
+        *("logprobs", "top_logprobs", "prompt_logprobs", "max_reasoning_tokens", "dimensions"),
+        *("max_completion_tokens", "max_new_tokens", "min_new_tokens", "num_return_sequences"),
     }
 )
-# Of a CSV cell, all others are JSON.
-_TEXTS = frozenset({"id", "prompt", "suffix"})
+# Fields whose CSV cells are JSON. All others are texts.
+_JSON = (REQUEST_FIELDS | {"dimensions"}) - {"id", "prompt", "suffix"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,9 @@ class Columns:
             if name and name not in names:
                 raise FlagError(f"{flag} {name}: {path} has no such column, but {', '.join(names)}")
 
-    def needs(self, name: str) -> bool:
-        """Whether a column of a table is read at all."""
-        return self.carried is None or name in self.carried or name in (self.prompt, self.id) or name in _ASKED
+    def needs(self, name: str, asked: Container[str]) -> bool:
+        """Whether a column of a table is read at all; ``asked`` as of ``request``."""
+        return self.carried is None or name in self.carried or name in (self.prompt, self.id) or name in asked
 
     def carries(self, name: str, *, is_table: bool) -> bool:
         """Whether a column may be carried, as far as its name tells."""
@@ -82,11 +83,12 @@ class Columns:
             return name in self.carried
         return is_table or name != self.prompt
 
-    def request(self, values: Mapping[str, Any], *, is_table: bool) -> dict[str, Any]:
+    def request(self, values: Mapping[str, Any], asked: Container[str], *, is_table: bool) -> dict[str, Any]:
         """A row's fields by the names that all rows have. Those that it only carries are among them.
 
         Args:
             values: by the names of its columns.
+            asked: the names of a request's fields.
             is_table: whether all columns are carried.
 
         Raises:
@@ -96,7 +98,7 @@ class Columns:
             name: value
             for name, value in values.items()
             if self.carries(name, is_table=is_table)
-            or (name in _ASKED and not (name in LISTS_IN_RESULTS and isinstance(value, list)))
+            or (name in asked and not (name in LISTS_IN_RESULTS and isinstance(value, list)))
         }
         if self.id is not None:
             request["id"] = values.get(self.id)
@@ -109,9 +111,6 @@ class Columns:
             request.pop(name, None)
         request[_prompt_field(prompt)] = prompt
         return request
-
-
-_ASKED = REQUEST_FIELDS | {"id"}
 
 
 def _prompt_field(prompt: Any) -> str:
@@ -139,7 +138,7 @@ def from_text(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(name: str, value: Any) -> Any:
-    if name not in REQUEST_FIELDS or name in _TEXTS or not isinstance(value, str):
+    if name not in _JSON or not isinstance(value, str):
         return value
     if name == "stop" and not value.startswith("["):
         return value

@@ -21,7 +21,7 @@ class CsvTable:
         separator: of the cells.
 
     Raises:
-        UserError: it has no names of columns, or one twice.
+        UserError: it has no names of columns.
         csv.Error: it is no CSV.
     """
 
@@ -34,9 +34,6 @@ class CsvTable:
         self._text = text
         if not self.names:
             raise UserError(f"{path}: is empty, but the first row of a CSV file has the names of its columns")
-        repeated = sorted({name for name in self.names if self.names.count(name) > 1})
-        if repeated:
-            raise UserError(f"{path}: has two columns {repeated[0]!r}")
 
     def rows(self) -> Iterator[tuple[TextCells | BadCells, int]]:
         """Each row with its bytes. A row with too many or too few cells, or with bad text, fails by itself."""

@@ -12,7 +12,7 @@ import numpy as np
 from rosebatch.config import EncodingFormat
 from rosebatch.errors import RowError
 from rosebatch.io.fields import Message, plain_message, prompt_options, to_struct
-from rosebatch.io.result_names import EMBEDDING_FIELDS, require_no_collision
+from rosebatch.io.result_names import EMBEDDING_FIELDS, require_no_collision, reserved_names
 from rosebatch.io.results import Answer, failure_fields
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.pooling_params import PoolingParams
@@ -26,8 +26,7 @@ class _Fields(msgspec.Struct):
     prompt: str | None = None
     messages: list[Message] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
-    # Nothing answers the chat.
-    add_generation_prompt: bool = False
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     truncate_prompt_tokens: int | None = None
     dimensions: int | None = None
@@ -35,7 +34,7 @@ class _Fields(msgspec.Struct):
 
 
 _PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids")
-_REQUEST_FIELDS = frozenset(_Fields.__struct_fields__) - {"id"}
+EMBEDDING_REQUEST_FIELDS = frozenset(_Fields.__struct_fields__) - {"id"}
 
 
 def parse_embedding_row(
@@ -50,12 +49,12 @@ def parse_embedding_row(
     if not isinstance(values, dict):
         error = RowError("invalid_line", f"expected a JSON object, got {type(values).__name__}")
         return FailedRow(index=index, where=where, metadata={}, error=error)
-    dropped = frozenset(EMBEDDING_FIELDS) if result_column is None else {result_column}
-    dropped = dropped if keep_prompt else dropped | _REQUEST_FIELDS
-    metadata = {name: value for name, value in values.items() if name not in dropped}
+    metadata = carried_by_embedding(values, keep_prompt, result_column)
     try:
         require_no_collision(values, result_column, EMBEDDING_FIELDS)
         line = to_struct(values, _Fields)
+        # Nothing answers the chat.
+        line.add_generation_prompt = bool(line.add_generation_prompt)
         given = [name for name in _PROMPT_FIELDS if getattr(line, name) is not None]
         if len(given) != 1:
             what = "none" if not given else " and ".join(given)
@@ -63,7 +62,7 @@ def parse_embedding_row(
         if not getattr(line, given[0]):
             raise RowError("empty_prompt", f"{given[0]} is empty")
         chat = line.messages is not None
-        known = {name: value for name, value in values.items() if name in _REQUEST_FIELDS}
+        known = {name: value for name, value in values.items() if name in EMBEDDING_REQUEST_FIELDS}
         return PromptRow(
             index=index,
             where=where,
@@ -78,6 +77,13 @@ def parse_embedding_row(
         )
     except RowError as error:
         return FailedRow(index=index, where=where, metadata=metadata, error=error)
+
+
+def carried_by_embedding(values: Mapping[str, Any], keep_prompt: bool, result_column: str | None) -> dict[str, Any]:
+    """The fields of a row that its result takes over; see ``parse_embedding_row``."""
+    dropped = reserved_names(result_column, EMBEDDING_FIELDS)
+    dropped = dropped if keep_prompt else dropped | EMBEDDING_REQUEST_FIELDS
+    return {name: value for name, value in values.items() if name not in dropped}
 
 
 def pooling_params(dimensions: int | None, prompt_name: str | None = None) -> PoolingParams:

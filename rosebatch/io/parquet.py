@@ -5,6 +5,7 @@ Carried fields are those that a result takes over from its input row.
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from io import BytesIO
 from itertools import islice, repeat
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -153,6 +154,20 @@ def write_parquet_parts(
     pairs = _pairs(rows, carried)
     for number in range(last + 1):
         _write(folder / f"part-{number:0{digits}}.parquet", islice(pairs, rows_per_file), info)
+
+
+def columns_without_a_type(columns: pa.Schema, writer: Callable[[IO[bytes], pa.Schema], Any]) -> list[str]:
+    """The names of columns that a format cannot hold; ``writer`` as of ``write_parquet``."""
+    return [field.name for field in columns if not _holds(writer, pa.schema([(field.name, field.type)]))]
+
+
+def _holds(make: Callable[[IO[bytes], pa.Schema], Any], schema: pa.Schema) -> bool:
+    try:
+        with make(BytesIO(), schema) as writer:
+            writer.write_table(pa.Table.from_pylist([{}], schema))
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def _write(

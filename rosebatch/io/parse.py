@@ -11,10 +11,10 @@ from rosebatch.errors import RowError, unexpected
 from rosebatch.io.cells import BadCells, TextCells
 from rosebatch.io.columns import Columns, from_text, with_integers
 from rosebatch.io.depth import is_deeper
-from rosebatch.io.embeddings import parse_embedding_row
+from rosebatch.io.embeddings import EMBEDDING_REQUEST_FIELDS, carried_by_embedding, parse_embedding_row
 from rosebatch.io.openai.lines import parse_request
 from rosebatch.io.result_names import EMBEDDING_FIELDS, RESULT_FIELDS
-from rosebatch.io.rows import FailedRow, PromptRow, carried_fields, parse_row
+from rosebatch.io.rows import REQUEST_FIELDS, FailedRow, PromptRow, carried_fields, parse_row
 from rosebatch.pooling_params import PoolingParams
 
 Row = PromptRow | FailedRow
@@ -83,10 +83,16 @@ class RowParser:
     pooling: PoolingParams | None = None
     _is_plain: bool = field(init=False)
     _id_name: str = field(init=False)
+    _asked: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._is_plain = self.columns == _OWN_NAMES
         self._id_name = self.columns.id or "id"
+        self._asked = (REQUEST_FIELDS if self.pooling is None else EMBEDDING_REQUEST_FIELDS) | {"id"}
+
+    def needs(self, name: str) -> bool:
+        """Whether a column of a table is read at all."""
+        return self.columns.needs(name, self._asked)
 
     def identity(self, content: Content) -> str | int | None:
         """The id of a row that may otherwise be bad; None if it has none, or one of another type."""
@@ -178,7 +184,7 @@ class RowParser:
         """
         carried = self._carried(values, is_table=is_table)
         try:
-            request = self.columns.request(request, is_table=is_table)
+            request = self.columns.request(request, self._asked, is_table=is_table)
         except RowError as error:
             return FailedRow(index=index, where=where, metadata=carried, error=error)
         row = self._plain_row(with_integers(request) if is_table else request, index, where, is_table=is_table)
@@ -188,7 +194,8 @@ class RowParser:
         columns = self.columns
         if columns.carried is None:
             kept = values if is_table else {name: values[name] for name in values if name != columns.prompt}
-            return carried_fields(kept, is_table, self.result_column)
+            carried = carried_fields if self.pooling is None else carried_by_embedding
+            return carried(kept, is_table, self.result_column)
         results = RESULT_FIELDS if self.pooling is None else EMBEDDING_FIELDS
         own = results if self.result_column is None else (self.result_column,)
         return {name: values[name] for name in columns.carried if name in values and name not in own}

@@ -305,7 +305,7 @@ class PromptReader:
 
     def _table_rows(self, path: str, kind: Kind) -> Iterator[tuple[int, Content, int]]:
         with self._files.open(path) as raw, open_table(raw, path, kind) as table:
-            for number, (content, size) in enumerate(table.rows(self.columns.needs), start=1):
+            for number, (content, size) in enumerate(table.rows(self.parser.needs), start=1):
                 yield number, content, size
 
 

@@ -29,28 +29,31 @@ _SIMILAR = 0.94
 
 
 def with_own_names(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a row under their own names. The row's fields win over those of ``sampling_params``.
+    """The fields of a row under their own names. They win over those of ``sampling_params``; a null is as if left out.
 
     Raises:
-        RowError: a field and another name of it differ, or ``sampling_params`` has other fields.
+        RowError: a field and another name of it differ, or ``sampling_params`` is no object of sampling fields.
     """
     if _OTHER_NAMES.isdisjoint(values):
         return values
     nested = values.get(NESTED)
-    if isinstance(nested, Mapping):
-        nested = {name: value for name, value in with_own_names(dict(nested)).items() if name not in SAME_AS}
-        unknown = nested.keys() - SAMPLING_FIELDS
-        if unknown:
-            raise RowError("invalid_field", f"sampling_params: {min(unknown)} is no sampling field")
-        values = {**nested, **{name: value for name, value in values.items() if value is not None and name != NESTED}}
+    own = _with_own_names({name: value for name, value in values.items() if name != NESTED})
+    if nested is None:
+        return own
+    if not isinstance(nested, Mapping):
+        raise RowError("invalid_field", f"sampling_params: expected an object, got {type(nested).__name__}")
+    nested = _with_own_names(nested)
+    if unknown := nested.keys() - SAMPLING_FIELDS:
+        raise RowError("invalid_field", f"sampling_params: {min(unknown)} is no sampling field")
+    return {**nested, **own}
+
+
+def _with_own_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in values.items() if value is not None}
     for name, meaning in SAME_AS.items():
-        value = values.get(name)
-        if value is None:
-            continue
-        if values.get(meaning, value) != value:
+        if name in found and (value := found.pop(name)) != found.setdefault(meaning, value):
             raise RowError("invalid_field", f"{name} is another name of {meaning}: keep one of them")
-        values = {**values, meaning: value}
-    return values
+    return found
 
 
 def unclear_names(names: Iterable[str]) -> tuple[str, ...]:

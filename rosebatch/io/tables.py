@@ -1,6 +1,7 @@
 """Files of tables as rows, some at a time: fewer where rows are long."""
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
@@ -48,27 +49,36 @@ def open_table(raw: IO[bytes], path: str, kind: Kind) -> Iterator[Table]:
         kind: of the file.
 
     Raises:
-        UserError: it is unreadable, here or later inside of the ``with`` block.
+        UserError: two of its columns have one name, or it is unreadable, here or later inside of the ``with`` block.
     """
     if kind != "csv" and not raw.seekable():
         raise UserError(f"{path}: is {_NAMES[kind]} that is compressed as a whole; only text is read so, decompress it")
     try:
         if kind == "parquet":
             with pq.ParquetFile(raw) as file:
-                yield _parquet(file)
+                yield _with_distinct_names(_parquet(file), path)
         else:
-            yield _csv(raw, path) if kind == "csv" else _arrow(raw)
+            yield _with_distinct_names(_csv(raw, path) if kind == "csv" else _arrow(raw), path)
     except (OSError, ValueError, OverflowError, csv.Error, pa.ArrowException) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path}: unreadable {_NAMES[kind]} file ({error})") from None
 
 
+def _with_distinct_names(table: Table, path: str) -> Table:
+    """The table. A row cannot have two values of one name."""
+    for name, times in Counter(table.schema.names).most_common(1):
+        if times > 1:
+            raise UserError(f"{path}: has two columns {name!r}")
+    return table
+
+
 def _parquet(file: pq.ParquetFile) -> Table:
     """PyArrow itself holds one row group of the file."""
 
     def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:
-        for batch in file.iter_batches(_rows_at_once(file.metadata)):
+        names = [name for name in file.schema_arrow.names if wanted(name)]
+        for batch in file.iter_batches(_rows_at_once(file.metadata), columns=names or None):
             yield from _batch_rows(batch, wanted)
 
     return Table(file.schema_arrow, file.metadata.num_rows, rows)

@@ -112,7 +112,8 @@ def tell(whole: str | ChatText, prompt: PreparedPrompt, token_ids: Sequence[int]
     """
     sampling, protected = prompt.sampling, 0
     if sampling.stop and sampling.min_tokens:
-        protected = len(tokenizer.decode(token_ids[: sampling.min_tokens]))
+        skip = sampling.skip_special_tokens or not isinstance(whole, str)
+        protected = len(tokenizer.decode(token_ids[: sampling.min_tokens], skip_special_tokens=skip))
     if isinstance(whole, str):
         return _told_plainly(whole, sampling, protected)
     assert prompt.reader is not None, "it has read the answer"

@@ -147,8 +147,8 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
             continue
         most = "at most " if name == "output" else ""
         ordered = sorted(lens)
-        middle, late = (ordered[-(-good * rank // 100) - 1] for rank in (50, 90))
-        spread = f"{ordered[0]} to {ordered[-1]} a row, median {middle}, p90 {late}"
+        middle, late = (ordered[-(-len(ordered) * rank // 100) - 1] for rank in (50, 90))
+        spread = f"{ordered[0]} to {ordered[-1]} a prompt, median {middle}, p90 {late}"
         lines.append((f"{name} tokens", f"{most}{sum(lens)} ({spread})"))
     lines += [(f"prompts of {label} tokens", bar) for label, bar in _histogram(checked.prompt_lens)]
     totals = map(sum, zip(checked.prompt_lens, checked.output_lens, strict=True))

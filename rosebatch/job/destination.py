@@ -32,6 +32,7 @@ from rosebatch.io.parquet import (
     RESULT_TYPES,
     Carried,
     Rows,
+    columns_without_a_type,
     write_parquet,
     write_parquet_parts,
 )
@@ -120,6 +121,8 @@ def find_destination(job: JobConfig, reader: PromptReader, model: RunConfig | No
     if job.keep_manifest:
         if job.shard is not None:
             raise FlagError("--keep-manifest has no meaning for a shard: its results stay in the part file")
+        if job.force_resume:
+            raise FlagError("--keep-manifest and --force-resume exclude each other: the output may be of two runs")
         require_can_keep(output)
     for report in job.report:
         if not takes_rows_in_order(report):
@@ -219,6 +222,7 @@ def placement_of(destination: Destination, reader: PromptReader, rows_per_file: 
         destination, reader, rows_per_file: as of ``open_output``.
 
     Raises:
+        FlagError: the format has no type for some columns of the input.
         UserError: the stream of errors cannot be written to.
     """
     output, errors = destination.output, destination.errors
@@ -249,7 +253,10 @@ def placement_of(destination: Destination, reader: PromptReader, rows_per_file: 
     schema = reader.schema
     carried = None if schema is None else Carried(schema, reader.carried)
     column = reader.result_column
-    writer = pq.ParquetWriter if named(path.name).kind != "arrow" else pa.ipc.new_file
+    writer = pq.ParquetWriter if to_folder or named(path.name).kind != "arrow" else pa.ipc.new_file
+    if carried is not None and (refused := columns_without_a_type(carried.columns, writer)):
+        columns = ", ".join(f"{name} ({carried.columns.field(name).type})" for name in refused)
+        raise FlagError(f"{path}: its format has no type for {columns}: leave them out with --columns")
     types = RESULT_TYPES if reader.pooling is None else EMBEDDING_TYPES
     write: Callable[[Path, Rows], None] = partial(
         write_parquet, types=types, carried=carried, result_column=column, writer=writer

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from rosebatch.errors import UserError
 from rosebatch.io.columns import Columns
 from rosebatch.job.facts import ModelFacts
@@ -32,7 +34,8 @@ def build_manifest(
 ) -> Callable[[], dict[str, Any]]:
     """Begin to make the manifest of a run. The returned function waits for the hash of the weights and gives it.
 
-    The manifest has no limits of memory or batch, and no number of devices: a run may resume with others.
+    The manifest has no limits of memory or batch, and not how many processes share the rows: a run may resume with
+    others. Its values are as JSON gives them back, lists in place of tuples: another run's come from a file.
 
     Args:
         facts: of the model.
@@ -68,7 +71,12 @@ def build_manifest(
         values["shard"] = shard
     if embedding is not None:
         values["embedding"] = dict(embedding)
-    return lambda: {**values, "model": {"name": facts.name, "fingerprint": fingerprint()}}
+
+    def wait() -> dict[str, Any]:
+        whole = {**values, "model": {"name": facts.name, "fingerprint": fingerprint()}}
+        return msgspec.json.decode(msgspec.json.encode(whole, enc_hook=str), type=dict[str, Any])
+
+    return wait
 
 
 def now() -> int:

@@ -10,6 +10,7 @@ from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import find_destination, placement_of
+from rosebatch.job.finished import forget
 from rosebatch.job.manifest import differences
 from rosebatch.job.shard import Shard, find_parts
 from rosebatch.job.target import Target
@@ -31,9 +32,9 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
     Raises:
         UserError: a shard is missing or incomplete, they are of different runs, or the input has changed.
     """
-    path = Target.of(job.output or "-").path
-    found = find_parts(path)
-    _require_all(path, found)
+    target = Target.of(job.output or "-")
+    found = find_parts(target.path)
+    _require_all(target.path, found)
     shards = sorted(found, key=lambda shard: shard.number)
     parts: list[PartFile] = []
     try:
@@ -57,6 +58,7 @@ def merge_shards(job: JobConfig) -> tuple[int, int]:
             _require_complete(shard, part, total)
         merged = MergedParts(parts)
         placement_of(find_destination(job, reader), reader, job.rows_per_file).appear(merged)
+        forget(target)
         num_rows, num_failed = merged.num_rows, merged.num_failed
         merged.remove()
     finally:

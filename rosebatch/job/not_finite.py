@@ -3,13 +3,13 @@
 from rosebatch.errors import UserError
 from rosebatch.report.tally import Tally
 
-# Rows without finite logits, and none with, before a job is given up.
+# Rows without finite logits, and no answer, before a job is given up.
 MOST_NOT_FINITE = 64
 _CODE = "non_finite_logits"
 
 
 def require_finite(tally: Tally, num_rows: int, at_least: int = 1) -> None:
-    """Check that some row has finite logits.
+    """Check that some row has finite logits, unless all failed for other reasons.
 
     Args:
         tally: of the job.
@@ -17,11 +17,10 @@ def require_finite(tally: Tally, num_rows: int, at_least: int = 1) -> None:
         at_least: rows without finite logits before the check counts.
 
     Raises:
-        UserError: all rows so far have failed, because their logits are not finite.
+        UserError: all rows so far have failed, those that the model computed because their logits are not finite.
     """
-    failed = tally.errors[_CODE]
-    if failed >= at_least and failed == num_rows:
+    if tally.errors[_CODE] >= at_least and tally.failed == num_rows:
         raise UserError(
-            f"all {failed} rows so far failed: the model's logits are not finite. Its weights may be damaged, or"
+            f"all {num_rows} rows so far failed: the model's logits are not finite. Its weights may be damaged, or"
             f" its dtype too narrow: try --dtype bfloat16 or float32"
         )

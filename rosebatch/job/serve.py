@@ -235,7 +235,9 @@ class _Tickets:
         sampling = row.row.sampling
         matcher = None
         if sampling.stop and tokenizer:
-            matcher = partial(StopStrings, tokenizer, sampling.stop, sampling.min_tokens)
+            # Texts that are told apart have no special tokens.
+            skip = sampling.skip_special_tokens or self._reader(row) is not None
+            matcher = partial(StopStrings, tokenizer, sampling.stop, sampling.min_tokens, skip_special_tokens=skip)
         requests = [
             Request(next(self._ids), prompt.token_ids, prompt.sampling, row.row.pooling) for prompt in row.prompts
         ]

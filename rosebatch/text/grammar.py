@@ -73,9 +73,11 @@ class Grammars:
         limits: GrammarLimits | None = None,
     ) -> None:
         self._limits = limits or GrammarLimits()
-        self._vocabulary = _Once(lambda: _Vocabulary(_count_ids(tokenizer), vocab_size, eos_token_ids))
-        self._table = _Once(lambda: self._vocabulary().table(tokenizer))
-        self._tokens = _Once(lambda: load_tokens(self._table().tokenizer, self._table().ends))
+        # None of these holds ``self``: the threads end with the last reference to it.
+        vocabulary = _Once(lambda: _Vocabulary(_count_ids(tokenizer), vocab_size, eos_token_ids))
+        table = _Once(lambda: vocabulary().table(tokenizer))
+        self._vocabulary, self._table = vocabulary, table
+        self._tokens = _Once(lambda: load_tokens(table().tokenizer, table().ends))
         self._renewals = _Renewals(self._limits.memory)
         self._pool = DaemonPool(_THREADS, "rosebatch-grammar")
         self._tried = _Recent[Future[Tried]](self._limits.memory)

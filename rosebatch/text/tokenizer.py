@@ -167,9 +167,9 @@ class Tokenizer:
         encoded = iter(self._encode([text for text in rendered if isinstance(text, str)], add_special_tokens=False))
         return [next(encoded) if isinstance(text, str) else text for text in rendered]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of generated tokens, without special tokens."""
-        return self.backend.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of generated tokens."""
+        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def decode_batch(
         self, token_ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
@@ -263,11 +263,15 @@ class StopStrings:
         tokenizer: of the model.
         stop: the strings.
         min_tokens: a string that ends within the text of this many first tokens does not count.
+        skip_special_tokens: whether the text leaves special tokens out.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int = 0, *, skip_special_tokens: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._skip = skip_special_tokens
+        self._stream = DecodeStream(skip_special_tokens=self._skip)
         self._stop = tuple(stop)
         self._keep = max(map(len, stop)) - 1
         # The end of the text so far, and its position in the text.
@@ -286,7 +290,7 @@ class StopStrings:
             self._missing -= 1
             self._first.append(token_id)
             # Decoded at once, as for the final text: half a character at the end counts as one.
-            self._protected = 0 if self._missing else len(self._tokenizer.decode(self._first))
+            self._protected = 0 if self._missing else len(self._decode(self._first))
             return False
         return cut_at_stop(text, self._stop, max(0, self._protected - begin)) != text
 
@@ -295,8 +299,11 @@ class StopStrings:
             return self._stream.step(self._tokenizer.backend, token_id) or ""
         # The library raises a plain Exception where a token changes the text before it.
         except Exception:
-            self._stream = DecodeStream(skip_special_tokens=True)
-            return self._tokenizer.decode([token_id])
+            self._stream = DecodeStream(skip_special_tokens=self._skip)
+            return self._decode([token_id])
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
 
 
 def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0, *, keep: bool = False) -> str:

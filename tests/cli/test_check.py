@@ -26,7 +26,7 @@ def test_check(cli, source, model_folder, monkeypatch):
     assert lines[1].startswith("line 3: invalid_json: not valid JSON: ")
     assert lines[2] == f"{source}: {model_folder.name} by rosebatch, cpu"
     assert "rows: 1 can be served, 2 cannot (1 invalid_sampling, 1 invalid_json)" in lines
-    assert "prompt tokens: 5 (5 to 5 a row, median 5, p90 5)" in lines
+    assert "prompt tokens: 5 (5 to 5 a prompt, median 5, p90 5)" in lines
     labels = [line.partition(": ")[0] for line in lines[3:]]
     assert labels[-3:] == ["weights", "KV cache", "time"]
 
@@ -72,7 +72,7 @@ def test_check_of_a_batch(cli, model_folder, tmp_path):
     body = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
     (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "body": body}))
     result = cli("check", tmp_path / "in.jsonl", "--model", model_folder)
-    assert "output tokens: at most 251 (251 to 251 a row, median 251, p90 251)" in result.out.splitlines()
+    assert "output tokens: at most 251 (251 to 251 a prompt, median 251, p90 251)" in result.out.splitlines()
 
 
 def test_strict(cli, source, model_folder, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from rosebatch.errors import FlagError
 from rosebatch.io.columns import Columns
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
+from rosebatch.sampling_params import SamplingParams
 
 
 @pytest.fixture(params=["jsonl", "parquet"])
@@ -102,12 +103,46 @@ def test_names_that_are_empty(names):
         Columns.of(*names)
 
 
+def test_only_wanted_columns_are_read(tmp_path, monkeypatch):
+    """All columns of a Parquet file were, however large. A name with a dot is no path into another column."""
+    table = pa.table({"prompt": ["a"], "x": [{"y": 1, "z": 2}], "x.y": [3], "large": ["l"]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    asked, own = [], pq.ParquetFile.iter_batches
+
+    def iter_batches(file, *args, columns):
+        asked.append(columns)
+        return own(file, *args, columns=columns)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
+    for carried, values in (("x.y", {"x.y": 3}), ("x", {"x": {"y": 1, "z": 2}})):
+        assert read(tmp_path / "in.parquet", columns=carried)[0].metadata == values
+    assert asked == [["prompt", "x.y"], ["prompt", "x"]]
+
+
 def test_only_wanted_columns_are_decoded(tmp_path):
     """A year that Python has no date for failed rows that did not carry it."""
     when = pa.array([2**40], pa.timestamp("s"))
     pq.write_table(pa.table({"prompt": ["a"], "when": when}), tmp_path / "in.parquet")
     assert isinstance(read(tmp_path / "in.parquet")[0], FailedRow)
     assert read(tmp_path / "in.parquet", columns="prompt")[0].prompt == "a"
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("max_reasoning_tokens", "max_reasoning_tokens"),
+        ("max_completion_tokens", "max_tokens"),
+        ("max_new_tokens", "max_tokens"),
+        ("min_new_tokens", "min_tokens"),
+        ("num_return_sequences", "n"),
+    ],
+)
+def test_integers_of_other_names_that_pandas_made_floats(tmp_path, name, field):
+    """NaN was an error in them."""
+    pq.write_table(pa.table({"prompt": ["a", "b"], name: [math.nan, 4.0]}), tmp_path / "in.parquet")
+    none, four = read(tmp_path / "in.parquet")
+    assert getattr(none.sampling, field) == getattr(SamplingParams(), field)
+    assert getattr(four.sampling, field) == 4
 
 
 def test_integers_that_pandas_made_floats(tmp_path):

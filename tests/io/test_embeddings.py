@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.errors import FlagError
+from rosebatch.errors import FlagError, RowError
+from rosebatch.io.cells import BadCells, TextCells
+from rosebatch.io.columns import Columns
 from rosebatch.io.embeddings import EmbeddingShape, parse_embedding_row
 from rosebatch.io.parquet import EMBEDDING_TYPES, write_parquet
 from rosebatch.io.parse import Record, RowParser
@@ -46,10 +48,49 @@ def test_a_row():
     assert row.metadata == {"id": "x", "temperature": "hot", "text": "t"}
 
 
+@pytest.mark.parametrize(
+    ("content", "columns"),
+    [
+        (TextCells({"text": "t", "usage": "u", "prompt": "a"}), Columns()),
+        (BadCells({"text": "t", "usage": "u", "prompt": "a"}, RowError("invalid_value", "no")), Columns()),
+        ({"text": "t", "usage": "u", "prompt": "a", "n": 1.0}, Columns()),
+        ({"text": "t", "usage": "u", "prompt": "a"}, Columns(prompt="text")),
+        (b'{"text":"t","usage":"u","prompt":"a","i":1}', Columns(id="i")),
+    ],
+)
+def test_rows_of_every_kind_carry_the_same(content, columns):
+    """Rows of CSV, and those with named columns, lost what only a generation's result has for itself."""
+    row = RowParser(False, {}, columns=columns, pooling=PoolingParams()).parse(Record(0, "row 1", content, 1))
+    is_line = isinstance(content, bytes)
+    assert (row.metadata["text"], "usage" in row.metadata, "prompt" in row.metadata) == ("t", False, not is_line)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_settings_that_are_not_carried(tmp_path, kind):
+    """With --columns a row's dimensions were ignored, and those of CSV were a text, which failed the row."""
+    path = tmp_path / f"in.{kind}"
+    table = pa.table({"prompt": ["a"], "dimensions": [4.0], "prompt_name": ["query"], "x": ["y"]})
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        csv = "prompt,dimensions,prompt_name,x\na,4,query,y\n"
+        path.write_text(csv if kind == "csv" else msgspec.json.encode(table.to_pylist()[0]).decode())
+    (row,) = PromptReader(str(path), {}, columns=Columns(carried=("x",)), pooling=PoolingParams())
+    assert (row.pooling, row.metadata) == (PoolingParams(dimensions=4, prompt_name="query"), {"x": "y"})
+
+
+def test_settings_of_embeddings_are_none_of_a_generation():
+    """A field that is neither carried nor asked for would collide with the result's."""
+    parser = RowParser(False, {}, "dimensions", Columns(carried=()))
+    assert isinstance(parser.parse(Record(0, "line 1", b'{"prompt":"a","dimensions":4}', 1)), PromptRow)
+
+
 def test_a_chat_is_closed():
     """A template that opened an answer would put its tokens behind those of the document."""
     row = parse({"messages": [{"role": "user", "content": "a"}]})
     assert not row.options.template["add_generation_prompt"]
+    # Null failed the row.
+    assert parse({"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": None}) == row
     opened = parse({"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": True})
     assert opened.options.template["add_generation_prompt"]
 

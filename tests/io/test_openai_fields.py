@@ -1,6 +1,7 @@
 """Every field of the clients' types and of other servers has a rule, and the page of the documentation says which."""
 
 import re
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,13 @@ def test_refused_fields(name):
         assert line(COMPLETIONS.url, **{name: neutral}) == line(COMPLETIONS.url)
 
 
+@pytest.mark.parametrize("names", [*permutations(["audio", "stop_regex", "ebnf"])])
+def test_the_first_refused_field_is_told(names):
+    """Which one it was depended on PYTHONHASHSEED: the error rows of two runs differed."""
+    row = line(CHAT.url, **dict.fromkeys(names, "x"))
+    assert row.error.message.startswith(f"{names[0]} is not supported")
+
+
 @pytest.mark.parametrize("name", IGNORED)
 def test_ignored_fields(name):
     """They are named in the row, so that the report can count them."""
@@ -149,6 +157,22 @@ def test_urls_are_cut_to_their_path(url):
     """Files written for a server name it."""
     values = {"custom_id": "a", "url": url, "body": {"messages": [{"role": "user", "content": "Hi"}]}}
     assert parse_request(values, index=0, where="line 1", defaults={}).metadata["url"] == CHAT.url
+
+
+def test_a_url_that_is_none():
+    """Splitting it raised a ValueError: an unexpected error."""
+    row = line("http://[::1/v1/chat/completions")
+    assert (row.error.code, row.error.message) == (
+        "unsupported_url",
+        "url http://[::1/v1/chat/completions is no URL (Invalid IPv6 URL)",
+    )
+
+
+@pytest.mark.parametrize("name", ["dimensions", "temperature"])
+def test_nulls_do_not_tell_what_an_input_is_for(name):
+    """A null is as if absent, but the body went to the endpoint that has the field."""
+    row = parse_request({"custom_id": "a", "body": {"input": "x", name: None}}, index=0, where="line 1", defaults={})
+    assert row.error.code == "unsupported_url"
 
 
 def test_efforts_go_to_the_template():

@@ -209,6 +209,20 @@ def test_nanoseconds_inside_other_types_are_carried_through(carry_through):
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "read"),
+    [
+        (pa.large_list(pa.timestamp("ns")), [1_123_456_789], [1_123_456_789]),
+        (pa.list_(pa.timestamp("ns"), 1), [1_123_456_789], [1_123_456_789]),
+        (pa.map_(pa.string(), pa.duration("ns")), [("a", 1_123_456_789)], [("a", 1_123_456_789)]),
+    ],
+)
+def test_nanoseconds_inside_lists_of_all_kinds_and_maps(read_table, kind, value, read):
+    """Rows failed as unreadable, or became times of pandas where that is installed."""
+    (row,) = read_table(pa.table({"prompt": ["a"], "x": pa.array([value], kind)}))
+    assert row.metadata["x"] == read
+
+
 def test_nanoseconds_are_carried_through(carry_through):
     """Arrow refuses to make Python datetimes of nanoseconds, which are pandas' default."""
     when = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns"))

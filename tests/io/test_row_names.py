@@ -20,10 +20,16 @@ from rosebatch.io.rows import FailedRow
         ({"sampling_params": {"max_new_tokens": 9}}, "max_tokens", 9),
         ({"sampling_params": {"temperature": 0.5}, "temperature": 1}, "temperature", 1),
         ({"sampling_params": {"temperature": 0.5}, "temperature": None}, "temperature", 0.5),
+        ({"max_tokens": None, "max_new_tokens": 7}, "max_tokens", 7),
+        ({"sampling_params": {"max_tokens": None, "max_new_tokens": 7}}, "max_tokens", 7),
+        ({"sampling_params": {"max_tokens": 5}, "max_new_tokens": 7}, "max_tokens", 7),
+        ({"sampling_params": {"max_new_tokens": 5}, "max_tokens": 7}, "max_tokens", 7),
+        ({"sampling_params": {"foo": None, "max_tokens": 7}}, "max_tokens", 7),
+        ({"sampling_params": None, "max_tokens": 7}, "max_tokens", 7),
     ],
 )
 def test_other_names(parse, values, field, expected):
-    """A row written for another tool was carried through, and ran with the defaults."""
+    """A row written for another tool was carried through, and ran with the defaults; nulls made it an error row."""
     row = parse({"prompt": "x", **values})
     assert getattr(row.sampling, field) == expected
     assert (row.metadata, row.unclear) == ({}, ())
@@ -35,10 +41,12 @@ def test_other_names(parse, values, field, expected):
         ({"max_new_tokens": 7, "max_tokens": 8}, "max_new_tokens is another name of max_tokens: keep one of them"),
         ({"max_new_tokens": 7, "max_completion_tokens": 8}, "another name of max_tokens"),
         ({"sampling_params": {"temprature": 1}}, "sampling_params: temprature is no sampling field"),
+        ({"sampling_params": {"max_new_tokens": 7, "max_tokens": 8}}, "another name of max_tokens"),
+        ({"sampling_params": "greedy"}, "sampling_params: expected an object, got str"),
     ],
 )
 def test_names_that_contradict(parse, values, message):
-    """Which one was meant is not for us to guess."""
+    """Which one was meant is not for us to guess; ``sampling_params`` that was no object was ignored."""
     row = parse({"prompt": "x", **values})
     assert isinstance(row, FailedRow)
     assert (row.error.code, message in row.error.message) == ("invalid_field", True)

@@ -51,6 +51,18 @@ def test_arrow(tmp_path, form):
     assert rows[1999].where == "row 2000"
 
 
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_two_columns_of_one_name(tmp_path, ending):
+    """Reading the rows ended in a KeyError."""
+    table = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["prompt", "v", "v"])
+    if ending == "parquet":
+        pq.write_table(table, tmp_path / "in.parquet")
+    else:
+        feather.write_feather(table, str(tmp_path / "in.arrow"))
+    with pytest.raises(UserError, match=rf"in\.{ending}: has two columns 'v'$"):
+        read(tmp_path / f"in.{ending}")
+
+
 @pytest.mark.parametrize("content", [b"", b"ARROW1\0\0", b"ARROW1\0\0" + bytes(100), b'{"prompt":"a"}\n'])
 def test_an_unreadable_arrow_file(tmp_path, content):
     """Found at once, with the file's name."""

@@ -101,6 +101,13 @@ def test_the_summary_counts_rows(check, plan):
     assert rows["rows"] == "2 can be served, 1 cannot (1 prompt_too_long)"
 
 
+def test_the_summary_of_several_prompts_a_row(check, plan):
+    """A middle of all prompts by the number of rows was too low: here, that of the shortest one."""
+    checked, _ = check(rows=requests(["a", "bcd", "x" * 10]))
+    rows = dict(summary(checked, plan, 16, RATES))
+    assert rows["prompt tokens"] == "14 (1 to 10 a prompt, median 3, p90 10)"
+
+
 def test_the_summary(check, plan):
     """Figures worked out by hand: blocks of 16 tokens, with a spare one for each of the two longest rows."""
     lines = [{"prompt": "x" * n, "max_tokens": m} for n, m in ((1, 4), (20, 12), (40, 8), (3, 2))]
@@ -109,8 +116,8 @@ def test_the_summary(check, plan):
     block = 2 * config.num_layers * config.num_kv_heads * 16 * config.head_dim * 4
     rows = dict(summary(checked, plan, 16, RATES))
     assert rows["rows"] == "4 can be served, 1 cannot (1 missing_prompt)"
-    assert rows["prompt tokens"] == "64 (1 to 40 a row, median 3, p90 40)"
-    assert rows["output tokens"] == "at most 26 (2 to 12 a row, median 4, p90 12)"
+    assert rows["prompt tokens"] == "64 (1 to 40 a prompt, median 3, p90 40)"
+    assert rows["output tokens"] == "at most 26 (2 to 12 a prompt, median 4, p90 12)"
     assert rows["KV cache"].startswith(f"at most {((3 + 1) + (2 + 1)) * block / 2**30:.2f} GiB for the 2 longest rows")
     assert [rows[f"prompts of {name} tokens"] for name in ("1-1", "2-3", "4-7", "16-31", "32-63")] == [
         "1 " + "#" * 40,

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import uuid
 
 import fsspec
@@ -67,6 +68,13 @@ def test_without_a_manifest_it_starts_over(run, tmp_path):
     assert run(keep_manifest=False)[1] > 0
 
 
+def test_a_run_with_stop_strings_is_known_again(run):
+    """They are a tuple, and a list in the manifest: --resume refused every run with --stop as another one."""
+    options = {"sampling": {"stop": ("zzzz",), "stop_token_ids": (3,)}}
+    assert run(**options)[1] > 0
+    assert run(**options)[1] == 0
+
+
 def test_another_run(run):
     """The message names the difference, as that of a part file does."""
     run()
@@ -117,9 +125,12 @@ def test_a_foreign_file_of_that_name(run, tmp_path):
         run()
 
 
-@pytest.mark.parametrize(("options", "message"), [({"shard": "1/2"}, "no meaning for a shard")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"shard": "1/2"}, "no meaning for a shard"), ({"force_resume": True}, "the output may be of two runs")],
+)
 def test_where_no_manifest_can_be(run, options, message):
-    """A flag that does nothing is a mistake."""
+    """A flag that does nothing is a mistake; one manifest of rows of two runs certified the rows of the first."""
     with pytest.raises(FlagError, match=message):
         run(**options)
 
@@ -166,10 +177,13 @@ def test_shards_of_a_compressed_input_with_named_columns(run, tmp_path):
     """The merge reads the input as the shards did: names are in their manifests."""
     rows = [{"q": f"row {number}", "text": 1, "k": number, "max_tokens": 2} for number in range(150)]
     (tmp_path / "q.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    run("out.parquet")
     options = {"prompt_column": "q", "columns": ["k"], "keep_manifest": False, "given": "q.jsonl.gz"}
     for number in (1, 2):
         run("out.parquet", shard=f"{number}/2", **options)
     assert merge_shards(JobConfig(input=str(tmp_path / "q.jsonl.gz"), output=str(tmp_path / "out.parquet"))) == (150, 0)
+    # It would be of the output before.
+    assert not (tmp_path / "out.parquet.manifest.json").exists()
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.column_names[0] == "k"
     assert table["k"].to_pylist() == list(range(150))
@@ -213,6 +227,20 @@ def test_arrow_in_and_out(run, tmp_path, name):
     assert found.equals(pq.read_table(tmp_path / "out.parquet"))
     assert found.schema.field("day").type == pa.date32()
     assert run(name, "in.feather")[1] == 0
+
+
+@pytest.mark.parametrize("output", ["out.parquet", "answers", "out.arrow"])
+def test_types_that_the_output_cannot_hold(run, tmp_path, output):
+    """All rows were computed first, and the file could not be written then."""
+    union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
+    table = pa.table({"prompt": ["a"], "u": union, "n": [1], "e": pa.array([{}], pa.struct([]))})
+    with pa.ipc.new_stream(tmp_path / "in.arrow", table.schema) as writer:
+        writer.write_table(table)
+    refused = "u (sparse_union<0: int64=0>)" + (", e (struct<>)" if output != "out.arrow" else "")
+    with pytest.raises(FlagError, match=re.escape(f"no type for {refused}: leave them out with --columns")):
+        run(output, "in.arrow")
+    assert not (tmp_path / f"{output}.part").exists()
+    assert run(output, "in.arrow", columns="n")[0].num_failed == 0
 
 
 def test_a_damaged_input_leaves_no_output(run, tmp_path):

@@ -42,3 +42,11 @@ def test_a_run_of_nothing_else_ends(job):
 def test_a_single_good_row_keeps_it_going(job):
     rows, _, _ = job.run(lines("a", *["x"] * 200), model=BrokenModel())
     assert codes(rows) == [None, *["non_finite_logits"] * 200]
+
+
+def test_rows_that_fail_for_other_reasons_do_not_keep_it_going(job):
+    """One bad line among a million, and the whole file was computed."""
+    with pytest.raises(UserError, match=r"^all [0-9]+ rows so far failed"):
+        job.run([{"prompt": ""}, *lines(*["x"] * 1000)], model=BrokenModel())
+    rows, _, _ = job.run([{"prompt": ""}] * 3, model=BrokenModel())
+    assert codes(rows) == ["empty_prompt"] * 3

@@ -83,6 +83,28 @@ def test_special_tokens_are_no_text(tokenizer):
     assert feed(tokenizer, ["ab"], [97, EOS, 98]) == [False, False, True]
 
 
+def test_special_tokens_of_a_text_that_shows_them(job, fake_model):
+    """Watching left them out, and the text did not: the two disagreed about what is a match, and what is protected."""
+    answers = {"p": [EOS, *b"ENDxyz"], "q": [*b"a", EOS, *b"bcdefg"]}
+    model = fake_model()
+    model.next_token = lambda token_ids, prompt, seed: answers[chr(prompt[0])][len(token_ids) - len(prompt)]
+    line = {"max_tokens": 6, "ignore_eos": True, "skip_special_tokens": False}
+    rows, _, _ = job.run(
+        [
+            {**line, "prompt": "p", "stop": "END", "min_tokens": 4},
+            {**line, "prompt": "q", "stop": "<eos>"},
+            {**line, "prompt": "q", "stop": "ab"},
+        ],
+        model=model,
+        return_token_ids=True,
+    )
+    assert [(row["text"], row["finish_reason"], len(row["token_ids"])) for row in rows] == [
+        ("<eos>ENDxy", "length", 6),
+        ("a", "stop", 2),
+        ("a<eos>bcde", "length", 6),
+    ]
+
+
 def test_a_token_that_also_begins_the_next_character(make_backend):
     """Its text waits until the character is complete; the match must be found then."""
     tokenizer = Tokenizer(make_backend(b"END\xc3"))

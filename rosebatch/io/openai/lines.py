@@ -70,10 +70,11 @@ def _of_input(body: dict[str, Any]) -> Endpoint:
     Raises:
         RowError: the body does not tell.
     """
-    if not _OF_EMBEDDINGS.isdisjoint(body):
+    given = {name for name, value in body.items() if value is not None}
+    if not _OF_EMBEDDINGS.isdisjoint(given):
         return EMBEDDINGS
     items = body["input"] if isinstance(body["input"], list) else []
-    if not _OF_RESPONSES.isdisjoint(body) or any(isinstance(each, dict) for each in items):
+    if not _OF_RESPONSES.isdisjoint(given) or any(isinstance(each, dict) for each in items):
         return RESPONSES
     raise RowError("unsupported_url", "url is missing: a body with input may be for a response or for embeddings")
 
@@ -95,7 +96,10 @@ def _endpoint(line: _Line) -> Endpoint:
         return COMPLETIONS if line.body.get("input") is None else _of_input(line.body)
     if line.url in _ENDPOINTS:
         return _ENDPOINTS[line.url]
-    url = urlsplit(line.url).path.rstrip("/")
+    try:
+        url = urlsplit(line.url).path.rstrip("/")
+    except ValueError as error:
+        raise RowError("unsupported_url", f"url {line.url} is no URL ({error})") from None
     # Some services leave out the /v1, or put something in front of it.
     url = f"/v1{url.rpartition('/v1')[2]}"
     if url not in _ENDPOINTS:
