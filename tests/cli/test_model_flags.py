@@ -174,7 +174,7 @@ def test_check_counts_by_the_models_defaults(cli, opinionated, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"prompt":"hello"}\n')
     for value, most in (("auto", 9), ("none", 251)):
         result = cli("check", tmp_path / "in.jsonl", "--model", opinionated, "--generation-config", value)
-        assert f"output tokens: at most {most} ({most} to {most} a row" in result.out
+        assert f"output tokens: at most {most} ({most} to {most} a prompt" in result.out
 
 
 def test_another_models_generation_config_stops_a_resumed_run(generate, opinionated, tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ def test_tokens_tiles_and_padding():
     plan, slots = PackedStep(chunks=(chunk(0, 4, 5, samples=True), chunk(1, 0, 3, samples=False))), Slots(3, 8)
     slots.slot_of = {0: 2, 1: 0}
     layout = Layout.padded(12, tile_rows=2, num_slots=3)
-    assert (layout.num_tiles, layout.num_last) == (9, 4)
+    assert (layout.num_tiles, layout.num_last) == (9, 3)
     inputs = layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=2)))
     assert inputs.input_ids.tolist() == [104, 105, 106, 107, 108, 200, 201, 202, 0, 0, 0, 0]
     assert inputs.rows.tolist() == [2] * 5 + [0] * 3 + [-1] * 4
@@ -39,15 +39,15 @@ def test_tokens_tiles_and_padding():
     tiles = [[2, 4, 8, 1], [2, 2, 6, 2], [2, 0, 4, 2], [0, 7, 2, 1], [0, 5, 0, 2]]
     assert inputs.tiles.tolist() == tiles + [[0] * 4] * 4
     # What is computed for nobody is computed of a row that attention has reached.
-    assert inputs.last_rows.tolist() == [4] * 4
-    assert inputs.last_tiles.tolist() == [[2, 4, 8, 1], *[[0] * 4] * 3]
+    assert inputs.last_rows.tolist() == [4, 4, 4]
+    assert inputs.last_tiles.tolist() == [[2, 4, 8, 1], [0] * 4, [0] * 4]
 
     layout = Layout.exact(plan, tile_rows=2)
     inputs = layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=2)))
-    assert inputs.rows.tolist() == [2] * 5 + [0] * 3 + [-1] * 8
+    assert inputs.rows.tolist() == [2] * 5 + [0] * 3
     assert inputs.tiles.tolist() == tiles
-    assert inputs.last_rows.tolist() == [4] * 4
-    assert inputs.last_tiles.tolist() == [[2, 4, 8, 1], *[[0] * 4] * 3]
+    assert inputs.last_rows.tolist() == [4]
+    assert inputs.last_tiles.tolist() == [[2, 4, 8, 1]]
 
 
 @pytest.mark.parametrize("states", [False, True])
@@ -59,7 +59,8 @@ def test_every_part_begins_at_16_bytes(states):
         slots.state_of = {number: number for number in range(count)}
         plan = PackedStep(tuple(chunk(number, 0, length, samples=True) for number in range(count)))
         layout = Layout.exact(plan, tile_rows=2, states=states)
-        cells = torch.zeros(layout.num_cells, dtype=torch.int32)
+        cells = torch.from_numpy(pack(plan, slots, layout, tile_rows=2))
+        assert len(cells) == layout.num_cells
         inputs = layout.inputs(cells)
         for part in (*inputs[:3], inputs.last_tiles, inputs.tiles, inputs.last_rows, *inputs.packed):
             assert (part.data_ptr() - cells.data_ptr()) % 16 == 0 or not len(part)
@@ -81,7 +82,7 @@ def test_rows_of_the_rotary_tables(make_sequence, padded):
     cells = pack(plan, slots, layout, tile_rows=2)
     assert len(cells) == layout.num_cells
     inputs = layout.inputs(torch.from_numpy(cells))
-    assert inputs.rotary_rows.tolist() == [22, 23, 4, 5, 2, 3, 4, 5] + [0] * (2 if padded else 8)
+    assert inputs.rotary_rows.tolist() == [22, 23, 4, 5, 2, 3, 4, 5] + [0] * (2 * padded)
     assert inputs.positions.tolist()[:8] == [2, 3, 4, 5] * 2
     assert inputs.last_rows.tolist()[0] == 3
 
@@ -101,5 +102,5 @@ def test_no_chunk_samples():
     plan = PackedStep(chunks=(chunk(0, 3, 5, samples=False),))
     layout = Layout.exact(plan, tile_rows=4)
     inputs = layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=4)))
-    assert inputs.last_rows.tolist() == [0] * 4
-    assert inputs.last_tiles.tolist() == [[0, 0, 3, 1], *[[0] * 4] * 3]
+    assert inputs.last_rows.tolist() == [0]
+    assert inputs.last_tiles.tolist() == [[0, 0, 3, 1]]

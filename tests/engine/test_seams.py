@@ -86,8 +86,6 @@ def test_a_model_of_its_own_gets_an_engine(expected):
 
 
 @pytest.mark.matrix
-# The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize("off", WAYS.values(), ids=WAYS)
 def test_kernels_serve_layers_that_differ(off, expected):

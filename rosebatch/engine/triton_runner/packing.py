@@ -77,7 +77,7 @@ class Layout:
         long_rope: LongRope | None = None,
         shared: Sequence[SharedTile] | None = None,
     ) -> "Layout":
-        """Hardly more room than the plan needs: kernels are compiled for places that are multiples of 16 bytes."""
+        """No more room than the plan needs."""
         num_tiles = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in plan.chunks)
         num_chunks = len(plan.chunks) if states else 0
         # Kernels are launched for a row at least.
@@ -85,8 +85,7 @@ class Layout:
         if shared is not None:
             num_tiles = len(shared)
         num_pieces = sum(len(tile.pieces) for tile in shared or ())
-        size, num_last = _round_up(plan.num_tokens, 16), _round_up(num_last, 4)
-        return cls(size, num_tiles, num_last, num_chunks, long_rope, num_pieces)
+        return cls(plan.num_tokens, num_tiles, num_last, num_chunks, long_rope, num_pieces)
 
     @classmethod
     def padded(
@@ -104,7 +103,7 @@ class Layout:
         num_tiles = size // tile_rows + most
         # A piece begins with a chunk or with a tile.
         num_pieces = num_tiles + most if shares else 0
-        return cls(size, num_tiles, _round_up(most, 4), most if states else 0, long_rope, num_pieces)
+        return cls(size, num_tiles, most, most if states else 0, long_rope, num_pieces)
 
     @property
     def num_cells(self) -> int:
@@ -112,11 +111,16 @@ class Layout:
         return sum(self._sizes)
 
     @property
+    def width(self) -> int:
+        """Cells of one number for each token. Parts begin at 16 bytes: elsewhere, Triton has kernels of their own."""
+        return _round_up(self.size, 4)
+
+    @property
     def _sizes(self) -> list[int]:
         """Cells of tokens, last tiles, tiles, pieces, last rows, chunks and the chunks' tiles."""
-        of_tokens = self.size * (3 if self.long_rope is None else 4)
+        of_tokens = self.width * (3 if self.long_rope is None else 4)
         of_tiles = [4 * self.num_last, self._tile_width * self.num_tiles, 4 * self.num_pieces]
-        return [of_tokens, *of_tiles, self.num_last, 4 * self.num_chunks, 2 * self.num_state_tiles]
+        return [of_tokens, *of_tiles, _round_up(self.num_last, 4), 4 * self.num_chunks, 2 * self.num_state_tiles]
 
     @property
     def _tile_width(self) -> int:
@@ -130,10 +134,11 @@ class Layout:
     def inputs(self, cells: Tensor) -> PackedInputs:
         """Views of the array ``[at least num_cells]``."""
         tokens, last_tiles, tiles, pieces, last_rows, chunks, state_tiles = cells[: self.num_cells].split(self._sizes)
-        input_ids, rows, positions, *rotary_rows = tokens.view(-1, self.size)
+        input_ids, rows, positions, *rotary_rows = tokens.view(-1, self.width)[:, : self.size]
         packed = PackedChunks(chunks.view(-1, 4), state_tiles.view(-1, 2))
         own = rotary_rows[0] if rotary_rows else None
         last_tiles, tiles, pieces = last_tiles.view(-1, 4), tiles.view(-1, self._tile_width), pieces.view(-1, 4)
+        last_rows = last_rows[: self.num_last]
         return PackedInputs(input_ids, rows, positions, own, last_tiles, tiles, pieces, last_rows, packed)
 
 
@@ -172,7 +177,7 @@ def pack(
     Tiles are of one chunk each, unless chunks share those of ``shared``.
     """
     chunks, count = _Chunks.of(plan, slots), plan.num_tokens
-    of_tokens = np.zeros((3 if layout.long_rope is None else 4, layout.size), np.int32)
+    of_tokens = np.zeros((3 if layout.long_rope is None else 4, layout.width), np.int32)
     input_ids, rows, positions, *rotary_rows = of_tokens
     input_ids[:count] = np.frombuffer(b"".join(chunk.token_ids for chunk in plan.chunks), np.int32)
     rows[:count], rows[count:] = np.repeat(chunks.slots, chunks.lengths), -1
@@ -183,7 +188,7 @@ def pack(
     last_tiles, last_rows = _pack_last(plan, chunks, layout)
     parts = [of_tokens.reshape(-1), last_tiles]
     parts += [_pack_tiles(chunks, layout, tile_rows)] if shared is None else _pack_shared(shared, layout)
-    parts.append(last_rows)
+    parts.append(np.pad(last_rows, (0, -len(last_rows) % 4)))
     if layout.num_chunks:
         parts += _pack_chunks(chunks, slots, layout, tile_rows)
     return np.concatenate(parts)
