@@ -1,9 +1,12 @@
 """Other names of a row's fields, and carried fields whose names look like settings."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from rosebatch.errors import RowError
 from rosebatch.io.fields import OPTION_FIELDS, SAMPLING_FIELDS, TOOL_FIELDS
@@ -38,7 +41,11 @@ def with_own_names(values: dict[str, Any]) -> dict[str, Any]:
         return values
     nested = values.get(NESTED)
     own = _with_own_names({name: value for name, value in values.items() if name != NESTED})
-    if nested is None:
+    if isinstance(nested, str):
+        # So a table may have it.
+        with suppress(msgspec.DecodeError):
+            nested = msgspec.json.decode(nested)
+    if nested is None or nested != nested:
         return own
     if not isinstance(nested, Mapping):
         raise RowError("invalid_field", f"sampling_params: expected an object, got {type(nested).__name__}")

@@ -2,7 +2,7 @@
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
 from typing import IO, NamedTuple
@@ -49,35 +49,37 @@ def open_table(raw: IO[bytes], path: str, kind: Kind) -> Iterator[Table]:
         kind: of the file.
 
     Raises:
-        UserError: two of its columns have one name, or it is unreadable, here or later inside of the ``with`` block.
+        UserError: two columns that are read have one name, or it is unreadable; here, or later inside of the ``with``
+            block.
     """
     if kind != "csv" and not raw.seekable():
         raise UserError(f"{path}: is {_NAMES[kind]} that is compressed as a whole; only text is read so, decompress it")
     try:
         if kind == "parquet":
             with pq.ParquetFile(raw) as file:
-                yield _with_distinct_names(_parquet(file), path)
+                yield _parquet(file, path)
         else:
-            yield _with_distinct_names(_csv(raw, path) if kind == "csv" else _arrow(raw), path)
+            yield _csv(raw, path) if kind == "csv" else _arrow(raw, path)
     except (OSError, ValueError, OverflowError, csv.Error, pa.ArrowException) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path}: unreadable {_NAMES[kind]} file ({error})") from None
 
 
-def _with_distinct_names(table: Table, path: str) -> Table:
-    """The table. A row cannot have two values of one name."""
-    for name, times in Counter(table.schema.names).most_common(1):
+def _distinct(names: Iterable[str], path: str) -> list[str]:
+    """The names of the columns of rows. A row cannot have two values of one name."""
+    found = list(names)
+    for name, times in Counter(found).most_common(1):
         if times > 1:
             raise UserError(f"{path}: has two columns {name!r}")
-    return table
+    return found
 
 
-def _parquet(file: pq.ParquetFile) -> Table:
+def _parquet(file: pq.ParquetFile, path: str) -> Table:
     """PyArrow itself holds one row group of the file."""
 
     def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:
-        names = [name for name in file.schema_arrow.names if wanted(name)]
+        names = _distinct(filter(wanted, file.schema_arrow.names), path)
         for batch in file.iter_batches(_rows_at_once(file.metadata), columns=names or None):
             yield from _batch_rows(batch, wanted)
 
@@ -94,7 +96,7 @@ def _most_rows(row_bytes: int) -> int:
     return max(1, min(_MOST_ROWS, _MOST_BYTES // max(row_bytes, 1)))
 
 
-def _arrow(raw: IO[bytes]) -> Table:
+def _arrow(raw: IO[bytes], path: str) -> Table:
     """An Arrow IPC file or stream. One record batch is in memory at a time."""
     head = raw.read(MAGIC_BYTES)
     raw.seek(0)
@@ -107,6 +109,7 @@ def _arrow(raw: IO[bytes]) -> Table:
         batches = map(reader.get_batch, range(reader.num_record_batches))
 
     def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:
+        _distinct(filter(wanted, reader.schema.names), path)
         for batch in batches:
             step = _most_rows(batch.nbytes // max(batch.num_rows, 1))
             for start in range(0, batch.num_rows, step):
@@ -137,6 +140,7 @@ def _batch_rows(batch: pa.RecordBatch, wanted: Wanted) -> Iterator[tuple[dict[st
 
 def _csv(raw: IO[bytes], path: str) -> Table:
     table = CsvTable(raw, path, named(file_name(path)).separator)
+    _distinct(table.names, path)
 
     def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:
         for row, size in table.rows():

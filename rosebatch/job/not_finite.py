@@ -9,7 +9,7 @@ _CODE = "non_finite_logits"
 
 
 def require_finite(tally: Tally, num_rows: int, at_least: int = 1) -> None:
-    """Check that some row has finite logits, unless all failed for other reasons.
+    """Check that some row has an answer, unless most failed for other reasons than their logits.
 
     Args:
         tally: of the job.
@@ -17,9 +17,10 @@ def require_finite(tally: Tally, num_rows: int, at_least: int = 1) -> None:
         at_least: rows without finite logits before the check counts.
 
     Raises:
-        UserError: all rows so far have failed, those that the model computed because their logits are not finite.
+        UserError: all rows so far have failed, and most because their logits are not finite.
     """
-    if tally.errors[_CODE] >= at_least and tally.failed == num_rows:
+    failed = tally.errors[_CODE]
+    if tally.failed == num_rows and failed >= at_least and 2 * failed > num_rows:
         raise UserError(
             f"all {num_rows} rows so far failed: the model's logits are not finite. Its weights may be damaged, or"
             f" its dtype too narrow: try --dtype bfloat16 or float32"

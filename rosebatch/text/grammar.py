@@ -10,7 +10,7 @@ import resource
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakSet
@@ -74,7 +74,7 @@ class Grammars:
     ) -> None:
         self._limits = limits or GrammarLimits()
         # None of these holds ``self``: the threads end with the last reference to it.
-        vocabulary = _Once(lambda: _Vocabulary(_count_ids(tokenizer), vocab_size, eos_token_ids))
+        vocabulary = _Once(lambda: _Vocabulary(tokenizer.backend.get_vocab().values(), vocab_size, eos_token_ids))
         table = _Once(lambda: vocabulary().table(tokenizer))
         self._vocabulary, self._table = vocabulary, table
         self._tokens = _Once(lambda: load_tokens(table().tokenizer, table().ends))
@@ -325,7 +325,7 @@ class _Vocabulary:
     """The layout of masks.
 
     Args:
-        count: ids of the tokenizer are below it.
+        token_ids: of the tokenizer.
         vocab_size: width of the model's logits.
         eos_token_ids: the model's end tokens.
 
@@ -333,14 +333,14 @@ class _Vocabulary:
         eos_token_ids: the end tokens that the model can generate.
         known: ids below this are tokens of both the tokenizer and the model.
         num_words: words of a mask for the known tokens.
-        num_tokenizer_words: words of a mask for all tokens of the tokenizer.
+        num_tokenizer_words: words of a mask for all tokens that llguidance has, see ``_without_gaps``.
     """
 
-    def __init__(self, count: int, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, token_ids: Collection[int], vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
-        self.known = min(count, vocab_size)
+        self.known = min(1 + max(token_ids, default=-1), vocab_size)
         self.num_words = -(-self.known // 32)
-        self.num_tokenizer_words = -(-count // 32)
+        self.num_tokenizer_words = -(-(self.known + sum(i >= self.known for i in token_ids)) // 32)
         eos = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
         for token_id in self.eos_token_ids:
             eos[token_id // 32] |= np.uint32(1 << token_id % 32)
@@ -369,13 +369,11 @@ class _Vocabulary:
         masks[np.ix_(rows, self._eos_words)] |= self._eos_bits
 
 
-def _count_ids(tokenizer: Tokenizer) -> int:
-    """The tokenizer's highest id, and one more: it has fewer tokens if its ids have gaps."""
-    return 1 + max(tokenizer.backend.get_vocab().values(), default=-1)
-
-
 def _without_gaps(tokenizer: Tokenizer, count: int) -> str:
-    """The tokenizer as JSON. llguidance wants ids without gaps: special tokens, which no text has, fill them."""
+    """The tokenizer as JSON, without gaps in the first ``count`` ids: special tokens, which no text has, fill them.
+
+    llguidance takes the number of tokens for the end of their ids.
+    """
     vocab = tokenizer.backend.get_vocab()
     fillers = {f"<|no token {i}|>": i for i in sorted(set(range(count)).difference(vocab.values()))}
     if not fillers:

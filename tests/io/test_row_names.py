@@ -26,6 +26,9 @@ from rosebatch.io.rows import FailedRow
         ({"sampling_params": {"max_new_tokens": 5}, "max_tokens": 7}, "max_tokens", 7),
         ({"sampling_params": {"foo": None, "max_tokens": 7}}, "max_tokens", 7),
         ({"sampling_params": None, "max_tokens": 7}, "max_tokens", 7),
+        # Of tables: JSON text, and the null of a column of numbers.
+        ({"sampling_params": '{"max_tokens": 7}'}, "max_tokens", 7),
+        ({"sampling_params": float("nan"), "max_tokens": 7}, "max_tokens", 7),
     ],
 )
 def test_other_names(parse, values, field, expected):

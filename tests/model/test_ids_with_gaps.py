@@ -34,6 +34,10 @@ def test_a_grammar_of_such_tokens(first, end):
     assert allowed(constraint) == [vocab["y"]]
     constraint.feed(vocab["y"])
     assert (allowed(constraint), constraint.error) == ([end], None)
+    # A token beyond the model's vocabulary, behind another gap.
+    backend.add_special_tokens([AddedToken(f"<{i}>") for i in range(3)])
+    narrow = Grammars(Tokenizer(backend), 1 + max(end, *vocab.values()), [end])
+    assert sorted(allowed(narrow.compile(GrammarSpec("regex", "[xz]")).start())) == [vocab["x"], vocab["z"]]
     # What fills the gaps is no text.
     free = grammars.compile(GrammarSpec("regex", "(?s:.)*")).start()
     assert set(allowed(free)) <= {end, *vocab.values()}

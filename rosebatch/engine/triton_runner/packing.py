@@ -119,8 +119,9 @@ class Layout:
     def _sizes(self) -> list[int]:
         """Cells of tokens, last tiles, tiles, pieces, last rows, chunks and the chunks' tiles."""
         of_tokens = self.width * (3 if self.long_rope is None else 4)
-        of_tiles = [4 * self.num_last, self._tile_width * self.num_tiles, 4 * self.num_pieces]
-        return [of_tokens, *of_tiles, _round_up(self.num_last, 4), 4 * self.num_chunks, 2 * self.num_state_tiles]
+        of_tiles = [4 * self.num_last, _round_up(self._tile_width * self.num_tiles, 4), 4 * self.num_pieces]
+        of_states = [4 * self.num_chunks, _round_up(2 * self.num_state_tiles, 4)]
+        return [of_tokens, *of_tiles, _round_up(self.num_last, 4), *of_states]
 
     @property
     def _tile_width(self) -> int:
@@ -135,9 +136,10 @@ class Layout:
         """Views of the array ``[at least num_cells]``."""
         tokens, last_tiles, tiles, pieces, last_rows, chunks, state_tiles = cells[: self.num_cells].split(self._sizes)
         input_ids, rows, positions, *rotary_rows = tokens.view(-1, self.width)[:, : self.size]
-        packed = PackedChunks(chunks.view(-1, 4), state_tiles.view(-1, 2))
+        packed = PackedChunks(chunks.view(-1, 4), state_tiles[: 2 * self.num_state_tiles].view(-1, 2))
         own = rotary_rows[0] if rotary_rows else None
-        last_tiles, tiles, pieces = last_tiles.view(-1, 4), tiles.view(-1, self._tile_width), pieces.view(-1, 4)
+        tiles = tiles[: self._tile_width * self.num_tiles].view(-1, self._tile_width)
+        last_tiles, pieces = last_tiles.view(-1, 4), pieces.view(-1, 4)
         last_rows = last_rows[: self.num_last]
         return PackedInputs(input_ids, rows, positions, own, last_tiles, tiles, pieces, last_rows, packed)
 
@@ -188,10 +190,10 @@ def pack(
     last_tiles, last_rows = _pack_last(plan, chunks, layout)
     parts = [of_tokens.reshape(-1), last_tiles]
     parts += [_pack_tiles(chunks, layout, tile_rows)] if shared is None else _pack_shared(shared, layout)
-    parts.append(np.pad(last_rows, (0, -len(last_rows) % 4)))
+    parts.append(last_rows)
     if layout.num_chunks:
         parts += _pack_chunks(chunks, slots, layout, tile_rows)
-    return np.concatenate(parts)
+    return np.concatenate([np.pad(part, (0, -len(part) % 4)) for part in parts])
 
 
 def _pack_last(plan: PackedStep, chunks: _Chunks, layout: Layout) -> tuple[np.ndarray, np.ndarray]:

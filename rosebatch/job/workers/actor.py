@@ -52,11 +52,14 @@ class WorkerActor:
             RuntimeError: the work has ended.
         """
         messages = self._link.outgoing()
-        if messages and isinstance(error := messages[-1], Exception):
-            if len(messages) == 1:
-                raise RuntimeError(f"{type(error).__name__}: {error}")
-            # Those before it first.
-            self._link.tell(messages.pop())
+        for place, error in enumerate(messages):
+            if isinstance(error, Exception):
+                if place == 0:
+                    raise RuntimeError(f"{type(error).__name__}: {error}")
+                # Those before it first; nothing behind it matters.
+                self._link.tell(error)
+                messages = messages[:place]
+                break
         return pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
 
     def _work(self) -> None:

@@ -207,10 +207,6 @@ class Pool:
         """Serve a task: all workers that are loaded take part, others once they are."""
         if all(worker.process is None for worker in self.workers):
             raise LostProcessError("no worker is left: their processes died again and again")
-        now = time.perf_counter()
-        for worker in self.workers:
-            # An idle one shows no sign of life.
-            worker.heard = now
         # Workers may be at the last step of a task that was dropped.
         self.wait(lambda: not any(worker.begun for worker in self.workers))
         for worker in self.workers:
@@ -343,7 +339,9 @@ class Pool:
 
     def _join(self, number: int) -> None:
         assert self._task is not None, "there is something to join"
-        self.workers[number].begun, self.workers[number].joined = True, time.perf_counter()
+        worker = self.workers[number]
+        worker.begun = True
+        worker.joined = worker.heard = time.perf_counter()
         self.tell(number, self._task.message)
         self._task.join(number)
 
@@ -362,12 +360,13 @@ class Pool:
         worker = self.workers[number]
         assert worker.process is not None
         how = worker.lost or worker.process.how_it_ended()
-        was_ready, worker.ready, worker.planned, worker.begun = worker.ready, None, False, False
+        was_ready, had_begun = worker.ready, worker.begun
+        worker.ready, worker.planned, worker.begun = None, False, False
         if was_ready is None:
             worker.false_starts += 1
             if worker.false_starts >= _MOST_FALSE_STARTS:
                 raise UserError(f"{worker.name}: the worker process ends before the model is loaded ({how})")
-        elif self._task is not None:
+        elif self._task is not None and had_begun:
             self._task.died(number, how)
         worker.deaths += 1
         worker.restarts += 1

@@ -132,7 +132,8 @@ class _RayWorker:
     def kill(self) -> None:
         """See ``Worker``. Ray is told; it may take a moment."""
         self._gone.set()
-        # Wakes the sender.
+        # Both wake the sender.
+        self._begun.set()
         self._outbox.put(None)
         with suppress(Exception):
             self._ray.kill(self._actor, no_restart=True)
@@ -161,6 +162,7 @@ class _RayWorker:
             self._place(node, gpus)
             if version != __version__:
                 hear(m.Failed(f"{node}: has rosebatch {version}, and this machine {__version__}", is_usage=False))
+                self.kill()
                 return
             self._begun.set()
             while True:
@@ -170,7 +172,6 @@ class _RayWorker:
             self._how = short_reason(str(error))
         # It may only be out of reach, and must not hold its GPU then.
         self.kill()
-        self._begun.set()
         hear(None)
 
     def _started(self) -> Any:

@@ -39,6 +39,16 @@ def test_work_that_has_ended(monkeypatch, error):
         worker.hear()
 
 
+def test_an_answer_behind_the_end():
+    """The hash of the weights came after the end of the work: the end was sent as if it were a message."""
+    worker = actor.WorkerActor()
+    for message in (m.Lost("rank 1"), EOFError("the work has ended"), m.Answer("hash")):
+        worker._link.tell(message)
+    assert [type(message) for message in pickle.loads(worker.hear())] == [m.Lost]
+    with pytest.raises(RuntimeError, match="the work has ended"):
+        worker.hear()
+
+
 def test_no_thread_is_left():
     """Each actor that was replaced left a thread that waited for messages."""
 

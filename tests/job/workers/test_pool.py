@@ -24,6 +24,9 @@ class Process:
     def kill(self):
         self.killed = True
 
+    def how_it_ended(self):
+        return "SIGKILL"
+
 
 class Task:
     """Counts what it hears."""
@@ -41,6 +44,9 @@ class Task:
 
     def join(self, number):
         self.joined.append(number)
+
+    def died(self, number, how):
+        assert number in self.joined
 
 
 @pytest.fixture
@@ -156,3 +162,25 @@ def test_messages_behind_one_that_raises(pool):
         pool.turn()
     pool.turn()
     assert not pool.workers[0].begun
+
+
+def test_a_death_after_the_last_row(pool, monkeypatch):
+    """Of a worker that was ready too late to take part: all rows were there, and the job failed all the same."""
+    monkeypatch.setattr(pool, "_spawn", lambda number: None)
+    pool.begin(Task())
+    pool.end()
+    pool._hear(1, READY)
+    pool._hear(1, None)
+    assert [worker.deaths for worker in pool.workers] == [0, 1]
+
+
+def test_a_worker_that_waited_for_another(pool):
+    """It had been silent as long as the one whose hanging end it waited for, and was killed in its place."""
+    pool.workers[1].ready = READY
+    pool.begin(Task())
+    for worker in pool.workers:
+        worker.begun, worker.heard = False, time.perf_counter() - 9
+    pool.begin(Task())
+    pool._looked = 0.0
+    pool._end_silent()
+    assert [worker.process.killed for worker in pool.workers] == [False, False]
