@@ -104,20 +104,24 @@ def run_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, dict[
 
     Returns:
         for each case, by name: ``version``, ``startup_s`` (its parts ``load`` and ``warm-up``), the ``seconds`` of
-        every timed run, and ``is_cold``: whether it was the first of its process.
-
-    Raises:
-        UserError: a case does not fit the model, or the process fails. Its log is kept, and the message names it.
+        every timed run, and ``is_cold``: whether it was the first of its process. Or its ``error``: a case of this
+        engine does not fit the model, or the process fails. Its log is kept, and the message names it.
     """
     groups: dict[tuple[Any, ...], list[Case]] = {}
     for case in cases:
-        require_fits(case.workload(), case.source.config.max_model_len)
         source, scenario = case.source, case.scenario
         engine = (case.config.model, source.load_format, source.dtype, scenario.max_num_seqs, scenario.prefix_cache)
         groups.setdefault(engine, []).append(case)
-    timed = {}
+    timed: dict[str, dict[str, Any]] = {}
     for group in groups.values():
-        answer = ask(peer, partial(_specification, peer, group, repeats))
+        try:
+            for case in group:
+                require_fits(case.workload(), case.source.config.max_model_len)
+            answer = ask(peer, partial(_specification, peer, group, repeats))
+        except UserError as error:
+            # What another engine of this peer has found stays.
+            timed |= {case.name: {"error": str(error)} for case in group}
+            continue
         for case, workload in zip(group, answer["workloads"], strict=True):
             startup = {"load": answer["load_s"], "warm-up": workload["warm_up_s"]}
             timed[case.name] = {

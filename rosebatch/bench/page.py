@@ -39,7 +39,7 @@ def bench_page(entries: Sequence[Entry]) -> str:
     timed = [entry for entry in entries if entry["kind"] in ("run", "peer") and "error" not in entry]
     own = next((entry for entry in entries if "date" in entry), None)
     models = ", ".join(dict.fromkeys(entry["model"] for entry in entries))
-    where = (own or {}).get("gpu") or "CPU"
+    where = next((entry["gpu"] for entry in entries if entry.get("gpu")), "CPU")
     parts = []
     if replays:
         parts += [_latencies(replays), _bars("Output tokens/s", replays, lambda entry: f"scale {entry['scale']:g}")]

@@ -60,7 +60,7 @@ def run_session(
     for peer in peers:
         require_installed(peer)
     theirs = _cases_of_peers(cases)
-    others = [(peer, _try_peer(peer, list(theirs.values()), repeats)) for peer in peers]
+    others = [(peer, run_peer(peer, list(theirs.values()), repeats)) for peer in peers]
     rates: Rates | None = None
     is_cold = is_first = True
     firsts: dict[str, float] = {}
@@ -196,14 +196,6 @@ def _cases_of_peers(cases: Sequence[Case]) -> dict[str, Case]:
     for case in sorted(cases, key=lambda case: case.source.config.family == "hp1"):
         chosen.setdefault(case.name, case)
     return chosen
-
-
-def _try_peer(peer: Peer, cases: Sequence[Case], repeats: int) -> dict[str, Entry]:
-    """The peer's times, or its error for every case: one peer's crash must not lose another's results."""
-    try:
-        return run_peer(peer, cases, repeats)
-    except UserError as error:
-        return {case.name: {"error": str(error)} for case in cases}
 
 
 def _beside(ours: Entry, case: Case, peer: Peer, theirs: Entry, rates: Rates | None) -> Entry:

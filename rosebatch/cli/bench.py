@@ -1,13 +1,15 @@
 """``rosebatch bench``, once its flags are parsed."""
 
 import json
+import math
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from rosebatch.bench.against import choose_peers
 from rosebatch.bench.case import Case
@@ -20,9 +22,9 @@ from rosebatch.bench.tables import print_replays, print_results
 from rosebatch.bench.trace import equal_steps, load_trace
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.common import run_config
-from rosebatch.cli.early_signals import is_ignored
+from rosebatch.cli.early_signals import SIGNALS, is_ignored
 from rosebatch.engine.load import pick_device
-from rosebatch.errors import FlagError, UserError
+from rosebatch.errors import FlagError, InterruptionError, UserError
 from rosebatch.host.paths import takes_rows_in_order
 from rosebatch.job.paths import require_writable
 from rosebatch.launch import resolve_switches
@@ -47,30 +49,57 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
         UserError: also after everything was printed, if a peer failed.
     """
     imported = time.perf_counter()
-    # Ctrl-C ends a peer's process and deletes its files, too.
-    if not is_ignored(signal.SIGINT):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A signal ends a peer's process and deletes its files, too.
+    for number in SIGNALS:
+        if not is_ignored(number):
+            signal.signal(number, _interrupt)
     for path in work.report:
         if not takes_rows_in_order(path):
             require_writable(path, f"--report {path}")
     if run.get("data_parallel_size", 1) != 1:
-        _require_plain(work)
+        _require_none(work, "data_parallel_size", ("compare", "against", "profile", "trace", "submit_interval_ms"))
+    if run.get("tensor_parallel_size", 1) != 1:
+        # A profile is of one process, and a comparison loads a second model.
+        _require_none(work, "tensor_parallel_size", ("compare", "profile"))
+    if not work.against and (work.peer_args or work.peer_python or work.peer_path):
+        raise FlagError("--peer-args, --peer-python and --peer-path need --against")
     run_all = _replays if _has_arrivals(work) else _throughput
-    entries = run_all(work, run, imported - started)
-    _write_reports(work.report, entries)
+    entries: list[Entry] = []
+    try:
+        run_all(work, run, imported - started, entries)
+    finally:
+        # What was timed before an error stays.
+        if entries and work.as_json:
+            sys.stdout.write(_json(entries) + "\n")
+        if entries:
+            _write_reports(work.report, entries)
     errors = dict.fromkeys(entry["error"] for entry in entries if "error" in entry)
     if errors:
         raise UserError("; ".join(errors))
 
 
-def _require_plain(work: BenchFlags) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt if number == signal.SIGINT else InterruptionError(number)
+
+
+def _require_none(work: BenchFlags, of: str, flags: Sequence[str]) -> None:
     """What one engine alone is measured by has no meaning for several processes."""
-    for name in ("compare", "against", "profile", "trace", "submit_interval_ms"):
-        if getattr(work, name):
-            raise FlagError(f"--data-parallel-size: leave out --{name.replace('_', '-')}, which takes one process")
+    for name in flags:
+        if getattr(work, name) not in (None, ()):
+            raise FlagError(f"{_flag(of)}: leave out {_flag(name)}, which takes one process")
 
 
-def _throughput(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> list[Entry]:
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _kept(results: Iterable[Entry], entries: list[Entry]) -> Iterator[Entry]:
+    for entry in results:
+        entries.append(entry)
+        yield entry
+
+
+def _throughput(work: BenchFlags, run: dict[str, Any], import_seconds: float, entries: list[Entry]) -> None:
     cases = _cases(work, run)
     results = run_session(
         cases,
@@ -80,15 +109,19 @@ def _throughput(work: BenchFlags, run: dict[str, Any], import_seconds: float) ->
         import_seconds=import_seconds,
         profile=choose_profile(work.profile, work.profile_output, cases[0].device),
     )
-    return _print_json(results) if work.as_json else print_results(results, cases, sys.stdout)
+    kept = _kept(results, entries)
+    _ = list(kept) if work.as_json else print_results(kept, cases, sys.stdout)
 
 
-def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> list[Entry]:
+def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float, entries: list[Entry]) -> None:
     """Arrivals of a trace, or of a scenario at equal steps."""
-    if any(scale <= 0 for scale in work.scale):
+    if not all(0 < scale < math.inf for scale in work.scale):
         raise FlagError("--scale must be above 0")
+    if not 0 <= (work.submit_interval_ms or 0) < math.inf:
+        raise FlagError("--submit-interval-ms must be at least 0")
     lengths = (work.input_len, work.output_len, *work.scenario, work.submit_interval_ms)
-    if work.compare or work.profile or (work.trace is not None and any(lengths)):
+    of_trace = work.trace is not None and any(each is not None for each in lengths)
+    if work.compare or work.profile or of_trace:
         raise FlagError("--trace says what is run: leave out scenarios, lengths, intervals, comparisons and profiles")
     (case, *others) = _cases(work, run, _TRACE if work.trace is not None else _AD_HOC)
     if others:
@@ -102,19 +135,14 @@ def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> li
     if any(peer.name == "transformers" for peer in peers):
         raise FlagError("--against transformers: its generate takes no request while others run")
     results = run_replays(case, arrivals, work.scale or (1.0,), peers, import_seconds)
-    return _print_json(results) if work.as_json else print_replays(results, sys.stdout)
+    kept = _kept(results, entries)
+    _ = list(kept) if work.as_json else print_replays(kept, sys.stdout)
 
 
 def _has_arrivals(work: BenchFlags) -> bool:
     if work.scale and work.trace is None and work.submit_interval_ms is None:
         raise FlagError("--scale needs --trace")
     return work.trace is not None or work.submit_interval_ms is not None
-
-
-def _print_json(results: Iterable[Entry]) -> list[Entry]:
-    entries = list(results)
-    sys.stdout.write(_json(entries) + "\n")
-    return entries
 
 
 def _json(entries: Sequence[Entry]) -> str:
@@ -141,7 +169,9 @@ def _cases(work: BenchFlags, run: dict[str, Any], ad_hoc: Scenario | None = None
     try:
         for each in chosen or [Chosen("ad-hoc", ad_hoc or _AD_HOC)]:
             case = _case(replace(each, scenario=adapt(each.scenario, given)), run, parts=work.profile == "parts")
-            cases.setdefault((case.name, case.source.name), case)
+            other = cases.setdefault((case.name, case.source.name), case)
+            if adapt(other.scenario, {"model": None}) != adapt(case.scenario, {"model": None}):
+                raise FlagError(f"--scenario: two files with other contents have the name {case.name}")
     except ValueError as error:
         raise FlagError(str(error)) from None
     return list(cases.values())
@@ -174,5 +204,6 @@ def _case(chosen: Chosen, run: dict[str, Any], *, parts: bool) -> Case:
         max_model_len=config.max_model_len,
     )
     # A suite's attribution is of kernels. On a CPU it would only take time.
-    attribution = parts or (chosen.attribution and device.type == "cuda" and config.data_parallel_size == 1)
+    is_one = config.data_parallel_size == config.tensor_parallel_size == 1
+    attribution = parts or (chosen.attribution and device.type == "cuda" and is_one)
     return Case(chosen.name, scenario, config, source, device.type, attribution)

@@ -95,7 +95,7 @@ def find_floor(
         itemsize: bytes of a weight and of a K/V element.
         prompt_lens: tokens of each prompt, the shared prefix included.
         output_lens: tokens generated for each; prefill yields the first. 0 for a prompt that is embedded.
-        max_num_seqs: so many run at a time; the others follow in order.
+        max_num_seqs: so many run at a time; the others follow, the longest first.
         rates: of the device.
         cached_prefix: shared first tokens of all prompts, computed once and read once a step.
     """
@@ -176,10 +176,13 @@ def _reached(config: ModelConfig, tokens: int) -> float:
 
 
 def _live_sequences(output_lens: Sequence[int], max_num_seqs: int) -> Counter[int]:
-    """Number of decode steps by their number of live sequences: each step makes one token for every live one."""
+    """Number of decode steps by their number of live sequences: each step makes one token for every live one.
+
+    The longest begin first, which leaves the fewest steps with empty seats.
+    """
     free_at = [0] * max_num_seqs
     changes: Counter[int] = Counter()
-    for length in output_lens:
+    for length in sorted(output_lens, reverse=True):
         start = heapq.heapreplace(free_at, free_at[0] + length - 1)
         changes[start] += 1
         changes[start + length - 1] -= 1

@@ -1,16 +1,18 @@
 """Other engines: what a peer process gets, and what its answer becomes. The peer here generates nothing."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rosebatch.bench.against import PEERS, Peer, _cause, choose_peers, require_installed, run_peer
 from rosebatch.bench.peers import transformers
 from rosebatch.bench.scenario import Range, Sampling
-from rosebatch.errors import FlagError, UserError
+from rosebatch.errors import FlagError
 from rosebatch.model.hf_folder import write_config
 
 HERE = Path(__file__).parent
@@ -34,6 +36,12 @@ def take_log(error):
     text = path.read_text()
     path.unlink()
     return text
+
+
+def error_of(timed):
+    """The error of the one case."""
+    (entry,) = timed.values()
+    return entry["error"]
 
 
 def test_what_a_peer_is_told(fake, make_case):
@@ -85,9 +93,9 @@ def test_only_our_package_is_lent(fake, make_case, monkeypatch):
 
 def test_a_peer_that_crashes(fake, make_case):
     """The error shows the line of the log that names an error, and where the log is."""
-    with pytest.raises(UserError, match=r"^fake ended with exit code 1; its log is .*: RuntimeError: no GPU$") as e:
-        run_peer(fake(crash=True), [make_case()], repeats=1)
-    text = take_log(e.value)
+    error = error_of(run_peer(fake(crash=True), [make_case()], repeats=1))
+    assert re.match(r"^fake ended with exit code 1; its log is .*: RuntimeError: no GPU$", error)
+    text = take_log(error)
     assert "Traceback" in text
     for noise in ("Python", "C", "a process"):
         assert f"noise of {noise}\n" in text
@@ -108,15 +116,19 @@ def test_the_cause_of_a_crash_is_told():
 
 def test_a_peer_that_stops_early(fake, make_case):
     """Fewer tokens would look like more speed."""
-    with pytest.raises(UserError, match="a completion does not have the requested length") as e:
-        run_peer(fake(short_by=1), [make_case()], repeats=1)
-    assert "AssertionError" in take_log(e.value)
+    error = error_of(run_peer(fake(short_by=1), [make_case()], repeats=1))
+    assert "a completion does not have the requested length" in error
+    assert "AssertionError" in take_log(error)
 
 
 def test_a_workload_that_does_not_fit_the_model(fake, make_case):
-    """Found before a process is started."""
-    with pytest.raises(UserError, match="516 tokens, but the engine holds at most 512"):
-        run_peer(fake(), [make_case(input_len=500, output_len=16)], repeats=1)
+    """Found before a process is started. What another engine of this peer has timed stays."""
+    good, bad = make_case(), replace(make_case(input_len=500, output_len=16), name="long")
+    bad = replace(bad, scenario=msgspec.structs.replace(bad.scenario, max_num_seqs=good.scenario.max_num_seqs + 1))
+    timed = run_peer(fake(), [good, bad], repeats=1)
+    assert "516 tokens, but the engine holds at most 512" in timed["long"]["error"]
+    assert timed[good.name]["seconds"]
+    assert len(fake.processes()) == 1
 
 
 def test_a_missing_peer(fake):

@@ -354,3 +354,38 @@ def test_the_scenario_that_does_not_fit_is_named(cli, tmp_path):
     result = cli("bench", *(each for name in sizes for each in ("--scenario", tmp_path / f"{name}.toml")))
     assert (result.code, result.out) == (1, "")
     assert result.err.startswith("rosebatch: error: too-long, tiny-llama: prompt and output have 4098 tokens")
+
+
+def test_benches_of_several_gpus_take_one_model(cli):
+    """A profile ended in a traceback behind all timed runs; a comparison failed once a model was loaded."""
+    for flags in (["--profile", "parts"], ["--compare", "chunked-prefill"]):
+        result = cli("bench", "-tp", 2, "--device", "cpu", *flags)
+        assert result.code == 2
+        assert f"--tensor-parallel-size: leave out {flags[0]}" in result.err
+    result = cli("bench", "-dp", 2, "--device", "cpu", "--submit-interval-ms", 0)
+    assert (result.code, "--data-parallel-size: leave out --submit-interval-ms" in result.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--submit-interval-ms", -5], "--submit-interval-ms must be at least 0"),
+        (["--submit-interval-ms", 5, "--scale", "nan"], "--scale must be above 0"),
+        (["--peer-args", "{"], "need --against"),
+    ],
+)
+def test_benches_that_mean_nothing(cli, flags, message):
+    """They ran, and their figures were wrong; or a flag was ignored."""
+    result = cli("bench", "--device", "cpu", *flags)
+    assert (result.code, message in result.err) == (2, True)
+
+
+def test_two_scenarios_of_one_name(cli, tmp_path, toy_toml):
+    """The second one was left out without a word."""
+    for number in (1, 2):
+        (tmp_path / f"{number}").mkdir()
+        text = f"num_prompts = {number}\ninput_len = 8\noutput_len = 4\n"
+        (tmp_path / f"{number}" / "x.toml").write_text(text)
+    files = [part for number in (1, 2) for part in ("--scenario", tmp_path / f"{number}" / "x.toml")]
+    result = cli("bench", *files, "--model", toy_toml, "--load-format", "dummy", "--device", "cpu")
+    assert (result.code, "have the name x" in result.err) == (2, True)

@@ -17,7 +17,7 @@ def load(spec: dict[str, Any]) -> Loaded:
     """Load the model, or build it with random weights."""
     import torch
     import transformers
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     dtype = getattr(torch, spec["dtype"])
     if spec["load_format"] == "dummy":
@@ -29,7 +29,8 @@ def load(spec: dict[str, Any]) -> Loaded:
         args = {"trust_remote_code": False, **spec["args"]}
         model = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=dtype, **args).to(spec["device"])
     model.eval()
-    model.generation_config.eos_token_id = None
+    # No end token, and none of the sampling values that the model's authors recommend: the others get none.
+    model.generation_config = GenerationConfig(pad_token_id=0)
 
     def batch(prompts: Prompts, output_lens: list[int], sampling: dict[str, Any]) -> list[int]:
         ids, mask = (torch.tensor(rows, device=spec["device"]) for rows in pad_left(prompts))

@@ -25,10 +25,8 @@ def load(spec: dict[str, Any]) -> Loaded:
 
     def prepare(prompts: Prompts, output_lens: list[int], sampling: dict[str, Any]) -> Callable[[], list[int]]:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        params = [
-            vllm.SamplingParams(max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False, **sampling)
-            for n in output_lens
-        ]
+        # A least length, which the others do not get, would change the logits of every step.
+        params = [vllm.SamplingParams(max_tokens=n, ignore_eos=True, detokenize=False, **sampling) for n in output_lens]
         return lambda: [len(out.outputs[0].token_ids) for out in engine.generate(inputs, params, use_tqdm=False)]
 
     return Loaded(vllm.__version__, prepare)
@@ -42,12 +40,13 @@ async def load_streaming(spec: dict[str, Any]) -> Streaming:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**_arguments(spec), enable_log_requests=False))
+    if spec["load_format"] == "dummy":
+        await engine.collective_rpc("apply_model", args=(without_biases,))
     numbers = count()
 
     async def stream(prompt: list[int], length: int, sampling: dict[str, Any]) -> AsyncIterator[int]:
         params = vllm.SamplingParams(
             max_tokens=length,
-            min_tokens=length,
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
