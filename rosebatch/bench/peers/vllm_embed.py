@@ -19,19 +19,19 @@ def load(spec: dict[str, Any]) -> Loaded:
     import vllm
 
     _without_scores()
-    engine = vllm.LLM(
-        model=spec["model"],
-        load_format=spec["load_format"],
-        dtype=spec["dtype"],
-        max_num_seqs=spec["max_num_seqs"],
-        enable_prefix_caching=spec["prefix_cache"],
-        runner="pooling",
-        convert="embed",
-        skip_tokenizer_init=True,
-        gpu_memory_utilization=0.9,
-        seed=0,
-        **spec["args"],
-    )
+    arguments = {
+        "model": spec["model"],
+        "load_format": spec["load_format"],
+        "dtype": spec["dtype"],
+        "max_num_seqs": spec["max_num_seqs"],
+        "enable_prefix_caching": spec["prefix_cache"],
+        "runner": "pooling",
+        "convert": "embed",
+        "skip_tokenizer_init": True,
+        "gpu_memory_utilization": 0.9,
+        "seed": 0,
+    }
+    engine = vllm.LLM(**{**arguments, **spec["args"]})
 
     def prepare(prompts: Prompts, output_lens: list[int], sampling: dict[str, Any]) -> Callable[[], list[int]]:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]

@@ -70,7 +70,9 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--pooling", choices=["last", "mean"], default="last")
+    parser.add_argument(
+        "--pooling", choices=["last", "mean"], default="last", help="ours; vLLM hears it by --vllm-args"
+    )
     parser.add_argument("--num-prompts", type=int, default=2048)
     parser.add_argument("--shortest", type=int, default=32)
     parser.add_argument("--longest", type=int, default=1024)
