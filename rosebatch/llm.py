@@ -207,6 +207,7 @@ class LLM:
         with self._in_use() as backend, closing(backend.stream(rows, seed)) as outputs:
             for output in outputs:
                 yield _checked(output, on_error)
+                # The caller may have closed it meanwhile.
                 self._running()
 
     def get_tokenizer(self) -> Any:

@@ -27,12 +27,8 @@ LATENCIES = ("ttft", "tpot", "itl", "e2e")
 _OF_SEVERAL_MODELS = ("model", "time/first")
 
 
-def print_results(results: Iterable[Entry], cases: Sequence[Case], stream: TextIO) -> list[Entry]:
-    """Print each result as soon as it comes, with model names if there are several models.
-
-    Returns:
-        the results.
-    """
+def print_results(results: Iterable[Entry], cases: Sequence[Case], stream: TextIO) -> None:
+    """Print each result as soon as it comes, with model names if there are several models."""
     entries = []
     several = len({case.source.name for case in cases}) > 1
     header = _columns({name: name for name in (*_TEXTS, *_NUMBERS)}, several) + "\n"
@@ -54,15 +50,10 @@ def print_results(results: Iterable[Entry], cases: Sequence[Case], stream: TextI
     for model, means in summarize(entries).items():
         if runs[model] > 1:
             stream.write(_columns({"model": model, **_mean_line(means)}, several) + "\n")
-    return entries
 
 
-def print_replays(results: Iterable[Entry], stream: TextIO) -> list[Entry]:
-    """Print a line for each scale and engine: rates, and latencies in milliseconds.
-
-    Returns:
-        the results.
-    """
+def print_replays(results: Iterable[Entry], stream: TextIO) -> None:
+    """Print a line for each scale and engine: rates, and latencies in milliseconds."""
     entries = list(results)
     first = next(entry for entry in entries if "peer" not in entry)
     latencies = [f"{kind.upper()} p50/p90/p99 ms" for kind in LATENCIES]
@@ -76,7 +67,6 @@ def print_replays(results: Iterable[Entry], stream: TextIO) -> list[Entry]:
             continue
         rates = f" {entry['requests_per_s']:>10.2f} {entry['output_tokens_per_s']:>12.0f}"
         stream.write(start + rates + "".join(f" {ranks(entry[f'{kind}_s']):>24}" for kind in LATENCIES) + "\n")
-    return entries
 
 
 def engine_name(entry: Mapping[str, Any]) -> str:

@@ -5,8 +5,9 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -33,6 +34,8 @@ from rosebatch.report.build import write_text
 
 # Engine and sampling of a trace, which says the rest.
 _TRACE = Scenario(num_prompts=1, input_len=1, output_len=1, prefix_cache=True)
+# Prints results as they come.
+_Show = Callable[[Iterable[Entry]], None]
 # Of a bench without --scenario.
 _AD_HOC = Scenario(num_prompts=32, input_len=512, output_len=128)
 
@@ -64,9 +67,10 @@ def bench(work: BenchFlags, run: dict[str, Any], started: float) -> None:
     if not work.against and (work.peer_args or work.peer_python or work.peer_path):
         raise FlagError("--peer-args, --peer-python and --peer-path need --against")
     run_all = _replays if _has_arrivals(work) else _throughput
+    results, show = run_all(work, run, imported - started)
     entries: list[Entry] = []
     try:
-        run_all(work, run, imported - started, entries)
+        (_exhaust if work.as_json else show)(_kept(results, entries))
     finally:
         # What was timed before an error stays.
         if entries and work.as_json:
@@ -99,7 +103,12 @@ def _kept(results: Iterable[Entry], entries: list[Entry]) -> Iterator[Entry]:
         yield entry
 
 
-def _throughput(work: BenchFlags, run: dict[str, Any], import_seconds: float, entries: list[Entry]) -> None:
+def _exhaust(results: Iterable[Entry]) -> None:
+    for _ in results:
+        pass
+
+
+def _throughput(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> tuple[Iterable[Entry], _Show]:
     cases = _cases(work, run)
     results = run_session(
         cases,
@@ -109,11 +118,10 @@ def _throughput(work: BenchFlags, run: dict[str, Any], import_seconds: float, en
         import_seconds=import_seconds,
         profile=choose_profile(work.profile, work.profile_output, cases[0].device),
     )
-    kept = _kept(results, entries)
-    _ = list(kept) if work.as_json else print_results(kept, cases, sys.stdout)
+    return results, partial(print_results, cases=cases, stream=sys.stdout)
 
 
-def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float, entries: list[Entry]) -> None:
+def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> tuple[Iterable[Entry], _Show]:
     """Arrivals of a trace, or of a scenario at equal steps."""
     if not all(0 < scale < math.inf for scale in work.scale):
         raise FlagError("--scale must be above 0")
@@ -135,8 +143,7 @@ def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float, entri
     if any(peer.name == "transformers" for peer in peers):
         raise FlagError("--against transformers: its generate takes no request while others run")
     results = run_replays(case, arrivals, work.scale or (1.0,), peers, import_seconds)
-    kept = _kept(results, entries)
-    _ = list(kept) if work.as_json else print_replays(kept, sys.stdout)
+    return results, partial(print_replays, stream=sys.stdout)
 
 
 def _has_arrivals(work: BenchFlags) -> bool:

@@ -340,7 +340,9 @@ class _Vocabulary:
         self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
         self.known = min(1 + max(token_ids, default=-1), vocab_size)
         self.num_words = -(-self.known // 32)
-        self.num_tokenizer_words = -(-(self.known + sum(i >= self.known for i in token_ids)) // 32)
+        beyond = sum(i >= self.known for i in token_ids)
+        self.num_tokenizer_words = -(-(self.known + beyond) // 32)
+        self._has_gaps = len(token_ids) - beyond < self.known
         eos = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
         for token_id in self.eos_token_ids:
             eos[token_id // 32] |= np.uint32(1 << token_id % 32)
@@ -350,7 +352,7 @@ class _Vocabulary:
     def table(self, tokenizer: Tokenizer) -> TokenTable:
         """What another process has to know of the tokenizer."""
         ends = sorted(i for i in self.eos_token_ids if i < self.known)
-        return TokenTable(_without_gaps(tokenizer, self.known), ends)
+        return TokenTable(_without_gaps(tokenizer, self.known) if self._has_gaps else tokenizer.backend.to_str(), ends)
 
     def write(self, masks: NDArray[np.int32], words: NDArray[np.int32], ends: Sequence[bool]) -> None:
         """Fill masks.
@@ -376,8 +378,6 @@ def _without_gaps(tokenizer: Tokenizer, count: int) -> str:
     """
     vocab = tokenizer.backend.get_vocab()
     fillers = {f"<|no token {i}|>": i for i in sorted(set(range(count)).difference(vocab.values()))}
-    if not fillers:
-        return tokenizer.backend.to_str()
     content = json.loads(tokenizer.backend.to_str())
     content["model"]["vocab"] = vocab | fillers
     form = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

@@ -145,7 +145,7 @@ def test_ours_beside_peers(tmp_path, make_case, arrivals, capsys):
     assert own["startup_s"]["import"] == 0.5
     assert own["completed"] == 3
     assert all(own[f"{kind}_s"]["p90"] > 0 for kind in ("ttft", "tpot", "itl", "e2e"))
-    assert print_replays(entries, sys.stdout) == entries
+    print_replays(entries, sys.stdout)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "burst, tiny-llama, 3 requests"
     engines = ("rosebatch", "fake", "bad")

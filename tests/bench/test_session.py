@@ -299,7 +299,8 @@ def test_lines(stages, make_case):
     stages.failing = {"sglang"}
     cases = [make_case("a"), make_case("b")]
     stream = io.StringIO()
-    results = print_results(run(cases, ["prefix_cache"], ["vllm", "sglang"]), cases, stream)
+    results = list(run(cases, ["prefix_cache"], ["vllm", "sglang"]))
+    print_results(results, cases, stream)
     assert [r["kind"] for r in results] == ["comparison", "run", "peer", "peer"] * 2
     lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
     assert lines[0] == "a prefix-cache on 12 (11-13) tok/s, off 12 (11-13) tok/s, on/off 1.250 (1.200-1.500)"

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 from rosebatch.device_ops import device_ops
 from rosebatch.engine.triton_runner.attention import DecodeAttention, SharedAttention
-from rosebatch.engine.triton_runner.runner import rehearsed_decodes
+from rosebatch.engine.triton_runner.rehearsed_sizes import rehearsed_decodes, rehearsed_tokens
 from rosebatch.engine.triton_runner.shared_beginnings import LEAST_ROWS
 from rosebatch.engine.triton_runner.slots import batch_buckets
 from rosebatch.model.layers import AttentionSpec
@@ -38,6 +38,14 @@ def test_all_forms_are_rehearsed(kernels, seats, heads):
     for least in (1, LEAST_ROWS):
         rehearsed = {form(rows, divided=divided) for rows, divided in rehearsed_decodes(sizes, form) if rows >= least}
         assert rehearsed == {form(rows, divided=divided) for rows in sizes for divided in (0, 1) if rows >= least}
+
+
+def test_experts_need_large_steps():
+    """The first large prompt step waited for the kernels of experts with many tokens; others have none of these."""
+    assert max(rehearsed_tokens(16384, has_experts=True)) == 16384
+    assert max(rehearsed_tokens(16384, has_experts=False)) == 2048
+    for most in (16, 100, 3000, 10**6):
+        assert all(tokens <= most + most // 8 for tokens in rehearsed_tokens(most, has_experts=True))
 
 
 def test_a_gate_divides_nothing(kernels):

@@ -12,12 +12,7 @@ from tests.engine.small_models import VOCAB, device_engine, plain_engine
 
 def run(engine, requests):
     """Completions by id."""
-    for request in requests:
-        engine.add(request)
-    done = {}
-    while engine.has_unfinished:
-        done |= {completion.request.id: completion for completion in engine.step()}
-    return done
+    return {completion.request.id: completion for completion in engine.run(requests)}
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process")

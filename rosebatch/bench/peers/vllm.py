@@ -19,7 +19,7 @@ def load(spec: dict[str, Any]) -> Loaded:
     """Build the engine with its defaults. Token ids go in and come out, so it needs no tokenizer."""
     import vllm
 
-    engine = vllm.LLM(**_arguments(spec))
+    engine = vllm.LLM(**engine_arguments(spec))
     if spec["load_format"] == "dummy":
         engine.apply_model(without_biases)
 
@@ -39,7 +39,7 @@ async def load_streaming(spec: dict[str, Any]) -> Streaming:
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**_arguments(spec), enable_log_requests=False))
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(spec), enable_log_requests=False))
     if spec["load_format"] == "dummy":
         await engine.collective_rpc("apply_model", args=(without_biases,))
     numbers = count()
@@ -60,7 +60,8 @@ async def load_streaming(spec: dict[str, Any]) -> Streaming:
     return Streaming(vllm.__version__, stream, engine.shutdown)
 
 
-def _arguments(spec: dict[str, Any]) -> dict[str, Any]:
+def engine_arguments(spec: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's arguments for a specification; those that the user gives win."""
     arguments: dict[str, Any] = {
         "model": spec["model"],
         "load_format": spec["load_format"],

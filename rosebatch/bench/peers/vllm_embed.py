@@ -3,15 +3,11 @@
 Nothing is generated, so all ``output_lens`` are 0, and there is no ``sampling`` to look at.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 from rosebatch.bench.peers.protocol import Loaded, Prompts, Streaming, serve
-
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+from rosebatch.bench.peers.vllm import engine_arguments
 
 
 def load(spec: dict[str, Any]) -> Loaded:
@@ -19,19 +15,8 @@ def load(spec: dict[str, Any]) -> Loaded:
     import vllm
 
     _without_scores()
-    arguments = {
-        "model": spec["model"],
-        "load_format": spec["load_format"],
-        "dtype": spec["dtype"],
-        "max_num_seqs": spec["max_num_seqs"],
-        "enable_prefix_caching": spec["prefix_cache"],
-        "runner": "pooling",
-        "convert": "embed",
-        "skip_tokenizer_init": True,
-        "gpu_memory_utilization": 0.9,
-        "seed": 0,
-    }
-    engine = vllm.LLM(**{**arguments, **spec["args"]})
+    pooling = {"runner": "pooling", "convert": "embed"}
+    engine = vllm.LLM(**{**pooling, **engine_arguments(spec)})
 
     def prepare(prompts: Prompts, output_lens: list[int], sampling: dict[str, Any]) -> Callable[[], list[int]]:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]

@@ -7,7 +7,7 @@ the logits.
 """
 
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -38,6 +38,7 @@ from rosebatch.engine.triton_runner.attention import (
 )
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
+from rosebatch.engine.triton_runner.rehearsed_sizes import rehearsed_decodes, rehearsed_tokens
 from rosebatch.engine.triton_runner.shared_beginnings import LEAST_ROWS
 from rosebatch.engine.triton_runner.shared_state import SharedState
 from rosebatch.engine.triton_runner.shared_tiles import SharedTile, share_tiles
@@ -51,10 +52,6 @@ from rosebatch_kernels.common import host_waits
 from rosebatch_kernels.common.tokens import NO_TOKEN
 from rosebatch_kernels.feedback import layout
 
-# Sizes of steps that together need nearly all kernels that those of other sizes do.
-_REHEARSED_ROWS = (128, 48, 24, 4, 1)
-_REHEARSED_TOKENS = (2048, 1152, 512, 64, 16)
-
 # Of three plans that are launched before the first one is read: tokens, log-probabilities, those of prompts, and pooled
 # hidden states.
 _MOST_FETCHES = 12
@@ -62,20 +59,6 @@ _MOST_FETCHES = 12
 # Wait for what prompts report, by the number of a chunk: log-probabilities, and pooled hidden states.
 _PromptLogprobs = Callable[[], dict[int, list[Logprobs]]]
 _Pooled = Callable[[], dict[int, np.ndarray]]
-
-
-def rehearsed_decodes(sizes: Sequence[int], form: Callable[..., Hashable]) -> Collection[tuple[int, bool]]:
-    """Batch sizes of decode steps, with and without divided rows, that together need nearly all kernels of all sizes.
-
-    Args:
-        sizes: those that there are, in order.
-        form: see ``DeviceOps.decode_form``.
-    """
-    chosen = [sizes[-1], *(rows for rows in _REHEARSED_ROWS if rows < sizes[-1])]
-    # Of sizes with the same form the largest that is chosen already: its rows can share keys.
-    last = (*sizes, *reversed(chosen))
-    forms = {form(rows, divided=divided): (rows, divided) for divided in (False, True) for rows in last}
-    return dict.fromkeys([*((rows, True) for rows in chosen), *forms.values()])
 
 
 class TritonRunner:
@@ -146,12 +129,10 @@ class TritonRunner:
         """Launch the kernels of plain steps of several sizes, for nobody. No sequence may have a slot.
 
         The steps have no tokens but padding, at most so many, so nothing of it matters to a plan. Prompts come first:
-        their attention takes the compiler long. Many experts have few tokens each, so theirs need large steps as well.
+        their attention takes the compiler long.
         """
         most, extras = self.slots.num_slots, None if self._sample_rows is None else Extras()
-        sizes = [tokens for tokens in _REHEARSED_TOKENS if tokens <= most_tokens]
-        if has_experts:
-            sizes = list({padded_size(min(most_tokens, MOST_PADDED_TOKENS)): None} | dict.fromkeys(sizes))
+        sizes = rehearsed_tokens(most_tokens, has_experts=has_experts)
         self.cache.copy([(group, last - 1, last - 1) for group, last in enumerate(self.cache.num_blocks)], self.up)
         for kind in (_Packed(tokens, shares) for tokens in sizes for shares in {False, self._shares_tiles}):
             shared: list[SharedTile] | None = [] if kind.shares else None
