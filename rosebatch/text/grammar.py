@@ -342,7 +342,7 @@ class _Vocabulary:
         self.num_words = -(-self.known // 32)
         beyond = sum(i >= self.known for i in token_ids)
         self.num_tokenizer_words = -(-(self.known + beyond) // 32)
-        self._has_gaps = len(token_ids) - beyond < self.known
+        self._has_gaps = len({i for i in token_ids if i < self.known}) < self.known
         eos = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
         for token_id in self.eos_token_ids:
             eos[token_id // 32] |= np.uint32(1 << token_id % 32)
