@@ -71,7 +71,9 @@ def _check_before(name, pieces, *, pointer, mask) -> None:
         # Those that are masked are mostly inside as well, and picking out the others takes longer than all the rest.
         if not pieces.one_holds(pointers, size):
             touched = pointers if mask is None else pointers[args[mask].data.astype(bool)]
-            if touched.size and not pieces.one_holds(touched, size):
+            # Atomic operations may go to several tensors at once: signals to several ranks.
+            groups = touched.reshape(-1, 1) if name == "create_atomic_rmw" else [touched]
+            if touched.size and not all(pieces.one_holds(group, size) for group in groups):
                 raise MemoryError(f"{name} outside of the launch's tensors")
         return operation(self, *args, **options)
 

@@ -20,10 +20,11 @@ _HOST = "127.0.0.1"
 _TO_JOIN = timedelta(minutes=10)
 # Of a collective. A process that dies is noticed at once, by the end of its connection.
 _TO_WAIT = timedelta(days=1)
-# Bytes of a sum over ranks that the kernel of a norm makes. It reads all parts, so NCCL is faster for larger ones. Not
-# between two ranks: there, the limit is one of memory.
-_MOST_EXCHANGED = 2 << 20
-_MOST_EXCHANGED_BY_TWO = 256 << 20
+# Bytes of a sum over ranks that the kernel of a norm makes in one shot: each rank reads the parts of all others. More
+# go in two shots. Not between two ranks: there, two shots move as much.
+_IN_ONE_SHOT = 512 << 10
+# Bytes of a sum inside of that kernel. It is faster than NCCL at all sizes, so this is a limit of memory.
+_MOST_EXCHANGED = 256 << 20
 
 
 # PyTorch 2.13 renamed it.
@@ -84,12 +85,10 @@ class TorchGroup:
 
     def prepare(self, rows: int, size: int, dtype: torch.dtype) -> None:
         """See ``Group``."""
-        most_bytes = _MOST_EXCHANGED_BY_TWO if self.share.size == 2 else _MOST_EXCHANGED
-        self.prepare_all(max(1, min(rows, most_bytes // (size * dtype.itemsize))), size, dtype)
-
-    def prepare_all(self, rows: int, size: int, dtype: torch.dtype) -> None:
-        """Make ``exchange`` possible for so many rows, also where NCCL is faster."""
-        self._exchanges = Exchanges(self.share, rows, size, dtype, self._device)
+        row = size * dtype.itemsize
+        most = max(1, min(rows, _MOST_EXCHANGED // row))
+        few = most if self.share.size == 2 else max(1, min(rows, _IN_ONE_SHOT // row))
+        self._exchanges = Exchanges(self.share, few, most if most > few else 0, size, dtype, self._device)
 
     def least(self, numbers: Sequence[int]) -> list[int]:
         """See ``Group``."""

@@ -1,5 +1,6 @@
 """Memory of each GPU that the kernels of all others read and write, see ``rosebatch_kernels.common.rank_sum``."""
 
+from itertools import accumulate
 from threading import Event
 from typing import Any
 
@@ -10,11 +11,82 @@ from torch.distributed import _symmetric_memory as symmetric
 from rosebatch.ops import Exchange
 from rosebatch.share import Share
 
-# Two sums that follow each other need memory of their own.
+# Two sums in one shot that follow each other need memory of their own.
 _TURNS = 2
-_SIGNAL_BYTES = 4
+# Numbers of a program that has several short rows.
+_TILE = 1024
 # How often this process has mapped memory of others.
 _count = 0
+
+
+class Exchanges:
+    """What sums over ranks use. All processes of the group make it together.
+
+    Args:
+        share: of this process.
+        few: rows of a sum in one shot at most.
+        many: rows of a sum in two shots at most; 0 for none.
+        size: of a row.
+        dtype: of the parts.
+        device: of this process.
+    """
+
+    def __init__(self, share: Share, few: int, many: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._few, self._many, self._kind, self._turn = few, many, (size, dtype), 0
+        ranks = share.size
+        one_shot = [(few * size, dtype), (few * ranks, torch.int32)]
+        # An owner has places for its neighbours' programs as well.
+        places = many * size + ranks * max(size, _TILE)
+        two_shots = [(places, dtype), (many * ranks, torch.int32), (many * size, dtype)]
+        pieces = [*one_shot * _TURNS, *(two_shots if many else [])]
+        # Each begins on 16 bytes: kernels are compiled for that.
+        lengths = (count * kind.itemsize for count, kind in pieces)
+        *starts, end = accumulate((length + -length % 16 for length in lengths), initial=0)
+        self._memory = symmetric.empty(end, dtype=torch.uint8, device=device)
+        self._memory.zero_()
+        _catch_up(share, device)
+        assert distributed.group.WORLD is not None, "the group is there"
+        handle = _rendezvous(self._memory, distributed.group.WORLD)
+        # Nobody may signal before all signals are 0.
+        distributed.barrier()
+        torch.cuda.synchronize()
+        shared = [
+            tuple(handle.get_buffer(rank, (count,), kind, start // kind.itemsize) for rank in range(ranks))
+            for start, (count, kind) in zip(starts, pieces, strict=True)
+        ]
+        turns = zip(shared[: 2 * _TURNS : 2], shared[1 : 2 * _TURNS : 2], strict=True)
+        self._turns = [Exchange(parts, signals, share.rank) for parts, signals in turns]
+        self._two_shots = None
+        if many:
+            inboxes, signals, sums = shared[2 * _TURNS :]
+            self._two_shots = Exchange(inboxes, signals, share.rank, sums)
+        # Made now: while a kernel waits, these would wait for it.
+        self._told = torch.ones(max(few, many) * ranks, dtype=torch.int32).pin_memory()
+        self._beside = torch.cuda.Stream(device)
+
+    def fits(self, size: int, dtype: torch.dtype) -> bool:
+        """Whether they are for such rows."""
+        return self._kind == (size, dtype)
+
+    def next(self, rows: int) -> Exchange | None:
+        """For the next sum of so many rows; None if they are too many."""
+        if rows <= self._few:
+            self._turn = (self._turn + 1) % _TURNS
+            return self._turns[self._turn]
+        return self._two_shots if rows <= self._many else None
+
+    def let_go(self, ended: Event) -> None:
+        """Have kernels that wait for a process that is gone go on, until ``ended``; their sums are worth nothing.
+
+        Copies do that: kernels that wait may hold all multiprocessors.
+        """
+        exchanges = [*self._turns, *([self._two_shots] if self._two_shots else [])]
+        own = [exchange.signals[exchange.rank] for exchange in exchanges]
+        with torch.cuda.stream(self._beside):
+            while not ended.is_set():
+                for signals in own:
+                    signals.copy_(self._told[: len(signals)], non_blocking=True)
+                self._beside.synchronize()
 
 
 def _rendezvous(memory: Tensor, group: Any) -> Any:
@@ -38,67 +110,3 @@ def _catch_up(share: Share, device: torch.device) -> None:
     for _ in range(_count, most):
         _rendezvous(symmetric.empty(16, dtype=torch.uint8, device=device), alone)
     distributed.destroy_process_group(alone)
-
-
-class Exchanges:
-    """What sums over ranks use in turn. All processes of the group make it together.
-
-    Args:
-        share: of this process.
-        rows: most rows of a sum.
-        size: of a row.
-        dtype: of the parts.
-        device: of this process.
-    """
-
-    def __init__(self, share: Share, rows: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        # Parts and signals begin on 16 bytes: kernels are compiled for that.
-        rows += -rows % 8
-        part, count = rows * size * dtype.itemsize, rows * share.size
-        signals = count * _SIGNAL_BYTES
-        memory = symmetric.empty(_TURNS * (part + signals), dtype=torch.uint8, device=device)
-        memory.zero_()
-        _catch_up(share, device)
-        assert distributed.group.WORLD is not None, "the group is there"
-        handle = _rendezvous(memory, distributed.group.WORLD)
-        # Nobody may signal before all signals are 0.
-        distributed.barrier()
-        torch.cuda.synchronize()
-        self._rows, self._kind, self._memory, self._turn = rows, (size, dtype), memory, 0
-        # Made now: while a kernel waits, these would wait for it.
-        self._set, self._cleared = (torch.full((count,), n, dtype=torch.int32).pin_memory() for n in (1, 0))
-        self._beside = torch.cuda.Stream(memory.device)
-        self._turns = []
-        for turn in range(_TURNS):
-            start = turn * (part + signals)
-            buffers = [
-                handle.get_buffer(rank, (rows * size,), dtype, start // dtype.itemsize) for rank in range(share.size)
-            ]
-            flags = [
-                handle.get_buffer(rank, (count,), torch.int32, (start + part) // _SIGNAL_BYTES)
-                for rank in range(share.size)
-            ]
-            self._turns.append(Exchange(tuple(buffers), tuple(flags), share.rank))
-
-    def fits(self, size: int, dtype: torch.dtype) -> bool:
-        """Whether they are for such rows."""
-        return self._kind == (size, dtype)
-
-    def next(self, rows: int) -> Exchange | None:
-        """For the next sum of so many rows; None if they are too many."""
-        if rows > self._rows:
-            return None
-        self._turn = (self._turn + 1) % _TURNS
-        return self._turns[self._turn]
-
-    def let_go(self, ended: Event) -> None:
-        """Have kernels that wait for a process that is gone go on, until ``ended``; their sums are worth nothing.
-
-        Copies do that: kernels that wait may hold all multiprocessors.
-        """
-        with torch.cuda.stream(self._beside):
-            while not ended.is_set():
-                for exchange in self._turns:
-                    for rank, signals in enumerate(exchange.signals):
-                        signals.copy_(self._set if rank == exchange.rank else self._cleared, non_blocking=True)
-                self._beside.synchronize()

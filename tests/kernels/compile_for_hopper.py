@@ -212,6 +212,8 @@ def layers() -> None:
         norm.add_layer_norm(empty(4, rows, size, dtype=torch.float32), x, weight, weight, 1e-6, weight)
         exchange = Exchange((empty(rows * size), empty(rows * size)), (ints(2 * rows), ints(2 * rows)), 1)
         norm.add_rms_norm(in_parts, x, weight, 1e-6, None, exchange=exchange)
+        many = Exchange(*((each(4 * rows * size),) * 4 for each in (empty, ints)), 1, (empty(rows * size),) * 4)
+        norm.add_rms_norm(in_parts, x, weight, 1e-6, None, exchange=many)
         uclip.uclip_norm(x.view(rows, -1, 64), empty(64), 0.5)
         uclip.add_uclip_norm(empty(8, rows, size, dtype=torch.float32), x, weight, -1.5, weight, 0.5)
     for name in ("bias_gelu_erf_", "bias_gelu_tanh_", "bias_relu_"):

@@ -1,5 +1,7 @@
 """The sum over ranks inside of the norm, of one rank whose neighbours have already put their parts."""
 
+import os
+
 import pytest
 import torch
 
@@ -37,3 +39,35 @@ def test_a_norm_adds_what_other_ranks_have_put(rank, rows, size, parts, device):
             told = signals[other].view(-1, ranks)
             assert told[:programs, rank].all()
             assert told.sum() == programs
+
+
+def sum_often(rank, sums, residual, weight, exchanges, found):
+    for turn, parts in enumerate(sums):
+        exchange = exchanges[turn % len(exchanges)][rank]
+        found[rank, turn] = kernel.add_rms_norm(parts[rank], residual, weight, EPS, exchange=exchange)[1]
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="ranks are processes of the interpreter")
+@pytest.mark.parametrize("two_shots", [False, True])
+@pytest.mark.parametrize(("ranks", "rows", "size"), [(2, 5, 40), (3, 7, 1100), (4, 33, 200), (4, 2, 1100)])
+def test_ranks_that_run_at_once_have_the_same_sums(two_shots, ranks, rows, size):
+    """A rank that is ahead must not touch what another still reads: each sum of several has other parts."""
+    generator = torch.Generator().manual_seed(0)
+    sums = torch.randn(5, ranks, rows, size, generator=generator).bfloat16().share_memory_()
+    residual, weight = torch.zeros(rows, size, dtype=torch.bfloat16), torch.ones(size, dtype=torch.bfloat16)
+
+    def each(count, dtype):
+        return tuple(torch.zeros(count, dtype=dtype).share_memory_() for _ in range(ranks))
+
+    exchanges = []
+    for _ in range(1 if two_shots else 2):
+        parts, signals = each(rows * size + ranks * max(size, 1024), torch.bfloat16), each(rows * ranks, torch.int32)
+        whole = each(rows * size, torch.bfloat16) if two_shots else None
+        exchanges.append([Exchange(parts, signals, rank, whole) for rank in range(ranks)])
+    found = torch.zeros(ranks, len(sums), rows, size, dtype=torch.bfloat16).share_memory_()
+    arguments = (sums, residual, weight, exchanges, found)
+    torch.multiprocessing.start_processes(sum_often, arguments, nprocs=ranks, start_method="fork")
+    assert all(torch.equal(each, found[0]) for each in found)
+    expected = sums.float().sum(1).bfloat16()
+    torch.testing.assert_close(found[0], expected)
+    assert not any(signal.any() for turn in exchanges for exchange in turn for signal in exchange.signals)

@@ -12,15 +12,14 @@ class Exchange(NamedTuple):
     """What a sum over ranks needs.
 
     Attributes:
-        buffers: memory of each rank, ``[elements]`` in the dtype of the parts.
+        buffers: memory of each rank, ``[elements]`` in the dtype of the parts. Those of the rows, to sum in one shot;
+            in two shots, of as many programs as are a multiple of the ranks.
         signals: of each rank, ``[programs · ranks]`` int32; all are 0 before a launch and after it.
         rank: of this process.
+        sums: memory of each rank for the rows, like ``buffers``, to sum in two shots.
     """
 
     buffers: tuple[Tensor, ...]
     signals: tuple[Tensor, ...]
     rank: int
-
-    def fits(self, rows: int, size: int) -> bool:
-        """Whether so many rows of this size have room, one program for each."""
-        return rows * size <= self.buffers[0].numel() and rows * len(self.buffers) <= self.signals[0].numel()
+    sums: tuple[Tensor, ...] | None = None

@@ -1,36 +1,116 @@
-"""A sum over the GPUs that hold a model, inside of a kernel: each reads what the others have, over NVLink (one shot).
+"""A sum over the GPUs that hold a model, inside of a kernel: they write to and read from each other over NVLink.
 
-A program puts its part where the others can read it, tells the same program of each other rank, waits for theirs, and
-adds up all parts in the order of the ranks: the sum has the same bits everywhere. Two sums that follow each other need
-memory of their own: a rank may still read the first one's when another rank writes the second's.
+In one shot, for few rows, each rank reads the parts of all others. In two shots, for many, each row has an owner: it
+gets the row's parts, adds them up and gives the sum to all, so that less crosses the links. A program tells the same
+program of another rank what it may read, by a signal that the other waits for and takes.
+
+All ranks add up in the order of the ranks, so a sum has the same bits everywhere. They write and read in orders of
+their own: no rank then serves all others at once.
+
+Two sums in one shot that follow each other need memory of their own: a rank may still read the first one's when another
+rank writes the second's. In two shots nobody writes a row again before all have its sum.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def sum_over_ranks(value, offset, inside, buffers, signals, rank: tl.constexpr):
-    """The sum of ``value`` over all ranks, in fp32; ``offset`` is where it lies in the buffers, ``inside`` its mask."""
+def sum_over_ranks(value, offset, inside, tile: tl.constexpr, buffers, sums, signals, rank: tl.constexpr):
+    """The sum of ``value`` over all ranks, in fp32.
+
+    Args:
+        value: this rank's part.
+        offset: where it lies in the memory of all rows, a ``tile`` for each program; ``inside`` is its mask.
+        tile: numbers of a program.
+        buffers, sums, signals, rank: see ``Exchange``.
+    """
+    if sums is None:
+        total = _in_one_shot(value, offset, inside, buffers, signals, rank)
+    else:
+        total = _in_two_shots(value, offset, inside, tile, buffers, sums, signals, rank)
+    return total
+
+
+@triton.jit
+def _in_one_shot(value, offset, inside, buffers, signals, rank: tl.constexpr):
     ranks: tl.constexpr = len(buffers)
-    own = buffers[rank]
-    tl.store(own + offset, value.to(own.dtype.element_ty), inside)
-    # One thread tells the others; all threads have stored then.
-    tl.debug_barrier()
     first = tl.program_id(0) * ranks
-    for other in tl.static_range(ranks):
-        if other != rank:
-            # Until the other rank has taken the last signal.
-            while tl.atomic_cas(signals[other] + first + rank, 0, 1, sem="release", scope="sys") != 0:
-                pass
-    for other in tl.static_range(ranks):
-        if other != rank:
-            while tl.atomic_cas(signals[rank] + first + other, 1, 0, sem="acquire", scope="sys") != 1:
-                pass
-    tl.debug_barrier()
+    tl.store(buffers[rank] + offset, value.to(buffers[rank].dtype.element_ty), inside)
+    _tell_others(signals, first, rank)
+    _wait_for_others(signals, first, rank)
+    parts = (tl.load(buffers[rank] + offset, inside, other=0.0),)
+    for step in tl.static_range(1, ranks):
+        parts += (tl.load(buffers[(rank + step) % ranks] + offset, inside, other=0.0),)
     total = tl.zeros_like(value)
     for other in tl.static_range(ranks):
-        total += tl.load(buffers[other] + offset, inside, other=0.0).to(tl.float32)
+        total += parts[(other - rank) % ranks].to(tl.float32)
     return total
+
+
+@triton.jit
+def _in_two_shots(value, offset, inside, tile: tl.constexpr, buffers, sums, signals, rank: tl.constexpr):
+    ranks: tl.constexpr = len(buffers)
+    program = tl.program_id(0)
+    owner, first = program % ranks, program * ranks
+    rounded = value.to(sums[rank].dtype.element_ty)
+    # The owner has as many places as there are ranks: those of this program and of its neighbours, which others own.
+    places = buffers[rank] + offset - owner * tile
+    if owner == rank:
+        _wait_for_others(signals, first, rank)
+        total = tl.zeros_like(value)
+        for other in tl.static_range(ranks):
+            if other == rank:
+                total += rounded.to(tl.float32)
+            else:
+                total += tl.load(places + other * tile, inside, other=0.0).to(tl.float32)
+        rounded = total.to(rounded.dtype)
+        for step in tl.static_range(1, ranks):
+            tl.store(sums[(rank + step) % ranks] + offset, rounded, inside)
+        _tell_others(signals, first, rank)
+    else:
+        for other in tl.static_range(ranks):
+            if other == owner:
+                tl.store(buffers[other] + offset + (rank - owner) * tile, rounded, inside)
+                tl.debug_barrier()
+                _tell(signals[other] + first + rank)
+        while tl.atomic_cas(signals[rank] + first + owner, 1, 0, sem="acquire", scope="sys") != 1:
+            pass
+        tl.debug_barrier()
+        rounded = tl.load(sums[rank] + offset, inside, other=0.0)
+    return rounded.to(tl.float32)
+
+
+@triton.jit
+def _tell_others(signals, first, rank: tl.constexpr):
+    """Tell the same program of all other ranks that they may read what this one has stored."""
+    ranks: tl.constexpr = len(signals)
+    each = tl.arange(0, triton.next_power_of_2(ranks))
+    addresses = tl.zeros_like(each).to(tl.int64)
+    for other in tl.static_range(ranks):
+        addresses = tl.where(each == other, (signals[other] + first + rank).to(tl.int64), addresses)
+    # A thread tells one of them; all threads have stored then.
+    tl.debug_barrier()
+    _tell(addresses.to(tl.pointer_type(tl.int32)), (each != rank) & (each < ranks))
+
+
+@triton.jit
+def _wait_for_others(signals, first, rank: tl.constexpr):
+    """Wait for the same program of all other ranks."""
+    ranks: tl.constexpr = len(signals)
+    each = tl.arange(0, triton.next_power_of_2(ranks))
+    # Nobody signals the own place.
+    places = signals[rank] + first + tl.where(each < ranks, each, rank)
+    missing = ((each != rank) & (each < ranks)).to(tl.int32)
+    told, taken = tl.full(each.shape, 1, tl.int32), tl.zeros_like(each)
+    while tl.max(missing, 0) > 0:
+        missing &= (tl.atomic_cas(places, told, taken, sem="acquire", scope="sys") != told).to(tl.int32)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _tell(signals, mask=None):
+    """Signal ranks that have taken the last signal: they may read what this program has stored."""
+    tl.atomic_add(signals, 1, mask, sem="release", scope="sys")

@@ -138,6 +138,7 @@ def _launch(
         0 if residual is None else residual.stride(0),
         eps,
         None if exchange is None else exchange.buffers,
+        None if exchange is None else exchange.sums,
         None if exchange is None else exchange.signals,
         rank=0 if exchange is None else exchange.rank,
         scale=float(scale),
@@ -169,6 +170,7 @@ def _norm(
     residual_stride,
     eps,
     buffers,
+    sums,
     signals,
     rank: tl.constexpr,
     scale: tl.constexpr,
@@ -207,7 +209,8 @@ def _norm(
         source += inner_stride
         value += tl.load(source, inside, other=0.0)
     if buffers is not None:
-        value = sum_over_ranks(value, row * size + column, inside, buffers, signals, rank)
+        at = row * size + column
+        value = sum_over_ranks(value, at, inside, tile_rows * size, buffers, sums, signals, rank)
     if x_bias is not None:
         value += shift
     dtype = normed.dtype.element_ty
