@@ -39,7 +39,7 @@ class Group(Protocol):
         ...
 
     def exchange(self, rows: int, size: int, dtype: torch.dtype) -> Exchange | None:
-        """For a kernel that sums so many rows over all processes; None if ``sum_`` is the better way."""
+        """For a kernel that sums so many rows over all processes; None if they are too many, for ``sum_``."""
         ...
 
     def least(self, numbers: Sequence[int]) -> list[int]:

@@ -23,7 +23,7 @@ _TO_WAIT = timedelta(days=1)
 # Bytes of a sum over ranks that the kernel of a norm makes in one shot: each rank reads the parts of all others. More
 # go in two shots. Not between two ranks: there, two shots move as much.
 _IN_ONE_SHOT = 512 << 10
-# Bytes of a sum inside of that kernel. It is faster than NCCL at all sizes, so this is a limit of memory.
+# Bytes of a sum inside of that kernel. On two and four GPUs it is faster than NCCL at all sizes: a limit of memory.
 _MOST_EXCHANGED = 256 << 20
 
 

@@ -13,8 +13,6 @@ from rosebatch.share import Share
 
 # Two sums in one shot that follow each other need memory of their own.
 _TURNS = 2
-# Numbers of a program that has several short rows.
-_TILE = 1024
 # How often this process has mapped memory of others.
 _count = 0
 
@@ -35,9 +33,7 @@ class Exchanges:
         self._few, self._many, self._kind, self._turn = few, many, (size, dtype), 0
         ranks = share.size
         one_shot = [(few * size, dtype), (few * ranks, torch.int32)]
-        # An owner has places for its neighbours' programs as well.
-        places = many * size + ranks * max(size, _TILE)
-        two_shots = [(places, dtype), (many * ranks, torch.int32), (many * size, dtype)]
+        two_shots = [(Exchange.places(many, size, ranks), dtype), (many * ranks, torch.int32), (many * size, dtype)]
         pieces = [*one_shot * _TURNS, *(two_shots if many else [])]
         # Each begins on 16 bytes: kernels are compiled for that.
         lengths = (count * kind.itemsize for count, kind in pieces)

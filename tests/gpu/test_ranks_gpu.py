@@ -15,6 +15,7 @@ from rosebatch.config import RunConfig
 from rosebatch.engine.engine import Engine
 from rosebatch.errors import LostProcessError
 from rosebatch.launch import launch
+from rosebatch.ranks import group
 from rosebatch.request import Completion, Request
 from rosebatch.sampling_params import SamplingParams
 
@@ -97,6 +98,7 @@ def test_gpus_choose_the_tokens_of_one(ranks: int, family: str, launch_over: Cal
 @pytest.mark.parametrize("family", ["GPT2", "Llama"])
 def test_large_sums_choose_the_tokens_of_one(family: str, launch_over: Callable[..., Engine]) -> None:
     """More than two GPUs sum many rows in two shots, few in one: a step of prompts and the next one's tokens."""
+    assert 16 * 200 * 48 * torch.float32.itemsize > group._IN_ONE_SHOT, "the narrowest family's prompts are few"
     expected = run(launch_over(1, family, seats=16), length=200)
     engine = launch_over(4, family, seats=16)
     found = run(engine, length=200)

@@ -64,14 +64,18 @@ def test_ranks_that_run_at_once_have_the_same_sums(two_shots, ranks, rows, size)
 
     exchanges = []
     for _ in range(1 if two_shots else 2):
-        parts, signals = each(rows * size + ranks * max(size, 1024), torch.float32), each(rows * ranks, torch.int32)
+        parts, signals = each(Exchange.places(rows, size, ranks), torch.float32), each(rows * ranks, torch.int32)
         whole = each(rows * size, torch.float32) if two_shots else None
         exchanges.append([Exchange(parts, signals, rank, whole) for rank in range(ranks)])
     found = torch.zeros(ranks, len(sums), rows, size).share_memory_()
     arguments = (sums, residual, weight, exchanges, found)
     options = {"nprocs": ranks, "start_method": "fork", "join": False, "daemon": True}
     processes = torch.multiprocessing.start_processes(sum_often, arguments, **options)
-    assert any(processes.join(30) for _ in range(ranks)), "a rank waits for ever"
+    try:
+        assert any(processes.join(30) for _ in range(ranks)), "a rank waits for ever"
+    finally:
+        for process in processes.processes:
+            process.kill()
     assert all(torch.equal(each, found[0]) for each in found)
     expected = sums.sum(1)
     torch.testing.assert_close(found[0], expected)

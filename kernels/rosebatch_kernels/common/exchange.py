@@ -7,19 +7,30 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+# Numbers of a program that sums several short rows.
+TILE = 1024
+
 
 class Exchange(NamedTuple):
     """What a sum over ranks needs.
 
     Attributes:
-        buffers: memory of each rank, ``[elements]`` in the dtype of the parts. Those of the rows, to sum in one shot;
-            in two shots, of as many programs as are a multiple of the ranks.
+        buffers: memory of each rank, in the dtype of the parts: ``[rows · size]`` to sum in one shot, ``[places]`` in
+            two.
         signals: of each rank, ``[programs · ranks]`` int32; all are 0 before a launch and after it.
         rank: of this process.
-        sums: memory of each rank for the rows, like ``buffers``, to sum in two shots.
+        sums: memory of each rank for the sums, ``[rows · size]``; None to sum in one shot.
     """
 
     buffers: tuple[Tensor, ...]
     signals: tuple[Tensor, ...]
     rank: int
     sums: tuple[Tensor, ...] | None = None
+
+    @staticmethod
+    def places(rows: int, size: int, ranks: int) -> int:
+        """Numbers of a rank's buffer for a sum of so many rows in two shots.
+
+        An owner keeps each rank's part in the place of another program, so the last programs need room behind the rows.
+        """
+        return rows * size + ranks * max(size, TILE)

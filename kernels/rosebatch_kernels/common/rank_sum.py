@@ -19,7 +19,7 @@ import triton.language as tl
 
 @triton.jit
 def sum_over_ranks(value, offset, inside, tile: tl.constexpr, buffers, sums, signals, rank: tl.constexpr):
-    """The sum of ``value`` over all ranks, in fp32.
+    """The sum of ``value`` over all ranks, in fp32; in two shots rounded to the dtype of the parts, as NCCL's is.
 
     Args:
         value: this rank's part.

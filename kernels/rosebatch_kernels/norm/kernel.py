@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.exchange import Exchange
+from rosebatch_kernels.common.exchange import TILE, Exchange
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rank_sum import sum_over_ranks
 from rosebatch_kernels.common.rows import rows_of
@@ -29,7 +29,7 @@ class Tuned:
             sums across warps wait at three barriers each. Narrow rows share a program of four warps.
     """
 
-    tile: int = 1024
+    tile: int = TILE
     warps: Steps = ((8192, 16), (4096, 8), (2048, 4), (512, 1), (0, 4))
 
 
