@@ -17,6 +17,29 @@ _TURNS = 2
 _count = 0
 
 
+def _rendezvous(memory: Tensor, group: Any) -> Any:
+    global _count
+    _count += 1
+    return symmetric.rendezvous(memory, group)
+
+
+def _catch_up(share: Share, device: torch.device) -> None:
+    """Have all processes of the group count alike.
+
+    PyTorch numbers what processes tell each other then, and each counts since it began (2.11 to 2.13). One that led
+    another model before would wait for ever for what a new one tells it.
+    """
+    counts = torch.tensor([_count, -_count], device=device)
+    distributed.all_reduce(counts, distributed.ReduceOp.MAX)
+    most, least = counts.tolist()
+    if most == -least:
+        return
+    alone = [distributed.new_group([rank], backend="gloo") for rank in range(share.size)][share.rank]
+    for _ in range(_count, most):
+        _rendezvous(symmetric.empty(16, dtype=torch.uint8, device=device), alone)
+    distributed.destroy_process_group(alone)
+
+
 class Exchanges:
     """What sums over ranks use. All processes of the group make it together.
 
@@ -76,33 +99,10 @@ class Exchanges:
 
         Copies do that: kernels that wait may hold all multiprocessors.
         """
-        exchanges = [*self._turns, *([self._two_shots] if self._two_shots else [])]
-        own = [exchange.signals[exchange.rank] for exchange in exchanges]
+        exchanges = (*self._turns, self._two_shots)
+        own = [exchange.signals[exchange.rank] for exchange in exchanges if exchange is not None]
         with torch.cuda.stream(self._beside):
             while not ended.is_set():
                 for signals in own:
                     signals.copy_(self._told[: len(signals)], non_blocking=True)
                 self._beside.synchronize()
-
-
-def _rendezvous(memory: Tensor, group: Any) -> Any:
-    global _count
-    _count += 1
-    return symmetric.rendezvous(memory, group)
-
-
-def _catch_up(share: Share, device: torch.device) -> None:
-    """Have all processes of the group count alike.
-
-    PyTorch numbers what processes tell each other then, and each counts since it began (2.11 to 2.13). One that led
-    another model before would wait for ever for what a new one tells it.
-    """
-    counts = torch.tensor([_count, -_count], device=device)
-    distributed.all_reduce(counts, distributed.ReduceOp.MAX)
-    most, least = counts.tolist()
-    if most == -least:
-        return
-    alone = [distributed.new_group([rank], backend="gloo") for rank in range(share.size)][share.rank]
-    for _ in range(_count, most):
-        _rendezvous(symmetric.empty(16, dtype=torch.uint8, device=device), alone)
-    distributed.destroy_process_group(alone)

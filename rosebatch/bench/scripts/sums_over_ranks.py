@@ -52,7 +52,7 @@ def _run(rank: int, size: int, port: int) -> None:
             ) -> _Sum:
                 return norm.add_rms_norm(x, residual, weight, _EPS, exchange=exchanges.next(len(x)))
 
-            # NCCL rounds each partial sum to 16 bits; the kernel does not.
+            # NCCL rounds each partial sum to 16 bits; the kernel adds up in fp32.
             expected = norm.add_rms_norm(group.sum_(x.float()).to(x.dtype), residual, weight, _EPS)
             line = f"{size} GPUs  {rows:5} x {columns}"
             # The ranks make the same number of calls, so the turns of memory stay in step.
