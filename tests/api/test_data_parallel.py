@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from rosebatch import LLM, GrammarSpec, SamplingParams, run_file
-from tests.library.conftest import COMMIT
+from tests.api.conftest import COMMIT
 
 KINDS = [
     SamplingParams(max_tokens=6),

@@ -6,7 +6,7 @@ import pytest
 
 from rosebatch import SamplingParams, run_file
 from rosebatch.errors import UserError
-from tests.library.conftest import NAME
+from tests.api.conftest import NAME
 
 
 @pytest.fixture

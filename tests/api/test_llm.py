@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rosebatch import LLM, GrammarSpec, PoolingParams, SamplingParams
-from tests.library.conftest import NAME
+from tests.api.conftest import NAME
 
 SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
 
