@@ -37,7 +37,7 @@ sanitize: .venv/.installed-dev
 		$(BIN)/python -m pytest -q -m gpu -n 8 -k "not int32 and not one_graph" tests/kernels
 
 bench-cpu: .venv/.installed-dev
-	$(BIN)/python -m rosebatch.bench.scripts.against_transformers
+	$(BIN)/python -m benchmarks.against_transformers
 
 clean:
 	rm -rf .venv

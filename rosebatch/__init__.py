@@ -13,36 +13,36 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rosebatch.version import __version__ as __version__
+from rosebatch.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from rosebatch.errors import UserError as UserError
+    from rosebatch.core.errors import UserError as UserError
+    from rosebatch.core.pooling_params import PoolingParams as PoolingParams
+    from rosebatch.core.sampling_params import GrammarSpec as GrammarSpec
+    from rosebatch.core.sampling_params import SamplingParams as SamplingParams
     from rosebatch.job.run import JobResult as JobResult
     from rosebatch.job.run import run_file as run_file
-    from rosebatch.llm import LLM as LLM
-    from rosebatch.outputs import CompletionOutput as CompletionOutput
-    from rosebatch.outputs import EmbeddingOutput as EmbeddingOutput
-    from rosebatch.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
-    from rosebatch.outputs import Logprob as Logprob
-    from rosebatch.outputs import RequestOutput as RequestOutput
-    from rosebatch.pooling_params import PoolingParams as PoolingParams
-    from rosebatch.sampling_params import GrammarSpec as GrammarSpec
-    from rosebatch.sampling_params import SamplingParams as SamplingParams
+    from rosebatch.llm.llm import LLM as LLM
+    from rosebatch.llm.outputs import CompletionOutput as CompletionOutput
+    from rosebatch.llm.outputs import EmbeddingOutput as EmbeddingOutput
+    from rosebatch.llm.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from rosebatch.llm.outputs import Logprob as Logprob
+    from rosebatch.llm.outputs import RequestOutput as RequestOutput
 
 # Imported when they are first asked for: the command line starts without PyTorch.
 _PLACES = {
-    "LLM": "rosebatch.llm",
-    "SamplingParams": "rosebatch.sampling_params",
-    "GrammarSpec": "rosebatch.sampling_params",
+    "LLM": "rosebatch.llm.llm",
+    "SamplingParams": "rosebatch.core.sampling_params",
+    "GrammarSpec": "rosebatch.core.sampling_params",
     "run_file": "rosebatch.job.run",
     "JobResult": "rosebatch.job.run",
-    "RequestOutput": "rosebatch.outputs",
-    "CompletionOutput": "rosebatch.outputs",
-    "PoolingParams": "rosebatch.pooling_params",
-    "EmbeddingRequestOutput": "rosebatch.outputs",
-    "EmbeddingOutput": "rosebatch.outputs",
-    "Logprob": "rosebatch.outputs",
-    "UserError": "rosebatch.errors",
+    "RequestOutput": "rosebatch.llm.outputs",
+    "CompletionOutput": "rosebatch.llm.outputs",
+    "PoolingParams": "rosebatch.core.pooling_params",
+    "EmbeddingRequestOutput": "rosebatch.llm.outputs",
+    "EmbeddingOutput": "rosebatch.llm.outputs",
+    "Logprob": "rosebatch.llm.outputs",
+    "UserError": "rosebatch.core.errors",
 }
 __all__ = ["__version__", *_PLACES]
 

@@ -16,7 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# As a run on a CPU has it, see rosebatch/launch.py. MKL reads it at its first product.
+# As a run on a CPU has it, see rosebatch/launch/launch.py. MKL reads it at its first product.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
 import pytest
@@ -31,8 +31,8 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from tests.interpreter import speed_up
-    from tests.memory_check import check_addresses
+    from tests.helpers.interpreter import speed_up
+    from tests.helpers.memory_check import check_addresses
 
     speed_up()
     check_addresses()
@@ -41,7 +41,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 # Folders in which a test runs with many parameters: models, dtypes, shapes, block sizes.
 _MATRICES = {"kernels", "golden"}
 # A test with more variants than these runs with the first and the last of them; all others are thorough.
-_MOST_VARIANTS = 2
+_MAX_VARIANTS = 2
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (in_folder or item.get_closest_marker("matrix")) and not item.get_closest_marker("whole"):
             variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for members in variants.values():
-        for item in members[1:-1] if len(members) > _MOST_VARIANTS else ():
+        for item in members[1:-1] if len(members) > _MAX_VARIANTS else ():
             item.add_marker("thorough")
 
 

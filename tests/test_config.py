@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rosebatch.byte_sizes import parse_size
-from rosebatch.config import RunConfig
-from rosebatch.errors import FlagError, UserError
-from rosebatch.model_config import DeltaConfig, HP1Config, ModelConfig, RopeConfig
-from rosebatch.ops import ACTIVATIONS, GATES
-from rosebatch.toml_file import convert, load_toml
+from rosebatch.config.byte_sizes import parse_size
+from rosebatch.config.model import DeltaConfig, HP1Config, ModelConfig, RopeConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.toml_file import convert, load_toml
+from rosebatch.core.errors import FlagError, UserError
+from rosebatch.ops.ops import ACTIVATIONS, GATES
 
 MODELS = sorted((Path(__file__).resolve().parents[1] / "configs" / "models").glob("*.toml"))
 SHAPE = {
@@ -200,10 +200,10 @@ def test_settings_of_the_wrong_kind(values, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("max_num_sequences", "max_num_sequences is no setting; did you mean max_num_seqs?"),
-        ("prefix_caching", "prefix_caching is no setting; did you mean prefix_cache?"),
-        ("toggle", "toggle is no setting"),
-        ("model_path", "model_path is no setting"),
+        ("max_num_sequences", "unknown setting max_num_sequences; did you mean max_num_seqs?"),
+        ("prefix_caching", "unknown setting prefix_caching; did you mean prefix_cache?"),
+        ("toggle", "unknown setting toggle"),
+        ("model_path", "unknown setting model_path"),
     ],
 )
 def test_an_unknown_setting(name, message):
@@ -211,15 +211,15 @@ def test_an_unknown_setting(name, message):
     with pytest.raises(ValueError) as caught:
         RunConfig.of("model", **{name: True})
     assert str(caught.value).startswith(message)
-    with pytest.raises(ValueError, match=r"^toggles is no setting"):
-        RunConfig.of("model", toggles={"prefix_cache": False})
+    with pytest.raises(ValueError, match=r"^unknown setting switches"):
+        RunConfig.of("model", switches={"prefix_cache": False})
 
 
 def test_settings_and_switches_by_name():
     """One flat list of keywords fills both; paths may be given as such."""
     config = RunConfig.of("model", max_num_seqs=3, prefix_cache=False, cuda_graph=None, tokenizer=Path("a") / "b")
     switches = {"prefix_cache": False, "cuda_graph": None}
-    assert config == RunConfig(model="model", max_num_seqs=3, tokenizer="a/b", toggles=switches)
+    assert config == RunConfig(model="model", max_num_seqs=3, tokenizer="a/b", switches=switches)
     assert RunConfig.of(None) == RunConfig()
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rosebatch.engine.durations import Durations
+from rosebatch.engine.metrics.durations import Durations
 
 RANKS = (1, 50, 90, 99, 100)
 

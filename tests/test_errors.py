@@ -2,7 +2,7 @@
 
 import pytest
 
-from rosebatch.errors import FlagError, InterruptionError, UserError, printable
+from rosebatch.core.errors import FlagError, InterruptionError, UserError, printable
 
 
 @pytest.mark.parametrize(

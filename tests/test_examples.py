@@ -19,10 +19,10 @@ from openai.types.responses import Response
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rosebatch.cli.app import main
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import PromptRow
 from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE
-from rosebatch.pooling_params import PoolingParams
 from tests.job.fake_model import EOS
 from tests.job.tool_templates import TEMPLATES, chat_backend
 

@@ -11,7 +11,7 @@ import pytest
 
 from rosebatch.cli.early_signals import end_at_once
 from rosebatch.cli.interrupts import Interrupts
-from rosebatch.errors import InterruptionError
+from rosebatch.core.errors import InterruptionError
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -58,7 +58,7 @@ with interrupts.watch(), interrupts.listen(lambda: ": 7 rows are saved"):
 # A call of a thread that nothing joins.
 THREAD = """
 import time
-from rosebatch.errors import InterruptionError
+from rosebatch.core.errors import InterruptionError
 from rosebatch.cli.interrupts import Interrupts
 from rosebatch.host.threads import DaemonPool, wait_for
 
@@ -76,7 +76,7 @@ except InterruptionError as error:
 LATE = """
 import sys, time
 from rosebatch.cli import interrupts
-from rosebatch.errors import InterruptionError
+from rosebatch.core.errors import InterruptionError
 
 def kept():
     time.sleep(1)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rosebatch import launch
-from rosebatch.config import RunConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.launch import launch
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def on_cuda(monkeypatch):
 def test_one_line_about_a_switch_without_effect(on_cuda, capsys):
     """``--no-batched-sampling`` beside the fused sampler ran the same code in silence. Two engines need one line."""
     for _ in range(2):
-        assert on_cuda(RunConfig.of("any", batched_sampling=False)).toggles.batched_sampling is False
+        assert on_cuda(RunConfig.of("any", batched_sampling=False)).switches.batched_sampling is False
     line = "rosebatch: warning: --no-batched-sampling has no effect while --fused-sampler is on\n"
     assert capsys.readouterr() == ("", line)
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from rosebatch.request import LOGPROB_BYTES, Completion, Logprobs, PackedLogprobs, Request
-from rosebatch.sampling_params import GREEDY, MOST_LOGPROBS, MOST_SAMPLES, MOST_TOKENS, GrammarSpec, SamplingParams
+from rosebatch.core.request import LOGPROB_BYTES, Completion, Logprobs, PackedLogprobs, Request
+from rosebatch.core.sampling_params import GREEDY, MAX_LOGPROBS, MAX_SAMPLES, MAX_TOKENS, GrammarSpec, SamplingParams
 
 
 def test_defaults_are_greedy_without_filters():
@@ -41,8 +41,8 @@ def test_defaults_are_greedy_without_filters():
         ({"stop_token_ids": (3, -1)}, "stop_token_ids must be made of integers >= 0, got [3, -1]"),
         ({"stop_token_ids": (3, "4")}, "stop_token_ids must be made of integers >= 0, got [3, '4']"),
         ({"stop_token_ids": (3, True)}, "stop_token_ids must be made of integers >= 0, got [3, True]"),
-        ({"n": 0}, f"n must be in [1, {MOST_SAMPLES}], got 0"),
-        ({"n": MOST_SAMPLES + 1}, "n must be"),
+        ({"n": 0}, f"n must be in [1, {MAX_SAMPLES}], got 0"),
+        ({"n": MAX_SAMPLES + 1}, "n must be"),
         ({"min_tokens": -1}, "min_tokens must be in [0, max_tokens], got -1"),
         ({"min_tokens": 4, "max_tokens": 3}, "min_tokens must be in [0, max_tokens], got 4"),
         ({"presence_penalty": 2.5}, "presence_penalty must be in [-2, 2], got 2.5"),
@@ -57,9 +57,9 @@ def test_defaults_are_greedy_without_filters():
         ({"logit_bias": ((5, 1e29),)}, "logit_bias"),
         ({"repetition_penalty": 1e-39}, "repetition_penalty"),
         ({"repetition_penalty": 1e39}, "repetition_penalty"),
-        ({"logprobs": MOST_LOGPROBS + 1}, f"logprobs must be in [0, {MOST_LOGPROBS}], got {MOST_LOGPROBS + 1}"),
+        ({"logprobs": MAX_LOGPROBS + 1}, f"logprobs must be in [0, {MAX_LOGPROBS}], got {MAX_LOGPROBS + 1}"),
         ({"logprobs": -1}, "logprobs must be"),
-        ({"prompt_logprobs": MOST_LOGPROBS + 1}, "prompt_logprobs must be"),
+        ({"prompt_logprobs": MAX_LOGPROBS + 1}, "prompt_logprobs must be"),
         ({"prompt_logprobs": -1}, "prompt_logprobs must be"),
     ],
 )
@@ -105,7 +105,7 @@ def test_values_of_another_type_are_named(values, message):
         ({"logit_bias": {5: 1.5, "7": -2}}, {"logit_bias": ((5, 1.5), (7, -2))}),
         ({"logit_bias": None}, {}),
         ({"top_k": -1}, {"top_k": 0}),
-        ({"max_tokens": None}, {"max_tokens": MOST_TOKENS}),
+        ({"max_tokens": None}, {"max_tokens": MAX_TOKENS}),
     ],
 )
 def test_what_scripts_pass_means_the_same(loose, strict):
@@ -125,8 +125,8 @@ def test_values_at_the_edge_of_their_range():
     SamplingParams(temperature=0, top_k=0, top_p=1, min_p=0, max_tokens=1, seed=0)
     SamplingParams(temperature=100.0, top_k=10**9, top_p=1e-9, min_p=1, seed=2**64 - 1)
     SamplingParams(n=1, min_tokens=0, presence_penalty=-2, frequency_penalty=-2, repetition_penalty=1e-9, logprobs=0)
-    SamplingParams(n=MOST_SAMPLES, min_tokens=3, max_tokens=3, presence_penalty=2, frequency_penalty=2)
-    SamplingParams(repetition_penalty=100, logprobs=MOST_LOGPROBS, prompt_logprobs=MOST_LOGPROBS)
+    SamplingParams(n=MAX_SAMPLES, min_tokens=3, max_tokens=3, presence_penalty=2, frequency_penalty=2)
+    SamplingParams(repetition_penalty=100, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS)
 
 
 def test_a_grammar_says_itself_where_it_ends():
@@ -200,10 +200,10 @@ def test_frozen():
         ).sample = 1
 
 
-@pytest.mark.parametrize("most", [0, 1, 20])
-def test_packed_log_probabilities_are_the_same_again(most):
+@pytest.mark.parametrize("limit", [0, 1, 20])
+def test_packed_log_probabilities_are_the_same_again(limit):
     """Python's objects take 2 kB for a token with 20 likeliest ones; a row may have a million tokens."""
-    given = [Logprobs(i, -i / 8, tuple((i + k, -k / 4) for k in range(most))) for i in range(50)]
+    given = [Logprobs(i, -i / 8, tuple((i + k, -k / 4) for k in range(limit))) for i in range(50)]
     packed = PackedLogprobs(given[:7])
     packed.extend(given[7:])
     assert (len(packed), list(packed), packed[3:5], packed[-1]) == (50, given, given[3:5], given[-1])
@@ -212,4 +212,4 @@ def test_packed_log_probabilities_are_the_same_again(most):
     assert packed != [*given[1:], given[0]]
     with pytest.raises(IndexError):
         packed[50]
-    assert sum(len(kept) * kept.itemsize for kept in (packed._ids, packed._values)) == LOGPROB_BYTES * 50 * (1 + most)
+    assert sum(len(kept) * kept.itemsize for kept in (packed._ids, packed._values)) == LOGPROB_BYTES * 50 * (1 + limit)

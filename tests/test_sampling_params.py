@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
+from rosebatch.core.sampling_params import GREEDY, MAX_TOKENS, GrammarSpec, SamplingParams
 from rosebatch.io.fields import fields_of, sampling_params
-from rosebatch.sampling_params import GREEDY, MOST_TOKENS, GrammarSpec, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from rosebatch.sampling_params import GREEDY, MOST_TOKENS, GrammarSpec, Sampling
         ({"logit_bias": {"5": 1.5}}, {"logit_bias": ((5, 1.5),)}),
         ({"logit_bias": None}, {}),
         ({"top_k": -1}, {"top_k": 0}),
-        ({"max_tokens": None}, {"max_tokens": MOST_TOKENS}),
+        ({"max_tokens": None}, {"max_tokens": MAX_TOKENS}),
         ({"temperature": 1}, {"temperature": 1.0}),
     ],
 )

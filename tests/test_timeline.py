@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rosebatch.engine.timeline import Timeline
+from rosebatch.engine.metrics.timeline import Timeline
 
 
 def totals(line):

@@ -16,8 +16,8 @@ from rosebatch.bench.case import Case
 from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.trace import Arrivals
 from rosebatch.bench.workload import require_fits
-from rosebatch.engine.durations import Durations
-from rosebatch.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError, UserError
+from rosebatch.engine.metrics.durations import Durations
 from rosebatch.model.hf_folder import write_config
 from rosebatch.model.source import ModelSource
 

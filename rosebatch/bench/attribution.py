@@ -30,10 +30,10 @@ from rosebatch.bench.kernel_trace import (
     without_waiting,
 )
 from rosebatch.bench.parts import ranges
+from rosebatch.core.request import Request
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.triton_runner.graphs import StepGraphs
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.request import Request
 
 # Decode steps whose results a traced run waits for. The trace of a whole run would have hundreds of megabytes.
 _DECODE_STEPS = 32

@@ -8,10 +8,10 @@ import torch
 
 from rosebatch.bench.scenario import Scenario
 from rosebatch.bench.workload import Workload, make_workload
-from rosebatch.config import RunConfig
-from rosebatch.engine.kv_cache import bytes_for_longest
-from rosebatch.engine.memory import batched_tokens
-from rosebatch.engine.roofline import Floor, Rates, find_floor
+from rosebatch.config.run import RunConfig
+from rosebatch.engine.cache.kv_cache import bytes_for_longest
+from rosebatch.engine.cache.memory import batched_tokens
+from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor
 from rosebatch.model.source import ModelSource
 
 # The estimate counts KV blocks of at least this size, whatever the engine's: too large an estimate does no harm.
@@ -65,8 +65,8 @@ def needed_kv_memory(case: Case) -> int:
     """Bytes of a KV cache for the ``max_num_seqs`` longest sequences, with a spare block for each."""
     workload, block = case.workload(), max(case.config.block_size or 0, _BLOCK)
     totals = map(sum, zip(workload.prompt_lens, workload.output_lens, strict=True))
-    seats, chunk = case.scenario.max_num_seqs, batched_tokens(case.config, case.device)
-    whole = bytes_for_longest(case.source.config, block, case.source.dtype, totals, seats, chunk)
+    slots, chunk = case.scenario.max_num_seqs, batched_tokens(case.config, case.device)
+    whole = bytes_for_longest(case.source.config, block, case.source.dtype, totals, slots, chunk)
     # Each process has some of the K/V heads.
     return -(-whole // min(case.config.tensor_parallel_size, case.source.config.num_kv_heads))
 

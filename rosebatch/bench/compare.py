@@ -8,10 +8,10 @@ import msgspec
 
 from rosebatch.bench.case import Case, needed_kv_memory, release_memory, spread
 from rosebatch.bench.throughput import Run, machine_versions, run_once
-from rosebatch.errors import FlagError
-from rosebatch.launch import launch, resolve_switches
+from rosebatch.config.switches import Switches, flag, hiding, missing
+from rosebatch.core.errors import FlagError
+from rosebatch.launch.launch import launch, resolve_switches
 from rosebatch.report.provenance import gpu_name
-from rosebatch.toggles import Toggles, flag, hiding, missing
 
 ALL = "all"
 
@@ -29,8 +29,8 @@ class Turns:
         return [off.seconds / on.seconds for on, off in zip(self.on, self.off, strict=True)]
 
 
-def chosen_switches(names: Sequence[str], device: str, toggles: Toggles) -> list[str]:
-    """Fields of ``Toggles`` from names on the command line; ``all`` means every switch that can have an effect.
+def chosen_switches(names: Sequence[str], device: str, switches: Switches) -> list[str]:
+    """Fields of ``Switches`` from names on the command line; ``all`` means every switch that can have an effect.
 
     Args:
         names: as given.
@@ -40,9 +40,9 @@ def chosen_switches(names: Sequence[str], device: str, toggles: Toggles) -> list
     Raises:
         FlagError: there is no such switch, or it does nothing on the device or beside a switch that is off.
     """
-    served = [switch.name for switch in fields(Toggles) if device in switch.metadata["devices"]]
-    idle = {name: off for name in served if (off := missing(name, toggles))}
-    known = [switch.name for switch in fields(Toggles)]
+    served = [switch.name for switch in fields(Switches) if device in switch.metadata["devices"]]
+    idle = {name: off for name in served if (off := missing(name, switches))}
+    known = [switch.name for switch in fields(Switches)]
     chosen: list[str] = []
     for name in names:
         field = name.replace("-", "_")
@@ -86,8 +86,8 @@ def compare_switch(case: Case, switch: str, repeats: int) -> dict[str, Any]:
     hidden = hiding(switch, resolve_switches(config, case.device))
 
     def side(on: bool) -> tuple[Callable[[int], Run], dict[str, Any]]:
-        toggles = {**config.toggles, **dict.fromkeys(hidden, False), switch: on}
-        launched = launch(replace(config, toggles=toggles))
+        switches = {**config.switches, **dict.fromkeys(hidden, False), switch: on}
+        launched = launch(replace(config, switches=switches))
         return lambda run: run_once(launched.engine, case.workload(run), case.scenario.sampling), launched.description
 
     (on, description), (off, _) = side(True), side(False)

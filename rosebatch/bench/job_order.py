@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from rosebatch.core.request import Request
 from rosebatch.engine.engine import Engine
 from rosebatch.io.rows import PromptRow
 from rosebatch.job import order
 from rosebatch.job.prepare import PreparedPrompt, PreparedRow
-from rosebatch.request import Request
 
 
 def in_job_order(requests: Sequence[Request], engine: Engine) -> Iterable[Request]:

@@ -115,7 +115,7 @@ def _plot(kind: str, entries: Sequence[Entry], colors: Mapping[str, str]) -> str
 def _bars(title: str, entries: Sequence[Entry], label: Callable[[Entry], str]) -> str:
     """A bar for each result, those of one place together."""
     colors = _colors(entries)
-    most = max(entry["output_tokens_per_s"] for entry in entries) or 1
+    limit = max(entry["output_tokens_per_s"] for entry in entries) or 1
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(label(entry), []).append(entry)
@@ -125,7 +125,7 @@ def _bars(title: str, entries: Sequence[Entry], label: Callable[[Entry], str]) -
         y += 21
         for entry in members:
             rate = entry["output_tokens_per_s"]
-            width = (WIDTH - 90) * rate / most
+            width = (WIDTH - 90) * rate / limit
             about = escape(f"{engine_name(entry)}: {rate:,.0f} output tokens/s")
             parts.append(
                 f'<rect x="0" y="{y:.0f}" width="{width:.1f}" height="{_BAR}" rx="2" '

@@ -12,7 +12,7 @@ from typing import Any
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow, StepPlan
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.ops import Ops
+from rosebatch.ops.ops import Ops
 
 QKV, OUT, UP, DOWN = "qkv projection", "out projection", "gate, up projection", "down projection"
 ATTENTION, KV, NORMS, ACTIVATIONS = "attention", "KV and rotary", "norms", "activations"

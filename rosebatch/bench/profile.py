@@ -10,8 +10,8 @@ from rosebatch.bench.attribution import attribute, trace_beginning
 from rosebatch.bench.case import Case, release_memory
 from rosebatch.bench.parts import ranges
 from rosebatch.bench.throughput import run_once
-from rosebatch.errors import FlagError, UserError
-from rosebatch.launch import Launched, launch
+from rosebatch.core.errors import FlagError, UserError
+from rosebatch.launch.launch import Launched, launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ def attribute_case(case: Case) -> dict[str, Any]:
     launched = _warm(case)
     cuda = case.device == "cuda"
     found = attribute(launched.engine, lambda run: case.workload(run).requests(case.scenario.sampling), cuda=cuda)
-    toggles = launched.description["toggles"]
+    switches = launched.description["toggles"]
     del launched
     release_memory()
-    return {"kind": "attribution", "scenario": case.name, "model": case.source.name, "toggles": toggles, **found}
+    return {"kind": "attribution", "scenario": case.name, "model": case.source.name, "toggles": switches, **found}
 
 
 def profile_case(case: Case, profile: Profile, *, alone: bool) -> dict[str, Any]:

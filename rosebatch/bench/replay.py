@@ -15,12 +15,12 @@ import torch
 from rosebatch.bench.case import Case, release_memory
 from rosebatch.bench.throughput import Run, machine_versions, run_once
 from rosebatch.bench.trace import Arrivals
+from rosebatch.core.request import Request
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
-from rosebatch.launch import launch
+from rosebatch.launch.launch import launch
 from rosebatch.report.build import build_report
 from rosebatch.report.tally import Tally
-from rosebatch.request import Request
 
 # Decode steps that are planned together while requests may come.
 _STEPS = 2
@@ -72,7 +72,7 @@ def short_windows(scheduler: Scheduler) -> Iterator[None]:
     """Plan few decode steps at a time."""
     before = scheduler.policy
     if isinstance(before, SeparateDecodes):
-        scheduler.policy = SeparateDecodes(min(_STEPS, before.most_steps))
+        scheduler.policy = SeparateDecodes(min(_STEPS, before.max_steps))
     try:
         yield
     finally:

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from rosebatch.byte_sizes import parse_size
-from rosebatch.errors import FlagError
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.toml_file import convert, load_toml
+from rosebatch.config.byte_sizes import parse_size
+from rosebatch.config.toml_file import convert, load_toml
+from rosebatch.core.errors import FlagError
+from rosebatch.core.sampling_params import SamplingParams
 
 
 class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -25,7 +25,7 @@ Length = int | tuple[int, ...] | Range
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How tokens are chosen. Fields and defaults are those of ``rosebatch.sampling_params.SamplingParams``."""
+    """How tokens are chosen. Fields and defaults are those of ``rosebatch.core.sampling_params.SamplingParams``."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -63,13 +63,13 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _at_least("num_prompts", self.num_prompts, 1)
+        _require_min("num_prompts", self.num_prompts, 1)
         _check_length("input_len", self.input_len)
         _check_length("output_len", self.output_len)
-        _at_least("shared_prefix_len", self.shared_prefix_len, 0)
+        _require_min("shared_prefix_len", self.shared_prefix_len, 0)
         if not isinstance(self.max_num_seqs, int):
             raise ValueError("max_num_seqs must be a number in a bench: all engines get the same")
-        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _require_min("max_num_seqs", self.max_num_seqs, 1)
         SamplingParams(**msgspec.structs.asdict(self.sampling))
         if self.kv_cache_memory is not None:
             try:
@@ -163,16 +163,16 @@ def _find(name: str) -> Path:
 
 def _check_length(name: str, length: Length) -> None:
     if isinstance(length, Range):
-        _at_least(f"{name}.low", length.low, 1)
-        _at_least(f"{name}.high", length.high, length.low)
+        _require_min(f"{name}.low", length.low, 1)
+        _require_min(f"{name}.high", length.high, length.low)
         return
     lengths = (length,) if isinstance(length, int) else length
     if not lengths:
         raise ValueError(f"{name} is empty: give at least one length")
     for each in lengths:
-        _at_least(name, each, 1)
+        _require_min(name, each, 1)
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be >= {least}, got {value}")
+def _require_min(name: str, value: int, minimum: int) -> None:
+    if value < minimum:
+        raise ValueError(f"{name} must be >= {minimum}, got {value}")

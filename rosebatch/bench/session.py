@@ -16,8 +16,8 @@ from rosebatch.bench.several import open_pool, time_case_over
 from rosebatch.bench.throughput import against_floor, time_case
 from rosebatch.bench.trace import Arrivals
 from rosebatch.bench.workload import require_fits
-from rosebatch.engine.roofline import Rates, measure_rates
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
+from rosebatch.engine.metrics.roofline import Rates, measure_rates
 
 Entry = dict[str, Any]
 

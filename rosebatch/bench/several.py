@@ -10,7 +10,8 @@ import msgspec
 from rosebatch.bench.case import Case, spread
 from rosebatch.bench.throughput import machine_versions
 from rosebatch.bench.workload import Workload, require_fits
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
+from rosebatch.core.request import Request
 from rosebatch.io.output import Output
 from rosebatch.io.parse import Record, Row
 from rosebatch.io.rows import FailedRow, PromptRow
@@ -20,10 +21,9 @@ from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.pool import Pool
 from rosebatch.job.workers.serving import Given
 from rosebatch.job.workers.task import RowTask
-from rosebatch.launch import Launched
+from rosebatch.launch.launch import Launched
 from rosebatch.report.build import build_report
 from rosebatch.report.tally import Tally
-from rosebatch.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def open_pool(case: Case) -> Iterator[Pool]:
     """The workers of a case, with their models; they end with the ``with`` block.
 
     Raises:
-        UserError: as ``rosebatch.launch.launch``.
+        UserError: as ``rosebatch.launch.launch.launch``.
     """
     pool = Pool(case.config, quiet=False)
     try:
@@ -89,8 +89,8 @@ def time_case_over(pool: Pool, case: Case, repeats: int, import_seconds: float) 
 
 
 def _run(pool: Pool, workload: Workload, case: Case) -> tuple[RowTask, Served]:
-    most = (worker.ready.description["max_sequence_len"] for worker in pool.workers if worker.ready)
-    require_fits(workload, min(most))
+    limit = (worker.ready.description["max_sequence_len"] for worker in pool.workers if worker.ready)
+    require_fits(workload, min(limit))
     records = [_record(request) for request in workload.requests(case.scenario.sampling)]
     task = RowTask(pool, m.Begin(Given(), _nothing, BenchRows()), lambda row: {}, _Count())
     for _ in task.serve_all(records):

@@ -11,13 +11,13 @@ from rosebatch.bench.case import Case, release_memory, spread
 from rosebatch.bench.job_order import in_job_order
 from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.workload import Workload, require_fits
+from rosebatch.core.request import Completion
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.roofline import Rates
-from rosebatch.engine.stats import EngineStats
-from rosebatch.launch import launch
+from rosebatch.engine.metrics.roofline import Rates
+from rosebatch.engine.metrics.stats import EngineStats
+from rosebatch.launch.launch import launch
 from rosebatch.report.build import build_report
 from rosebatch.report.tally import Tally
-from rosebatch.request import Completion
 
 
 @dataclass(frozen=True, slots=True)

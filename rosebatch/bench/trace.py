@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from rosebatch.bench.workload import Workload, token_range
-from rosebatch.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError, UserError
 
 _BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 # Blocks of the collection that counts milliseconds.
@@ -54,7 +54,7 @@ class Arrivals:
     shares_prefixes: bool = False
 
 
-def load_trace(path: Path, vocab_size: int, *, most: int | None = None, seed: int = 0) -> Arrivals:
+def load_trace(path: Path, vocab_size: int, *, limit: int | None = None, seed: int = 0) -> Arrivals:
     """The arrivals of a trace.
 
     Args:
@@ -73,7 +73,7 @@ def load_trace(path: Path, vocab_size: int, *, most: int | None = None, seed: in
         raise FlagError(f"--trace {path}: no such file") from None
     except (OSError, UnicodeError) as error:
         raise UserError(f"{path}: unreadable trace ({error})") from None
-    lines = sorted(_lines(path, text), key=lambda line: line.timestamp)[:most]
+    lines = sorted(_lines(path, text), key=lambda line: line.timestamp)[:limit]
     if not lines:
         raise UserError(f"{path}: the trace has no requests")
     size = _block_size(path, lines)

@@ -4,9 +4,9 @@ import random
 from dataclasses import dataclass
 
 from rosebatch.bench.scenario import Length, Range, Sampling, Scenario
-from rosebatch.errors import UserError
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.core.errors import UserError
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,15 @@ def token_range(vocab_size: int) -> range:
     return range(100, vocab_size - 300) or range(vocab_size)
 
 
-def require_fits(workload: Workload, most: int) -> None:
-    """Check that no sequence is longer than ``most`` tokens.
+def require_fits(workload: Workload, limit: int) -> None:
+    """Check that no sequence is longer than ``limit`` tokens.
 
     Raises:
         UserError: one is.
     """
-    if workload.longest > most:
+    if workload.longest > limit:
         raise UserError(
-            f"prompt and output have {workload.longest} tokens, but the engine holds at most {most}: "
+            f"prompt and output have {workload.longest} tokens, but the engine holds at most {limit}: "
             "choose shorter prompts and outputs, or another model"
         )
 

@@ -14,10 +14,10 @@ from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.cache import cache
 from rosebatch.cli.closed_streams import fill_closed_streams
 from rosebatch.cli.options import EmbeddingFlags, SamplingFlags, takes
-from rosebatch.config import InputFormat, RunConfig
-from rosebatch.errors import FlagError, InterruptionError, UserError, printable
+from rosebatch.config.run import InputFormat, RunConfig
+from rosebatch.core.errors import FlagError, InterruptionError, UserError, printable
+from rosebatch.core.version import __version__
 from rosebatch.job.config import JobConfig
-from rosebatch.version import __version__
 
 EXIT_ROWS_FAILED = 3
 EXIT_USAGE = 2

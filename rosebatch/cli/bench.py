@@ -24,11 +24,11 @@ from rosebatch.bench.trace import equal_steps, load_trace
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.common import run_config
 from rosebatch.cli.early_signals import SIGNALS, is_ignored
+from rosebatch.core.errors import FlagError, InterruptionError, UserError
 from rosebatch.engine.load import pick_device
-from rosebatch.errors import FlagError, InterruptionError, UserError
 from rosebatch.host.paths import takes_rows_in_order
 from rosebatch.job.paths import require_writable
-from rosebatch.launch import resolve_switches
+from rosebatch.launch.launch import resolve_switches
 from rosebatch.model.source import find_model
 from rosebatch.report.build import write_text
 
@@ -135,7 +135,9 @@ def _replays(work: BenchFlags, run: dict[str, Any], import_seconds: float) -> tu
     if others:
         raise FlagError("--submit-interval-ms takes one scenario")
     if work.trace is not None:
-        arrivals = load_trace(work.trace, case.source.config.vocab_size, most=work.num_prompts, seed=case.scenario.seed)
+        arrivals = load_trace(
+            work.trace, case.source.config.vocab_size, limit=work.num_prompts, seed=case.scenario.seed
+        )
     else:
         assert work.submit_interval_ms is not None, "one of both was given"
         arrivals = equal_steps(case.name, work.submit_interval_ms / 1000, case.workload)
@@ -166,7 +168,7 @@ def _cases(work: BenchFlags, run: dict[str, Any], ad_hoc: Scenario | None = None
 
     No scenario comes twice with the same model: ``--model`` leaves one of a suite's models.
     """
-    flags = {**asdict(work), **run, "prefix_cache": run["toggles"]["prefix_cache"]}
+    flags = {**asdict(work), **run, "prefix_cache": run["switches"]["prefix_cache"]}
     names = {*Scenario.__struct_fields__, *Sampling.__struct_fields__} - {"model"}
     given = {name: value for name, value in flags.items() if name in names and value is not None}
     if given.get("dtype") == "auto":
@@ -196,7 +198,7 @@ def _case(chosen: Chosen, run: dict[str, Any], *, parts: bool) -> Case:
             "dtype": scenario.dtype,
             "max_num_seqs": scenario.max_num_seqs,
             "kv_cache_memory": scenario.kv_cache_memory,
-            "toggles": {**run["toggles"], "prefix_cache": scenario.prefix_cache},
+            "switches": {**run["switches"], "prefix_cache": scenario.prefix_cache},
         }
     )
     device = pick_device(config.device)

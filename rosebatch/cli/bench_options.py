@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from rosebatch.config import Flag
+from rosebatch.config.run import Flag
 
 WORK, COMPARE, PROFILE = "Workload", "Comparisons", "Profiles"
 
@@ -31,7 +31,7 @@ class BenchFlags:
     submit_interval_ms: Annotated[
         float | None, Flag("A request of the scenario each so many milliseconds.", WORK, rare=True)
     ] = None
-    repeats: Annotated[int, Flag("Timed runs, after one warm-up.", WORK, least=1)] = 3
+    repeats: Annotated[int, Flag("Timed runs, after one warm-up.", WORK, minimum=1)] = 3
     compare: Annotated[
         tuple[str, ...], Flag("Time this switch on and off, in turn; 'all' takes each.", COMPARE, metavar="SWITCH")
     ] = ()

@@ -5,19 +5,19 @@ from typing import Any
 
 from rosebatch.cli.common import run_config, sampling_defaults
 from rosebatch.cli.interrupts import Interrupts
-from rosebatch.config import InputFormat
+from rosebatch.config.run import InputFormat
+from rosebatch.config.switches import flag
+from rosebatch.core.errors import FlagError, printable
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.engine.load import choose_block_size
-from rosebatch.engine.roofline import measure_host_rates, measure_rates
-from rosebatch.errors import FlagError, printable
+from rosebatch.engine.metrics.roofline import measure_host_rates, measure_rates
 from rosebatch.io.columns import Columns
 from rosebatch.io.fields import with_defaults
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.check import check_file, summary
 from rosebatch.job.run import check_sampling
-from rosebatch.launch import default_sampling, grammar_limits, plan_launch
-from rosebatch.pooling_params import PoolingParams
+from rosebatch.launch.launch import default_sampling, grammar_limits, plan_launch
 from rosebatch.report.table import print_table
-from rosebatch.toggles import flag
 
 
 def check(

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from rosebatch.config import RunConfig
-from rosebatch.errors import FlagError
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import FlagError
 from rosebatch.job.config import JobConfig
 
 

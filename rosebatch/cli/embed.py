@@ -3,8 +3,8 @@
 from typing import Any
 
 from rosebatch.cli.common import run_config, serve_file
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.job.config import JobConfig
-from rosebatch.pooling_params import PoolingParams
 
 
 def embed(source: str, job: dict[str, Any], run: dict[str, Any], embedding: dict[str, Any], started: float) -> int:

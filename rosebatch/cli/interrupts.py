@@ -8,7 +8,7 @@ from threading import Event, Lock, Thread
 from types import FrameType
 
 from rosebatch.cli.early_signals import SIGNALS, is_ignored
-from rosebatch.errors import InterruptionError
+from rosebatch.core.errors import InterruptionError
 
 # What a run has after a signal. Some calls take minutes and cannot be interrupted: a step of a large model, a text of
 # 100 MB, a grammar.

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
-from rosebatch.config import EMBEDDING, SAMPLING, SWITCHES, EncodingFormat, Flag
-from rosebatch.pooling_params import Pooling
-from rosebatch.toggles import Toggles
+from rosebatch.config.run import EMBEDDING, SAMPLING, SWITCHES, EncodingFormat, Flag
+from rosebatch.config.switches import Switches
+from rosebatch.core.pooling_params import Pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFlags:
-    """Sampling for the rows that do not say themselves; fields as in ``rosebatch.sampling_params.SamplingParams``.
+    """Sampling for the rows that do not say themselves; fields as in ``rosebatch.core.sampling_params.SamplingParams``.
 
     ``json_schema`` and ``regex`` are short for a row's ``structured_outputs``.
     """
@@ -54,7 +54,7 @@ class SamplingFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingFlags:
-    """What the vectors are; fields as in ``rosebatch.pooling_params.PoolingParams``."""
+    """What the vectors are; fields as in ``rosebatch.core.pooling_params.PoolingParams``."""
 
     pooling: Annotated[
         Pooling | None, Flag("State of the last token, or mean of all. Default: the model's own, or last.", EMBEDDING)
@@ -67,7 +67,7 @@ class EmbeddingFlags:
             ("--normalize/--no-normalize",),
         ),
     ] = None
-    dimensions: Annotated[int | None, Flag("Keep the first numbers of a vector.", EMBEDDING, least=1)] = None
+    dimensions: Annotated[int | None, Flag("Keep the first numbers of a vector.", EMBEDDING, minimum=1)] = None
     prompt_name: Annotated[
         str | None,
         Flag("Which of the model's prompts stands in front of texts. Default: the model's own, or none.", EMBEDDING),
@@ -80,7 +80,7 @@ def takes(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command so that the fields of each group are flags of it.
 
-    The command gets each group's values as one dictionary by field name. The switches of a field ``toggles`` are in a
+    The command gets each group's values as one dictionary by field name. The switches of a field ``switches`` are in a
     dictionary of their own. Typer reads flags from the command's signature, so that is built here.
 
     Args:
@@ -134,8 +134,8 @@ def _help_flag(name: str, callback: Callable[[typer.Context, bool], None], text:
 def _parameters(group: type, without: Iterable[str], *, unset: bool) -> list[inspect.Parameter]:
     parameters = []
     for f in fields(group):
-        if f.name == "toggles":
-            parameters += [_parameter(s.name, _switch(s.name, s.metadata["help"]), None) for s in fields(Toggles)]
+        if f.name == "switches":
+            parameters += [_parameter(s.name, _switch(s.name, s.metadata["help"]), None) for s in fields(Switches)]
         elif get_origin(f.type) is Annotated and f.name not in without:
             kind, flag = get_args(f.type)
             default = None if unset or f.default == () else f.default
@@ -162,7 +162,7 @@ def _option(name: str, kind: Any, flag: Flag, *, unset: bool) -> Any:
         *names,
         help=flag.help,
         rich_help_panel=flag.panel,
-        min=flag.least,
+        min=flag.minimum,
         parser=_number_or(words) if words else None,
         metavar=flag.metavar or _METAVARS.get(kind) or "|".join(get_args(kind)) or None,
         hidden=flag.rare,
@@ -194,8 +194,8 @@ def _switch(name: str, text: str) -> Any:
 def _values(group: type, values: dict[str, Any], *, unset: bool) -> dict[str, Any]:
     own: dict[str, Any] = {}
     for f in fields(group):
-        if f.name == "toggles":
-            own["toggles"] = {s.name: values[s.name] for s in fields(Toggles)}
+        if f.name == "switches":
+            own["switches"] = {s.name: values[s.name] for s in fields(Switches)}
         elif get_origin(f.type) is not Annotated:
             continue
         elif (value := values.get(f.name)) is not None:

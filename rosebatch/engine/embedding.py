@@ -4,7 +4,7 @@ from array import array
 
 import numpy as np
 
-from rosebatch.pooling_params import PoolingParams
+from rosebatch.core.pooling_params import PoolingParams
 
 
 def embedding_of(pooled: np.ndarray, params: PoolingParams) -> "array[float] | None":

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rosebatch.core.errors import RowError
+from rosebatch.core.pooling_params import PLAIN
+from rosebatch.core.request import Completion, Constraint, Request, StopMatcher
+from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.scheduling.sequence import SequenceState
-from rosebatch.engine.stats import EngineStats
-from rosebatch.errors import RowError
-from rosebatch.pooling_params import PLAIN
-from rosebatch.request import Completion, Constraint, Request, StopMatcher
 
 # The masks of a plan's guided sequences, in the order of its ``sampled_ids``: ``[R, ceil(V / 32)]`` int32 of numpy.
 # Token 0 is the lowest bit of the first word; a token with bit 0 must not come next.
@@ -48,7 +48,7 @@ class StepRunner(Protocol):
 class Engine:
     """Schedules, runs and commits steps until every request is completed.
 
-    With ``lookahead`` the next plan is launched before the results of the last are read, so that the device seldom
+    With ``async_depth`` the next plan is launched before the results of the last are read, so that the device seldom
     waits for Python.
 
     Args:
@@ -77,18 +77,18 @@ class Engine:
         vocab_size: int,
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
-        lookahead: int = 0,
+        async_depth: int = 0,
         hidden_size: int | None = None,
         generates: bool = True,
     ) -> None:
         separate = isinstance(scheduler.policy, SeparateDecodes)
-        assert separate or not lookahead, "mixed steps need the tokens of the step before"
-        self.lookahead = lookahead
+        assert separate or not async_depth, "mixed steps need the tokens of the step before"
+        self.async_depth = async_depth
         self.scheduler = scheduler
         self.runner = runner
         self.vocab_size = vocab_size
         # A sequence that does not fit the cache alone could never finish.
-        self.max_model_len = min(max_model_len, scheduler.most_tokens or max_model_len)
+        self.max_model_len = min(max_model_len, scheduler.max_sequence_len or max_model_len)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.hidden_size = hidden_size
         self.generates = generates
@@ -168,17 +168,17 @@ class Engine:
     def step(self) -> list[Completion]:
         """Launch a plan and commit those that are due; returns the completions that they finished."""
         launched = self._launch_next()
-        most = self._most_launched() if launched else 0
-        if 0 < len(self._launched) <= most:
+        limit = self._max_launched() if launched else 0
+        if 0 < len(self._launched) <= limit:
             return []
         assert self._launched, "a step must make progress"
         finished = self._commit_oldest()
-        while launched and len(self._launched) > most:
+        while launched and len(self._launched) > limit:
             finished += self._commit_oldest()
         while self._launched and not self.has_unfinished:
             # Launched before it was known that nothing was left to do.
             finished += self._commit_oldest()
-        if self.lookahead and not self._launched:
+        if self.async_depth and not self._launched:
             # Nothing could be planned before this was known. The device should not wait for the caller as well.
             self._launch_next()
         return [sequence.completion() for sequence in finished]
@@ -190,7 +190,7 @@ class Engine:
         meanwhile.
         """
         queued = iter(requests)
-        if self.lookahead:
+        if self.async_depth:
             # It begins with the first ones.
             rows = tokens = 0
             for request in islice(queued, self.max_num_seqs):
@@ -254,14 +254,14 @@ class Engine:
         self._launched.append((plan, self.runner.launch(plan, lambda: self._fill_masks(constraints))))
         return True
 
-    def _most_launched(self) -> int:
+    def _max_launched(self) -> int:
         """Plans that may be under way before the oldest is waited for.
 
         One more while prompts are all there is: the last step of them may be short, and would be through before the
         first decode steps are planned. Behind decode steps, plans wait for the blocks that these give back.
         """
         only_prompts = all(isinstance(plan, PackedStep) for plan, _ in self._launched)
-        return self.lookahead + int(self.lookahead > 0 and only_prompts)
+        return self.async_depth + int(self.async_depth > 0 and only_prompts)
 
     def _commit_oldest(self) -> list[SequenceState]:
         plan, wait = self._launched.popleft()

@@ -5,27 +5,27 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rosebatch.config import RunConfig
-from rosebatch.device_ops import device_ops
-from rosebatch.divided_ops import Group, divide
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.errors import FlagError
+from rosebatch.engine.cache.kv_cache import KVCache
+from rosebatch.engine.cache.memory import KVGroup, batched_tokens, plan_memory
+from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.engine.engine import Engine, StepRunner
-from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.long_rope import LongRope
-from rosebatch.engine.memory import KVGroup, batched_tokens, plan_memory
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes, StepPolicy
-from rosebatch.engine.state_pool import StatePool, state_bytes
 from rosebatch.engine.torch_runner.runner import TorchRunner
-from rosebatch.engine.triton_runner.first_kernels import compile_first, hash_compiler
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.errors import FlagError
+from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
 from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.layers import Model, heads_of, states_of
 from rosebatch.model.source import ModelSource
-from rosebatch.model_config import ModelConfig
-from rosebatch.ops import Ops
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.attention import device_ops
+from rosebatch.ops.ops import Ops
+from rosebatch.ops.select import select
+from rosebatch.ops.tensor_parallel import Group, divide
 
 # Tokens of a block: what a GPU reads at a time, and what a prefix on a CPU is rounded down to.
 _BLOCK_SIZE = {"cuda": 64, "cpu": 16}
@@ -76,7 +76,7 @@ def choose_block_size(limits: RunConfig, device: torch.device) -> int:
 def load_engine(
     source: ModelSource,
     limits: RunConfig,
-    toggles: Toggles,
+    switches: Switches,
     device: torch.device,
     group: Group | None = None,
 ) -> LoadedEngine:
@@ -93,32 +93,32 @@ def load_engine(
         UserError: a weight is missing.
         FlagError: the KV cache has no room for a single block.
     """
-    assert limits.sampler == "rosebatch" or not toggles.fused_sampler, "the fused sampler is rosebatch's own"
-    ops = select(toggles, device.type, limits.sampler)
+    assert limits.sampler == "rosebatch" or not switches.fused_sampler, "the fused sampler is rosebatch's own"
+    ops = select(switches, device.type, limits.sampler)
     if group is not None:
         ops = divide(ops, group)
-        if ops.exchanges:
+        if ops.fuses_all_reduce:
             group.prepare(batched_tokens(limits, device.type), source.config.hidden_size, source.dtype)
     hashed = hash_compiler() if device.type == "cuda" else None
     model = source.build(ops, device)
     waits = model.waits if isinstance(model, Fallback) else None
     if waits is not None:
-        toggles = replace(toggles, cuda_graph=False)
-    least = group.least if group else list[int]
+        switches = replace(switches, cuda_graph=False)
+    minimum = group.all_min if group else list[int]
     loaded = build_engine(
-        model, source.config, limits, toggles, ops, source.dtype, device, least, generates=source.has_head
+        model, source.config, limits, switches, ops, source.dtype, device, minimum, generates=source.has_head
     )
     if hashed is not None:
         hashed()
     runner = loaded.engine.runner
     # What a graph can hold can be rehearsed. Ranks would have to begin together.
-    rehearses = toggles.parallel_compile and toggles.cuda_graph and source.has_head and group is None
-    if isinstance(runner, TritonRunner) and rehearses:
+    warms_up = switches.parallel_compile and switches.cuda_graph and source.has_head and group is None
+    if isinstance(runner, TritonRunner) and warms_up:
         tokens, width = loaded.engine.max_num_batched_tokens, runner.slots.width
         # Triton compiles for widths that are multiples of 16, and for others.
-        shape = source.config, source.dtype, toggles, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size
-        compile_first(
-            lambda: runner.rehearse(tokens, has_experts=source.config.experts is not None),
+        shape = source.config, source.dtype, switches, limits.sampler, loaded.engine.max_num_seqs, loaded.block_size
+        compile_for(
+            lambda: runner.warm_up(tokens, has_experts=source.config.experts is not None),
             (*shape, tokens, width % 16 == 0),
         )
         loaded = replace(loaded, is_compiled=True)
@@ -129,11 +129,11 @@ def build_engine(
     model: Model,
     config: ModelConfig,
     limits: RunConfig,
-    toggles: Toggles,
+    switches: Switches,
     ops: Ops,
     dtype: torch.dtype,
     device: torch.device,
-    least: Callable[[Sequence[int]], list[int]] = list[int],
+    minimum: Callable[[Sequence[int]], list[int]] = list[int],
     *,
     generates: bool = True,
 ) -> LoadedEngine:
@@ -167,22 +167,22 @@ def build_engine(
         device,
         state_bytes(state_specs, dtype),
         windows=[spec.window for spec in model.attention],
-        whole_prompts=not toggles.chunked_prefill,
-        fused_sampler=toggles.fused_sampler,
-        least=least,
+        whole_prompts=not switches.chunked_prefill,
+        fused_sampler=switches.fused_sampler,
+        minimum=minimum,
     )
-    on_device = device.type == "cuda" and toggles.paged_attention
-    window = _DECODE_WINDOW if toggles.fused_sampler and toggles.late_results else 1
+    on_device = device.type == "cuda" and switches.paged_attention
+    window = _DECODE_WINDOW if switches.fused_sampler and switches.late_results else 1
     policy: StepPolicy = SeparateDecodes(window) if on_device else MIXED
     scheduler = Scheduler(
         *(BlockPool(group.blocks, block_size, group.window) for group in memory.groups),
         max_num_seqs=memory.max_num_seqs,
         max_num_batched_tokens=memory.max_num_batched_tokens,
         policy=policy,
-        prefix_cache=toggles.prefix_cache and not state_specs,
-        chunked_prefill=toggles.chunked_prefill,
+        prefix_cache=switches.prefix_cache and not state_specs,
+        chunked_prefill=switches.chunked_prefill,
         long_rope=LongRope.of(model.attention),
-        exact_prefixes=toggles.batch_invariant,
+        exact_prefixes=switches.batch_invariant,
         share_prompts=not state_specs,
     )
     # One block more than the scheduler knows of: where kernels write what nobody reads.
@@ -197,12 +197,12 @@ def build_engine(
             model,
             cache,
             ops,
-            device_ops(memory.max_num_seqs, *heads_of(model.attention), toggles, device),
-            toggles,
+            device_ops(memory.max_num_seqs, *heads_of(model.attention), switches, device),
+            switches,
             vocab_size=config.vocab_size,
             eos_token_ids=eos_token_ids,
             max_num_seqs=memory.max_num_seqs,
-            max_len=min(config.max_model_len, scheduler.most_tokens or config.max_model_len),
+            max_len=min(config.max_model_len, scheduler.max_sequence_len or config.max_model_len),
             window=window,
             states=states,
         )
@@ -212,8 +212,8 @@ def build_engine(
             cache,
             ops,
             states,
-            batched_sampling=toggles.batched_sampling,
-            trim_last_layer=toggles.trim_last_layer,
+            batched_sampling=switches.batched_sampling,
+            trim_last_layer=switches.trim_last_layer,
         )
     engine = Engine(
         scheduler,
@@ -221,7 +221,7 @@ def build_engine(
         vocab_size=config.vocab_size,
         max_model_len=config.max_model_len,
         eos_token_ids=eos_token_ids,
-        lookahead=int(on_device and toggles.late_results),
+        async_depth=int(on_device and switches.late_results),
         hidden_size=config.hidden_size,
         generates=generates,
     )

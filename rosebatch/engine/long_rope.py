@@ -37,7 +37,7 @@ class LongRope:
         (only,) = found
         return cls(*only)
 
-    def most_tokens(self, spec: SequenceSpec) -> int:
+    def max_num_tokens(self, spec: SequenceSpec) -> int:
         """The length at which a sequence ends or starts over; its last token is not computed before."""
         return spec.max_len if spec.long_factors else min(spec.max_len, self.trained_len + 1)
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rosebatch.pooling_params import Pooling
-from rosebatch.request import Logprobs
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.core.pooling_params import Pooling
+from rosebatch.core.request import Logprobs
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch_kernels.common.tokens import NOT_FINITE as NOT_FINITE
 
 # In a block table: a block that left its group's sliding window. Nobody reads it.
@@ -35,7 +35,7 @@ class SequenceSpec:
         max_len: most tokens of prompt and completion together.
         stop_ids: tokens that end it: the model's own end tokens, unless ignored, and those of the request.
         guided: whether a grammar decides which tokens may come next.
-        has_extras: whether its logits are more than sampled: penalties, biases, log-probabilities.
+        has_features: whether its logits are more than sampled: penalties, biases, log-probabilities.
         long_factors: whether its keys have longrope's long factors, see ``rosebatch.engine.long_rope``.
         pooling: what becomes of its hidden states; None if tokens are generated.
     """
@@ -46,7 +46,7 @@ class SequenceSpec:
     max_len: int
     stop_ids: frozenset[int] = frozenset()
     guided: bool = False
-    has_extras: bool = False
+    has_features: bool = False
     long_factors: bool = False
     pooling: Pooling | None = None
 

@@ -20,7 +20,7 @@ _START = (
     "import sys, json, importlib; sys.path[:] = json.loads(sys.argv[2]); importlib.import_module(sys.argv[3]).main()"
 )
 # Of what a process wrote to stderr before it died.
-_MOST_SHOWN = 2000
+_MAX_SHOWN = 2000
 
 
 class ChildProcess:
@@ -36,7 +36,9 @@ class ChildProcess:
         loud: whether the child's stderr is the parent's.
     """
 
-    def __init__(self, module: str, environment: Mapping[str, str], hear: Callable[[Any], None], *, loud: bool) -> None:
+    def __init__(
+        self, module: str, environment: Mapping[str, str], receive: Callable[[Any], None], *, loud: bool
+    ) -> None:
         self._outbox: SimpleQueue[Any] = SimpleQueue()
         self._errors = None if loud else tempfile.TemporaryFile()  # noqa: SIM115
         if self._errors is not None:
@@ -53,9 +55,9 @@ class ChildProcess:
             )
         connection = Connection(own.detach())
         Thread(target=self._send, args=(connection,), daemon=True).start()
-        Thread(target=self._receive, args=(connection, hear), daemon=True).start()
+        Thread(target=self._receive, args=(connection, receive), daemon=True).start()
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """Send a message, which is not None, without waiting."""
         self._outbox.put(message)
 
@@ -76,7 +78,7 @@ class ChildProcess:
         if self._errors is None:
             return ""
         with suppress(OSError, ValueError):
-            self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _MOST_SHOWN))
+            self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _MAX_SHOWN))
             lines = self._errors.read().decode(errors="replace").split("\n")
             return next((line.strip() for line in reversed(lines) if line.strip()), "")
         return ""
@@ -87,10 +89,10 @@ class ChildProcess:
             while (message := self._outbox.get()) is not None:
                 connection.send(message)
 
-    def _receive(self, connection: Connection, hear: Callable[[Any], None]) -> None:
+    def _receive(self, connection: Connection, receive: Callable[[Any], None]) -> None:
         try:
             while True:
-                hear(connection.recv())
+                receive(connection.recv())
         except (EOFError, OSError):
             self._outbox.put(None)
-            hear(None)
+            receive(None)

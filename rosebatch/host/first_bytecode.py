@@ -15,7 +15,7 @@ from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 # More processes compile files that were imported meanwhile.
-_MOST_PROCESSES = 8
+_MAX_PROCESSES = 8
 _PACKAGES = ("torch", "triton")
 # Parts of PyTorch that a start does not import, a half of its files.
 _UNUSED = frozenset({"_dynamo", "_export", "_inductor", "distributed", "onnx", "testing"})
@@ -28,7 +28,7 @@ def compile_beside(cache: Path) -> list[subprocess.Popen[bytes]]:
     """
     specs = [spec for name in _PACKAGES if (spec := find_spec(name)) is not None]
     folders = [folder for spec in specs for folder in spec.submodule_search_locations or ()]
-    count = min(_MOST_PROCESSES, (os.cpu_count() or 1) - 1)
+    count = min(_MAX_PROCESSES, (os.cpu_count() or 1) - 1)
     # Without the environment's and the site's packages, a process begins in 20 ms.
     python = [sys.executable, "-I", "-S", "-X", f"pycache_prefix={cache}", __file__]
     lock = os.open(cache, os.O_RDONLY)

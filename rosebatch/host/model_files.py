@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rosebatch.errors import UserError, is_failure, printable
+from rosebatch.core.errors import UserError, is_failure, printable
 
 # Characters of a reason, and of a name within a reason.
 _REASON = 200
 _NAME = 60
 # No config or template is longer. A tokenizer may have a million tokens.
-_MOST_TEXT = 1 << 30
+_MAX_TEXT = 1 << 30
 
 
 def refusal(place: object, reason: object) -> UserError:
@@ -55,8 +55,8 @@ def read_text(path: Path) -> str:
     """
     require_file(path)
     try:
-        if path.stat().st_size > _MOST_TEXT:
-            raise refusal(path, f"longer than {_MOST_TEXT} bytes")
+        if path.stat().st_size > _MAX_TEXT:
+            raise refusal(path, f"longer than {_MAX_TEXT} bytes")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise refusal(path, error) from None
@@ -105,5 +105,5 @@ def _text(reason: object) -> str:
     return " ".join(text[: 4 * _REASON].split()) or type(reason).__name__
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

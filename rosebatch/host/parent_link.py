@@ -15,12 +15,12 @@ class ParentLink:
         hear: called with each message of the parent, on another thread.
     """
 
-    def __init__(self, descriptor: int, hear: Callable[[Any], None]) -> None:
+    def __init__(self, descriptor: int, receive: Callable[[Any], None]) -> None:
         self._connection = Connection(descriptor)
         self._lock = Lock()
-        Thread(target=self._receive, args=(hear,), daemon=True).start()
+        Thread(target=self._receive, args=(receive,), daemon=True).start()
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """Send a message."""
         try:
             with self._lock:
@@ -28,9 +28,9 @@ class ParentLink:
         except OSError:
             os._exit(1)
 
-    def _receive(self, hear: Callable[[Any], None]) -> None:
+    def _receive(self, receive: Callable[[Any], None]) -> None:
         try:
             while True:
-                hear(self._connection.recv())
+                receive(self._connection.recv())
         except (EOFError, OSError):
             os._exit(1)

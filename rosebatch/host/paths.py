@@ -8,13 +8,13 @@ from typing import IO, Any
 
 # As /dev/stdin, /dev/fd/N and the shell's <(command) resolve.
 _DESCRIPTOR = re.compile(r"/proc/(\d+)/(?:task/\d+/)?fd/(\d+)|/dev/fd/(\d+)")
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 
 
 def descriptor_of(path: str | Path) -> int | None:
     """The open descriptor of this process that a path such as ``/dev/stdout`` or ``/dev/fd/3`` names."""
     name = os.fspath(path)
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         name = os.path.join(os.path.realpath(os.path.dirname(name)), os.path.basename(name))  # noqa: PTH118, PTH119, PTH120
         match = _DESCRIPTOR.fullmatch(name)
         if match and match[1] in (None, str(os.getpid())):

@@ -22,8 +22,8 @@ class DaemonPool(Executor):
     a call that takes minutes.
     """
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most = most
+    def __init__(self, limit: int, name: str) -> None:
+        self._limit = limit
         self._name = name
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._threads: list[Thread] = []
@@ -32,7 +32,7 @@ class DaemonPool(Executor):
         """Run a call on one of the threads."""
         future: Future[T] = Future()
         self._jobs.put((future, lambda: call(*args, **kwargs)))
-        if len(self._threads) < self._most:
+        if len(self._threads) < self._limit:
             name = f"{self._name}-{len(self._threads)}"
             self._threads.append(Thread(target=_work, args=(self._jobs,), name=name, daemon=True))
             self._threads[-1].start()

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rosebatch.errors import FlagError, RowError
+from rosebatch.core.errors import FlagError, RowError
 from rosebatch.io.result_names import LISTS_IN_RESULTS
 from rosebatch.io.rows import PROMPT_FIELDS, REQUEST_FIELDS
 

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rosebatch.config import EncodingFormat
-from rosebatch.errors import RowError
+from rosebatch.config.run import EncodingFormat
+from rosebatch.core.errors import RowError
+from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.sampling_params import GREEDY
 from rosebatch.io.fields import Message, plain_message, prompt_options, to_struct
 from rosebatch.io.result_names import EMBEDDING_FIELDS, require_no_collision, reserved_names
 from rosebatch.io.results import Answer, failure_fields
 from rosebatch.io.rows import FailedRow, PromptRow
-from rosebatch.pooling_params import PoolingParams
-from rosebatch.sampling_params import GREEDY
 
 
 class _Fields(msgspec.Struct):

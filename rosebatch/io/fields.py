@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
+from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
 from rosebatch.io.tools import Tool, ToolChoice, ToolUse, tool_use
-from rosebatch.sampling_params import GrammarSpec, SamplingParams
 
 FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
 
@@ -133,7 +133,7 @@ TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 NO_OPTIONS = PromptOptions()
 # Of a line, down to its fields' numbers: a field, a list, its members.
 _NUMBERS_LEVELS = 3
-_MOST_CACHED = 1024
+_MAX_CACHED = 1024
 _LONGEST_CACHED = 4096
 
 
@@ -190,7 +190,7 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
         return _params_by_json(given)
 
 
-@lru_cache(_MOST_CACHED)
+@lru_cache(_MAX_CACHED)
 def _cached_params(key: tuple[tuple[str, type, Any], ...]) -> SamplingParams:
     return _params({name: value for name, _, value in key})
 
@@ -214,7 +214,7 @@ def _params_by_json(given: Mapping[str, Any]) -> SamplingParams:
     if params is None:
         params = _params(given)
         if len(key) <= _LONGEST_CACHED:
-            if len(_BY_JSON) == _MOST_CACHED:
+            if len(_BY_JSON) == _MAX_CACHED:
                 _BY_JSON.clear()
             _BY_JSON[key] = params
     return params

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.io.formats import READ, named
-from rosebatch.io.unread import is_unread_data, is_visible, require_all_read
+from rosebatch.io.unsupported_formats import is_unsupported_data, is_visible, require_all_read
 
 _WILD = "*?["
 # A whole repository. Splits and configurations have folders of their own there.
@@ -106,7 +106,7 @@ def would_find(source: str, path: str) -> bool:
     if not is_folder:
         return _matches(path.split("/"), source.split("/"))
     inside = path.removeprefix(f"{source}/").split("/")
-    skipped = len(inside) == 1 and is_unread_data(inside[0])
+    skipped = len(inside) == 1 and is_unsupported_data(inside[0])
     return path.startswith(f"{source}/") and all(map(is_visible, inside)) and (skipped or _is_data(inside[-1]))
 
 
@@ -252,7 +252,7 @@ def _wanted(name: str) -> bool:
 
 def _is_data(name: str) -> bool:
     """Whether a file in an inner folder is rows of a user, rather than the settings of a model."""
-    return _wanted(name) or (is_unread_data(name) and not name.lower().endswith(".json"))
+    return _wanted(name) or (is_unsupported_data(name) and not name.lower().endswith(".json"))
 
 
 def _holds_data(walked: Iterable[tuple[str, list[str], list[str]]]) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from rosebatch.errors import FlagError
+from rosebatch.core.errors import FlagError
 from rosebatch.io.columns import Columns
 from rosebatch.io.result_names import RESULT_FIELDS, collision_message, collisions, in_order, reserved_names
 

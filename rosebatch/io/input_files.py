@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.host.file_state import FileState
 from rosebatch.host.paths import is_stream
 from rosebatch.io.compressed import decompressed

@@ -11,7 +11,7 @@ from typing import IO, Any, Protocol
 
 import msgspec
 
-from rosebatch.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError, UserError
 from rosebatch.host.sync import sync
 from rosebatch.io.compressed import open_compressed
 from rosebatch.io.formats import Compression, named
@@ -20,8 +20,8 @@ from rosebatch.io.part_file import PartFile
 from rosebatch.io.part_lines import PartEncoder
 
 # Results that a stream holds back while it waits for an earlier row, and their bytes.
-_MOST_HELD = 4096
-_MOST_HELD_BYTES = 64 << 20
+_MAX_HELD = 4096
+_MAX_HELD_BYTES = 64 << 20
 
 
 class Encode(Protocol):
@@ -131,7 +131,7 @@ class StreamOutput:
     @property
     def full(self) -> bool:
         """Whether thousands of results, or many bytes, wait for one row."""
-        return len(self._held) >= _MOST_HELD or self._held_bytes >= _MOST_HELD_BYTES
+        return len(self._held) >= _MAX_HELD or self._held_bytes >= _MAX_HELD_BYTES
 
     def add(self, index: int, row: dict[str, Any], *, failed: bool) -> None:
         """Write the row and those that waited for it, or hold it until its turn."""

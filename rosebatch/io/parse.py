@@ -7,19 +7,19 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
-from rosebatch.errors import RowError, unexpected
-from rosebatch.io.cells import BadCells, TextCells
+from rosebatch.core.errors import RowError, unexpected
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.columns import Columns, from_text, with_integers
 from rosebatch.io.depth import is_deeper
 from rosebatch.io.embeddings import EMBEDDING_REQUEST_FIELDS, carried_by_embedding, parse_embedding_row
 from rosebatch.io.openai.lines import parse_request
 from rosebatch.io.result_names import EMBEDDING_FIELDS, RESULT_FIELDS
 from rosebatch.io.rows import REQUEST_FIELDS, FailedRow, PromptRow, carried_fields, parse_row
-from rosebatch.pooling_params import PoolingParams
+from rosebatch.io.table_values import BadValues, TextValues
 
 Row = PromptRow | FailedRow
 # A line of JSON, or the values of a table's row. A table's row keeps all of its columns.
-Content = bytes | dict[str, Any] | TextCells | BadCells
+Content = bytes | dict[str, Any] | TextValues | BadValues
 # Levels of lists and objects in a line. Python's own limit, near 1000, depends on where a line is read or written.
 _DEEPEST = 600
 
@@ -143,10 +143,10 @@ class RowParser:
 
     def _row(self, record: Record) -> Row:
         index, where, content = record.number, record.where, record.content
-        if isinstance(content, BadCells):
+        if isinstance(content, BadValues):
             # As carried as it would be without the error.
             return FailedRow(index=index, where=where, metadata=self._carried(content.values), error=content.error)
-        if isinstance(content, TextCells):
+        if isinstance(content, TextValues):
             return self._renamed_row(content.values, from_text(content.values), index, where)
         if isinstance(content, dict):
             request = with_integers(content)

@@ -16,7 +16,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, BinaryIO
 
-from rosebatch.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError, UserError
 from rosebatch.host.sync import sync
 from rosebatch.io.part_lines import (
     PartLine,
@@ -35,7 +35,7 @@ _SYNC_ROWS = 1024
 # The time that such rows may take at least, in times of what the disk took for the last ones.
 _SYNC_SHARE = 10
 # Bytes of rows that wait to be handed to the system, at most.
-_MOST_UNWRITTEN = 4 << 20
+_MAX_UNWRITTEN = 4 << 20
 # The most that a power cut can lose in any case.
 _SYNC_SECONDS = 2.0
 # Of a file that is read from its beginning to its end.
@@ -104,7 +104,7 @@ class PartFile:
         return part
 
     @classmethod
-    def reopen(cls, path: Path, most: int | None = None) -> "PartFile | None":
+    def reopen(cls, path: Path, limit: int | None = None) -> "PartFile | None":
         """Open an earlier run's file and drop a torn last line.
 
         Args:
@@ -128,7 +128,7 @@ class PartFile:
                 return None
             part.manifest = decode_manifest(first, path)
             part._checksum = manifest_checksum(first)
-            part._recover(file, len(first), most)
+            part._recover(file, len(first), limit)
         return part
 
     def __contains__(self, index: int) -> bool:
@@ -170,7 +170,7 @@ class PartFile:
         due = self._unsynced >= _SYNC_ROWS and since >= _SYNC_SHARE * self._sync_seconds
         if due or since >= _SYNC_SECONDS:
             self.sync()
-        elif self._unwritten >= _MOST_UNWRITTEN:
+        elif self._unwritten >= _MAX_UNWRITTEN:
             self.flush()
 
     def flush(self) -> None:
@@ -272,15 +272,15 @@ class PartFile:
         finally:
             self.close()
 
-    def _recover(self, file: BinaryIO, place: int, most: int | None) -> None:
-        """Count the rows from byte ``place`` on, up to the index ``most``. Cut off what follows the last intact one."""
+    def _recover(self, file: BinaryIO, place: int, limit: int | None) -> None:
+        """Count the rows from byte ``place`` on, up to index ``limit``. Cut off what follows the last intact one."""
         end = place
         for content in file:
             place += len(content)
             if line := self._decode(content):
                 end = place
                 # A line that is there twice counts once.
-                if line.row_index not in self and (most is None or line.row_index < most):
+                if line.row_index not in self and (limit is None or line.row_index < limit):
                     self._count([line.row_index])
                     self.num_failed += line.failed
             elif content.endswith(b"\n"):

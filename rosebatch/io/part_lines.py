@@ -18,7 +18,7 @@ from zlib import crc32
 
 import msgspec
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 
 FORMAT = 2
 _NAME = b'["rosebatch part",'

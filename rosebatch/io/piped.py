@@ -7,7 +7,7 @@ import tempfile
 import weakref
 from typing import IO
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.host.paths import open_stream
 
 

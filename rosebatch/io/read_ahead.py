@@ -15,14 +15,14 @@ _GROUPS_AHEAD = 2
 _PATIENCE_SECONDS = 0.1
 
 
-def grouped(items: Iterator[T], size: Callable[[T], int], most: int = _GROUP) -> Iterator[list[T]]:
+def grouped(items: Iterator[T], size: Callable[[T], int], limit: int = _GROUP) -> Iterator[list[T]]:
     """Items in groups of at most so many. A group ends early if it has many bytes, by the size of each item."""
     group: list[T] = []
     total = 0
     for item in items:
         group.append(item)
         total += size(item)
-        if len(group) == most or total >= _GROUP_BYTES:
+        if len(group) == limit or total >= _GROUP_BYTES:
             yield group
             group, total = [], 0
     if group:

@@ -10,8 +10,9 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from rosebatch.config import InputFormat
-from rosebatch.errors import UserError, printable
+from rosebatch.config.run import InputFormat
+from rosebatch.core.errors import UserError, printable
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.columns import Columns
 from rosebatch.io.files import as_path, file_name, is_url
 from rosebatch.io.formats import Kind, named, table_of
@@ -24,11 +25,10 @@ from rosebatch.io.result_names import EMBEDDING_FIELDS, RESULT_FIELDS
 from rosebatch.io.schema_metadata import kept_metadata
 from rosebatch.io.seen_ids import SeenIds
 from rosebatch.io.tables import open_table
-from rosebatch.io.unread import kind_of, require_lines
-from rosebatch.pooling_params import PoolingParams
+from rosebatch.io.unsupported_formats import kind_of, require_lines
 
 # Lines of a file that may be looked at to recognize an OpenAI batch.
-_MOST_PEEKED = 100
+_MAX_PEEKED = 100
 _BOM = b"\xef\xbb\xbf"
 _SIZE = attrgetter("size")
 # Rows that are read together. Of files, more: a large group takes less time for each row.
@@ -234,10 +234,10 @@ class PromptReader:
         """How records become rows. On stdin this waits for the first line."""
         return RowParser(self.is_batch, self.defaults, self.result_column, self.columns, self.pooling)
 
-    def _identified(self, records: Iterator[Record], most: int) -> Iterator[list[Record]]:
+    def _identified(self, records: Iterator[Record], limit: int) -> Iterator[list[Record]]:
         """The rows to serve, in groups of at most so many. Those that repeat an id are marked."""
         seen, parser, serves = SeenIds(), self.parser, self.serves
-        for group in grouped(records, _SIZE, most):
+        for group in grouped(records, _SIZE, limit):
             identities = parser.identities([record.content for record in group])
             for place in seen.repeated(identities):
                 group[place] = replace(group[place], repeated=identities[place])
@@ -246,8 +246,8 @@ class PromptReader:
             if group:
                 yield group
 
-    def _rows(self, records: Iterator[Record], most: int) -> Iterator[Row]:
-        return map(self.parser.parse, chain.from_iterable(self._identified(records, most)))
+    def _rows(self, records: Iterator[Record], limit: int) -> Iterator[Row]:
+        return map(self.parser.parse, chain.from_iterable(self._identified(records, limit)))
 
     def digest(self) -> str:
         """SHA-256 of the files' contents, as ``require_unchanged`` will compare it."""
@@ -268,7 +268,7 @@ class PromptReader:
             streamed = path == "-" and not self._files.can_reopen(path)
             seen = list(self._peeked) if streamed else []
             try:
-                for number, line in enumerate(islice(chain(seen, _lines(file, path)), _MOST_PEEKED)):
+                for number, line in enumerate(islice(chain(seen, _lines(file, path)), _MAX_PEEKED)):
                     if streamed and number >= len(seen):
                         self._peeked.append(line)
                     try:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 
 # A result has these beside the fields that it takes over from its row, or in one field of their own.
 RESULT_FIELDS = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.io.fields import OPTION_FIELDS, SAMPLING_FIELDS, TOOL_FIELDS
 
 # Names that other tools have for sampling fields.

@@ -5,7 +5,9 @@ from typing import Any
 
 import msgspec
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
+from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.fields import (
     NO_OPTIONS,
     OPTION_FIELDS,
@@ -25,8 +27,6 @@ from rosebatch.io.fields import (
 from rosebatch.io.result_names import LISTS_IN_RESULTS, RESULT_FIELDS, require_no_collision
 from rosebatch.io.row_names import NESTED, SAME_AS, unclear_names, with_own_names
 from rosebatch.io.tools import ToolUse
-from rosebatch.pooling_params import PoolingParams
-from rosebatch.sampling_params import SamplingParams
 
 
 class PromptRow(msgspec.Struct, frozen=True, kw_only=True):

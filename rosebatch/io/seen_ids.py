@@ -4,13 +4,13 @@ import hashlib
 import sqlite3
 from collections.abc import Sequence
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 
 _CACHE_KIB = 2048
 # Of longer ids only a digest is stored.
 _LONGEST = 64
 # So many stay in memory, some 6 MB. The database takes longer.
-_MOST_IN_MEMORY = 2**16
+_MAX_IN_MEMORY = 2**16
 # Keys of a statement of the database.
 _AT_ONCE = 128
 
@@ -53,7 +53,7 @@ class SeenIds:
         if self._database is None:
             known = keys & self._in_memory
             self._in_memory |= keys
-            if len(self._in_memory) >= _MOST_IN_MEMORY:
+            if len(self._in_memory) >= _MAX_IN_MEMORY:
                 self._move()
             return known
         known = set()

@@ -10,16 +10,16 @@ from typing import IO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rosebatch.errors import UserError
-from rosebatch.io.cells import BadCells, rows_of
+from rosebatch.core.errors import UserError
 from rosebatch.io.csv_table import CsvTable
 from rosebatch.io.files import file_name
 from rosebatch.io.formats import MAGIC_BYTES, Kind, named, table_of
 from rosebatch.io.parse import Content
+from rosebatch.io.table_values import BadValues, rows_of
 
 # Rows that are decoded at once, and their bytes. A file's dictionary of long values may hide how long its rows are.
-_MOST_ROWS = 256
-_MOST_BYTES = 4 << 20
+_MAX_ROWS = 256
+_MAX_BYTES = 4 << 20
 _NAMES: dict[Kind, str] = {"parquet": "Parquet", "arrow": "Arrow", "csv": "CSV"}
 
 Wanted = Callable[[str], bool]
@@ -89,11 +89,11 @@ def _parquet(file: pq.ParquetFile, path: str) -> Table:
 def _rows_at_once(metadata: pq.FileMetaData) -> int:
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     longest = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
-    return _most_rows(longest)
+    return _max_rows(longest)
 
 
-def _most_rows(row_bytes: int) -> int:
-    return max(1, min(_MOST_ROWS, _MOST_BYTES // max(row_bytes, 1)))
+def _max_rows(row_bytes: int) -> int:
+    return max(1, min(_MAX_ROWS, _MAX_BYTES // max(row_bytes, 1)))
 
 
 def _arrow(raw: IO[bytes], path: str) -> Table:
@@ -111,7 +111,7 @@ def _arrow(raw: IO[bytes], path: str) -> Table:
     def rows(wanted: Wanted) -> Iterator[tuple[Content, int]]:
         _distinct(filter(wanted, reader.schema.names), path)
         for batch in batches:
-            step = _most_rows(batch.nbytes // max(batch.num_rows, 1))
+            step = _max_rows(batch.nbytes // max(batch.num_rows, 1))
             for start in range(0, batch.num_rows, step):
                 yield from _batch_rows(batch.slice(start, step), wanted)
 
@@ -126,7 +126,7 @@ def _plain(schema: pa.Schema) -> pa.Schema:
     return pa.schema(fields, schema.metadata)
 
 
-def _batch_rows(batch: pa.RecordBatch, wanted: Wanted) -> Iterator[tuple[dict[str, object] | BadCells, int]]:
+def _batch_rows(batch: pa.RecordBatch, wanted: Wanted) -> Iterator[tuple[dict[str, object] | BadValues, int]]:
     names = [name for name in batch.schema.names if wanted(name)]
     if not names:
         # A batch without columns has no rows.

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.text.tool_calls.call import Offered, Schema
 from rosebatch.text.tool_calls.call import ToolCall as ToolCall
 

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from rosebatch.errors import unexpected
+from rosebatch.core.errors import unexpected
+from rosebatch.core.request import Completion
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.results import Answer, Choice, ScoredToken, Shape
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.prepare import PreparedPrompt
 from rosebatch.job.serve import ServedRow
-from rosebatch.request import Completion
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.text.chat_forms import ChatReader, ChatText
+from rosebatch.text.chat_parsers import ChatReader, ChatText
 from rosebatch.text.tokenizer import Tokenizer, cut_at_stop
 from rosebatch.text.tool_calls.call import ToolCall
 

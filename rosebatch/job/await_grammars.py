@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.host.threads import done_within, wait_for
 from rosebatch.job.prepare import DEFAULT_BYTES, Prepared, PreparedRow
 from rosebatch.report.stopwatch import Stopwatch
@@ -17,7 +17,7 @@ from rosebatch.text.grammar_check import Tried
 # their order, and a second run takes the same steps. A grammar that takes longer usually fails.
 _PATIENCE_SECONDS = 0.5
 # Rows that others have overtaken, at a time.
-_MOST_LATE = 256
+_MAX_LATE = 256
 # Between two looks at whether there is other work.
 _PAUSE_SECONDS = 0.002
 _SLICE_SECONDS = 0.1
@@ -29,7 +29,7 @@ def with_grammars(
     grammars: Grammars | None,
     check: Callable[[], None] = lambda: None,
     seconds: defaultdict[str, float] | None = None,
-    most_bytes: int = DEFAULT_BYTES,
+    max_bytes: int = DEFAULT_BYTES,
     *,
     in_order: bool = False,
 ) -> Iterator[Prepared | None]:
@@ -40,7 +40,7 @@ def with_grammars(
         grammars: None for a model without a tokenizer.
         check: called while waiting; what it raises ends the wait.
         seconds: time by kind of work is added there.
-        most_bytes: of the rows that others have overtaken.
+        max_bytes: of the rows that others have overtaken.
         in_order: a row waits for its grammar as long as it takes.
 
     Yields:
@@ -64,7 +64,7 @@ def with_grammars(
             yield found
             continue
         late.append(row)
-        while len(late) > _MOST_LATE or sum(each.row.size for each in late) > most_bytes:
+        while len(late) > _MAX_LATE or sum(each.row.size for each in late) > max_bytes:
             yield from _ready(late, _PAUSE_SECONDS) or _NOTHING
     while late:
         yield from _ready(late, _PAUSE_SECONDS) or _NOTHING

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.io.openai.fields import TEMPLATE_FIELDS
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
-from rosebatch.text.chat_forms import unknown_calls
+from rosebatch.text.chat_parsers import unknown_calls
 from rosebatch.text.tokenizer import Tokenizer
 
 

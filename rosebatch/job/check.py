@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from rosebatch.config.model import ModelConfig
+from rosebatch.core.errors import RowError, printable
+from rosebatch.core.request import Request
+from rosebatch.engine.cache.kv_cache import bytes_for_longest
+from rosebatch.engine.cache.memory import batched_tokens, min_slots
 from rosebatch.engine.engine import require_servable
-from rosebatch.engine.kv_cache import bytes_for_longest
-from rosebatch.engine.memory import batched_tokens, fewest_seats
-from rosebatch.engine.roofline import Floor, Rates, find_floor, weight_bytes
-from rosebatch.errors import RowError, printable
+from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, weight_bytes
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.parse import Row
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.prepare import Prepared, PreparedRow, prepare
-from rosebatch.launch import LaunchPlan, grammar_limits, load_tokenizer
-from rosebatch.model_config import ModelConfig
+from rosebatch.launch.launch import LaunchPlan, grammar_limits, load_tokenizer
 from rosebatch.report.table import field_rows
-from rosebatch.request import Request
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits
 from rosebatch.text.tokenizer import Tokenizer
@@ -107,8 +107,8 @@ def _count(
     for prompt in item.prompts:
         length, sampling = len(prompt.token_ids), prompt.sampling
         checked.prompt_lens.append(length)
-        most = 0 if item.row.pooling is not None else min(sampling.max_tokens, config.max_model_len - length)
-        checked.output_lens.append(sampling.n * most)
+        limit = 0 if item.row.pooling is not None else min(sampling.max_tokens, config.max_model_len - length)
+        checked.output_lens.append(sampling.n * limit)
 
 
 def _refused(row: PreparedRow, config: ModelConfig, *, strict: bool) -> FailedRow | None:
@@ -140,27 +140,27 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
     lines += field_rows(checked.ignored, checked.unclear)
     if not good:
         return lines
-    config, itemsize, seats = plan.source.config, plan.source.dtype.itemsize, fewest_seats(plan.config)
+    config, itemsize, slots = plan.source.config, plan.source.dtype.itemsize, min_slots(plan.config)
     for name, lens in (("prompt", checked.prompt_lens), ("output", checked.output_lens)):
         if not any(lens):
             # All rows are embedded.
             continue
-        most = "at most " if name == "output" else ""
+        limit = "at most " if name == "output" else ""
         ordered = sorted(lens)
         middle, late = (ordered[-(-len(ordered) * rank // 100) - 1] for rank in (50, 90))
         spread = f"{ordered[0]} to {ordered[-1]} a prompt, median {middle}, p90 {late}"
-        lines.append((f"{name} tokens", f"{most}{sum(lens)} ({spread})"))
+        lines.append((f"{name} tokens", f"{limit}{sum(lens)} ({spread})"))
     lines += [(f"prompts of {label} tokens", bar) for label, bar in _histogram(checked.prompt_lens)]
     totals = map(sum, zip(checked.prompt_lens, checked.output_lens, strict=True))
     chunk = batched_tokens(plan.config, plan.device.type)
-    cache = bytes_for_longest(config, block_size, plan.source.dtype, totals, seats, chunk)
+    cache = bytes_for_longest(config, block_size, plan.source.dtype, totals, slots, chunk)
     lines.append(("weights", _gib(weight_bytes(config, itemsize))))
-    lines.append(("KV cache", f"at most {_gib(cache)} for the {min(seats, good)} longest rows at once; less is enough"))
+    lines.append(("KV cache", f"at most {_gib(cache)} for the {min(slots, good)} longest rows at once; less is enough"))
     if config.delta:
-        states = min(seats, good) * config.num_delta_layers * config.delta.state_bytes(itemsize)
-        lines.append(("states", f"{_gib(states)} for {min(seats, good)} rows at once"))
+        states = min(slots, good) * config.num_delta_layers * config.delta.state_bytes(itemsize)
+        lines.append(("states", f"{_gib(states)} for {min(slots, good)} rows at once"))
     rates = rates.of(plan.config.tensor_parallel_size)
-    floor = find_floor(config, itemsize, checked.prompt_lens, checked.output_lens, max_num_seqs=seats, rates=rates)
+    floor = find_floor(config, itemsize, checked.prompt_lens, checked.output_lens, max_num_seqs=slots, rates=rates)
     lines.append(("time", time_range(floor, plan.device.type)))
     return lines
 
@@ -171,18 +171,18 @@ def time_range(floor: Floor, device: str) -> str:
     The first holds if answers end at once, and the run is among the fastest that were measured; the second if all
     reach their greatest length, and it is among the slowest.
     """
-    (most, least), (quick, slow) = _SHARES[device], _START_SECONDS[device]
-    low, high = quick + floor.prefill_s / most, slow + floor.seconds / least
+    (limit, minimum), (quick, slow) = _SHARES[device], _START_SECONDS[device]
+    low, high = quick + floor.prefill_s / limit, slow + floor.seconds / minimum
     return f"about {low:.0f} s to {high:.0f} s: answers may end early; {floor.seconds:.1f} s is the floor if none does"
 
 
 def _histogram(lens: Iterable[int]) -> list[tuple[str, str]]:
     """Ranges between powers of two, each with a bar."""
     counts = Counter(length.bit_length() for length in lens)
-    most = max(counts.values())
+    limit = max(counts.values())
     rows = []
     for bits in range(min(counts), max(counts) + 1):
-        bar = "#" * -(-counts[bits] * _BAR // most)
+        bar = "#" * -(-counts[bits] * _BAR // limit)
         rows.append((f"{2 ** (bits - 1)}-{2**bits - 1}", f"{counts[bits]} {bar}".rstrip()))
     return rows
 

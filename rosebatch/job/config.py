@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from rosebatch.config import EncodingFormat, Flag, InputFormat
-from rosebatch.pooling_params import PoolingParams
+from rosebatch.config.run import EncodingFormat, Flag, InputFormat
+from rosebatch.core.pooling_params import PoolingParams
 
 FILES = "Input and output"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig:
-    """One job over files, apart from the model (see ``rosebatch.config.RunConfig``).
+    """One job over files, apart from the model (see ``rosebatch.config.run.RunConfig``).
 
     Attributes:
         input: path, URL, folder or glob; ``-`` for stdin.
@@ -39,7 +39,7 @@ class JobConfig:
         Flag("JSONL file for failed rows. Default for OpenAI batches: OUTPUT.errors.jsonl.", FILES, rare=True),
     ] = None
     rows_per_file: Annotated[
-        int | None, Flag("Most rows in each file of a folder. Default: 1000000.", FILES, least=1, rare=True)
+        int | None, Flag("Most rows in each file of a folder. Default: 1000000.", FILES, minimum=1, rare=True)
     ] = None
     result_column: Annotated[
         str | None, Flag("Put the fields of results into one of this name.", FILES, metavar="NAME", rare=True)

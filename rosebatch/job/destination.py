@@ -11,8 +11,8 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rosebatch.config import RunConfig
-from rosebatch.errors import FlagError, UserError
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import FlagError, UserError
 from rosebatch.host.paths import open_stream, takes_rows_in_order
 from rosebatch.io.files import file_name, is_table, is_url, remove_url, require_writable_url, upload
 from rosebatch.io.formats import named
@@ -39,8 +39,8 @@ from rosebatch.io.parquet import (
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.config import JobConfig
-from rosebatch.job.finished import forget, keep, manifest_path, require_can_keep
 from rosebatch.job.manifest import differences, now
+from rosebatch.job.output_manifest import forget, keep, manifest_path, require_can_keep
 from rosebatch.job.paths import (
     Used,
     require_apart,
@@ -192,9 +192,9 @@ def open_output(
         stream = _open_stream(output)
         return StreamOutput(stream, now(), errors, partial(_close, stream, errors))
     digest = None if reader.source == "-" else reader.digest()
-    most = max((row.index + 1 for row in reader), default=0) if force else None
+    limit = max((row.index + 1 for row in reader), default=0) if force else None
     path = output.part if shard is None else shard.part(output.path)
-    part = _part_file(path, manifest(digest), resume=resume, force=force, most=most)
+    part = _part_file(path, manifest(digest), resume=resume, force=force, limit=limit)
     if shard is not None:
         return ShardOutput(part, placement)
 
@@ -262,8 +262,8 @@ def placement_of(destination: Destination, reader: PromptReader, rows_per_file: 
         write_parquet, types=types, carried=carried, result_column=column, writer=writer
     )
     if to_folder:
-        most = rows_per_file or _ROWS_PER_FILE
-        write = partial(write_parquet_parts, rows_per_file=most, types=types, carried=carried, result_column=column)
+        limit = rows_per_file or _ROWS_PER_FILE
+        write = partial(write_parquet_parts, rows_per_file=limit, types=types, carried=carried, result_column=column)
     kept = None if carried is None else reader.result_names if column is None else (column,)
     return Placement(path, write, kept, place=place)
 
@@ -302,10 +302,10 @@ def _close(*streams: IO[bytes] | None) -> None:
 
 
 def _part_file(
-    path: Path, manifest: Callable[[], dict[str, Any]], *, resume: bool, force: bool, most: int | None
+    path: Path, manifest: Callable[[], dict[str, Any]], *, resume: bool, force: bool, limit: int | None
 ) -> PartFile:
-    """A new part file, or that of an earlier run. An input that has become shorter has at ``most`` so many rows."""
-    part = PartFile.reopen(path, most) if resume else None
+    """A new part file, or that of an earlier run. An input that has become shorter has at ``limit`` so many rows."""
+    part = PartFile.reopen(path, limit) if resume else None
     if part is None:
         return PartFile.create(path, manifest)
     try:

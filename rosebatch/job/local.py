@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from rosebatch.byte_sizes import in_bytes
-from rosebatch.config import RunConfig
+from rosebatch.config.byte_sizes import in_bytes
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import UserError
+from rosebatch.core.version import __version__
 from rosebatch.engine.engine import EMBEDS_ONLY
-from rosebatch.engine.stats import EngineStats
-from rosebatch.errors import UserError
+from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.host.threads import in_background
 from rosebatch.io.output import Output
 from rosebatch.io.parse import Row
@@ -22,12 +23,12 @@ from rosebatch.io.results import Shape
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.answers import answer_or_failure
 from rosebatch.job.check import check_file
-from rosebatch.job.facts import ModelFacts
-from rosebatch.job.not_finite import MOST_NOT_FINITE, require_finite
+from rosebatch.job.model_info import ModelInfo
+from rosebatch.job.not_finite import MAX_NOT_FINITE, require_finite
 from rosebatch.job.serve import Served as ServedRow
 from rosebatch.job.serve import serve
 from rosebatch.job.service import Served, Work
-from rosebatch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
+from rosebatch.launch.launch import Launched, LaunchPlan, default_sampling, load, plan_launch
 from rosebatch.model.sentence_transformers import pooling_or_refusal, prompts_or_none
 from rosebatch.model.source import tokenizer_fingerprint
 from rosebatch.report.build import peak_memory
@@ -35,7 +36,6 @@ from rosebatch.report.progress import Progress
 from rosebatch.report.provenance import gpu_name
 from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.report.tally import Tally
-from rosebatch.version import __version__
 
 
 @contextmanager
@@ -58,7 +58,7 @@ class LocalService:
     places: Sequence[str] = ()
 
     def __init__(self, plan: LaunchPlan, launched: Launched | None = None) -> None:
-        self.facts = facts_of(plan)
+        self.facts = model_info_of(plan)
         self._plan = plan
         self._launched = launched
         self._stats = EngineStats()
@@ -99,7 +99,7 @@ class LocalService:
         return Served(self._stats, launched.description, launched.load_seconds, peak_memory(), gpu_name())
 
 
-def facts_of(plan: LaunchPlan) -> ModelFacts:
+def model_info_of(plan: LaunchPlan) -> ModelInfo:
     """What a job has to know of a model.
 
     Raises:
@@ -116,7 +116,7 @@ def facts_of(plan: LaunchPlan) -> ModelFacts:
         "device": plan.device.type,
         "sampler": plan.config.sampler,
         "tensor_parallel_size": plan.config.tensor_parallel_size,
-        "toggles": asdict(plan.toggles),
+        "toggles": asdict(plan.switches),
         "versions": {
             "rosebatch": __version__,
             "python": platform.python_version(),
@@ -124,13 +124,13 @@ def facts_of(plan: LaunchPlan) -> ModelFacts:
             "tokenizers": version("tokenizers"),
         },
     }
-    independent = plan.device.type == "cpu" and plan.toggles.batch_invariant
+    independent = plan.device.type == "cpu" and plan.switches.batch_invariant
     pooling, refusal = pooling_or_refusal(plan.source.folder)
     refused = {} if refusal is None else {"embed": refusal}
     if not plan.source.has_head:
         refused["generate"] = f"{plan.source.name}: {EMBEDS_ONLY}; use rosebatch embed"
     names = sorted(prompts_or_none(plan.source.folder).by_name)
-    return ModelFacts(plan.source.name, identity, default_sampling(plan), independent, asdict(pooling), refused, names)
+    return ModelInfo(plan.source.name, identity, default_sampling(plan), independent, asdict(pooling), refused, names)
 
 
 def _tokenizer(plan: LaunchPlan) -> dict[str, str] | None:
@@ -217,7 +217,7 @@ class _Writer:
             for served in batch:
                 self._write(served)
             self.output.flush()
-        require_finite(self.tally, self.output.num_rows, at_least=MOST_NOT_FINITE)
+        require_finite(self.tally, self.output.num_rows, at_least=MAX_NOT_FINITE)
 
     def finish(self) -> None:
         """All rows are written: make the output visible."""

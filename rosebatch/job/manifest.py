@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.io.columns import Columns
-from rosebatch.job.facts import ModelFacts
+from rosebatch.job.model_info import ModelInfo
 
 _MISSING = "nothing"
 # Differs between two runs of the same kind.
@@ -18,7 +18,7 @@ _OF_ONE_RUN = {"created"}
 
 
 def build_manifest(
-    facts: ModelFacts,
+    facts: ModelInfo,
     fingerprint: Callable[[], str],
     input_digest: str | None,
     *,

@@ -3,21 +3,21 @@
 from dataclasses import replace
 from pathlib import Path
 
-from rosebatch.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError, UserError
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.columns import Columns
 from rosebatch.io.merged_parts import MergedParts
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import find_destination, placement_of
-from rosebatch.job.finished import forget
 from rosebatch.job.manifest import differences
+from rosebatch.job.output_manifest import forget
 from rosebatch.job.shard import Shard, find_parts
 from rosebatch.job.target import Target
-from rosebatch.pooling_params import PoolingParams
 
 # Missing shards or rows that a message names.
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 _OF_A_SHARD = {"shard", "created"}
 
 
@@ -93,6 +93,6 @@ def _require_complete(shard: Shard, part: PartFile, total: int) -> None:
 
 def _missing(what: str, numbers: list[int], of: str = "") -> str:
     """``rows 3, 5 are missing``."""
-    more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
-    names = ", ".join(map(str, numbers[:_MOST_NAMED])) + more
+    more = f" and {len(numbers) - _MAX_NAMED} more" if len(numbers) > _MAX_NAMED else ""
+    names = ", ".join(map(str, numbers[:_MAX_NAMED])) + more
     return f"{what} {names}{of} is missing" if len(numbers) == 1 else f"{what}s {names}{of} are missing"

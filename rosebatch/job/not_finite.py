@@ -1,10 +1,10 @@
 """A model that fails every row would fill the output with errors: such a job is given up."""
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.report.tally import Tally
 
 # Rows without finite logits, and no answer, before a job is given up.
-MOST_NOT_FINITE = 64
+MAX_NOT_FINITE = 64
 _CODE = "non_finite_logits"
 
 

@@ -10,20 +10,20 @@ from rosebatch.job.lengths import ROWS_AHEAD, length_class
 from rosebatch.job.prepare import DEFAULT_BYTES, END, End, Prepared, size_of
 
 # Rows that are read ahead at most. A stream holds 4,096 results that wait for an earlier row.
-_MOST_AHEAD = 3072
+_MAX_AHEAD = 3072
 
 
 def in_job_order(
-    items: Iterator[Prepared | None], seats: int, most_bytes: int = DEFAULT_BYTES, *, shares: bool = True
+    items: Iterator[Prepared | None], slots: int, max_bytes: int = DEFAULT_BYTES, *, shares: bool = True
 ) -> Iterator[Prepared | None]:
     """``in_good_order`` for an engine that runs so many sequences at a time: twice as many rows are a window."""
-    return in_good_order(items, 2 * seats, most_bytes, min(ROWS_AHEAD * seats, _MOST_AHEAD), shares=shares)
+    return in_good_order(items, 2 * slots, max_bytes, min(ROWS_AHEAD * slots, _MAX_AHEAD), shares=shares)
 
 
 def in_good_order(
     items: Iterator[Prepared | None],
     window: int,
-    most_bytes: int = DEFAULT_BYTES,
+    max_bytes: int = DEFAULT_BYTES,
     ahead: int = 0,
     *,
     shares: bool = True,
@@ -32,7 +32,7 @@ def in_good_order(
 
     Its blocks are then computed once and are still there for the next prompt, however small the KV cache is. For each
     row handed out, another is read: reading a whole window at once would keep the device waiting. Rows of many bytes
-    make a window smaller, so that all rows held have about ``most_bytes``. A window ends early where no row comes at
+    make a window smaller, so that all rows held have about ``max_bytes``. A window ends early where no row comes at
     the moment; None is handed on if none is held.
 
     Once the last row is read, those that may become the longest go first: a long one begun last would run alone
@@ -43,13 +43,13 @@ def in_good_order(
     """
     held = handed = 0
     ended = False
-    most = max(ahead, window)
+    limit = max(ahead, window)
     # Read, and in no window yet.
     waiting: deque[_Held] = deque()
 
     def read(count: int) -> None:
         nonlocal held, ended
-        while count > 0 and held < most_bytes and not ended:
+        while count > 0 and held < max_bytes and not ended:
             item = next(items, END)
             if item is None:
                 break
@@ -78,7 +78,7 @@ def in_good_order(
             if ended:
                 continue
             wanted = 2 if handed > window or len(waiting) + len(left) < window - 1 else 1
-            read(min(wanted, most - len(left) - len(waiting)))
+            read(min(wanted, limit - len(left) - len(waiting)))
             if ended:
                 left = _ordered([*left, *waiting], longest_first=True)
                 waiting.clear()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rosebatch.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError, UserError
 from rosebatch.host import paths
 from rosebatch.io.files import is_url, url_identity, would_find
 from rosebatch.io.part_lines import begins_part_file

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from rosebatch.errors import RowError, unexpected
+from rosebatch.core.errors import RowError, unexpected
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.host.threads import wait_for
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.chat_rows import for_model
-from rosebatch.job.footprint import prompt_bytes, row_bytes
+from rosebatch.job.memory_estimate import prompt_bytes, row_bytes
 from rosebatch.job.seeds import row_seed
 from rosebatch.report.stopwatch import Stopwatch
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.text.chat_forms import ChatReader
+from rosebatch.text.chat_parsers import ChatReader
 from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.grammar_check import Tried
 from rosebatch.text.tokenizer import Tokenizer
@@ -105,7 +105,7 @@ def prepare(
     seed: int | None = None,
     seconds: defaultdict[str, float] | None = None,
     check: Callable[[], None] = lambda: None,
-    most_bytes: int = DEFAULT_BYTES,
+    max_bytes: int = DEFAULT_BYTES,
     max_model_len: int = 1 << 20,
 ) -> Iterator[Prepared | None]:
     """Prepare rows, a group at a time. Those that no engine could serve become failed rows.
@@ -118,11 +118,11 @@ def prepare(
         seed: of the job.
         seconds: host time by kind of work is added there.
         check: called while waiting; what it raises ends the wait.
-        most_bytes: of rows under way in the whole job.
+        max_bytes: of rows under way in the whole job.
         max_model_len: most tokens of prompt and completion together, for estimates.
     """
     source = (for_model(row, tokenizer) for row in rows)
-    group_bytes = min(_GROUP_BYTES, most_bytes // 16 // _ENCODING_BYTES)
+    group_bytes = min(_GROUP_BYTES, max_bytes // 16 // _ENCODING_BYTES)
     seconds = defaultdict(float) if seconds is None else seconds
 
     def encode(texts: _Texts) -> list[list[_Encoded]]:
@@ -170,7 +170,7 @@ class _Read(NamedTuple):
 
 
 def _next_group(
-    source: Iterator[Row | None], grammars: Grammars | None, most_bytes: int
+    source: Iterator[Row | None], grammars: Grammars | None, max_bytes: int
 ) -> tuple[list[_Read], bool, bool]:
     """Some rows; whether the source ended; whether it has nothing at the moment."""
     group: list[_Read] = []
@@ -184,7 +184,7 @@ def _next_group(
         size = row_bytes(row)
         group.append(_Read(row, size, tried))
         total += size
-        if len(group) == _GROUP or total >= most_bytes:
+        if len(group) == _GROUP or total >= max_bytes:
             return group, False, False
     return group, True, False
 

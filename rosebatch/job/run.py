@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rosebatch.byte_sizes import in_bytes
-from rosebatch.config import EncodingFormat, InputFormat, RunConfig
-from rosebatch.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
+from rosebatch.config.byte_sizes import in_bytes
+from rosebatch.config.run import EncodingFormat, InputFormat, RunConfig
+from rosebatch.core.errors import FlagError, InterruptionError, LostProcessError, RowError, UserError
+from rosebatch.core.pooling_params import PLAIN, PoolingParams
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.columns import Columns
 from rosebatch.io.embeddings import EmbeddingShape
 from rosebatch.io.fields import SAMPLING_FIELDS, fields_of, sampling_params, with_defaults
@@ -20,16 +22,14 @@ from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import PlainShape, Shape
 from rosebatch.job.config import JobConfig
 from rosebatch.job.destination import Destination, errors_of, find_destination, open_output
-from rosebatch.job.finished import Finished, find_finished
 from rosebatch.job.manifest import build_manifest
+from rosebatch.job.output_manifest import OutputManifest, find_output_manifest
 from rosebatch.job.service import Loaded, Served, Service, Work
 from rosebatch.job.shard import Shard
-from rosebatch.pooling_params import PLAIN, PoolingParams
 from rosebatch.report.build import build_report, write_report
 from rosebatch.report.progress import Progress
 from rosebatch.report.table import print_report
 from rosebatch.report.tally import Tally
-from rosebatch.sampling_params import SamplingParams
 from rosebatch.text.grammar_check import GrammarLimits, check_grammar
 
 # While it is entered, signals end the job where it may end: at each call of what it gives. It is told how to find out
@@ -194,7 +194,7 @@ def run_job(
         _require_flags_apply(job, reader, destination)
         manifest = partial(_manifest, job, reader, service)
         if job.resume and not job.force_resume and shard is None:
-            found = find_finished(
+            found = find_output_manifest(
                 destination.output, errors_of(destination, reader), lambda: manifest(reader.digest())()
             )
             if found is not None:
@@ -358,7 +358,7 @@ def _manifest(
     )
 
 
-def _already_complete(job: JobConfig, found: Finished) -> JobResult:
+def _already_complete(job: JobConfig, found: OutputManifest) -> JobResult:
     if not job.quiet:
         sys.stderr.write(f"rosebatch: {job.output} is already complete: {found.rows} rows, {found.failed} failed\n")
     return JobResult(found.failed, {})

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
 
+from rosebatch.core.errors import RowError, unexpected
+from rosebatch.core.request import Completion, Constraint, Request
 from rosebatch.engine.engine import Engine
-from rosebatch.errors import RowError, unexpected
 from rosebatch.host.threads import DaemonPool, wait_for
 from rosebatch.io.parse import Row
 from rosebatch.io.rows import FailedRow, PromptRow
@@ -31,8 +32,7 @@ from rosebatch.job.prepare import (
     size_of,
 )
 from rosebatch.report.stopwatch import Stopwatch
-from rosebatch.request import Completion, Constraint, Request
-from rosebatch.text.chat_forms import ChatReader, ChatText
+from rosebatch.text.chat_parsers import ChatReader, ChatText
 from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.reasoning.constraint import ReasoningConstraint
 from rosebatch.text.token_bans import BanConstraint, find_bans
@@ -42,7 +42,7 @@ from rosebatch.text.tokenizer import StopStrings, Tokenizer
 # where seats would stay empty, or many rows have finished at once.
 _ROWS_A_STEP = 32
 # Rows that fail one after the other before the caller hears of them.
-_MOST_FAILED = 1024
+_MAX_FAILED = 1024
 # New objects before Python looks for garbage cycles, of which this loop makes few. Python's default looks far more
 # often, which took 7 % of the host's time.
 _GARBAGE_THRESHOLD = 50_000
@@ -106,15 +106,15 @@ def serve(
     # Twice what runs at a time: there is always a next sequence, and memory does not grow with the input.
     window = 2 * engine.max_num_seqs
     # Half of the bytes are for the engine. A quarter is for rows that are sorted, and the rest for those around them.
-    most_bytes = max_inflight_bytes
+    max_bytes = max_inflight_bytes
     # One encodes while the other decodes; each call uses all cores.
     encoder, decoder = DaemonPool(1, "rosebatch-encode"), DaemonPool(1, "rosebatch-decode")
     with encoder, decoder, _few_collections():
-        source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, most_bytes, engine.max_model_len)
+        source = prepare(rows, tokenizer, grammars, encoder, seed, seconds, check, max_bytes, engine.max_model_len)
         if not in_order:
-            source = in_job_order(source, engine.max_num_seqs, most_bytes // 4, shares=engine.prefix_cache)
-        source = with_grammars(source, grammars, check, seconds, most_bytes // 8)
-        tickets = _Tickets(tokenizer, decoder, seconds, most_bytes // 2, check, tell_apart=tell_apart)
+            source = in_job_order(source, engine.max_num_seqs, max_bytes // 4, shares=engine.prefix_cache)
+        source = with_grammars(source, grammars, check, seconds, max_bytes // 8)
+        tickets = _Tickets(tokenizer, decoder, seconds, max_bytes // 2, check, tell_apart=tell_apart)
         try:
             yield from _steps(engine, source, tickets, tokenizer, window, paused, check)
         except BaseException:
@@ -145,7 +145,7 @@ def _steps(
             check()
             if paused() and engine.has_unfinished:
                 break
-            if len(failed) == _MOST_FAILED or failed_bytes > tickets.most_bytes // 8:
+            if len(failed) == _MAX_FAILED or failed_bytes > tickets.max_bytes // 8:
                 break
             item, kept = kept or next(source, END), None
             if item is None:
@@ -184,7 +184,7 @@ class _Tickets:
         tokenizer: None for a model that works on token ids.
         pool: decodes texts.
         seconds: host time by kind of work is added there.
-        most_bytes: of rows that were added and not handed out yet.
+        max_bytes: of rows that were added and not handed out yet.
         check: called while waiting.
         tell_apart: see ``serve``.
     """
@@ -194,7 +194,7 @@ class _Tickets:
         tokenizer: Tokenizer | None,
         pool: Executor,
         seconds: defaultdict[str, float],
-        most_bytes: int,
+        max_bytes: int,
         check: Callable[[], None],
         *,
         tell_apart: bool,
@@ -203,7 +203,7 @@ class _Tickets:
         self._tell_apart = tell_apart
         self._pool = pool
         self._seconds = seconds
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         self._check = check
         self._bytes = 0
         self._num_rows: Counter[Grammar] = Counter()
@@ -217,7 +217,7 @@ class _Tickets:
         size = row.size
         if row.grammar is not None and row.grammar not in self._num_rows:
             size += row.grammar.memory
-        return not self._bytes or self._bytes + size <= self.most_bytes
+        return not self._bytes or self._bytes + size <= self.max_bytes
 
     def _account(self, row: PreparedRow, sign: int) -> None:
         """Count a row's bytes when it comes, with 1, and when it goes, with -1."""
@@ -279,8 +279,8 @@ class _Tickets:
         self._decode(len(self._whole))
         return done + self._decoded()
 
-    def _decode(self, most: int) -> None:
-        tickets = [self._whole.popleft() for _ in range(min(most, len(self._whole)))]
+    def _decode(self, limit: int) -> None:
+        tickets = [self._whole.popleft() for _ in range(min(limit, len(self._whole)))]
         unread = [
             (done.token_ids, self._reader(ticket.prepared), done.request.sampling.skip_special_tokens)
             for ticket in tickets

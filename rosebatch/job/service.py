@@ -5,11 +5,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from rosebatch.engine.stats import EngineStats
+from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.io.output import Output
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import Shape
-from rosebatch.job.facts import ModelFacts
+from rosebatch.job.model_info import ModelInfo
 from rosebatch.report.progress import Progress
 from rosebatch.report.tally import Tally
 
@@ -77,7 +77,7 @@ class Service(Protocol):
         places: names of the devices, if there are several.
     """
 
-    facts: ModelFacts
+    facts: ModelInfo
     places: Sequence[str]
 
     def fingerprint(self) -> Callable[[], str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rosebatch.errors import FlagError
+from rosebatch.core.errors import FlagError
 
 # Neighbours often begin alike, so they stay together.
 _CHUNK = 64

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rosebatch.errors import FlagError
+from rosebatch.core.errors import FlagError
 from rosebatch.host.paths import descriptor_of, takes_rows_in_order
 from rosebatch.io.files import as_path, file_name, is_url, url_identity
 from rosebatch.io.formats import named

@@ -18,7 +18,7 @@ from rosebatch.host.threads import DaemonPool
 # One thread hashes a piece. About 60 ms with SHA instructions.
 _PIECE = 2**26
 _BUFFER = 2**20
-_MOST_THREADS = 16
+_MAX_THREADS = 16
 # Smaller files are hashed each time, in less than 20 ms.
 _REMEMBERED = 2**24
 
@@ -51,7 +51,7 @@ def content_digests(paths: Sequence[Path]) -> list[str]:
 
 def _hash_all(pieces: Sequence[tuple[Path, int]]) -> list[bytes]:
     """SHA-256 of each piece. An error elsewhere does not wait for these threads."""
-    with DaemonPool(min(_cores(), _MOST_THREADS), "rosebatch-digest") as pool:
+    with DaemonPool(min(_cores(), _MAX_THREADS), "rosebatch-digest") as pool:
         return list(pool.map(lambda piece: _hash_piece(*piece), pieces))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rosebatch.model.layers import Attention, AttentionSpec, StateSpec, attend, rows_of
-from rosebatch.ops import Linear, Ops, Pending
+from rosebatch.ops.ops import Linear, Ops, Partial
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class GatedAttention:
     spec: AttentionSpec
     out: Linear
 
-    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Pending:
+    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
         """See ``rosebatch.model.sublayers.Mixer``."""
         spec = self.spec
         size = spec.num_heads * spec.head_dim
@@ -43,7 +43,7 @@ class DeltaNet:
     eps: float
     out: Linear
 
-    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Pending:
+    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
         """See ``rosebatch.model.sublayers.Mixer``."""
         spec = self.spec
         heads = spec.value_heads, spec.value_dim

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rosebatch.config.model import ModelConfig
 from rosebatch.model.sublayers import columns, load_linear
 from rosebatch.model.weights import Take, WeightSource
-from rosebatch.model_config import ModelConfig
-from rosebatch.ops import EXPERT_GATES, GATES, Experts, Linear, Ops, Pending, RoutedExperts, Weight
+from rosebatch.ops.ops import EXPERT_GATES, GATES, Experts, Linear, Ops, Partial, RoutedExperts, Weight
 
 # The router's rows are filled up to a multiple of this: cuBLAS is slow where results' rows begin at odd addresses.
 _ROUTER_ROWS = 8
@@ -64,7 +64,7 @@ class ExpertsMLP:
     shared: SharedExpert | None = None
     has_gate: bool = False
 
-    def __call__(self, normed: Tensor) -> Pending:
+    def __call__(self, normed: Tensor) -> Partial:
         """See ``rosebatch.model.sublayers.MLP``."""
         logits = self.router(normed)
         shared = None
@@ -80,7 +80,7 @@ def load_experts(
     """The experts of the layer whose names begin with ``prefix``, each expert apart or all in one tensor."""
     experts, hidden = config.experts, config.hidden_size
     assert experts is not None, "the layer has experts"
-    inner, own = experts.expert_size, ops.share.of(experts.expert_size)
+    inner, own = experts.expert_size, ops.shard.of(experts.expert_size)
     rows, inputs = Take.of(0, own, inner), Take.of(1, own, inner)
     gate_up = _load_matrices(
         weights, prefix, names, (names.gate, names.up), "gate_up_proj", config, (inner, hidden), rows
@@ -116,7 +116,7 @@ def make_router(ops: Ops, weight: Tensor, bias: Tensor | None = None) -> Linear:
 def _load_shared(config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str) -> SharedExpert:
     assert config.experts is not None
     size, hidden, own = config.experts.shared_size, config.hidden_size, f"{prefix}mlp.shared_expert."
-    inner = ops.share.of(size)
+    inner = ops.shard.of(size)
     gate_up_names, gate_up_own = [f"{own}gate_proj", f"{own}up_proj"], columns((size, inner), (size, inner))
     gate_up = load_linear(ops, weights, gate_up_names, (size, size), hidden, bias=False, own=gate_up_own)
     down = load_linear(ops, weights, [f"{own}down_proj"], (hidden,), size, bias=False, inputs=inner)

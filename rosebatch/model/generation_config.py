@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from rosebatch.config.toml_file import convert
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.host.model_files import read_json
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.toml_file import convert
 
 # Our names; all but the last are transformers' names too.
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")

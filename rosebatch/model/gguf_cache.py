@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.host.cache_folder import cache_folder
 from rosebatch.host.sync import sync
 from rosebatch.model import checksums

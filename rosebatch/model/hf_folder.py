@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from rosebatch.errors import UserError
+from rosebatch.config.model import ModelConfig
+from rosebatch.core.errors import UserError
 from rosebatch.model.hf_config import parse_model_config
-from rosebatch.model_config import ModelConfig
 
 
 def write_config(config: ModelConfig, folder: Path) -> None:

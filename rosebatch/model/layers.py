@@ -6,9 +6,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from rosebatch.config.model import KVShape, ModelConfig
 from rosebatch.model.weights import Take, WeightSource
-from rosebatch.model_config import KVShape, ModelConfig
-from rosebatch.ops import DeltaWeights, Gate, Heads, Ops, QKNorm, Weight
+from rosebatch.ops.ops import DeltaWeights, Gate, Heads, Ops, QKNorm, Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,7 +196,7 @@ def load_embedding(config: ModelConfig, ops: Ops, weights: WeightSource, name: s
 
 
 def _rows(config: ModelConfig, ops: Ops) -> Take | None:
-    return Take.of(0, ops.share.vocabulary(config.vocab_size), config.vocab_size)
+    return Take.of(0, ops.shard.vocabulary(config.vocab_size), config.vocab_size)
 
 
 def load_head(config: ModelConfig, ops: Ops, weights: WeightSource, embedding: Tensor) -> Callable[[Tensor], Tensor]:
@@ -211,7 +211,7 @@ def load_head(config: ModelConfig, ops: Ops, weights: WeightSource, embedding: T
     if not config.tie_word_embeddings:
         weight = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size), take=_rows(config, ops))
     own, scale, cap = ops.head(Weight(weight)), config.logit_multiplier, config.logit_soft_cap
-    divided = ops.share.size > 1
+    divided = ops.shard.size > 1
     head = (lambda hidden: ops.gather(own(hidden), config.vocab_size)) if divided else own
     return head if scale == 1 and not cap else lambda hidden: ops.scale_and_cap_(head(hidden), scale, cap)
 

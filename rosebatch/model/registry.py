@@ -2,7 +2,8 @@
 
 from typing import Protocol
 
-from rosebatch.errors import UserError
+from rosebatch.config.model import ModelConfig
+from rosebatch.core.errors import UserError
 from rosebatch.model.families.cohere import Cohere
 from rosebatch.model.families.gemma import Gemma
 from rosebatch.model.families.glm4 import Glm4
@@ -19,8 +20,7 @@ from rosebatch.model.families.stablelm import StableLM
 from rosebatch.model.families.starcoder2 import Starcoder2
 from rosebatch.model.layers import Model
 from rosebatch.model.weights import WeightSource
-from rosebatch.model_config import ModelConfig
-from rosebatch.ops import ACTIVATIONS, GATES, Ops
+from rosebatch.ops.ops import ACTIVATIONS, GATES, Ops
 
 # Matrices of an MLP with a gate.
 _GATED = 3

@@ -5,12 +5,12 @@ import math
 import torch
 from torch import Tensor
 
-from rosebatch.errors import UserError
+from rosebatch.config.model import ModelConfig, RopeConfig
+from rosebatch.core.errors import UserError
 from rosebatch.model.layers import Rotary
-from rosebatch.model_config import ModelConfig, RopeConfig
 
 # Elements of a rotary table: 2 million positions of usual heads. Its fp32 values take a gigabyte.
-_MOST_ROTARY = 2**28
+_MAX_ROTARY = 2**28
 
 
 def layer_rotaries(config: ModelConfig, like: Tensor) -> list[Rotary | None]:
@@ -37,9 +37,9 @@ def rope_tables(rope: RopeConfig, channels: int, max_len: int, dtype: torch.dtyp
     Raises:
         UserError: they are too large: the length of a model is only a number in its config.
     """
-    if max_len * channels > _MOST_ROTARY:
-        most = _MOST_ROTARY // channels
-        raise UserError(f"tables for {max_len} positions take too much memory: give --max-model-len {most} or less")
+    if max_len * channels > _MAX_ROTARY:
+        limit = _MAX_ROTARY // channels
+        raise UserError(f"tables for {max_len} positions take too much memory: give --max-model-len {limit} or less")
     positions = torch.arange(max_len, dtype=torch.float32, device=device)[:, None]
     angles, trained_len = positions * _inverse_frequencies(rope, channels).to(device), 0
     if rope.scaling == "longrope" and max_len > rope.original_max_position_embeddings:

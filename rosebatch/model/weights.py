@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import read_json, refusal, refused, require_file, shown
 
 # Standard deviation of random weights.

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rosebatch.engine.stats import EngineStats
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
+from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.host.paths import open_stream, takes_rows_in_order
 from rosebatch.report.provenance import provenance
 from rosebatch.report.table import provenance_rows, table, throughput_line

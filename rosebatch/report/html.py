@@ -87,8 +87,8 @@ def key(entries: Sequence[tuple[str, str]]) -> str:
     return f'<div class="key">{"".join(spans)}</div>'
 
 
-def horizontals(left: int, top: int, height: int, most: float, label: Callable[[float], str]) -> str:
-    """Lines at zero, half and ``most`` of a plot as SVG, with labels on their left.
+def horizontals(left: int, top: int, height: int, limit: float, label: Callable[[float], str]) -> str:
+    """Lines at zero, half and ``limit`` of a plot as SVG, with labels on their left.
 
     Args:
         left, top, height: of the plot inside.
@@ -97,7 +97,7 @@ def horizontals(left: int, top: int, height: int, most: float, label: Callable[[
     """
     parts = []
     for share in (0, 0.5, 1):
-        y, text = top + height * (1 - share), label(share * most)
+        y, text = top + height * (1 - share), label(share * limit)
         parts.append(f'<line class="grid" x1="{left}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
     return "".join(parts)

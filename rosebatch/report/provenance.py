@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rosebatch.errors import printable
-from rosebatch.version import __version__
+from rosebatch.core.errors import printable
+from rosebatch.core.version import __version__
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "flashinfer-python")
 _ROOT = Path(__file__).resolve().parents[2]

@@ -8,9 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rosebatch.engine.durations import Durations
-from rosebatch.errors import RowError
-from rosebatch.request import Completion
+from rosebatch.core.errors import RowError
+from rosebatch.core.request import Completion
+from rosebatch.engine.metrics.durations import Durations
 
 _NUMBERS = ("completed", "prompt_tokens", "cached_tokens", "output_tokens")
 _COUNTERS = ("finish_reasons", "errors", "ignored", "unclear", "host_seconds")

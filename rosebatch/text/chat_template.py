@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.text.chat_marks import (
     Message,
     call_parts,
@@ -24,7 +24,7 @@ from rosebatch.text.chat_marks import (
 _NO_ROLE = "\ue000"
 # Every template has a place for these.
 _BASIC_ROLES = ("user", "assistant")
-_MOST_KINDS = 4096
+_MAX_KINDS = 4096
 
 
 class _Spelling(NamedTuple):
@@ -104,7 +104,7 @@ class ChatTemplate:
         kind = kind_of(messages, options)
         spelling = self._spellings.get(kind)
         if spelling is None:
-            if len(self._spellings) >= _MOST_KINDS:
+            if len(self._spellings) >= _MAX_KINDS:
                 self._spellings.clear()
             spelling = self._spellings[kind] = self._find_spelling(messages, options)
         return spelling

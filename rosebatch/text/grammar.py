@@ -18,9 +18,9 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from rosebatch.errors import is_failure
+from rosebatch.core.errors import is_failure
+from rosebatch.core.sampling_params import GrammarSpec
 from rosebatch.host.threads import DaemonPool
-from rosebatch.sampling_params import GrammarSpec
 from rosebatch.text.grammar_check import GrammarLimits, TokenTable, Tried, start_process, try_grammar
 from rosebatch.text.grammar_source import (
     compile_matcher,
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 # Grammars that are remembered.
-_MOST_GRAMMARS = 128
+_MAX_GRAMMARS = 128
 # Grammars that are tried or compiled at a time: a slow one must not hold up the others.
 _THREADS = max(2, min(4, os.cpu_count() or 1))
 
 # Another matcher is compiled for every this many completions, up to one for each core; none of a slow grammar.
 _COMPLETIONS_A_MATCHER = 16
-_MOST_MATCHERS = os.cpu_count() or 1
+_MAX_MATCHERS = os.cpu_count() or 1
 _SLOW_SECONDS = 0.05
 
 # Of ``ru_maxrss``: macOS counts bytes, Linux KiB.
@@ -190,7 +190,7 @@ class Grammar:
     def matcher(self) -> "LLMatcher":
         """A matcher for one completion, at the beginning."""
         self._renewals.used(self)
-        wanted = 1 if self._slow else min(_MOST_MATCHERS, 1 + self._started // _COMPLETIONS_A_MATCHER)
+        wanted = 1 if self._slow else min(_MAX_MATCHERS, 1 + self._started // _COMPLETIONS_A_MATCHER)
         if len(self._matchers) < wanted:
             self._matchers.append(new_matcher(self._tokens, self._serialized))
         matcher = self._matchers[self._started % len(self._matchers)]
@@ -212,7 +212,7 @@ class Grammar:
 
 
 class TokenConstraint:
-    """Follows a grammar through one completion (see ``rosebatch.request.Constraint``).
+    """Follows a grammar through one completion (see ``rosebatch.core.request.Constraint``).
 
     Attributes:
         error: why the completion ended before it matched: the grammar took too much time or memory, or did not allow
@@ -405,7 +405,7 @@ class _Renewals:
     def __init__(self, memory: int) -> None:
         self.count = 0
         self._memory = memory
-        self._most: int | None = None
+        self._limit: int | None = None
         # Those without a completion now are still remembered, with all of their states.
         self._used: WeakSet[Grammar] = WeakSet()
 
@@ -416,15 +416,15 @@ class _Renewals:
     def look(self) -> None:
         """Compare the peak with what it may be."""
         peak = _peak_memory()
-        if self._most is None:
-            self._most = peak + self._memory
-        elif peak > self._most:
+        if self._limit is None:
+            self._limit = peak + self._memory
+        elif peak > self._limit:
             self.count += 1
             for grammar in self._used:
                 grammar.forget_matchers()
             self._used.clear()
             # The memory that is freed now is used again. If the peak still grows, something else may be the reason.
-            self._most = peak + self._memory // 4
+            self._limit = peak + self._memory // 4
 
 
 def _peak_memory() -> int:
@@ -454,7 +454,7 @@ class _Recent(Generic[V]):
     """
 
     def __init__(self, memory: int) -> None:
-        self._most = memory
+        self._limit = memory
         self._bytes = 0
         self._kept: OrderedDict[GrammarSpec, tuple[V, int]] = OrderedDict()
 
@@ -469,5 +469,5 @@ class _Recent(Generic[V]):
         """Keep a value of so many bytes, and forget the ones used least recently if there is no room."""
         self._kept[spec] = value, size
         self._bytes += size
-        while len(self._kept) > 1 and (len(self._kept) > _MOST_GRAMMARS or self._bytes > self._most):
+        while len(self._kept) > 1 and (len(self._kept) > _MAX_GRAMMARS or self._bytes > self._limit):
             self._bytes -= self._kept.popitem(last=False)[1][1]

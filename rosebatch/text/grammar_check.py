@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from rosebatch.errors import RowError
-from rosebatch.sampling_params import GrammarSpec
+from rosebatch.core.errors import RowError
+from rosebatch.core.sampling_params import GrammarSpec
 from rosebatch.text.grammar_source import unusable
 
 _CODE = "import sys; sys.path[:] = {path!r}; from rosebatch.text.grammar_worker import main; main()"

@@ -5,16 +5,16 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rosebatch.errors import is_failure
-from rosebatch.sampling_params import GrammarSpec
+from rosebatch.core.errors import is_failure
+from rosebatch.core.sampling_params import GrammarSpec
 
 # Imported in the functions: it takes 50 ms, and most runs have no grammar.
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 # Lexer states that llguidance may discover in one grammar; some hundred bytes each.
-MOST_STATES = 250_000
-_MOST_CHARACTERS = 300
+MAX_STATES = 250_000
+_MAX_CHARACTERS = 300
 
 _NAMES = {
     "json_schema": "JSON schema",
@@ -114,7 +114,7 @@ def new_matcher(tokens: "LLTokenizer", serialized: str) -> "LLMatcher":
     from llguidance import LLMatcher, LLParserLimits
 
     # Verbose errors contain the whole grammar.
-    limits = LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)
+    limits = LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
     return LLMatcher(tokens, serialized, log_level=0, limits=limits)
 
 
@@ -131,9 +131,9 @@ def without_excerpts(error: str) -> str:
 def one_line(message: str) -> str:
     """A message on one line, shortened in the middle: the cause is often at the end."""
     message = " ".join(message.split())
-    if len(message) <= _MOST_CHARACTERS:
+    if len(message) <= _MAX_CHARACTERS:
         return message
-    half = (_MOST_CHARACTERS - 5) // 2
+    half = (_MAX_CHARACTERS - 5) // 2
     return f"{message[:half]} ... {message[-half:]}"
 
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rosebatch.errors import is_failure
-from rosebatch.sampling_params import GrammarSpec
+from rosebatch.core.errors import is_failure
+from rosebatch.core.sampling_params import GrammarSpec
 from rosebatch.text.grammar_source import compile_matcher, load_tokens, serialize, validate
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def _try(spec: GrammarSpec, tokens: "LLTokenizer | str | None", seconds: float, 
 def _limits(seconds: float, memory: int) -> Iterator[None]:
     """End this process if it takes more than so many seconds of processor time, or fails to allocate more bytes."""
     before, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = _address_space() + memory
+    limit = _address_space() + memory
     if _address_space():
-        resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rosebatch.request import Constraint
+from rosebatch.core.request import Constraint
 from rosebatch.text.tokenizer import Tokenizer
 
 
@@ -64,7 +64,7 @@ def find_bans(
 
 
 class BanConstraint:
-    """Follows one completion (see ``rosebatch.request.Constraint``).
+    """Follows one completion (see ``rosebatch.core.request.Constraint``).
 
     Args:
         bans: of its row.

@@ -9,8 +9,8 @@ from typing import Any
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-from rosebatch.embedding_prompts import NO_PROMPTS
-from rosebatch.errors import RowError, UserError, unexpected
+from rosebatch.core.embedding_prompts import NO_PROMPTS
+from rosebatch.core.errors import RowError, UserError, unexpected
 from rosebatch.host.model_files import (
     read_json,
     read_text,
@@ -21,9 +21,9 @@ from rosebatch.host.model_files import (
 )
 from rosebatch.host.pretrained import load_pretrained_tokenizer
 from rosebatch.text import panics
-from rosebatch.text.chat_forms import ChatForms
+from rosebatch.text.batch_or_each import batch_or_each
+from rosebatch.text.chat_parsers import ChatParsers
 from rosebatch.text.chat_template import ChatTemplate
-from rosebatch.text.each_alone import each_alone
 
 # The tokens before the prefix, before the suffix, and before the middle: of Qwen Coder, StarCoder, DeepSeek Coder and
 # Code Llama.
@@ -40,7 +40,7 @@ _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + number): byte for number, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
 }
 # A tokenizer's search through longer prompts can end in a panic, or take minutes.
-_MOST_PROMPT_BYTES = 8 * 2**20
+_MAX_PROMPT_BYTES = 8 * 2**20
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -63,7 +63,7 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         chat_template: str | None = None,
         special_tokens: dict[str, str] | None = None,
-        max_prompt_bytes: int = _MOST_PROMPT_BYTES,
+        max_prompt_bytes: int = _MAX_PROMPT_BYTES,
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
@@ -72,7 +72,7 @@ class Tokenizer:
         self.chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
         self.max_prompt_bytes = max_prompt_bytes
         self._token_bytes: dict[int, bytes] = {}
-        self.forms = ChatForms.choose(self)
+        self.forms = ChatParsers.choose(self)
         self.prompts = NO_PROMPTS
 
     @classmethod
@@ -80,7 +80,7 @@ class Tokenizer:
         cls,
         folder: Path,
         chat_template: Path | None = None,
-        max_prompt_bytes: int = _MOST_PROMPT_BYTES,
+        max_prompt_bytes: int = _MAX_PROMPT_BYTES,
         *,
         reasoning_parser: str = "auto",
         tool_call_parser: str = "auto",
@@ -91,7 +91,7 @@ class Tokenizer:
             folder: of the model.
             chat_template: a Jinja file that replaces the template of the model.
             max_prompt_bytes: longer prompts are refused.
-            reasoning_parser, tool_call_parser: names of forms, see ``rosebatch.config.RunConfig``.
+            reasoning_parser, tool_call_parser: names of forms, see ``rosebatch.config.run.RunConfig``.
 
         Returns:
             None if the folder has no tokenizer: such a model takes only token ids.
@@ -105,7 +105,7 @@ class Tokenizer:
             found.max_prompt_bytes = max_prompt_bytes
             if template is not None:
                 found.chat_template = ChatTemplate(template, found.special_tokens)
-            found.forms = ChatForms.choose(found, reasoning_parser, tool_call_parser)
+            found.forms = ChatParsers.choose(found, reasoning_parser, tool_call_parser)
         return found
 
     @classmethod
@@ -179,7 +179,7 @@ class Tokenizer:
         def decode(group: Sequence[Sequence[int]]) -> list[str | RowError]:
             return list(self.backend.decode_batch([*map(list, group)], skip_special_tokens=skip_special_tokens))
 
-        return each_alone(decode, token_ids, lambda error: unexpected("decoding the answer", error))
+        return batch_or_each(decode, token_ids, lambda error: unexpected("decoding the answer", error))
 
     def decode_with_marks(self, token_ids: Sequence[int], marks: Iterable[str]) -> str:
         """The text of generated tokens, without special tokens but these."""
@@ -239,7 +239,7 @@ class Tokenizer:
             encodings = self.backend.encode_batch_fast(list(group), add_special_tokens=add_special_tokens)
             return [encoding.ids for encoding in encodings]
 
-        return each_alone(encode, texts, _encoding_error)
+        return batch_or_each(encode, texts, _encoding_error)
 
     def _too_long(self, text: str) -> RowError | None:
         size = len(text.encode("utf-8", "surrogatepass"))
@@ -257,7 +257,7 @@ def _encoding_error(error: BaseException) -> RowError:
 
 
 class StopStrings:
-    """Finds stop strings in generated tokens, also across token boundaries (see ``rosebatch.request.StopMatcher``).
+    """Finds stop strings in generated tokens, also across tokens (see ``rosebatch.core.request.StopMatcher``).
 
     Args:
         tokenizer: of the model.

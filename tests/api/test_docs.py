@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import rosebatch
-from rosebatch.config import RunConfig
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.config.run import RunConfig
+from rosebatch.core.sampling_params import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = [
@@ -33,6 +33,6 @@ def test_every_public_name_is_on_the_page():
 
 def test_every_setting_is_on_the_page():
     page = (ROOT / "docs/library.md").read_text(encoding="utf-8")
-    settings = RunConfig.__dataclass_fields__.keys() - {"model", "toggles"}
+    settings = RunConfig.__dataclass_fields__.keys() - {"model", "switches"}
     assert [name for name in sorted(settings) if f"`{name}`" not in page] == []
     assert [name for name in SamplingParams.__dataclass_fields__ if f"{name}=" not in page] == []

@@ -168,7 +168,7 @@ def test_bad_chats_cost_themselves(llm):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"fused_mpl": True}, "fused_mpl is no setting; did you mean fused_mlp"),
+        ({"fused_mpl": True}, "unknown setting fused_mpl; did you mean fused_mlp"),
         ({"max_num_seqs": 0}, "max_num_seqs must be >= 1, got 0"),
         ({"prefix_cache": "yes"}, "prefix_cache must be True or False"),
         ({"dtype": "int8"}, "dtype must be one of"),
@@ -178,7 +178,7 @@ def test_bad_chats_cost_themselves(llm):
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' is not served"),
         ({"device": "cpu", "fused_sampler": True}, "no meaning on cpu"),
         ({"max_model_len": 10**6}, "max-model-len"),
-        ({"on_error": "explode"}, "on_error is no setting"),
+        ({"on_error": "explode"}, "unknown setting on_error"),
     ],
 )
 def test_a_bad_setting_is_a_value_error(setting, message):
@@ -196,7 +196,7 @@ def test_vllms_names_of_our_switches():
     """A script that sets them gets what it asks for."""
     nothing = {"seed": 0, "kv_cache_dtype": "auto", "enable_lora": False, "runner": "generate", "cpu_offload_gb": 0}
     with LLM(NAME, enable_prefix_caching=False, enable_chunked_prefill=False, dtype="float", **nothing) as llm:
-        assert not llm.plan.toggles.prefix_cache and not llm.plan.toggles.chunked_prefill
+        assert not llm.plan.switches.prefix_cache and not llm.plan.switches.chunked_prefill
         assert llm.plan.source.dtype == torch.float32
         assert llm.plan.source.name == NAME
 

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from rosebatch import LLM, SamplingParams
-from rosebatch.text.chat_forms import ChatReader
+from rosebatch.text.chat_parsers import ChatReader
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.qwen3_coder import Qwen3Coder
 from tests.job.fake_model import byte_backend, launch_fake, make_engine

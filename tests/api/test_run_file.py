@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rosebatch import SamplingParams, run_file
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from tests.api.conftest import NAME
 
 

@@ -10,11 +10,11 @@ import torch
 
 from rosebatch.bench.case import Case
 from rosebatch.bench.scenario import Scenario, configs_dir
-from rosebatch.config import RunConfig
-from rosebatch.engine.stats import EngineStats
-from rosebatch.launch import Launched
+from rosebatch.config.run import RunConfig
+from rosebatch.core.request import Completion
+from rosebatch.engine.metrics.stats import EngineStats
+from rosebatch.launch.launch import Launched
 from rosebatch.model.source import find_model
-from rosebatch.request import Completion
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -12,7 +12,7 @@ import pytest
 from rosebatch.bench.against import PEERS, Peer, _cause, choose_peers, require_installed, run_peer
 from rosebatch.bench.peers import transformers
 from rosebatch.bench.scenario import Range, Sampling
-from rosebatch.errors import FlagError
+from rosebatch.core.errors import FlagError
 from rosebatch.model.hf_folder import write_config
 
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ from rosebatch.bench import attribution
 from rosebatch.bench.attribution import attribute, by_key, take_parts, usual_step
 from rosebatch.bench.kernel_trace import Calls, api_calls, kernel_times, read_steps, split_steps
 from rosebatch.bench.parts import PARTS
-from rosebatch.launch import launch
+from rosebatch.launch.launch import launch
 
 PRODUCT = "void cutlass::Kernel2<(int)3>(Params)"
 COPY = "void at::native::index_copy_kernel<int>(int*)"

@@ -8,12 +8,12 @@ from rosebatch.bench import compare
 from rosebatch.bench.case import needed_kv_memory
 from rosebatch.bench.compare import Turns, chosen_switches, compare_switch, take_turns
 from rosebatch.bench.throughput import Run
-from rosebatch.engine.stats import EngineStats
-from rosebatch.errors import FlagError
+from rosebatch.config.switches import SWITCH_NAMES, Switches, without_effect
+from rosebatch.core.errors import FlagError
+from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.report.tally import Tally
-from rosebatch.toggles import SWITCH_NAMES, Toggles, without_effect
 
-ON_CPU, ON_CUDA = (Toggles.resolve({}, device) for device in ("cpu", "cuda"))
+ON_CPU, ON_CUDA = (Switches.resolve({}, device) for device in ("cpu", "cuda"))
 
 
 def side(name, seconds, calls, tokens=12):
@@ -51,9 +51,9 @@ def test_two_engines_one_switch_apart(make_case, monkeypatch, fake_launch):
     assert prompts[0::2] == prompts[1::2]
     assert prompts[0] != prompts[2] != prompts[4]
     on, off = fake_launch.configs
-    assert on.toggles == {"prefix_cache": False, "chunked_prefill": True}
-    assert off.toggles == {"prefix_cache": False, "chunked_prefill": False}
-    assert replace(on, toggles={}) == replace(off, toggles={})
+    assert on.switches == {"prefix_cache": False, "chunked_prefill": True}
+    assert off.switches == {"prefix_cache": False, "chunked_prefill": False}
+    assert replace(on, switches={}) == replace(off, switches={})
     assert on.kv_cache_memory == needed_kv_memory(case)
     assert result["switched_off"] == {}
     assert (result["kind"], result["scenario"], result["switch"]) == ("comparison", "small", "chunked_prefill")
@@ -70,8 +70,8 @@ def test_a_switch_that_another_one_hides(make_case, monkeypatch, fake_launch):
     monkeypatch.setattr(compare, "launch", fake_launch.launch)
     result = compare_switch(replace(make_case(), device="cuda"), "batched_sampling", 1)
     on, off = fake_launch.configs
-    assert on.toggles == {"prefix_cache": False, "fused_sampler": False, "batched_sampling": True}
-    assert off.toggles == {"prefix_cache": False, "fused_sampler": False, "batched_sampling": False}
+    assert on.switches == {"prefix_cache": False, "fused_sampler": False, "batched_sampling": True}
+    assert off.switches == {"prefix_cache": False, "fused_sampler": False, "batched_sampling": False}
     assert result["switched_off"] == {"fused_sampler": "--batched-sampling has no effect while it is on"}
 
 
@@ -79,11 +79,11 @@ def test_every_switch_is_compared_by_itself(make_case, monkeypatch, fake_launch)
     """Of ``batched-sampling`` and ``batched-kv-append``, figures were published of code that did not run."""
     monkeypatch.setattr(compare, "launch", fake_launch.launch)
     case = replace(make_case(), device="cuda")
-    usual = Toggles.resolve(case.config.toggles, "cuda")
+    usual = Switches.resolve(case.config.switches, "cuda")
     for switch in chosen_switches(["all"], "cuda", ON_CUDA):
         result = compare_switch(case, switch, 1)
         for config, value in zip(fake_launch.configs[-2:], (True, False), strict=True):
-            resolved = Toggles.resolve(config.toggles, "cuda")
+            resolved = Switches.resolve(config.switches, "cuda")
             assert without_effect({switch: value}, resolved, "cuda") == []
             assert getattr(resolved, switch) is value
         off = {name for name in SWITCH_NAMES if getattr(usual, name) and not getattr(resolved, name)}
@@ -96,7 +96,7 @@ def test_what_was_off_anyway_is_not_switched_off(make_case, monkeypatch, fake_la
     monkeypatch.setattr(compare, "launch", fake_launch.launch)
     case = replace(make_case(), device="cuda")
     for name in ("fused_sampler", "paged_attention"):
-        config = replace(case.config, toggles={**case.config.toggles, name: False})
+        config = replace(case.config, switches={**case.config.switches, name: False})
         assert compare_switch(replace(case, config=config), "batched_sampling", 1)["switched_off"] == {}
 
 
@@ -113,7 +113,7 @@ def test_on_real_engines(make_case):
 
 def test_chosen_switches():
     """Names are those of the command line; 'all' leaves out switches that the device does not support."""
-    served = [f.name for f in fields(Toggles) if "cpu" in f.metadata["devices"]]
+    served = [f.name for f in fields(Switches) if "cpu" in f.metadata["devices"]]
     assert chosen_switches([], "cpu", ON_CPU) == []
     assert chosen_switches(["chunked-prefill", "prefix-cache", "chunked-prefill"], "cpu", ON_CPU) == [
         "chunked_prefill",
@@ -133,7 +133,7 @@ def test_a_switch_without_effect_is_refused_before_anything_runs():
 
 def test_a_switch_that_misses_another_one_is_refused():
     """Both sides would run the plain runner, and the ratio would be noise."""
-    gathered = Toggles.resolve({"paged_attention": False}, "cuda")
+    gathered = Switches.resolve({"paged_attention": False}, "cuda")
     line = r"^--compare cuda-graph: this switch has no effect with --no-paged-attention$"
     with pytest.raises(FlagError, match=line):
         chosen_switches(["cuda-graph"], "cuda", gathered)
@@ -144,7 +144,7 @@ def test_a_switch_that_misses_another_one_is_refused():
 
 def test_a_switch_that_the_device_cannot_serve(make_case):
     """Ignoring it would compare an engine with itself."""
-    unserved = [f.name for f in fields(Toggles) if "cpu" not in f.metadata["devices"]]
+    unserved = [f.name for f in fields(Switches) if "cpu" not in f.metadata["devices"]]
     for name in unserved[:1]:
         with pytest.raises(FlagError, match="has no meaning on cpu"):
             compare_switch(make_case(), name, 1)

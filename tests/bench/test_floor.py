@@ -4,9 +4,9 @@ import pytest
 
 from rosebatch.bench.scenario import configs_dir, load_scenarios
 from rosebatch.bench.workload import make_workload
-from rosebatch.engine.roofline import Floor, Rates, find_floor, measure_rates
-from rosebatch.model_config import DeltaConfig, ExpertsConfig, ModelConfig
-from rosebatch.toml_file import load_toml
+from rosebatch.config.model import DeltaConfig, ExpertsConfig, ModelConfig
+from rosebatch.config.toml_file import load_toml
+from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, measure_rates
 
 H100 = Rates(copy=3.0e12, matmul=798e12)
 TINY = {
@@ -94,9 +94,9 @@ def test_the_mlp_of_gpt2_has_two_matrices():
 )
 def test_steps(output_lens, seqs, steps):
     """A free place is taken at once, the longest first: in another order, a job was faster than its floor."""
-    least = floor_of([1] * len(output_lens), output_lens, seqs=100).decode_s
-    most = max(output_lens) - 1
-    assert floor_of([1] * len(output_lens), output_lens, seqs=seqs).decode_s - least == (steps - most) * 2 * (
+    minimum = floor_of([1] * len(output_lens), output_lens, seqs=100).decode_s
+    limit = max(output_lens) - 1
+    assert floor_of([1] * len(output_lens), output_lens, seqs=seqs).decode_s - minimum == (steps - limit) * 2 * (
         LAYERS + HEAD
     )
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pytest
 
 from rosebatch.bench.parts import PARTS, STEPS, ranges
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from tests.engine.small_models import device_engine
 
 pytestmark = [

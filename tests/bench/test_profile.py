@@ -12,8 +12,8 @@ from rosebatch.bench import profile
 from rosebatch.bench.parts import PARTS, STEPS, ranges
 from rosebatch.bench.profile import Profile, attribute_case, choose_profile, profile_case
 from rosebatch.bench.profile_tables import profile_text
-from rosebatch.errors import FlagError, UserError
-from rosebatch.launch import launch
+from rosebatch.core.errors import FlagError, UserError
+from rosebatch.launch.launch import launch
 
 
 def test_an_attribution_is_of_a_warm_engine(make_case, monkeypatch, fake_launch):

@@ -15,11 +15,11 @@ from rosebatch.bench.session import run_replays
 from rosebatch.bench.tables import print_replays, ranks
 from rosebatch.bench.trace import Arrivals
 from rosebatch.bench.workload import Workload
+from rosebatch.core.errors import UserError
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes
-from rosebatch.errors import UserError
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 from tests.job.fake_model import FakeModel, make_engine
 
 HERE = Path(__file__).parent
@@ -92,7 +92,7 @@ def test_windows_are_short_meanwhile(policy, inside):
     """A request that came waited for two windows of eight steps."""
     scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=policy)
     with pytest.raises(RuntimeError), short_windows(scheduler):
-        assert getattr(scheduler.policy, "most_steps", None) == inside
+        assert getattr(scheduler.policy, "max_steps", None) == inside
         raise RuntimeError
     assert scheduler.policy is policy
 

@@ -5,10 +5,10 @@ import pytest
 from rosebatch.bench import scenario as module
 from rosebatch.bench.scenario import Chosen, Range, Sampling, Scenario, adapt, configs_dir, load_scenarios
 from rosebatch.bench.workload import make_workload
-from rosebatch.byte_sizes import parse_size
-from rosebatch.errors import FlagError, UserError
-from rosebatch.model_config import ModelConfig
-from rosebatch.toml_file import load_toml
+from rosebatch.config.byte_sizes import parse_size
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.toml_file import load_toml
+from rosebatch.core.errors import FlagError, UserError
 
 NAMES = sorted(path.stem for path in (configs_dir() / "bench").glob("*.toml"))
 SHIPPED = {(c.name, c.scenario.model): c.scenario for c in load_scenarios(NAMES)}

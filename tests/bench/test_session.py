@@ -11,8 +11,8 @@ from rosebatch.bench import session
 from rosebatch.bench.against import PEERS, run_peer
 from rosebatch.bench.session import run_session, summarize
 from rosebatch.bench.tables import print_results
-from rosebatch.engine.roofline import Rates
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
+from rosebatch.engine.metrics.roofline import Rates
 
 OURS = {
     "kind": "run",

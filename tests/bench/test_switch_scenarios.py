@@ -17,26 +17,26 @@ import torch
 
 from rosebatch.bench.scenario import Scenario, configs_dir, load_scenarios
 from rosebatch.bench.workload import Workload, make_workload
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.switches import Switches, hiding
+from rosebatch.config.toml_file import load_toml
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.staging import Staging
-from rosebatch.engine.triton_runner.shared_state import SharedState
+from rosebatch.engine.triton_runner.prefix_group_state import PrefixGroupState
 from rosebatch.engine.triton_runner.slots import Slots
-from rosebatch.model_config import ModelConfig
-from rosebatch.ops import Weight
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles, hiding
-from rosebatch.toml_file import load_toml
+from rosebatch.ops.ops import Weight
+from rosebatch.ops.select import select
 from rosebatch_kernels.linear.streamed import StreamedLinear
 from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
 from rosebatch_kernels.paged_attention import decode_sizes
 from tests.engine.small_models import device_engine
-from tests.launches import note_launches
+from tests.helpers.launches import note_launches
 
 ROOT = Path(__file__).resolve().parents[2]
-SWITCHES = {switch.name: switch for switch in fields(Toggles)}
+SWITCHES = {switch.name: switch for switch in fields(Switches)}
 # What a GPU takes by default: tokens of a block and of a step, steps of a window.
 BLOCK_SIZE, BUDGET, WINDOW = 64, 16384, 8
 FAMILIES = {"gpt2": "gpt2", "qwen3-0.6b": "llama", "hp1-0.6b": "hp1"}
@@ -56,14 +56,14 @@ class Seen:
         plans: kinds and sizes.
         writes: to the state of the runner.
         syncs: of the run.
-        most_launched: plans under way at a time.
+        max_launched: plans under way at a time.
     """
 
     launches: Counter = field(default_factory=Counter)
     plans: list = field(default_factory=list)
     writes: int = 0
     syncs: int = 0
-    most_launched: int = 0
+    max_launched: int = 0
 
     @property
     def kernels(self) -> Counter:
@@ -91,7 +91,7 @@ def observe(monkeypatch):
         nonlocal seen
         seen = now = Seen()
         scenario = scenario_of(switch)
-        off = [*hiding(switch, Toggles.resolve({}, "cuda")), *([] if on else [switch])]
+        off = [*hiding(switch, Switches.resolve({}, "cuda")), *([] if on else [switch])]
         engine = device_engine(FAMILIES[scenario.model], off)
         write = engine.runner.state._write
 
@@ -112,7 +112,7 @@ def observe(monkeypatch):
             engine.add(request)
         while engine.has_unfinished:
             engine.step()
-            now.most_launched = max(now.most_launched, len(engine._launched))
+            now.max_launched = max(now.max_launched, len(engine._launched))
         now.syncs = engine.stats.syncs
         return now
 
@@ -123,7 +123,7 @@ def plan_all(switch: str, **options) -> list:
     """The plans for the whole scenario, as a GPU's scheduler makes them; every token is 7."""
     scenario = scenario_of(switch)
     workload = make_workload(scenario, 1000)
-    most = scenario.max_num_seqs * (-(-workload.longest // BLOCK_SIZE) + 1)
+    limit = scenario.max_num_seqs * (-(-workload.longest // BLOCK_SIZE) + 1)
     plans = []
 
     class Runner:
@@ -135,8 +135,8 @@ def plan_all(switch: str, **options) -> list:
 
     limits = {"max_num_seqs": scenario.max_num_seqs, "max_num_batched_tokens": BUDGET}
     policy = SeparateDecodes(WINDOW)
-    scheduler = Scheduler(BlockPool(most, BLOCK_SIZE), **limits, policy=policy, **{"prefix_cache": False, **options})
-    engine = Engine(scheduler, Runner(), vocab_size=1000, max_model_len=workload.longest, lookahead=1)
+    scheduler = Scheduler(BlockPool(limit, BLOCK_SIZE), **limits, policy=policy, **{"prefix_cache": False, **options})
+    engine = Engine(scheduler, Runner(), vocab_size=1000, max_model_len=workload.longest, async_depth=1)
     assert len(list(engine.run(workload.requests(scenario.sampling)))) == scenario.num_prompts
     return plans
 
@@ -169,7 +169,7 @@ def shares_keys(switch, observe):
     plans = plan_all(switch, prefix_cache=True)
     slots = Slots(scenario.max_num_seqs, scenario.shared_prefix_len // BLOCK_SIZE + 4, keeps_tables=True)
     heads = model.num_heads, model.num_kv_heads, model.head_dim
-    state = SharedState(slots, BLOCK_SIZE, heads, torch.device("cpu"))
+    state = PrefixGroupState(slots, BLOCK_SIZE, heads, torch.device("cpu"))
     begins = []
     for plan in plans:
         write = slots.update(plan)
@@ -193,12 +193,12 @@ def keeps_bits(switch, observe):
     """Every product is packed, in fixed shapes or not."""
     layouts = []
     for value in (True, False):
-        toggles = replace(Toggles.resolve({}, "cpu"), **{switch: value})
+        switches = replace(Switches.resolve({}, "cpu"), **{switch: value})
         dtype = getattr(torch, scenario_of(switch).dtype)
         weight = Weight(torch.zeros(64, 32, dtype=dtype))
         if not can_pack(weight.tensor):
             pytest.skip("this PyTorch has no packed products in this dtype")
-        product = select(toggles).linear(weight, None)
+        product = select(switches).linear(weight, None)
         assert isinstance(product, PackedLinear)
         layouts.append(product.invariant)
     assert layouts == [True, False]
@@ -206,7 +206,7 @@ def keeps_bits(switch, observe):
 
 def results_come_late(switch, observe):
     on, off = observe(switch)
-    assert (on.most_launched, off.most_launched) == (1, 0)
+    assert (on.max_launched, off.max_launched) == (1, 0)
     assert len(on.plans) < len(off.plans), "windows of one step"
 
 
@@ -220,7 +220,7 @@ def streams_weights(switch, observe):
     scenario, model = scenario_of(switch), model_of(switch)
     weight = torch.empty(model.hidden_size, model.num_heads * model.head_dim, dtype=getattr(torch, scenario.dtype))
     on, off = (
-        select(replace(Toggles.resolve({}, "cuda"), **{switch: value}), "cuda").linear(Weight(weight), None)
+        select(replace(Switches.resolve({}, "cuda"), **{switch: value}), "cuda").linear(Weight(weight), None)
         for value in (True, False)
     )
     rows = torch.empty(min(scenario.num_prompts, scenario.max_num_seqs), weight.shape[1])

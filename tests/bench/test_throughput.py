@@ -10,8 +10,8 @@ from rosebatch.bench.case import needed_kv_memory, spread
 from rosebatch.bench.scenario import Sampling
 from rosebatch.bench.throughput import against_floor, run_once, time_case
 from rosebatch.bench.workload import Workload
-from rosebatch.engine.roofline import Rates
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
+from rosebatch.engine.metrics.roofline import Rates
 
 
 def test_the_report_is_of_the_run_in_the_middle(make_case, monkeypatch, fake_launch):

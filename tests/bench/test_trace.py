@@ -9,7 +9,7 @@ import pytest
 
 from rosebatch.bench.trace import equal_steps, load_trace
 from rosebatch.bench.workload import Workload
-from rosebatch.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError, UserError
 
 LINES = [(5.0, 3, 2), (2.5, 7, 1), (9.25, 1, 4)]
 
@@ -45,7 +45,7 @@ def test_requests_by_time(tmp_path, name):
     assert (workload.prompt_lens, workload.output_lens) == ([7, 3, 1], [1, 2, 4])
     assert found.workload(1) == workload
     assert found.workload(2).prompts != workload.prompts, "a second run would find its prompts in the prefix cache"
-    assert list(load_trace(path, 1000, most=2).times) == [0.0, 2.5]
+    assert list(load_trace(path, 1000, limit=2).times) == [0.0, 2.5]
     assert {token for prompt in workload.prompts for token in prompt} <= set(range(100, 700))
 
 

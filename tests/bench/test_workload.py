@@ -4,8 +4,8 @@ import pytest
 
 from rosebatch.bench.scenario import Range, Sampling, Scenario
 from rosebatch.bench.workload import Workload, make_workload, require_fits
-from rosebatch.errors import UserError
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.core.errors import UserError
+from rosebatch.core.sampling_params import SamplingParams
 
 
 def scenario(**fields):

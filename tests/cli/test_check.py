@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-import rosebatch.launch
+import rosebatch.launch.launch
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def source(tmp_path):
 
 def test_check(cli, source, model_folder, monkeypatch):
     """Every bad line is listed by its number, then the file's contents; no model is loaded."""
-    monkeypatch.setattr(rosebatch.launch, "load_engine", None)
+    monkeypatch.setattr(rosebatch.launch.launch, "load_engine", None)
     result = cli("check", source, "--model", model_folder, "--dtype", "float32")
     lines = result.out.splitlines()
     assert (result.code, result.err) == (3, "")
@@ -77,7 +77,7 @@ def test_check_of_a_batch(cli, model_folder, tmp_path):
 
 def test_strict(cli, source, model_folder, tmp_path, monkeypatch):
     """A file with bad lines is refused before any work, and each of them is listed."""
-    monkeypatch.setattr(rosebatch.launch, "load_engine", None)
+    monkeypatch.setattr(rosebatch.launch.launch, "load_engine", None)
     result = cli("generate", source, "--model", model_folder, "--strict", "-q", "-o", tmp_path / "out.jsonl")
     assert (result.code, result.out) == (2, "")
     first, second, last = result.err.splitlines()

@@ -12,13 +12,13 @@ from rosebatch.cli import app
 from rosebatch.cli.app import _OF_JOBS, _OF_ROWS
 from rosebatch.cli.bench_options import BenchFlags
 from rosebatch.cli.options import SamplingFlags
-from rosebatch.config import Flag, RunConfig
+from rosebatch.config.run import Flag, RunConfig
+from rosebatch.config.switches import Switches
 from rosebatch.job.config import JobConfig
-from rosebatch.toggles import Toggles
 
-DEFAULTS = asdict(Toggles.resolve({}, "cpu"))
+DEFAULTS = asdict(Switches.resolve({}, "cpu"))
 # One that waits to be measured is off by default.
-OF_CPU = [switch.name for switch in fields(Toggles) if "cpu" in switch.metadata["devices"]]
+OF_CPU = [switch.name for switch in fields(Switches) if "cpu" in switch.metadata["devices"]]
 SMALL = ["--input-len", "6", "--output-len", "3", "--num-prompts", "2", "--repeats", "1"]
 
 
@@ -47,8 +47,8 @@ def flag(name):
 @pytest.mark.parametrize("name", OF_CPU)
 def test_each_switch_both_ways(report, name, on):
     """A switch without a flag, or one that has no effect, must not go unnoticed."""
-    toggles = report("--device", "cpu", flag(name) if on else flag("no_" + name))["engine"]["toggles"]
-    assert toggles == {**DEFAULTS, "prefix_cache": False, name: on}
+    switches = report("--device", "cpu", flag(name) if on else flag("no_" + name))["engine"]["toggles"]
+    assert switches == {**DEFAULTS, "prefix_cache": False, name: on}
 
 
 def test_switches_are_on_by_default(report):
@@ -151,7 +151,7 @@ def test_help_all_lists_every_flag(help_of, command, groups, without):
             assert [name for name in names if f" {name} " not in listed] == []
             assert declared.help in every
             assert (f" {names[0]} " in common.replace(",--", " --")) is not declared.rare, field
-    for switch in fields(Toggles):
+    for switch in fields(Switches):
         assert f" {flag(switch.name)} " in every
         assert f" {flag('no_' + switch.name)} " in every
         assert switch.metadata["help"] in every
@@ -162,7 +162,7 @@ def test_every_field_of_a_config_is_a_flag():
     """A setting of Python must not be missing on the command line, or the other way around."""
     others = {
         JobConfig: {"input", "sampling", "settings", "pooling", "encoding_format"},
-        RunConfig: {"toggles"},
+        RunConfig: {"switches"},
         SamplingFlags: set(),
     }
     for group, own in others.items():

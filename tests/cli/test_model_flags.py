@@ -8,7 +8,7 @@ import socket
 import pytest
 from huggingface_hub import constants
 
-import rosebatch.launch
+import rosebatch.launch.launch
 from rosebatch.text.tokenizer import Tokenizer
 from tests.cli.conftest import save_tokenizer
 
@@ -172,9 +172,9 @@ def test_flags_and_rows_win_over_the_models_defaults(report, opinionated):
 def test_check_counts_by_the_models_defaults(cli, opinionated, tmp_path):
     """Lengths and time of a run that has these defaults."""
     (tmp_path / "in.jsonl").write_text('{"prompt":"hello"}\n')
-    for value, most in (("auto", 9), ("none", 251)):
+    for value, limit in (("auto", 9), ("none", 251)):
         result = cli("check", tmp_path / "in.jsonl", "--model", opinionated, "--generation-config", value)
-        assert f"output tokens: at most {most} ({most} to {most} a prompt" in result.out
+        assert f"output tokens: at most {limit} ({limit} to {limit} a prompt" in result.out
 
 
 def test_another_models_generation_config_stops_a_resumed_run(generate, opinionated, tmp_path, monkeypatch):
@@ -280,7 +280,7 @@ def test_chat_template(generate, tmp_path):
 @pytest.mark.parametrize("flag", ["--tokenizer", "--chat-template"])
 def test_files_that_are_missing(generate, tmp_path, monkeypatch, flag):
     """Not silently those of the model; found before the weights are loaded."""
-    monkeypatch.setattr(rosebatch.launch, "load_engine", None)
+    monkeypatch.setattr(rosebatch.launch.launch, "load_engine", None)
     result = generate([{"messages": CHAT}], flag, tmp_path / "none")
     assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
     assert f"{tmp_path / 'none'}: " in result.err

@@ -64,7 +64,7 @@ def test_a_run_on_a_cpu_imports_what_it_uses(process, toy_toml, tmp_path):
     heavy = (
         "triton", "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy", "transformers", "jinja2",
         "huggingface_hub", "fsspec", "gguf", "llguidance", "rich", "pandas", "scipy", "pyarrow.dataset", "ray",
-        "rosebatch.ranks", "rosebatch.job.workers", "rosebatch.llm",
+        "rosebatch.launch.driver", "rosebatch.launch.group", "rosebatch.job.workers", "rosebatch.llm",
     )  # fmt: skip
     (tmp_path / "in.jsonl").write_text('{"prompt_token_ids":[1,2,3],"max_tokens":2}\n')
     code = (

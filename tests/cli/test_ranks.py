@@ -9,8 +9,8 @@ import time
 import pytest
 
 from rosebatch import LLM, SamplingParams
-from rosebatch.config import RunConfig
-from rosebatch.launch import launch
+from rosebatch.config.run import RunConfig
+from rosebatch.launch.launch import launch
 from tests.cli.test_workers import are_gone, await_rows, children, expected, source, start  # noqa: F401 (fixtures)
 
 
@@ -33,7 +33,9 @@ def find_followers(job):
     ).stdout
     processes = [line.split(maxsplit=2) for line in found.splitlines()]
     parents = {job.pid, *children(job)}
-    return [int(pid) for pid, parent, args in processes if int(parent) in parents and "rosebatch.follow" in args]
+    return [
+        int(pid) for pid, parent, args in processes if int(parent) in parents and "rosebatch.launch.tp_worker" in args
+    ]
 
 
 def test_two_ranks_give_the_bytes_of_one_process(start, source, expected, tmp_path):  # noqa: F811
@@ -116,7 +118,7 @@ def test_a_library_may_lead_one_model_after_the_other(model_folder):
     for _ in range(2):
         assert texts(tensor_parallel_size=2) == alone
         found = subprocess.run(["ps", "-ww", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True)
-        assert "rosebatch.follow" not in found.stdout
+        assert "rosebatch.launch.tp_worker" not in found.stdout
 
 
 @pytest.mark.thorough

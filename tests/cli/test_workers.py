@@ -22,6 +22,22 @@ from rosebatch.job.workers import service
 from rosebatch.job.workers.reading import ReadingProcess
 
 ROOT = Path(__file__).resolve().parents[2]
+# Python runs a module of this name at its start. In a worker, one row ends the process.
+DEADLY_ROW = """
+import os, signal, sys
+
+if "rosebatch.job.workers.child" in sys.orig_argv:
+    from rosebatch.io.parse import RowParser
+
+    parse = RowParser.parse
+
+    def parse_or_die(self, record):
+        if record.number == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return parse(self, record)
+
+    RowParser.parse = parse_or_die
+"""
 
 
 def lines(count: int) -> list[dict[str, Any]]:
@@ -176,7 +192,9 @@ def test_a_parent_that_is_killed_and_continued_by_another_number(start, source, 
 def test_a_row_that_kills_each_worker(start, source, expected, tmp_path):
     """It becomes an error row. Those beside it must not, and the job must end."""
     target = tmp_path / "out.jsonl"
-    job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 8, ROSEBATCH_TEST_DEADLY_ROW="20")
+    (tmp_path / "sitecustomize.py").write_text(DEADLY_ROW)
+    path = os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "kernels")))
+    job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 8, PYTHONPATH=path)
     assert job.wait(200) == 3
     found, others = target.read_text().split("\n"), expected.decode().split("\n")
     error = json.loads(found.pop(20))["error"]

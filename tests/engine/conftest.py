@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.scheduling.sequence import SequenceState
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 from tests.engine.fake_runner import FakeRunner, next_token
 
 

@@ -3,10 +3,10 @@
 import random
 from collections.abc import Callable, Iterable
 
+from rosebatch.engine.cache.windows import blocks_of_window
 from rosebatch.engine.plan import GONE, Chunk, DecodeRow, DecodeWindow, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
-from rosebatch.engine.windows import blocks_of_window
 
 VOCAB = 20
 

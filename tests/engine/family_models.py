@@ -1,6 +1,6 @@
 """A tiny shape of each family, with all that makes its layers its own."""
 
-from rosebatch.model_config import DeltaConfig, ExpertsConfig, ModelConfig, RopeConfig
+from rosebatch.config.model import DeltaConfig, ExpertsConfig, ModelConfig, RopeConfig
 
 _SIZES = {
     "vocab_size": 50,

@@ -3,11 +3,11 @@
 import pickle
 import sys
 
-from rosebatch.engine.kv_cache import KVCache
+from rosebatch.config.switches import Switches
+from rosebatch.engine.cache.kv_cache import KVCache
+from rosebatch.engine.cache.windows import window_groups
 from rosebatch.engine.torch_runner.runner import TorchRunner
-from rosebatch.engine.windows import window_groups
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.select import select
 from tests.engine.toy_model import CPU, LAYERS, MAX_LEN, ToyModel
 
 BLOCKS, BLOCK_SIZE = 60, 4
@@ -17,7 +17,7 @@ WINDOWS, GROUP_OF = window_groups([window for *_, window in LAYERS], MAX_LEN)
 def make_runner():
     import torch
 
-    ops = select(Toggles.resolve({}, "cpu"))
+    ops = select(Switches.resolve({}, "cpu"))
     model = ToyModel(ops)
     shapes = [spec.kv_shape for spec in model.attention]
     cache = KVCache(shapes, [BLOCKS] * len(WINDOWS), BLOCK_SIZE, torch.float32, CPU, ops, GROUP_OF)

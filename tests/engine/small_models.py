@@ -5,33 +5,33 @@ from dataclasses import fields
 import torch
 from torch.nn import functional
 
-from rosebatch.bench.scripts.fallback_families import tiny_config
-from rosebatch.device_ops import device_ops
+from rosebatch.config.model import HP1Config, ModelConfig, RopeConfig
+from rosebatch.config.switches import Switches
+from rosebatch.engine.cache.kv_cache import KVCache
+from rosebatch.engine.cache.state_pool import StatePool
+from rosebatch.engine.cache.windows import window_groups
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
-from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.engine.windows import window_groups
 from rosebatch.model.fallback.config import describe_config
 from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.layers import AttentionSpec, heads_of, rows_of, states_of
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.weights import RandomWeights
-from rosebatch.model_config import HP1Config, ModelConfig, RopeConfig
-from rosebatch.ops import HeadLayerNorm, HeadRMSNorm, WholeRMSNorm
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.attention import device_ops
+from rosebatch.ops.ops import HeadLayerNorm, HeadRMSNorm, WholeRMSNorm
+from rosebatch.ops.select import select
 from tests.engine.family_models import FAMILIES
+from tests.helpers.tiny_families import tiny_config
 
 CPU = torch.device("cpu")
 VOCAB = 50
 BLOCK_SIZE = 4
-SEATS = 3
+SLOTS = 3
 _SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -200,7 +200,7 @@ def make_states(model):
     specs = states_of(model)
     if not specs:
         return None
-    states = StatePool(specs, SEATS, torch.float32, CPU)
+    states = StatePool(specs, SLOTS, torch.float32, CPU)
     for index in range(len(specs)):
         for part in states.layer(index):
             part.fill_(float("nan"))
@@ -213,25 +213,25 @@ def _sharing(name, prefix_cache=True):
     return {"share_prompts": share, "prefix_cache": share and prefix_cache}
 
 
-def make_engine(name, runner_of, *, lookahead=0, blocks=60, **scheduling):
+def make_engine(name, runner_of, *, async_depth=0, blocks=60, **scheduling):
     config = _shape(name)
     runner = runner_of(config)
     pools = [BlockPool(blocks, BLOCK_SIZE, window) for window in _groups(runner.model)[0]]
     scheduling["long_rope"] = LongRope.of(runner.model.attention)
-    scheduler = Scheduler(*pools, max_num_seqs=SEATS, max_num_batched_tokens=10, **scheduling)
+    scheduler = Scheduler(*pools, max_num_seqs=SLOTS, max_num_batched_tokens=10, **scheduling)
     return Engine(
         scheduler,
         runner,
         vocab_size=VOCAB,
         max_model_len=config.max_model_len,
         eos_token_ids=config.eos_token_ids,
-        lookahead=lookahead,
+        async_depth=async_depth,
     )
 
 
 def plain_engine(name, blocks=60):
     def runner_of(config):
-        ops = select(Toggles.resolve({}, "cpu"))
+        ops = select(Switches.resolve({}, "cpu"))
         model = build(name, ops)
         return TorchRunner(model, make_cache(model, blocks, ops), ops, make_states(model))
 
@@ -240,15 +240,15 @@ def plain_engine(name, blocks=60):
 
 def device_engine(name, off=(), blocks=60):
     """As a GPU would run it, graphs excepted, with the switches named in ``off`` off."""
-    served = {f.name for f in fields(Toggles) if "cuda" in f.metadata["devices"]}
+    served = {f.name for f in fields(Switches) if "cuda" in f.metadata["devices"]}
     assert served >= set(off)
-    toggles = Toggles(**{f.name: f.name in served - {"cuda_graph", *off} for f in fields(Toggles)})
-    window = 4 if toggles.fused_sampler and toggles.late_results else 1
+    switches = Switches(**{f.name: f.name in served - {"cuda_graph", *off} for f in fields(Switches)})
+    window = 4 if switches.fused_sampler and switches.late_results else 1
 
     def runner_of(config):
-        ops = select(toggles, "cuda")
+        ops = select(switches, "cuda")
         model = build(name, ops)
-        kernels = device_ops(SEATS, *heads_of(model.attention), toggles, CPU)
+        kernels = device_ops(SLOTS, *heads_of(model.attention), switches, CPU)
         cache = make_cache(model, blocks + 1, ops)
         for data in cache.tensors:
             data.fill_(float("nan"))
@@ -257,10 +257,10 @@ def device_engine(name, off=(), blocks=60):
             cache,
             ops,
             kernels,
-            toggles,
+            switches,
             vocab_size=VOCAB,
             eos_token_ids=config.eos_token_ids,
-            max_num_seqs=SEATS,
+            max_num_seqs=SLOTS,
             max_len=config.max_model_len,
             window=window,
             states=make_states(model),
@@ -269,8 +269,8 @@ def device_engine(name, off=(), blocks=60):
     return make_engine(
         name,
         runner_of,
-        lookahead=int(toggles.late_results),
+        async_depth=int(switches.late_results),
         blocks=blocks,
         policy=SeparateDecodes(window),
-        **_sharing(name, prefix_cache=toggles.prefix_cache),
+        **_sharing(name, prefix_cache=switches.prefix_cache),
     )

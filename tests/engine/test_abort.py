@@ -10,13 +10,13 @@ from functools import partial
 
 import pytest
 
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes
 from rosebatch.engine.torch_runner.batch import BlockTables
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 from tests.engine import test_device_runner
 from tests.engine.constraint import EveryThird
 from tests.engine.fake_runner import VOCAB, FakeRunner, random_pools
@@ -164,7 +164,7 @@ class InterruptedRunner(FakeRunner):
 def test_an_engine_goes_on_after_an_abort(seed, policy, fake_completion):
     """With or without an interruption somewhere; with plans under way, forks waiting, chunks and preemptions."""
     rng = random.Random(seed)
-    lookahead = 0 if policy is MIXED else rng.randint(0, 2)
+    async_depth = 0 if policy is MIXED else rng.randint(0, 2)
     size = rng.choice([1, 2, 4])
     scheduler = Scheduler(
         *random_pools(rng, rng.choice([24, 48, 200]) // size, size),
@@ -174,7 +174,7 @@ def test_an_engine_goes_on_after_an_abort(seed, policy, fake_completion):
         prefix_cache=rng.random() < 0.7,
     )
     runner = InterruptedRunner(scheduler, at=rng.randint(1, 12), where=rng.choice([None, "before", "during", "wait"]))
-    engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, lookahead=lookahead)
+    engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, async_depth=async_depth)
     trunk = [rng.randrange(VOCAB) for _ in range(12)]
     requests = []
     for index in range(rng.randint(2, 10)):
@@ -235,7 +235,7 @@ def test_an_abort_that_is_interrupted_itself(fake_completion):
     """It waits for the oldest of two plans. The other one's result would be recorded for sequences that are gone."""
     scheduler = make_scheduler(policy=SeparateDecodes(4))
     runner = InterruptedRunner(scheduler, at=1, where="wait")
-    engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, lookahead=2)
+    engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, async_depth=2)
     request = Request(0, (1, 2), SamplingParams(max_tokens=12))
     engine.add(request)
     assert engine.step() == engine.step() == []
@@ -254,7 +254,7 @@ def test_an_error_in_a_result_that_nobody_reads(fake_completion):
             return (lambda: 1 // 0) if plan.started and plan.started[0].id == 0 else wait
 
     engine = Engine(
-        make_scheduler(policy=SeparateDecodes(4)), Failing(), vocab_size=VOCAB, max_model_len=24, lookahead=1
+        make_scheduler(policy=SeparateDecodes(4)), Failing(), vocab_size=VOCAB, max_model_len=24, async_depth=1
     )
     request = Request(0, (1, 2), SamplingParams(max_tokens=6))
     engine.add(request)

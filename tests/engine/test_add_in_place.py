@@ -6,9 +6,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from rosebatch.config.switches import Switches
 from rosebatch.model.registry import build_model
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.select import select
 from rosebatch_kernels.linear import streamed
 from rosebatch_kernels.linear.streamed import StreamedLinear
 from tests.engine.family_models import FAMILIES
@@ -40,7 +40,7 @@ class FirstHeads:
 def test_the_same_hidden_states(name, additions, monkeypatch):
     """It adds in place: what a layer still reads, or the table of embeddings, must not change."""
     config = MODELS.get(name) or FAMILIES[name]
-    model = build_model(config, select(Toggles.resolve({}, "cuda"), "cuda"), HalfWeights(name))
+    model = build_model(config, select(Switches.resolve({}, "cuda"), "cuda"), HalfWeights(name))
     ids = torch.arange(ROWS, dtype=torch.int32) % config.vocab_size
 
     def hidden_states():
@@ -49,7 +49,7 @@ def test_the_same_hidden_states(name, additions, monkeypatch):
     expected = hidden_states()
     assert torch.isfinite(expected).all()
     real, calls = StreamedLinear.add_, []
-    monkeypatch.setattr(streamed, "TUNED", replace(streamed.TUNED, least_rows_onto=ROWS))
+    monkeypatch.setattr(streamed, "TUNED", replace(streamed.TUNED, min_rows_onto=ROWS))
     monkeypatch.setattr(StreamedLinear, "add_", lambda *args: calls.append(args) or real(*args))
     found = hidden_states()
     torch.testing.assert_close(found.float(), expected.float(), rtol=2**-5, atol=2**-6)

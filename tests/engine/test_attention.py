@@ -9,7 +9,10 @@ import msgspec
 import pytest
 import torch
 
-from rosebatch.engine.kv_cache import KVCache, bytes_per_block
+from rosebatch.config.model import KVShape
+from rosebatch.config.switches import Switches
+from rosebatch.core.sampling_params import GREEDY
+from rosebatch.engine.cache.kv_cache import KVCache, bytes_per_block
 from rosebatch.engine.plan import Chunk, SequenceSpec
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.torch_runner.attention import GatheredAttention
@@ -17,17 +20,14 @@ from rosebatch.engine.torch_runner.batch import build_batch
 from rosebatch.model.layers import AttentionSpec, Rotary
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights
-from rosebatch.model_config import KVShape
-from rosebatch.ops import Gate, HeadLayerNorm, HeadRMSNorm, WholeRMSNorm, mean_taps
-from rosebatch.sampling_params import GREEDY
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.ops import Gate, HeadLayerNorm, HeadRMSNorm, WholeRMSNorm, mean_taps
+from rosebatch.ops.select import select
 from tests.engine.small_models import MODELS
 
 # Every way to run on each model: the fast tier takes some.
 pytestmark = pytest.mark.matrix
 
-OPS = select(Toggles())
+OPS = select(Switches())
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, SIZE = 6, 2, 8
 BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from rosebatch.device_ops import device_ops
+from rosebatch.config.switches import Switches
 from rosebatch.engine.triton_runner.attention import DecodeAttention, SharedAttention
-from rosebatch.engine.triton_runner.rehearsed_sizes import rehearsed_decodes, rehearsed_tokens
-from rosebatch.engine.triton_runner.shared_beginnings import LEAST_ROWS
+from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS
 from rosebatch.engine.triton_runner.slots import batch_buckets
+from rosebatch.engine.triton_runner.warm_up_sizes import warm_up_decodes, warm_up_tokens
 from rosebatch.model.layers import AttentionSpec
-from rosebatch.toggles import Toggles
+from rosebatch.ops.attention import device_ops
 from rosebatch_kernels.paged_attention import decode_sizes
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -25,27 +25,27 @@ QWEN, GPT2, MQA, HP1 = (16, 8, 128), (12, 12, 64), (32, 1, 128), (8, 4, 128)
 def kernels(monkeypatch):
     """Makes the kernels for some heads, on a GPU of a known size."""
     monkeypatch.setattr(decode_sizes, "processors", lambda device: 132)
-    return lambda softmax, gated=(): device_ops(2, softmax, gated, Toggles(), CPU)
+    return lambda softmax, gated=(): device_ops(2, softmax, gated, Switches(), CPU)
 
 
-@pytest.mark.parametrize("seats", [20, 256, 576, 2048])
+@pytest.mark.parametrize("slots", [20, 256, 576, 2048])
 @pytest.mark.parametrize(
     "heads", [({QWEN}, ()), ({GPT2}, ()), ({MQA}, ()), ({QWEN, GPT2}, ()), ((), {HP1}), ({QWEN}, {HP1})], ids=str
 )
-def test_all_forms_are_rehearsed(kernels, seats, heads):
+def test_all_forms_are_rehearsed(kernels, slots, heads):
     """A kernel was compiled in mid-run: with 576 seats for 160 to 256 long rows, and for 16 rows of HP1, 4 seconds."""
-    form, sizes = partial(kernels(*heads).decode_form, dtype=BF16), batch_buckets(seats)
-    for least in (1, LEAST_ROWS):
-        rehearsed = {form(rows, divided=divided) for rows, divided in rehearsed_decodes(sizes, form) if rows >= least}
-        assert rehearsed == {form(rows, divided=divided) for rows in sizes for divided in (0, 1) if rows >= least}
+    form, sizes = partial(kernels(*heads).decode_form, dtype=BF16), batch_buckets(slots)
+    for minimum in (1, MIN_ROWS):
+        warmed_up = {form(rows, divided=divided) for rows, divided in warm_up_decodes(sizes, form) if rows >= minimum}
+        assert warmed_up == {form(rows, divided=divided) for rows in sizes for divided in (0, 1) if rows >= minimum}
 
 
 def test_experts_need_large_steps():
     """The first large prompt step waited for the kernels of experts with many tokens; others have none of these."""
-    assert max(rehearsed_tokens(16384, has_experts=True)) == 16384
-    assert max(rehearsed_tokens(16384, has_experts=False)) == 2048
-    for most in (16, 100, 3000, 10**6):
-        assert all(tokens <= most + most // 8 for tokens in rehearsed_tokens(most, has_experts=True))
+    assert max(warm_up_tokens(16384, has_experts=True)) == 16384
+    assert max(warm_up_tokens(16384, has_experts=False)) == 2048
+    for limit in (16, 100, 3000, 10**6):
+        assert all(tokens <= limit + limit // 8 for tokens in warm_up_tokens(limit, has_experts=True))
 
 
 def test_a_gate_divides_nothing(kernels):

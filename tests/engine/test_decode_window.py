@@ -5,14 +5,14 @@ import random
 
 import pytest
 
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import DecodeRow, DecodeWindow
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.scheduling.sequence import SequenceState
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 from tests.engine.fake_runner import VOCAB, FakeRunner, random_pools
 
 END = 3
@@ -45,23 +45,23 @@ class AheadRunner(FakeRunner):
             assert not is_long or len(self.tokens[each.id]) > trained_len
 
 
-@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("async_depth", [0, 1])
 @pytest.mark.parametrize("seed", range(100))
-def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, lookahead, fake_completion):
+def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, async_depth, fake_completion):
     rng = random.Random(seed)
     size = rng.choice([1, 2, 4, 16])
     pools = random_pools(rng, max(2, rng.choice([24, 48, 200]) // size), size)
-    most_steps = rng.choice([1, 4, 8])
+    max_steps = rng.choice([1, 4, 8])
     scheduler = Scheduler(
         *pools,
         max_num_seqs=rng.choice([1, 3, 16]),
         max_num_batched_tokens=rng.choice([4, 16, 64]),
-        policy=SeparateDecodes(most_steps),
+        policy=SeparateDecodes(max_steps),
         prefix_cache=rng.random() < 0.6,
         long_rope=rng.choice([None, LongRope(rng.randint(1, 20), 24)]),
     )
     runner = AheadRunner(scheduler)
-    engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, eos_token_ids=[END], lookahead=lookahead)
+    engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, eos_token_ids=[END], async_depth=async_depth)
     trunk = [rng.randrange(VOCAB) for _ in range(12)]
     wanted = {}
     for index in range(rng.randint(1, 12)):
@@ -81,7 +81,7 @@ def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, lookahead, fake_c
         scheduler.check_integrity()
     assert got == wanted
     assert scheduler.blocks.num_used == 0
-    assert max(runner.windows, default=0) <= most_steps
+    assert max(runner.windows, default=0) <= max_steps
 
 
 def test_windows_block_by_block(make_sequence, fake_runner):
@@ -192,14 +192,14 @@ class Watched(FakeRunner):
         return watched
 
 
-def watched_engine(runner, *, max_num_batched_tokens, seats=4):
+def watched_engine(runner, *, max_num_batched_tokens, slots=4):
     scheduler = Scheduler(
         BlockPool(64, 4),
-        max_num_seqs=seats,
+        max_num_seqs=slots,
         max_num_batched_tokens=max_num_batched_tokens,
         policy=SeparateDecodes(4),
     )
-    return Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, lookahead=1)
+    return Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, async_depth=1)
 
 
 def test_the_device_always_has_a_plan_behind_the_one_that_is_waited_for():
@@ -217,7 +217,7 @@ def test_the_device_always_has_a_plan_behind_the_one_that_is_waited_for():
 def test_the_device_begins_before_all_prompts_are_queued():
     """It stood idle while 256 prompts were checked, hashed and planned: a tenth of a short run."""
     runner = Watched()
-    engine = watched_engine(runner, max_num_batched_tokens=64, seats=8)
+    engine = watched_engine(runner, max_num_batched_tokens=64, slots=8)
     begun = []
 
     def requests():
@@ -233,7 +233,7 @@ def test_the_device_begins_before_all_prompts_are_queued():
 
 def test_the_device_works_while_thousands_of_prompts_are_queued():
     """All were queued before the next step: 2,000 rows behind 1,792 tokens took 0.1 s, and the device waited."""
-    engine = watched_engine(Watched(), max_num_batched_tokens=64, seats=4)
+    engine = watched_engine(Watched(), max_num_batched_tokens=64, slots=4)
     read = 0
 
     def requests():

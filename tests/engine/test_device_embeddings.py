@@ -5,11 +5,11 @@ import os
 import numpy as np
 import pytest
 
-from rosebatch.pooling_params import PoolingParams
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from tests.engine.family_models import FAMILIES
-from tests.engine.small_models import MODELS, SEATS, VOCAB, device_engine, plain_engine
+from tests.engine.small_models import MODELS, SLOTS, VOCAB, device_engine, plain_engine
 
 pytestmark = [
     pytest.mark.matrix,
@@ -70,7 +70,7 @@ def test_steps_that_sample_and_pool(kind):
     engine = make("llama")
     mixed = run(engine, requests)
     alone = {request.id: run(make("llama"), [request])[request.id] for request in requests}
-    assert engine.stats.max_running == SEATS
+    assert engine.stats.max_running == SLOTS
     for i, one in alone.items():
         assert mixed[i].token_ids == one.token_ids
         assert (mixed[i].embedding is None) == (one.embedding is None) == isinstance(kinds[i % 3], SamplingParams)

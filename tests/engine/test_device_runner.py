@@ -9,13 +9,13 @@ import os
 
 import pytest
 
-from rosebatch.engine.triton_runner import runner, shared_beginnings, shared_tiles
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.triton_runner import prefix_groups, prefix_tiles, runner
 from rosebatch.engine.triton_runner.graphs import StepGraphs
-from rosebatch.engine.triton_runner.shared_state import SharedState
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.engine.triton_runner.prefix_group_state import PrefixGroupState
 from rosebatch_kernels.common import splits
-from tests.engine.small_models import MODELS, SEATS, VOCAB, device_engine, plain_engine
+from tests.engine.small_models import MODELS, SLOTS, VOCAB, device_engine, plain_engine
 
 pytestmark = [
     pytest.mark.matrix,
@@ -76,7 +76,7 @@ def test_the_requests_end_in_every_way(name, expected):
 def test_a_rehearsal_leaves_nothing_behind(name, expected):
     """Kernels that another engine has loaded do run then: a step counted or a key written would change tokens."""
     engine = device_engine(name)
-    engine.runner.rehearse(most_tokens=16)
+    engine.runner.warm_up(max_num_tokens=16)
     assert run(name, engine) == expected[name]
 
 
@@ -111,7 +111,7 @@ def test_tokens_equal_the_plain_runners(name, off, expected):
     engine = device_engine(name, off)
     assert run(name, engine) == expected[name]
     assert (engine.stats.copied_blocks > 0) == ("prefix_cache" not in off)
-    assert engine.stats.max_running == SEATS
+    assert engine.stats.max_running == SLOTS
 
 
 @pytest.mark.parametrize("name", ["llama", "softmaxes", "gpt2"])
@@ -126,23 +126,23 @@ def test_tokens_after_a_preemption(name, expected):
 @pytest.fixture
 def pairs_share(monkeypatch):
     """Two rows and one block are worth a group or a tile; returns the numbers of rows of each that were found."""
-    monkeypatch.setattr(shared_beginnings, "LEAST_ROWS", 2)
-    monkeypatch.setattr(shared_beginnings, "LEAST_KEYS", 4)
+    monkeypatch.setattr(prefix_groups, "MIN_ROWS", 2)
+    monkeypatch.setattr(prefix_groups, "MIN_KEYS", 4)
     sent, tiled = [], []
-    send, share_tiles = SharedState._send, shared_tiles.share_tiles
+    send, group_tiles = PrefixGroupState._send, prefix_tiles.group_tiles
 
     def noted(self, found, staging):
         sent.extend(found.items[:, 1].tolist())
         send(self, found, staging)
 
     def noted_tiles(*args):
-        tiles = share_tiles(*args)
+        tiles = group_tiles(*args)
         tiled.extend(len(tile.pieces) for tile in tiles or ())
         return tiles
 
-    monkeypatch.setattr(SharedState, "_send", noted)
-    monkeypatch.setattr(shared_tiles, "LEAST_KEYS", 4)
-    monkeypatch.setattr(runner, "share_tiles", noted_tiles)
+    monkeypatch.setattr(PrefixGroupState, "_send", noted)
+    monkeypatch.setattr(prefix_tiles, "MIN_KEYS", 4)
+    monkeypatch.setattr(runner, "group_tiles", noted_tiles)
     return sent, tiled
 
 
@@ -181,7 +181,7 @@ def test_tokens_of_rows_that_share_keys(name, off, expected, pairs_share):
 @pytest.fixture
 def noted_kinds(monkeypatch):
     """Two splits from 16 keys each on; notes what decode steps share and divide, in turn."""
-    monkeypatch.setattr(splits, "TUNED", splits.Tuned(splits=((0, 2),), least_keys=((0, 16),)))
+    monkeypatch.setattr(splits, "TUNED", splits.Tuned(splits=((0, 2),), min_keys=((0, 16),)))
     kinds, run = [], StepGraphs.run
 
     def noted(self, kind, steps=1):

@@ -15,7 +15,7 @@ from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch_kernels.feedback import layout
 
 SLOTS, WIDTH, WINDOW, GROUPS = 5, 3, 4, 3
-FIELD_CELLS, TABLE_CELLS = layout.NUM_FIELDS * SLOTS, SLOTS * WIDTH
+FIELD_VALUES, TABLE_VALUES = layout.NUM_FIELDS * SLOTS, SLOTS * WIDTH
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -29,7 +29,7 @@ def make_state(device):
 
     def make():
         state = DeviceState(SLOTS, WIDTH, WINDOW, device, num_groups=GROUPS)
-        for tensor, first in ((state.fields, 1000), (state.block_tables, 1000 + FIELD_CELLS)):
+        for tensor, first in ((state.fields, 1000), (state.block_tables, 1000 + FIELD_VALUES)):
             tensor.copy_(torch.arange(first, first + tensor.numel()).view(tensor.shape))
         return state
 
@@ -41,7 +41,7 @@ def contents(state):
     return state.fields.flatten().tolist() + state.block_tables.flatten().tolist()
 
 
-UNTOUCHED = list(range(1000, 1000 + FIELD_CELLS + GROUPS * TABLE_CELLS))
+UNTOUCHED = list(range(1000, 1000 + FIELD_VALUES + GROUPS * TABLE_VALUES))
 
 
 def apply_to_list(cells, write):
@@ -50,7 +50,7 @@ def apply_to_list(cells, write):
     for source, target in write.moves:
         for field in range(layout.NUM_FIELDS):
             cells[field * SLOTS + target] = before[field * SLOTS + source]
-        for table, column in product(range(FIELD_CELLS, len(cells), TABLE_CELLS), range(WIDTH)):
+        for table, column in product(range(FIELD_VALUES, len(cells), TABLE_VALUES), range(WIDTH)):
             cells[table + target * WIDTH + column] = before[table + source * WIDTH + column]
     for index, value in (write.cells | write.rollovers).items():
         cells[index] = value
@@ -77,9 +77,9 @@ WAYS = [DeviceState.apply, DeviceState.apply_rollovers_one_by_one]
 def test_cells_are_where_slots_count_them(make_state, device, apply):
     """One field of one slot, one block of one row of two tables, the corners, and the least and largest numbers."""
     state = make_state()
-    last = FIELD_CELLS + GROUPS * TABLE_CELLS - 1
-    cells = {0: -1, layout.LIMIT * SLOTS + 2: 2**31 - 1, FIELD_CELLS - 1: -(2**31), FIELD_CELLS: 7, last: 8}
-    cells |= {FIELD_CELLS + 3 * WIDTH + 1: 9, FIELD_CELLS + 2 * TABLE_CELLS + 3 * WIDTH + 2: 10}
+    last = FIELD_VALUES + GROUPS * TABLE_VALUES - 1
+    cells = {0: -1, layout.LIMIT * SLOTS + 2: 2**31 - 1, FIELD_VALUES - 1: -(2**31), FIELD_VALUES: 7, last: 8}
+    cells |= {FIELD_VALUES + 3 * WIDTH + 1: 9, FIELD_VALUES + 2 * TABLE_VALUES + 3 * WIDTH + 2: 10}
     apply(state, StateWrite(cells=cells), Staging(device))
     assert state.fields[layout.LIMIT, 2] == 2**31 - 1
     assert (state.block_tables[0, 3, 1], state.block_tables[2, 3, 2]) == (9, 10)
@@ -90,11 +90,11 @@ def test_cells_are_where_slots_count_them(make_state, device, apply):
 def test_moves_come_before_cells(make_state, device, apply):
     """The row that was left ends, the row that was taken keeps what it brought, of all groups, and is told the rest."""
     state = make_state()
-    write = StateWrite(moves=[(4, 0), (3, 1)], cells={layout.LIMIT * SLOTS + 4: 0, FIELD_CELLS: 77})
+    write = StateWrite(moves=[(4, 0), (3, 1)], cells={layout.LIMIT * SLOTS + 4: 0, FIELD_VALUES: 77})
     apply(state, write, Staging(device))
     assert state.fields[:, 1].tolist() == [1000 + field * SLOTS + 3 for field in range(layout.NUM_FIELDS)]
-    assert state.block_tables[0, 0].tolist() == [77, 1001 + FIELD_CELLS + 4 * WIDTH, 1002 + FIELD_CELLS + 4 * WIDTH]
-    moved = [1000 + FIELD_CELLS + TABLE_CELLS + 4 * WIDTH + column for column in range(WIDTH)]
+    assert state.block_tables[0, 0].tolist() == [77, 1001 + FIELD_VALUES + 4 * WIDTH, 1002 + FIELD_VALUES + 4 * WIDTH]
+    moved = [1000 + FIELD_VALUES + TABLE_VALUES + 4 * WIDTH + column for column in range(WIDTH)]
     assert state.block_tables[1, 0].tolist() == moved
     assert contents(state) == apply_to_list(UNTOUCHED, write)
 

@@ -4,15 +4,15 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from rosebatch.config import RunConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.load import build_engine
-from rosebatch.engine.marks import mark_cells
 from rosebatch.engine.plan import SequenceSpec
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.select_ops import select
+from rosebatch.engine.sampling.token_counts import mark_cells
+from rosebatch.ops.select import select
 from rosebatch.text.token_bans import BanConstraint, find_bans
-from rosebatch.toggles import Toggles
 from tests.engine.toy_model import CONFIG, CPU, VOCAB, ToyModel
 
 # Some configs have -1 for none; some tokenizers have more tokens than the model.
@@ -21,11 +21,11 @@ ODD = (-1, VOCAB, VOCAB + 40, 10**9)
 
 def test_rows_that_use_the_end_tokens():
     """A row with a least length or with bans ended the run with an IndexError."""
-    toggles = Toggles.resolve({}, "cpu")
-    ops = select(toggles)
+    switches = Switches.resolve({}, "cpu")
+    ops = select(switches)
     limits = RunConfig(device="cpu", max_num_seqs=2, block_size=4, kv_cache_memory=1 << 20)
     config = replace(CONFIG, eos_token_ids=(*ODD, 7))
-    engine = build_engine(ToyModel(ops), config, limits, toggles, ops, torch.float32, CPU).engine
+    engine = build_engine(ToyModel(ops), config, limits, switches, ops, torch.float32, CPU).engine
     assert engine.eos_token_ids == {7}
     bans = find_bans(None, (), (7, 9), VOCAB, engine.eos_token_ids)
     sampling = SamplingParams(max_tokens=5, min_tokens=4)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch_kernels.common import host_waits
 from tests.engine.small_models import device_engine, plain_engine
-from tests.host_reads import HostReads
-from tests.launches import note_launches
+from tests.helpers.host_reads import HostReads
+from tests.helpers.launches import note_launches
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [
@@ -122,7 +122,7 @@ def test_nothing_is_read_past_the_counter():
     files with such calls are named.
     """
     reads = re.compile(r"\.(item|cpu|nonzero|synchronize)\(|\.tolist\(\)")
-    of_numpy = {"logprobs.py", "runner.py", "shared_beginnings.py", "shared_tiles.py"}
+    of_numpy = {"logprobs.py", "runner.py", "prefix_groups.py", "prefix_tiles.py"}
     exempt = {"reference.py", "bench_inputs.py", "timing.py", "each_sequence.py", "host_waits.py"}
     found = []
     for folder in ("rosebatch/engine", "rosebatch/model", "kernels/rosebatch_kernels"):

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 import torch
 
-from rosebatch.config import RunConfig
-from rosebatch.engine import memory
-from rosebatch.engine.kv_cache import bytes_for_longest, bytes_per_block
-from rosebatch.engine.memory import plan_memory, share_memory, step_bytes
-from rosebatch.errors import FlagError
-from rosebatch.model_config import KVShape, ModelConfig
+from rosebatch.config.model import KVShape, ModelConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import FlagError
+from rosebatch.engine.cache import memory
+from rosebatch.engine.cache.kv_cache import bytes_for_longest, bytes_per_block
+from rosebatch.engine.cache.memory import plan_memory, share_memory, step_bytes
 
 # Of the size of Llama-3.1-8B.
 LARGE = ModelConfig(
@@ -70,15 +70,15 @@ def test_states_come_out_of_the_same_memory(gpu):
     assert found.groups[0].blocks == rest // BLOCK
 
 
-@pytest.mark.parametrize(("free", "seats"), [(64, 384), (24, 256), (400, 1024)])
-def test_memory_decides_how_many_sequences_run(free, seats, gpu):
+@pytest.mark.parametrize(("free", "slots"), [(64, 384), (24, 256), (400, 1024)])
+def test_memory_decides_how_many_sequences_run(free, slots, gpu):
     """More at a time share the reading of the weights; with fewer than 1,024 tokens each, they would be preempted."""
     gpu(free=free * GIB, total=(free + 16) * GIB, taken=16 * GIB)
     found = plan()
-    assert found.max_num_seqs == seats
+    assert found.max_num_seqs == slots
     tokens = found.groups[0].blocks * 64
-    assert seats == 256 or 1024 * seats <= tokens
-    assert seats == 1024 or tokens < 1024 * (seats + 64)
+    assert slots == 256 or 1024 * slots <= tokens
+    assert slots == 1024 or tokens < 1024 * (slots + 64)
 
 
 def test_a_given_number_of_sequences_is_kept(gpu, host):
@@ -249,16 +249,16 @@ def test_whole_prompts_fit_the_windows_blocks(gpu):
 
 
 @pytest.mark.parametrize("memory", [1, 10**6, 10**9, 10**12])
-@pytest.mark.parametrize("most", [[7, 7, 7], [100, 5, 900], [10**9, 3, 3]])
-def test_a_division_gives_no_more_than_there_is(memory, most):
+@pytest.mark.parametrize("limits", [[7, 7, 7], [100, 5, 900], [10**9, 3, 3]])
+def test_a_division_gives_no_more_than_there_is(memory, limits):
     """Bytes handed out twice would not be there when the tensors are made; bytes left over serve nobody."""
     sizes = [64, 1000, 37]
-    counts = share_memory(memory, sizes, most)
+    counts = share_memory(memory, sizes, limits)
     taken = sum(count * size for count, size in zip(counts, sizes, strict=True))
-    assert taken <= memory and all(count <= limit for count, limit in zip(counts, most, strict=True))
-    short = [size for count, size, limit in zip(counts, sizes, most, strict=True) if count < limit]
+    assert taken <= memory and all(count <= limit for count, limit in zip(counts, limits, strict=True))
+    short = [size for count, size, limit in zip(counts, sizes, limits, strict=True) if count < limit]
     assert memory - taken < sum(short) or not short
-    assert len({count for count, limit in zip(counts, most, strict=True) if count < limit}) <= 1
+    assert len({count for count, limit in zip(counts, limits, strict=True) if count < limit}) <= 1
 
 
 def test_the_longest_rows_take_windows_only():

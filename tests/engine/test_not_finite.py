@@ -5,11 +5,11 @@ import os
 import pytest
 import torch
 
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.plan import NOT_FINITE
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.model.layers import AttentionSpec
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 from tests.engine import small_models
 from tests.engine.small_models import device_engine, plain_engine
 

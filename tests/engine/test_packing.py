@@ -8,7 +8,7 @@ import torch
 
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import Chunk, PackedStep
-from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, pack, padded_size
+from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, Layout, pack, padded_size
 from rosebatch.engine.triton_runner.slots import Slots
 
 
@@ -19,11 +19,11 @@ def chunk(sequence_id, start, length, samples):
 
 
 def test_padded_sizes_are_few_and_near():
-    sizes = [padded_size(n) for n in range(1, MOST_PADDED_TOKENS + 1)]
+    sizes = [padded_size(n) for n in range(1, MAX_PADDED_TOKENS + 1)]
     assert all(n <= size <= max(n + 15, n * 1.125) for n, size in enumerate(sizes, 1))
     assert len(set(sizes)) <= 64
     with pytest.raises(AssertionError, match="not padded"):
-        padded_size(MOST_PADDED_TOKENS + 1)
+        padded_size(MAX_PADDED_TOKENS + 1)
 
 
 def test_tokens_tiles_and_padding():

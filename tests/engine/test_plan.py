@@ -5,9 +5,9 @@ from array import array
 
 import pytest
 
+from rosebatch.core.request import Logprobs, Request
+from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
 from rosebatch.engine.plan import GONE, Chunk, DecodeRow, DecodeWindow, PackedStep, SequenceSpec, StepResult
-from rosebatch.request import Logprobs, Request
-from rosebatch.sampling_params import GrammarSpec, SamplingParams
 from tests.engine.small_models import plain_engine
 
 SPEC = SequenceSpec(
@@ -17,7 +17,7 @@ SPEC = SequenceSpec(
     max_len=9,
     stop_ids=frozenset({1, 2}),
     guided=True,
-    has_extras=True,
+    has_features=True,
 )
 STEP = PackedStep(
     chunks=(

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from tests.engine.family_models import _LONGROPE
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
 

@@ -7,10 +7,10 @@ from threading import Event, Thread
 
 import pytest
 
+from rosebatch.core.errors import LostProcessError
 from rosebatch.engine.plan import Chunk, PackedStep, StepResult
-from rosebatch.errors import LostProcessError
-from rosebatch.ranks.following import follow
-from rosebatch.ranks.leader import LeadingRunner, Ranks, _hear
+from rosebatch.launch.driver import DriverRunner, Ranks, _receive
+from rosebatch.launch.tp_worker import follow
 
 
 def plan(number, *, reset=False):
@@ -57,7 +57,7 @@ def ranks():
     """A leading runner, the follower's own runner, and a function that waits until the follower has done all."""
     inbox, own, following = SimpleQueue(), LateRunner(), LateRunner()
 
-    def hear():
+    def receive():
         message = inbox.get()
         if message is None:
             raise StopError
@@ -65,7 +65,7 @@ def ranks():
 
     def run():
         with pytest.raises(StopError):
-            follow(following, hear, lookahead=1)
+            follow(following, receive, async_depth=1)
 
     def explain(error):
         raise error
@@ -78,7 +78,7 @@ def ranks():
         thread.join(10)
         assert not thread.is_alive()
 
-    return LeadingRunner(own, inbox.put, explain, lambda: None), following, end
+    return DriverRunner(own, inbox.put, explain, lambda: None), following, end
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -125,13 +125,13 @@ def test_an_error_of_a_collective_is_explained():
         raise LostProcessError("rank 1 of 2: died (SIGKILL)") from error
 
     with pytest.raises(LostProcessError, match="rank 1 of 2"):
-        LeadingRunner(Failing(), lambda message: None, explain, lambda: None).launch(plan(0), lambda: None)
+        DriverRunner(Failing(), lambda message: None, explain, lambda: None).launch(plan(0), lambda: None)
 
 
 def test_other_errors_stay_what_they_are(monkeypatch):
     """If no process is gone, the error is the step's own."""
-    monkeypatch.setattr("rosebatch.ranks.leader._PATIENCE_SECONDS", 0.01)
-    from rosebatch.config import RunConfig
+    monkeypatch.setattr("rosebatch.launch.driver._PATIENCE_SECONDS", 0.01)
+    from rosebatch.config.run import RunConfig
 
     with pytest.raises(ValueError, match="own"):
         Ranks(RunConfig(), 0).explain(ValueError("own"))
@@ -149,7 +149,7 @@ def test_results_without_a_rank_are_refused():
             raise LostProcessError("rank 1 of 2: died (SIGKILL)")
 
     lost = []
-    leader = LeadingRunner(Going(), lambda message: None, lambda error: None, require_all)
+    leader = DriverRunner(Going(), lambda message: None, lambda error: None, require_all)
     assert leader.launch(plan(0), lambda: None)().token_ids == [[0]]
     wait = leader.launch(plan(1), lambda: None)
     lost.append(1)
@@ -159,7 +159,7 @@ def test_results_without_a_rank_are_refused():
 
 def test_what_is_freed_at_the_end_comes_in_turn():
     """NCCL ends behind the graphs that hold its kernels: its group was left first, and that waited for ever."""
-    from rosebatch.config import RunConfig
+    from rosebatch.config.run import RunConfig
 
     ended = []
     ranks = Ranks(RunConfig(), 0)
@@ -172,14 +172,14 @@ def test_what_is_freed_at_the_end_comes_in_turn():
 
 def test_the_end_comes_while_a_loss_is_dealt_with():
     """NCCL is aborted on another thread, and waits for graphs that the end frees. That thread put off the end."""
-    from rosebatch.config import RunConfig
+    from rosebatch.config.run import RunConfig
 
     begun, freed = Event(), Event()
     ranks = Ranks(RunConfig(), 0)
     ranks.at_end(freed.set)
     ranks.on_loss(lambda: begun.set() or freed.wait(30))
     ranks._processes.append(Gone())
-    thread = Thread(target=_hear, args=(weakref.ref(ranks), 1, None))
+    thread = Thread(target=_receive, args=(weakref.ref(ranks), 1, None))
     thread.start()
     assert begun.wait(30)
     with pytest.raises(LostProcessError, match=r"rank 1 of 1: died \(SIGKILL"):

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from rosebatch.bench.scenario import load_scenarios
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
@@ -13,8 +15,6 @@ from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 
 BLOCK_SIZE, WINDOW, BUDGET = 64, 8, 16384
 
@@ -27,10 +27,10 @@ class WritingRunner:
         cells: written.
     """
 
-    def __init__(self, seats, longest, batched):
+    def __init__(self, slots, longest, batched):
         width = -(-longest // BLOCK_SIZE)
-        self.slots, self.staging = Slots(seats, width), Staging(torch.device("cpu"))
-        self.state = DeviceState(seats, width, WINDOW, torch.device("cpu"))
+        self.slots, self.staging = Slots(slots, width), Staging(torch.device("cpu"))
+        self.state = DeviceState(slots, width, WINDOW, torch.device("cpu"))
         self.apply = self.state.apply if batched else self.state.apply_rollovers_one_by_one
         self.writes, self.cells = Counter(), Counter()
         self.kind = ""
@@ -64,7 +64,7 @@ def run(name, batched):
         policy=SeparateDecodes(WINDOW),
         prefix_cache=False,
     )
-    engine = Engine(scheduler, runner, vocab_size=10, max_model_len=longest, lookahead=1)
+    engine = Engine(scheduler, runner, vocab_size=10, max_model_len=longest, async_depth=1)
     sampling = SamplingParams(max_tokens=scenario.output_len, ignore_eos=True)
     prompt = (1,) * scenario.input_len
     done = list(engine.run(Request(i, prompt, sampling) for i in range(scenario.num_prompts)))

@@ -5,14 +5,14 @@ import random
 import pytest
 import torch
 
-from rosebatch.engine import sampler
+from rosebatch.config.switches import Switches
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.sampling import sampler
 from rosebatch.engine.staging import Staging
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.select import select
 from rosebatch_kernels.sampling.philox import uniform
 
-OPS = select(Toggles())
+OPS = select(Switches())
 
 
 def sample(*arguments, **options):

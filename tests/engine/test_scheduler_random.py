@@ -184,15 +184,15 @@ def run_once(seed, make_sequence):
         exact_prefixes=rng.random() < 0.5,
         long_rope=LongRope(trained_len, 10**6) if trained_len else None,
     )
-    capacity = scheduler.most_tokens or num_blocks * block_size
+    capacity = scheduler.max_sequence_len or num_blocks * block_size
     windows = [pool.window for pool in pools]
     runner = CheckingRunner(block_size, scheduler.exact_prefixes, windows, trained_len)
     prompts = random_prompts(rng, longest=min(capacity - 1, 40))
     stop = frozenset({0}) if rng.random() < 0.5 else frozenset()
-    most_samples = rng.choice([1, 1, 2, 5])
+    max_samples = rng.choice([1, 1, 2, 5])
     pending, sequences = [], {}
     for prompt in prompts:
-        limit, samples = rng.randint(1, 24), rng.randint(1, most_samples)
+        limit, samples = rng.randint(1, 24), rng.randint(1, max_samples)
         first, *forks = (
             make_sequence(
                 prompt, max_tokens=limit, id=len(sequences) + sample, sample=sample, max_model_len=capacity, eos=stop
@@ -249,7 +249,7 @@ def run_once(seed, make_sequence):
         counts[ended] += 1
     if not scheduler.prefix_cache:
         assert counts["hits"] == 0
-        assert most_samples > 1 or counts["copies"] == 0
+        assert max_samples > 1 or counts["copies"] == 0
     if not scheduler.chunked_prefill:
         assert counts["partial"] == 0
     return counts

@@ -9,25 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from rosebatch.config import RunConfig
-from rosebatch.device_ops import device_ops
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.kv_cache import KVCache
 from rosebatch.engine.load import build_engine
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.layers import heads_of
-from rosebatch.ops import Weight
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.attention import device_ops
+from rosebatch.ops.ops import Weight
+from rosebatch.ops.select import select
 from tests.engine.remote_runner import BLOCK_SIZE, BLOCKS, GROUP_OF, WINDOWS, make_runner
 from tests.engine.toy_model import CONFIG, CPU, VOCAB, ToyModel, dense_attention
 
 ROOT = Path(__file__).resolve().parents[2]
-SEATS = 3
+SLOTS = 3
 PROMPTS = [(3, 1, 4, 1, 5, 9, 2, 6, 5), (27, 18), (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9), (31,)]
 SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True)
 # Of those ways to run a decode step that know of heads and windows.
@@ -37,7 +37,7 @@ WAYS = {"fused": (), "apart": ("fused_rotary", "fused_kv_append"), "split": ("fu
 @pytest.fixture(scope="module")
 def expected():
     """Greedy completions of the model with dense attention, one prompt at a time."""
-    model = ToyModel(select(Toggles.resolve({}, "cpu")))
+    model = ToyModel(select(Switches.resolve({}, "cpu")))
     completions = []
     for prompt in PROMPTS:
         tokens = list(prompt)
@@ -59,11 +59,11 @@ def completions(engine):
 
 def scheduler(**options):
     pools = [BlockPool(BLOCKS, BLOCK_SIZE, window) for window in WINDOWS]
-    return Scheduler(*pools, max_num_seqs=SEATS, max_num_batched_tokens=10, **options)
+    return Scheduler(*pools, max_num_seqs=SLOTS, max_num_batched_tokens=10, **options)
 
 
-def engine_of(runner, lookahead=0, **options):
-    return Engine(scheduler(**options), runner, vocab_size=VOCAB, max_model_len=40, lookahead=lookahead)
+def engine_of(runner, async_depth=0, **options):
+    return Engine(scheduler(**options), runner, vocab_size=VOCAB, max_model_len=40, async_depth=async_depth)
 
 
 def test_layers_may_differ_in_heads_size_and_window(expected):
@@ -73,10 +73,10 @@ def test_layers_may_differ_in_heads_size_and_window(expected):
 
 def test_a_model_of_its_own_gets_an_engine(expected):
     """The engine is put together from what the model says of its attention."""
-    toggles = Toggles.resolve({}, "cpu")
-    ops = select(toggles)
-    config = RunConfig(device="cpu", max_num_seqs=SEATS, block_size=BLOCK_SIZE, kv_cache_memory=1 << 20)
-    loaded = build_engine(ToyModel(ops), CONFIG, config, toggles, ops, torch.float32, CPU)
+    switches = Switches.resolve({}, "cpu")
+    ops = select(switches)
+    config = RunConfig(device="cpu", max_num_seqs=SLOTS, block_size=BLOCK_SIZE, kv_cache_memory=1 << 20)
+    loaded = build_engine(ToyModel(ops), CONFIG, config, switches, ops, torch.float32, CPU)
     assert completions(loaded.engine) == expected
     # K and V of 16 numbers a token in the first layer, of 16 in the one with a window of 5, of 64 in that of 7.
     pools = loaded.engine.scheduler.blocks.pools
@@ -91,8 +91,8 @@ def test_a_model_of_its_own_gets_an_engine(expected):
 def test_kernels_serve_layers_that_differ(off, expected):
     """A workspace, an append or a mask made for one kind of layer would be wrong for the other."""
     served = {"cuda_graph", *off}
-    toggles = Toggles(**{name: name not in served for name in Toggles.__dataclass_fields__})
-    ops = select(toggles, "cuda")
+    switches = Switches(**{name: name not in served for name in Switches.__dataclass_fields__})
+    ops = select(switches, "cuda")
     model = ToyModel(ops)
     shapes = [spec.kv_shape for spec in model.attention]
     cache = KVCache(shapes, [BLOCKS + 1] * len(WINDOWS), BLOCK_SIZE, torch.float32, CPU, ops, GROUP_OF)
@@ -100,15 +100,15 @@ def test_kernels_serve_layers_that_differ(off, expected):
         model,
         cache,
         ops,
-        device_ops(SEATS, *heads_of(model.attention), toggles, CPU),
-        toggles,
+        device_ops(SLOTS, *heads_of(model.attention), switches, CPU),
+        switches,
         vocab_size=VOCAB,
         eos_token_ids=(),
-        max_num_seqs=SEATS,
+        max_num_seqs=SLOTS,
         max_len=40,
         window=4,
     )
-    assert completions(engine_of(runner, lookahead=1, policy=SeparateDecodes(4))) == expected
+    assert completions(engine_of(runner, async_depth=1, policy=SeparateDecodes(4))) == expected
 
 
 class RemoteRunner:
@@ -149,6 +149,6 @@ def test_plans_are_carried_out_in_another_process(expected):
 def test_a_scaled_weight_is_multiplied_out(shape):
     """An operator that knows no scale has to apply it, whatever axis it belongs to."""
     tensor, scale = torch.arange(12).view(3, 4).to(torch.int8), torch.rand(shape)
-    linear = select(Toggles.resolve({}, "cpu")).linear(Weight(tensor, scale), None)
+    linear = select(Switches.resolve({}, "cpu")).linear(Weight(tensor, scale), None)
     x = torch.rand(2, 4)
     assert torch.allclose(linear(x), x @ (tensor * scale).T, rtol=1e-6, atol=1e-6)

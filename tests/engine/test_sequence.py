@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from rosebatch.core.request import Completion, Logprobs, Request
+from rosebatch.core.sampling_params import MAX_SAMPLES, SamplingParams
 from rosebatch.engine.plan import SequenceSpec
 from rosebatch.engine.scheduling.sequence import SequenceState, Status
-from rosebatch.request import Completion, Logprobs, Request
-from rosebatch.sampling_params import MOST_SAMPLES, SamplingParams
 
 
 def start(prompt=(1, 2, 3), max_model_len=100, eos=frozenset(), matcher=None, constraint=None, sample=0, **sampling):
@@ -59,15 +59,15 @@ class CompleteAt:
 @pytest.mark.parametrize("seed", [None, 0, 5, 2**64 - 1])
 def test_samples_of_a_request(seed):
     """Seeds that differ, of as many as there can be, within 64 bits; the first has the request's own parameters."""
-    samples = [start(sample=number, seed=seed, n=MOST_SAMPLES, top_k=5) for number in range(MOST_SAMPLES)]
+    samples = [start(sample=number, seed=seed, n=MAX_SAMPLES, top_k=5) for number in range(MAX_SAMPLES)]
     params = samples[0].request.sampling
     assert samples[0].sampling is params
     seeds = [sequence.sampling.seed or 0 for sequence in samples]
-    assert len(set(seeds)) == MOST_SAMPLES
+    assert len(set(seeds)) == MAX_SAMPLES
     assert all(0 <= seed < 2**64 for seed in seeds)
     # Part of the format of results: another step would change the answers of a file that is continued.
     assert seeds[1] == ((seed or 0) + 0x9E3779B97F4A7C15) % 2**64
-    assert [sequence.sample for sequence in samples] == list(range(MOST_SAMPLES))
+    assert [sequence.sample for sequence in samples] == list(range(MAX_SAMPLES))
     assert all(sequence.request.sampling == params for sequence in samples)
     assert {replace(sequence.sampling, seed=seed) for sequence in samples} == {params}
 
@@ -90,7 +90,7 @@ def test_what_a_runner_knows():
 
 
 @pytest.mark.parametrize(
-    ("sampling", "has_extras"),
+    ("sampling", "has_features"),
     [
         ({}, False),
         ({"temperature": 1.0, "top_k": 3, "stop_token_ids": (3,), "prompt_logprobs": 2}, False),
@@ -100,9 +100,9 @@ def test_what_a_runner_knows():
         ({"logprobs": 0}, True),
     ],
 )
-def test_what_a_step_does_beside_sampling(sampling, has_extras):
+def test_what_a_step_does_beside_sampling(sampling, has_features):
     """Not seen here, a penalty or a report is left out of the graph of the step."""
-    assert start(**sampling).spec.has_extras == has_extras
+    assert start(**sampling).spec.has_features == has_features
 
 
 def test_the_completion_of_a_sequence():

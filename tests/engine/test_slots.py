@@ -75,12 +75,12 @@ def test_bucket_sizes():
     assert batch_buckets(256) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 
-@pytest.mark.parametrize("most", [1, 2, 63, 64, 200, 256, 1000])
-def test_buckets_are_ordered_and_hold_every_batch(most):
+@pytest.mark.parametrize("limit", [1, 2, 63, 64, 200, 256, 1000])
+def test_buckets_are_ordered_and_hold_every_batch(limit):
     """A bucket above the last slot would read past the state, none at all would stop the run."""
-    sizes = batch_buckets(most)
+    sizes = batch_buckets(limit)
     assert list(sizes) == sorted(set(sizes))
-    assert sizes[0] == 1 and sizes[-1] == most
+    assert sizes[0] == 1 and sizes[-1] == limit
 
 
 def test_everything_about_a_prompt_that_samples(make_sequence):

@@ -4,13 +4,13 @@ import random
 
 import pytest
 
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.triton_runner.slots import Slots
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 from rosebatch_kernels.feedback import layout
 from tests.engine.fake_runner import Follower, random_pools
 
@@ -100,23 +100,23 @@ class ListDevice:
         return lambda: StepResult(tokens)
 
 
-@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("async_depth", [0, 1])
 @pytest.mark.parametrize("seed", range(60))
-def test_the_device_decodes_exactly_the_planned_rows(seed, lookahead):
+def test_the_device_decodes_exactly_the_planned_rows(seed, async_depth):
     """With chunks, preemptions, late results, stop tokens that the device does not know, and rows that move."""
     rng = random.Random(seed)
-    size, max_len, seats = rng.choice([1, 2, 4]), 24, rng.choice([1, 3, 16])
+    size, max_len, slots = rng.choice([1, 2, 4]), 24, rng.choice([1, 3, 16])
     pools = random_pools(rng, rng.choice([24, 48, 400]) // size, size)
     scheduler = Scheduler(
         *pools,
-        max_num_seqs=seats,
+        max_num_seqs=slots,
         max_num_batched_tokens=rng.choice([4, 64]),
         policy=SeparateDecodes(rng.choice([1, 4, 8])),
         prefix_cache=rng.random() < 0.5,
     )
-    device = ListDevice(seats, max_len, size, len(pools))
+    device = ListDevice(slots, max_len, size, len(pools))
     engine = Engine(
-        scheduler, device, vocab_size=20, max_model_len=max_len, eos_token_ids=[device.END], lookahead=lookahead
+        scheduler, device, vocab_size=20, max_model_len=max_len, eos_token_ids=[device.END], async_depth=async_depth
     )
     wanted = {}
     for index in range(rng.randint(1, 30)):
@@ -138,7 +138,7 @@ def test_rows_do_move_in_such_runs():
     """Or the test above would not have seen any move: sequences that end one after the other."""
     device = ListDevice(16, 64, 4)
     scheduler = Scheduler(BlockPool(400, 4), max_num_seqs=16, max_num_batched_tokens=64, policy=SeparateDecodes(4))
-    engine = Engine(scheduler, device, vocab_size=20, max_model_len=64, lookahead=1)
+    engine = Engine(scheduler, device, vocab_size=20, max_model_len=64, async_depth=1)
     for index in range(16):
         engine.add(Request(index, (1,), SamplingParams(max_tokens=3 * index + 1, ignore_eos=True)))
     while engine.has_unfinished:

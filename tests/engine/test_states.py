@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
-from tests.engine.small_models import SEATS, VOCAB, device_engine, plain_engine
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from tests.engine.small_models import SLOTS, VOCAB, device_engine, plain_engine
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU in this process"),
@@ -48,7 +48,7 @@ def test_sequences_that_end_at_different_times(kind, alone):
     assert run(engine, requests()) == alone
     if kind is device_engine:
         states = engine.runner.slots.state_of
-        assert sorted(states) == list(range(SEATS)) != states, "no sequence has moved"
+        assert sorted(states) == list(range(SLOTS)) != states, "no sequence has moved"
 
 
 @pytest.mark.parametrize("kind", [plain_engine, device_engine])

@@ -4,8 +4,8 @@ from array import array
 
 import pytest
 
+from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.engine.plan import Chunk, DecodeRow, DecodeWindow, PackedStep, StepResult
-from rosebatch.engine.stats import EngineStats
 
 
 def chunk(length):

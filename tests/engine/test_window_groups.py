@@ -4,13 +4,13 @@ import random
 
 import pytest
 
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.cache.windows import blocks_of_window
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import GONE, NOT_FINITE, DecodeRow, DecodeWindow, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes
-from rosebatch.engine.windows import blocks_of_window
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 from tests.engine.fake_runner import VOCAB, FakeRunner
 from tests.engine.test_scheduler import add, chunks, step
 
@@ -33,14 +33,14 @@ def used(scheduler):
 
 def drain(scheduler, runner):
     """Run to the end; sequence id -> tokens, all plans, and most blocks used in each group."""
-    done, plans, most = {}, [], [0] * len(scheduler.blocks.pools)
+    done, plans, limit = {}, [], [0] * len(scheduler.blocks.pools)
     while scheduler.has_unfinished:
         plan, finished = step(scheduler, runner)
         plans.append(plan)
-        most = list(map(max, most, used(scheduler)))
+        limit = list(map(max, limit, used(scheduler)))
         done |= {s.id: s.output_token_ids for s in finished}
     assert scheduler.blocks.num_used == 0
-    return done, plans, most
+    return done, plans, limit
 
 
 def needed(position, window):
@@ -93,31 +93,31 @@ def test_a_plan_has_all_that_it_reads(make_sequence):
 def test_a_sequence_far_longer_than_the_pool_of_its_window(make_sequence, fake_completion):
     """It was refused, or preempted itself for ever: 400 tokens with room for 24 in the layers with a window."""
     scheduler = make_scheduler((0, 100), (6, 6), budget=64)
-    assert scheduler.most_tokens == 400
+    assert scheduler.max_sequence_len == 400
     add(scheduler, make_sequence(range(200), max_tokens=200))
-    done, plans, most = drain(scheduler, make_runner(scheduler))
+    done, plans, limit = drain(scheduler, make_runner(scheduler))
     assert done[0] == fake_completion(range(200), 200)
     # A token of window 6 sees keys of at most three blocks. With them, a copy and the chunk's blocks have to fit.
     assert blocks_of_window(6, SIZE) == 3
     assert max(len(chunk.token_ids) for plan in plans for chunk in plan.chunks) == (6 - 3 - 1) * SIZE
-    assert most[1] <= 3
+    assert limit[1] <= 3
     assert sum(plan.num_preempted for plan in plans) == 0
 
 
 def test_windows_alone_limit_no_length(make_sequence, fake_completion):
     """Mistral's kind: all layers have the window, so its blocks are all that a sequence of any length takes."""
     scheduler = make_scheduler((6, 6), budget=64)
-    assert scheduler.most_tokens is None
+    assert scheduler.max_sequence_len is None
     add(scheduler, make_sequence(range(100), max_tokens=60))
     assert drain(scheduler, make_runner(scheduler))[0] == {0: fake_completion(range(100), 60)}
 
 
 @pytest.mark.parametrize(
-    ("blocks", "chunked", "most"), [(4, True, 16), (5, True, 400), (50, False, 200), (5, False, 20)]
+    ("blocks", "chunked", "limit"), [(4, True, 16), (5, True, 400), (50, False, 200), (5, False, 20)]
 )
-def test_the_longest_sequence_of_pools(blocks, chunked, most):
+def test_the_longest_sequence_of_pools(blocks, chunked, limit):
     """A window whose pool cannot recycle, or that whole prompts must fit, limits sequences as full attention does."""
-    assert make_scheduler((0, 100), (6, blocks), chunked_prefill=chunked).most_tokens == most
+    assert make_scheduler((0, 100), (6, blocks), chunked_prefill=chunked).max_sequence_len == limit
 
 
 # Too few blocks.
@@ -315,7 +315,7 @@ def test_one_group_gives_the_same_plans_beside_another(fake_completion):
         scheduler = make_scheduler(*((window, 200) for window in windows), seqs=5, budget=20, policy=SeparateDecodes(4))
         runner, plans = make_runner(scheduler), []
         trunk = [rng.randrange(VOCAB) for _ in range(40)]
-        engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=60, lookahead=1)
+        engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=60, async_depth=1)
         launch = runner.launch
 
         def noted(plan, masks):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rosebatch.config.model import ModelConfig, RopeConfig
 from rosebatch.model.layers import Attention, AttentionSpec, rows_of
 from rosebatch.model.rope import rope_tables
-from rosebatch.model_config import ModelConfig, RopeConfig
-from rosebatch.ops import Linear, Ops, Pending, Weight
+from rosebatch.ops.ops import Linear, Ops, Partial, Weight
 
 VOCAB, HIDDEN, INNER, MAX_LEN, EPS = 50, 32, 24, 40, 1e-5
 CPU = torch.device("cpu")
@@ -92,7 +92,7 @@ class ToyModel:
             attended = ops.project(layer.out, attention(layer.attention, layer.qkv(normed)))
             normed, residual = ops.add_rms_norm(attended, residual, self.norm, EPS)
             first, second = (expert.down(ops.gated("silu_mul", expert.gate_up, normed)) for expert in layer.experts)
-            normed, residual = ops.add_rms_norm(Pending(first + second), residual, self.norm, EPS)
+            normed, residual = ops.add_rms_norm(Partial(first + second), residual, self.norm, EPS)
         return rows_of(normed, wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rosebatch.config import RunConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.request import Completion, Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
-from rosebatch.request import Completion, Request
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.toggles import Toggles
 from tests.golden.families import FAMILIES, VARIANTS, reference_options
 from tests.golden.plain_hp1 import PlainHP1
 
@@ -244,7 +244,7 @@ def make_engine() -> Callable[..., Engine]:
         limits = RunConfig(
             max_num_seqs=seqs, max_num_batched_tokens=chunk, block_size=block_size, kv_cache_memory=memory
         )
-        return load_engine(source, limits, Toggles.resolve(switches, "cpu"), CPU).engine
+        return load_engine(source, limits, Switches.resolve(switches, "cpu"), CPU).engine
 
     return make
 

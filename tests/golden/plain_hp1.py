@@ -60,12 +60,12 @@ class PlainHP1:
         def matrix(name: str, *shape: int) -> None:
             weights[name] = torch.randn(shape, generator=generator) * 1.2 * shape[1] ** -0.5
 
-        def vector(name: str, size: int, least: float, most: float) -> None:
-            weights[name] = torch.rand(size, generator=generator) * (most - least) + least
+        def vector(name: str, size: int, minimum: float, limit: float) -> None:
+            weights[name] = torch.rand(size, generator=generator) * (limit - minimum) + minimum
 
-        def formed(form: str, name: str, size: int, least: float, most: float) -> None:
+        def formed(form: str, name: str, size: int, minimum: float, limit: float) -> None:
             one = numbers.random() < 0.5 if form == "mixed" else form == "one"
-            vector(name, 1 if one else size, least, most)
+            vector(name, 1 if one else size, minimum, limit)
             if one and numbers.random() < 0.5:
                 weights[name] = weights[name][0]
 
@@ -163,8 +163,8 @@ class PlainHP1:
         """Scores ``[B, T, T]`` to weights; keys after the query get none."""
         r = s.relu() if self.config.get("relu_pre", True) else s
         z = s - self._filtered(layer, head, r)
-        least, most = self.config.get("clip_min", 0.0), self.config.get("clip_max", 1.0)
-        p = torch.maximum(torch.minimum(z.relu(), z.new_tensor(most)), z.new_tensor(least))
+        minimum, limit = self.config.get("clip_min", 0.0), self.config.get("clip_max", 1.0)
+        p = torch.maximum(torch.minimum(z.relu(), z.new_tensor(limit)), z.new_tensor(minimum))
         return (self._of_head(f"{layer}self_attn.gamma", head) * p).tril()
 
     def _filtered(self, layer: str, head: int, r: Tensor) -> Tensor:

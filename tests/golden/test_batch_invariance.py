@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.torch_runner import runner
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 
 DTYPES = ["float32", *(["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
 CASES = [(model, dtype) for model in ("llama", "gpt2") for dtype in DTYPES]

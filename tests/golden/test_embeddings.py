@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from rosebatch.config import RunConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.request import Request
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
-from rosebatch.pooling_params import PoolingParams
-from rosebatch.request import Request
-from rosebatch.toggles import Toggles
 from tests.golden.conftest import CPU, MODELS
 from tests.golden.families import FAMILIES
-from tests.golden.threads_group import make_divided_engine
+from tests.golden.threads_group import make_tensor_parallel_engine
 
 POOLINGS = ("last", "mean")
 FAST = ["gpt2", "qwen3", "gemma3", "gpt_oss", "qwen3_next"]
@@ -111,7 +111,7 @@ def test_two_ranks(name, goldens, expected, embed):
     golden = goldens(name)
     source = find_model(str(golden.folder), "auto", "float32", CPU)
     limits = RunConfig(max_num_seqs=6, max_num_batched_tokens=24, kv_cache_memory=8 << 20, tensor_parallel_size=2)
-    engine = make_divided_engine(source, limits, Toggles.resolve({}, "cpu"), 2)
+    engine = make_tensor_parallel_engine(source, limits, Switches.resolve({}, "cpu"), 2)
     for pooling in POOLINGS:
         found = embed(engine, prompts_of(golden), pooling)
         np.testing.assert_allclose(found, expected(name, pooling), rtol=0, atol=TOLERANCE)
@@ -124,7 +124,7 @@ def test_models_of_transformers_code(name, goldens, expected, embed):
     source = find_model(str(golden.folder), "auto", "float32", CPU, model_impl="transformers")
     assert source.model_impl == "transformers"
     limits = RunConfig(max_num_seqs=6, max_num_batched_tokens=24, kv_cache_memory=8 << 20)
-    engine = load_engine(source, limits, Toggles.resolve({}, "cpu"), CPU).engine
+    engine = load_engine(source, limits, Switches.resolve({}, "cpu"), CPU).engine
     for pooling in POOLINGS:
         found = embed(engine, prompts_of(golden), pooling)
         np.testing.assert_allclose(found, expected(name, pooling), rtol=0, atol=TOLERANCE)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rosebatch.bench.scripts.fallback_families import make_prompts, try_family
+from tests.helpers.tiny_families import make_prompts, try_family
 
 # Dense, soft caps and windows, sinks and experts, windows that only masks tell, learned positions, values that are
 # narrower than keys.

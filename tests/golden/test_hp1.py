@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rosebatch.config import RunConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.errors import UserError
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.load import load_engine
-from rosebatch.errors import UserError
 from rosebatch.model.source import find_model
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.toggles import Toggles
 from rosebatch_kernels.hp1 import torch_gathered
 from tests.golden.plain_hp1 import PlainHP1
 
@@ -120,7 +120,7 @@ def test_random_weights_are_alive(monkeypatch, greedy_tokens):
 
     monkeypatch.setattr(torch_gathered, "probabilities", probabilities)
     source = find_model(str(TINY), "dummy", "float32", CPU)
-    engine = load_engine(source, RunConfig(kv_cache_memory=1 << 24), Toggles.resolve({}, "cpu"), CPU).engine
+    engine = load_engine(source, RunConfig(kv_cache_memory=1 << 24), Switches.resolve({}, "cpu"), CPU).engine
     prompts = [[(7 * i * i + 3 * k * i + k) % 1000 for i in range(64)] for k in range(10)]
     tokens = greedy_tokens(engine, prompts)
     assert len(zeros) == 2

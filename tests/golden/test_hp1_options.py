@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from tests.golden.plain_hp1 import Forms, PlainHP1
 
 SIZES = {
@@ -24,8 +24,8 @@ CHANNELS = ("each", "one", "mixed")
 FORMS = [Forms(*forms) for forms in product(CHANNELS, CHANNELS, ("sigma", "sigma-layer", "taps", "taps-layer"))]
 BOUNDS = [(0.0, 1.0), (-0.3, 0.2), (0.05, 0.4), (-0.4, -0.1)]
 GATES = [
-    {"fir_k": taps, "relu_pre": relu_pre, "clip_min": least, "clip_max": most}
-    for taps, relu_pre, (least, most) in product((1, 2, 3, 4, 5, 8), (True, False), BOUNDS)
+    {"fir_k": taps, "relu_pre": relu_pre, "clip_min": minimum, "clip_max": limit}
+    for taps, relu_pre, (minimum, limit) in product((1, 2, 3, 4, 5, 8), (True, False), BOUNDS)
 ]
 # A quarter of the pairs: each form meets twelve gates, each gate nine forms.
 CASES = [(form, gate) for (i, form), (j, gate) in product(enumerate(FORMS), enumerate(GATES)) if (i + j) % 4 == 0]

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from tests.golden.conftest import NEW_TOKENS
 from tests.golden.families import reference_options
 

@@ -13,9 +13,9 @@ from collections import Counter
 import pytest
 import torch
 
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.scheduling.sequence import SequenceState
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 
 MODELS = ["gpt2", "qwen3"]
 NEW_TOKENS = 12
@@ -26,7 +26,7 @@ SCHEDULES = pytest.mark.parametrize("limits", [PLENTY, CRAMPED], ids=["plenty", 
 # last place is 1e-6. Differences of 8 such units were seen after three layers.
 FP32_ROUNDING = 2e-5
 # Values of ``min_tokens``.
-LEAST = (0, 1, 7, NEW_TOKENS)
+MINIMUM = (0, 1, 7, NEW_TOKENS)
 # The sampling fields of each kind of row, under our names.
 CHANGES = {
     "none": {},
@@ -140,17 +140,19 @@ def with_ends(goldens, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended(goldens, with_ends, reference_tokens):
-    """Model -> index of a prompt -> transformers' tokens. The minimum lengths of ``LEAST`` take turns."""
+    """Model -> index of a prompt -> transformers' tokens. The minimum lengths of ``MINIMUM`` take turns."""
 
     @functools.cache
     def tokens(model):
         prompts, (_, ends), found = goldens(model).prompts, with_ends(model), {}
-        for turn, least in enumerate(LEAST):
-            options = {"eos_token_id": ends, "min_new_tokens": least}
-            expected = reference_tokens(model, prompts[turn :: len(LEAST)], lambda length, options=options: options)
-            found |= {turn + len(LEAST) * i: cut_behind(chosen, ends) for i, chosen in expected.items()}
+        for turn, minimum in enumerate(MINIMUM):
+            options = {"eos_token_id": ends, "min_new_tokens": minimum}
+            expected = reference_tokens(model, prompts[turn :: len(MINIMUM)], lambda length, options=options: options)
+            found |= {turn + len(MINIMUM) * i: cut_behind(chosen, ends) for i, chosen in expected.items()}
         assert len(found) >= 48, "too many prompts are decided by rounding"
-        assert sum(len(chosen) == LEAST[i % len(LEAST)] + 1 for i, chosen in found.items()) >= 9, "they end too late"
+        assert sum(len(chosen) == MINIMUM[i % len(MINIMUM)] + 1 for i, chosen in found.items()) >= 9, (
+            "they end too late"
+        )
         return found
 
     return tokens
@@ -163,7 +165,7 @@ def test_min_tokens(model, limits, goldens, with_ends, ended, make_engine, run_e
     folder, ends = with_ends(model)
     engine = make_engine(folder, **limits)
     whose = [{"ignore_eos": False}, {"stop_token_ids": tuple(ends)}]
-    kinds = [{"min_tokens": LEAST[i % len(LEAST)]} | whose[i // 8 % 2] for i in range(16)]
+    kinds = [{"min_tokens": MINIMUM[i % len(MINIMUM)]} | whose[i // 8 % 2] for i in range(16)]
     done = run_engine(engine, requests_of(goldens(model).prompts, kinds))
     assert {i: list(done[i].token_ids) for i in ended(model)} == ended(model)
     for completion in done.values():
@@ -190,15 +192,15 @@ def check_logprobs(reference_model):
         if sampling.logprobs is not None:
             compare(done.logprobs, done.token_ids, sampling.logprobs, reference[behind_prompt:-1])
 
-    def compare(scored, token_ids, most, reference):
+    def compare(scored, token_ids, limit, reference):
         assert [each.token_id for each in scored] == list(token_ids)
         assert_close([each.logprob for each in scored], reference[range(len(scored)), token_ids])
-        if most and scored:
+        if limit and scored:
             ids = torch.tensor([[token_id for token_id, _ in each.top] for each in scored])
             values = [[value for _, value in each.top] for each in scored]
-            assert all(len(set(row)) == most for row in ids.tolist())
+            assert all(len(set(row)) == limit for row in ids.tolist())
             # The likeliest come in order; two that differ only by rounding may swap.
-            assert_close(values, reference.topk(most).values)
+            assert_close(values, reference.topk(limit).values)
             assert_close(values, reference.gather(1, ids))
         else:
             assert all(each.top == () for each in scored)

@@ -2,12 +2,12 @@
 
 import torch
 
-from rosebatch.config import RunConfig
-from rosebatch.engine.kv_cache import bytes_per_block
-from rosebatch.engine.state_pool import StatePool, state_bytes
-from rosebatch.launch import plan_launch
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.config.run import RunConfig
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.cache.kv_cache import bytes_per_block
+from rosebatch.engine.cache.state_pool import StatePool, state_bytes
+from rosebatch.launch.launch import plan_launch
 
 NEW_TOKENS = 12
 
@@ -60,7 +60,7 @@ def test_no_prefix_is_found(goldens, make_engine, greedy_tokens):
 
 def test_the_run_says_why_the_prefix_cache_is_off(goldens, capsys):
     plan = plan_launch(RunConfig.of(str(goldens("qwen3_5").folder), device="cpu", prefix_cache=True))
-    assert not plan.toggles.prefix_cache
+    assert not plan.switches.prefix_cache
     assert "--prefix-cache has no effect: a prefix of this model is a state" in capsys.readouterr().err
 
 

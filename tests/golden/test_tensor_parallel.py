@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from rosebatch.config import RunConfig
-from rosebatch.engine.kv_cache import bytes_per_block
-from rosebatch.errors import FlagError
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.errors import FlagError
+from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.model.source import find_model
-from rosebatch.share import require_divisible
-from rosebatch.toggles import Toggles
+from rosebatch.ops.shard import require_divisible
 from tests.golden.conftest import MODELS
 from tests.golden.families import FAMILIES, VARIANTS
-from tests.golden.threads_group import make_divided_engine
+from tests.golden.threads_group import make_tensor_parallel_engine
 
 CPU = torch.device("cpu")
 FAST = ["gpt2", "llama", "qwen3", "hp1", "olmo2", "cohere", "phi3", "gpt_oss", "qwen2_moe", "qwen3_next"]
@@ -36,7 +36,7 @@ def divided(goldens):
             kv_cache_memory=memory,
             tensor_parallel_size=size,
         )
-        return make_divided_engine(source, limits, Toggles.resolve(switches, "cpu"), size)
+        return make_tensor_parallel_engine(source, limits, Switches.resolve(switches, "cpu"), size)
 
     return make
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rosebatch.config import RunConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import load_engine
+from rosebatch.launch.driver import DriverRunner
+from rosebatch.launch.tp_worker import follow
 from rosebatch.model.source import ModelSource
-from rosebatch.ranks.following import follow
-from rosebatch.ranks.leader import LeadingRunner
-from rosebatch.share import Share
-from rosebatch.toggles import Toggles
+from rosebatch.ops.shard import Shard
 
 _CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ class _Meeting:
     def prepare(self, size: int, dtype: torch.dtype) -> None:
         pass
 
-    def exchange(self, rank: int, value: Any) -> list[Any]:
+    def all_reduce(self, rank: int, value: Any) -> list[Any]:
         self.brought[rank] = value
         self._barrier.wait()
         found = list(self.brought)
@@ -42,52 +42,52 @@ class _Meeting:
 
 
 class ThreadGroup:
-    """See ``rosebatch.divided_ops.Group``."""
+    """See ``rosebatch.ops.tensor_parallel.Group``."""
 
-    def __init__(self, share: Share, meeting: _Meeting) -> None:
-        self.share = share
+    def __init__(self, shard: Shard, meeting: _Meeting) -> None:
+        self.shard = shard
         self._meeting = meeting
 
     def sum_(self, tensor: Tensor) -> Tensor:
         assert tensor.is_contiguous()
-        parts = self._meeting.exchange(self.share.rank, tensor.clone())
+        parts = self._meeting.all_reduce(self.shard.rank, tensor.clone())
         return tensor.copy_(torch.stack(parts).sum(0))
 
     def gather(self, tensor: Tensor) -> Tensor:
         assert tensor.is_contiguous()
-        return torch.stack(self._meeting.exchange(self.share.rank, tensor))
+        return torch.stack(self._meeting.all_reduce(self.shard.rank, tensor))
 
     def prepare(self, rows: int, size: int, dtype: torch.dtype) -> None:
         pass
 
-    def exchange(self, rows: int, size: int, dtype: torch.dtype) -> None:
+    def all_reduce(self, rows: int, size: int, dtype: torch.dtype) -> None:
         return None
 
-    def least(self, numbers: Sequence[int]) -> list[int]:
-        return [min(each) for each in zip(*self._meeting.exchange(self.share.rank, numbers), strict=True)]
+    def all_min(self, numbers: Sequence[int]) -> list[int]:
+        return [min(each) for each in zip(*self._meeting.all_reduce(self.shard.rank, numbers), strict=True)]
 
 
-def make_divided_engine(
-    source: ModelSource, limits: RunConfig, toggles: Toggles, size: int, device: torch.device = _CPU
+def make_tensor_parallel_engine(
+    source: ModelSource, limits: RunConfig, switches: Switches, size: int, device: torch.device = _CPU
 ) -> Engine:
     """An engine whose model is held by so many threads; this one leads. No graph can be captured over threads."""
     meeting = _Meeting(size)
     inboxes: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(size - 1)]
 
     def load(rank: int) -> Engine:
-        return load_engine(source, limits, toggles, device, ThreadGroup(Share(rank, size), meeting)).engine
+        return load_engine(source, limits, switches, device, ThreadGroup(Shard(rank, size), meeting)).engine
 
     def run(rank: int) -> None:
         try:
             engine = load(rank)
-            follow(engine.runner, inboxes[rank - 1].get, engine.lookahead)
+            follow(engine.runner, inboxes[rank - 1].get, engine.async_depth)
         finally:
             meeting.end()
 
     for rank in range(1, size):
         Thread(target=run, args=(rank,), daemon=True).start()
 
-    def tell(message: Any) -> None:
+    def send(message: Any) -> None:
         for inbox in inboxes:
             inbox.put(message)
 
@@ -95,5 +95,5 @@ def make_divided_engine(
         raise error
 
     engine = load(0)
-    engine.runner = LeadingRunner(engine.runner, tell, explain, lambda: None)
+    engine.runner = DriverRunner(engine.runner, send, explain, lambda: None)
     return engine

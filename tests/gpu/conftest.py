@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from rosebatch.config import RunConfig
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
-from rosebatch.model_config import ModelConfig
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.toggles import Toggles
 from tests.golden.families import FAMILIES, reference_options
 from tests.golden.plain_hp1 import Forms, PlainHP1
 
@@ -152,7 +152,7 @@ def make_engine(saved_model: Callable[[str], Path], device: torch.device) -> Cal
     ) -> Engine:
         source = find_model(str(saved_model(family)), "auto", str(dtype).removeprefix("torch."), device)
         config = RunConfig(max_num_seqs=seqs, **{"kv_cache_memory": 1 << 28, **limits})
-        return load_engine(source, config, Toggles.resolve(switches or {}, device.type), device).engine
+        return load_engine(source, config, Switches.resolve(switches or {}, device.type), device).engine
 
     return make
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 
 # Tokens that count as the likeliest few.
 FEW = 5
@@ -67,17 +67,17 @@ def assert_close_calls(
     their_logits: Callable[[Divergence], Tensor],
     dtype: torch.dtype,
     *,
-    most: int,
+    limit: int,
     total: int,
 ) -> None:
-    """Requires that every divergence is a close call, and that at most ``most`` of ``total`` sequences diverge."""
+    """Requires that every divergence is a close call, and that at most ``limit`` of ``total`` sequences diverge."""
     why = {d: objection(d, our_logits(d), their_logits(d), dtype) for d in divergences}
     rejected = [f"{divergence}: {reason}" for divergence, reason in why.items() if reason]
-    summary = f"{len(divergences)} of {total} sequences diverged, {most} may; {len(rejected)} were no close call"
-    assert not rejected and len(divergences) <= most, "\n".join([summary, *rejected[:10]])
+    summary = f"{len(divergences)} of {total} sequences diverged, {limit} may; {len(rejected)} were no close call"
+    assert not rejected and len(divergences) <= limit, "\n".join([summary, *rejected[:10]])
 
 
-def most_divergences(exact: Sequence[Sequence[int]], rounded: Sequence[Sequence[int]]) -> int:
+def max_divergences(exact: Sequence[Sequence[int]], rounded: Sequence[Sequence[int]]) -> int:
     """How many sequences may diverge, from one implementation's tokens in fp32 and in 16 bits.
 
     Two independent roundings differ from each other 1.4 times as much as each differs from the exact result. Twice as

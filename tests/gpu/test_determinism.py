@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.gpu
 

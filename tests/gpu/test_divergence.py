@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from rosebatch.config.switches import Switches, hidden_by
 from rosebatch.engine.engine import Engine
-from rosebatch.toggles import Toggles, hidden_by
 from tests.gpu.divergence import (
     Divergence,
     assert_close_calls,
     first_divergences,
     logits_after,
-    most_divergences,
+    max_divergences,
 )
 
 pytestmark = pytest.mark.gpu
 
 FAMILIES = ["GPT2", "Llama", "Qwen3"]
-DEFAULTS = {f.name: f.default for f in fields(Toggles) if "cuda" in f.metadata["devices"]}
+DEFAULTS = {f.name: f.default for f in fields(Switches) if "cuda" in f.metadata["devices"]}
 DTYPES = [torch.float16, torch.bfloat16]
 NEW_TOKENS = 32
 
@@ -77,7 +77,7 @@ def assert_agrees(prompts: list, theirs: Callable, make_engine: Callable, greedy
             our_logits,
             lambda divergence: logits[divergence.sequence, divergence.position],
             dtype,
-            most=most_divergences(theirs(family, torch.float32)[0][:count], tokens[:count]),
+            limit=max_divergences(theirs(family, torch.float32)[0][:count], tokens[:count]),
             total=count,
         )
         return engine

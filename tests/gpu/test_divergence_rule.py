@@ -6,20 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from rosebatch.config import RunConfig
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import ModelSource
-from rosebatch.model_config import ModelConfig
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.toggles import Toggles
 from tests.gpu.divergence import (
     ROUNDINGS,
     Divergence,
     assert_close_calls,
     first_divergences,
     logits_after,
-    most_divergences,
+    max_divergences,
     objection,
 )
 
@@ -114,7 +114,7 @@ def made_up(request: pytest.FixtureRequest) -> tuple[Callable[[list[list[int]]],
     dtype = request.param
     engine, judge, exact = MadeUp(dtype, 1), MadeUp(dtype, 2), MadeUp(torch.float32, 0)
     theirs = [judge.generate(i) for i in range(64)]
-    most = most_divergences([exact.generate(i) for i in range(64)], theirs)
+    limit = max_divergences([exact.generate(i) for i in range(64)], theirs)
 
     def check(ours: list[list[int]]) -> None:
         found = first_divergences(ours, theirs)
@@ -123,7 +123,7 @@ def made_up(request: pytest.FixtureRequest) -> tuple[Callable[[list[list[int]]],
             return [divergence.sequence, *theirs[divergence.sequence][: divergence.position]]
 
         assert_close_calls(
-            found, lambda d: engine.logits(prefix(d)), lambda d: judge.logits(prefix(d)), dtype, most=most, total=64
+            found, lambda d: engine.logits(prefix(d)), lambda d: judge.logits(prefix(d)), dtype, limit=limit, total=64
         )
 
     return check, [engine.generate(i) for i in range(64)]
@@ -149,9 +149,9 @@ def test_too_many_close_calls_are_rejected() -> None:
     """A small error everywhere causes many close calls, none of them suspicious alone."""
     divergences = [Divergence(index, 0, 7, 3) for index in range(9)]
     close = {"our_logits": lambda _: ranked(7, 3), "their_logits": lambda _: ranked(3, 7), "dtype": torch.float16}
-    assert_close_calls(divergences, most=9, total=64, **close)
+    assert_close_calls(divergences, limit=9, total=64, **close)
     with pytest.raises(AssertionError, match="9 of 64 sequences diverged, 8 may; 0 were no close call"):
-        assert_close_calls(divergences, most=8, total=64, **close)
+        assert_close_calls(divergences, limit=8, total=64, **close)
 
 
 def test_logits_of_an_engine_after_a_prefix() -> None:
@@ -175,7 +175,7 @@ def test_logits_of_an_engine_after_a_prefix() -> None:
     )
     device = torch.device("cpu")
     source = ModelSource("tiny", config, None, "dummy", torch.float32)
-    engine = load_engine(source, RunConfig(kv_cache_memory=1 << 20), Toggles.resolve({}, "cpu"), device).engine
+    engine = load_engine(source, RunConfig(kv_cache_memory=1 << 20), Switches.resolve({}, "cpu"), device).engine
     sampling = SamplingParams(max_tokens=8)
     (done,) = engine.run([Request(0, (4, 9), sampling)])
     for length in (1, 7):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from rosebatch.config import RunConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.request import Request
 from rosebatch.engine.load import load_engine
 from rosebatch.model.source import find_model
-from rosebatch.pooling_params import PoolingParams
-from rosebatch.request import Request
-from rosebatch.toggles import Toggles
 
 pytestmark = pytest.mark.gpu
 
@@ -49,7 +49,7 @@ def expected(name, prompts, saved_model):
     """The plain runner's on a CPU in fp32, by pooling."""
     device = torch.device("cpu")
     source = find_model(str(saved_model(name)), "auto", "float32", device)
-    engine = load_engine(source, RunConfig(kv_cache_memory=1 << 26), Toggles.resolve({}, "cpu"), device).engine
+    engine = load_engine(source, RunConfig(kv_cache_memory=1 << 26), Switches.resolve({}, "cpu"), device).engine
     return {pooling: embed(engine, prompts, pooling) for pooling in ("last", "mean")}
 
 

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from rosebatch.bench.scripts.fallback_families import reference, save_tiny_model, tiny_config
-from rosebatch.config import RunConfig
-from rosebatch.engine.kv_cache import bytes_per_block
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.load import load_engine
 from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.source import find_model
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.select import select
+from tests.helpers.tiny_families import reference, save_tiny_model, tiny_config
 
 pytestmark = pytest.mark.gpu
 
@@ -51,7 +51,7 @@ def test_greedy_equals_transformers(golden: tuple, batch: int, chunk: int, block
     source = find_model(str(folder), "auto", "float32", device, model_impl="transformers")
     memory = blocks * bytes_per_block(source.config.kv_shapes, 16, torch.float32) or 1 << 28
     limits = RunConfig(max_num_seqs=batch, max_num_batched_tokens=chunk, block_size=16, kv_cache_memory=memory)
-    engine = load_engine(source, limits, Toggles.resolve({}, "cuda"), device).engine
+    engine = load_engine(source, limits, Switches.resolve({}, "cuda"), device).engine
     count = min(3 * batch, len(prompts))
     sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
     requests = [Request(i, tuple(prompt), sampling) for i, prompt in enumerate(prompts[:count])]
@@ -66,6 +66,6 @@ def test_steps_in_bf16_never_wait(family: str, transformers: Any, tmp_path: Path
     """A step that waits for the host cannot be a graph: it would run at half the speed."""
     save_tiny_model(tiny_config(family), tmp_path)
     source = find_model(str(tmp_path), "auto", "bfloat16", device, model_impl="transformers")
-    ops = select(Toggles.resolve({}, "cuda"), "cuda")
+    ops = select(Switches.resolve({}, "cuda"), "cuda")
     model = load_fallback(source.hf_config, source.config, source.folder, ops, torch.bfloat16, device)
     assert model.waits is None

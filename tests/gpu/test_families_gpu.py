@@ -6,15 +6,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rosebatch.config import RunConfig
-from rosebatch.engine.kv_cache import bytes_per_block
-from rosebatch.errors import FlagError
-from rosebatch.launch import launch
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.errors import FlagError
+from rosebatch.engine.cache.kv_cache import bytes_per_block
+from rosebatch.launch.launch import launch
 from rosebatch.model.source import find_model
-from rosebatch.share import require_divisible
-from rosebatch.toggles import Toggles
+from rosebatch.ops.shard import require_divisible
 from tests.golden.families import FAMILIES
-from tests.golden.threads_group import make_divided_engine
+from tests.golden.threads_group import make_tensor_parallel_engine
 
 pytestmark = pytest.mark.gpu
 
@@ -86,7 +86,7 @@ def test_two_ranks_on_one_gpu(golden: tuple, saved_model: Callable, greedy: Call
     family, prompts, expected = golden
     source = find_model(str(saved_model(family)), "auto", "float32", device)
     limits = RunConfig(max_num_seqs=7, kv_cache_memory=1 << 27, tensor_parallel_size=2)
-    engine = make_divided_engine(source, limits, Toggles.resolve({"cuda_graph": False}, "cuda"), 2, device)
+    engine = make_tensor_parallel_engine(source, limits, Switches.resolve({"cuda_graph": False}, "cuda"), 2, device)
     assert greedy(engine, prompts[:28], NEW_TOKENS) == expected[:28]
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rosebatch.config import RunConfig
-from rosebatch.launch import launch
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.config.run import RunConfig
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.launch.launch import launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

@@ -7,14 +7,14 @@ from dataclasses import fields
 import pytest
 import torch
 
-from rosebatch.engine.kv_cache import bytes_per_block
-from rosebatch.engine.triton_runner import shared_beginnings, shared_tiles
-from rosebatch.toggles import Toggles, hidden_by
+from rosebatch.config.switches import Switches, hidden_by
+from rosebatch.engine.cache.kv_cache import bytes_per_block
+from rosebatch.engine.triton_runner import prefix_groups, prefix_tiles
 
 pytestmark = pytest.mark.gpu
 
 NEW_TOKENS = 16
-DEFAULTS = {f.name: f.default for f in fields(Toggles) if "cuda" in f.metadata["devices"]}
+DEFAULTS = {f.name: f.default for f in fields(Switches) if "cuda" in f.metadata["devices"]}
 
 
 @pytest.fixture(scope="module", params=["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "HP1", "HP1 options"])
@@ -84,17 +84,20 @@ def test_rows_that_share_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By graphs, in groups inside of groups that change while rows come and go; chunks that share tiles."""
-    monkeypatch.setattr(shared_beginnings, "LEAST_ROWS", 2)
-    monkeypatch.setattr(shared_beginnings, "LEAST_KEYS", 16)
-    monkeypatch.setattr(shared_tiles, "LEAST_KEYS", 16)
+    monkeypatch.setattr(prefix_groups, "MIN_ROWS", 2)
+    monkeypatch.setattr(prefix_groups, "MIN_KEYS", 16)
+    monkeypatch.setattr(prefix_tiles, "MIN_KEYS", 16)
     family, prompts, expected = sharing
     memory = blocks * bytes_per_block(model_config(family).kv_shapes, 16, torch.float32) or 1 << 28
     limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
     engine = make_engine(family, torch.float32, {"shared_prefix_attention": True}, seqs=batch, **limits)
     found: list[int] = []
-    if engine.runner.beginnings:
-        send = engine.runner.beginnings._send
-        engine.runner.beginnings._send = lambda items, staging: (found.append(len(items.items)), send(items, staging))
+    if engine.runner.prefix_groups:
+        send = engine.runner.prefix_groups._send
+        engine.runner.prefix_groups._send = lambda items, staging: (
+            found.append(len(items.items)),
+            send(items, staging),
+        )
     count = min(2 * batch, len(prompts))
     assert greedy(engine, prompts[:count], NEW_TOKENS) == expected[:count]
     # All of Mistral's layers have a window here.

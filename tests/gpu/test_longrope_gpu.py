@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rosebatch.engine.kv_cache import bytes_per_block
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.cache.kv_cache import bytes_per_block
 
 pytestmark = pytest.mark.gpu
 

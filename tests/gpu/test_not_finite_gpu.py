@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rosebatch.request import Completion, Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.core.request import Completion, Request
+from rosebatch.core.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.gpu
 

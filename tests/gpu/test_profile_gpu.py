@@ -11,8 +11,8 @@ from rosebatch.bench.case import Case
 from rosebatch.bench.parts import DOWN, KV, LOGITS, OUT, QKV, REST, SAMPLING, UP
 from rosebatch.bench.scenario import Scenario, configs_dir
 from rosebatch.bench.throughput import run_once
-from rosebatch.config import RunConfig
-from rosebatch.launch import launch
+from rosebatch.config.run import RunConfig
+from rosebatch.launch.launch import launch
 from rosebatch.model.source import find_model
 
 pytestmark = pytest.mark.gpu
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.gpu
 _SCENARIO = Scenario(num_prompts=8, input_len=40, output_len=64, dtype="bfloat16")
 
 
-def _case(device, model, **toggles):
+def _case(device, model, **switches):
     path = str(configs_dir() / "models" / f"{model}.toml")
     config = RunConfig.of(
-        path, load_format="dummy", dtype="bfloat16", prefix_cache=False, kv_cache_memory=2**28, **toggles
+        path, load_format="dummy", dtype="bfloat16", prefix_cache=False, kv_cache_memory=2**28, **switches
     )
     return Case("small", _SCENARIO, config, find_model(path, "dummy", "bfloat16", device), "cuda")
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import distributed
 
-from rosebatch.config import RunConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import LostProcessError
+from rosebatch.core.request import Completion, Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
-from rosebatch.errors import LostProcessError
-from rosebatch.launch import launch
-from rosebatch.ranks import group
-from rosebatch.request import Completion, Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.launch import group
+from rosebatch.launch.launch import launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 
@@ -28,12 +28,12 @@ MARGIN = 2e-3
 
 @pytest.fixture
 def launch_over(saved_model: Callable[..., Path]) -> Callable[..., Engine]:
-    def launched(ranks: int, family: str = "Llama", seats: int = 8) -> Engine:
+    def launched(ranks: int, family: str = "Llama", slots: int = 8) -> Engine:
         config = RunConfig(
             model=str(saved_model(family)),
             dtype="float32",
             device="cuda",
-            max_num_seqs=seats,
+            max_num_seqs=slots,
             kv_cache_memory=1 << 27,
             tensor_parallel_size=ranks,
         )
@@ -67,7 +67,7 @@ def followers() -> list[int]:
         # Other processes end meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError):
             is_child = f"PPid:\t{os.getpid()}\n" in (process / "status").read_text()
-            if is_child and "rosebatch.follow" in (process / "cmdline").read_text():
+            if is_child and "rosebatch.launch.tp_worker" in (process / "cmdline").read_text():
                 found.append(int(process.name))
     return found
 
@@ -99,8 +99,8 @@ def test_gpus_choose_the_tokens_of_one(ranks: int, family: str, launch_over: Cal
 def test_large_sums_choose_the_tokens_of_one(family: str, launch_over: Callable[..., Engine]) -> None:
     """More than two GPUs sum many rows in two shots, few in one: a step of prompts and the next one's tokens."""
     assert 16 * 200 * 48 * torch.float32.itemsize > group._IN_ONE_SHOT, "the narrowest family's prompts are few"
-    expected = run(launch_over(1, family, seats=16), length=200)
-    engine = launch_over(4, family, seats=16)
+    expected = run(launch_over(1, family, slots=16), length=200)
+    engine = launch_over(4, family, slots=16)
     found = run(engine, length=200)
     end(engine)
     clear = [i for i, completion in enumerate(expected) if is_clear(completion)]
@@ -127,13 +127,13 @@ def test_a_dead_rank_is_named_and_its_place_can_be_taken(
     """The kernels of the other ranks wait for signals of the dead one: the job waited for ever."""
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
-    engine = launch_over(ranks, seats=16)
+    engine = launch_over(ranks, slots=16)
     first = run(engine)
     with pytest.raises(LostProcessError, match=rf"rank \d of {ranks}: died \(SIGKILL"):
         for number, _ in enumerate(engine.run(requests(400, 240 - length, length))):
             if number == 20:
                 os.kill(followers()[0], signal.SIGKILL)
     end(engine)
-    engine = launch_over(ranks, seats=16)
+    engine = launch_over(ranks, slots=16)
     assert tokens(run(engine)) == tokens(first)
     end(engine)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from rosebatch.config import RunConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.load import build_engine
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.select import select
 from tests.engine.small_models import MODELS, VOCAB, build, plain_engine
 
 pytestmark = pytest.mark.gpu
@@ -34,19 +34,19 @@ def expected() -> dict[str, dict[int, tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("off", [(), ("fused_qk_norm",), ("fused_kv_append",), ("fused_rotary",), ("split_keys",)])
-@pytest.mark.parametrize(("seats", "blocks"), [(1, 40), (7, 40), (7, 4)])
+@pytest.mark.parametrize(("slots", "blocks"), [(1, 40), (7, 40), (7, 4)])
 @pytest.mark.parametrize("name", _TOKEN_BYTES)
 def test_tokens_equal_a_cpus(
-    name: str, seats: int, blocks: int, off: tuple[str, ...], device: torch.device, expected: dict[str, Any]
+    name: str, slots: int, blocks: int, off: tuple[str, ...], device: torch.device, expected: dict[str, Any]
 ) -> None:
     """Few blocks make sequences come back from a preemption, in other seats."""
-    toggles = Toggles(**{f.name: "cuda" in f.metadata["devices"] and f.name not in off for f in fields(Toggles)})
-    ops = select(toggles, "cuda")
+    switches = Switches(**{f.name: "cuda" in f.metadata["devices"] and f.name not in off for f in fields(Switches)})
+    ops = select(switches, "cuda")
     limits = RunConfig(
-        device="cuda", max_num_seqs=seats, block_size=16, kv_cache_memory=blocks * 16 * _TOKEN_BYTES[name] + 1
+        device="cuda", max_num_seqs=slots, block_size=16, kv_cache_memory=blocks * 16 * _TOKEN_BYTES[name] + 1
     )
     model = build(name, ops, device)
-    loaded = build_engine(model, MODELS[name], limits, toggles, ops, torch.float32, device)
+    loaded = build_engine(model, MODELS[name], limits, switches, ops, torch.float32, device)
     done = {c.request.id: c.token_ids for c in loaded.engine.run(_requests())}
     assert done == expected[name]
     assert (loaded.engine.stats.preemptions > 0) == (blocks == 4)

@@ -8,19 +8,19 @@ import pytest
 
 from rosebatch.bench.scenario import configs_dir, load_scenarios
 from rosebatch.bench.workload import make_workload
-from rosebatch.config import RunConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.launch import launch
-from rosebatch.toggles import Toggles
+from rosebatch.launch.launch import launch
 
 pytestmark = pytest.mark.gpu
 
 
 def run(switch: str, on: bool) -> Engine:
     """A part of the switch's scenario, with it on or off."""
-    (field,) = (each for each in fields(Toggles) if each.name == switch)
+    (field,) = (each for each in fields(Switches) if each.name == switch)
     (chosen,) = load_scenarios([field.metadata["scenario"]])
     scenario = chosen.scenario
     config = RunConfig.of(
@@ -32,7 +32,7 @@ def run(switch: str, on: bool) -> Engine:
         kv_cache_memory=1 << 30,
         prefix_cache=scenario.prefix_cache,
     )
-    launched = launch(replace(config, toggles={**config.toggles, switch: on}))
+    launched = launch(replace(config, switches={**config.switches, switch: on}))
     requests: list[Any] = make_workload(scenario, 1000).requests(scenario.sampling)[:8]
     short = [replace(each, sampling=replace(each.sampling, max_tokens=24)) for each in requests]
     assert len(list(launched.engine.run(short))) == 8

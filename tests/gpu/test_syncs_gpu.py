@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from rosebatch.config import RunConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.kv_cache import bytes_per_block
 from rosebatch.engine.triton_runner.graphs import StepGraphs
-from rosebatch.launch import launch
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.launch.launch import launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

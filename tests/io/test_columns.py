@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.errors import FlagError
+from rosebatch.core.errors import FlagError
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.columns import Columns
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
-from rosebatch.sampling_params import SamplingParams
 
 
 @pytest.fixture(params=["jsonl", "parquet"])

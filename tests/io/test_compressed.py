@@ -12,7 +12,7 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.io.compressed import decompressed, open_compressed
 from rosebatch.io.reader import PromptReader
 

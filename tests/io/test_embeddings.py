@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.errors import FlagError, RowError
-from rosebatch.io.cells import BadCells, TextCells
+from rosebatch.core.errors import FlagError, RowError
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.columns import Columns
 from rosebatch.io.embeddings import EmbeddingShape, parse_embedding_row
 from rosebatch.io.parquet import EMBEDDING_TYPES, write_parquet
@@ -18,7 +18,7 @@ from rosebatch.io.parse import Record, RowParser
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.results import Answer
 from rosebatch.io.rows import FailedRow, PromptRow
-from rosebatch.pooling_params import PoolingParams
+from rosebatch.io.table_values import BadValues, TextValues
 
 
 def parse(values, **options):
@@ -51,8 +51,8 @@ def test_a_row():
 @pytest.mark.parametrize(
     ("content", "columns"),
     [
-        (TextCells({"text": "t", "usage": "u", "prompt": "a"}), Columns()),
-        (BadCells({"text": "t", "usage": "u", "prompt": "a"}, RowError("invalid_value", "no")), Columns()),
+        (TextValues({"text": "t", "usage": "u", "prompt": "a"}), Columns()),
+        (BadValues({"text": "t", "usage": "u", "prompt": "a"}, RowError("invalid_value", "no")), Columns()),
         ({"text": "t", "usage": "u", "prompt": "a", "n": 1.0}, Columns()),
         ({"text": "t", "usage": "u", "prompt": "a"}, Columns(prompt="text")),
         (b'{"text":"t","usage":"u","prompt":"a","i":1}', Columns(id="i")),

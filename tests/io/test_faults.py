@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.io.output import FileOutput, Placement, replace_folder, write_jsonl
 from rosebatch.io.parquet import write_parquet_parts
 from rosebatch.io.part_file import PartFile

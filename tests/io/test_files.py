@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.io.files import digest, file_name, find_files, is_table, open_file, upload
 from rosebatch.io.piped import Copied
 from rosebatch.io.reader import PromptReader

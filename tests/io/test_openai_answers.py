@@ -6,7 +6,7 @@ import openai.types
 import pytest
 from msgspec.structs import replace
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.io.openai.lines import BatchShape
 from rosebatch.io.results import Answer, Choice, ScoredToken
 from rosebatch.io.rows import FailedRow

@@ -5,11 +5,11 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
 from rosebatch.io.fields import PromptOptions
 from rosebatch.io.openai.lines import is_request, parse_request
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, PromptRow
-from rosebatch.sampling_params import GrammarSpec, SamplingParams
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from openai.types import CreateEmbeddingResponse
 
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.openai.lines import BatchShape, parse_request
 from rosebatch.io.results import Answer
 from rosebatch.io.rows import FailedRow, PromptRow
-from rosebatch.pooling_params import PoolingParams
 
 
 def line(url="/v1/embeddings", **body):

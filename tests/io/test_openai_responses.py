@@ -7,6 +7,7 @@ import pytest
 from openai.types.responses import Response
 from openai.types.responses import response_create_params as params
 
+from rosebatch.core.sampling_params import MAX_TOKENS, GrammarSpec
 from rosebatch.io.openai.fields import IGNORED, REFUSED, GenerationBody
 from rosebatch.io.openai.lines import BatchShape, parse_request
 from rosebatch.io.openai.responses_request import IGNORED as OWN_IGNORED
@@ -15,7 +16,6 @@ from rosebatch.io.openai.responses_request import as_chat
 from rosebatch.io.results import Answer, Choice, ScoredToken
 from rosebatch.io.rows import FailedRow
 from rosebatch.io.tools import ToolCall
-from rosebatch.sampling_params import MOST_TOKENS, GrammarSpec
 
 URL = "/v1/responses"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "openai_batch.md"
@@ -49,7 +49,7 @@ def test_a_text():
     """The API's defaults, and the smallest response."""
     row = line()
     assert row.messages == [{"role": "user", "content": "Hi"}]
-    assert (row.sampling.temperature, row.sampling.max_tokens) == (1.0, MOST_TOKENS)
+    assert (row.sampling.temperature, row.sampling.max_tokens) == (1.0, MAX_TOKENS)
     body = told(row)
     assert (body["id"], body["object"], body["status"], body["model"]) == ("resp_3", "response", "completed", "toy")
     (message,) = body["output"]

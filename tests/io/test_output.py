@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError, UserError
 from rosebatch.io.output import (
     FileOutput,
     Placement,

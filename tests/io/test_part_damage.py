@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.io.output import FileOutput, Placement, write_jsonl
 from rosebatch.io.part_file import PartFile
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rosebatch.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError, UserError
 from rosebatch.io.part_file import PartFile
 from rosebatch.io.part_lines import PartEncoder
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.io import tables
-from rosebatch.io.cells import rows_of
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.table_values import rows_of
 
 GOOD = b'{"prompt":"a"}'
 

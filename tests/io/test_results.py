@@ -2,11 +2,11 @@
 
 import pytest
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.result_names import RESULT_FIELDS
 from rosebatch.io.results import Answer, Choice, PlainShape, ScoredToken
 from rosebatch.io.rows import FailedRow, PromptRow, parse_row
-from rosebatch.sampling_params import SamplingParams
 
 
 def scored(token, logprob, *top):

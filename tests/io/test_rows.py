@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from rosebatch.core.sampling_params import MAX_SAMPLES, GrammarSpec, SamplingParams
 from rosebatch.io.fields import PromptOptions, sampling_params
 from rosebatch.io.rows import FailedRow, PromptRow
-from rosebatch.sampling_params import MOST_SAMPLES, GrammarSpec, SamplingParams
 
 
 def failure(row):
@@ -121,7 +121,7 @@ def test_empty_prompt(parse, values):
         ("stop_token_ids", [-1]),
         ("n", 0),
         ("n", -1),
-        ("n", MOST_SAMPLES + 1),
+        ("n", MAX_SAMPLES + 1),
         ("n", 10**29),
         ("min_tokens", -1),
         ("min_tokens", 10),
@@ -219,7 +219,7 @@ def test_a_lines_own_fields_win_over_defaults(parse):
     ("values", "expected"),
     [
         ({"n": 3}, {"n": 3}),
-        ({"n": MOST_SAMPLES}, {"n": MOST_SAMPLES}),
+        ({"n": MAX_SAMPLES}, {"n": MAX_SAMPLES}),
         ({"min_tokens": 4, "max_tokens": 4}, {"min_tokens": 4, "max_tokens": 4}),
         ({"presence_penalty": 2}, {"presence_penalty": 2.0}),
         ({"frequency_penalty": -2}, {"frequency_penalty": -2.0}),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.io.seen_ids import SeenIds
 
 
@@ -16,7 +16,7 @@ from rosebatch.io.seen_ids import SeenIds
 )
 def test_an_id_is_known_again(one, in_memory, monkeypatch):
     """Numbers past 64 bits, lone surrogates and long texts work; a text and a number are never the same id."""
-    monkeypatch.setattr("rosebatch.io.seen_ids._MOST_IN_MEMORY", in_memory)
+    monkeypatch.setattr("rosebatch.io.seen_ids._MAX_IN_MEMORY", in_memory)
     others = [2, "2", "x" * 65, "x" * 10**6 + "y", "a\x00c", 10**40 + 1, "True"]
     seen = SeenIds()
     for other in others:
@@ -29,7 +29,7 @@ def test_an_id_is_known_again(one, in_memory, monkeypatch):
 @pytest.mark.parametrize("in_memory", [1, 50, 100_000])
 def test_groups_are_like_one_after_the_other(in_memory, monkeypatch):
     """An id that a group has twice, or that any earlier one had, was overlooked or marked in the wrong place."""
-    monkeypatch.setattr("rosebatch.io.seen_ids._MOST_IN_MEMORY", in_memory)
+    monkeypatch.setattr("rosebatch.io.seen_ids._MAX_IN_MEMORY", in_memory)
     chance, alone, seen = random.Random(1), set(), SeenIds()
     for size in (1, 64, 0, 300, 128, 256, 700):
         group = [chance.choice([None, chance.randrange(900), str(chance.randrange(900))]) for _ in range(size)]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow
 

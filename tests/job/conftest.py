@@ -15,7 +15,7 @@ from rosebatch.io.results import PlainShape
 from rosebatch.io.rows import parse_row
 from rosebatch.job.local import run_rows
 from rosebatch.job.run import JobResult, run_file
-from rosebatch.llm import LLM
+from rosebatch.llm.llm import LLM
 from rosebatch.report.progress import Progress
 from rosebatch.report.tally import Tally
 from rosebatch.text.tokenizer import Tokenizer

@@ -11,18 +11,18 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from rosebatch.config import RunConfig
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.request import Logprobs
+from rosebatch.core.sampling_params import MAX_LOGPROBS
 from rosebatch.engine.engine import Engine, Masks
 from rosebatch.engine.plan import Chunk, PackedStep, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
-from rosebatch.launch import Launched, LaunchPlan, make_grammars
+from rosebatch.launch.launch import Launched, LaunchPlan, make_grammars
 from rosebatch.model.source import ModelSource
-from rosebatch.model_config import ModelConfig
-from rosebatch.request import Logprobs
-from rosebatch.sampling_params import MOST_LOGPROBS
 from rosebatch.text.tokenizer import Tokenizer
-from rosebatch.toggles import Toggles
 
 BYTES, EOS = 256, 256
 HIDDEN = 8
@@ -70,9 +70,9 @@ class FakeModel:
         sampled, logprobs = [], []
         for sequence_id in plan.sampled_ids:
             spec, token_ids = self._specs[sequence_id], self._token_ids[sequence_id]
-            token, most = self._sample(spec, token_ids, allowed.get(sequence_id)), spec.sampling.logprobs
+            token, limit = self._sample(spec, token_ids, allowed.get(sequence_id)), spec.sampling.logprobs
             sampled.append([token])
-            logprobs.append([] if most is None else [scored(token, len(token_ids), most)])
+            logprobs.append([] if limit is None else [scored(token, len(token_ids), limit)])
             token_ids.append(token)
         reports = {i: _prompt_logprobs(chunk, self._specs[chunk.id]) for i, chunk in enumerate(plan.chunks)}
         of_prompts = {i: report for i, report in reports.items() if report}
@@ -137,9 +137,9 @@ class FakeModel:
         return bytes(tokens[len(ids) :]).decode()
 
 
-def scored(token_id: int, position: int, most: int) -> Logprobs:
+def scored(token_id: int, position: int, limit: int) -> Logprobs:
     """The log-probabilities of a token. They depend only on the token and its position, and are exact in JSON."""
-    return Logprobs(token_id, _logprob(token_id, position), _likeliest(position)[:most])
+    return Logprobs(token_id, _logprob(token_id, position), _likeliest(position)[:limit])
 
 
 def _logprob(token_id: int, position: int) -> float:
@@ -149,12 +149,12 @@ def _logprob(token_id: int, position: int) -> float:
 @cache
 def _likeliest(position: int) -> tuple[tuple[int, float], ...]:
     ids = sorted(range(BYTES + 1), key=lambda token_id: _logprob(token_id, position), reverse=True)
-    return tuple((token_id, _logprob(token_id, position)) for token_id in ids[:MOST_LOGPROBS])
+    return tuple((token_id, _logprob(token_id, position)) for token_id in ids[:MAX_LOGPROBS])
 
 
 def _prompt_logprobs(chunk: Chunk, spec: SequenceSpec) -> list[Logprobs]:
-    most, behind = spec.sampling.prompt_logprobs, spec.prompt_token_ids[chunk.start + 1 : chunk.end + 1]
-    return [] if most is None else [scored(token, chunk.start + 1 + i, most) for i, token in enumerate(behind)]
+    limit, behind = spec.sampling.prompt_logprobs, spec.prompt_token_ids[chunk.start + 1 : chunk.end + 1]
+    return [] if limit is None else [scored(token, chunk.start + 1 + i, limit) for i, token in enumerate(behind)]
 
 
 def _number(token_ids: Sequence[int], seed: int | None) -> int:
@@ -173,7 +173,7 @@ def make_engine(
 
 
 def launch_fake(engine: Engine, tokenizer: Tokenizer | None, **settings: Any) -> Launched:
-    """What ``rosebatch.launch.launch`` returns, around an engine of the fake model; settings are of ``RunConfig``."""
+    """What ``rosebatch.launch.launch.launch`` returns, around a fake engine; settings are of ``RunConfig``."""
     config = ModelConfig(
         family="llama",
         vocab_size=engine.vocab_size,
@@ -189,8 +189,8 @@ def launch_fake(engine: Engine, tokenizer: Tokenizer | None, **settings: Any) ->
         eos_token_ids=(EOS,),
     )
     source = ModelSource("fake", config, None, "dummy", torch.float32)
-    toggles = Toggles.resolve({}, "cpu")
-    plan = LaunchPlan(RunConfig(**settings), torch.device("cpu"), toggles, source, None, 0.0)
+    switches = Switches.resolve({}, "cpu")
+    plan = LaunchPlan(RunConfig(**settings), torch.device("cpu"), switches, source, None, 0.0)
     grammars = None if tokenizer is None else make_grammars(tokenizer, config, plan.config)
     return Launched(plan, engine, tokenizer, grammars, {"model": "fake"}, 0.0)
 

@@ -49,7 +49,7 @@ SHORT += ["[]", "{}", "[null]", '[""]', '{"a": 1}', '["x", 1]']
 DEEP = [f"{'[' * depth}1{']' * depth}" for depth in (15, 490, 590, 990, 10_000)]
 DEEP += ['{"a":' * depth + "1" + "}" * depth for depth in (15, 490, 590, 990, 10_000)]
 # Tokens of a sequence.
-MOST = 40
+LIMIT = 40
 # Grammars have limits of their own.
 GRAMMARS = ("response_format", "structured_outputs")
 
@@ -80,23 +80,23 @@ def replaced(value, path, text):
     return "[" + ", ".join(replaced(v, path[1:] if i == path[0] else None, text) for i, v in enumerate(value)) + "]"
 
 
-def at_limits(good, values, rng, most):
+def at_limits(good, values, rng, limit):
     """Lines that each have one value at or past a limit, somewhere."""
     cases = [(line, path, text) for line in good for path in places(line) for text in values]
-    return [replaced(*case) for case in rng.sample(cases, min(most, len(cases)))]
+    return [replaced(*case) for case in rng.sample(cases, min(limit, len(cases)))]
 
 
-def limit_lines(kind, values, most):
+def limit_lines(kind, values, limit):
     """Lines with these values, of one kind of file."""
     rng = random.Random(kind)
     if kind == "jsonl":
-        return at_limits(AT_LIMITS, values, rng, most)
+        return at_limits(AT_LIMITS, values, rng, limit)
     good = []
     for number, line in enumerate(BATCH):
         body = {name: value for name, value in line["body"].items() if name not in GRAMMARS}
         url = "/v1/chat/completions" if "messages" in body else "/v1/completions"
         good.append({"custom_id": f"any {number}", "url": url, "body": body})
-    return at_limits(good, values, rng, most)
+    return at_limits(good, values, rng, limit)
 
 
 # What the job foresees. Anything else is a fault of ours that only the last net caught.

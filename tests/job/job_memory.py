@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rosebatch.job.run import run_file
-from rosebatch.llm import LLM
+from rosebatch.llm.llm import LLM
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import FakeModel, byte_backend, launch_fake, make_engine
 from tests.job.fuzz_lines import CHATTY

@@ -7,11 +7,11 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.job.config import JobConfig
 from rosebatch.job.run import run_file, run_job
-from rosebatch.llm import LLM
-from rosebatch.pooling_params import PoolingParams
+from rosebatch.llm.llm import LLM
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend, launch_fake, make_engine
 from tests.job.tool_templates import chat_tokenizer
@@ -36,9 +36,9 @@ def main(
         run_file(source, target, model=LLM.of(launched), resume=True, **options)
 
 
-def with_full_disk(source: str, target: str, most_bytes: int, errors: Connection) -> None:
+def with_full_disk(source: str, target: str, max_bytes: int, errors: Connection) -> None:
     """Run the job while no file can be larger than this; send the error message, or None."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
     try:
         main(source, target)
         errors.send(None)

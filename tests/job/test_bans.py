@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.text.token_bans import BanConstraint, find_bans
 from tests.job.lines import codes, texts
 

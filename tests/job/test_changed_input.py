@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError, UserError
 from rosebatch.io import files
 
 LINES = [json.dumps({"prompt": f"row {i}", "max_tokens": 5}) for i in range(20)]

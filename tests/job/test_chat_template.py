@@ -2,7 +2,7 @@
 
 import pytest
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.text.chat_template import ChatTemplate
 
 USER = {"role": "user", "content": "hi"}

@@ -6,18 +6,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rosebatch.config import RunConfig
-from rosebatch.engine.roofline import Floor, Rates, find_floor
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.toml_file import load_toml
+from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor
 from rosebatch.io.openai.lines import parse_request
 from rosebatch.job.check import check_rows, summary, time_range
-from rosebatch.launch import plan_launch
-from rosebatch.model_config import ModelConfig
-from rosebatch.toml_file import load_toml
+from rosebatch.launch.launch import plan_launch
 from tests.job.fake_model import EOS
 
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 # The fake model's.
-VOCAB, MOST = 257, 100
+VOCAB, LIMIT = 257, 100
 RATES = Rates(copy=1e6, matmul=1e8)
 
 
@@ -26,7 +26,7 @@ def check(job, tokenizer):
     """Checks lines. Returns the counts, and the rows that cannot be served."""
 
     config = msgspec.structs.replace(
-        load_toml(TOML, ModelConfig), vocab_size=VOCAB, max_model_len=MOST, eos_token_ids=(EOS,)
+        load_toml(TOML, ModelConfig), vocab_size=VOCAB, max_model_len=LIMIT, eos_token_ids=(EOS,)
     )
 
     def run(lines=(), rows=None, **defaults):
@@ -58,7 +58,7 @@ def test_rows_fail_as_they_would_in_a_run(check, job):
         {"prompt": "good", "max_tokens": 200},
     ]
     checked, failed = check(lines)
-    rows, tally, _ = job.run(lines, max_model_len=MOST)
+    rows, tally, _ = job.run(lines, max_model_len=LIMIT)
     errors = [row["error"] for row in rows if "error" in row]
     assert [{"code": r.error.code, "message": f"{r.where}: {r.error.message}"} for r in failed] == errors
     assert checked.errors == tally.errors

@@ -5,10 +5,10 @@ import json
 import openai.types
 import pytest
 
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.scheduling.sequence import SequenceState
 from rosebatch.report.progress import Progress
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 from tests.job.lines import choices_of, codes, texts, usage
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.text.tokenizer import Tokenizer
 
 SYSTEM = {"role": "system", "content": "Be <b>brief</b>."}

@@ -11,7 +11,7 @@ from rosebatch.io.reader import PromptReader
 from rosebatch.job.check import check_rows
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import FakeModel, byte_backend, launch_fake
-from tests.job.fuzz_lines import BATCH, CHATTY, DEEP, FORESEEN, MOST, NUMBERS, PLAIN, SHORT, limit_lines, long_values
+from tests.job.fuzz_lines import BATCH, CHATTY, DEEP, FORESEEN, LIMIT, NUMBERS, PLAIN, SHORT, limit_lines, long_values
 from tests.job.lines import codes
 
 LINES = 2_000
@@ -105,7 +105,7 @@ def run_at_limits(job, tmp_path, lines, kind, target):
     between = [each.replace('"good"', f'"good {i}"') for i, line in enumerate(lines) for each in (line, good)]
     source, at = tmp_path / "in.jsonl", tmp_path / target
     source.write_text("\n".join(between), encoding="utf-8")
-    limits = {"seqs": 32, "blocks": 400, "budget": 1024, "max_model_len": MOST}
+    limits = {"seqs": 32, "blocks": 400, "budget": 1024, "max_model_len": LIMIT}
     column = "out" if kind == "jsonl" else None
     options = {"input_format": kind, "sampling": {"max_tokens": 3}, "result_column": column}
     result, _ = job.run_file(source, at, limits=limits, **options)
@@ -127,7 +127,7 @@ def run_at_limits(job, tmp_path, lines, kind, target):
 
 def checked(job, source):
     """Row and code of each line that ``check`` finds, with the limits of the run."""
-    config = launch_fake(job.engine(FakeModel(), max_model_len=MOST), job.tokenizer).plan.source.config
+    config = launch_fake(job.engine(FakeModel(), max_model_len=LIMIT), job.tokenizer).plan.source.config
     failed = []
     check_rows(PromptReader(str(source), {"max_tokens": 3}, "jsonl", "out"), job.tokenizer, config, failed.append)
     return {(row.index, row.error.code) for row in failed}

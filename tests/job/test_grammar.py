@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from rosebatch.errors import RowError
-from rosebatch.sampling_params import GrammarSpec
+from rosebatch.core.errors import RowError
+from rosebatch.core.sampling_params import GrammarSpec
 from rosebatch.text.grammar import Grammar, Grammars, TokenConstraint
 from rosebatch.text.grammar_source import new_matcher
 from rosebatch.text.tokenizer import Tokenizer
@@ -103,10 +103,10 @@ def feed_text(constraint, text):
     return last
 
 
-def walk(grammar, tokenizer, size, eos, seed, prefer=(), most=400):
+def walk(grammar, tokenizer, size, eos, seed, prefer=(), limit=400):
     """The text of randomly chosen allowed tokens, and whether it ended. After 40 tokens it prefers those that close."""
     rng, constraint, chosen = random.Random(seed), grammar.start(), []
-    while len(chosen) < most:
+    while len(chosen) < limit:
         ids = allowed(constraint, size)
         assert ids
         texts = {i: tokenizer.decode([i]) for i in ids}
@@ -120,7 +120,7 @@ def walk(grammar, tokenizer, size, eos, seed, prefer=(), most=400):
             assert allowed(constraint, size) == [eos]
             break
     assert constraint.error is None
-    return tokenizer.decode(chosen), len(chosen) < most
+    return tokenizer.decode(chosen), len(chosen) < limit
 
 
 def is_number(value):
@@ -330,7 +330,7 @@ def test_all_masks_at_once(vocab_size):
 
 def test_all_masks_where_one_cannot_be_made(monkeypatch):
     """A completion that exceeds the limit ends with its reason, and the other masks stay right."""
-    monkeypatch.setattr("rosebatch.text.grammar_source.MOST_STATES", 100)
+    monkeypatch.setattr("rosebatch.text.grammar_source.MAX_STATES", 100)
     grammars = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS)
     easy = grammars.compile(spec("choice", ["yes"])).start()
     hard = grammars.compile(spec("regex", "[ab]*a[ab]{30}!")).start()
@@ -469,8 +469,8 @@ def test_one_rows_excess_does_not_end_the_others(monkeypatch):
     """All rows of a grammar share a limit of llguidance: once it was reached, all of them stopped."""
     replaced, replace_matcher = [], Grammar.replace_matcher
     monkeypatch.setattr(Grammar, "replace_matcher", lambda self: (replaced.append(self), replace_matcher(self))[1])
-    monkeypatch.setattr("rosebatch.text.grammar_source.MOST_STATES", 5000)
-    monkeypatch.setattr("rosebatch.text.grammar._MOST_MATCHERS", 1)
+    monkeypatch.setattr("rosebatch.text.grammar_source.MAX_STATES", 5000)
+    monkeypatch.setattr("rosebatch.text.grammar._MAX_MATCHERS", 1)
     # This regex has as many states as there are strings of a and b.
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "[ab]*a[ab]{30}"))
     bystander = grammar.start()
@@ -496,7 +496,7 @@ def test_many_completions_take_turns(monkeypatch):
     for module in ("grammar", "grammar_source"):
         name = f"rosebatch.text.{module}.new_matcher"
         monkeypatch.setattr(name, lambda *args: compiled.append(new_matcher(*args)) or compiled[-1])
-    monkeypatch.setattr("rosebatch.text.grammar._MOST_MATCHERS", 3)
+    monkeypatch.setattr("rosebatch.text.grammar._MAX_MATCHERS", 3)
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "a(b|cd)"))
     constraints = [grammar.start() for _ in range(16)]
     assert len(compiled) == 1, "few completions are not worth another compilation"
@@ -512,7 +512,7 @@ def test_many_completions_take_turns(monkeypatch):
 
 def test_a_row_that_is_too_much_by_itself(monkeypatch):
     """It ends with an error: an answer that is cut short must not pass for a match."""
-    monkeypatch.setattr("rosebatch.text.grammar_source.MOST_STATES", 5000)
+    monkeypatch.setattr("rosebatch.text.grammar_source.MAX_STATES", 5000)
     grammar = Grammars(Tokenizer(byte_backend()), VOCAB_SIZE, EOS_IDS).compile(spec("regex", "[ab]*a[ab]{30}"))
     rng, constraint, length = random.Random(0), grammar.start(), 0
     while ord("a") in allowed(constraint) and not constraint.feed(rng.choice(b"ab")):

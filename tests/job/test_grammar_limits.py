@@ -8,13 +8,13 @@ import time
 import numpy as np
 import pytest
 
-from rosebatch.errors import FlagError, RowError
+from rosebatch.core.errors import FlagError, RowError
+from rosebatch.core.sampling_params import GrammarSpec
 from rosebatch.host.threads import DaemonPool
 from rosebatch.job.await_grammars import with_grammars
 from rosebatch.job.check import check_rows
 from rosebatch.job.prepare import prepare
 from rosebatch.job.run import check_sampling
-from rosebatch.sampling_params import GrammarSpec
 from rosebatch.text import grammar_check
 from rosebatch.text.grammar import Grammars, TokenConstraint
 from rosebatch.text.grammar_check import GrammarLimits, Tried, check_grammar, try_grammar

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
+from rosebatch.core.sampling_params import GREEDY, SamplingParams
 from rosebatch.io.rows import PromptRow
-from rosebatch.job.footprint import prompt_bytes, row_bytes
+from rosebatch.job.memory_estimate import prompt_bytes, row_bytes
 from rosebatch.job.order import in_good_order
 from rosebatch.job.prepare import PreparedPrompt, PreparedRow
 from rosebatch.job.serve import serve
-from rosebatch.sampling_params import GREEDY, SamplingParams
 from tests.job.fake_model import launch_fake, make_engine
 
 
@@ -28,13 +28,13 @@ def test_a_window_of_large_rows_is_short():
             read += 1
             yield prepared(index, size)
 
-    held, most = [], []
+    held, limit = [], []
     for handed, item in enumerate(in_good_order(rows(), 50, 1000), start=1):
         held.append(sum(sizes[:read]) - sum(sizes[:handed]) + item.size)
-        most.append(read - handed)
+        limit.append(read - handed)
     assert max(held) <= 1000 + 100
-    assert most[0] == 9
-    assert max(most) == 49
+    assert limit[0] == 9
+    assert max(limit) == 49
     assert len(held) == len(sizes)
 
 
@@ -99,12 +99,12 @@ def test_log_probabilities_and_completions_count():
 
 def test_texts_are_encoded_one_group_at_a_time(job, tokenizer, fake_model, monkeypatch):
     """Two texts of 1 MB were encoded at once, at 150 MB each, and four were read ahead."""
-    encode, running, most, texts_at_once = tokenizer.encode, [], 0, []
+    encode, running, limit, texts_at_once = tokenizer.encode, [], 0, []
 
     def slowly(texts):
-        nonlocal most
+        nonlocal limit
         running.append(texts)
-        most = max(most, len(running))
+        limit = max(limit, len(running))
         texts_at_once.append(len(texts))
         time.sleep(0.01)
         running.pop()
@@ -114,5 +114,5 @@ def test_texts_are_encoded_one_group_at_a_time(job, tokenizer, fake_model, monke
     rows = job.rows([{"prompt": "x" * 900, "max_tokens": 1}] * 40)
     served = serve(make_engine(fake_model(), blocks=1000), tokenizer, None, rows, max_inflight_bytes=16 << 20)
     assert sum(len(batch) for batch in served) == 40
-    assert most == 1
+    assert limit == 1
     assert max(texts_at_once) == 2, "16 MiB / 16 are the encoding of 5 KB"

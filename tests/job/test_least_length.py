@@ -45,17 +45,17 @@ def test_watching_agrees_with_cutting_behind_a_least_length(job, fake_model, tok
     rng = random.Random(0)
     pieces = [b"a", b"b", b"c", "é".encode(), b"\xc3", b"\xff"]
     for _ in range(300):
-        answer, least = b"".join(rng.choices(pieces, k=12)), rng.randint(0, 8)
+        answer, minimum = b"".join(rng.choices(pieces, k=12)), rng.randint(0, 8)
         stop = rng.choice([["ab"], ["ab", "cé"], ["a"], ["abc", "b"], ["ca", "éa"]])
-        line = {"prompt": "x", "stop": stop, "min_tokens": least, "max_tokens": len(answer)}
-        protected = len(tokenizer.decode(answer[:least]))
-        for end in range(least + 1, len(answer) + 1):
+        line = {"prompt": "x", "stop": stop, "min_tokens": minimum, "max_tokens": len(answer)}
+        protected = len(tokenizer.decode(answer[:minimum]))
+        for end in range(minimum + 1, len(answer) + 1):
             whole = tokenizer.decode(answer[:end])
             text = cut_at_stop(whole, stop, protected)
             if text != whole:
                 break
         (row,), _, _ = job.run([line], model=fake_model({"x": answer}))
-        assert (row["text"], row["usage"]["completion_tokens"]) == (text, end), (answer, stop, least)
+        assert (row["text"], row["usage"]["completion_tokens"]) == (text, end), (answer, stop, minimum)
 
 
 def test_end_tokens_and_a_least_length(job, fake_model):

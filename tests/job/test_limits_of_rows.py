@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from rosebatch.errors import RowError
-from rosebatch.sampling_params import MOST_TOKENS, SamplingParams
-from rosebatch.text.each_alone import each_alone
+from rosebatch.core.errors import RowError
+from rosebatch.core.sampling_params import MAX_TOKENS, SamplingParams
+from rosebatch.text.batch_or_each import batch_or_each
 from rosebatch.text.tokenizer import StopStrings, Tokenizer
 from tests.job.fake_model import TEMPLATE, byte_backend
 
@@ -62,7 +62,7 @@ def test_whoever_ends_the_process_is_heard():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        each_alone(interrupted, [1, 2], lambda error: RowError("x", "x"))
+        batch_or_each(interrupted, [1, 2], lambda error: RowError("x", "x"))
 
 
 def test_an_answer_that_cannot_be_decoded(job, fake_model):
@@ -117,15 +117,15 @@ def test_prompts_have_a_limit_in_bytes(job):
     assert codes(rows) == ["", "prompt_too_long", ""]
 
 
-@pytest.mark.parametrize("most", [2**31 - 1, 2**31, 2**63, 2**64, 10**300])
+@pytest.mark.parametrize("limit", [2**31 - 1, 2**31, 2**63, 2**64, 10**300])
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "top_k", "truncate_prompt_tokens"])
-def test_large_integers_mean_no_limit(job, name, most):
+def test_large_integers_mean_no_limit(job, name, limit):
     """min_tokens of 2^31 overflowed an int32 and ended the job, again at each --resume."""
-    line = {"prompt": "x", "max_tokens": most, name: most}
+    line = {"prompt": "x", "max_tokens": limit, name: limit}
     (row, after), _, _ = job.run([line, GOOD], max_model_len=20)
     if "error" in row:
         assert row["error"]["code"] == "invalid_field"
-        assert most >= 2**64, "larger integers are no integers of JSON parsers"
+        assert limit >= 2**64, "larger integers are no integers of JSON parsers"
     else:
         assert row["usage"]["completion_tokens"] == 19
     assert "error" not in after
@@ -134,7 +134,7 @@ def test_large_integers_mean_no_limit(job, name, most):
 def test_parameters_fit_a_devices_words():
     """They reach int32 and fp32 tensors, the least length with the prompt's length added to it."""
     params = SamplingParams(max_tokens=2**70, min_tokens=2**69, top_k=2**40, temperature=1e300)
-    assert params.min_tokens == params.max_tokens == MOST_TOKENS
+    assert params.min_tokens == params.max_tokens == MAX_TOKENS
     assert params.min_tokens + 2**29 < 2**31
     assert params.top_k < 2**31
     assert params.temperature < 3e38

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rosebatch.config import RunConfig
-from rosebatch.errors import UserError
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import UserError
 from rosebatch.io.columns import Columns
-from rosebatch.job.local import LocalService, facts_of
+from rosebatch.job.local import LocalService, model_info_of
 from rosebatch.job.manifest import build_manifest, differences, now
-from rosebatch.launch import plan_launch
+from rosebatch.launch.launch import plan_launch
 
 NAMED = Columns()
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
@@ -35,7 +35,7 @@ def manifest():
         options = {"model": str(TOML), "load_format": "dummy", "device": "cpu", **options}
         plan = plan_launch(RunConfig(**options))
         wait = build_manifest(
-            facts_of(plan),
+            model_info_of(plan),
             LocalService(plan).fingerprint(),
             input_digest,
             input_format=input_format,
@@ -69,7 +69,7 @@ def test_the_same_run_has_no_differences(manifest):
         ({"max_prompt_bytes": "1KiB"}, "max_prompt_bytes was 8388608, is 1024"),
         ({"return_token_ids": True}, "return_token_ids was False, is True"),
         ({"dtype": "float16"}, "dtype was float32, is float16"),
-        ({"toggles": {"prefix_cache": False}}, "toggles.prefix_cache was True, is False"),
+        ({"switches": {"prefix_cache": False}}, "toggles.prefix_cache was True, is False"),
     ],
 )
 def test_what_changes_results_is_a_difference(manifest, changes, difference):
@@ -156,7 +156,7 @@ def test_the_hash_does_not_delay_the_start(folder, monkeypatch):
         "result_column": None,
     }
     given["columns"] = NAMED
-    wait = build_manifest(facts_of(plan), LocalService(plan).fingerprint(), None, **given)
+    wait = build_manifest(model_info_of(plan), LocalService(plan).fingerprint(), None, **given)
     go.set()
     assert len(wait()["model"]["fingerprint"]) == 64
 

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from tests.job.fuzz_lines import MOST, limit_lines, long_values
+from tests.job.fuzz_lines import LIMIT, limit_lines, long_values
 from tests.job.job_memory import peak
 
 # Lines that are read ahead, lines that are written, and what the C library keeps of memory that is free again.
 REST = 64 << 20
 MEGABYTE = "x" * 1_000_000
-SHORT = {"seqs": 64, "blocks": 1000, "block_size": 16, "budget": 4096, "max_model_len": MOST}
+SHORT = {"seqs": 64, "blocks": 1000, "block_size": 16, "budget": 4096, "max_model_len": LIMIT}
 LONG = {"seqs": 64, "blocks": 8000, "block_size": 16, "budget": 1 << 20, "max_model_len": 101_000}
 MANY = {"seqs": 128, "blocks": 8000, "block_size": 16, "budget": 1 << 14, "max_model_len": 300}
 SCORED = {"n": 16, "max_tokens": 30, "logprobs": 20, "prompt_logprobs": 20, "echo": True, "temperature": 1}
@@ -55,13 +55,13 @@ def requests(count, body):
 
 def require_bounded(folder, content, name, kind, bound):
     lines, limits, largest = content
-    most = lines()
+    limit = lines()
     launch = {"max_inflight_bytes": bound}
     options = {"input_format": kind, "sampling": {"max_tokens": 3}}
     options |= {"result_column": "out"} if kind == "jsonl" else {}
     settings = {"limits": limits, "launch": launch, "options": options}
-    alone = peak(folder, most[:1] if largest is None else [json.dumps(largest)], name, settings)
-    taken = peak(folder, most, name, settings)
+    alone = peak(folder, limit[:1] if largest is None else [json.dumps(largest)], name, settings)
+    taken = peak(folder, limit, name, settings)
     # One row is prepared while another, which may be as large, is served.
     print(f"bound {bound >> 20} MiB, one row {alone >> 20} MiB, all rows {taken >> 20} MiB")  # noqa: T201
     assert taken <= bound + 2 * alone + REST

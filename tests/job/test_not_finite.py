@@ -2,8 +2,8 @@
 
 import pytest
 
+from rosebatch.core.errors import UserError
 from rosebatch.engine.plan import NOT_FINITE
-from rosebatch.errors import UserError
 from tests.job.fake_model import FakeModel
 from tests.job.lines import codes
 

@@ -2,15 +2,15 @@
 
 from itertools import count, pairwise
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.order import in_good_order
 from rosebatch.job.prepare import PreparedPrompt, PreparedRow
-from rosebatch.sampling_params import SamplingParams
 
 
-def row(index, prompt, most=512):
-    sampling = SamplingParams(max_tokens=most)
+def row(index, prompt, limit=512):
+    sampling = SamplingParams(max_tokens=limit)
     given = PromptRow(index=index, where=f"line {index + 1}", metadata={}, sampling=sampling, prompt_token_ids=prompt)
     return PreparedRow(given, (PreparedPrompt(prompt, sampling),))
 
@@ -50,7 +50,7 @@ def test_a_window_does_not_wait_for_rows_that_may_not_come():
 def test_the_last_rows_go_by_their_length():
     """A long row begun last ran alone: of 1,500 rows of mixed lengths that cost 9 % of the time."""
     lengths = [9, 1, 500, 8, 1, 7, 64, 2, 70, 300]
-    items = in_good_order((row(i, (i,), most) for i, most in enumerate(lengths)), 4)
+    items = in_good_order((row(i, (i,), limit) for i, limit in enumerate(lengths)), 4)
     # Three were left when the end was seen.
     assert [lengths[item.row.index] for item in items] == [9, 1, 500, 8, 1, 7, 64, 300, 70, 2]
 
@@ -64,5 +64,5 @@ def test_a_long_row_at_the_end_begins_early(job):
 
 def test_without_a_shared_beginning_only_the_end_is_sorted():
     """Models without a prefix cache served a long last row alone: their rows were not sorted at all."""
-    items = in_good_order((row(i, (9 - i,), most) for i, most in enumerate([9, 1, 8, 2, 3, 70])), 3, shares=False)
+    items = in_good_order((row(i, (9 - i,), limit) for i, limit in enumerate([9, 1, 8, 2, 3, 70])), 3, shares=False)
     assert [item.row.index for item in items] == [0, 1, 2, 3, 5, 4]

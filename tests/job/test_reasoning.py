@@ -6,8 +6,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from rosebatch.errors import FlagError
-from rosebatch.text.chat_forms import ChatForms
+from rosebatch.core.errors import FlagError
+from rosebatch.text.chat_parsers import ChatParsers
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import byte_backend
 from tests.job.lines import choices_of, codes, usage
@@ -98,12 +98,12 @@ def test_reasoning_tokens_are_counted(job, form):
 def test_parsers_by_name(job):
     """None leaves the text as it is without marks; a form whose tokens are missing is refused at once."""
     tokenizer = chat_tokenizer("hermes")
-    tokenizer.forms = ChatForms.choose(tokenizer, "none")
+    tokenizer.forms = ChatParsers.choose(tokenizer, "none")
     (row,) = run(job, "hermes", [line()], {"Q1": THOUGHT["hermes"] + ANSWER["hermes"]}, tokenizer=tokenizer)
     assert (row["text"], row.get("reasoning_content")) == ("\nSo it is.\n\n\nYes.", None)
     with pytest.raises(FlagError, match="no token <think>"):
-        ChatForms.choose(Tokenizer(byte_backend(), TEMPLATES["hermes"]), "think")
-    assert ChatForms.choose(Tokenizer(byte_backend(), TEMPLATES["hermes"])).reasoning is None
+        ChatParsers.choose(Tokenizer(byte_backend(), TEMPLATES["hermes"]), "think")
+    assert ChatParsers.choose(Tokenizer(byte_backend(), TEMPLATES["hermes"])).reasoning is None
 
 
 @pytest.mark.parametrize("form", THOUGHT)

@@ -6,15 +6,15 @@ from dataclasses import asdict
 
 import pytest
 
-from rosebatch.engine.durations import Durations
-from rosebatch.engine.stats import EngineStats
-from rosebatch.errors import RowError, UserError
+from rosebatch.config.switches import Switches
+from rosebatch.core.errors import RowError, UserError
+from rosebatch.core.request import Completion, Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.metrics.durations import Durations
+from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.report.build import build_report, write_report
 from rosebatch.report.table import print_report, table, throughput_line
 from rosebatch.report.tally import Tally
-from rosebatch.request import Completion, Request
-from rosebatch.sampling_params import SamplingParams
-from rosebatch.toggles import Toggles
 
 FIELDS = {
     "requests",
@@ -244,8 +244,8 @@ def test_table():
     """It shows failures by code, switches that are off, another sampler, and a KV cache that limits the length."""
     tally = tally_of(completion(prompt=8, cached=2, times=(0.0, 0.25, 0.5)))
     tally.add_error(RowError("some_code", "no"))
-    toggles = {"prefix_cache": False, "chunked_prefill": True}
-    shown = dict(table(report_of(tally, max_sequence_len=64, toggles=toggles, sampler="flashinfer")))
+    switches = {"prefix_cache": False, "chunked_prefill": True}
+    shown = dict(table(report_of(tally, max_sequence_len=64, toggles=switches, sampler="flashinfer")))
     assert shown["model"] == "toy, float32 on cpu"
     assert shown["requests"] == "1 completed, 1 failed (1 some_code)"
     assert shown["finished by"] == "1 length"
@@ -254,7 +254,7 @@ def test_table():
     assert shown["longest sequence"] == "64 tokens fit the KV cache; the model allows 100"
     assert shown["switched off"] == "prefix-cache"
     reason = {"prefix_cache": "there is a state"}
-    shown |= dict(table(report_of(tally, toggles=toggles, switched_off_by_model=reason)))
+    shown |= dict(table(report_of(tally, toggles=switches, switched_off_by_model=reason)))
     assert shown["switched off"] == "prefix-cache (there is a state)"
     assert shown["sampler"] == "flashinfer"
     assert not {"longest sequence", "sampler", "switched off"} & set(dict(table(report_of(tally))))
@@ -263,9 +263,9 @@ def test_table():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_switches_that_are_off_by_default(device):
     """Each report named one that nobody had switched off."""
-    toggles = asdict(Toggles.resolve({}, device))
-    assert not all(toggles.values())
-    assert "switched off" not in dict(table(report_of(tally_of(completion()), device=device, toggles=toggles)))
+    switches = asdict(Switches.resolve({}, device))
+    assert not all(switches.values())
+    assert "switched off" not in dict(table(report_of(tally_of(completion()), device=device, toggles=switches)))
 
 
 def test_a_run_without_completions():

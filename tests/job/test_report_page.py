@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from rosebatch.engine.stats import EngineStats
+from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.report.build import build_report, write_report
 from rosebatch.report.page import page
 from rosebatch.report.table import table, throughput_line

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.errors import FlagError
+from rosebatch.core.errors import FlagError
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.result_names import RESULT_FIELDS
 

@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rosebatch.config.switches import Switches
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.part_file import PartFile
 from rosebatch.job.run import run_file
-from rosebatch.llm import LLM
-from rosebatch.pooling_params import PoolingParams
-from rosebatch.toggles import Toggles
+from rosebatch.llm.llm import LLM
 from tests.job import killable_job
 from tests.job.fake_model import launch_fake, make_engine
 from tests.job.tool_templates import tool
@@ -219,13 +219,13 @@ KINDS = [
 
 
 @pytest.mark.parametrize(
-    ("write", "name", "most_kills"),
+    ("write", "name", "max_kills"),
     [
         *(pytest.param(write, name, few) for few, write, name in KINDS if few),
         *(pytest.param(write, name, 50, marks=pytest.mark.thorough) for _, write, name in KINDS),
     ],
 )
-def test_killed_many_times(processes, source, tmp_path, write, name, most_kills):
+def test_killed_many_times(processes, source, tmp_path, write, name, max_kills):
     """Killed at random moments, from before the first row to the final rename, the output has the same bytes."""
     given, options = write(tmp_path)
     whole, runs = tmp_path / "whole", tmp_path / "runs"
@@ -284,7 +284,7 @@ def test_killed_many_times(processes, source, tmp_path, write, name, most_kills)
         # Of 8 dimensions there are 9 lengths to ask for.
         assert expected[name].count(b'"embedding":[') == 400 - 400 // 9 - 1
     rng, kills, rounds, sizes = random.Random(1), 0, 0, set()
-    while kills < most_kills or not rounds:
+    while kills < max_kills or not rounds:
         # One in five comes at any time at all; the start-up has its share of them.
         anywhere = rng.random() < 0.2
         if not run(
@@ -301,7 +301,7 @@ def test_killed_many_times(processes, source, tmp_path, write, name, most_kills)
         assert contents(runs) == expected
         shutil.rmtree(runs)
         runs.mkdir()
-    assert len(sizes) > most_kills // 2, "it was killed at many different moments"
+    assert len(sizes) > max_kills // 2, "it was killed at many different moments"
 
 
 def test_a_disk_that_fills_up(processes, source, tmp_path):
@@ -309,10 +309,10 @@ def test_a_disk_that_fills_up(processes, source, tmp_path):
     whole, target = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     part = tmp_path / "out.jsonl.part"
 
-    def run(path, most_bytes):
+    def run(path, max_bytes):
         """Returns the error, or None if the job reached its end. The system refuses to let any file grow further."""
         receiver, sender = processes.Pipe(duplex=False)
-        job = processes.Process(target=killable_job.with_full_disk, args=(str(source), str(path), most_bytes, sender))
+        job = processes.Process(target=killable_job.with_full_disk, args=(str(source), str(path), max_bytes, sender))
         job.start()
         sender.close()
         job.join()
@@ -320,10 +320,10 @@ def test_a_disk_that_fills_up(processes, source, tmp_path):
         return receiver.recv()
 
     assert run(whole, 2**30) is None
-    rng, most = random.Random(2), whole.stat().st_size
+    rng, size = random.Random(2), whole.stat().st_size
     kept = 0
     for share in (0.1, 0.3, 0.6, 0.95):
-        limit = int(most * share) + rng.randrange(100)
+        limit = int(size * share) + rng.randrange(100)
         assert "File too large; earlier rows are saved; rerun with --resume to continue" in run(target, limit)
         assert not target.exists()
         assert kept < part.stat().st_size <= limit
@@ -333,7 +333,7 @@ def test_a_disk_that_fills_up(processes, source, tmp_path):
 
 
 def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake_model):
-    """Finished rows, error rows included, must not be tokenized or generated again."""
+    """OutputManifest rows, error rows included, must not be tokenized or generated again."""
 
     class StopError(Exception):
         """Ends the first run."""
@@ -368,7 +368,7 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake
 
 
 @pytest.mark.parametrize(
-    ("device", "toggles", "options", "exact"),
+    ("device", "switches", "options", "exact"),
     [
         ("cpu", {}, {"resume": True}, True),
         ("cpu", {"batch_invariant": False}, {"resume": True}, False),
@@ -376,7 +376,7 @@ def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake
         ("cpu", {}, {"force_resume": True}, False),
     ],
 )
-def test_whether_a_resumed_run_is_exact(job, tmp_path, fake_model, device, toggles, options, exact):
+def test_whether_a_resumed_run_is_exact(job, tmp_path, fake_model, device, switches, options, exact):
     """On a GPU a row computed again runs in another batch and may differ: the report must not hide it."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"row {i}", "max_tokens": 5}) + "\n" for i in range(9)))
@@ -385,7 +385,7 @@ def test_whether_a_resumed_run_is_exact(job, tmp_path, fake_model, device, toggl
 
     def run(before_step=None, **options):
         launched = launch_fake(make_engine(fake_model(before_step=before_step), seqs=2), job.tokenizer)
-        plan = replace(launched.plan, device=torch.device(device), toggles=Toggles.resolve(toggles, device))
+        plan = replace(launched.plan, device=torch.device(device), switches=Switches.resolve(switches, device))
         return run_file(source, target, model=LLM.of(replace(launched, plan=plan)), **options)
 
     with pytest.raises(IndexError):

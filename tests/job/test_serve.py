@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.io.rows import FailedRow, parse_row
 from rosebatch.job.answers import answer
 from rosebatch.job.prepare import _GROUP, _GROUPS_AHEAD
-from rosebatch.job.serve import _MOST_FAILED, serve
+from rosebatch.job.serve import _MAX_FAILED, serve
 from rosebatch.text.grammar import Grammars
 from tests.job.conftest import require_clean
 from tests.job.fake_model import BYTES, EOS, make_engine
@@ -130,7 +130,7 @@ def test_endless_bad_rows_are_handed_out_in_bounded_batches(tokenizer, fake_mode
 
     batches, taken = serve(engine, tokenizer, None, rows(), in_order=in_order), 0
     for batch in itertools.islice(batches, 20):
-        assert 0 < len(batch) <= _MOST_FAILED
+        assert 0 < len(batch) <= _MAX_FAILED
         taken += len(batch)
         assert read - taken <= 2 * engine.max_num_seqs + _GROUP * (_GROUPS_AHEAD + 1)
     batches.close()

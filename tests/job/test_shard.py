@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rosebatch.errors import FlagError
+from rosebatch.core.errors import FlagError
 from rosebatch.job.shard import Shard, find_parts
 
 

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
-from rosebatch.errors import RowError, UserError
+from rosebatch.core.errors import RowError, UserError
 from rosebatch.text.tokenizer import Tokenizer
 
 TEMPLATE = "{{ bos_token }}!{{ messages[0].content }}"

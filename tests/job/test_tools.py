@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 import transformers
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.text.chat_template import ChatTemplate
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend
@@ -274,8 +274,8 @@ def test_functions(job):
 def test_strict_tools_where_the_model_decides(job, form, spare):
     """Calls match the schemas, text around them is free, and a model that calls nothing is served all the same."""
     # Free arguments of Qwen3-Coder are texts, which the fake model would write without an end.
-    most = 3 if form == "qwen3_coder" else 2
-    strict = [{**each, "function": {**each["function"], "strict": True}} for each in TOOLS[:most]] + TOOLS[most:]
+    limit = 3 if form == "qwen3_coder" else 2
+    strict = [{**each, "function": {**each["function"], "strict": True}} for each in TOOLS[:limit]] + TOOLS[limit:]
     opening = WRITTEN[form].partition("\n" if form != "mistral" else "[{")[0]
     # After the mark, a script goes on as it may, and then as the fake model likes.
     answers = {"Q1": f"Well. {opening}", "Q2": "No.", "Q3": WRITTEN[form], "Q4": f"{opening}x"}

@@ -191,7 +191,7 @@ def delta_rule() -> None:
 
 
 def layers() -> None:
-    from rosebatch_kernels.common.exchange import Exchange
+    from rosebatch_kernels.common.all_reduce import AllReduce
     from rosebatch_kernels.kv_cache import kernel as kv_cache
     from rosebatch_kernels.linear import kernel as linear
     from rosebatch_kernels.linear.gated import gated
@@ -210,10 +210,10 @@ def layers() -> None:
         for last in (weight.float(), None):
             norm.add_post_norm(in_parts, x, weight.float(), last, 1e-6, weight)
         norm.add_layer_norm(empty(4, rows, size, dtype=torch.float32), x, weight, weight, 1e-6, weight)
-        exchange = Exchange((empty(rows * size), empty(rows * size)), (ints(2 * rows), ints(2 * rows)), 1)
-        norm.add_rms_norm(in_parts, x, weight, 1e-6, None, exchange=exchange)
-        many = Exchange(*((each(4 * rows * size),) * 4 for each in (empty, ints)), 1, (empty(rows * size),) * 4)
-        norm.add_rms_norm(in_parts, x, weight, 1e-6, None, exchange=many)
+        all_reduce = AllReduce((empty(rows * size), empty(rows * size)), (ints(2 * rows), ints(2 * rows)), 1)
+        norm.add_rms_norm(in_parts, x, weight, 1e-6, None, all_reduce=all_reduce)
+        many = AllReduce(*((each(4 * rows * size),) * 4 for each in (empty, ints)), 1, (empty(rows * size),) * 4)
+        norm.add_rms_norm(in_parts, x, weight, 1e-6, None, all_reduce=many)
         uclip.uclip_norm(x.view(rows, -1, 64), empty(64), 0.5)
         uclip.add_uclip_norm(empty(8, rows, size, dtype=torch.float32), x, weight, -1.5, weight, 0.5)
     for name in ("bias_gelu_erf_", "bias_gelu_tanh_", "bias_relu_"):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from rosebatch_kernels.common import splits
-from rosebatch_kernels.common.shared_keys import MEMBERS, MOST_PARTS, SharedKeys
+from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SharedKeys
 from tests.kernels.scattered import NORMS, Scattered, assert_same, attention, normed_and_rotated, rotary_tables
 
 # Nobody's default.
@@ -111,7 +111,7 @@ def shared_keys(batch, items, device, padding=2):
     members, lines = [], []
     begins, counts = torch.zeros(batch, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32)
     for rows, first, end, part in items:
-        assert len(rows) <= MEMBERS and part < MOST_PARTS
+        assert len(rows) <= MEMBERS and part < MAX_PARTS
         lines.append((len(members), len(rows), first, end, part))
         members += rows
         begins[rows] = begins[rows].clamp_min(end)

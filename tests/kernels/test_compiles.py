@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
 # Shared memory that a block can have on a Hopper GPU, in bytes.
-MOST_SHARED = 227 * 1024
+MAX_SHARED = 227 * 1024
 KERNELS = {
     "_activation", "_activation_mul", "_add_chunks", "_adjust", "_advance", "_append", "_attend_shared",
     "_bias_residual", "_choose", "_copy_blocks", "_count", "_count_chunk", "_decode", "_delta_convolve",
@@ -29,7 +29,7 @@ def test_all_kernels_compile_for_a_hopper_gpu(tmp_path):
     assert ran.returncode == 0, ran.stderr[-3000:]
     lines = [line.split() for line in ran.stdout.splitlines()]
     assert {name for name, *_ in lines} == KERNELS
-    assert max(int(shared) for _, shared, _ in lines) <= MOST_SHARED
+    assert max(int(shared) for _, shared, _ in lines) <= MAX_SHARED
     # Products of many rows on Hopper's own instruction, which Triton leaves for others without a word.
     assert {name for name, _, cores in lines if cores == "wgmma"} >= {
         "_attend_shared", "_delta_solve", "_delta_walk", "_gated_attend_shared", "_gated_prefill", "_gated_product",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rosebatch_kernels.gated_delta import reference
-from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, most_tiles, pack_chunks
+from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, max_tiles, pack_chunks
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -144,7 +144,7 @@ def test_packed_chunks_of_any_lengths(implementation, dtype, device, randn):
         first += count
     chunks.insert(2, (0, 0, 0, 0))
     rows.append(case.inputs(11))
-    packed = pack_chunks(chunks, device, tiles=most_tiles(first, len(chunks)))
+    packed = pack_chunks(chunks, device, tiles=max_tiles(first, len(chunks)))
     assert len(packed.tiles) >= sum(-(-count // TILE_ROWS) for *_, count in chunks)
     inputs = [torch.cat(parts) for parts in zip(*rows, strict=True)]
     out = implementation.prefill(*inputs, case.state, packed, case.weights)
@@ -307,7 +307,7 @@ def test_steps_in_a_graph(randn):
 
     case = Case(randn, torch.bfloat16, "cuda", (2, 4, 64, 64), slots=4)
     qkv, a, b = case.inputs(200)
-    packed = pack_chunks([(0, 0, 0, 100), (1, 100, 0, 100)], "cuda", tiles=most_tiles(200, 2))
+    packed = pack_chunks([(0, 0, 0, 100), (1, 100, 0, 100)], "cuda", tiles=max_tiles(200, 2))
     fields = ints([[0, 1], [100, 100], [101, 101]], "cuda")
     token = [x[:2].clone() for x in (qkv, a, b)]
     for _ in range(2):

@@ -36,7 +36,7 @@ def sizes(request, monkeypatch):
     on_gpu = request.node.callspec.params.get("device") == "cuda"
     if not on_gpu and "as_on_a_gpu" not in request.fixturenames:
         monkeypatch.setattr(kernel, "_runs_and_keys", lambda *_: (16, 2))
-        monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, most_splits=4))
+        monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, max_splits=4))
 
 
 def make_gated_step(positions, kv_heads, group, size, block_size, dtype, device, randn, *, gate=None, **options):
@@ -125,7 +125,7 @@ def test_without_append(implementation, group, block_size, dtype, device, randn,
 @pytest.mark.parametrize(("first", "append"), [(0, True), (4 * TILE - 3, True), (4 * TILE - 3, False)])
 def test_borders_of_runs_and_splits_at_every_offset(first, append, device, randn, assert_close, monkeypatch):
     """What a run or a split takes from the keys in front of it; as many splits as there are tiles of keys."""
-    monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, least_keys=TILE))
+    monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, min_keys=TILE))
     monkeypatch.setattr(kernel, "_runs_and_keys", lambda *_: (RUNS, KEYS))
     positions = list(range(first, first + TILE + 2))
     step = make_gated_step(positions, 1, 2, 8, 16, torch.float32, device, randn, append=append)

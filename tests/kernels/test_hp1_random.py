@@ -15,7 +15,7 @@ from tests.kernels.test_paged_prefill import cut, make
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 # Keys of a sequence, and sequences of a decode step: the interpreter takes its time.
-MOST = {"cuda": 8192, "cpu": 256}
+LIMIT = {"cuda": 8192, "cpu": 256}
 BATCHES = {"cuda": [1, 3, 20], "cpu": [1, 2, 3]}
 # Rows of a chunk that are compared: float64 on the CPU takes its time.
 ROWS = 12
@@ -33,8 +33,8 @@ def shape(numbers):
 
 def length(numbers, device):
     """Every order of magnitude is as likely."""
-    most = MOST[device]
-    return min(int(2 ** numbers.uniform(0, math.log2(most) + 0.01)), most)
+    limit = LIMIT[device]
+    return min(int(2 ** numbers.uniform(0, math.log2(limit) + 0.01)), limit)
 
 
 def gate_of(numbers, heads, randn, device):
@@ -92,7 +92,7 @@ def test_prefill(seed, dtype, device, randn, assert_sums_close):
     chunks = []
     for _ in range(numbers.choice([1, 4])):
         count = min(length(numbers, device), 600)
-        chunks.append((min(length(numbers, device) - 1, MOST[device] - count), count))
+        chunks.append((min(length(numbers, device) - 1, LIMIT[device] - count), count))
     q, paged = make(chunks, kv_heads, group, size, block_size, dtype, device, randn)
     tiles = cut(chunks, seed=seed).to(device)
     out = prefill.prefill(

@@ -155,7 +155,7 @@ def test_gated_rows_bits_do_not_depend_on_their_neighbours(device, randn):
 
 def test_which_products_are_gated(randn):
     """Few rows, a bias, large weights, and what TMA cannot load are left to cuBLAS."""
-    rows = TUNED_GATED.least_rows
+    rows = TUNED_GATED.min_rows
     x, weight, bias = make((rows, 64, 32), torch.float16, "cpu", randn)
     x = x.contiguous()
     assert StreamedLinear(weight).activates(x, "silu_mul")
@@ -183,7 +183,7 @@ def test_logits(shape, narrow, device, randn, assert_close):
 
 def test_which_heads_are_streamed(device, randn, assert_close):
     """A head of 1000 rows is padded; many rows, and what TMA cannot load, are left to cuBLAS."""
-    rows = TUNED_HEAD.most_rows
+    rows = TUNED_HEAD.max_rows
     x, weight, _ = make((rows + 1, 64, 1000), torch.float16, device, randn)
     x = x.contiguous()
     head = StreamedHead(weight)

@@ -119,11 +119,11 @@ def test_layout():
 
 def test_count_with_all_its_bits(implementation, device):
     """A count that reaches into the flags, or that they reach into."""
-    most = 2**24 - 1
-    marks = torch.tensor([[most, most + IN_PROMPT, IN_PROMPT + ENDS, -(2**26)]], dtype=torch.int32, device=device)
+    limit = 2**24 - 1
+    marks = torch.tensor([[limit, limit + IN_PROMPT, IN_PROMPT + ENDS, -(2**26)]], dtype=torch.int32, device=device)
     parameters = repeated(NEUTRAL | {"frequency": 1.0}, 1)
     out = implementation.adjust(torch.zeros(1, 4, device=device), marks, None, None, **to(device, parameters))
-    assert out.tolist() == [[-most, -most, 0.0, 0.0]]
+    assert out.tolist() == [[-limit, -limit, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("size", [1, 63, 4100])

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
+from rosebatch.config.model import RopeConfig
 from rosebatch.model.rope import rope_tables
-from rosebatch.model_config import RopeConfig
 from rosebatch_kernels.qkv.torch_heads import rope
 
 

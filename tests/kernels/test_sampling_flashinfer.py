@@ -11,7 +11,7 @@ import torch
 import rosebatch_kernels.sampling as sampling_package
 from rosebatch_kernels.common.tokens import NOT_FINITE
 from rosebatch_kernels.sampling import kernel, reference
-from tests.host_reads import HostReads
+from tests.helpers.host_reads import HostReads
 
 TEMPERATURE = 0.8
 # Top-k, top-p and min-p; the last one shows their order.
@@ -23,7 +23,7 @@ DRAWS = 20000
 # A filter's border this close to a token would leave it to the rounding of fp32 sums whether the token is kept.
 CLOSE = 1e-5
 # Expected draws of a cell of the statistic, at least.
-LEAST = 10
+MINIMUM = 10
 # A statistic of right samplers is above its bound with a chance of exp(-14), one in a million; seeds are fixed.
 RARE = 14.0
 
@@ -67,9 +67,9 @@ def draw(sampler, logits, mode, device):
 
 
 def in_cells(expected, *counts):
-    """The numbers of draws in cells of at least ``LEAST`` expected ones: likely tokens alone, all others in one."""
+    """The numbers of draws in cells of at least ``MINIMUM`` expected ones: likely tokens alone, all others in one."""
     order = expected.sort(descending=True).indices
-    alone = int((expected >= LEAST).sum()) - 1
+    alone = int((expected >= MINIMUM).sum()) - 1
     assert alone >= 2, "else nothing is tested"
     return [torch.cat([c[order[:alone]], c[order[alone:]].sum()[None]]).double() for c in (expected, *counts)]
 

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from rosebatch.config import RunConfig
-from rosebatch.errors import UserError
-from rosebatch.launch import default_sampling, load, plan_launch
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.errors import UserError
+from rosebatch.launch.launch import default_sampling, load, plan_launch
 from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model.registry import build_model
 from rosebatch.model.weights import RandomWeights
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.select import select
 
 CPU = torch.device("cpu")
 # Seconds that no small model may take.
@@ -187,7 +187,7 @@ def write_good(kind: str, folder: Path) -> None:
     backend.save(str(folder / "tokenizer.json"))
     recorded = _Recorder()
     build_model(
-        parse_model_config(CONFIGS[kind], kind), select(Toggles.resolve({}, "cpu"), "cpu", "rosebatch"), recorded
+        parse_model_config(CONFIGS[kind], kind), select(Switches.resolve({}, "cpu"), "cpu", "rosebatch"), recorded
     )
     save_file(recorded.tensors, folder / "model.safetensors")
 

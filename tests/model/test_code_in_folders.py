@@ -8,7 +8,7 @@ import sys
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.text.tokenizer import Tokenizer
 from tests.model import gguf_files
 from tests.model.odd_folders import write_good

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from rosebatch.cli.app import main
-from rosebatch.config import RunConfig
-from rosebatch.engine.kv_cache import bytes_per_block
-from rosebatch.launch import launch
-from rosebatch.llm import LLM
+from rosebatch.config.run import RunConfig
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.engine.cache.kv_cache import bytes_per_block
+from rosebatch.launch.launch import launch
+from rosebatch.llm.llm import LLM
 from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE, find_model
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"the demo model is not installed: {DEMO_INSTALL}"

@@ -6,14 +6,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rosebatch.errors import UserError
+from rosebatch.config.model import ExpertsConfig, ModelConfig, RopeConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.errors import UserError
 from rosebatch.model.experts import load_experts
 from rosebatch.model.families.mixtral import Mixtral
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights
-from rosebatch.model_config import ExpertsConfig, ModelConfig, RopeConfig
-from rosebatch.select_ops import select
-from rosebatch.share import Share
-from rosebatch.toggles import Toggles
+from rosebatch.ops.select import select
+from rosebatch.ops.shard import Shard
 
 CPU = torch.device("cpu")
 EXPERTS = {"layers": (True,), "num_experts": 5, "experts_per_token": 2, "expert_size": 12}
@@ -32,7 +32,7 @@ CONFIG = ModelConfig(
     rope=RopeConfig(),
     experts=ExpertsConfig(**EXPERTS),
 )
-OPS = select(Toggles.resolve({}, "cpu"))
+OPS = select(Switches.resolve({}, "cpu"))
 
 
 def stored(names):
@@ -65,7 +65,7 @@ def test_every_form_gives_the_same_experts(tmp_path):
         x = torch.randn(7, 32, generator=torch.Generator().manual_seed(1))
         outs.append(load_experts(CONFIG, OPS, weights, "model.layers.0.", **given)(x).value)
         # Three processes have a part of each expert; together they give the same.
-        shares = [replace(OPS, share=Share(rank, 3)) for rank in range(3)]
+        shares = [replace(OPS, shard=Shard(rank, 3)) for rank in range(3)]
         parts = [load_experts(CONFIG, ops, weights, "model.layers.0.", **given)(x).value for ops in shares]
         torch.testing.assert_close(sum(parts), outs[0])
     assert all(torch.equal(out, outs[0]) for out in outs)

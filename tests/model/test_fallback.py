@@ -6,21 +6,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rosebatch.bench.scripts.fallback_families import save_tiny_model, tiny_config
-from rosebatch.config import RunConfig
-from rosebatch.errors import UserError
-from rosebatch.launch import launch
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.errors import UserError
+from rosebatch.launch.launch import launch
 from rosebatch.model.fallback.attention import UnservedError
 from rosebatch.model.fallback.check import require_tokenwise
 from rosebatch.model.fallback.fusion import Fusion
 from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.fallback.network import Decoder, build_network
 from rosebatch.model.source import find_model
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.select import select
+from tests.helpers.tiny_families import save_tiny_model, tiny_config
 
 CPU = torch.device("cpu")
-OPS = select(Toggles.resolve({}, "cpu"), "cpu")
+OPS = select(Switches.resolve({}, "cpu"), "cpu")
 
 
 @pytest.fixture(scope="module")

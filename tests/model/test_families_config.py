@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from rosebatch.errors import UserError
+from rosebatch.config.model import RopeConfig
+from rosebatch.core.errors import UserError
 from rosebatch.model.architectures import ARCHITECTURES
 from rosebatch.model.hf_config import parse_model_config
-from rosebatch.model_config import RopeConfig
 from tests.model.odd_folders import ODD_VALUES
 
 SIZES = {

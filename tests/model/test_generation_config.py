@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.model.generation_config import sampling_defaults
 
 

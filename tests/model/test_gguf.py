@@ -9,13 +9,13 @@ import torch
 from gguf.quants import dequantize, quantize
 from transformers import AutoModelForCausalLM
 
-from rosebatch.config import RunConfig
-from rosebatch.errors import UserError
-from rosebatch.launch import launch
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import UserError
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.launch.launch import launch
 from rosebatch.model.gguf import convert
 from rosebatch.model.gguf_cache import converted_folder
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
 from tests.model.gguf_files import END, MODELS, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread", "cache")

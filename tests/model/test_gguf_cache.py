@@ -9,7 +9,7 @@ from threading import Event, Thread
 import pytest
 import torch
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.host.sync import sync
 from rosebatch.model import checksums, content_digest, gguf, gguf_cache
 from rosebatch.model.checksums import SUMS

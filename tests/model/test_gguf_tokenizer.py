@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.model.gguf_cache import converted_folder
 from rosebatch.text.tokenizer import Tokenizer
 from tests.model import gguf_files

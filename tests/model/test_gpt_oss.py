@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.model.families.gpt_oss import _load_matrices
 from rosebatch.model.hf_config import parse_model_config
 from rosebatch.model.mxfp4 import expand

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from rosebatch.errors import UserError
+from rosebatch.config.model import HP1Config, ModelConfig, RopeConfig
+from rosebatch.core.errors import UserError
 from rosebatch.model.hf_config import is_native, parse_model_config, read_model_config
-from rosebatch.model_config import HP1Config, ModelConfig, RopeConfig
 
 GPT2 = {
     "architectures": ["GPT2LMHeadModel"],

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from rosebatch.bench.scenario import configs_dir
-from rosebatch.errors import UserError
+from rosebatch.config.model import ModelConfig, RopeConfig
+from rosebatch.config.toml_file import load_toml
+from rosebatch.core.errors import UserError
 from rosebatch.model.hf_config import read_model_config
 from rosebatch.model.hf_folder import write_config
-from rosebatch.model_config import ModelConfig, RopeConfig
-from rosebatch.toml_file import load_toml
 
 MODELS = [p for p in sorted((configs_dir() / "models").glob("*.toml")) if load_toml(p, ModelConfig).family != "hp1"]
 QWEN = load_toml(configs_dir() / "models" / "qwen3-0.6b.toml", ModelConfig)

@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
 
 OLD, NEW = "a" * 40, "b" * 40

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 import torch
 
-from rosebatch.engine.roofline import weight_bytes
-from rosebatch.errors import UserError
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.switches import Switches
+from rosebatch.core.errors import UserError
+from rosebatch.engine.metrics.roofline import weight_bytes
 from rosebatch.model.registry import FAMILIES, build_model
 from rosebatch.model.weights import RandomWeights
-from rosebatch.model_config import ModelConfig
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.select import select
 from tests.engine.family_models import FAMILIES as FAMILY_MODELS
 from tests.engine.small_models import CPU, MODELS
 
@@ -41,7 +41,7 @@ def test_the_floor_counts_the_matrices_that_are_loaded(name):
     """A gate too many in the count would lower the floor that a report divides by."""
     weights = CountedWeights()
     config = {**MODELS, **FAMILY_MODELS}[name]
-    build_model(config, select(Toggles.resolve({}, "cpu")), weights)
+    build_model(config, select(Switches.resolve({}, "cpu")), weights)
     assert weight_bytes(config, itemsize=1) == weights.elements
 
 
@@ -50,12 +50,12 @@ def test_an_activation_that_the_mlp_cannot_have(family, activation):
     """A shape in TOML may name any: it was a KeyError in the middle of a run."""
     config = msgspec.structs.replace(FAMILY_MODELS[family], activation=activation)
     with pytest.raises(UserError, match=f"activation '{activation}' is not supported; supported are"):
-        build_model(config, select(Toggles.resolve({}, "cpu")), RandomWeights(torch.float32, CPU))
+        build_model(config, select(Switches.resolve({}, "cpu")), RandomWeights(torch.float32, CPU))
 
 
 def test_weights_that_are_applied_in_fp32():
     """Rounded to 16 bits, 1 + weight would lose most of the weight; transformers rounds the embedding's factor."""
-    ops = select(Toggles.resolve({}, "cpu"))
+    ops = select(Switches.resolve({}, "cpu"))
     gemma, olmo2 = (
         build_model(FAMILY_MODELS[name], ops, RandomWeights(torch.bfloat16, CPU)) for name in ("gemma", "olmo2")
     )

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from rosebatch.errors import RowError, UserError
+from rosebatch.core.errors import RowError, UserError
+from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.model.sentence_transformers import (
     longest_prompt,
     pooling_or_refusal,
@@ -12,7 +13,6 @@ from rosebatch.model.sentence_transformers import (
     read_pooling,
     read_prompts,
 )
-from rosebatch.pooling_params import PoolingParams
 
 _PACKAGE = "sentence_transformers.models"
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from rosebatch.errors import FlagError, UserError
+from rosebatch.config.switches import Switches
+from rosebatch.core.errors import FlagError, UserError
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.select import select
 from tests.model.gguf_files import SHAPE, random_model
 
 CPU = torch.device("cpu")
@@ -172,7 +172,7 @@ def test_an_impossible_length(llama, length):
 
 def test_a_lower_length_of_learned_positions(gpt2):
     """The table of the checkpoint is longer than the run: its first rows are used."""
-    ops = select(Toggles.resolve({}, "cpu"), "cpu", "rosebatch")
+    ops = select(Switches.resolve({}, "cpu"), "cpu", "rosebatch")
     whole, lowered = (
         build_model(source.config, ops, source.weights(CPU)) for source in (find(gpt2), find(gpt2, max_model_len=32))
     )

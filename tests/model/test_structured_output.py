@@ -25,12 +25,12 @@ def record(**properties):
     }
 
 
-def text(most):
-    return {"type": "string", "maxLength": most}
+def text(limit):
+    return {"type": "string", "maxLength": limit}
 
 
-def integer(least, most):
-    return {"type": "integer", "minimum": least, "maximum": most}
+def integer(minimum, limit):
+    return {"type": "integer", "minimum": minimum, "maximum": limit}
 
 
 # Every schema limits the length: no model is sure to end an unbounded string or list.

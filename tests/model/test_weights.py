@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, Take
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rosebatch.config import RunConfig
-from rosebatch.errors import UserError
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import UserError
 from rosebatch.ray import Generator
 from tests.ray.conftest import ROOT, until
 
@@ -132,7 +132,7 @@ def test_settings_are_those_of_the_library(model_folder, monkeypatch):
         seen.append(config)
         raise UserError("not loaded")
 
-    monkeypatch.setattr("rosebatch.ray.launch", load)
+    monkeypatch.setattr("rosebatch.llm.ray_data.launch", load)
     with pytest.raises(RuntimeError, match="not loaded"):
         Generator(str(model_folder), enable_prefix_caching=False, enforce_eager=True, seed=3)
     assert seen == [RunConfig.of(str(model_folder), prefix_cache=False, cuda_graph=False)]

@@ -1,1 +1,1 @@
-"""What several operators share: device functions, helpers of launchers, references and benches. Imports no operator."""
+"""What several operators share: device functions, helpers of launchers, references. Imports no operator."""

@@ -25,7 +25,7 @@ def sum_over_ranks(value, offset, inside, tile: tl.constexpr, buffers, sums, sig
         value: this rank's part.
         offset: where it lies in the memory of all rows, a ``tile`` for each program; ``inside`` is its mask.
         tile: numbers of a program.
-        buffers, sums, signals, rank: see ``Exchange``.
+        buffers, sums, signals, rank: see ``AllReduce``.
     """
     if sums is None:
         total = _in_one_shot(value, offset, inside, buffers, signals, rank)

@@ -26,9 +26,9 @@ def scaled(products, scale, cap, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def sink_weights(sinks, most):
-    """What each row's sink adds to its sum of weights, where ``most`` is the row's largest score in units of ln 2.
+def sink_weights(sinks, row_max):
+    """What each row's sink adds to its sum of weights, where ``row_max`` is the row's largest score in units of ln 2.
 
     Bounded: a sink may lie far above all scores, and a row without a key has none.
     """
-    return tl.exp2(tl.minimum(sinks.to(tl.float32) * 1.4426950408889634 - most, 120.0))
+    return tl.exp2(tl.minimum(sinks.to(tl.float32) * 1.4426950408889634 - row_max, 120.0))

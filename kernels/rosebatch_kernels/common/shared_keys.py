@@ -16,7 +16,7 @@ MEMBERS = 64
 # Queries of a program of the kernel.
 QUERIES = 128
 # Partial results of a row.
-MOST_PARTS = 8
+MAX_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def items_wanted(heads: int, kv_heads: int) -> int:
     return max(1, TUNED.programs // programs)
 
 
-def most_items(batch: int) -> int:
+def max_items(batch: int) -> int:
     """Items of a step of so many rows. A CUDA graph holds this number; programs of items that are not there return."""
     return 48 + batch // 16
 
@@ -53,7 +53,7 @@ class SharedKeys(NamedTuple):
             the last, and the number of the partial result.
         members: int32 rows of the step. Its first member's row of the block table has an item's keys.
         begins: ``[B]`` int32 by row: the items have all keys in front of this one; 0 where there are none.
-        counts: ``[B]`` int32 by row: partial results, at most ``MOST_PARTS``.
+        counts: ``[B]`` int32 by row: partial results, at most ``MAX_PARTS``.
     """
 
     items: Tensor
@@ -71,11 +71,11 @@ class SharedParts:
         head_dim: D.
 
     Attributes:
-        sums: ``[max_batch · heads · MOST_PARTS, D]`` fp32, weighted sums of values.
+        sums: ``[max_batch · heads · MAX_PARTS, D]`` fp32, weighted sums of values.
         stats: the same without D, times 2: largest score in units of ln 2, and sum of weights.
     """
 
     def __init__(self, max_batch: int, heads: int, head_dim: int, device: torch.device) -> None:
-        lines = max_batch * heads * MOST_PARTS
+        lines = max_batch * heads * MAX_PARTS
         self.sums = torch.empty(lines, head_dim, dtype=torch.float32, device=device)
         self.stats = torch.empty(lines, 2, dtype=torch.float32, device=device)

@@ -16,12 +16,12 @@ class Tuned:
     Attributes:
         splits: splits of each sequence, by sequences times K/V heads. Few of these are divided to fill the GPU, more
             of them so that a long sequence does not outlast the others. Very many balance each other undivided.
-        least_keys: keys that make a split worth its merge, by sequences times K/V heads times warps of a program. The
+        min_keys: keys that make a split worth its merge, by sequences times K/V heads times warps of a program. The
             number is larger where undivided sequences already fill the GPU.
     """
 
     splits: Steps = ((2112, 1), (128, 4), (32, 8), (0, 16))
-    least_keys: Steps = ((512, 512), (0, 128))
+    min_keys: Steps = ((512, 512), (0, 128))
 
 
 TUNED = Tuned()
@@ -32,9 +32,9 @@ def num_splits(batch: int, kv_heads: int) -> int:
     return value_at(TUNED.splits, batch * kv_heads)
 
 
-def least_keys(batch: int, kv_heads: int, warps: int) -> int:
+def min_keys(batch: int, kv_heads: int, warps: int) -> int:
     """Keys that make a split worth its merge; ``warps`` are those of a program."""
-    return value_at(TUNED.least_keys, batch * kv_heads * warps)
+    return value_at(TUNED.min_keys, batch * kv_heads * warps)
 
 
 class DecodeWorkspace:

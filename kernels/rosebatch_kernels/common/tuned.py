@@ -4,13 +4,13 @@ from typing import NamedTuple, TypeVar
 
 Value = TypeVar("Value")
 
-# ``(least, value)`` pairs, largest least first: the value for each range of a size.
+# ``(minimum, value)`` pairs, largest least first: the value for each range of a size.
 Steps = tuple[tuple[int, int], ...]
 
 
 def value_at(steps: tuple[tuple[int, Value], ...], size: int) -> Value:
     """The value of the first pair whose least is at most ``size``."""
-    return next(value for least, value in steps if size >= least)
+    return next(value for minimum, value in steps if size >= minimum)
 
 
 class Program(NamedTuple):

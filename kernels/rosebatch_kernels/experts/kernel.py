@@ -51,7 +51,7 @@ def parts(
     assert step.up.rows == step.down.rows, "both products share a list of tiles"
     pairs, _, tiles = sort_by_expert(ids, experts, step.up.rows)
     hidden = torch.empty(number, inner, dtype=x.dtype, device=x.device)
-    exact = tokens <= TUNED.most_exact
+    exact = tokens <= TUNED.max_exact
     parts = slots + (shared is not None)
     out = torch.empty(parts, tokens, size, dtype=torch.float32 if exact else x.dtype, device=x.device)
     if shared is not None:

@@ -41,16 +41,16 @@ def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int) -> Order:
     number, device = ids.numel(), ids.device
     chunks = triton.cdiv(number, TUNED.chunk)
     # Every expert that has pairs may leave one tile partly empty.
-    most_tiles = number // tile_rows + min(num_experts, number)
+    max_tiles = number // tile_rows + min(num_experts, number)
     counts = torch.empty(chunks, num_experts, dtype=torch.int32, device=device)
     ends = torch.empty(2, num_experts, dtype=torch.int32, device=device)
     pairs = torch.empty(number, dtype=torch.int32, device=device)
-    tiles = torch.empty(most_tiles, 3, dtype=torch.int32, device=device)
+    tiles = torch.empty(max_tiles, 3, dtype=torch.int32, device=device)
     options = launch_options()
     sizes = {"E": num_experts, "BINS": triton.next_power_of_2(num_experts + 1)}
     _count_chunk[(chunks,)](ids, counts, number, CHUNK=TUNED.chunk, num_warps=4, **sizes, **options)
     _add_chunks[(1,)](counts, ends, chunks, number, ROWS=tile_rows, CHUNKS=_CHUNKS, num_warps=8, **sizes, **options)
-    grid = (max(chunks, triton.cdiv(most_tiles, _TILES.value)),)
+    grid = (max(chunks, triton.cdiv(max_tiles, _TILES.value)),)
     _place_chunk[grid](
         ids,
         counts,
@@ -58,7 +58,7 @@ def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int) -> Order:
         pairs,
         tiles,
         number,
-        most_tiles,
+        max_tiles,
         ROWS=tile_rows,
         CHUNK=TUNED.chunk,
         num_warps=4,
@@ -106,7 +106,7 @@ def _add_chunks(
     tl.store(ends + E + bin, tl.cumsum((total + ROWS - 1) // ROWS, 0), mask=bin < E)
 
 
-@triton.jit(do_not_specialize=["number", "most_tiles"])
+@triton.jit(do_not_specialize=["number", "max_tiles"])
 def _place_chunk(
     ids,
     counts,
@@ -114,7 +114,7 @@ def _place_chunk(
     pairs,
     tiles,
     number,
-    most_tiles,
+    max_tiles,
     E: tl.constexpr,
     BINS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -134,16 +134,16 @@ def _place_chunk(
         place = tl.load(ends + expert) + tl.load(counts + program * E + expert) + tl.sum(before.to(tl.int32), 1)
         tl.store(pairs + place, pair, mask=pair < number)
     tile = program * _TILES + tl.arange(0, _TILES)
-    if program * _TILES < most_tiles:
+    if program * _TILES < max_tiles:
         bin = tl.arange(0, BINS)
         tile_end = tl.load(ends + E + bin, mask=bin < E, other=2147483647)
         owner = tl.sum((tile_end[None, :] <= tile[:, None]).to(tl.int32), 1)
-        known = (owner < E) & (tile < most_tiles)
+        known = (owner < E) & (tile < max_tiles)
         previous = tl.load(ends + E + owner - 1, mask=known & (owner > 0), other=0)
         first = tl.load(ends + owner, mask=known, other=0)
         last = tl.load(ends + owner + 1, mask=known & (owner + 1 < E), other=0)
         last = tl.where(owner + 1 < E, last, number)
         begin = first + (tile - previous) * ROWS
-        tl.store(tiles + tile * 3, tl.where(known, owner, 0), mask=tile < most_tiles)
-        tl.store(tiles + tile * 3 + 1, tl.where(known, begin, 0), mask=tile < most_tiles)
-        tl.store(tiles + tile * 3 + 2, tl.where(known, tl.minimum(last - begin, ROWS), 0), mask=tile < most_tiles)
+        tl.store(tiles + tile * 3, tl.where(known, owner, 0), mask=tile < max_tiles)
+        tl.store(tiles + tile * 3 + 1, tl.where(known, begin, 0), mask=tile < max_tiles)
+        tl.store(tiles + tile * 3 + 2, tl.where(known, tl.minimum(last - begin, ROWS), 0), mask=tile < max_tiles)

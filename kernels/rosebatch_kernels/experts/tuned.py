@@ -18,7 +18,7 @@ class Tile(NamedTuple):
 class Step(NamedTuple):
     """Tiles of both products, from so many tokens an expert on."""
 
-    least: int
+    minimum: int
     up: Tile
     down: Tile
 
@@ -40,19 +40,19 @@ class Tuned:
         steps: tiles by T · k / E, largest least first, for 16-bit types.
         wide: tiles for fp32, which the tensor cores do not multiply exactly.
         chunk: pairs that one program of the sort places.
-        most_exact: tokens up to which the parts are fp32; above, reading them would take longer than it is worth.
+        max_exact: tokens up to which the parts are fp32; above, reading them would take longer than it is worth.
     """
 
     steps: tuple[Step, ...] = _STEPS
     wide: Step = _WIDE
     chunk: int = 128
-    most_exact: int = 256
+    max_exact: int = 256
 
     def at(self, rows_per_expert: int, itemsize: int) -> Step:
         """The tiles for a call."""
         if itemsize == 4:
             return self.wide
-        return next(step for step in self.steps if rows_per_expert >= step.least)
+        return next(step for step in self.steps if rows_per_expert >= step.minimum)
 
 
 TUNED = Tuned()

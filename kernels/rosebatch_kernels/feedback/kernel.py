@@ -11,7 +11,7 @@ from rosebatch_kernels.feedback import layout
 # Of the one program, on an H100 80GB HBM3.
 _WARPS = 4
 # One compiled form serves all numbers of rows, and smaller engines have it in common.
-_LEAST_WIDTH = 256
+_MIN_WIDTH = 256
 
 _NO_TOKEN = tl.constexpr(NO_TOKEN)
 _NOT_FINITE = tl.constexpr(NOT_FINITE)
@@ -36,7 +36,7 @@ def advance(
         len(tokens),
         fields.stride(0),
         history.stride(0),
-        WIDTH=max(_LEAST_WIDTH, triton.next_power_of_2(fields.shape[1])),
+        WIDTH=max(_MIN_WIDTH, triton.next_power_of_2(fields.shape[1])),
         WINDOW=len(history),
         SLOTS=slots is not None,
         STEP=step is not None,

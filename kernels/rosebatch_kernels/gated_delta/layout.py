@@ -59,7 +59,7 @@ class PackedChunks(NamedTuple):
     tiles: Tensor
 
 
-def most_tiles(tokens: int, chunks: int) -> int:
+def max_tiles(tokens: int, chunks: int) -> int:
     """Tiles that so many tokens in so many chunks never exceed: the size of a launch that a graph can hold."""
     return tokens // TILE_ROWS + min(tokens, chunks)
 

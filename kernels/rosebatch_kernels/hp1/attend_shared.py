@@ -13,7 +13,7 @@ from torch import Tensor
 from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
-from rosebatch_kernels.common.shared_keys import MEMBERS, MOST_PARTS, SharedKeys, SharedParts
+from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SharedKeys, SharedParts
 from rosebatch_kernels.hp1.columns import due_in_front, keys_before, load_keys, nearest, places, two_pages
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.hp1.prefill import TUNED
@@ -77,7 +77,7 @@ def attend_shared(
         WIDTH=max(16, triton.next_power_of_2(size)),
         BLOCK=block_size,
         KEYS=tuned.keys,
-        PARTS=MOST_PARTS,
+        PARTS=MAX_PARTS,
         ROTARY=cos.shape[1] if append and rotary is not None else 0,
         NORM=norm,
         TAPS=gate.taps.shape[1],

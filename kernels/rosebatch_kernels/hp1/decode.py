@@ -26,7 +26,7 @@ from rosebatch_kernels.common.arrivals import arrive
 from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
-from rosebatch_kernels.common.shared_keys import MOST_PARTS, SharedKeys
+from rosebatch_kernels.common.shared_keys import MAX_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tuned import Steps, value_at
 from rosebatch_kernels.hp1.attend_shared import attend_shared
@@ -43,8 +43,8 @@ class Tuned:
         row_bytes: bytes of a row of K that a thread holds.
         keys: keys in a group, by query heads to a K/V head: as many as the registers hold.
         programs: programs that run at once. Their registers allow 8 on each of 132 multiprocessors.
-        most_splits: splits of a sequence.
-        least_keys: keys that make a split worth its merge.
+        max_splits: splits of a sequence.
+        min_keys: keys that make a split worth its merge.
         merged: splits that are added up at a time.
     """
 
@@ -52,8 +52,8 @@ class Tuned:
     row_bytes: int = 16
     keys: Steps = ((3, 4), (0, 8))
     programs: int = 1056
-    most_splits: int = 32
-    least_keys: int = 32
+    max_splits: int = 32
+    min_keys: int = 32
     merged: int = 8
 
 
@@ -154,7 +154,7 @@ def decode(
         qkv.stride(0),
         block_table.stride(0),
         positions.stride(0),
-        TUNED.least_keys,
+        TUNED.min_keys,
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -174,7 +174,7 @@ def decode(
         CLIP_MIN=clip_min,
         CLIP_MAX=clip_max,
         SPARSE=sparse,
-        SHARED=MOST_PARTS if keys is not None else 0,
+        SHARED=MAX_PARTS if keys is not None else 0,
         num_warps=TUNED.warps,
         **launch_options(),
     )
@@ -186,7 +186,7 @@ def num_splits(batch: int, kv_heads: int) -> int:
 
     They follow from the batch alone, never from lengths, so that a CUDA graph can hold them.
     """
-    parts = max(1, min(TUNED.programs // (batch * kv_heads), TUNED.most_splits))
+    parts = max(1, min(TUNED.programs // (batch * kv_heads), TUNED.max_splits))
     return 1 << (parts.bit_length() - 1)
 
 
@@ -196,7 +196,7 @@ def _runs_and_keys(width: int, group: int, dtype: torch.dtype) -> tuple[int, int
     return runs, value_at(TUNED.keys, group)
 
 
-@triton.jit(do_not_specialize=["num_blocks", "least"])
+@triton.jit(do_not_specialize=["num_blocks", "minimum"])
 def _gated_decode(
     out,
     qkv,
@@ -222,7 +222,7 @@ def _gated_decode(
     qkv_stride,
     table_stride,
     state_stride,
-    least,
+    minimum,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -258,7 +258,7 @@ def _gated_decode(
     start = 0
     if SHARED:
         start = tl.load(shared_begins + row)
-    run, used = _run_length(end - start, least, RUNS, KEYS, SPLITS)
+    run, used = _run_length(end - start, minimum, RUNS, KEYS, SPLITS)
     if split >= used:
         return
     table = block_table + row * table_stride
@@ -329,9 +329,9 @@ def _gated_decode(
 
 
 @triton.jit
-def _run_length(count, least, RUNS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr):
+def _run_length(count, minimum, RUNS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr):
     """Keys of a run, whole groups, if ``count`` keys are divided; and the number of splits with keys, at least one."""
-    used = tl.maximum(tl.minimum(count // least, SPLITS), 1)
+    used = tl.maximum(tl.minimum(count // minimum, SPLITS), 1)
     run = tl.cdiv(count, used * RUNS * KEYS) * KEYS
     # Rounded up, the runs may leave nothing for the last split.
     used = tl.maximum(tl.cdiv(count, tl.maximum(run * RUNS, 1)), 1)

@@ -29,9 +29,9 @@ class Tuned:
         rows, columns, depth: of a tile; it has so many columns of the gate and as many of up.
         group: tiles of rows that use a tile of the weight one after the other.
         warps, stages: of a program.
-        least_rows: rows of x from which it beats cuBLAS and a kernel for the activation. Fewer leave too many programs
+        min_rows: rows of x from which it beats cuBLAS and a kernel for the activation. Fewer leave too many programs
             without a tile at the end.
-        most_elements: elements of the weight up to which it does. More keep the GPU at its power limit, where cuBLAS
+        max_elements: elements of the weight up to which it does. More keep the GPU at its power limit, where cuBLAS
             does more with its clock.
     """
 
@@ -41,8 +41,8 @@ class Tuned:
     group: int = 8
     warps: int = 8
     stages: int = 4
-    least_rows: int = 1792
-    most_elements: int = 2**23
+    min_rows: int = 1792
+    max_elements: int = 2**23
 
 
 TUNED = Tuned()
@@ -51,7 +51,7 @@ TUNED = Tuned()
 def can_gate(x: Tensor, weight: Tensor, activation: str) -> bool:
     """Whether ``gated`` takes these arguments, and is faster than a product and a kernel for the activation."""
     aligned = can_describe(weight.shape[1], weight.dtype) and can_describe(len(weight) // 2, weight.dtype)
-    faster = len(x) >= TUNED.least_rows and weight.numel() <= TUNED.most_elements
+    faster = len(x) >= TUNED.min_rows and weight.numel() <= TUNED.max_elements
     return activation in GATES and aligned and faster and x.is_contiguous()
 
 

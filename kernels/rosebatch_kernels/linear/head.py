@@ -29,7 +29,7 @@ class Tuned:
         rows: rows of x in a tile, by rows of x.
         columns, depth: rows and columns of the weight in a tile.
         warps, stages: of a program.
-        most_rows: rows of x up to which it beats cuBLAS.
+        max_rows: rows of x up to which it beats cuBLAS.
     """
 
     rows: Steps = ((33, 64), (17, 32), (0, 16))
@@ -37,7 +37,7 @@ class Tuned:
     depth: int = 128
     warps: int = 4
     stages: int = 4
-    most_rows: int = 64
+    max_rows: int = 64
 
 
 TUNED = Tuned()
@@ -46,7 +46,7 @@ TUNED = Tuned()
 def can_stream_head(x: Tensor, weight: Tensor) -> bool:
     """Whether ``logits`` takes these arguments of 16 bits. It is faster than cuBLAS where it does."""
     aligned = can_describe(weight.shape[1], weight.dtype) and can_describe(len(weight), weight.dtype)
-    return aligned and len(x) <= TUNED.most_rows and x.is_contiguous()
+    return aligned and len(x) <= TUNED.max_rows and x.is_contiguous()
 
 
 def logits(x: Tensor, weight: Tensor) -> Tensor:

@@ -22,15 +22,15 @@ class StreamedLinear(Linear):
 
     def streams(self, x: Tensor) -> bool:
         """Whether the kernel computes the product of these rows."""
-        return len(x) <= TUNED.most_rows and self.weight.numel() <= TUNED.most_elements
+        return len(x) <= TUNED.max_rows and self.weight.numel() <= TUNED.max_elements
 
     def divides(self, x: Tensor) -> bool:
         """Whether the product of these rows is faster in parts, if the reader can add them up."""
-        return len(x) <= TUNED.most_rows_in_parts and self.weight.numel() <= TUNED.most_elements
+        return len(x) <= TUNED.max_rows_in_parts and self.weight.numel() <= TUNED.max_elements
 
     def adds_in_place(self, x: Tensor) -> bool:
         """Whether ``add_`` is the fastest way to add the product of these rows to the residual."""
-        return len(x) >= TUNED.least_rows_onto and self.bias is None
+        return len(x) >= TUNED.min_rows_onto and self.bias is None
 
     def add_(self, x: Tensor, onto: Tensor) -> Tensor:
         """The product added to the residual ``onto [T, out]`` in place, by cuBLAS: it is rounded once, as the sum."""

@@ -57,8 +57,8 @@ class PackedLinear:
         if x.dtype != torch.bfloat16:
             return self._padded(x, bias, max(len(x), 2))
         allowed = _agreeing_rows(*self.shape, bias is not None, torch.get_num_threads())
-        most = allowed[-1]
-        parts = x.split(most) if len(x) > most else (x,)
+        limit = allowed[-1]
+        parts = x.split(limit) if len(x) > limit else (x,)
         outs = [self._padded(part, bias, next(rows for rows in allowed if rows >= len(part))) for part in parts]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 

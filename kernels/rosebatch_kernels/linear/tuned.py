@@ -18,17 +18,17 @@ class Tuned:
         part_columns: rows of the weight in a tile of ``parts``, by rows of the weight.
         part_depth: products at a time in ``parts``; half as many where parts would come out uneven.
         programs: ``parts`` divides the weight until it has this many, enough for 132 multiprocessors.
-        most_parts: parts at most, by rows of x. A second tile of rows doubles the programs too.
-        least_share: columns of the weight in a part at least.
+        max_parts: parts at most, by rows of x. A second tile of rows doubles the programs too.
+        min_share: columns of the weight in a part at least.
         warps, stages: of a program.
         registers: of a thread at most, by rows of x, measured on an H200. With a limit, even the highest there is, the
             compiler takes the registers that it has use for; with None, as few as it can.
         part_stages: of a program of ``parts``, by rows of x.
-        most_rows: rows of x up to which ``linear`` beats cuBLAS.
-        most_rows_in_parts: rows of x up to which ``parts`` beats cuBLAS.
-        most_elements: elements of the weight up to which they do. Above, reading the weight takes so long that nothing
+        max_rows: rows of x up to which ``linear`` beats cuBLAS.
+        max_rows_in_parts: rows of x up to which ``parts`` beats cuBLAS.
+        max_elements: elements of the weight up to which they do. Above, reading the weight takes so long that nothing
             else counts.
-        least_rows_onto: rows of x from which cuBLAS had better add the product to the residual than the norm's kernel.
+        min_rows_onto: rows of x from which cuBLAS had better add the product to the residual than the norm's kernel.
     """
 
     rows: int = 64
@@ -39,16 +39,16 @@ class Tuned:
     part_columns: Steps = ((1024, 64), (0, 32))
     part_depth: int = 128
     programs: int = 96
-    most_parts: Steps = ((65, 4), (0, 8))
-    least_share: int = 128
+    max_parts: Steps = ((65, 4), (0, 8))
+    min_share: int = 128
     warps: int = 4
     stages: int = 5
     registers: tuple[tuple[int, int | None], ...] = ((33, 255), (0, None))
     part_stages: Steps = ((65, 4), (0, 5))
-    most_rows: int = 64
-    most_rows_in_parts: int = 128
-    most_elements: int = 2**23
-    least_rows_onto: int = 513
+    max_rows: int = 64
+    max_rows_in_parts: int = 128
+    max_elements: int = 2**23
+    min_rows_onto: int = 513
 
 
 TUNED = Tuned()
@@ -56,9 +56,9 @@ TUNED = Tuned()
 
 def tile_of_parts(rows: int, size_out: int, size_in: int) -> tuple[int, dict[str, int]]:
     """The number of parts of a product of so many rows, and ``ROWS``, ``TILE`` and ``DEPTH`` of its programs."""
-    tile, most = value_at(TUNED.part_columns, size_out), value_at(TUNED.most_parts, rows)
+    tile, limit = value_at(TUNED.part_columns, size_out), value_at(TUNED.max_parts, rows)
     tiles, splits = -(-size_out // tile), 1
-    while splits < most and tiles * splits < TUNED.programs and size_in // (splits * 2) >= TUNED.least_share:
+    while splits < limit and tiles * splits < TUNED.programs and size_in // (splits * 2) >= TUNED.min_share:
         splits *= 2
     # Half as many at a time where the last part would be left with too little.
     depth = TUNED.part_depth // (1 if size_in % (splits * TUNED.part_depth) == 0 else 2)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rosebatch_kernels.common.exchange import TILE, Exchange
+from rosebatch_kernels.common.all_reduce import TILE, AllReduce
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rank_sum import sum_over_ranks
 from rosebatch_kernels.common.rows import rows_of
@@ -49,14 +49,14 @@ def add_layer_norm(
     bias: Tensor | None,
     eps: float,
     x_bias: Tensor | None = None,
-    exchange: Exchange | None = None,
+    all_reduce: AllReduce | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``, both new.
 
     ``x`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear.kernel``).
-    With ``exchange``, ``x`` is this rank's part of a sum over ranks.
+    With ``all_reduce``, ``x`` is this rank's part of a sum over ranks.
     """
-    return _launch(x, x_bias, residual, weight, bias, eps, kind="layer", exchange=exchange)
+    return _launch(x, x_bias, residual, weight, bias, eps, kind="layer", all_reduce=all_reduce)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -75,10 +75,10 @@ def add_rms_norm(
     eps: float,
     x_bias: Tensor | None = None,
     scale: float = 1.0,
-    exchange: Exchange | None = None,
+    all_reduce: AllReduce | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + scale · (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, both new."""
-    return _launch(x, x_bias, residual, weight, None, eps, kind="rms", scale=scale, exchange=exchange)
+    return _launch(x, x_bias, residual, weight, None, eps, kind="rms", scale=scale, all_reduce=all_reduce)
 
 
 def add_post_norm(
@@ -88,19 +88,19 @@ def add_post_norm(
     weight: Tensor | None,
     eps: float,
     x_bias: Tensor | None = None,
-    exchange: Exchange | None = None,
+    all_reduce: AllReduce | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``residual + RMSNorm(x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``; ``x`` as above.
 
     Without a second weight, both results are the same new tensor.
     """
     kind = None if weight is None else "rms"
-    return _launch(x, x_bias, residual, weight, None, eps, kind=kind, post_weight=post_weight, exchange=exchange)
+    return _launch(x, x_bias, residual, weight, None, eps, kind=kind, post_weight=post_weight, all_reduce=all_reduce)
 
 
-def add(x: Tensor, residual: Tensor, x_bias: Tensor | None = None, exchange: Exchange | None = None) -> Tensor:
+def add(x: Tensor, residual: Tensor, x_bias: Tensor | None = None, all_reduce: AllReduce | None = None) -> Tensor:
     """``residual + (x + x_bias)``, a new ``[T, H]``; ``x`` as above."""
-    return _launch(x, x_bias, residual, None, None, 0.0, kind=None, exchange=exchange)[1]
+    return _launch(x, x_bias, residual, None, None, 0.0, kind=None, all_reduce=all_reduce)[1]
 
 
 def _launch(
@@ -114,7 +114,7 @@ def _launch(
     kind: str | None,
     post_weight: Tensor | None = None,
     scale: float = 1.0,
-    exchange: Exchange | None = None,
+    all_reduce: AllReduce | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The norm of ``kind``: ``layer``, ``rms`` or None. Without a residual, the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
@@ -137,10 +137,10 @@ def _launch(
         rows.inner_stride,
         0 if residual is None else residual.stride(0),
         eps,
-        None if exchange is None else exchange.buffers,
-        None if exchange is None else exchange.sums,
-        None if exchange is None else exchange.signals,
-        rank=0 if exchange is None else exchange.rank,
+        None if all_reduce is None else all_reduce.buffers,
+        None if all_reduce is None else all_reduce.sums,
+        None if all_reduce is None else all_reduce.signals,
+        rank=0 if all_reduce is None else all_reduce.rank,
         scale=float(scale),
         kind=kind,
         heads=rows.heads,

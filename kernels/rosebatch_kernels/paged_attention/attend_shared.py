@@ -17,7 +17,7 @@ from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
 from rosebatch_kernels.common.scores import score_factors
-from rosebatch_kernels.common.shared_keys import MEMBERS, MOST_PARTS, QUERIES, SharedKeys, SharedParts
+from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, QUERIES, SharedKeys, SharedParts
 from rosebatch_kernels.common.tuned import Program
 from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_tile, no_key
 
@@ -71,10 +71,10 @@ def attend_shared(
     _, blocks, kv_heads, block_size, size = cache.shape
     group = num_heads // kv_heads
     tuned = TUNED.narrow if size <= 128 else TUNED.large_heads
-    most_queries = QUERIES
+    max_queries = QUERIES
     if qkv.dtype.itemsize == 4:
-        tuned, most_queries = TUNED.fp32, most_queries // 4
-    queries = min(most_queries, triton.next_power_of_2(MEMBERS * group))
+        tuned, max_queries = TUNED.fp32, max_queries // 4
+    queries = min(max_queries, triton.next_power_of_2(MEMBERS * group))
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     scale, cap = score_factors(scale, soft_cap)
     norm, q_weight, _, q_number, _ = norm_arguments(qk_norm if append else None, qkv)
@@ -105,7 +105,7 @@ def attend_shared(
         WIDTH=max(16, triton.next_power_of_2(size)),
         BLOCK=block_size,
         TILE=tuned.keys,
-        PARTS=MOST_PARTS,
+        PARTS=MAX_PARTS,
         ROTARY=cos.shape[1] if append and rotary is not None else 0,
         NORM=norm,
         CAPPED=soft_cap > 0,
@@ -184,15 +184,17 @@ def _attend_shared(
     q = normed_and_rotated(q_halves, q_weights, turned, D, ROTARY, NORM)
     v_distance = num_blocks.to(tl.int64) * KV_HEADS * (BLOCK * D)
     offset = tl.arange(0, TILE)
-    most, total, acc = no_key(QUERIES, WIDTH)
+    row_max, total, acc = no_key(QUERIES, WIDTH)
     for tile in tl.range(first_tile, tl.cdiv(end, TILE), num_stages=STAGES):
         n = tile * TILE + offset
         k, v, block = keys_of_tile(
             cache, table_row, block, last_block, tile, n, first, end, v_distance, head, KV_HEADS, D, WIDTH, BLOCK, TILE
         )
-        most, total, acc = attend(q, k, v, (n < end) & (n >= first), most, total, acc, scale, cap, QUERIES, CAPPED)
+        row_max, total, acc = attend(
+            q, k, v, (n < end) & (n >= first), row_max, total, acc, scale, cap, QUERIES, CAPPED
+        )
     line = ((row * KV_HEADS + head) * PARTS + part) * GROUP + g
     d = tl.arange(0, WIDTH)[None, :]
     tl.store(sums + line.to(tl.int64)[:, None] * D + d, acc, mask=real[:, None] & (d < D))
-    tl.store(stats + line * 2, most, mask=real)
+    tl.store(stats + line * 2, row_max, mask=real)
     tl.store(stats + line * 2 + 1, total, mask=real)

@@ -21,11 +21,11 @@ from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait, wait_before_return
 from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
-from rosebatch_kernels.common.shared_keys import MOST_PARTS, SharedKeys
+from rosebatch_kernels.common.shared_keys import MAX_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.paged_attention.attend_shared import attend_shared
 from rosebatch_kernels.paged_attention.decode_sizes import (
-    most_registers,
+    max_registers,
     program_of,
     requests_early,
     tile_rows,
@@ -90,7 +90,7 @@ def decode(
     registers = tuned.registers
     if splits == 1 or keys is not None:
         programs = batch * kv_heads if keys is None else None
-        registers = most_registers(group, cache.dtype, size, programs, qkv.device)
+        registers = max_registers(group, cache.dtype, size, programs, qkv.device)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     # Without shared keys, something of the same dtypes.
     shared = workspace.arrived, workspace.arrived, workspace.sums, workspace.stats
@@ -159,7 +159,7 @@ def decode(
         NORM=norm,
         CAPPED=soft_cap > 0,
         SINKS=sinks is not None,
-        SHARED=MOST_PARTS if keys is not None else 0,
+        SHARED=MAX_PARTS if keys is not None else 0,
         STAGES=tuned.stages,
         EARLY_LINES=lines_of(tuned.keys * size * cache.itemsize) if early else 0,
         num_warps=tuned.warps,
@@ -169,7 +169,7 @@ def decode(
     return out
 
 
-@triton.jit(do_not_specialize=["num_blocks", "least_tiles"])
+@triton.jit(do_not_specialize=["num_blocks", "min_tiles"])
 def _decode(
     out,
     qkv,
@@ -196,7 +196,7 @@ def _decode(
     table_stride,
     state_stride,
     window,
-    least_tiles,
+    min_tiles,
     cap,
     sinks,
     HEADS: tl.constexpr,
@@ -233,7 +233,7 @@ def _decode(
     first = _first_in_window(position, window)
     if SHARED:
         first = tl.load(shared_begins + row)
-    first_tile, tiles, share, used = _shares(first, end, least_tiles, TILE, SPLITS)
+    first_tile, tiles, share, used = _shares(first, end, min_tiles, TILE, SPLITS)
     if split >= used:
         return
     start_tile = first_tile + split * share
@@ -267,27 +267,27 @@ def _decode(
     )
     q = normed_and_rotated(q_halves, q_weights, turned, D, ROTARY, NORM)
     offset = tl.arange(0, TILE)
-    most, total, acc = no_key(ROWS, WIDTH)
+    row_max, total, acc = no_key(ROWS, WIDTH)
     if APPEND:  # noqa: SIM102 (a compile-time condition)
         if split == 0:
             k_new = normed_and_rotated(k_halves, k_weights, turned, D, ROTARY, NORM)
             _append(cache, table_row, position, head, k_new, v_new, v_distance, KV_HEADS, D, WIDTH, BLOCK)
-            most, total, acc = _attend_new(q, k_new, v_new, total, acc, scale, cap, copies, CAPPED)
+            row_max, total, acc = _attend_new(q, k_new, v_new, total, acc, scale, cap, copies, CAPPED)
     q = _repeated(q, copies)
     for tile in tl.range(start_tile, stop_tile, num_stages=STAGES):
         n = tile * TILE + offset
         k, v, block = keys_of_tile(
             cache, table_row, block, last_block, tile, n, first, end, v_distance, head, KV_HEADS, D, WIDTH, BLOCK, TILE
         )
-        most, total, acc = attend(q, k, v, (n < end) & (n >= first), most, total, acc, scale, cap, ROWS, CAPPED)
+        row_max, total, acc = attend(q, k, v, (n < end) & (n >= first), row_max, total, acc, scale, cap, ROWS, CAPPED)
     if SHARED:  # noqa: SIM102 (a compile-time condition)
         if split == 0:
             part = (row * KV_HEADS + head) * SHARED * GROUP
             count = tl.load(shared_counts + row)
             if PDL:
                 wait()
-            most, total, acc = _take_shared(
-                shared_sums, shared_stats, part, count, g, own_head, d, most, total, acc, GROUP, D
+            row_max, total, acc = _take_shared(
+                shared_sums, shared_stats, part, count, g, own_head, d, row_max, total, acc, GROUP, D
             )
     out_row = out + row.to(tl.int64) * (HEADS * D)
     place = out_row + (head * GROUP + g)[:, None] * D + d
@@ -295,11 +295,11 @@ def _decode(
     wanted = (d < D) & own_head[:, None]
     if used == 1:
         if SINKS:
-            total += sink_weights(sink, most)
+            total += sink_weights(sink, row_max)
         tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=wanted)
         return
     part = (row * KV_HEADS + head) * SPLITS * GROUP
-    _leave(sums, stats, part + split * GROUP + g, acc, most, total, wanted, own_head, d, D)
+    _leave(sums, stats, part + split * GROUP + g, acc, row_max, total, wanted, own_head, d, D)
     if arrive(arrived + row * KV_HEADS + head) == used - 1:
         tl.store(arrived + row * KV_HEADS + head, 0)
         _merge(out_row, sums, stats, sinks, part, head, used, d, GROUP, D, SPLITS, SINKS)
@@ -322,11 +322,11 @@ def _first_in_window(position, window):
 
 
 @triton.jit
-def _shares(first, end, least_tiles, TILE: tl.constexpr, SPLITS: tl.constexpr):
+def _shares(first, end, min_tiles, TILE: tl.constexpr, SPLITS: tl.constexpr):
     """The keys ``[first, end)`` in tiles: the first tile, their number, the number of each split, and splits in use."""
     first_tile = first // TILE
     tiles = tl.cdiv(end, TILE) - first_tile
-    used = tl.maximum(tl.minimum(tiles // least_tiles, SPLITS), 1)
+    used = tl.maximum(tl.minimum(tiles // min_tiles, SPLITS), 1)
     # At least one: without a cached key, one split still has the new one.
     share = tl.maximum(tl.cdiv(tiles, used), 1)
     # Rounded up, shares may leave nothing for the last split.
@@ -403,7 +403,7 @@ def _attend_new(q, k, v, total, acc, scale, cap, copies: tl.constexpr, CAPPED: t
 
 
 @triton.jit
-def _take_shared(sums, stats, part, count, g, own_head, d, most, total, acc, GROUP: tl.constexpr, D: tl.constexpr):
+def _take_shared(sums, stats, part, count, g, own_head, d, row_max, total, acc, GROUP: tl.constexpr, D: tl.constexpr):
     """The online softmax's sums with those of ``count`` partial results, which begin in row ``part``."""
     for i in range(count):
         line = part + i * GROUP + g
@@ -412,13 +412,13 @@ def _take_shared(sums, stats, part, count, g, own_head, d, most, total, acc, GRO
         weights = tl.load(stats + line * 2 + 1, mask=own_head, other=1.0, cache_modifier=".cg")
         wanted = own_head[:, None] & (d < D)
         values = tl.load(sums + line.to(tl.int64)[:, None] * D + d, mask=wanted, other=0.0, cache_modifier=".cg")
-        higher = tl.maximum(most, top)
-        shrink = tl.exp2(most - higher)
+        higher = tl.maximum(row_max, top)
+        shrink = tl.exp2(row_max - higher)
         factor = tl.exp2(top - higher)
         total = total * shrink + weights * factor
         acc = acc * shrink[:, None] + values * factor[:, None]
-        most = higher
-    return most, total, acc
+        row_max = higher
+    return row_max, total, acc
 
 
 @triton.jit
@@ -434,10 +434,10 @@ def _repeated(x, copies: tl.constexpr):
 
 
 @triton.jit
-def _leave(sums, stats, line, acc, most, total, wanted, own_head, d, D: tl.constexpr):
+def _leave(sums, stats, line, acc, row_max, total, wanted, own_head, d, D: tl.constexpr):
     """Leave a split's results for the split that merges, those of each head in row ``line [ROWS]``."""
     tl.store(sums + line.to(tl.int64)[:, None] * D + d, acc, mask=wanted)
-    tl.store(stats + line * 2, most, mask=own_head)
+    tl.store(stats + line * 2, row_max, mask=own_head)
     tl.store(stats + line * 2 + 1, total, mask=own_head)
 
 
@@ -463,11 +463,11 @@ def _merge(
         lines = part + s * GROUP + member
         tops = tl.load(stats + lines * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
         parts = tl.load(stats + lines * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-        most = tl.max(tops, 0)
-        factors = tl.exp2(tops - most)
+        row_max = tl.max(tops, 0)
+        factors = tl.exp2(tops - row_max)
         total = tl.sum(parts * factors, 0)
         if SINKS:
-            total += sink_weights(tl.load(sinks + head * GROUP + member), most)
+            total += sink_weights(tl.load(sinks + head * GROUP + member), row_max)
         values = tl.load(
             sums + lines.to(tl.int64)[:, None] * D + d,
             mask=there[:, None] & (d < D),

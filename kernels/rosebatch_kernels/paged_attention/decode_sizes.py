@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from rosebatch_kernels.common.processors import processors
-from rosebatch_kernels.common.splits import least_keys, num_splits
+from rosebatch_kernels.common.splits import min_keys, num_splits
 from rosebatch_kernels.common.tuned import Program, value_at
 
 # Of a part of a multiprocessor; and of a thread, however many the compiler wants.
-_PART_REGISTERS, _MOST_REGISTERS = 2**14, 255
+_PART_REGISTERS, _MAX_REGISTERS = 2**14, 255
 _WARP_THREADS = 32
 
 
@@ -27,7 +27,7 @@ class Tuned:
             keys are shared, it is the last: their kernel leaves few multiprocessors. Heads of more than 128 channels
             would spill.
         one_head_rows: rows of that one head's matrix product, all alike; 1 does without one.
-        most_early: sequences up to which a program requests its first keys before the kernel in front is complete.
+        max_early: sequences up to which a program requests its first keys before the kernel in front is complete.
             With more, the requests only compete with that kernel's.
     """
 
@@ -40,7 +40,7 @@ class Tuned:
         (0, (168, 128)),
     )
     one_head_rows: int = 16
-    most_early: int = 128
+    max_early: int = 128
 
 
 TUNED = Tuned(
@@ -65,20 +65,20 @@ def form(
     group, splits = num_heads // kv_heads, num_splits(batch, kv_heads) if divided else 1
     if splits > 1:
         return requests_early(batch), splits, program_of(group, dtype).registers
-    return requests_early(batch), splits, most_registers(group, dtype, size, batch * kv_heads, device)
+    return requests_early(batch), splits, max_registers(group, dtype, size, batch * kv_heads, device)
 
 
 def requests_early(batch: int) -> bool:
     """Whether a program requests its first keys before the kernel in front is complete."""
-    return batch <= TUNED.most_early
+    return batch <= TUNED.max_early
 
 
 def tiles_of_split(batch: int, kv_heads: int, tuned: Program) -> int:
     """Tiles of keys that make a split worth its merge, at least."""
-    return max(1, least_keys(batch, kv_heads, tuned.warps) // tuned.keys)
+    return max(1, min_keys(batch, kv_heads, tuned.warps) // tuned.keys)
 
 
-def most_registers(group: int, dtype: torch.dtype, size: int, programs: int | None, device: torch.device) -> int | None:
+def max_registers(group: int, dtype: torch.dtype, size: int, programs: int | None, device: torch.device) -> int | None:
     """The most registers of a thread: of so many programs of undivided sequences, or of any that share keys (None)."""
     tuned = program_of(group, dtype)
     if tuned.registers is not None or group == 1 or dtype.itemsize == 4:
@@ -91,7 +91,7 @@ def most_registers(group: int, dtype: torch.dtype, size: int, programs: int | No
 
 def _at_once(registers: int | None, warps: int) -> int:
     """Programs that a multiprocessor runs at a time: all registers of a warp lie in one of its four parts."""
-    return 4 * (_PART_REGISTERS // (_WARP_THREADS * (registers or _MOST_REGISTERS))) // warps
+    return 4 * (_PART_REGISTERS // (_WARP_THREADS * (registers or _MAX_REGISTERS))) // warps
 
 
 def tile_rows(group: int, dtype: torch.dtype) -> int:

@@ -11,8 +11,8 @@ from rosebatch_kernels.common.scores import scaled
 @triton.jit
 def no_key(ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """The online softmax's sums over no key: largest score, sum of weights, weighted sum of values."""
-    most = tl.full([ROWS], float("-inf"), tl.float32)
-    return most, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    return row_max, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, WIDTH], tl.float32)
 
 
 @triton.jit
@@ -61,7 +61,7 @@ def keys_of_tile(
 
 
 @triton.jit
-def attend(q, k, v, counts, most, total, acc, scale, cap, ROWS: tl.constexpr, CAPPED: tl.constexpr):
+def attend(q, k, v, counts, row_max, total, acc, scale, cap, ROWS: tl.constexpr, CAPPED: tl.constexpr):
     """One tile's step of the online softmax."""
     if ROWS == 1:
         scores = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[None, :]
@@ -69,9 +69,9 @@ def attend(q, k, v, counts, most, total, acc, scale, cap, ROWS: tl.constexpr, CA
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     scores = scaled(scores, scale, cap, CAPPED)
     scores = tl.where(counts[None, :], scores, float("-inf"))
-    higher = tl.maximum(most, tl.max(scores, 1))
+    higher = tl.maximum(row_max, tl.max(scores, 1))
     weights = tl.exp2(scores - higher[:, None])
-    shrink = tl.exp2(most - higher)
+    shrink = tl.exp2(row_max - higher)
     total = total * shrink + tl.sum(weights, 1)
     if ROWS == 1:
         acc = acc * shrink[:, None] + tl.sum(tl.trans(weights) * v.to(tl.float32), 0)[None, :]

@@ -143,7 +143,7 @@ def _prefill(
     if SINKS:
         sink = tl.load(sinks + head)
     query = tl.load(q + rows * q_stride + head * D + d, mask=mine, other=0.0)
-    most = tl.full([ROWS], float("-inf"), tl.float32)
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     own = position + r
@@ -166,20 +166,20 @@ def _prefill(
                 cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True, True
             )
             seen = _seen(n, own, window, KEYS, True)
-            most, total, acc = attend(query, k, v, seen, most, total, acc, scale, cap, True, CAPPED)
+            row_max, total, acc = attend(query, k, v, seen, row_max, total, acc, scale, cap, True, CAPPED)
     for n in tl.range(full, whole, KEYS, num_stages=STAGES):
         k, v, block = keys_of_tile(
             cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, False, WINDOW
         )
-        most, total, acc = attend(query, k, v, None, most, total, acc, scale, cap, False, CAPPED)
+        row_max, total, acc = attend(query, k, v, None, row_max, total, acc, scale, cap, False, CAPPED)
     for n in tl.range(whole, end, KEYS, num_stages=STAGES):
         k, v, block = keys_of_tile(
             cache, table, block, n, first, end, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, True, WINDOW
         )
         seen = _seen(n, own, window, KEYS, WINDOW)
-        most, total, acc = attend(query, k, v, seen, most, total, acc, scale, cap, True, CAPPED)
+        row_max, total, acc = attend(query, k, v, seen, row_max, total, acc, scale, cap, True, CAPPED)
     if SINKS:
-        total += sink_weights(sink, most)
+        total += sink_weights(sink, row_max)
     # Rows past the tile's count may have seen no key.
     result = acc / tl.maximum(total, 1e-30)[:, None]
     tl.store(out + rows * (HEADS * D) + head * D + d, result.to(out.dtype.element_ty), mask=mine)

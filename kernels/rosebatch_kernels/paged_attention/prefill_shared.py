@@ -127,7 +127,7 @@ def _prefill_shared(
     if SINKS:
         sink = tl.load(sinks + head)
     query = tl.load(q + rows * q_stride + head * D + d, mask=mine, other=0.0)
-    most = tl.full([ROWS], float("-inf"), tl.float32)
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     table = block_table + tl.load(piece, mask=count > 0, other=0) * table_stride
@@ -139,7 +139,7 @@ def _prefill_shared(
             cache, table, block, n, 0, shared, kv_head, v_distance, KV_HEADS, D, WIDTH, BLOCK, KEYS, masked, False
         )
         seen = (n + offset < shared) & (r < count)[:, None]
-        most, total, acc = attend(query, k, v, seen, most, total, acc, scale, cap, masked, CAPPED)
+        row_max, total, acc = attend(query, k, v, seen, row_max, total, acc, scale, cap, masked, CAPPED)
     start = shared // KEYS * KEYS
     for _ in range(num_pieces):
         table = block_table + tl.load(piece) * table_stride
@@ -156,10 +156,10 @@ def _prefill_shared(
             )
             key = n + offset
             seen = (key <= own[:, None]) & (key >= shared) & of_piece
-            most, total, acc = attend(query, k, v, seen, most, total, acc, scale, cap, True, CAPPED)
+            row_max, total, acc = attend(query, k, v, seen, row_max, total, acc, scale, cap, True, CAPPED)
         piece += 4
     if SINKS:
-        total += sink_weights(sink, most)
+        total += sink_weights(sink, row_max)
     # Rows past the tile's count may have seen no key.
     result = acc / tl.maximum(total, 1e-30)[:, None]
     tl.store(out + rows * (HEADS * D) + head * D + d, result.to(out.dtype.element_ty), mask=mine)

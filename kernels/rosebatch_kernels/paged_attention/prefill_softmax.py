@@ -56,17 +56,17 @@ def keys_of_tile(
 
 
 @triton.jit
-def attend(q, k, v, seen, most, total, acc, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr):
+def attend(q, k, v, seen, row_max, total, acc, scale, cap, MASKED: tl.constexpr, CAPPED: tl.constexpr):
     """One tile's step of the online softmax: largest score, sum of weights, weighted sum of values."""
     scores = scaled(tl.dot(q, tl.trans(k), input_precision="ieee"), scale, cap, CAPPED)
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(most, tl.max(scores, 1))
+    higher = tl.maximum(row_max, tl.max(scores, 1))
     if MASKED:
         # A row may see no key of a tile: keep its exponents finite.
         higher = tl.maximum(higher, -1e30)
     weights = tl.exp2(scores - higher[:, None])
-    shrink = tl.exp2(most - higher)
+    shrink = tl.exp2(row_max - higher)
     total = total * shrink + tl.sum(weights, 1)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return higher, total, acc

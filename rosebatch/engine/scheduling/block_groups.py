@@ -7,10 +7,10 @@ sequence have the same length: a block that was given back, or never taken, is `
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from rosebatch.engine.cache.windows import blocks_of_window
 from rosebatch.engine.plan import GONE, BlockChange, BlockCopy
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.sequence import SequenceState
-from rosebatch.engine.windows import blocks_of_window
 
 
 class _Group:
@@ -31,14 +31,14 @@ class _Group:
         self.copy_sources: list[int] = []
 
     @property
-    def most_seen(self) -> int:
+    def max_seen(self) -> int:
         """Most blocks that hold the keys in front of a token, as far as its window goes."""
         return blocks_of_window(self.pool.window, self.pool.block_size)
 
     @property
     def recycles(self) -> bool:
         """Whether a sequence of any length can live in the pool: its window, a copy and one more block fit."""
-        return self.pool.window > 0 and self.pool.num_blocks >= self.most_seen + 2
+        return self.pool.window > 0 and self.pool.num_blocks >= self.max_seen + 2
 
     def first_seen(self, position: int) -> int:
         """Index of the first block with a key that the token at ``position`` sees."""
@@ -86,7 +86,7 @@ class BlockGroups:
         """Blocks with a holder."""
         return sum(pool.num_blocks - pool.num_free for pool in self.pools)
 
-    def most_tokens(self, *, chunked: bool) -> int | None:
+    def max_sequence_len(self, *, chunked: bool) -> int | None:
         """Most tokens of a sequence that has all pools for itself; None for no limit. Whole prompts must fit whole."""
         limits = [g.pool.num_blocks for g in self._groups if not (chunked and g.recycles)]
         return min(limits) * self.block_size if limits else None
@@ -94,7 +94,7 @@ class BlockGroups:
     @property
     def longest_chunk(self) -> int | None:
         """Most tokens of a chunk, so that it fits pools which cannot hold a whole sequence; None for no limit."""
-        limits = [g.pool.num_blocks - g.most_seen - 1 for g in self._windows if g.recycles]
+        limits = [g.pool.num_blocks - g.max_seen - 1 for g in self._windows if g.recycles]
         return min(limits) * self.block_size if limits else None
 
     def short_of(self, sequence: SequenceState, num_tokens: int) -> Sequence[int]:
@@ -133,8 +133,8 @@ class BlockGroups:
         A full group must hold all ``num_tokens``; a window group those up to the next chunk's ``end``, since blocks
         come back after it.
         """
-        most = -(-num_tokens // self.block_size) + 1 + spare
-        if self.has([most] * len(self.pools)):
+        limit = -(-num_tokens // self.block_size) + 1 + spare
+        if self.has([limit] * len(self.pools)):
             # So it is nearly always, and it takes less time to see.
             return True
         whole = self.short_of(sequence, num_tokens) or self._no_copies

@@ -40,9 +40,9 @@ class MixedSteps:
 
 @dataclass(frozen=True, slots=True)
 class SeparateDecodes:
-    """Prompts go first, in packed steps of their own; decodes follow in windows of up to ``most_steps``."""
+    """Prompts go first, in packed steps of their own; decodes follow in windows of up to ``max_steps``."""
 
-    most_steps: int
+    max_steps: int
 
 
 class Committed(NamedTuple):
@@ -124,9 +124,9 @@ class Scheduler:
         return self.blocks.pools[0]
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_sequence_len(self) -> int | None:
         """Most tokens of a sequence that has the KV cache for itself; None for no limit."""
-        return self.blocks.most_tokens(chunked=self.chunked_prefill)
+        return self.blocks.max_sequence_len(chunked=self.chunked_prefill)
 
     @property
     def has_unfinished(self) -> bool:
@@ -156,7 +156,7 @@ class Scheduler:
         self.waiting.extendleft(reversed(self._forked))
         self._num_forks -= len(self._forked)
         self._forked = []
-        self._release_seats()
+        self._release_slots()
         if self.long_rope is not None:
             self._start_over()
         budget = self._continue_running(draft)
@@ -165,7 +165,7 @@ class Scheduler:
             budget = self._admit_waiting(draft, budget)
             self._admitting = budget <= 0
         if not draft.chunks and isinstance(self.policy, SeparateDecodes):
-            self._plan_decodes(draft, self.policy.most_steps)
+            self._plan_decodes(draft, self.policy.max_steps)
         plan = draft.plan(self._released, self._reset)
         if plan is None:
             self._preempted = draft.preempted
@@ -268,7 +268,7 @@ class Scheduler:
         unborn = sum(len(sequence.forks) for sequence in (*self.running, *self.waiting))
         assert self._num_forks == unborn + len(self._forked), "forks are counted once"
 
-    def _release_seats(self) -> None:
+    def _release_slots(self) -> None:
         """Release the seats of sequences whose last token is planned."""
         ending = [s for s in self.running if s.num_pending_tokens and not s.num_remaining_tokens]
         if ending:
@@ -301,17 +301,17 @@ class Scheduler:
         """Whether to look at the waiting. Where decodes have to pause for them, prompts are admitted many at a time."""
         if isinstance(self.policy, MixedSteps):
             return True
-        seats = self.max_num_seqs - len(self.running)
-        return bool(self.waiting) and (self._admitting or seats >= min(len(self.waiting), self.max_num_seqs // 8 or 1))
+        slots = self.max_num_seqs - len(self.running)
+        return bool(self.waiting) and (self._admitting or slots >= min(len(self.waiting), self.max_num_seqs // 8 or 1))
 
-    def _plan_decodes(self, draft: "_Draft", most_steps: int) -> None:
+    def _plan_decodes(self, draft: "_Draft", max_steps: int) -> None:
         """Plan a window of decode steps for all sequences that have tokens to come."""
 
         def live() -> list[tuple[SequenceState, int]]:
-            return [(s, left) for s in self.running if s.decoding and (left := self._most_tokens(s) - s.num_tokens)]
+            return [(s, left) for s in self.running if s.decoding and (left := self._max_tokens(s) - s.num_tokens)]
 
         pairs = live()
-        steps = min(most_steps, max((left for _, left in pairs), default=0))
+        steps = min(max_steps, max((left for _, left in pairs), default=0))
         if any(sequence.spec.guided for sequence, _ in pairs):
             # The grammar allows the next token only once the host has seen the last one.
             steps = min(steps, 1)
@@ -337,15 +337,15 @@ class Scheduler:
 
     def _start_over(self) -> None:
         """Send sequences back that have outgrown the trained length, once their tokens are known."""
-        outgrown = [s for s in self.running if s.num_tokens == self._most_tokens(s) and not s.num_pending_tokens]
+        outgrown = [s for s in self.running if s.num_tokens == self._max_tokens(s) and not s.num_pending_tokens]
         for sequence in reversed(outgrown):
             self.running.remove(sequence)
             self._send_back(sequence)
             sequence.take_long_factors()
 
-    def _most_tokens(self, sequence: SequenceState) -> int:
+    def _max_tokens(self, sequence: SequenceState) -> int:
         """The length at which it ends or starts over."""
-        return sequence.max_len if self.long_rope is None else self.long_rope.most_tokens(sequence.spec)
+        return sequence.max_len if self.long_rope is None else self.long_rope.max_num_tokens(sequence.spec)
 
     def _admit_waiting(self, draft: "_Draft", budget: int) -> int:
         """Plan chunks of waiting sequences, in order; returns the rest of the budget."""

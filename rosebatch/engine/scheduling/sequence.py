@@ -9,12 +9,12 @@ from itertools import islice
 
 import numpy as np
 
+from rosebatch.core.errors import RowError
+from rosebatch.core.pooling_params import PLAIN
+from rosebatch.core.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
+from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.embedding import embedding_of
 from rosebatch.engine.plan import NOT_FINITE, SequenceSpec
-from rosebatch.errors import RowError
-from rosebatch.pooling_params import PLAIN
-from rosebatch.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
-from rosebatch.sampling_params import SamplingParams
 
 # 2^64 over the golden ratio. Its multiples modulo 2^64 are all different (source: Weyl sequences).
 _SEED_STEP = 0x9E3779B97F4A7C15
@@ -102,7 +102,7 @@ class SequenceState:
             max_len=len(prompt) + 1 if pools else min(len(prompt) + sampling.max_tokens, max_model_len),
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             guided=constraint is not None,
-            has_extras=sampling.adjusts or sampling.logprobs is not None,
+            has_features=sampling.adjusts or sampling.logprobs is not None,
             pooling=None if request.pooling is None else request.pooling.pooling or PLAIN.pooling,
         )
         # CPython fills an array without signs in a third of the time.

@@ -12,11 +12,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from rosebatch.engine.kv_cache import KVCache
-from rosebatch.engine.state_pool import StatePool
+from rosebatch.engine.cache.kv_cache import KVCache
+from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.torch_runner.batch import StepBatch
 from rosebatch.model.layers import AttentionSpec, Rotary, StateSpec
-from rosebatch.ops import Ops, pack_chunks
+from rosebatch.ops.ops import Ops, pack_chunks
 from rosebatch_kernels.common.gather import gather_rows, padded_keys
 
 _TILE = 64
@@ -164,8 +164,8 @@ class GatheredAttention:
             shapes.setdefault((query.generated, shape), []).append(query)
         parts = []
         for members in shapes.values():
-            most = max(1, _GROUP_BYTES // (padded_keys(members[0].tile_end) * self.key_bytes))
-            parts += [members[i : i + most] for i in range(0, len(members), most)]
+            limit = max(1, _GROUP_BYTES // (padded_keys(members[0].tile_end) * self.key_bytes))
+            parts += [members[i : i + limit] for i in range(0, len(members), limit)]
         return parts
 
     def _add_group(self, queries: list[_Query], batch: StepBatch, first: int) -> list[int]:

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.engine.logits import SampledRow
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import Chunk, PackedStep, SequenceSpec
+from rosebatch.engine.sampling.logits import SampledRow
 
 
 class BlockTables:

@@ -7,22 +7,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rosebatch.core.request import Logprobs
+from rosebatch.engine.cache.kv_cache import KVCache
+from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.engine import Masks
-from rosebatch.engine.extras import Extras
-from rosebatch.engine.kv_cache import KVCache
-from rosebatch.engine.logits import SampledRow, adjust, constrain
-from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
 from rosebatch.engine.pooled_states import PooledStates, read_pooled, reads_all
-from rosebatch.engine.sampler import sample
+from rosebatch.engine.sampling.features import Features
+from rosebatch.engine.sampling.logits import SampledRow, adjust, constrain
+from rosebatch.engine.sampling.logprobs import logprob_rows, prompt_logprobs, read_all
+from rosebatch.engine.sampling.sampler import sample
 from rosebatch.engine.staging import Staging
-from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.torch_runner.attention import GatheredAttention
 from rosebatch.engine.torch_runner.batch import BlockTables, build_batch
 from rosebatch.model.layers import Model
-from rosebatch.ops import Ops
-from rosebatch.request import Logprobs
+from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common import host_waits
 
 
@@ -110,8 +110,8 @@ def _logprobs(
     logits: Tensor, tokens: Tensor, sampled: list[SampledRow], token_ids: list[list[int]]
 ) -> list[list[Logprobs]]:
     specs = [row.spec for row in sampled]
-    most = Extras.of(specs).logprobs
-    if most is None:
+    limit = Features.of(specs).logprobs
+    if limit is None:
         return []
-    rows = host_waits.to_numpy(logprob_rows(logits, tokens, most))[:, None]
+    rows = host_waits.to_numpy(logprob_rows(logits, tokens, limit))[:, None]
     return read_all(rows, specs, token_ids)

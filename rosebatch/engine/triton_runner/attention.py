@@ -1,6 +1,6 @@
 """Attention by kernels that read K and V in their blocks: one class for packed chunks, one for decode steps.
 
-``rosebatch.device_ops`` has chosen the kernels. ``SharedAttention`` adds what they leave to do before them.
+``rosebatch.ops.attention`` has chosen the kernels. ``SharedAttention`` adds what they leave to do before them.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rosebatch.device_ops import DeviceOps
-from rosebatch.engine.kv_cache import KVCache
-from rosebatch.engine.state_pool import StatePool
+from rosebatch.engine.cache.kv_cache import KVCache
+from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.triton_runner.packing import PackedInputs
 from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.model.layers import AttentionSpec, StateSpec
-from rosebatch.ops import DeltaState, Heads, Ops
+from rosebatch.ops.attention import DeviceOps
+from rosebatch.ops.ops import DeltaState, Heads, Ops
 from rosebatch_kernels.common.shared_keys import SharedKeys
 from rosebatch_kernels.feedback import layout
 from rosebatch_kernels.kv_cache.layout import cache_rows
@@ -148,7 +148,7 @@ def sharing_heads(specs: Sequence[AttentionSpec]) -> Heads | None:
     return next((spec.heads for spec in specs if not spec.window), None)
 
 
-def can_share_tiles(specs: Sequence[AttentionSpec]) -> bool:
+def can_group_tiles(specs: Sequence[AttentionSpec]) -> bool:
     """Whether chunks of several sequences may share a tile: no layer has a window or a gate."""
     return all(not spec.window and spec.gate is None for spec in specs)
 

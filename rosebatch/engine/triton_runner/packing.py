@@ -9,20 +9,20 @@ from torch import Tensor
 
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import PackedStep
-from rosebatch.engine.triton_runner.shared_tiles import SharedTile
+from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile
 from rosebatch.engine.triton_runner.slots import Slots
-from rosebatch.ops import PackedChunks
+from rosebatch.ops.ops import PackedChunks
 
 # Larger steps are not padded: they keep a GPU busy for longer than Python needs to launch them.
-MOST_PADDED_TOKENS = 16384
+MAX_PADDED_TOKENS = 16384
 
 
 def padded_size(num_tokens: int) -> int:
-    """The size that a step of at most ``MOST_PADDED_TOKENS`` is padded to. There are few sizes, so that graphs recur.
+    """The size that a step of at most ``MAX_PADDED_TOKENS`` is padded to. There are few sizes, so that graphs recur.
 
     Padding adds an eighth at most, or 15 tokens.
     """
-    assert num_tokens <= MOST_PADDED_TOKENS, "such steps are not padded"
+    assert num_tokens <= MAX_PADDED_TOKENS, "such steps are not padded"
     unit = max(16, (1 << num_tokens.bit_length()) // 16)
     return -(-num_tokens // unit) * unit
 
@@ -75,7 +75,7 @@ class Layout:
         *,
         states: bool = False,
         long_rope: LongRope | None = None,
-        shared: Sequence[SharedTile] | None = None,
+        shared: Sequence[PrefixTile] | None = None,
     ) -> "Layout":
         """No more room than the plan needs."""
         num_tiles = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in plan.chunks)
@@ -99,11 +99,11 @@ class Layout:
         shares: bool = False,
     ) -> "Layout":
         """Room for ``size`` tokens, whatever sequences they belong to; ``shares`` if chunks share tiles."""
-        most = min(size, num_slots)
-        num_tiles = size // tile_rows + most
+        limit = min(size, num_slots)
+        num_tiles = size // tile_rows + limit
         # A piece begins with a chunk or with a tile.
-        num_pieces = num_tiles + most if shares else 0
-        return cls(size, num_tiles, most, most if states else 0, long_rope, num_pieces)
+        num_pieces = num_tiles + limit if shares else 0
+        return cls(size, num_tiles, limit, limit if states else 0, long_rope, num_pieces)
 
     @property
     def num_cells(self) -> int:
@@ -172,7 +172,7 @@ class _Chunks(NamedTuple):
 
 
 def pack(
-    plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int, shared: Sequence[SharedTile] | None = None
+    plan: PackedStep, slots: Slots, layout: Layout, tile_rows: int, shared: Sequence[PrefixTile] | None = None
 ) -> np.ndarray:
     """The plan's tokens, tiles, last rows and chunks as int32, padded to ``layout``.
 
@@ -224,7 +224,7 @@ def _pack_tiles(chunks: _Chunks, layout: Layout, tile_rows: int) -> np.ndarray:
     return tiles.reshape(-1)
 
 
-def _pack_shared(shared: Sequence[SharedTile], layout: Layout) -> list[np.ndarray]:
+def _pack_shared(shared: Sequence[PrefixTile], layout: Layout) -> list[np.ndarray]:
     """Tiles of several chunks, and their pieces, see ``rosebatch_kernels.paged_attention.prefill_shared``."""
     tiles: list[tuple[int, int, int, int, int]] = []
     pieces: list[tuple[int, int, int, int]] = []

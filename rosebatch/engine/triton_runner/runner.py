@@ -17,44 +17,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.device_ops import DeviceOps
+from rosebatch.config.switches import Switches
+from rosebatch.core.request import Logprobs
+from rosebatch.engine.cache.kv_cache import KVCache
+from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.engine import Masks
-from rosebatch.engine.extras import Extras
-from rosebatch.engine.kv_cache import KVCache
-from rosebatch.engine.logits import SampledRow
-from rosebatch.engine.logprobs import logprob_rows, prompt_logprobs, read_all
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import DecodeWindow, PackedStep, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.pooled_states import PooledStates, read_pooled, reads_all
-from rosebatch.engine.sampler import sample
+from rosebatch.engine.sampling.features import Features
+from rosebatch.engine.sampling.logits import SampledRow
+from rosebatch.engine.sampling.logprobs import logprob_rows, prompt_logprobs, read_all
+from rosebatch.engine.sampling.sampler import sample
 from rosebatch.engine.staging import Staging
-from rosebatch.engine.state_pool import StatePool
 from rosebatch.engine.triton_runner.attention import (
     DecodeAttention,
     PackedAttention,
     SharedAttention,
-    can_share_tiles,
+    can_group_tiles,
     sharing_heads,
 )
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
-from rosebatch.engine.triton_runner.packing import MOST_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
-from rosebatch.engine.triton_runner.rehearsed_sizes import rehearsed_decodes, rehearsed_tokens
-from rosebatch.engine.triton_runner.shared_beginnings import LEAST_ROWS
-from rosebatch.engine.triton_runner.shared_state import SharedState
-from rosebatch.engine.triton_runner.shared_tiles import SharedTile, share_tiles
+from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, Layout, PackedInputs, pack, padded_size
+from rosebatch.engine.triton_runner.prefix_group_state import PrefixGroupState
+from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS
+from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile, group_tiles
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState
+from rosebatch.engine.triton_runner.warm_up_sizes import warm_up_decodes, warm_up_tokens
 from rosebatch.model.layers import Model
-from rosebatch.ops import Ops
-from rosebatch.request import Logprobs
-from rosebatch.toggles import Toggles
+from rosebatch.ops.attention import DeviceOps
+from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common import host_waits
 from rosebatch_kernels.common.tokens import NO_TOKEN
 from rosebatch_kernels.feedback import layout
 
 # Of three plans that are launched before the first one is read: tokens, log-probabilities, those of prompts, and pooled
 # hidden states.
-_MOST_FETCHES = 12
+_MAX_FETCHES = 12
 
 # Wait for what prompts report, by the number of a chunk: log-probabilities, and pooled hidden states.
 _PromptLogprobs = Callable[[], dict[int, list[Logprobs]]]
@@ -84,7 +84,7 @@ class TritonRunner:
         cache: KVCache,
         ops: Ops,
         kernels: DeviceOps,
-        toggles: Toggles,
+        switches: Switches,
         *,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
@@ -102,51 +102,51 @@ class TritonRunner:
         self.kernels = kernels
         self.states = states
         self.pooling = PooledStates()
-        heads = sharing_heads(model.attention) if toggles.shared_prefix_attention else None
+        heads = sharing_heads(model.attention) if switches.shared_prefix_attention else None
         self.slots = Slots(max_num_seqs, width, self.long_rope, keeps_tables=heads is not None)
-        self.beginnings = heads and SharedState(self.slots, cache.block_size, heads, device)
-        self._shares_tiles = heads is not None and states is None and can_share_tiles(model.attention)
+        self.prefix_groups = heads and PrefixGroupState(self.slots, cache.block_size, heads, device)
+        self._shares_tiles = heads is not None and states is None and can_group_tiles(model.attention)
         self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, len(cache.num_blocks))
         self.attention = SharedAttention.of(cache, self.state, ops, kernels, states)
-        self.decodes = StepGraphs(self._decode_step, enabled=toggles.cuda_graph)
-        self.packed = StepGraphs(self._packed_step, enabled=toggles.cuda_graph)
-        cells = self._layout(_Packed(MOST_PADDED_TOKENS, self._shares_tiles)).num_cells
+        self.decodes = StepGraphs(self._decode_step, enabled=switches.cuda_graph)
+        self.packed = StepGraphs(self._packed_step, enabled=switches.cuda_graph)
+        cells = self._layout(_Packed(MAX_PADDED_TOKENS, self._shares_tiles)).num_cells
         self._packed_cells = torch.zeros(cells, dtype=torch.int32, device=device)
         self.up, self.down = Staging(device, cells + max_num_seqs), self._fetches()
         self.end_tokens = torch.tensor(eos_token_ids, dtype=torch.int32, device=device)
         self._first_tokens = torch.empty(1, max_num_seqs, dtype=torch.int32, device=device)
         self._steps = 0
         self._logits = torch.empty(0, device=device)
-        self._apply = self.state.apply if toggles.batched_rollover else self.state.apply_rollovers_one_by_one
+        self._apply = self.state.apply if switches.batched_rollover else self.state.apply_rollovers_one_by_one
         self._sample_rows = kernels.sample_rows
-        self._batched_sampling = toggles.batched_sampling
-        self._trims_last_layer = toggles.trim_last_layer
+        self._batched_sampling = switches.batched_sampling
+        self._trims_last_layer = switches.trim_last_layer
         # Sampling that waits for the host: which tokens a grammar allows depends on the token before.
         self._deferred: Callable[[], None] | None = None
 
     @torch.inference_mode()
-    def rehearse(self, most_tokens: int, *, has_experts: bool = False) -> None:
+    def warm_up(self, max_num_tokens: int, *, has_experts: bool = False) -> None:
         """Launch the kernels of plain steps of several sizes, for nobody. No sequence may have a slot.
 
         The steps have no tokens but padding, at most so many, so nothing of it matters to a plan. Prompts come first:
         their attention takes the compiler long.
         """
-        most, extras = self.slots.num_slots, None if self._sample_rows is None else Extras()
-        sizes = rehearsed_tokens(most_tokens, has_experts=has_experts)
+        limit, features = self.slots.num_slots, None if self._sample_rows is None else Features()
+        sizes = warm_up_tokens(max_num_tokens, has_experts=has_experts)
         self.cache.copy([(group, last - 1, last - 1) for group, last in enumerate(self.cache.num_blocks)], self.up)
         for kind in (_Packed(tokens, shares) for tokens in sizes for shares in {False, self._shares_tiles}):
-            shared: list[SharedTile] | None = [] if kind.shares else None
+            shared: list[PrefixTile] | None = [] if kind.shares else None
             packed = pack(PackedStep(()), self.slots, self._layout(kind), self.kernels.tile_rows, shared)
-            cells, columns = self.up.send(packed, np.arange(min(most, kind.size), dtype=np.int32))
+            cells, columns = self.up.send(packed, np.arange(min(limit, kind.size), dtype=np.int32))
             self._packed_cells[: len(cells)].copy_(cells)
             hidden = self._packed_step(kind)
             for count in {1, len(columns)} if self._sample_rows is not None else ():
                 logits = self.model.logits(hidden[:count])
-                self._next_tokens(logits, Extras(), columns[:count], self._first_tokens, None)
-        kinds = rehearsed_decodes(self.slots.buckets, partial(self.kernels.decode_form, dtype=self.cache.dtype))
-        for (rows, divided), shares in product(kinds, {False, self.beginnings is not None}):
-            if not shares or rows >= LEAST_ROWS:
-                self._decode_step(_Decode(rows, extras, shares, divided))
+                self._next_tokens(logits, Features(), columns[:count], self._first_tokens, None)
+        kinds = warm_up_decodes(self.slots.buckets, partial(self.kernels.decode_form, dtype=self.cache.dtype))
+        for (rows, divided), shares in product(kinds, {False, self.prefix_groups is not None}):
+            if not shares or rows >= MIN_ROWS:
+                self._decode_step(_Decode(rows, features, shares, divided))
         self._reset()
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
@@ -181,19 +181,19 @@ class TritonRunner:
         self.down = self._fetches()
 
     def _fetches(self) -> Staging:
-        return Staging(self.cache.device, self.state.history.numel(), _MOST_FETCHES)
+        return Staging(self.cache.device, self.state.history.numel(), _MAX_FETCHES)
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         clock = _Clock(self.cache.device)
         write = self.slots.update(plan)
-        if self.beginnings and (plan.reset or plan.started or write.moves):
-            self.beginnings.forget()
+        if self.prefix_groups and (plan.reset or plan.started or write.moves):
+            self.prefix_groups.forget()
         self._apply(write, self.up)
         self.cache.wipe(plan.wipes, self.up)
         self.cache.copy(plan.copies, self.up)
         sampled = _Sampled.of(plan, self.slots, masks)
-        self.state.make_room(sampled.extras)
+        self.state.make_room(sampled.features)
         if isinstance(plan, DecodeWindow):
             return self._launch_decodes(plan, sampled, clock)
         return self._launch_packed(plan, sampled, clock)
@@ -201,12 +201,12 @@ class TritonRunner:
     def _launch_decodes(self, plan: DecodeWindow, sampled: "_Sampled", clock: "_Clock") -> Callable[[], StepResult]:
         inside = self._sample_rows is not None and not sampled.guided
         bucket = self.slots.bucket(plan.sampled_ids)
-        shares = self.beginnings is not None and self.beginnings.update(plan.rows, bucket, self.up)
+        shares = self.prefix_groups is not None and self.prefix_groups.update(plan.rows, bucket, self.up)
         own_keys = np.array(sampled.positions)
-        if self.beginnings is not None and shares:
-            own_keys -= self.beginnings.own_begins[sampled.slots]
+        if self.prefix_groups is not None and shares:
+            own_keys -= self.prefix_groups.own_begins[sampled.slots]
         divided = own_keys.max() > self.kernels.undivided_keys(bucket, self.cache.dtype)
-        kind = _Decode(bucket, sampled.extras if inside else None, shares, bool(divided))
+        kind = _Decode(bucket, sampled.features if inside else None, shares, bool(divided))
         ran = self.decodes.run(kind, plan.steps)
         window = len(self.state.history)
         steps = [(self._steps + i) % window for i in range(plan.steps)]
@@ -221,7 +221,7 @@ class TritonRunner:
                 self._sample(ran.out[columns], sampled, columns, self.state.history, self.state.step)
             clock.stop()
             fetched.append(self.down.fetch(self.state.history))
-            if sampled.extras.logprobs is not None:
+            if sampled.features.logprobs is not None:
                 fetched.append(self.down.fetch(self.state.logprobs[:-1]))
 
         def wait() -> StepResult:
@@ -253,7 +253,7 @@ class TritonRunner:
         self._sample(self.model.logits(ran.out[:count]), sampled, columns, self._first_tokens, None)
         clock.stop()
         fetch = self.down.fetch(self._first_tokens[0, :count])
-        asked = sampled.extras.logprobs is not None
+        asked = sampled.features.logprobs is not None
         fetch_logprobs = self.down.fetch(self.state.logprobs[-1, :count]) if asked else None
 
         def wait() -> StepResult:
@@ -268,9 +268,9 @@ class TritonRunner:
         """The last token's final hidden state of each chunk that samples, their slots, and what prompts report."""
         specs = self.slots.specs
         reports = reads_all(plan, specs)
-        padded = self.packed.enabled and plan.num_tokens <= MOST_PADDED_TOKENS and not reports
+        padded = self.packed.enabled and plan.num_tokens <= MAX_PADDED_TOKENS and not reports
         tile_rows = self.kernels.tile_rows
-        shared = share_tiles(plan, self.slots, self.cache.block_size, tile_rows) if self._shares_tiles else None
+        shared = group_tiles(plan, self.slots, self.cache.block_size, tile_rows) if self._shares_tiles else None
         if padded:
             kind = _Packed(padded_size(plan.num_tokens), shared is not None)
             layout = self._layout(kind)
@@ -326,12 +326,12 @@ class TritonRunner:
     def _decode_step(self, kind: "_Decode") -> Tensor:
         """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""
         fields, size = self.state.fields, kind.size
-        keys = self.beginnings.keys(size) if self.beginnings and kind.shares else None
+        keys = self.prefix_groups.keys(size) if self.prefix_groups and kind.shares else None
         attention = DecodeAttention(self.attention, size, keys, divided=kind.divided)
         hidden = self.model.forward(fields[layout.TOKEN, :size], fields[layout.POSITION, :size], attention)
         logits = self.model.logits(hidden)
-        if kind.extras is not None:
-            return self._next_tokens(logits, kind.extras, None, self.state.history, self.state.step)
+        if kind.features is not None:
+            return self._next_tokens(logits, kind.features, None, self.state.history, self.state.step)
         if not len(self._logits):
             self._logits = torch.empty(self.slots.num_slots, logits.shape[1], dtype=logits.dtype, device=logits.device)
         # A graph keeps what it returns, and logits of every size would be a lot to keep.
@@ -353,12 +353,12 @@ class TritonRunner:
             words = sampled.masks()
             flat, rows = self.up.send(words.reshape(-1), np.array(sampled.guided, np.int32))
             masks = flat.view(words.shape), rows
-        self._next_tokens(logits, sampled.extras, columns, history, step, masks, sampled)
+        self._next_tokens(logits, sampled.features, columns, history, step, masks, sampled)
 
     def _next_tokens(
         self,
         logits: Tensor,
-        extras: Extras,
+        features: Features,
         columns: Tensor | None,
         history: Tensor,
         step: Tensor | None,
@@ -368,8 +368,8 @@ class TritonRunner:
         """Logits ``[S, V]`` to tokens ``[S]``, which are fed back; columns None are the first S."""
         state, places = self.state, slice(len(logits)) if columns is None else columns
         changed = logits
-        if extras.adjusts:
-            bias = state.bias if extras.biased else None
+        if features.adjusts:
+            bias = state.bias if features.biased else None
             changed = self.kernels.adjust(logits, state.marks, bias, columns, **state.penalties(places))
         if masks is not None:
             changed = changed.clone() if changed is logits else changed
@@ -378,9 +378,9 @@ class TritonRunner:
             tokens = self._sample_in_groups(changed, sampled)
         else:
             tokens = self._sample_rows(changed, **state.sampling(places))
-        if extras.logprobs is not None:
-            state.keep_logprobs(logprob_rows(logits, tokens, extras.logprobs), places, step)
-        if extras.adjusts:
+        if features.logprobs is not None:
+            state.keep_logprobs(logprob_rows(logits, tokens, features.logprobs), places, step)
+        if features.adjusts:
             self.kernels.count_(state.marks, tokens, columns)
         self.kernels.advance(tokens, state.fields, columns, history, step, self.end_tokens)
         return tokens
@@ -402,7 +402,7 @@ class _Decode(NamedTuple):
     """
 
     size: int
-    extras: Extras | None
+    features: Features | None
     shares: bool
     divided: bool
 
@@ -430,7 +430,7 @@ class _Sampled:
     specs: list[SequenceSpec]
     slots: np.ndarray
     positions: list[int]
-    extras: Extras
+    features: Features
     guided: list[int]
     masks: Masks
 
@@ -445,7 +445,7 @@ class _Sampled:
             specs,
             np.array([slots.slot_of[sequence_id] for sequence_id, _ in ends], np.int32),
             [end for _, end in ends],
-            Extras.of(specs),
+            Features.of(specs),
             [number for number, spec in enumerate(specs) if spec.guided],
             masks,
         )

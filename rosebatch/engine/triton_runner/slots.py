@@ -14,10 +14,10 @@ from rosebatch_kernels.feedback import layout
 _REALS, _INTEGERS = struct.Struct("<3f"), struct.Struct("<3i")
 
 
-def batch_buckets(most: int) -> tuple[int, ...]:
+def batch_buckets(limit: int) -> tuple[int, ...]:
     """Batch sizes that decode steps are padded to. Many, because padding costs time and a graph only memory."""
-    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, *range(128, 256, 32), *range(256, most, 64)]
-    return (*(size for size in sizes if size < most), most)
+    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, *range(128, 256, 32), *range(256, limit, 64)]
+    return (*(size for size in sizes if size < limit), limit)
 
 
 @dataclass(slots=True)
@@ -139,13 +139,13 @@ class Slots:
     def _tell_fields(self, chunk: Chunk, write: StateWrite) -> None:
         slot, spec = self.slot_of[chunk.id], self.specs[chunk.id]
         sampling, seed = spec.sampling, spec.sampling.seed or 0
-        most_tokens = spec.max_len if self.long_rope is None else self.long_rope.most_tokens(spec)
+        max_num_tokens = spec.max_len if self.long_rope is None else self.long_rope.max_num_tokens(spec)
         real = _bits(sampling.temperature, sampling.top_p, sampling.min_p)
         penalties = _bits(sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
         values = {
             layout.POSITION: chunk.end - 1,
             layout.NEXT: chunk.end,
-            layout.LIMIT: most_tokens - 1,
+            layout.LIMIT: max_num_tokens - 1,
             layout.STOPS: int(not sampling.ignore_eos),
             layout.TEMPERATURE: real[0],
             layout.TOP_K: min(sampling.top_k, 2**31 - 1),

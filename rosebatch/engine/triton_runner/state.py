@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.engine.extras import Extras
-from rosebatch.engine.logits import SampledRow
-from rosebatch.engine.logprobs import ROW
-from rosebatch.engine.marks import bias_cells, mark_cells
+from rosebatch.engine.sampling.features import Features
+from rosebatch.engine.sampling.logits import SampledRow
+from rosebatch.engine.sampling.logprobs import ROW
+from rosebatch.engine.sampling.token_counts import bias_cells, mark_cells
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import StateWrite
 from rosebatch_kernels.feedback import layout
@@ -30,8 +30,8 @@ class DeviceState:
         block_tables: ``[groups, num_slots, width]`` int32.
         marks, bias: ``[num_slots, V]`` int32 and fp32, see ``rosebatch_kernels.logits``; empty until a sequence needs
             them.
-        logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.logprobs``: of decode steps as in
-            ``history``, of a packed step in the last place; empty until needed.
+        logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.sampling.logprobs``: of decode steps as
+            in ``history``, of a packed step in the last place; empty until needed.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class DeviceState:
         self.bias = torch.empty(0, dtype=torch.float32, device=device)
         self.logprobs = torch.empty(0, dtype=torch.int32, device=device)
 
-    def make_room(self, extras: Extras) -> None:
+    def make_room(self, features: Features) -> None:
         """Allocate what these extras read and write; most runs need none of it."""
         slots, device = self.fields.shape[1], self.fields.device
-        if extras.adjusts and not len(self.marks):
+        if features.adjusts and not len(self.marks):
             self.marks = torch.zeros(slots, self.vocab_size, dtype=torch.int32, device=device)
-        if extras.biased and not len(self.bias):
+        if features.biased and not len(self.bias):
             self.bias = torch.zeros(slots, self.vocab_size, dtype=torch.float32, device=device)
-        if extras.logprobs is not None and not len(self.logprobs):
+        if features.logprobs is not None and not len(self.logprobs):
             window = len(self.history)
             self.logprobs = torch.zeros(window + 1, slots, ROW, dtype=torch.int32, device=device)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.io.openai.answers import additions, usage
 from rosebatch.io.openai.endpoint import Asked, Endpoint
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields

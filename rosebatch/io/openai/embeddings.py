@@ -5,13 +5,13 @@ from typing import Any
 
 import msgspec
 
-from rosebatch.config import EncodingFormat
+from rosebatch.config.run import EncodingFormat
+from rosebatch.core.sampling_params import GREEDY
 from rosebatch.io.embeddings import encoded, pooling_params
 from rosebatch.io.openai.completions import prompts_of
 from rosebatch.io.openai.endpoint import Asked, Endpoint
 from rosebatch.io.openai.fields import checked, ignored_fields
 from rosebatch.io.results import Answer
-from rosebatch.sampling_params import GREEDY
 
 _FORMAT = "encoding_format"
 

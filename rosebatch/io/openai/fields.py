@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
+from rosebatch.core.sampling_params import MAX_TOKENS
 from rosebatch.io.fields import (
     RequestFields,
     StructuredOutputs,
@@ -23,12 +24,11 @@ from rosebatch.io.fields import (
     tools_of,
     with_defaults,
 )
-from rosebatch.sampling_params import MOST_TOKENS
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 # The API's defaults: sampled, and as long as the model allows.
-_DEFAULTS = {"temperature": 1.0, "max_tokens": MOST_TOKENS}
+_DEFAULTS = {"temperature": 1.0, "max_tokens": MAX_TOKENS}
 _NO_MEDIA, _NO_SERVER = "no request has images or sound", "it is about a server and its accounts"
 # Fields that change nothing in a local run, and why.
 IGNORED = {

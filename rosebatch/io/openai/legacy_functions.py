@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 
 _FIELDS = frozenset({"functions", "function_call"})
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.io.fields import to_struct
 from rosebatch.io.openai.chat import CHAT
 from rosebatch.io.openai.completions import COMPLETIONS

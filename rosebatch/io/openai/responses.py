@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.io.fields import plain_message
 from rosebatch.io.openai.endpoint import Asked, Endpoint
 from rosebatch.io.openai.fields import GenerationBody, checked, generation_fields, ignored_fields

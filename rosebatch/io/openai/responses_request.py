@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
 from rosebatch.io.fields import to_struct
 
 # Fields that change nothing in a local run, and why. Those of chats are ignored too.

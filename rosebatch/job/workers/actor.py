@@ -9,11 +9,11 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
+from rosebatch.core.version import __version__
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.child import Link, serve_parent
-from rosebatch.version import __version__
 
-# Longest wait of one call of ``hear``.
+# Longest wait of one call of ``receive``.
 _POLL_SECONDS = 5.0
 
 
@@ -40,12 +40,12 @@ class WorkerActor:
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         return platform.node(), [gpu for gpu in gpus.split(",") if gpu], __version__
 
-    def tell(self, pickled: bytes) -> None:
+    def send(self, pickled: bytes) -> None:
         """Take messages of the parent."""
         for message in pickle.loads(pickled):
-            self._link.receive(message)
+            self._link.deliver(message)
 
-    def hear(self) -> bytes:
+    def receive(self) -> bytes:
         """The messages for the parent since the last call, in order: as soon as there is one, perhaps none.
 
         Raises:
@@ -57,7 +57,7 @@ class WorkerActor:
                 if place == 0:
                     raise RuntimeError(f"{type(error).__name__}: {error}")
                 # Those before it first; nothing behind it matters.
-                self._link.tell(error)
+                self._link.send(error)
                 messages = messages[:place]
                 break
         return pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
@@ -66,9 +66,9 @@ class WorkerActor:
         try:
             serve_parent(self._link)
             # Of itself, an actor stays alive.
-            self._link.tell(EOFError("the work has ended"))
+            self._link.send(EOFError("the work has ended"))
         except Exception as error:
-            self._link.tell(error)
+            self._link.send(error)
 
 
 class _ActorLink(Link):
@@ -78,7 +78,7 @@ class _ActorLink(Link):
         super().__init__()
         self._outbox: SimpleQueue[Any] = SimpleQueue()
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """See ``Link``. An error of the model's files names the node, which may lack them."""
         if isinstance(message, m.Failed) and not message.is_usage:
             message = m.Failed(f"{platform.node()}: {message.message}", is_usage=False)

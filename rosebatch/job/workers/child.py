@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rosebatch.errors import FlagError, LostProcessError, UserError
+from rosebatch.core.errors import FlagError, LostProcessError, UserError
 from rosebatch.host.garbage import search_seldom
 from rosebatch.host.parent_link import ParentLink
 from rosebatch.io.output import Encode
@@ -21,7 +21,7 @@ from rosebatch.job.workers.serving import Parse
 from rosebatch.report.tally import Tally
 
 if TYPE_CHECKING:
-    from rosebatch.launch import LaunchPlan
+    from rosebatch.launch.launch import LaunchPlan
 
 # Between two signs of life.
 _BEAT_SECONDS = 1.0
@@ -30,9 +30,7 @@ _PAUSE_SECONDS = 0.005
 # Messages with results that wait for time, not for rows, from all workers together. Each takes the parent as long as
 # some ten rows.
 _MESSAGES_PER_SECOND = 1000
-_LEAST_RESULTS_SECONDS = 0.1
-# For tests: the row with this number ends the process.
-_DEADLY = "ROSEBATCH_TEST_DEADLY_ROW"
+_MIN_RESULTS_SECONDS = 0.1
 
 
 def main() -> NoReturn:
@@ -50,7 +48,7 @@ class _DroppedError(Exception):
 
 
 class Link(ABC):
-    """The connection to the parent, however it is made. ``receive`` puts messages in; another thread may call it."""
+    """The connection to the parent, however it is made. ``deliver`` puts messages in; another thread may call it."""
 
     def __init__(self) -> None:
         self._inbox: SimpleQueue[Any] = SimpleQueue()
@@ -60,17 +58,17 @@ class Link(ABC):
         self._at_end = True
 
     @abstractmethod
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """Send a message."""
 
-    def receive(self, message: Any) -> None:
+    def deliver(self, message: Any) -> None:
         """Take in a message of the parent."""
         if isinstance(message, m.End) and message.drop:
             # Before it can be heard, which unsets this.
             self._dropped.set()
         self._inbox.put(message)
 
-    def hear(self, timeout: float | None = None) -> Any:
+    def receive(self, timeout: float | None = None) -> Any:
         """The next message; None if none comes in time."""
         try:
             message = self._inbox.get(timeout=timeout)
@@ -82,7 +80,7 @@ class Link(ABC):
     def skip_to_end(self) -> None:
         """Leave the messages of a task that was dropped."""
         while not self._at_end:
-            self.hear()
+            self.receive()
         self._dropped.clear()
 
     def check(self) -> None:
@@ -96,7 +94,7 @@ class Link(ABC):
         now = time.monotonic()
         if now - self._beaten >= _BEAT_SECONDS:
             self._beaten = now
-            self.tell(m.Beat())
+            self.send(m.Beat())
 
 
 class _PipeLink(Link):
@@ -104,11 +102,11 @@ class _PipeLink(Link):
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._parent = ParentLink(descriptor, self.receive)
+        self._parent = ParentLink(descriptor, self.deliver)
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """See ``Link``."""
-        self._parent.tell(message)
+        self._parent.send(message)
 
 
 def serve_parent(link: Link) -> None:
@@ -116,36 +114,36 @@ def serve_parent(link: Link) -> None:
     try:
         _work(link)
     except LostProcessError as error:
-        link.tell(m.Lost(str(error)))
+        link.send(m.Lost(str(error)))
     except FlagError as error:
-        link.tell(m.Failed(str(error), is_usage=True))
+        link.send(m.Failed(str(error), is_usage=True))
     except UserError as error:
-        link.tell(m.Failed(str(error), is_usage=False))
+        link.send(m.Failed(str(error), is_usage=False))
 
 
 def _work(link: Link) -> None:
-    setup: m.Setup = link.hear()
+    setup: m.Setup = link.receive()
     # PyTorch reads the environment when it is imported, and the parent goes on meanwhile.
-    from rosebatch.job.local import facts_of
+    from rosebatch.job.local import model_info_of
     from rosebatch.job.workers.first_compile import compile_kernels
-    from rosebatch.launch import load, plan_launch
+    from rosebatch.launch.launch import load, plan_launch
     from rosebatch.report.build import peak_memory
     from rosebatch.report.provenance import gpu_name
 
     plan = plan_launch(setup.config, quiet=setup.quiet)
-    link.tell(m.Planned(facts_of(plan), plan.tokenizer_folder))
-    while not isinstance(question := link.hear(), m.Load):
+    link.send(m.Planned(model_info_of(plan), plan.tokenizer_folder))
+    while not isinstance(question := link.receive(), m.Load):
         _reply(link, question, plan)
     launched = load(plan)
     engine = launched.engine
     if plan.device.type == "cuda" and not launched.is_compiled:
         compile_kernels(engine)
-    link.tell(m.Ready(engine.max_num_seqs, launched.description, launched.load_seconds))
+    link.send(m.Ready(engine.max_num_seqs, launched.description, launched.load_seconds))
     workers = setup.config.data_parallel_size
     assert isinstance(workers, int), "the parent has counted the workers"
     patience = results_seconds(workers)
     while True:
-        begin = link.hear()
+        begin = link.receive()
         if not isinstance(begin, m.Begin):
             _reply(link, begin, plan)
             continue
@@ -158,12 +156,12 @@ def _work(link: Link) -> None:
         if stats.first_token_time is not None:
             # The parent may have another clock.
             stats.first_token_time -= begun
-        link.tell(m.Done(stats, peak_memory(), gpu_name()))
+        link.send(m.Done(stats, peak_memory(), gpu_name()))
 
 
 def results_seconds(workers: int) -> float:
     """How long results wait in a worker for others: so long that so many workers send few messages in all."""
-    return max(_LEAST_RESULTS_SECONDS, workers / _MESSAGES_PER_SECOND)
+    return max(_MIN_RESULTS_SECONDS, workers / _MESSAGES_PER_SECOND)
 
 
 def _reply(link: Link, question: m.CountBad | m.Fingerprint, plan: "LaunchPlan") -> None:
@@ -187,19 +185,18 @@ def _reply(link: Link, question: m.CountBad | m.Fingerprint, plan: "LaunchPlan")
 
 def _answer(link: Link, find: Callable[[], str]) -> None:
     try:
-        link.tell(m.Answer(find()))
+        link.send(m.Answer(find()))
     except UserError as error:
-        link.tell(m.Answer(str(error), is_error=True))
+        link.send(m.Answer(str(error), is_error=True))
 
 
 def _rows(link: Link, parser: Parse, output: "_Pipe", busy: Callable[[], bool]) -> Iterator[Row | None]:
     """The rows that have come; None while there is none."""
-    deadly = os.environ.get(_DEADLY)
     while True:
         is_busy = busy()
         if not is_busy:
             output.send()
-        message = link.hear(timeout=0 if is_busy else _PAUSE_SECONDS)
+        message = link.receive(timeout=0 if is_busy else _PAUSE_SECONDS)
         if message is None:
             yield None
         elif isinstance(message, m.End):
@@ -208,8 +205,6 @@ def _rows(link: Link, parser: Parse, output: "_Pipe", busy: Callable[[], bool]) 
             return
         else:
             for record in message.records:
-                if deadly is not None and record.number == int(deadly):
-                    os.kill(os.getpid(), signal.SIGKILL)
                 yield parser.parse(record)
 
 
@@ -217,18 +212,18 @@ class _Pipe:
     """An output that sends results to the parent; see ``rosebatch.io.output.Output``.
 
     A message costs the parent as much as many rows, so results wait for others: for a moment, or until they are
-    ``most``.
+    ``limit``.
     """
 
     created = 0
     kept = ""
     full = False
 
-    def __init__(self, link: Link, encode: Encode, tally: Tally, most: int, patience: float) -> None:
+    def __init__(self, link: Link, encode: Encode, tally: Tally, limit: int, patience: float) -> None:
         self.encode = encode
         self._link = link
         self._tally = tally
-        self._most = most
+        self._limit = limit
         self._patience = patience
         self._sent = 0.0
         self._numbers: list[int] = []
@@ -254,14 +249,14 @@ class _Pipe:
 
     def flush(self) -> None:
         """Send the results so far, if it is time. Called after every step."""
-        if len(self._numbers) >= self._most or time.monotonic() - self._sent >= self._patience:
+        if len(self._numbers) >= self._limit or time.monotonic() - self._sent >= self._patience:
             self.send()
 
     def send(self) -> None:
         """Send the results so far."""
         if not self._numbers:
             return
-        self._link.tell(m.Results(self._numbers, self._lines, frozenset(self._failed), self._tally.take()))
+        self._link.send(m.Results(self._numbers, self._lines, frozenset(self._failed), self._tally.take()))
         self._sent = time.monotonic()
         self._numbers, self._lines, self._failed = [], [], set()
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from rosebatch.io.parse import Record
 
 # Of a chunk. Neighbours often begin alike, so one worker should have them.
-MOST_ROWS = 64
+MAX_ROWS = 64
 
 _columns = attrgetter(*Record.__struct_fields__)
 
@@ -89,7 +89,7 @@ def unpack(packed: bytes) -> list[Record]:
     return list(map(Record, *pickle.loads(packed)))
 
 
-def in_chunks(records: Sequence[Record], most: int = MOST_ROWS) -> Iterator[Chunk]:
+def in_chunks(records: Sequence[Record], limit: int = MAX_ROWS) -> Iterator[Chunk]:
     """Neighbours in chunks of at most so many."""
-    for start in range(0, len(records), most):
-        yield Chunk.of(records[start : start + most])
+    for start in range(0, len(records), limit):
+        yield Chunk.of(records[start : start + limit])

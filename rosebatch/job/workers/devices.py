@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from typing import Literal
 
-from rosebatch.config import Device
-from rosebatch.errors import FlagError
+from rosebatch.config.run import Device
+from rosebatch.core.errors import FlagError
 from rosebatch.host.gpus import VISIBLE, visible_gpus
 
 # Read when the libraries of a process are imported.

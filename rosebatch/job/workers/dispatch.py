@@ -17,23 +17,23 @@ from dataclasses import dataclass, field
 
 from rosebatch.io.parse import Record
 from rosebatch.job.lengths import ROWS_AHEAD
-from rosebatch.job.workers.chunk import MOST_ROWS, Chunk, in_chunks
+from rosebatch.job.workers.chunk import MAX_ROWS, Chunk, in_chunks
 
 # Groups into which rows are divided that killed a worker alone.
 _GROUPS = 8
 # Workers that die with one row alone before that row has failed.
 _DEATHS = 3
 # Of rows that are read and not handed out yet.
-_MOST_BYTES_READ = 64 << 20
+_MAX_BYTES_READ = 64 << 20
 # Rows that are dealt by length. To look at one takes the parent some 8 µs.
-_MOST_DEALT = 1 << 15
+_MAX_DEALT = 1 << 15
 
 
 @dataclass(slots=True)
 class _Worker:
     """The rows that a worker has: for each number, the chunk that it came in."""
 
-    seats: int
+    slots: int
     rows: dict[int, Chunk] = field(default_factory=dict)
     size: int = 0
     alone: bool = False
@@ -44,13 +44,13 @@ class Dispatcher:
 
     Args:
         workers: that join sooner or later.
-        most_bytes: of the rows that one worker has. A larger row goes out by itself.
+        max_bytes: of the rows that one worker has. A larger row goes out by itself.
         length_of: grows with the time that a row may take. It is asked for the last rows only.
     """
 
-    def __init__(self, workers: int, most_bytes: int, length_of: Callable[[Record], int] = lambda record: 0) -> None:
+    def __init__(self, workers: int, max_bytes: int, length_of: Callable[[Record], int] = lambda record: 0) -> None:
         self._expected = workers
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._length_of = length_of
         self._workers: dict[int, _Worker] = {}
         # Rows that are read and not handed out: chunks, or in the end hands of rows.
@@ -61,16 +61,16 @@ class Dispatcher:
         self._deaths: Counter[int] = Counter()
         self._ended = self._dealt = False
         # Of all workers so far, the most; and sums, so that no call takes longer with more workers.
-        self._most_seats = 0
+        self._max_slots = 0
         self._num_fresh = 0
         self._fresh_bytes = 0
         self._num_suspects = 0
         self._num_busy = 0
 
-    def join(self, worker: int, seats: int) -> None:
-        """A worker is ready for rows; it computes ``seats`` of them at a time."""
-        self._workers[worker] = _Worker(seats)
-        self._most_seats = max(self._most_seats, seats)
+    def join(self, worker: int, slots: int) -> None:
+        """A worker is ready for rows; it computes ``slots`` of them at a time."""
+        self._workers[worker] = _Worker(slots)
+        self._max_slots = max(self._max_slots, slots)
 
     def lose(self) -> None:
         """One worker will not join again."""
@@ -101,9 +101,9 @@ class Dispatcher:
     @property
     def wants(self) -> bool:
         """Whether more rows should be read: as many as it takes to divide the last ones well."""
-        seats = self._most_seats * self._expected
-        most = max(2 * seats, min(ROWS_AHEAD * seats, _MOST_DEALT), MOST_ROWS)
-        return not self._ended and self._num_fresh < most and self._fresh_bytes < _MOST_BYTES_READ
+        slots = self._max_slots * self._expected
+        limit = max(2 * slots, min(ROWS_AHEAD * slots, _MAX_DEALT), MAX_ROWS)
+        return not self._ended and self._num_fresh < limit and self._fresh_bytes < _MAX_BYTES_READ
 
     @property
     def finished(self) -> bool:
@@ -141,18 +141,18 @@ class Dispatcher:
         return chunks
 
     def _next_fresh(self, own: _Worker) -> list[Chunk]:
-        if self._ended and not self._dealt and self._num_fresh <= _MOST_DEALT:
+        if self._ended and not self._dealt and self._num_fresh <= _MAX_DEALT:
             self._deal()
-        credit = 2 * own.seats
+        credit = 2 * own.slots
         if self._ended:
             credit = min(credit, -(-self._left // self._expected))
         room = credit - len(own.rows)
         # Half of the seats' rows still wait there when a chunk is sent, so no seat is empty until it arrives.
-        least = min(MOST_ROWS, max(1, own.seats // 2), credit)
-        if room < least and room < self._num_fresh and own.rows:
+        minimum = min(MAX_ROWS, max(1, own.slots // 2), credit)
+        if room < minimum and room < self._num_fresh and own.rows:
             # Else neighbours would go to different workers, one by one.
             return []
-        space = self._most_bytes - own.size
+        space = self._max_bytes - own.size
         return self._from_hands(own, room, space) if self._hands else self._from_chunks(own, room, space)
 
     def _from_hands(self, own: _Worker, room: int, space: int) -> list[Chunk]:
@@ -209,7 +209,7 @@ class Dispatcher:
             if self._deaths[rows[0].number] == _DEATHS:
                 return rows
         # At first as many as run at a time: smaller groups would leave seats empty, and most deaths have other causes.
-        size = max(1, -(-len(rows) // _GROUPS) if own.alone else own.seats)
+        size = max(1, -(-len(rows) // _GROUPS) if own.alone else own.slots)
         self._suspects.extend(in_chunks(rows, size))
         self._num_suspects += len(rows)
         return []

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from rosebatch.host.first_alone import first_alone
-from rosebatch.pooling_params import PoolingParams
-from rosebatch.request import Request
-from rosebatch.sampling_params import SamplingParams
+from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.request import Request
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.host.run_once import run_once
 
 if TYPE_CHECKING:
     from rosebatch.engine.engine import Engine
@@ -20,9 +20,9 @@ def compile_kernels(engine: "Engine") -> None:
 
     Of several processes that call this at once, one goes first.
     """
-    from rosebatch.engine.triton_runner.first_kernels import triton_cache
+    from rosebatch.engine.triton_runner.warm_up import triton_cache
 
-    with first_alone(triton_cache() / "rosebatch.lock"):
+    with run_once(triton_cache() / "rosebatch.lock"):
         run_briefly(engine)
 
 
@@ -36,8 +36,8 @@ def run_briefly(engine: "Engine") -> None:
         for _ in engine.run([Request(0, (0,) * length, pooling=PoolingParams(pooling="last"))]):
             pass
         return
-    most = min(_OUTPUT_TOKENS, engine.max_model_len - length)
-    params = [SamplingParams(max_tokens=most, ignore_eos=True)]
-    params.append(SamplingParams(max_tokens=most, ignore_eos=True, temperature=1.0, seed=0))
+    limit = min(_OUTPUT_TOKENS, engine.max_model_len - length)
+    params = [SamplingParams(max_tokens=limit, ignore_eos=True)]
+    params.append(SamplingParams(max_tokens=limit, ignore_eos=True, temperature=1.0, seed=0))
     for _ in engine.run([Request(number, (0,) * length, each) for number, each in enumerate(params)]):
         pass

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 class Worker(Protocol):
     """A worker that was started. It ends with its parent, however that ends."""
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """Send a message, without waiting."""
         ...
 
@@ -29,7 +29,7 @@ class Hosts(Protocol):
 
     names: Sequence[str]
 
-    def start(self, number: int, hear: Callable[[Any], None], *, loud: bool) -> Worker:
+    def start(self, number: int, receive: Callable[[Any], None], *, loud: bool) -> Worker:
         """Start a worker.
 
         Args:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rosebatch.config import RunConfig
+from rosebatch.config.run import RunConfig
 from rosebatch.host.child_process import ChildProcess
 from rosebatch.job.workers.devices import environments
 from rosebatch.job.workers.hosts import Worker
@@ -20,9 +20,9 @@ class Machine:
         self._places = environments(config.data_parallel_size, config.device, config.tensor_parallel_size)
         self.names: Sequence[str] = [name for name, _ in self._places]
 
-    def start(self, number: int, hear: Callable[[Any], None], *, loud: bool) -> Worker:
+    def start(self, number: int, receive: Callable[[Any], None], *, loud: bool) -> Worker:
         """See ``Hosts``."""
-        return ChildProcess("rosebatch.job.workers.child", self._places[number][1], hear, loud=loud)
+        return ChildProcess("rosebatch.job.workers.child", self._places[number][1], receive, loud=loud)
 
     def close(self, workers: Iterable[Worker]) -> None:
         """See ``Hosts``."""

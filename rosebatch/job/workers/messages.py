@@ -6,15 +6,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rosebatch.config import InputFormat, RunConfig
-from rosebatch.engine.stats import EngineStats
+from rosebatch.config.run import InputFormat, RunConfig
+from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.io.columns import Columns
 from rosebatch.io.output import Encode
 from rosebatch.io.parse import Record
-from rosebatch.job.facts import ModelFacts
+from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.workers.chunk import unpack
 from rosebatch.job.workers.serving import Parse, Serve
-from rosebatch.pooling_params import PoolingParams
 from rosebatch.report.tally import Tally
 
 
@@ -93,7 +93,7 @@ class End:
 class Planned:
     """From a worker: what the job has to know of the model."""
 
-    facts: ModelFacts
+    facts: ModelInfo
     tokenizer_folder: Path | None = None
 
 
@@ -107,7 +107,7 @@ class Ready:
         load_seconds: without the imports before it.
     """
 
-    seats: int
+    slots: int
     description: Mapping[str, Any]
     load_seconds: float
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from rosebatch.byte_sizes import in_bytes
-from rosebatch.config import RunConfig
-from rosebatch.errors import FlagError, LostProcessError, UserError
-from rosebatch.job.facts import ModelFacts
+from rosebatch.config.byte_sizes import in_bytes
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import FlagError, LostProcessError, UserError
+from rosebatch.job.model_info import ModelInfo
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.hosts import Hosts
 from rosebatch.job.workers.hosts import Worker as Process
@@ -21,13 +21,13 @@ from rosebatch.job.workers.hosts import Worker as Process
 # How often the parent looks for signals and for silent workers while no message comes.
 _PATIENCE_SECONDS = 0.1
 # A worker whose processes die so often, with no row answered in between, is given up.
-_MOST_DEATHS = 8
+_MAX_DEATHS = 8
 # Processes that die while they load the model, one after the other, before the job is given up.
-_MOST_FALSE_STARTS = 3
+_MAX_FALSE_STARTS = 3
 # Messages that are worked on before rows are handed out again.
-_MOST_MESSAGES = 64
+_MAX_MESSAGES = 64
 # A run's limit divided among its workers may be less than one run may have.
-_LEAST_INFLIGHT = 2**20
+_MIN_INFLIGHT = 2**20
 
 
 # Number of the worker, number of its process, message. What comes from None is called.
@@ -129,7 +129,7 @@ class Pool:
         inflight: bytes of rows that each worker may have.
     """
 
-    facts: ModelFacts
+    facts: ModelInfo
     tokenizer_folder: Path | None
 
     def __init__(self, config: RunConfig, *, quiet: bool) -> None:
@@ -137,7 +137,7 @@ class Pool:
         self.workers = [Worker(name) for name in self._hosts.names]
         # Memory is the machine's, and each has a share of it.
         self.inflight = in_bytes(config.max_inflight_bytes) // len(self.workers)
-        own = max(self.inflight, _LEAST_INFLIGHT)
+        own = max(self.inflight, _MIN_INFLIGHT)
         self._config = replace(config, data_parallel_size=len(self.workers), ray=None, max_inflight_bytes=own)
         self._quiet = quiet
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
@@ -171,7 +171,7 @@ class Pool:
             self._may_load = True
             for number, worker in enumerate(self.workers):
                 if worker.planned:
-                    self.tell(number, m.Load())
+                    self.send(number, m.Load())
         self.wait(lambda: any(worker.ready for worker in self.workers))
 
     def load_all(self) -> None:
@@ -229,17 +229,17 @@ class Pool:
         self._task_is_open = False
         for number, worker in enumerate(self.workers):
             if worker.begun:
-                self.tell(number, m.End(drop))
+                self.send(number, m.End(drop))
 
     def forget(self) -> None:
         """The task hears no more."""
         self._task = None
 
-    def tell(self, number: int, message: Any) -> None:
+    def send(self, number: int, message: Any) -> None:
         """Send a message to a worker."""
         process = self.workers[number].process
         assert process is not None, "only a worker with a process is told something"
-        process.tell(message)
+        process.send(message)
 
     def call(self, function: Callable[[], None]) -> None:
         """Call a function in the next turn. For other threads."""
@@ -269,7 +269,7 @@ class Pool:
                 if number is None:
                     message()
                 elif life == self.workers[number].life:
-                    self._hear(number, message)
+                    self._receive(number, message)
         finally:
             if self._task is not None:
                 self._task.flush()
@@ -278,10 +278,10 @@ class Pool:
         """Those that have come. Together they cost less: results are written once, and rows handed out once."""
         with suppress(Empty):
             self._taken.append(self._inbox.get(timeout=0 if self._taken else _PATIENCE_SECONDS))
-            while len(self._taken) < _MOST_MESSAGES:
+            while len(self._taken) < _MAX_MESSAGES:
                 self._taken.append(self._inbox.get_nowait())
 
-    def _hear(self, number: int, message: Any) -> None:
+    def _receive(self, number: int, message: Any) -> None:
         worker = self.workers[number]
         worker.heard = time.perf_counter()
         if message is None:
@@ -317,7 +317,7 @@ class Pool:
         worker.process = self._hosts.start(
             number, lambda message: self._inbox.put((number, life, message)), loud=number == 0 and life == 1
         )
-        worker.process.tell(m.Setup(self._config, quiet=self._quiet or number > 0))
+        worker.process.send(m.Setup(self._config, quiet=self._quiet or number > 0))
 
     def _put_question(self, number: int) -> None:
         """Ask a worker, unless another one is about to answer."""
@@ -325,7 +325,7 @@ class Pool:
             return
         worker = self.workers[number]
         self._asked = number, worker.life
-        self.tell(number, self._question)
+        self.send(number, self._question)
 
     def _plan(self, number: int, message: m.Planned) -> None:
         self.workers[number].planned, self.facts = True, message.facts
@@ -335,14 +335,14 @@ class Pool:
         self.tokenizer_folder = message.tokenizer_folder
         self._put_question(number)
         if self._may_load:
-            self.tell(number, m.Load())
+            self.send(number, m.Load())
 
     def _join(self, number: int) -> None:
         assert self._task is not None, "there is something to join"
         worker = self.workers[number]
         worker.begun = True
         worker.joined = worker.heard = time.perf_counter()
-        self.tell(number, self._task.message)
+        self.send(number, self._task.message)
         self._task.join(number)
 
     def _end_silent(self) -> None:
@@ -364,13 +364,13 @@ class Pool:
         worker.ready, worker.planned, worker.begun = None, False, False
         if was_ready is None:
             worker.false_starts += 1
-            if worker.false_starts >= _MOST_FALSE_STARTS:
+            if worker.false_starts >= _MAX_FALSE_STARTS:
                 raise UserError(f"{worker.name}: the worker process ends before the model is loaded ({how})")
         elif self._task is not None and had_begun:
             self._task.died(number, how)
         worker.deaths += 1
         worker.restarts += 1
-        if worker.deaths < _MOST_DEATHS:
+        if worker.deaths < _MAX_DEATHS:
             _warn(f"{worker.name}: the worker process died ({how}); another one computes its rows again")
             self._spawn(number)
             return

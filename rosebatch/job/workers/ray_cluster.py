@@ -12,13 +12,13 @@ from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread, current_thread, main_thread
 from typing import Any, Literal
 
-from rosebatch.config import RunConfig
-from rosebatch.errors import FlagError, InterruptionError, UserError
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import FlagError, InterruptionError, UserError
+from rosebatch.core.version import __version__
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.actor import WorkerActor
 from rosebatch.job.workers.devices import THREADS
 from rosebatch.job.workers.hosts import Worker
-from rosebatch.version import __version__
 
 LOCAL = "local"
 # A worker that has not begun by then is waiting for a place: a process starts in a few seconds.
@@ -26,7 +26,7 @@ _PLACING_SECONDS = 20.0
 # Of a Ray that we start: messages are small, and results leave it at once.
 _STORE_BYTES = 128 << 20
 # Of what Ray tells about the end of an actor.
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 
 
 class RayCluster:
@@ -69,14 +69,14 @@ class RayCluster:
         self._has_told = False
         self._lock = Lock()
 
-    def start(self, number: int, hear: Callable[[Any], None], *, loud: bool) -> Worker:
+    def start(self, number: int, receive: Callable[[Any], None], *, loud: bool) -> Worker:
         """See ``Hosts``. The stderr of an actor is in Ray's logs."""
         actor = self._ray.remote(WorkerActor).options(**self._needs, max_concurrency=3, max_restarts=0).remote()
 
         def place(node: str, gpus: Sequence[str]) -> None:
             self._names[number] = f"{node} GPU {'+'.join(gpus)}" if self._uses_gpus else f"{node} CPU {number}"
 
-        return _RayWorker(self._ray, actor, self._environment, hear, place=place, is_late=self._tell_once)
+        return _RayWorker(self._ray, actor, self._environment, receive, place=place, is_late=self._tell_once)
 
     def close(self, workers: Iterable[Worker]) -> None:
         """See ``Hosts``."""
@@ -111,7 +111,7 @@ class _RayWorker:
         ray: Any,
         actor: Any,
         environment: Mapping[str, str],
-        hear: Callable[[Any], None],
+        receive: Callable[[Any], None],
         *,
         place: Callable[[str, Sequence[str]], None],
         is_late: Callable[[], None],
@@ -123,9 +123,9 @@ class _RayWorker:
         self._begun, self._gone = Event(), Event()
         self._how = ""
         Thread(target=self._send, daemon=True).start()
-        Thread(target=self._receive, args=(hear,), daemon=True).start()
+        Thread(target=self._receive, args=(receive,), daemon=True).start()
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """See ``Worker``."""
         self._outbox.put(message)
 
@@ -154,25 +154,25 @@ class _RayWorker:
                 if self._gone.is_set():
                     return
                 pickled = pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
-                self._ray.get(self._actor.tell.remote(pickled))
+                self._ray.get(self._actor.send.remote(pickled))
 
-    def _receive(self, hear: Callable[[Any], None]) -> None:
+    def _receive(self, receive: Callable[[Any], None]) -> None:
         try:
             node, gpus, version = self._started()
             self._place(node, gpus)
             if version != __version__:
-                hear(m.Failed(f"{node}: has rosebatch {version}, and this machine {__version__}", is_usage=False))
+                receive(m.Failed(f"{node}: has rosebatch {version}, and this machine {__version__}", is_usage=False))
                 self.kill()
                 return
             self._begun.set()
             while True:
-                for message in pickle.loads(self._ray.get(self._actor.hear.remote())):
-                    hear(message)
+                for message in pickle.loads(self._ray.get(self._actor.receive.remote())):
+                    receive(message)
         except Exception as error:
             self._how = short_reason(str(error))
         # It may only be out of reach, and must not hold its GPU then.
         self.kill()
-        hear(None)
+        receive(None)
 
     def _started(self) -> Any:
         begun = self._actor.start.remote(self._environment, str(Path.cwd()))
@@ -198,7 +198,7 @@ def short_reason(text: str) -> str:
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
     last = lines[-1] if lines else "no reason given"
     detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes| There are some|$)", last)
-    return (detail[1] if detail else last)[:_MOST_SHOWN].rstrip(".")
+    return (detail[1] if detail else last)[:_MAX_SHOWN].rstrip(".")
 
 
 def _count(size: int | Literal["auto"], places: int) -> int:

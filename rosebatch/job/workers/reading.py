@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from rosebatch.errors import FlagError, UserError
+from rosebatch.core.errors import FlagError, UserError
 from rosebatch.host.child_process import ChildProcess
 from rosebatch.host.parent_link import ParentLink
 from rosebatch.io.reader import PromptReader
@@ -18,7 +18,7 @@ from rosebatch.job.workers.chunk import Chunk, in_chunks
 # Chunks of a message, and messages that may wait in the parent.
 _CHUNKS, _MESSAGES = 16, 4
 # Bytes after which a message is sent before it has so many chunks.
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 # How often the thread that receives looks whether anybody waits for more.
 _PATIENCE_SECONDS = 0.1
 
@@ -29,7 +29,7 @@ class ReadingProcess:
     def __init__(self) -> None:
         self._ahead: queue.Queue[Any] = queue.Queue(_MESSAGES)
         self._closed = False
-        self._process = ChildProcess("rosebatch.job.workers.reading", {}, self._hear, loud=False)
+        self._process = ChildProcess("rosebatch.job.workers.reading", {}, self._receive, loud=False)
 
     def read(self, reader: PromptReader) -> Iterator[Sequence[Chunk]]:
         """The rows of an input that ``can_move``.
@@ -37,7 +37,7 @@ class ReadingProcess:
         Raises:
             UserError: the input cannot be read, or the process died.
         """
-        self._process.tell(reader)
+        self._process.send(reader)
         while True:
             message = self._ahead.get()
             if isinstance(message, m.InputEnd):
@@ -53,7 +53,7 @@ class ReadingProcess:
         self._closed = True
         self._process.kill()
 
-    def _hear(self, message: Any) -> None:
+    def _receive(self, message: Any) -> None:
         """Hold the process up while enough waits: it blocks when its connection is full."""
         while not self._closed:
             try:
@@ -71,10 +71,10 @@ def main() -> NoReturn:
     link = ParentLink(int(sys.argv[1]), inbox.put)
     try:
         for chunks in _in_messages(inbox.get()):
-            link.tell(chunks)
-        link.tell(m.InputEnd())
+            link.send(chunks)
+        link.send(m.InputEnd())
     except UserError as error:
-        link.tell(m.Failed(str(error), is_usage=isinstance(error, FlagError)))
+        link.send(m.Failed(str(error), is_usage=isinstance(error, FlagError)))
     os._exit(0)
 
 
@@ -85,7 +85,7 @@ def _in_messages(reader: PromptReader) -> Iterator[list[Chunk]]:
         for chunk in in_chunks(group):
             chunks.append(chunk.pack())
             size += chunk.size
-        if len(chunks) >= _CHUNKS or size >= _MOST_BYTES:
+        if len(chunks) >= _CHUNKS or size >= _MAX_BYTES:
             yield chunks
             chunks, size = [], 0
     if chunks:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rosebatch.config import RunConfig
+from rosebatch.config.run import RunConfig
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.not_finite import require_finite
 from rosebatch.job.service import Served, Work

@@ -11,7 +11,7 @@ from rosebatch.report.progress import Progress
 from rosebatch.report.tally import Tally
 
 if TYPE_CHECKING:
-    from rosebatch.launch import Launched
+    from rosebatch.launch.launch import Launched
 
 
 class Parse(Protocol):

@@ -8,12 +8,12 @@ from functools import partial
 from threading import Semaphore, Thread
 from typing import Any, Protocol
 
-from rosebatch.engine.stats import EngineStats
-from rosebatch.errors import RowError
+from rosebatch.core.errors import RowError
+from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.io.parse import Record
 from rosebatch.io.rows import FailedRow
 from rosebatch.job.lengths import length_class
-from rosebatch.job.not_finite import MOST_NOT_FINITE, require_finite
+from rosebatch.job.not_finite import MAX_NOT_FINITE, require_finite
 from rosebatch.job.service import Served
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.chunk import Chunk, in_chunks
@@ -192,7 +192,7 @@ class RowTask:
         ready = self.pool.workers[number].ready
         assert ready is not None, "a worker that takes part is loaded"
         self._accounts[number].ready = ready
-        self._dispatcher.join(number, ready.seats)
+        self._dispatcher.join(number, ready.slots)
 
     def lose(self) -> None:
         """See ``Task``."""
@@ -234,7 +234,7 @@ class RowTask:
             return
         for number in self._dispatcher.by_load():
             if chunks := self._dispatcher.take(number):
-                self.pool.tell(number, m.Rows([chunk.packed for chunk in chunks]))
+                self.pool.send(number, m.Rows([chunk.packed for chunk in chunks]))
 
     def take_results(self, number: int, results: m.Results) -> None:
         """See ``Task``."""
@@ -245,7 +245,7 @@ class RowTask:
         place = number if self.progress.has_places else None
         counted = results.tally.prompt_tokens if self.progress.counts == "prompt" else tokens
         self.progress.advance(rows, tokens=counted, failed=results.tally.failed, place=place)
-        require_finite(self.tally, self.output.num_rows, at_least=MOST_NOT_FINITE)
+        require_finite(self.tally, self.output.num_rows, at_least=MAX_NOT_FINITE)
         own.rows += rows
         own.output_tokens += tokens
         own.last_answer = time.perf_counter()

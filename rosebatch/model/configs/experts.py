@@ -7,7 +7,7 @@ from rosebatch.host.model_files import shown
 from rosebatch.model.configs.fields import size, supported
 from rosebatch.model.configs.llama import MISTRAL_DEFAULTS, mistral, qwen2, qwen3
 from rosebatch.model.configs.rope import whole_rope
-from rosebatch.ops import EXPERT_GATES
+from rosebatch.ops.ops import EXPERT_GATES
 
 # Of transformers' config classes.
 _QWEN_DEFAULTS = {

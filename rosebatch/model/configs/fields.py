@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rosebatch.config.model import MAX_LAYERS, MAX_SIZE
 from rosebatch.host.model_files import shown
-from rosebatch.model_config import MOST_LAYERS, MOST_SIZE
-from rosebatch.ops import GATES
+from rosebatch.ops.ops import GATES
 
 _LAYER_TYPES = ("sliding_attention", "full_attention")
 
@@ -52,9 +52,9 @@ def size(values: Mapping[str, Any], name: str) -> int:
     value = values[name]
     if type(value) is not int:
         raise ValueError(f"{name} must be a whole number, got {shown(value)}")
-    most = MOST_LAYERS if "layer" in name else MOST_SIZE
-    if not 1 <= value <= most:
-        raise ValueError(f"{name} must be in [1, {most}], got {shown(value)}")
+    limit = MAX_LAYERS if "layer" in name else MAX_SIZE
+    if not 1 <= value <= limit:
+        raise ValueError(f"{name} must be in [1, {limit}], got {shown(value)}")
     return value
 
 
@@ -79,7 +79,7 @@ def layer_types(values: Mapping[str, Any], default: list[str]) -> list[str]:
 
 def every(interval: Any, layers: int) -> list[str]:
     """Types of layers: all slide but each ``interval``-th."""
-    if type(interval) is not int or not 0 < interval < MOST_SIZE:
+    if type(interval) is not int or not 0 < interval < MAX_SIZE:
         raise ValueError(f"sliding_window_pattern must be a whole number > 0, got {shown(interval)}")
     return ["full_attention" if (i + 1) % interval == 0 else "sliding_attention" for i in range(layers)]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.model.configs.fields import size, supported
-from rosebatch.ops import ACTIVATIONS
+from rosebatch.ops.ops import ACTIVATIONS
 
 
 def gpt2(values: Mapping[str, Any]) -> dict[str, Any]:

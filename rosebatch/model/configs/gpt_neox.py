@@ -5,7 +5,7 @@ from typing import Any
 
 from rosebatch.model.configs.fields import decoder
 from rosebatch.model.configs.rope import rope, rotary_dim, rotary_share
-from rosebatch.ops import ACTIVATIONS
+from rosebatch.ops.ops import ACTIVATIONS
 
 # Of transformers' config class.
 GPT_NEOX_DEFAULTS = {

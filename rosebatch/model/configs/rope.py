@@ -50,8 +50,8 @@ def ropes_by_type(
         full.get("rope_theta") or values.get("rope_theta") or theta,
         sliding.get("rope_theta") or values.get("rope_local_base_freq") or sliding_theta,
     )
-    most = values["max_position_embeddings"]
-    lengths = [each.get("original_max_position_embeddings") or most for each in (full, sliding)]
+    limit = values["max_position_embeddings"]
+    lengths = [each.get("original_max_position_embeddings") or limit for each in (full, sliding)]
     return _fields(full, values, bases[0], lengths[0]), _fields(sliding, values, bases[1], lengths[1])
 
 

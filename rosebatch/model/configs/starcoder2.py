@@ -5,7 +5,7 @@ from typing import Any
 
 from rosebatch.model.configs.fields import decoder, windows
 from rosebatch.model.configs.rope import whole_rope
-from rosebatch.ops import ACTIVATIONS
+from rosebatch.ops.ops import ACTIVATIONS
 
 # Of transformers' config class.
 STARCODER2_DEFAULTS = {

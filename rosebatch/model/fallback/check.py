@@ -40,9 +40,9 @@ def require_tokenwise(decoder: Decoder, vocab_size: int) -> None:
             raise UnservedError(f"{name} mixes tokens outside of attention")
 
 
-def close(found: Tensor, expected: Tensor, most: float) -> bool:
+def close(found: Tensor, expected: Tensor, limit: float) -> bool:
     """Whether the relative difference of two results is at most this."""
-    return bool((found.float() - expected.float()).norm() <= most * expected.float().norm())
+    return bool((found.float() - expected.float()).norm() <= limit * expected.float().norm())
 
 
 def _outputs(decoder: Decoder, ids: list[int], positions: list[int]) -> dict[str, Tensor]:

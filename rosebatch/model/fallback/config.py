@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Embedding, Module
 
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.toml_file import convert
 from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.host.pretrained import load_pretrained_config
 from rosebatch.model.fallback.attention import NAME, UnservedError
@@ -19,8 +21,6 @@ from rosebatch.model.fallback.network import (
     require_layer_types,
 )
 from rosebatch.model.fallback.trial import TOKENS
-from rosebatch.model_config import ModelConfig
-from rosebatch.toml_file import convert
 
 _META = torch.device("meta")
 # Where configs say how long a sequence may be, and how many experts a token has.

@@ -27,12 +27,12 @@ from rosebatch.model.fallback.parts import (
 )
 from rosebatch.model.fallback.trial import PerToken
 from rosebatch.model.layers import AttentionSpec, Rotary
-from rosebatch.ops import Linear, Ops, Pending, Weight
+from rosebatch.ops.ops import Linear, Ops, Partial, Weight
 
 # Tokens of the trial run.
 _TOKENS = 6
 # Elements of a rotary table, see ``rosebatch.model.layers``.
-_MOST_ROTARY = 2**28
+_MAX_ROTARY = 2**28
 _OUT = ("o_proj", "out_proj", "dense")
 
 
@@ -148,7 +148,7 @@ class Fusion:
             return None
         if id(given[0]) not in self.tables:
             maker = next((m for m, s in self.seen.items() if isinstance(s.out, tuple) and s.out[0] is given[0]), None)
-            if maker is None or given[0].shape[-1] * self.max_model_len > _MOST_ROTARY:
+            if maker is None or given[0].shape[-1] * self.max_model_len > _MAX_ROTARY:
                 return None
             cos, sin = self._all_positions(maker, self.seen[maker])
             half = cos.shape[-1] // 2
@@ -202,7 +202,7 @@ class Fusion:
             attended = ops.project(out, project(qkv(normed)))
             normed, residual = ops.add_rms_norm(attended, residual, second.weight, second.eps)
             if mlp is None:
-                last = Pending(layer.mlp(normed[None])[0])
+                last = Partial(layer.mlp(normed[None])[0])
             else:
                 last = ops.project(mlp.down, ops.gated(mlp.kind, mlp.gate_up, normed))
             if following is None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import refusal
 from rosebatch.model.fallback.attention import Attending, running
 from rosebatch.model.fallback.check import close, require_tokenwise, waits_for_host
@@ -21,14 +22,13 @@ from rosebatch.model.fallback.network import (
 )
 from rosebatch.model.layers import Attention, rows_of
 from rosebatch.model.weights import weight_files
-from rosebatch.model_config import ModelConfig
-from rosebatch.ops import Ops
+from rosebatch.ops.ops import Ops
 
 _SEED = 0
 # Tokens of the check of fused layers.
 _TOKENS = 12
 # Most relative difference of hidden states: rounding adds up over the layers of a random model.
-_MOST = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
 
 
 class Fallback:
@@ -104,7 +104,7 @@ def _fuse_if_same(decoder: Decoder, config: ModelConfig, ops: Ops) -> None:
         fusion = Fusion(decoder, ops, config.max_model_len)
         try:
             fusion.run()
-            same = close(decoder.hidden_per_token(ids, positions), before, _MOST[before.dtype])
+            same = close(decoder.hidden_per_token(ids, positions), before, _TOLERANCE[before.dtype])
         except (KeyError, RuntimeError, TypeError, AttributeError):
             # A part of the network needed something from a part that is no longer run.
             same = False

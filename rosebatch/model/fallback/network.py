@@ -93,8 +93,8 @@ def fix_rope(network: Any, max_model_len: int) -> None:
     for module in network.modules():
         kinds = getattr(module, "rope_type", None)
         for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
-            if kind == "longrope" and max_model_len > (most := _trained_length(module.config)):
-                raise UnservedError(f"rotary positions of type {kind} change: give --max-model-len {most} or less")
+            if kind == "longrope" and max_model_len > (limit := _trained_length(module.config)):
+                raise UnservedError(f"rotary positions of type {kind} change: give --max-model-len {limit} or less")
         if kinds is not None:
             module.rope_type = "default" if not isinstance(kinds, dict) else dict.fromkeys(kinds, "default")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 
-from rosebatch.ops import GATES, HeadRMSNorm, Linear, Ops, QKNorm, Weight, WholeRMSNorm
+from rosebatch.ops.ops import GATES, HeadRMSNorm, Linear, Ops, QKNorm, Weight, WholeRMSNorm
 
 # Most relative difference to what a module returned, by dtype.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from rosebatch.config.switches import Switches
 from rosebatch.model.fallback.attention import NAME, TRIAL, Call, UnservedError, attend, describe, running
 from rosebatch.model.layers import AttentionSpec
-from rosebatch.select_ops import select
-from rosebatch.toggles import Toggles
+from rosebatch.ops.select import select
 
 # Norms and rotations of a trial run: PyTorch's operators, on every device.
-_split_heads = select(Toggles(), "cpu").split_heads
+_split_heads = select(Switches(), "cpu").split_heads
 
 # Tokens of a trial run.
 TOKENS = 4

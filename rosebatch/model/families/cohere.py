@@ -5,7 +5,7 @@ from torch import Tensor
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.rope import interleaved_qkv_order, pairs_to_halves
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops import HeadLayerNorm
+from rosebatch.ops.ops import HeadLayerNorm
 
 
 class Cohere(LayerNormDecoder):
@@ -25,6 +25,6 @@ class Cohere(LayerNormDecoder):
             weight = weights.get(f"{prefix}self_attn.{name}_norm.weight", (heads, c.head_dim), fill=1.0)
             return weight[own.start : own.stop, order.to(weight.device)].contiguous()
 
-        q_weight = load("q", c.num_heads, self.ops.share.of(c.num_heads))
-        k_weight = load("k", c.num_kv_heads, self.ops.share.kv_heads(c.num_kv_heads))
+        q_weight = load("q", c.num_heads, self.ops.shard.of(c.num_heads))
+        k_weight = load("k", c.num_kv_heads, self.ops.shard.kv_heads(c.num_kv_heads))
         return HeadLayerNorm(q_weight, k_weight, c.norm_eps)

@@ -6,11 +6,11 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
+from rosebatch.config.model import ModelConfig
 from rosebatch.model.layers import Attention, AttentionSpec, attend, load_embedding, load_head, rows_of
 from rosebatch.model.sublayers import channels, columns
 from rosebatch.model.weights import Take, WeightSource
-from rosebatch.model_config import ModelConfig
-from rosebatch.ops import Linear, Ops, Weight
+from rosebatch.ops.ops import Linear, Ops, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class GPT2:
             bias = weights.get(f"{prefix}{name}.bias", (out_size,), take=Take.of(0, rows, out_size))
             return self.ops.linear(Weight(weight.t().contiguous()), bias)
 
-        heads, inner_own = self.ops.share.of(c.num_heads), self.ops.share.of(inner)
+        heads, inner_own = self.ops.shard.of(c.num_heads), self.ops.shard.of(inner)
         own = channels(heads, c.head_dim)
         return _Layer(
             input_norm=self._load_norm(prefix + "ln_1", weights),

@@ -13,7 +13,7 @@ from rosebatch.model.layers import Rotary
 from rosebatch.model.mxfp4 import expand
 from rosebatch.model.sublayers import SelfAttention, load_attention
 from rosebatch.model.weights import Take, WeightSource
-from rosebatch.ops import Experts, Weight
+from rosebatch.ops.ops import Experts, Weight
 
 # Values that share a scale, and the bytes that hold them.
 _BLOCK, _BLOCK_BYTES = 32, 16
@@ -38,7 +38,7 @@ class GptOss(Llama):
         )
 
     def _load_sinks(self, prefix: str, weights: WeightSource) -> Tensor:
-        heads = self.ops.share.of(self.config.num_heads)
+        heads = self.ops.shard.of(self.config.num_heads)
         sinks = weights.get(f"{prefix}self_attn.sinks", (self.config.num_heads,))
         return sinks[heads.start : heads.stop].contiguous()
 
@@ -47,7 +47,7 @@ class GptOss(Llama):
         config, own = self.config.experts, f"{prefix}mlp."
         assert config is not None
         count, inner, hidden = config.num_experts, config.expert_size, self.config.hidden_size
-        part = self.ops.share.of(inner)
+        part = self.ops.shard.of(inner)
         both = range(2 * part.start, 2 * part.stop)
         gate_up = _load_matrices(
             weights, f"{own}experts.gate_up_proj", (count, 2 * inner, hidden), in_turn=True, own=both
@@ -55,7 +55,7 @@ class GptOss(Llama):
         gate_up_bias = weights.get(f"{own}experts.gate_up_proj_bias", (count, 2 * inner))[:, both.start : both.stop]
         down = _load_matrices(weights, f"{own}experts.down_proj", (count, hidden, inner), in_turn=False, own=part)
         down_bias = weights.get(f"{own}experts.down_proj_bias", (count, hidden))
-        if self.ops.share.rank > 0:
+        if self.ops.shard.rank > 0:
             # The sum over all processes has it once.
             down_bias = torch.zeros_like(down_bias)
         routed = Experts(

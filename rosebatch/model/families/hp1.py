@@ -27,12 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rosebatch.config.model import ModelConfig
 from rosebatch.model.layers import Attention, AttentionSpec, attend, load_embedding, load_head, rows_of
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import DEVIATION, WeightSource
-from rosebatch.model_config import ModelConfig
-from rosebatch.ops import Gain, Gate, HeadUClip, Linear, Ops, mean_taps
+from rosebatch.ops.ops import Gain, Gate, HeadUClip, Linear, Ops, mean_taps
 
 # For random weights. With 1.4, some 70 % of attention's weights are zero, as in the article's trained model.
 _SIGMA = 1.4
@@ -96,11 +96,11 @@ class HP1:
         prefix = f"model.layers.{index}."
         q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
 
-        heads, kv_heads = self.ops.share.of(c.num_heads), self.ops.share.kv_heads(c.num_kv_heads)
+        heads, kv_heads = self.ops.shard.of(c.num_heads), self.ops.shard.kv_heads(c.num_kv_heads)
         q, kv, inner = (
             channels(heads, c.head_dim),
             channels(kv_heads, c.head_dim),
-            self.ops.share.of(c.intermediate_size),
+            self.ops.shard.of(c.intermediate_size),
         )
 
         def linear(
@@ -152,7 +152,7 @@ class HP1:
             sigma = _vector(f"{prefix}self_attn.sigma", heads, weights, torch.float32, _SIGMA)
             taps = mean_taps(sigma, options.fir_k)
         gamma = _vector(f"{prefix}self_attn.gamma", heads, weights, torch.float32, 1.0)
-        own = self.ops.share.of(heads)
+        own = self.ops.shard.of(heads)
         taps, gamma = taps[own.start : own.stop].contiguous(), gamma[own.start : own.stop].contiguous()
         return Gate(taps, gamma, options.relu_pre, options.clip_min, options.clip_max)
 

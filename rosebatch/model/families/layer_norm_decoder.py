@@ -5,12 +5,12 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from rosebatch.config.model import ModelConfig
 from rosebatch.model.layers import Attention, Rotary, load_embedding, load_head, rows_of
 from rosebatch.model.rope import layer_rotaries
 from rosebatch.model.sublayers import MLP, SelfAttention, load_attention, load_gated_mlp
 from rosebatch.model.weights import WeightSource
-from rosebatch.model_config import ModelConfig
-from rosebatch.ops import Ops, QKNorm
+from rosebatch.ops.ops import Ops, QKNorm
 
 
 class _Norm(NamedTuple):

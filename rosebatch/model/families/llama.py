@@ -12,13 +12,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rosebatch.config.model import ModelConfig
 from rosebatch.model.experts import ExpertNames, load_experts
 from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, load_embedding, load_head, rows_of
 from rosebatch.model.rope import layer_rotaries
 from rosebatch.model.sublayers import MLP, Mixer, load_attention, load_gated_mlp
 from rosebatch.model.weights import WeightSource
-from rosebatch.model_config import ModelConfig
-from rosebatch.ops import HeadRMSNorm, Ops, Pending, QKNorm
+from rosebatch.ops.ops import HeadRMSNorm, Ops, Partial, QKNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Llama:
 
     def _add(
         self,
-        pending: Pending,
+        partial: Partial,
         residual: Tensor,
         post_norm: Tensor | None,
         norm: Tensor | None,
@@ -153,8 +153,8 @@ class Llama:
         """The residual with the sub-layer's result, normed and as it is."""
         eps, scale = self.config.norm_eps, self.config.residual_multiplier
         if post_norm is not None:
-            return self.ops.add_post_norm(pending, residual, post_norm, norm, eps)
-        return self.ops.add_rms_norm(pending, residual, norm, eps, scale, overwrite=True)
+            return self.ops.add_post_norm(partial, residual, post_norm, norm, eps)
+        return self.ops.add_rms_norm(partial, residual, norm, eps, scale, overwrite=True)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""

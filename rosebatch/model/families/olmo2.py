@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rosebatch.model.families.llama import Llama
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops import WholeRMSNorm
+from rosebatch.ops.ops import WholeRMSNorm
 
 
 class Olmo2(Llama):
@@ -22,12 +22,12 @@ class Olmo2(Llama):
 
     def load_qk_norm(self, prefix: str, weights: WeightSource) -> WholeRMSNorm:
         """See ``Llama``."""
-        c, share = self.config, self.ops.share
+        c, shard = self.config, self.ops.shard
 
         def load(name: str, heads: int, own: range) -> Tensor:
             weight = self.load_norm(f"{prefix}self_attn.{name}_norm", heads * c.head_dim, weights)
             return weight[own.start * c.head_dim : own.stop * c.head_dim].contiguous()
 
-        q_weight = load("q", c.num_heads, share.of(c.num_heads))
-        k_weight = load("k", c.num_kv_heads, share.kv_heads(c.num_kv_heads))
+        q_weight = load("q", c.num_heads, shard.of(c.num_heads))
+        k_weight = load("k", c.num_kv_heads, shard.kv_heads(c.num_kv_heads))
         return WholeRMSNorm(q_weight, k_weight, c.norm_eps)

@@ -10,7 +10,7 @@ from rosebatch.model.families.llama import Llama
 from rosebatch.model.layers import AttentionSpec, Rotary, StateSpec
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import Take, WeightSource
-from rosebatch.ops import DeltaWeights
+from rosebatch.ops.ops import DeltaWeights
 
 
 class Qwen3Next(Llama):
@@ -43,7 +43,7 @@ class Qwen3Next(Llama):
         order = torch.cat((rows[:, 0].flatten(), 2 * q_size + torch.arange(2 * kv_size), rows[:, 1].flatten()))
         names = [prefix + name for name in self.qkv_names]
         sizes = (2 * q_size, kv_size, kv_size)
-        heads, kv_heads = self.ops.share.of(c.num_heads), self.ops.share.kv_heads(c.num_kv_heads)
+        heads, kv_heads = self.ops.shard.of(c.num_heads), self.ops.shard.kv_heads(c.num_kv_heads)
         q, kv = channels(heads, c.head_dim), channels(kv_heads, c.head_dim)
         own = columns((q_size, q), (kv_size, kv), (kv_size, kv), (q_size, q))
         qkv_gate = load_linear(self.ops, weights, names, sizes, c.hidden_size, bias=c.qkv_bias, order=order, own=own)
@@ -88,7 +88,7 @@ class Qwen3Next(Llama):
         names = [prefix + each for each in self.delta_names]
         sizes, order = self.delta_sizes(), self.delta_order()
         group = delta.value_heads // delta.key_heads
-        key_heads = self.ops.share.of(delta.key_heads)
+        key_heads = self.ops.shard.of(delta.key_heads)
         value_heads = channels(key_heads, group)
         keys = delta.key_heads * delta.key_dim, channels(key_heads, delta.key_dim)
         inner = delta.value_heads * delta.value_dim

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
 from rosebatch.model.weights import WeightSource
-from rosebatch.ops import HeadLayerNorm
+from rosebatch.ops.ops import HeadLayerNorm
 
 
 class StableLM(LayerNormDecoder):
@@ -19,5 +19,5 @@ class StableLM(LayerNormDecoder):
             names = [f"{prefix}self_attn.{name}_layernorm.norms.{head}.weight" for head in heads]
             return torch.stack([weights.get(name, (c.head_dim,), fill=1.0) for name in names])
 
-        share = self.ops.share
-        return HeadLayerNorm(load("q", share.of(c.num_heads)), load("k", share.kv_heads(c.num_kv_heads)), c.norm_eps)
+        shard = self.ops.shard
+        return HeadLayerNorm(load("q", shard.of(c.num_heads)), load("k", shard.kv_heads(c.num_kv_heads)), c.norm_eps)

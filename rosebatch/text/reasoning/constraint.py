@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rosebatch.request import Constraint
-from rosebatch.text.reasoning.form import Allowed, ReasoningForm
+from rosebatch.core.request import Constraint
+from rosebatch.text.reasoning.parser import Allowed, ReasoningFormat
 
 
 class ReasoningConstraint:
-    """Follows one completion (see ``rosebatch.request.Constraint``).
+    """Follows one completion (see ``rosebatch.core.request.Constraint``).
 
     Thoughts are free until the budget is spent; then their end is forced. Without a grammar the answer is free too.
 
@@ -28,7 +28,7 @@ class ReasoningConstraint:
 
     def __init__(
         self,
-        form: ReasoningForm,
+        form: ReasoningFormat,
         prompt: Sequence[int],
         budget: int | None,
         grammar: Callable[[], Constraint] | None,

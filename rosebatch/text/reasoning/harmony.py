@@ -6,7 +6,7 @@ An answer is ``<|channel|>NAME<|message|>TEXT<|end|>``; messages that follow beg
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rosebatch.text.reasoning.form import Allowed, Split
+from rosebatch.text.reasoning.parser import Allowed, Split
 
 _ROLE, _THOUGHTS, _FINAL, _CALLS = "assistant", "analysis", "final", "commentary"
 _END_MARKS = ("<|end|>", "<|return|>", "<|call|>")
@@ -22,7 +22,7 @@ class Tokens(NamedTuple):
 
 
 class Harmony:
-    """See ``rosebatch.text.reasoning.form.ReasoningForm``.
+    """See ``rosebatch.text.reasoning.parser.ReasoningFormat``.
 
     Args:
         marks: names of the marks that texts must keep.
@@ -53,15 +53,15 @@ class Harmony:
         self.end: tuple[Allowed, ...] = (*self._next, channel, (final[0], calls[0]))
 
     def has_ended(self, prompt: Sequence[int]) -> bool:
-        """See ``ReasoningForm``."""
+        """See ``ReasoningFormat``."""
         return False
 
     def follow(self, prompt: Sequence[int]) -> "_Thinking":
-        """See ``ReasoningForm``."""
+        """See ``ReasoningFormat``."""
         return _Thinking(self._tokens, self._is_thought)
 
     def split(self, prompt: Sequence[int], token_ids: Sequence[int]) -> Split:
-        """See ``ReasoningForm``."""
+        """See ``ReasoningFormat``."""
         thinking = self.follow(prompt)
         thoughts: list[int] = []
         rest: list[int] = []
@@ -80,11 +80,11 @@ class Harmony:
         return Split(thoughts if has_thoughts else None, rest)
 
     def answer(self, text: str, *, thought: bool) -> str:
-        """See ``ReasoningForm``. Messages to tools, whose calls were not understood, stay as they are."""
+        """See ``ReasoningFormat``. Messages to tools, whose calls were not understood, stay as they are."""
         return "\n".join(filter(None, map(_message, text.split("<|start|>"))))
 
     def before_grammar(self, *, calls: bool) -> tuple[Allowed, ...]:
-        """See ``ReasoningForm``."""
+        """See ``ReasoningFormat``."""
         return self._next[1:] if calls else (*self._next[1:], *self._final)
 
     def _is_thought(self, header: Sequence[int]) -> bool:
@@ -93,7 +93,7 @@ class Harmony:
 
 
 class _Thinking:
-    """See ``rosebatch.text.reasoning.form.Thinking``.
+    """See ``rosebatch.text.reasoning.parser.Thinking``.
 
     Attributes:
         header: tokens of the last message's header but for its last one.

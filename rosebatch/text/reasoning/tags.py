@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
-from rosebatch.text.reasoning.form import Allowed, Split
+from rosebatch.text.reasoning.parser import Allowed, Split
 
 # A prompt that opens the thoughts ends with the token, or with it and white space.
 _TAIL = 2
 
 
 class Tags:
-    """See ``rosebatch.text.reasoning.form.ReasoningForm``.
+    """See ``rosebatch.text.reasoning.parser.ReasoningFormat``.
 
     Args:
         start, stop: ids of the two tokens.
@@ -27,15 +27,15 @@ class Tags:
         self.end: tuple[Allowed, ...] = ((stop,),)
 
     def has_ended(self, prompt: Sequence[int]) -> bool:
-        """See ``ReasoningForm``."""
+        """See ``ReasoningFormat``."""
         return self._ends_with(prompt, self._stop)
 
     def follow(self, prompt: Sequence[int]) -> "_Thinking":
-        """See ``ReasoningForm``."""
+        """See ``ReasoningFormat``."""
         return _Thinking(self.start, self._stop, self._is_blank, is_open=self._ends_with(prompt, self.start))
 
     def split(self, prompt: Sequence[int], token_ids: Sequence[int]) -> Split:
-        """See ``ReasoningForm``."""
+        """See ``ReasoningFormat``."""
         if self.has_ended(prompt):
             return Split(None, list(token_ids))
         thinking, begin = self.follow(prompt), 0
@@ -50,11 +50,11 @@ class Tags:
         return Split(list(rest[:end]), list(rest[end + 1 :]))
 
     def answer(self, text: str, *, thought: bool) -> str:
-        """See ``ReasoningForm``."""
+        """See ``ReasoningFormat``."""
         return text.lstrip() if thought else text
 
     def before_grammar(self, *, calls: bool) -> tuple[Allowed, ...]:
-        """See ``ReasoningForm``."""
+        """See ``ReasoningFormat``."""
         return ()
 
     def _ends_with(self, prompt: Sequence[int], token_id: int | None) -> bool:
@@ -66,7 +66,7 @@ class Tags:
 
 
 class _Thinking:
-    """See ``rosebatch.text.reasoning.form.Thinking``. A model thinks once, before all else."""
+    """See ``rosebatch.text.reasoning.parser.Thinking``. A model thinks once, before all else."""
 
     def __init__(self, start: int | None, stop: int, is_blank: Callable[[int], bool], *, is_open: bool) -> None:
         self._start, self._stop, self._is_blank = start, stop, is_blank

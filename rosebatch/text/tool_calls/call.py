@@ -34,7 +34,7 @@ class Parsed(NamedTuple):
     calls: tuple[ToolCall, ...]
 
 
-class CallForm(Protocol):
+class ToolCallFormat(Protocol):
     """A form of tool calls.
 
     Attributes:

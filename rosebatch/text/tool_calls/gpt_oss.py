@@ -20,13 +20,13 @@ _END = re.compile(r"\s*(?:<\|call\|>|<\|end\|>|(?=<\|start\|>)|$)")
 
 
 class GptOss:
-    """See ``rosebatch.text.tool_calls.call.CallForm``."""
+    """See ``rosebatch.text.tool_calls.call.ToolCallFormat``."""
 
     marks: tuple[str, ...] = MARKS
     opening: str | None = None
 
     def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
-        """See ``CallForm``. The content keeps the headers of other messages."""
+        """See ``ToolCallFormat``. The content keeps the headers of other messages."""
         calls: list[ToolCall] = []
         kept, done = [], 0
         for header in _HEADER.finditer(text):
@@ -43,7 +43,7 @@ class GptOss:
     def grammar(
         self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
     ) -> str:
-        """See ``CallForm``. There is one call only: its last token ends the answer."""
+        """See ``ToolCallFormat``. There is one call only: its last token ends the answer."""
 
         def call(name: str, arguments: str) -> str:
             begin = f"{mark('<|channel|>')} {lark.text(f'commentary to=functions.{name} ')}"

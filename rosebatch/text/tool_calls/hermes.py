@@ -9,19 +9,19 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Hermes:
-    """See ``rosebatch.text.tool_calls.call.CallForm``."""
+    """See ``rosebatch.text.tool_calls.call.ToolCallFormat``."""
 
     marks: tuple[str, ...] = (OPEN, CLOSE)
     opening: str | None = OPEN
 
     def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
-        """See ``CallForm``."""
+        """See ``ToolCallFormat``."""
         return parse_between(text, lambda at: call_at(text, at, tools))
 
     def grammar(
         self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
     ) -> str:
-        """See ``CallForm``."""
+        """See ``ToolCallFormat``."""
 
         def call(name: str, arguments: str) -> str:
             begin = lark.text(f'\n{{"name": "{name}", "arguments": ')

@@ -9,13 +9,13 @@ _TAG = "<|python_tag|>"
 
 
 class Llama3:
-    """See ``rosebatch.text.tool_calls.call.CallForm``."""
+    """See ``rosebatch.text.tool_calls.call.ToolCallFormat``."""
 
     marks: tuple[str, ...] = (_TAG,)
     opening: str | None = None
 
     def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
-        """See ``CallForm``. Without the tag, the calls are all of the answer, or its beginning."""
+        """See ``ToolCallFormat``. Without the tag, the calls are all of the answer, or its beginning."""
         before, tag, _ = text.partition(_TAG)
         begin = at = skip_space(text, len(before) + len(tag) if tag else 0)
         calls = []
@@ -32,7 +32,7 @@ class Llama3:
     def grammar(
         self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
     ) -> str:
-        """See ``CallForm``."""
+        """See ``ToolCallFormat``."""
 
         def call(name: str, arguments: str) -> str:
             begin = lark.text(f'{{"name": "{name}", "parameters": ')

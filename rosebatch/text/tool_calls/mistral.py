@@ -11,7 +11,7 @@ _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
 
 
 class Mistral:
-    """See ``rosebatch.text.tool_calls.call.CallForm``.
+    """See ``rosebatch.text.tool_calls.call.ToolCallFormat``.
 
     Args:
         named: whether grammars take the newer form.
@@ -24,7 +24,7 @@ class Mistral:
         self._named = named
 
     def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
-        """See ``CallForm``."""
+        """See ``ToolCallFormat``."""
         before, *pieces = text.split(_CALLS)
         calls: list[ToolCall] = []
         kept = [before]
@@ -40,7 +40,7 @@ class Mistral:
     def grammar(
         self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
     ) -> str:
-        """See ``CallForm``."""
+        """See ``ToolCallFormat``."""
 
         def named(name: str, arguments: str) -> str:
             return f"{mark(_CALLS)} {lark.text(name)} {mark(_ARGUMENTS)} {arguments}"

@@ -52,13 +52,13 @@ class _Text(msgspec.Struct):
 
 
 class Qwen3Coder:
-    """See ``rosebatch.text.tool_calls.call.CallForm``."""
+    """See ``rosebatch.text.tool_calls.call.ToolCallFormat``."""
 
     marks: tuple[str, ...] = (OPEN, CLOSE)
     opening: str | None = OPEN
 
     def parse(self, text: str, tools: Mapping[str, Schema]) -> Parsed:
-        """See ``CallForm``. A value that the schema says nothing of is JSON if it can be, and a text otherwise."""
+        """See ``ToolCallFormat``. A value without a schema is JSON if it can be, and a text otherwise."""
 
         def call_from(at: int) -> tuple[ToolCall, int] | None:
             match = _FUNCTION.match(text, at)
@@ -74,7 +74,7 @@ class Qwen3Coder:
     def grammar(
         self, tools: Sequence[Offered], mark: Callable[[str], str], *, parallel: bool, around: str | None = None
     ) -> str:
-        """See ``CallForm``. Parameters come in the order of the schema."""
+        """See ``ToolCallFormat``. Parameters come in the order of the schema."""
 
         def call(name: str, arguments: str) -> str:
             begin, end = lark.text(f"\n<function={name}>\n"), lark.text("</function>\n")

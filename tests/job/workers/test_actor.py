@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from rosebatch.core.version import __version__
 from rosebatch.job.workers import actor
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.ray_cluster import _RayWorker
-from rosebatch.version import __version__
 
 
 def until(done):
@@ -26,27 +26,27 @@ def test_work_that_has_ended(monkeypatch, error):
     """An actor whose model had lost a rank lived on: it was replaced after ten minutes, or never."""
 
     def serve(link):
-        link.tell(m.Lost("rank 1: SIGKILL"))
+        link.send(m.Lost("rank 1: SIGKILL"))
         if error is not None:
             raise error
 
     monkeypatch.setattr(actor, "serve_parent", serve)
     worker = actor.WorkerActor()
     worker.start({}, str(Path.cwd()))
-    heard = pickle.loads(worker.hear())
+    heard = pickle.loads(worker.receive())
     assert [type(message) for message in heard] == [m.Lost]
     with pytest.raises(RuntimeError, match="odd" if error else "the work has ended"):
-        worker.hear()
+        worker.receive()
 
 
 def test_an_answer_behind_the_end():
     """The hash of the weights came after the end of the work: the end was sent as if it were a message."""
     worker = actor.WorkerActor()
     for message in (m.Lost("rank 1"), EOFError("the work has ended"), m.Answer("hash")):
-        worker._link.tell(message)
-    assert [type(message) for message in pickle.loads(worker.hear())] == [m.Lost]
+        worker._link.send(message)
+    assert [type(message) for message in pickle.loads(worker.receive())] == [m.Lost]
     with pytest.raises(RuntimeError, match="the work has ended"):
-        worker.hear()
+        worker.receive()
 
 
 def test_no_thread_is_left():
@@ -58,7 +58,7 @@ def test_no_thread_is_left():
     dead, before = threading.Event(), set(threading.enumerate())
 
     def get(reference):
-        if reference != "hear":
+        if reference != "receive":
             return "node", [], __version__
         dead.wait(10)
         raise RayError("the actor died")
@@ -69,7 +69,7 @@ def test_no_thread_is_left():
         get=get,
         kill=lambda actor, no_restart: dead.set(),
     )
-    methods = {name: SimpleNamespace(remote=lambda *_, name=name: name) for name in ("start", "hear", "tell")}
+    methods = {name: SimpleNamespace(remote=lambda *_, name=name: name) for name in ("start", "receive", "send")}
     heard = []
     places = []
     worker = _RayWorker(

@@ -25,10 +25,10 @@ def take(found, worker):
     return [row for chunk in found.take(worker) for row in chunk.records]
 
 
-def dispatcher(workers=2, seats=100, rows=0, most_bytes=MUCH, ended=True, length_of=lambda record: 0):
-    found = Dispatcher(workers, most_bytes, length_of)
+def dispatcher(workers=2, slots=100, rows=0, max_bytes=MUCH, ended=True, length_of=lambda record: 0):
+    found = Dispatcher(workers, max_bytes, length_of)
     for number in range(workers):
-        found.join(number, seats)
+        found.join(number, slots)
     found.offer(in_chunks(records(rows)))
     if ended:
         found.end()
@@ -60,7 +60,7 @@ def test_credit_is_twice_the_seats():
 
 def test_rows_travel_in_chunks():
     """Neighbours often begin alike: one by one they would go to different workers, and their beginning to each."""
-    found = dispatcher(rows=1000, seats=128)
+    found = dispatcher(rows=1000, slots=128)
     first = take(found, 0)
     finish(found, 0, first[:63])
     assert take(found, 0) == []
@@ -68,15 +68,15 @@ def test_rows_travel_in_chunks():
     assert numbers(take(found, 0)) == list(range(256, 320))
 
 
-@pytest.mark.parametrize("seats", [1, 2, 5, 16, 33, 64, 100])
-def test_few_seats_are_never_empty(seats):
+@pytest.mark.parametrize("slots", [1, 2, 5, 16, 33, 64, 100])
+def test_few_seats_are_never_empty(slots):
     """A worker with fewer seats than a chunk has rows had to finish all of them before it got others."""
-    found = dispatcher(rows=1000, seats=seats)
+    found = dispatcher(rows=1000, slots=slots)
     held = take(found, 0)
     for _ in range(300):
         finish(found, 0, [held.pop(0)])
         held += take(found, 0)
-        assert len(held) >= min(2 * seats, 1.5 * seats + 1) - 1
+        assert len(held) >= min(2 * slots, 1.5 * slots + 1) - 1
 
 
 def test_credits_shrink_towards_the_end():
@@ -104,11 +104,11 @@ def test_credits_do_not_shrink_while_more_rows_may_come():
 
 def test_reading_ahead_is_bounded():
     """An input of any length must not be read into memory."""
-    found = dispatcher(workers=2, seats=100, ended=False)
+    found = dispatcher(workers=2, slots=100, ended=False)
     assert found.wants
     found.offer(in_chunks(records(3200)))
     assert not found.wants
-    found = dispatcher(workers=2, seats=100, ended=False)
+    found = dispatcher(workers=2, slots=100, ended=False)
     found.offer(in_chunks(records(1, size=1 << 30)))
     assert not found.wants
 
@@ -131,7 +131,7 @@ def test_bytes_of_a_worker_are_bounded():
 
 def test_chunks_stay_whole_before_the_end():
     """To divide a packed chunk, the parent has to look inside; with many workers it has no time for that."""
-    found = dispatcher(seats=100, rows=1000, ended=False)
+    found = dispatcher(slots=100, rows=1000, ended=False)
     assert [len(chunk) for chunk in found.take(0)] == [64, 64, 64]
     found.end()
     assert [len(chunk) for chunk in found.take(1)] == [64, 64, 64, 8]
@@ -141,7 +141,7 @@ def test_a_call_takes_as_long_with_many_workers():
     """Sums over all workers at each call took most of the parent's time at a thousand of them."""
 
     def calls(workers):
-        found, count = dispatcher(workers=workers, rows=200, seats=20), 0
+        found, count = dispatcher(workers=workers, rows=200, slots=20), 0
 
         def profile(frame, event, argument):
             nonlocal count
@@ -168,7 +168,7 @@ def test_the_last_rows_are_dealt_longest_first():
 
 def test_a_worker_with_room_takes_from_the_fullest_hand():
     """From an empty one it would get nothing, though rows are left."""
-    found = dispatcher(workers=2, seats=10, rows=60, length_of=lambda record: -record.number)
+    found = dispatcher(workers=2, slots=10, rows=60, length_of=lambda record: -record.number)
     first = take(found, 0)
     assert numbers(first) == list(range(0, 40, 2))
     finish(found, 0, first[:15])
@@ -190,7 +190,7 @@ def test_lengths_are_looked_at_in_the_end_only():
 
 def test_bytes_of_a_worker_are_bounded_in_the_end_too():
     """Hands are dealt by length, whatever the size of their rows."""
-    found = dispatcher(workers=1, most_bytes=25, rows=5, length_of=lambda record: -record.number)
+    found = dispatcher(workers=1, max_bytes=25, rows=5, length_of=lambda record: -record.number)
     rows = take(found, 0)
     assert numbers(rows) == [0, 1]
     finish(found, 0, rows[:1])
@@ -215,7 +215,7 @@ def test_rows_of_a_dead_worker_are_served_again():
 
 def test_suspects_run_alone():
     """Beside others, a row that kills would bring these under suspicion too."""
-    found = dispatcher(workers=1, rows=100, seats=40)
+    found = dispatcher(workers=1, rows=100, slots=40)
     take(found, 0)
     found.died(0)
     found.join(0, 40)
@@ -238,7 +238,7 @@ def test_suspects_run_alone():
 @pytest.mark.parametrize("workers", [1, 3])
 def test_only_rows_that_kill_by_themselves_fail(deadly, workers):
     """Rows beside them would become error rows though nothing is wrong with them."""
-    found = dispatcher(workers=workers, seats=20, rows=100)
+    found = dispatcher(workers=workers, slots=20, rows=100)
     answered, failed, deaths = [], [], 0
     while not found.finished:
         for worker in range(workers):

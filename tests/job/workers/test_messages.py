@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rosebatch.errors import RowError
-from rosebatch.io.cells import BadCells
+from rosebatch.core.errors import RowError
 from rosebatch.io.parse import Record
+from rosebatch.io.table_values import BadValues
 from rosebatch.job.workers import child
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.chunk import Chunk
@@ -23,7 +23,7 @@ def pipe(monkeypatch):
     """An output that sends to a list, on a clock of its own."""
     clock, sent = SimpleNamespace(now=100.0), []
     monkeypatch.setattr(child.time, "monotonic", lambda: clock.now)
-    pipe = child._Pipe(SimpleNamespace(tell=sent.append), encode, Tally(), 4, 0.1)
+    pipe = child._Pipe(SimpleNamespace(send=sent.append), encode, Tally(), 4, 0.1)
     return SimpleNamespace(pipe=pipe, clock=clock, sent=sent)
 
 
@@ -35,7 +35,7 @@ def add(pipe, *indices, failed=False):
 
 def test_rows_arrive_as_they_were():
     """Columns must come back as rows, with values of tables and marks of repeated ids."""
-    error = BadCells({"a": 1}, None)
+    error = BadValues({"a": 1}, None)
     rows = [Record(3, "line 4", b"{}", 2), Record(9, "row 10", {"id": 1}, 5, 1), Record(11, "row 12", error, 7)]
     read, packed = Chunk.of(rows), Chunk.of(rows).pack()
     for chunk in (read, packed):
@@ -71,7 +71,7 @@ def test_results_wait_for_a_moment_only(pipe):
 def test_an_idle_worker_has_sent_all(pipe):
     """The parent waits for these rows before it ends the job, and the worker for the parent."""
     heard = iter([None, m.End()])
-    link = SimpleNamespace(hear=lambda timeout: next(heard))
+    link = SimpleNamespace(receive=lambda timeout: next(heard))
     rows = child._rows(link, None, pipe.pipe, lambda: False)
     add(pipe.pipe, 0)
     add(pipe.pipe, 1)

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from rosebatch.config import RunConfig
-from rosebatch.engine.stats import EngineStats
+from rosebatch.config.run import RunConfig
+from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.pool import Pool
 
@@ -18,7 +18,7 @@ class Process:
     def __init__(self):
         self.told, self.killed = [], False
 
-    def tell(self, message):
+    def send(self, message):
         self.told.append(type(message))
 
     def kill(self):
@@ -76,13 +76,13 @@ def test_a_silent_worker_beside_a_busy_one(pool, monkeypatch):
     """It was looked for only while no message came, and so never beside others that work."""
     for worker in pool.workers:
         worker.ready, worker.begun, worker.heard = READY, True, time.perf_counter() - 9
-    hear = pool._hear
+    receive = pool._receive
 
     def and_again(number, message):
-        hear(number, message)
+        receive(number, message)
         pool._inbox.put((1, 0, m.Beat()))
 
-    monkeypatch.setattr(pool, "_hear", and_again)
+    monkeypatch.setattr(pool, "_receive", and_again)
     and_again(1, m.Beat())
     rounds = iter(range(1000))
     pool.wait(lambda: pool.workers[0].process.killed or next(rounds) == 999)
@@ -101,9 +101,9 @@ def test_a_worker_that_is_ready_after_the_last_row(pool):
     task = Task()
     pool.begin(task)
     pool.end()
-    pool._hear(1, READY)
+    pool._receive(1, READY)
     assert (task.joined, told(pool, 0), told(pool, 1)) == ([0], [m.Begin, m.End], [])
-    pool._hear(0, m.Done(EngineStats(), {}, None))
+    pool._receive(0, m.Done(EngineStats(), {}, None))
     pool.forget()
     following = Task()
     pool.begin(following)
@@ -113,7 +113,7 @@ def test_a_worker_that_is_ready_after_the_last_row(pool):
 def test_a_model_is_loaded_once(pool):
     """A worker that was told twice took the second for a question, and died."""
     pool.workers[0].ready = None
-    pool._hear(0, READY)
+    pool._receive(0, READY)
     pool.load()
     pool.load()
     assert (told(pool, 0), told(pool, 1)) == ([m.Load], [m.Load])
@@ -124,7 +124,7 @@ def test_the_clock_of_another_machine(pool):
     pool.begin(Task())
     begun = time.perf_counter()
     stats = EngineStats(first_token_time=2.5)
-    pool._hear(0, m.Done(stats, {}, None))
+    pool._receive(0, m.Done(stats, {}, None))
     assert pool.workers[0].done.stats.first_token_time == pytest.approx(begun + 2.5, abs=0.5)
 
 
@@ -169,8 +169,8 @@ def test_a_death_after_the_last_row(pool, monkeypatch):
     monkeypatch.setattr(pool, "_spawn", lambda number: None)
     pool.begin(Task())
     pool.end()
-    pool._hear(1, READY)
-    pool._hear(1, None)
+    pool._receive(1, READY)
+    pool._receive(1, None)
     assert [worker.deaths for worker in pool.workers] == [0, 1]
 
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from rosebatch.errors import UserError
+from rosebatch.core.errors import UserError
 from rosebatch.io.columns import Columns
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import FailedRow, PromptRow

@@ -1,0 +1,1 @@
+"""Benchmarks of single parts, and experiments, for developers; not in the wheel."""

@@ -1,0 +1,1 @@
+"""Times of single kernels at the sizes of models, on a GPU."""

@@ -1,0 +1,79 @@
+"""Times a mixture of experts, with the tiles of the table or with all candidates: ``bench.py [sweep]``.
+
+``python -m benchmarks.kernels.experts``. Bytes are those of the active experts' weights, each once, and of the
+rows; operations those of k experts a token. The time includes the sort, and leaves out the router and the final sum.
+"""
+
+import sys
+
+import torch
+
+from benchmarks.kernels.inputs import randn
+from benchmarks.kernels.table import report
+from rosebatch_kernels.common.timing import median_us
+from rosebatch_kernels.experts import kernel, router
+from rosebatch_kernels.experts.tuned import TUNED, Step, Tile
+
+# Experts, experts of a token, H, I, activation, whether there are biases.
+_SHAPES = {
+    "Qwen3-30B-A3B": (128, 8, 2048, 768, "silu_mul", False),
+    "gpt-oss-20b": (32, 4, 2880, 2880, "clamped_swiglu", True),
+}
+_TOKENS = (1, 8, 32, 256, 1024, 4096, 16384)
+_FEW = [
+    Step(0, Tile(rows, *up), Tile(rows, *down))
+    for rows in (16, 32)
+    for up, down in (
+        ((32, 128, 4, 4), (32, 128, 4, 5)),
+        ((32, 64, 4, 6), (64, 64, 4, 6)),
+        ((64, 64, 4, 5), (64, 128, 4, 4)),
+        ((32, 128, 4, 4, True), (64, 128, 4, 4, True)),
+    )
+]
+_MANY = [
+    Step(0, Tile(rows, *up), Tile(rows, *down))
+    for rows, up, down in (
+        (64, (64, 64, 4, 4), (128, 64, 4, 4)),
+        (64, (64, 64, 4, 4, True), (128, 64, 4, 4, True)),
+        (128, (64, 64, 8, 4), (128, 64, 8, 4)),
+        (128, (64, 64, 8, 4, True), (128, 64, 8, 4, True)),
+        (128, (128, 64, 8, 3, True), (256, 64, 8, 3, True)),
+        (128, (128, 64, 8, 4, True), (256, 64, 8, 4, True)),
+        (128, (128, 64, 8, 3), (256, 64, 8, 3)),
+        (64, (128, 64, 8, 4, True), (256, 64, 8, 4, True)),
+    )
+]
+
+
+def main(sweep: bool) -> None:
+    """Write one line for each shape and number of tokens, and with ``sweep`` for each candidate."""
+    for name, (experts, k, size, inner, activation, biased) in _SHAPES.items():
+        gate_up = randn(experts, 2 * inner, size) * size**-0.5
+        down = randn(experts, size, inner) * inner**-0.5
+        up_bias = randn(experts, 2 * inner) if biased else None
+        down_bias = randn(experts, size) if biased else None
+        for tokens in _TOKENS:
+            # Other experts in each call, so that few of them come from the cache.
+            inputs = [(randn(tokens, size), router.route(randn(tokens, experts), k, normalize=True)) for _ in range(4)]
+            active = sum(len(ids.unique()) for _, (ids, _) in inputs) / len(inputs)
+            moved = int(active * 3 * size * inner * 2) + 2 * inputs[0][0].nbytes
+            flops = 6 * tokens * k * size * inner
+            candidates = (_FEW if tokens <= 32 else _FEW[4:] + _MANY if tokens == 256 else _MANY) if sweep else []
+            for step in [TUNED.at(tokens * k // experts, 2), *candidates]:
+                turn = iter(inputs * 1000)
+
+                def call(step: Step = step) -> torch.Tensor:
+                    x, (ids, weights) = next(turn)  # noqa: B023 (called before the next turn)
+                    return kernel.parts(x, ids, weights, gate_up, down, up_bias, down_bias, activation, None, step)  # noqa: B023
+
+                label = f"{name} T={tokens} {tuple(step.up)} {tuple(step.down[1:])}" if sweep else f"{name} T={tokens}"
+                try:
+                    time = median_us(call, repeats=5, calls=20 if tokens <= 256 else 4)
+                except Exception as error:  # A candidate may need more shared memory than there is.
+                    sys.stdout.write(f"{label}: {type(error).__name__}\n")
+                    continue
+                report(label, time, moved=moved, flops=flops)
+
+
+if __name__ == "__main__":
+    main("sweep" in sys.argv[1:])

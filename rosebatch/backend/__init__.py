@@ -1,1 +1,0 @@
-"""What computes the prompts of an ``LLM``: an engine in this process, or worker processes."""

@@ -1,1 +1,0 @@
-"""Benchmarks that run with ``python -m``, apart from ``rosebatch bench``."""

@@ -1,0 +1,1 @@
+"""Settings of a run: fields and flags, switches, the shape of a model."""

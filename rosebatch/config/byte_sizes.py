@@ -1,0 +1,41 @@
+"""Sizes in bytes, as people write them."""
+
+import re
+from typing import overload
+
+from rosebatch.core.errors import FlagError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``512MiB``, ``4GB`` or a plain number.
+
+    Raises:
+        FlagError: it is no size.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
+    if match is None:
+        raise FlagError(f"{text!r} is no size in bytes: write it like 512MiB or 4GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+@overload
+def in_bytes(size: str | int) -> int: ...
+
+
+@overload
+def in_bytes(size: None) -> None: ...
+
+
+@overload
+def in_bytes(size: str | int | None) -> int | None: ...
+
+
+def in_bytes(size: str | int | None) -> int | None:
+    """A size as the command line or Python gives it, in bytes.
+
+    Raises:
+        FlagError: it is no size.
+    """
+    return parse_size(size) if isinstance(size, str) else size

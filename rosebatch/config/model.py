@@ -1,0 +1,398 @@
+"""The shape of a model."""
+
+import math
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from rosebatch.host.model_files import shown
+
+# Of any size of a model: far above those of all models, and low enough to compute with.
+MAX_SIZE = 2**24
+MAX_LAYERS = 2**12
+# Keys that the filter of HP1 spans: its kernels keep a sum for each in registers.
+_MAX_TAPS = 8
+# Tokens that the convolution before the delta rule spans: a tile of the kernel keeps them.
+_MAX_DELTA_TAPS = 16
+# Experts of a layer: a program of the router holds all their logits.
+_MAX_EXPERTS = 2**12
+# Kernels hold token ids and positions in 32 bits.
+_MAX_ID = 2**31
+_SIZES = (
+    *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads"),
+    *("head_dim", "intermediate_size", "max_model_len"),
+)
+
+
+class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Rotary position embedding: base frequency and how it is stretched past the trained length.
+
+    Names as in transformers' configs. ``linear`` needs ``factor``. ``llama3`` needs it too, with the two frequency
+    factors; ``yarn`` with the two betas. ``longrope`` needs the two lists.
+
+    Attributes:
+        original_max_position_embeddings: trained length, for all kinds but ``linear``.
+        attention_factor: on cos and sin, for ``yarn`` and ``longrope``.
+        truncate: whether yarn rounds the bounds of its ramp to whole channels.
+        short_factor, long_factor: of each channel pair; the second holds where the model's most tokens exceed the
+            trained length.
+    """
+
+    theta: float = 10000.0
+    scaling: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = ("theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        for name in (*names, "attention_factor", "beta_fast", "beta_slow"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a positive number, got {shown(value)}")
+        if self.original_max_position_embeddings > MAX_SIZE:
+            raise ValueError(f"original_max_position_embeddings must be in [1, {MAX_SIZE}]")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor {self.low_freq_factor} must be below high_freq_factor {self.high_freq_factor}"
+            )
+        if self.scaling == "yarn" and self.theta == 1:
+            raise ValueError("theta must not be 1 with yarn")
+        for name in ("short_factor", "long_factor"):
+            factors = getattr(self, name)
+            if (self.scaling == "longrope") is not bool(factors):
+                raise ValueError(f"{name} is {'missing' if not factors else 'for longrope only'}")
+            if any(not 0 < factor < math.inf for factor in factors):
+                raise ValueError(f"{name} must have positive numbers")
+
+
+class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The gate of HP1 attention; the formula is in ``rosebatch_kernels.hp1.reference``.
+
+    Attributes:
+        fir_k: keys that the filter spans, the key itself included.
+        relu_pre: subtract only the positive part of a score from others.
+        clip_min, clip_max: bounds of a weight before its head's factor.
+    """
+
+    fir_k: int = 3
+    relu_pre: bool = True
+    clip_min: float = 0.0
+    clip_max: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fir_k <= _MAX_TAPS:
+            raise ValueError(f"fir_k must be in [1, {_MAX_TAPS}], got {shown(self.fir_k)}")
+        if not (math.isfinite(self.clip_min) and math.isfinite(self.clip_max)):
+            raise ValueError(f"clip_min and clip_max must be finite, got {self.clip_min} and {self.clip_max}")
+        if self.clip_min > self.clip_max:
+            raise ValueError(f"clip_min {self.clip_min} is above clip_max {self.clip_max}")
+
+
+class DeltaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The gated delta rule of some layers; the formula is in ``rosebatch_kernels.gated_delta.decode``.
+
+    Attributes:
+        layers: whether a layer has the rule in place of attention, for each layer.
+        key_heads, value_heads: a key head serves ``value_heads / key_heads`` value heads.
+        key_dim, value_dim: of a head of each kind.
+        taps: tokens that the convolution spans, the token itself included.
+    """
+
+    layers: tuple[bool, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("key_heads", "value_heads", "key_dim", "value_dim"):
+            if not 1 <= getattr(self, name) <= MAX_SIZE:
+                raise ValueError(f"{name} must be in [1, {MAX_SIZE}], got {shown(getattr(self, name))}")
+        if not 1 <= self.taps <= _MAX_DELTA_TAPS:
+            raise ValueError(f"taps must be in [1, {_MAX_DELTA_TAPS}], got {shown(self.taps)}")
+        if self.value_heads % self.key_heads:
+            raise ValueError(f"value_heads {self.value_heads} is no multiple of key_heads {self.key_heads}")
+        if all(self.layers):
+            raise ValueError("a model whose layers all have the delta rule is not supported")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of a sequence's matrices in one layer, which are fp32."""
+        return 4 * self.value_heads * self.key_dim * self.value_dim
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of a sequence's state in one layer, activations of ``itemsize``."""
+        return self.memory_bytes + self.taps * self.channels * itemsize
+
+    @property
+    def channels(self) -> int:
+        """Of q, k and v together, which the convolution mixes over time."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Routed experts in place of the MLP of some layers.
+
+    Attributes:
+        layers: whether a layer has experts, for each layer; the others have a dense MLP of ``intermediate_size``.
+        num_experts: of a layer.
+        experts_per_token: those that a token goes through.
+        expert_size: inner size of an expert.
+        normalize: whether the weights of a token's experts sum to 1.
+        shared_size: inner size of an expert that all tokens go through; 0 for none.
+        shared_gate: whether that has a gate, one number for each token.
+    """
+
+    layers: tuple[bool, ...]
+    num_experts: int
+    experts_per_token: int
+    expert_size: int
+    normalize: bool = True
+    shared_size: int = 0
+    shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_experts <= _MAX_EXPERTS:
+            raise ValueError(f"num_experts must be in [1, {_MAX_EXPERTS}], got {shown(self.num_experts)}")
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise ValueError(f"experts_per_token must be in [1, {self.num_experts}], got {self.experts_per_token}")
+        if not 1 <= self.expert_size <= MAX_SIZE:
+            raise ValueError(f"expert_size must be in [1, {MAX_SIZE}], got {shown(self.expert_size)}")
+        if not 0 <= self.shared_size <= MAX_SIZE:
+            raise ValueError(f"shared_size must be in [0, {MAX_SIZE}], got {shown(self.shared_size)}")
+
+
+# By the class that builds a model: families differ in how a layer is made, or in the names of its tensors.
+Family = Literal[
+    "gpt2",
+    "llama",
+    "mixtral",
+    "gpt_oss",
+    "gemma",
+    "phi3",
+    "olmo2",
+    "glm4",
+    "stablelm",
+    "cohere",
+    "gpt_neox",
+    "starcoder2",
+    "qwen3_next",
+    "qwen3_5",
+    "hp1",
+    "transformers",
+]
+_DELTA_FAMILIES = ("qwen3_next", "qwen3_5")
+_EXPERT_FAMILIES = ("llama", "mixtral", "gpt_oss", *_DELTA_FAMILIES)
+_NOT_OF_DELTA = ("sliding_windows", "attention_scales", "attention_soft_cap")
+_NOT_OF_HP1 = (
+    *("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows", "attention_soft_cap", "logit_soft_cap"),
+    *("sliding_rope", "rotary_layers", "rotary_dim", "parallel_residual"),
+)
+
+
+class KVShape(NamedTuple):
+    """The K and V that one layer keeps of a token."""
+
+    kv_heads: int
+    head_dim: int
+
+
+class TransformersShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The shape of a model that runs by transformers' own code, as far as ``ModelConfig`` has no field for it.
+
+    Attributes:
+        architecture: transformers' class.
+        layer_weights: of the matrices in all layers.
+        active_weights: those of them that a token is multiplied with; fewer where a router chooses experts.
+        kv_shapes: of each layer.
+    """
+
+    architecture: str
+    layer_weights: int
+    active_weights: int
+    kv_shapes: tuple[KVShape, ...]
+
+
+class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The shape of a model: what the engine, the weights and a memory estimate need to know.
+
+    Attributes:
+        family: the class of ``rosebatch.model.registry`` that builds it.
+        max_model_len: most tokens of prompt and completion together.
+        norm_eps: of RMSNorm and LayerNorm; hp1 has none.
+        activation: of the MLP, in transformers' spelling.
+        qkv_bias, out_bias, mlp_bias: whether these projections have a bias (GPT-2 has them all).
+        qk_norm: whether q and k are normalised before the rotation; the family says how.
+        sliding_windows: keys that a query sees, for each layer, 0 for all; empty means all in every layer.
+        attention_scales: factor on q·k, for each layer; empty means head_dim ** -0.5 in every layer.
+        attention_soft_cap, logit_soft_cap: a score or logit x becomes cap · tanh(x / cap); 0 for no cap.
+        rope: None if positions are learned embeddings.
+        sliding_rope: of layers with a sliding window, if it is another one (Gemma 3).
+        rotary_layers: whether a layer has rotary positions, for each layer; empty means all.
+        rotary_dim: the first channels of a head that are rotated; 0 for all. The last pair of an odd number is whole.
+        parallel_residual: whether attention and MLP read the same residual, and both are added to it.
+        embedding_multiplier, residual_multiplier, logit_multiplier: on embeddings (rounded to the dtype of the run), on
+            what a sub-layer adds to the residual, and on logits before their soft cap.
+        hp1: the gate of attention; for that family only.
+        transformers: of the family of that name only; ``intermediate_size`` is then the width of a layer's widest
+            tensor, and ``activation`` and ``norm_eps`` have no meaning.
+        delta: the gated delta rule; for qwen3_next and qwen3_5 only.
+        experts: routed experts; None for a dense MLP in every layer.
+        head: whether it has an output projection; without, it embeds only.
+        dtype: of the checkpoint; the default of a run.
+    """
+
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_model_len: int
+    norm_eps: float = 0.0
+    activation: str
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_windows: tuple[int, ...] = ()
+    attention_scales: tuple[float, ...] = ()
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    rope: RopeConfig | None = None
+    sliding_rope: RopeConfig | None = None
+    rotary_layers: tuple[bool, ...] = ()
+    rotary_dim: int = 0
+    parallel_residual: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+    hp1: HP1Config | None = None
+    transformers: TransformersShape | None = None
+    delta: DeltaConfig | None = None
+    experts: ExpertsConfig | None = None
+    head: bool = True
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            limit = MAX_LAYERS if name == "num_layers" else MAX_SIZE
+            if not 1 <= getattr(self, name) <= limit:
+                raise ValueError(f"{name} must be in [1, {limit}], got {shown(getattr(self, name))}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
+        self._check_rope()
+        for name in ("attention_soft_cap", "logit_soft_cap"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a number >= 0, got {shown(getattr(self, name))}")
+        for name in ("embedding_multiplier", "residual_multiplier", "logit_multiplier"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be finite, got {shown(getattr(self, name))}")
+        for name in ("sliding_windows", "attention_scales", "rotary_layers"):
+            if len(getattr(self, name)) not in (0, self.num_layers):
+                raise ValueError(f"{name} has {len(getattr(self, name))} values for {self.num_layers} layers")
+        if any(not 0 <= window < _MAX_ID for window in self.sliding_windows):
+            raise ValueError(f"a sliding window must be in [0, {_MAX_ID}), got {shown(list(self.sliding_windows))}")
+        # Some models write -1 where they have no end token.
+        if any(not -1 <= token_id < _MAX_ID for token_id in self.eos_token_ids):
+            raise ValueError(f"an end token must be in [0, {_MAX_ID}), got {shown(list(self.eos_token_ids))}")
+        hp1 = self.family == "hp1"
+        if hp1 is (self.hp1 is None):
+            raise ValueError(
+                "hp1 is missing: the gate of attention" if hp1 else f"hp1 has no meaning for {self.family}"
+            )
+        if (self.family == "transformers") is (self.transformers is None):
+            raise ValueError(f"transformers does not fit the family {self.family}")
+        if hp1 is (0 < self.norm_eps < math.inf):
+            raise ValueError("norm_eps has no meaning for hp1" if hp1 else f"norm_eps must be > 0, got {self.norm_eps}")
+        if (self.family in _DELTA_FAMILIES) is (self.delta is None):
+            has = "is missing: the delta rule" if self.delta is None else f"has no meaning for {self.family}"
+            raise ValueError(f"delta {has}")
+        if self.delta and len(self.delta.layers) != self.num_layers:
+            raise ValueError(f"delta.layers has {len(self.delta.layers)} values for {self.num_layers} layers")
+        if self.experts and len(self.experts.layers) != self.num_layers:
+            raise ValueError(f"experts.layers has {len(self.experts.layers)} values for {self.num_layers} layers")
+        if self.experts is not None and self.family not in _EXPERT_FAMILIES:
+            raise ValueError(f"experts has no meaning for {self.family}")
+        if self.experts is None and self.family in ("mixtral", "gpt_oss"):
+            raise ValueError("experts is missing")
+        for name in _NOT_OF_DELTA:
+            if self.delta and getattr(self, name):
+                raise ValueError(f"{name} is not supported for {self.family}")
+        for name in _NOT_OF_HP1:
+            if hp1 and getattr(self, name):
+                raise ValueError(f"{name} is not supported for hp1")
+        if hp1 and self.activation != "relu":
+            raise ValueError(f"activation {self.activation!r} is not supported for hp1: its MLP has relu")
+
+    def _check_rope(self) -> None:
+        if self.rope is None:
+            return
+        if not 0 <= self.rotary_dim <= self.head_dim:
+            raise ValueError(f"rotary_dim must be in [0, {self.head_dim}], got {shown(self.rotary_dim)}")
+        if self.rotary_size > self.head_dim:
+            raise ValueError(f"head_dim {self.head_dim} is odd: rotary positions turn pairs of channels")
+        for rope in (self.rope, self.sliding_rope):
+            if rope and rope.scaling == "longrope":
+                if self.sliding_rope:
+                    raise ValueError("longrope is for all layers alike: sliding_rope is not supported with it")
+                for name in ("short_factor", "long_factor"):
+                    if len(getattr(rope, name)) != self.rotary_size // 2:
+                        count = len(getattr(rope, name))
+                        raise ValueError(f"{name} has {count} values for {self.rotary_size // 2} pairs of channels")
+
+    @property
+    def rotary_size(self) -> int:
+        """Channels of a head that are rotated: whole pairs."""
+        channels = self.rotary_dim or self.head_dim
+        return channels + channels % 2
+
+    @property
+    def kv_shapes(self) -> tuple[KVShape, ...]:
+        """What each layer with a KV cache keeps there."""
+        if self.transformers is not None:
+            return self.transformers.kv_shapes
+        return (KVShape(self.num_kv_heads, self.head_dim),) * (self.num_layers - self.num_delta_layers)
+
+    @property
+    def num_delta_layers(self) -> int:
+        """Layers that keep a state in place of K and V."""
+        return sum(self.delta.layers) if self.delta else 0
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers with routed experts."""
+        return sum(self.experts.layers) if self.experts else 0
+
+    @property
+    def kv_windows(self) -> list[int]:
+        """``sliding_window`` of each layer with a KV cache."""
+        states = self.delta.layers if self.delta else (False,) * self.num_layers
+        return [self.sliding_window(layer) for layer, state in enumerate(states) if not state]
+
+    def sliding_window(self, layer: int) -> int:
+        """Keys a query of this layer sees, its own included; 0 for all."""
+        return self.sliding_windows[layer] if self.sliding_windows else 0
+
+    def layer_rope(self, layer: int) -> RopeConfig | None:
+        """Rotary positions of this layer; None if it has none."""
+        if self.rotary_layers and not self.rotary_layers[layer]:
+            return None
+        return self.sliding_rope if self.sliding_rope and self.sliding_window(layer) else self.rope
+
+    def attention_scale(self, layer: int) -> float:
+        """Factor on q·k in this layer."""
+        return self.attention_scales[layer] if self.attention_scales else self.head_dim**-0.5

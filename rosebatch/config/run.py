@@ -1,0 +1,228 @@
+"""How a run is set up, and how its settings look on the command line."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+
+from rosebatch.config.byte_sizes import in_bytes, parse_size
+from rosebatch.config.switches import SWITCH_NAMES
+
+Sampler = Literal["rosebatch", "flashinfer"]
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "float16", "bfloat16"]
+LoadFormat = Literal["auto", "dummy"]
+ModelImpl = Literal["auto", "rosebatch", "transformers"]
+InputFormat = Literal["auto", "jsonl", "openai", "parquet", "arrow", "csv"]
+GenerationConfig = Literal["none", "auto"]
+ToolCallParser = Literal["auto", "gpt_oss", "hermes", "llama3", "mistral", "qwen3_coder"]
+ReasoningParser = Literal["auto", "none", "gpt_oss", "mistral", "think"]
+EncodingFormat = Literal["float", "base64"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How a field of a config looks on the command line; ``rosebatch.cli.options`` makes flags of these.
+
+    Attributes:
+        help: one line for people.
+        panel: of the help text.
+        names: where the flag is not called like the field.
+        least: of a number.
+        metavar: of the value.
+        rare: whether only ``--help-all`` shows it.
+    """
+
+    help: str
+    panel: str = ""
+    names: tuple[str, ...] = ()
+    minimum: int | None = None
+    metavar: str | None = None
+    rare: bool = False
+
+
+# A day. Longer ones would overflow a timer.
+MAX_GRAMMAR_SECONDS = 86_400
+# Workers show a sign of life once a second.
+MIN_WORKER_TIMEOUT = 3
+
+MODEL, SAMPLING, LIMITS, SWITCHES = "Model", "Sampling", "Limits", "Switches (all on by default)"
+EMBEDDING = "Embeddings"
+DEVICES = "Several GPUs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Which model runs, on what, and within which limits. Filled by the command line or by Python, handed down whole.
+
+    Attributes:
+        switches: by name, True or False; others have their defaults. See ``config.switches.Switches``.
+
+    Raises:
+        ValueError: a value outside its range, named in the message.
+    """
+
+    model: Annotated[str | None, Flag("Hub id, folder, .gguf, or .toml of shapes.", MODEL)] = None
+    revision: Annotated[str | None, Flag("Branch, tag or commit of a hub id.", MODEL)] = None
+    dtype: Annotated[DType, Flag("float32, float16 or bfloat16.", MODEL, metavar="DTYPE")] = "auto"
+    device: Annotated[Device, Flag("Default: the GPU if there is one.", MODEL)] = "auto"
+    load_format: Annotated[LoadFormat, Flag("'dummy' runs random weights.", MODEL, rare=True)] = "auto"
+    model_impl: Annotated[
+        ModelImpl, Flag("'transformers' runs any decoder by transformers' own code.", MODEL, rare=True)
+    ] = "auto"
+    tokenizer: Annotated[str | None, Flag("Folder or hub id of another tokenizer.", MODEL, rare=True)] = None
+    chat_template: Annotated[
+        str | None, Flag("Jinja file in place of the model's template.", MODEL, metavar="FILE", rare=True)
+    ] = None
+    tool_call_parser: Annotated[
+        ToolCallParser, Flag("How the model writes tool calls. Default: by its template.", MODEL, rare=True)
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParser, Flag("How chats write reasoning. Default: by the model's template.", MODEL, rare=True)
+    ] = "auto"
+    served_model_name: Annotated[str | None, Flag("The model's name in reports and responses.", MODEL, rare=True)] = (
+        None
+    )
+    generation_config: Annotated[GenerationConfig, Flag("'auto': the model's defaults.", SAMPLING)] = "none"
+    sampler: Annotated[
+        Sampler,
+        Flag("'flashinfer' needs that package. Sampled answers then depend on the batch.", SAMPLING, rare=True),
+    ] = "rosebatch"
+    data_parallel_size: Annotated[
+        int | Literal["auto"],
+        Flag(
+            "Processes, each on a GPU of its own; auto: all GPUs. Default: 1.",
+            DEVICES,
+            ("--data-parallel-size", "-dp"),
+            metavar="N|auto",
+        ),
+    ] = 1
+    tensor_parallel_size: Annotated[
+        int,
+        Flag(
+            "GPUs that hold the model together, if one is too small. Default: 1.",
+            DEVICES,
+            ("--tensor-parallel-size", "-tp"),
+            metavar="N",
+        ),
+    ] = 1
+    ray: Annotated[
+        str | None,
+        Flag(
+            "Run these processes on a Ray cluster: its address, auto, or local.",
+            DEVICES,
+            metavar="ADDRESS|auto|local",
+            rare=True,
+        ),
+    ] = None
+    worker_timeout: Annotated[
+        float, Flag("Seconds without a sign of life after which such a process is replaced.", DEVICES, rare=True)
+    ] = 600.0
+    max_model_len: Annotated[int | None, Flag("Most tokens of prompt and answer.", LIMITS)] = None
+    max_prompt_bytes: Annotated[
+        str | int, Flag("Longest prompt. Default: 8MiB.", LIMITS, metavar="SIZE", rare=True)
+    ] = "8MiB"
+    max_num_seqs: Annotated[
+        int | Literal["auto"],
+        Flag("Sequences at a time. Default: by memory; in bench 256.", LIMITS, metavar="N|auto"),
+    ] = "auto"
+    max_num_batched_tokens: Annotated[
+        int | None,
+        Flag("Most tokens in a step. Default: 16384 on a GPU, 1024 on a CPU.", LIMITS, rare=True),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        Flag("Tokens in a KV cache block. Default: 64 on a GPU, 16 on a CPU.", LIMITS, rare=True),
+    ] = None
+    kv_cache_memory: Annotated[
+        str | int | None, Flag("Size of the KV cache, such as 4GiB.", LIMITS, metavar="SIZE")
+    ] = None
+    gpu_memory_utilization: Annotated[float, Flag("Shard of the GPU. Default: 0.9.", LIMITS)] = 0.9
+    max_inflight_bytes: Annotated[
+        str | int, Flag("Host memory for rows under way. Default: 1GiB.", LIMITS, metavar="SIZE", rare=True)
+    ] = "1GiB"
+    grammar_timeout: Annotated[
+        float, Flag("Most seconds to compile a row's schema or regex. Default: 10.", LIMITS, rare=True)
+    ] = 10.0
+    grammar_memory: Annotated[
+        str | int, Flag("Most memory to compile one. Default: 2GiB.", LIMITS, metavar="SIZE", rare=True)
+    ] = "2GiB"
+    switches: Mapping[str, bool | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name, kind in _KINDS.items():
+            try:
+                msgspec.convert(getattr(self, name), kind)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{name}: {error}") from None
+        for name, minimum in _MINIMA.items():
+            value = getattr(self, name)
+            if isinstance(value, int) and value < minimum:
+                raise ValueError(f"{name} must be >= {minimum}, got {value}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if not self.worker_timeout >= MIN_WORKER_TIMEOUT:
+            raise ValueError(f"worker_timeout must be >= {MIN_WORKER_TIMEOUT}, got {self.worker_timeout}")
+        if not 0 < self.grammar_timeout <= MAX_GRAMMAR_SECONDS:
+            raise ValueError(f"grammar_timeout must be in (0, {MAX_GRAMMAR_SECONDS}], got {self.grammar_timeout}")
+        for name, minimum in _MIN_SIZES.items():
+            if in_bytes(value := getattr(self, name)) < minimum:
+                raise ValueError(f"{name} must be >= {minimum}, got {value}")
+        if isinstance(self.kv_cache_memory, str):
+            parse_size(self.kv_cache_memory)
+
+    @classmethod
+    def of(cls, model: str | None, **settings: Any) -> "RunConfig":
+        """From keywords: fields, and switches by name.
+
+        Raises:
+            ValueError: there is no such setting, or its value is impossible.
+        """
+        own = {f.name for f in fields(cls)} - {"model", "switches"}
+        switches = {name: value for name, value in settings.items() if name in SWITCH_NAMES}
+        unknown = settings.keys() - own - switches.keys()
+        if unknown:
+            name = min(unknown)
+            near = get_close_matches(name, [*own, *SWITCH_NAMES], n=1)
+            raise ValueError(f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else ""))
+        for name, value in switches.items():
+            if not isinstance(value, bool | None):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
+        values: dict[str, Any] = {n: str(v) if isinstance(v, Path) else v for n, v in settings.items() if n in own}
+        return cls(model=model, switches=switches, **values)
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """``kv_cache_memory`` in bytes."""
+        return in_bytes(self.kv_cache_memory)
+
+
+_KINDS = {f.name: f.type for f in fields(RunConfig)}
+_MINIMA = {
+    "data_parallel_size": 1,
+    "tensor_parallel_size": 1,
+    "max_model_len": 2,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "block_size": 1,
+    "kv_cache_memory": 0,
+}
+# In bytes; a smaller one would be a mistake.
+_MIN_SIZES = {"max_prompt_bytes": 1, "max_inflight_bytes": 2**20, "grammar_memory": 2**20}
+_CHOICES = {
+    name: get_args(kind)
+    for name, kind in {
+        "dtype": DType,
+        "device": Device,
+        "load_format": LoadFormat,
+        "model_impl": ModelImpl,
+        "generation_config": GenerationConfig,
+        "sampler": Sampler,
+    }.items()
+}

@@ -1,0 +1,1 @@
+"""Types and errors that all packages share; it imports none of them."""

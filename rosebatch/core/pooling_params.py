@@ -1,0 +1,51 @@
+"""How the hidden states of a prompt become one vector."""
+
+from dataclasses import dataclass, fields
+from typing import Literal, Self, get_args
+
+Pooling = Literal["last", "mean"]
+# Larger than any hidden state.
+_MAX_DIMENSIONS = 2**24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    """What an embedding is made of; None leaves it to the model.
+
+    The hidden states are those behind the model's last norm. The vector is cut first and normalised then.
+
+    Attributes:
+        pooling: the state of the last token, or the mean over all tokens. A model that says nothing: ``last``.
+        normalize: whether the vector has length 1. A model that says nothing: True.
+        dimensions: numbers of the vector that are kept, the first ones; None for all (source: Kusupati et al. 2022,
+            Matryoshka Representation Learning).
+        prompt_name: which of the model's own texts stands in front of each text, such as ``query``.
+
+    Raises:
+        ValueError: a value outside its range, named in the message.
+    """
+
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None
+    prompt_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.pooling not in (None, *get_args(Pooling)):
+            raise ValueError(f"pooling must be {' or '.join(get_args(Pooling))}, got {self.pooling!r}")
+        if not isinstance(self.normalize, bool | None):
+            raise ValueError(f"normalize must be True or False, got {self.normalize!r}")
+        given = self.dimensions
+        if given is not None and (type(given) is not int or not 1 <= given <= _MAX_DIMENSIONS):
+            raise ValueError(f"dimensions must be an integer in [1, {_MAX_DIMENSIONS}], got {given!r}")
+        if not isinstance(self.prompt_name, str | None):
+            raise ValueError(f"prompt_name must be a text, got {self.prompt_name!r}")
+
+    def over(self, defaults: Self) -> Self:
+        """These, with the defaults for what they leave open."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return type(self)(**{name: getattr(defaults, name) if own[name] is None else own[name] for name in own})
+
+
+# Of a model that says nothing.
+PLAIN = PoolingParams(pooling="last", normalize=True)

@@ -1,0 +1,151 @@
+"""What the engine is asked and what it answers: token ids in, token ids out. It knows nothing of rows or texts."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import eq
+from typing import Any, NamedTuple, Protocol, Self, overload
+
+from rosebatch.core.errors import RowError
+from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.sampling_params import GREEDY, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt.
+
+    Attributes:
+        id: chosen by the caller, who finds the completions by it; unique among unfinished requests.
+        prompt_token_ids: at least one token.
+        sampling: ``n`` completions are generated.
+        pooling: the prompt is embedded, and nothing generated; None for no embedding.
+    """
+
+    id: int
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = GREEDY
+    pooling: PoolingParams | None = None
+
+
+class Logprobs(NamedTuple):
+    """The log-probability of one token, and the likeliest tokens at its position with theirs, likeliest first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+# Of a token with its log-probability, or one of its likeliest tokens, in ``PackedLogprobs``.
+LOGPROB_BYTES = 8
+
+
+class PackedLogprobs(Sequence[Logprobs]):
+    """Log-probabilities of tokens in a tenth of the memory of their objects, which are made when they are read.
+
+    They are numbers of fp32, and every token has equally many likeliest ones.
+    """
+
+    def __init__(self, logprobs: Iterable[Logprobs] = ()) -> None:
+        self._ids = array("i")
+        self._values = array("f")
+        self._width = 1
+        self.extend(logprobs)
+
+    def extend(self, logprobs: Iterable[Logprobs]) -> None:
+        """Append those of further tokens."""
+        for token_id, logprob, top in logprobs:
+            self._width = 1 + len(top)
+            self._ids.append(token_id)
+            self._values.append(logprob)
+            for other, value in top:
+                self._ids.append(other)
+                self._values.append(value)
+
+    def __len__(self) -> int:
+        return len(self._ids) // self._width
+
+    @overload
+    def __getitem__(self, at: int) -> Logprobs: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Logprobs]: ...
+
+    def __getitem__(self, at: int | slice) -> Logprobs | Sequence[Logprobs]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(*at.indices(len(self)))]
+        number = range(len(self))[at]
+        own = slice(number * self._width, (number + 1) * self._width)
+        ids, values = self._ids[own], self._values[own]
+        return Logprobs(ids[0], values[0], tuple(zip(ids[1:], values[1:], strict=True)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class StopMatcher(Protocol):
+    """Watches the generated tokens of one sequence for its stop strings."""
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next generated token; True once a stop string has appeared."""
+        ...
+
+
+class Constraint(Protocol):
+    """Keeps the tokens of one sequence to a grammar, or to a budget. Not thread-safe."""
+
+    @property
+    def error(self) -> str | None:
+        """Why the completion ended before it matched; None if nothing went wrong."""
+        ...
+
+    @classmethod
+    def fill_all(cls, constraints: Sequence[Self], masks: Any) -> None:
+        """Write which tokens may come next.
+
+        Args:
+            constraints: one for each of R sequences.
+            masks: numpy ``[R, ceil(V / 32)]`` int32; token 0 is the lowest bit of the first word.
+        """
+        ...
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next generated token; True if no token may follow it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One completion of a request; times are seconds on the clock of ``time.perf_counter``.
+
+    Attributes:
+        request: the request as it was added.
+        sample: which of the request's ``n`` completions this is, from 0.
+        cached_tokens: prompt tokens that came from the prefix cache.
+        arrival_time: when the request came.
+        token_times: when each token was known to the host. Tokens of one decode window have the same time.
+        prompt_logprobs: of the prompt's tokens from the second on; only the first sample has them.
+        finish_reason: ``stop``, ``length``, ``error``, or ``embedded``.
+        embedding: of the prompt, fp32, if that was asked for.
+        error: why it cannot be used: it does not match its grammar, or its logits are not finite. None if it can.
+    """
+
+    request: Request
+    sample: int
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    cached_tokens: int
+    arrival_time: float
+    finish_time: float
+    token_times: Sequence[float] = ()
+    logprobs: Sequence[Logprobs] = ()
+    prompt_logprobs: tuple[Logprobs, ...] = ()
+    embedding: "array[float] | None" = None
+    error: RowError | None = None
+
+    @property
+    def first_token_time(self) -> float:
+        """When the first token was known; without any, when the completion ended."""
+        return self.token_times[0] if self.token_times else self.finish_time

@@ -1,0 +1,240 @@
+"""How the tokens of a completion are chosen, and when it ends."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+MAX_LOGPROBS = 20
+MAX_SAMPLES = 1024
+# As good as no limit: sequences end at the model's length. A prompt's length added to it fits 32 bits.
+MAX_TOKENS = 2**30
+# What a device holds as 32-bit numbers. A larger top-k keeps all tokens; a higher temperature makes all equally likely.
+_MAX_TOP_K = 2**31 - 1
+_HOTTEST = 1e30
+# Beyond these, logits would overflow.
+_MAX_BIAS = 1e28
+_PENALTIES = (1e-9, 1e9)
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What a completion has to match, as the user wrote it.
+
+    Attributes:
+        kind: of grammar.
+        source: a JSON schema as JSON, a regular expression, the choices as a JSON list, or a grammar in llguidance's
+            dialect of Lark; empty for ``json_object``.
+    """
+
+    kind: GrammarKind
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one completion are chosen and when it ends.
+
+    Logits are changed in this order: ``logit_bias``, ``repetition_penalty``, ``frequency_penalty`` and
+    ``presence_penalty``, ``min_tokens``, ``grammar``; then the filters apply, each to what the one before left:
+    temperature, top-k, top-p, min-p.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        top_p: keep the smallest set of likeliest tokens whose probabilities sum to at least this; 1 keeps all.
+        min_p: drop tokens less likely than this share of the likeliest one; 0 keeps all.
+        max_tokens: most tokens to generate. No limit is beyond ``MAX_TOKENS``, here or in ``min_tokens``.
+        seed: every random number is a function of this and the token's position alone. None lets the library or job
+            choose one for each prompt; the engine takes it as 0.
+        stop: strings that end the completion; the text ends before the first of them. One string will do.
+        stop_token_ids: tokens that end the completion, beside the model's own end tokens.
+        ignore_eos: continue past the model's end tokens.
+        n: completions of one prompt, each with its own random numbers.
+        min_tokens: no end token is generated, and no stop string counts, before so many tokens.
+        presence_penalty: subtracted from the logit of every generated token.
+        frequency_penalty: subtracted once for each time the token was generated.
+        repetition_penalty: divides a positive logit, multiplies a negative one, of every token in the prompt or
+            generated (source: Keskar et al. 2019, CTRL).
+        logit_bias: pairs of token id and the number added to its logit; a mapping will do.
+        logprobs: report the log-probability of each generated token and of so many likeliest ones at its position. They
+            are of the model's own logits, before any of the above. None for no report.
+        prompt_logprobs: the same for the prompt's tokens from the second on.
+        grammar: what the completion has to match.
+        bad_words: texts that are never generated, alone or behind a space, as the tokenizer writes them.
+        allowed_token_ids: the only tokens that may be generated; empty allows all.
+        skip_special_tokens: leave special tokens out of the text.
+        include_stop_str_in_output: the text ends behind the stop string, not before it.
+        max_reasoning_tokens: most tokens that the model may think before it answers; needs a model whose reasoning can
+            be told apart. None for no limit.
+
+    Raises:
+        ValueError: a value outside its range, named in the message.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int = 512
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: GrammarSpec | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    max_reasoning_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        self._normalize()
+        for name, rule in self._broken_rules():
+            value = getattr(self, name)
+            raise ValueError(f"{name} must be {rule}, got {list(value) if isinstance(value, tuple) else value!r}")
+        if self.grammar is not None and self.min_tokens:
+            raise ValueError("min_tokens and a grammar exclude each other: the grammar says where it may end")
+
+    def _normalize(self) -> None:
+        """Take what scripts pass: one stop string or a list, a mapping of biases, ``top_k`` -1, ``max_tokens`` None."""
+        for name, (kinds, what) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                raise ValueError(f"{name} must be {what}, got {value!r}")
+        loose: dict[str, Any] = {}
+        if isinstance(self.stop, str):
+            loose["stop"] = (self.stop,)
+        elif not isinstance(self.stop, tuple):
+            loose["stop"] = tuple(self.stop or ())
+        for name in ("stop_token_ids", "bad_words", "allowed_token_ids"):
+            if not isinstance(value := getattr(self, name), tuple):
+                loose[name] = tuple(value or ())
+        if self.logit_bias or not isinstance(self.logit_bias, tuple):
+            loose["logit_bias"] = _bias_pairs(self.logit_bias or ())
+        if self.top_k == -1:
+            loose["top_k"] = 0
+        elif self.top_k > _MAX_TOP_K:
+            loose["top_k"] = _MAX_TOP_K
+        if self.max_tokens is None or self.max_tokens > MAX_TOKENS:
+            loose["max_tokens"] = MAX_TOKENS
+            if MAX_TOKENS < self.min_tokens <= (self.max_tokens or self.min_tokens):
+                loose["min_tokens"] = MAX_TOKENS
+        if _HOTTEST < self.temperature < math.inf:
+            loose["temperature"] = _HOTTEST
+        for name, value in loose.items():
+            # The one way to convert a field of a frozen dataclass before anybody sees it.
+            object.__setattr__(self, name, value)
+
+    def _broken_rules(self) -> Iterator[tuple[str, str]]:
+        """Field, and what it must be. A generator of plain conditions: this runs for every row of a file."""
+        if not 0 <= self.temperature < math.inf:
+            yield "temperature", ">= 0"
+        if self.top_k < 0:
+            yield "top_k", ">= 0 (0 keeps all tokens)"
+        if not 0 < self.top_p <= 1:
+            yield "top_p", "in (0, 1]"
+        if not 0 <= self.min_p <= 1:
+            yield "min_p", "in [0, 1]"
+        if self.max_tokens < 1:
+            yield "max_tokens", ">= 1"
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            yield "seed", "in [0, 2^64)"
+        if not all(isinstance(each, str) and each for each in self.stop):
+            yield "stop", "made of non-empty strings"
+        if any(type(token_id) is not int or token_id < 0 for token_id in self.stop_token_ids):
+            yield "stop_token_ids", "made of integers >= 0"
+        if not all(isinstance(each, str) and each.strip() for each in self.bad_words):
+            yield "bad_words", "made of texts with more than white space"
+        if any(type(token_id) is not int or token_id < 0 for token_id in self.allowed_token_ids):
+            yield "allowed_token_ids", "made of integers >= 0"
+        if not 1 <= self.n <= MAX_SAMPLES:
+            yield "n", f"in [1, {MAX_SAMPLES}]"
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            yield "min_tokens", "in [0, max_tokens]"
+        if not -2 <= self.presence_penalty <= 2:
+            yield "presence_penalty", "in [-2, 2]"
+        if not -2 <= self.frequency_penalty <= 2:
+            yield "frequency_penalty", "in [-2, 2]"
+        if not _PENALTIES[0] <= self.repetition_penalty <= _PENALTIES[1]:
+            yield "repetition_penalty", "in [1e-9, 1e9]"
+        if not all(-_MAX_BIAS <= bias <= _MAX_BIAS for _, bias in self.logit_bias):
+            yield "logit_bias", "made of numbers in [-1e28, 1e28]"
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            yield "logprobs", f"in [0, {MAX_LOGPROBS}]"
+        if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MAX_LOGPROBS:
+            yield "prompt_logprobs", f"in [0, {MAX_LOGPROBS}]"
+        if self.max_reasoning_tokens is not None and self.max_reasoning_tokens < 0:
+            yield "max_reasoning_tokens", ">= 0"
+
+    def given(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+
+    @property
+    def bans(self) -> bool:
+        """Whether tokens or words are ruled out."""
+        return bool(self.bad_words or self.allowed_token_ids)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken at every step."""
+        return self.temperature == 0.0
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether logits depend on which tokens the prompt or the completion has."""
+        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty
+        return penalties != (0.0, 0.0, 1.0)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before tokens are filtered and chosen, but for a grammar."""
+        return self.penalizes or bool(self.logit_bias) or self.min_tokens > 0
+
+
+_NUMBER, _INTEGER, _OPTIONAL_INTEGER = (int, float), (int,), (int, type(None))
+_SEQUENCE = (tuple, list, type(None))
+# What each field may be given as.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(
+        ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        (_NUMBER, "a number"),
+    ),
+    **dict.fromkeys(("top_k", "n", "min_tokens"), (_INTEGER, "an integer")),
+    **dict.fromkeys(
+        ("max_tokens", "seed", "logprobs", "prompt_logprobs", "max_reasoning_tokens"),
+        (_OPTIONAL_INTEGER, "an integer or None"),
+    ),
+    "stop": ((str, *_SEQUENCE), "a string or a list of strings"),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), (_SEQUENCE, "a list of token ids")),
+    "bad_words": (_SEQUENCE, "a list of texts"),
+    **dict.fromkeys(("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"), ((bool,), "True or False")),
+    "logit_bias": ((tuple, Mapping, type(None)), "a mapping of token ids to numbers"),
+    "grammar": ((GrammarSpec, type(None)), "a GrammarSpec or None"),
+}
+
+
+def _bias_pairs(given: Any) -> tuple[tuple[int, float], ...]:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        found = tuple((int(token_id), bias) for token_id, bias in pairs)
+        if all(isinstance(bias, _NUMBER) for _, bias in found):
+            return found
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"logit_bias must be {_KINDS['logit_bias'][1]}, got {given!r}")
+
+
+# The defaults.
+GREEDY = SamplingParams()

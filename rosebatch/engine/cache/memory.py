@@ -1,0 +1,195 @@
+"""Divides a device's memory, once the weights are in it, between the KV cache and what a step needs."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from rosebatch.config.model import KVShape, ModelConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import FlagError
+from rosebatch.engine.cache.kv_cache import bytes_per_block
+from rosebatch.engine.cache.windows import max_blocks, window_groups
+
+# Default tokens of a step. On a CPU, a step's activations should fit its caches: 1024 tokens at a time prefill
+# 1.4 times as fast as 4096 (docs/performance.md).
+_BATCHED_TOKENS = {"cuda": 16384, "cpu": 1024}
+# On a small GPU, steps get smaller until one takes no more than this share of the free memory.
+_FEWEST_TOKENS = 2048
+_STEP_SHARE = 0.25
+# Sequences at a time, if memory decides: so many tokens of the KV cache are there for each.
+_SLOT_TOKENS = 1024
+_MIN_SLOTS, _MAX_SLOTS = 256, 1024
+# Shard of a CPU's free memory that the KV cache takes.
+_CPU_SHARE = 0.25
+_CPU_MOST = 4 << 30
+
+
+class KVGroup(NamedTuple):
+    """Layers with the same sliding window: their number, and the blocks of each. A window of 0 is full attention."""
+
+    window: int
+    layers: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The KV cache, and most tokens and sequences of a step.
+
+    Attributes:
+        groups: of its layers, see ``window_groups``.
+        group_of: the number of each layer's group.
+    """
+
+    groups: tuple[KVGroup, ...]
+    group_of: tuple[int, ...]
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+def plan_memory(
+    config: ModelConfig,
+    kv_shapes: Sequence[KVShape],
+    limits: RunConfig,
+    block_size: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    state_bytes: int = 0,
+    windows: Sequence[int] | None = None,
+    whole_prompts: bool = False,
+    fused_sampler: bool = True,
+    minimum: Callable[[Sequence[int]], list[int]] = list[int],
+) -> MemoryPlan:
+    """Follow the limits that are given; the device decides the others.
+
+    Args:
+        config: of the model.
+        kv_shapes: what each layer keeps in the KV cache.
+        limits: of the engine.
+        block_size: tokens of a KV cache block.
+        dtype: of activations.
+        kv_dtype: of K and V.
+        device: where the weights already are.
+        state_bytes: that a sequence's states take beside its blocks.
+        windows: the sliding window of each layer; None for full attention in all.
+        whole_prompts: whether a prompt is computed in one step, however long.
+        fused_sampler: without it, sampling takes several times the memory of the logits, so memory decides no seats.
+        least: the least of each number over the processes that hold the model: all make the same plan.
+
+    Raises:
+        FlagError: the KV cache has no room for a single block.
+    """
+    gpu = _gpu_memory(device) if device.type == "cuda" else None
+    free = gpu.free if gpu else _free_host_memory()
+    tokens = batched_tokens(limits, device.type)
+    slots = min_slots(limits)
+    if gpu:
+        step = step_bytes(config, tokens, slots, dtype)
+        while not limits.max_num_batched_tokens and tokens > _FEWEST_TOKENS and step > _STEP_SHARE * free:
+            tokens //= 2
+            step = step_bytes(config, tokens, slots, dtype)
+        # Of all of the GPU, what this process has not taken yet; and never more of what other processes leave.
+        share = limits.gpu_memory_utilization
+        usable = int(min(share * gpu.total - gpu.taken, share * free))
+        if fused_sampler and limits.max_num_seqs == "auto":
+            row = -(-_SLOT_TOKENS // block_size) * bytes_per_block(kv_shapes, block_size, kv_dtype) + state_bytes
+            left = limits.kv_cache_bytes or usable - step_bytes(config, tokens, _MAX_SLOTS, dtype)
+            slots = min(max(left // row // 64 * 64, slots), _MAX_SLOTS)
+        memory = usable - step_bytes(config, tokens, slots, dtype)
+    else:
+        memory = min(int(_CPU_SHARE * free), _CPU_MOST) // _sharers(limits)
+    memory = limits.kv_cache_bytes or max(memory - slots * state_bytes, 0)
+    tokens, memory, slots = minimum([tokens, memory, slots])
+    windows, group_of = window_groups(windows or [0] * len(kv_shapes), config.max_model_len)
+    members = [[s for s, group in zip(kv_shapes, group_of, strict=True) if group == n] for n in range(len(windows))]
+    longest = config.max_model_len
+    # A whole prompt may begin at the end of the budget.
+    limit = {"longest": longest, "slots": slots, "chunk": tokens + longest * whole_prompts}
+    sizes = [bytes_per_block(shapes, block_size, kv_dtype) for shapes in members]
+    blocks = share_memory(memory, sizes, [max_blocks(window, block_size, **limit) for window in windows])
+    if min(blocks) < 1 or min(blocks) * block_size < 2:
+        raise FlagError(_no_room(limits, device, memory, block_size, sum(sizes)))
+    groups = tuple(map(KVGroup, windows, map(len, members), blocks))
+    return MemoryPlan(groups, group_of, tokens, slots)
+
+
+def min_slots(limits: RunConfig) -> int:
+    """Sequences at a time, before a GPU's memory allows more."""
+    return _MIN_SLOTS if limits.max_num_seqs == "auto" else limits.max_num_seqs
+
+
+def batched_tokens(limits: RunConfig, device: str) -> int:
+    """Most tokens of a step with prompts, before the memory of a small GPU lowers it."""
+    return limits.max_num_batched_tokens or _BATCHED_TOKENS[device]
+
+
+def share_memory(memory: int, sizes: Sequence[int], limits: Sequence[int]) -> list[int]:
+    """Divide bytes between groups, each with the bytes of a block and the most blocks that it uses.
+
+    All get the same number of blocks, but none more than it uses. So no window group runs out before a full one,
+    however short the sequences are: the memory is never worth less than without groups.
+    """
+    counts = [0] * len(sizes)
+    left = sorted(range(len(sizes)), key=lambda group: limits[group])
+    while left:
+        group = left[0]
+        counts[group] = min(memory // sum(sizes[each] for each in left), limits[group])
+        memory -= counts[group] * sizes[group]
+        del left[0]
+    return counts
+
+
+def _no_room(limits: RunConfig, device: torch.device, memory: int, block_size: int, block: int) -> str:
+    """Which limit left no room for a block, and what to change."""
+    needed = f"a block of {block_size} tokens takes {block} bytes"
+    if limits.kv_cache_bytes:
+        return f"--kv-cache-memory {memory}: {needed}"
+    if device.type == "cuda":
+        left = f"--gpu-memory-utilization {limits.gpu_memory_utilization} leaves {memory} bytes for the KV cache"
+        return f"{left}, {needed}: raise it, or lower --max-num-batched-tokens or --max-num-seqs"
+    return f"the free memory leaves {memory} bytes for the KV cache, {needed}: give --kv-cache-memory"
+
+
+def step_bytes(config: ModelConfig, tokens: int, seqs: int, dtype: torch.dtype) -> int:
+    """Most bytes that a GPU step of so many tokens allocates, logits included; twice, because graphs keep their own."""
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    if config.delta:
+        # The projection, what the convolution makes of it, and the two sides of the tiles' systems.
+        inner = config.delta.value_heads * (2 * config.delta.value_dim + config.delta.key_dim)
+        qkv = max(qkv, 2 * config.delta.channels + 2 * inner)
+    # The MLP's input and both of its inner tensors, or those of the shared expert and what a token's experts make.
+    mlp = 3 * config.intermediate_size
+    if config.experts:
+        routed = config.experts.experts_per_token * (config.experts.expert_size + config.hidden_size)
+        mlp = max(mlp, 3 * config.experts.shared_size + config.hidden_size + routed + config.experts.num_experts)
+    # Beside residuals and norms old and new.
+    wide = mlp + 4 * config.hidden_size + qkv
+    return 2 * (tokens * wide + seqs * config.vocab_size) * dtype.itemsize
+
+
+class _GPUMemory(NamedTuple):
+    """Bytes of a GPU: free, all, and taken by this process, the weights included."""
+
+    free: int
+    total: int
+    taken: int
+
+
+def _gpu_memory(device: torch.device) -> _GPUMemory:
+    return _GPUMemory(*torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device))
+
+
+def _sharers(limits: RunConfig) -> int:
+    """Processes of a run that share the host's memory."""
+    replicas = 1 if limits.data_parallel_size == "auto" else limits.data_parallel_size
+    return replicas * limits.tensor_parallel_size
+
+
+def _free_host_memory() -> int:
+    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        return int(_CPU_MOST / _CPU_SHARE)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

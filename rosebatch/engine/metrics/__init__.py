@@ -1,0 +1,1 @@
+"""What the engine did and how close it came to the least time."""

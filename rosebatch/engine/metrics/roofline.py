@@ -1,0 +1,212 @@
+"""The least time that a workload can take on a device: its floor, from two rates measured on the device.
+
+Memory bounds decode: every step reads each weight once and the K and V of each live sequence once. Of the routed
+experts it reads those that the live tokens reach on average if all experts are equally popular. Arithmetic bounds
+prefill: its matrix and attention products run at the rate of a large bf16 product. In the last layer, only the last
+token of a prompt goes further than its K and V. Nothing else counts, so no engine reaches 100 %.
+"""
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+
+from rosebatch.config.model import ModelConfig
+from rosebatch.model.registry import FAMILIES
+
+_HOST_COPY = 2**27
+_HOST_MATRIX = 1024
+_HOST_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device does at best, per second: bytes copied, matrix operations in bf16 (on a CPU in the run's dtype)."""
+
+    copy: float
+    matmul: float
+
+    def of(self, devices: int) -> "Rates":
+        """Of so many devices together, which share all work and never wait for each other."""
+        return Rates(self.copy * devices, self.matmul * devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Least seconds of a workload."""
+
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Both together: one follows the other."""
+        return self.prefill_s + self.decode_s
+
+
+def measure_rates(device: str) -> Rates | None:
+    """Measure this GPU, once in a process; None on ``cpu``."""
+    if device != "cuda":
+        return None
+    from rosebatch_kernels.common.timing import copy_bandwidth, matmul_rate
+
+    return Rates(copy=copy_bandwidth(), matmul=matmul_rate())
+
+
+def measure_host_rates(dtype: torch.dtype) -> Rates:
+    """Measure this CPU in the dtype of a run; takes a fraction of a second."""
+    source = torch.empty(_HOST_COPY, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    matrix = torch.randn(_HOST_MATRIX, _HOST_MATRIX).to(dtype)
+    copy = min(_seconds(lambda: target.copy_(source)) for _ in range(_HOST_REPEATS))
+    product = min(_seconds(lambda: matrix @ matrix) for _ in range(_HOST_REPEATS))
+    return Rates(copy=2 * _HOST_COPY / copy, matmul=2 * _HOST_MATRIX**3 / product)
+
+
+def weight_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Bytes of a model's matrices."""
+    embedding = config.vocab_size * config.hidden_size
+    experts = config.experts.num_experts if config.experts else 0
+    layers = _parameters(config, experts) if config.transformers is None else config.transformers.layer_weights
+    return int(layers + embedding * (1 if config.tie_word_embeddings else 2)) * itemsize
+
+
+def find_floor(
+    config: ModelConfig,
+    itemsize: int,
+    prompt_lens: Sequence[int],
+    output_lens: Sequence[int],
+    *,
+    max_num_seqs: int,
+    rates: Rates,
+    cached_prefix: int = 0,
+) -> Floor:
+    """The floor of a workload.
+
+    It is too high for an HP1 model, which skips values without weight. Queries see all keys before them, or those in
+    their layer's sliding window.
+
+    Args:
+        config: of the model.
+        itemsize: bytes of a weight and of a K/V element.
+        prompt_lens: tokens of each prompt, the shared prefix included.
+        output_lens: tokens generated for each; prefill yields the first. 0 for a prompt that is embedded.
+        max_num_seqs: so many run at a time; the others follow, the longest first.
+        rates: of the device.
+        cached_prefix: shared first tokens of all prompts, computed once and read once a step.
+    """
+    own_lens = [length - cached_prefix for length in prompt_lens]
+    # No decode step follows either of them.
+    output_lens = [max(1, length) for length in output_lens]
+    chosen = config.experts.experts_per_token if config.experts else 0
+    layers, head = _parameters(config, chosen), config.vocab_size * config.hidden_size
+
+    tokens = cached_prefix + sum(own_lens)
+    last = _behind_keys(config, chosen)
+    products = 2 * (layers - last) * tokens + 2 * (last + head) * len(prompt_lens)
+    live = _live_sequences(output_lens, max_num_seqs)
+    steps = live.total()
+    longest = max((n + o for n, o in zip(own_lens, output_lens, strict=True)), default=0)
+    pairs = keys = 0
+    if last:
+        # In place of all queries of the last layer, those of the last tokens.
+        window = config.kv_windows[-1]
+        pairs = sum(min(n, window or n) for n in prompt_lens)
+        pairs -= _pairs(prompt_lens, cached_prefix, window)
+    for window, count in Counter(config.kv_windows).items():
+        pairs += count * _pairs(prompt_lens, cached_prefix, window)
+        # The step after k generated tokens reads their K and V and the prompt's. A window leaves the prefix behind.
+        prefix_keys = min(cached_prefix, max(window - longest, 0)) if window else cached_prefix
+        own_keys = sum(_seen(n + o - 1, window) - _seen(n, window) for n, o in zip(own_lens, output_lens, strict=True))
+        keys += count * (prefix_keys * steps + own_keys)
+    attention = 4 * config.num_heads * config.head_dim * pairs
+    key_bytes = 2 * config.num_kv_heads * config.head_dim * itemsize
+    weights = sum(count * (_parameters(config, _reached(config, n)) + head) for n, count in live.items())
+    read = weights * itemsize + keys * key_bytes
+    if config.delta:
+        # A decode step reads and writes each sequence's state.
+        read += 2 * config.num_delta_layers * config.delta.memory_bytes * sum(length - 1 for length in output_lens)
+    return Floor(prefill_s=(products + attention) / rates.matmul, decode_s=read / rates.copy)
+
+
+def _parameters(config: ModelConfig, num_experts: float) -> float:
+    """Weights of the layers' matrices with so many routed experts. Norms and biases are too few to count."""
+    if config.transformers is not None:
+        return config.transformers.active_weights
+    # A model with the delta rule has a gate as wide as q.
+    queries = config.num_heads * (3 if config.delta else 2)
+    attention = (queries + 2 * config.num_kv_heads) * config.head_dim
+    columns: float = (config.num_layers - config.num_delta_layers) * attention
+    if config.delta:
+        delta = config.delta
+        columns += config.num_delta_layers * (delta.channels + 2 * delta.value_heads * (delta.value_dim + 1))
+    matrices, dense = FAMILIES[config.family].mlp_matrices, config.num_layers
+    if config.experts:
+        experts, routed = config.experts, sum(config.experts.layers)
+        inner = num_experts * experts.expert_size + experts.shared_size
+        columns += routed * (matrices * inner + experts.num_experts + experts.shared_gate)
+        dense -= routed
+    return config.hidden_size * (columns + dense * matrices * config.intermediate_size)
+
+
+def _behind_keys(config: ModelConfig, num_experts: float) -> float:
+    """Weights of the last layer that do not make K and V; 0 where they are not known, or it keeps a state."""
+    if config.transformers is not None or (config.delta and config.delta.layers[-1]):
+        return 0
+    columns: float = config.num_heads * (3 if config.delta else 2) * config.head_dim
+    matrices = FAMILIES[config.family].mlp_matrices
+    if config.experts and config.experts.layers[-1]:
+        inner = num_experts * config.experts.expert_size + config.experts.shared_size
+        columns += matrices * inner + config.experts.num_experts + config.experts.shared_gate
+    else:
+        columns += matrices * config.intermediate_size
+    return config.hidden_size * columns
+
+
+def _reached(config: ModelConfig, tokens: int) -> float:
+    """Experts of a layer that so many tokens reach on average, if all experts are equally popular."""
+    if config.experts is None:
+        return 0
+    share = config.experts.experts_per_token / config.experts.num_experts
+    return config.experts.num_experts * (1 - (1 - share) ** tokens)
+
+
+def _live_sequences(output_lens: Sequence[int], max_num_seqs: int) -> Counter[int]:
+    """Number of decode steps by their number of live sequences: each step makes one token for every live one.
+
+    The longest begin first, which leaves the fewest steps with empty seats.
+    """
+    free_at = [0] * max_num_seqs
+    changes: Counter[int] = Counter()
+    for length in sorted(output_lens, reverse=True):
+        start = heapq.heapreplace(free_at, free_at[0] + length - 1)
+        changes[start] += 1
+        changes[start + length - 1] -= 1
+    times = sorted(changes)
+    live = accumulate(changes[time] for time in times)
+    steps: Counter[int] = Counter()
+    for (start, end), count in zip(pairwise(times), live, strict=False):
+        steps[count] += end - start
+    return steps
+
+
+def _pairs(prompt_lens: Sequence[int], cached_prefix: int, window: int) -> int:
+    """Queries and the keys that they see in a layer, the prefix's counted once."""
+    of_prefix = _seen(cached_prefix, window)
+    return of_prefix + sum(_seen(n, window) - of_prefix for n in prompt_lens)
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def _seen(queries: int, window: int) -> int:
+    """Keys that the first so many queries of a sequence see together: 1 + 2 + … + queries without a window."""
+    inside = min(queries, window or queries)
+    return inside * (inside + 1) // 2 + (queries - inside) * window

@@ -1,0 +1,93 @@
+"""Counts of a run, for the report."""
+
+from dataclasses import dataclass, field
+
+from rosebatch.engine.metrics.durations import Durations
+from rosebatch.engine.metrics.timeline import Timeline
+from rosebatch.engine.plan import DecodeWindow, StepPlan, StepResult
+
+_COUNTS = (
+    *("steps", "decode_steps", "syncs", "graph_replays", "graph_captures", "preemptions", "computed_tokens"),
+    *("copied_blocks", "max_running", "max_blocks_used", "prefill_seconds", "decode_seconds"),
+)
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters over all steps; seconds are those in which the device was busy.
+
+    Attributes:
+        first_token_time: on the clock of ``time.perf_counter``; None before it.
+        itl: inter-token latency, seconds between two moments at which tokens of a completion were known. The tokens of
+            one decode window are known together and count once.
+    """
+
+    steps: int = 0
+    decode_steps: int = 0
+    syncs: int = 0
+    graph_replays: int = 0
+    graph_captures: int = 0
+    preemptions: int = 0
+    computed_tokens: int = 0
+    copied_blocks: int = 0
+    max_running: int = 0
+    max_blocks_used: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    first_token_time: float | None = None
+    itl: Durations = field(default_factory=Durations)
+    timeline: Timeline = field(default_factory=Timeline)
+    _began: float | None = None
+
+    def record(self, plan: StepPlan, result: StepResult, now: float, *, blocks_used: int, live: int) -> None:
+        """Count one plan.
+
+        A sequence that brings several tokens to a step is in its prefill, one that brings a single token decodes. The
+        time of a step with both is divided by their tokens.
+
+        Args:
+            plan: the work.
+            result: what it brought.
+            now: when that was known.
+            blocks_used: of the KV cache, during the work.
+            live: sequences that were running.
+        """
+        if self._began is None:
+            self._began = now - result.seconds
+        steps, lengths = 1, []
+        if isinstance(plan, DecodeWindow):
+            steps = plan.steps
+        else:
+            lengths = [len(chunk.token_ids) for chunk in plan.chunks if len(chunk.token_ids) > 1]
+        self.timeline.add(
+            now - self._began,
+            prompt_tokens=sum(lengths),
+            output_tokens=sum(map(len, result.token_ids)),
+            live=live,
+            blocks=blocks_used,
+        )
+        self.steps += steps
+        prefill = result.seconds * sum(lengths) / plan.num_tokens
+        self.prefill_seconds += prefill
+        self.decode_seconds += result.seconds - prefill
+        if not lengths:
+            self.decode_steps += steps
+        if result.token_ids and self.first_token_time is None:
+            self.first_token_time = now
+        self.syncs += result.syncs
+        self.graph_replays += result.graph_replays
+        self.graph_captures += result.graph_captures
+        self.preemptions += plan.num_preempted
+        self.computed_tokens += plan.num_tokens
+        self.copied_blocks += len(plan.copies)
+        self.max_running = max(self.max_running, plan.num_sequences)
+        self.max_blocks_used = max(self.max_blocks_used, blocks_used)
+
+    def merge(self, other: "EngineStats") -> None:
+        """Add the counts of another engine that worked at the same time: the most of each are added too."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        times = [time for time in (self.first_token_time, other.first_token_time) if time is not None]
+        self.first_token_time = min(times, default=None)
+        self.itl.merge(other.itl)
+        self.timeline.merge(other.timeline)

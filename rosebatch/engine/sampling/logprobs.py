@@ -1,0 +1,116 @@
+"""Log-probabilities of tokens by the model's own logits, as rows of int32 that travel like tokens do.
+
+A row holds the log-probability of the token, ``MAX_LOGPROBS`` ids of likeliest tokens, and their log-probabilities.
+Real numbers are stored as the bits of fp32.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rosebatch.core.request import Logprobs
+from rosebatch.core.sampling_params import MAX_LOGPROBS
+from rosebatch.engine.plan import Chunk, SequenceSpec
+from rosebatch.engine.staging import Staging
+
+ROW = 1 + 2 * MAX_LOGPROBS
+_IDS = slice(1, 1 + MAX_LOGPROBS)
+# Prompt logits held at a time: those of a whole prompt may be larger than everything else.
+_PROMPT_ROWS = 128
+
+
+def logprob_rows(logits: Tensor, tokens: Tensor, limit: int) -> Tensor:
+    """``[S, ROW]`` int32 for tokens ``[S]`` of logits ``[S, V]``, with the ``limit`` likeliest filled in.
+
+    Nothing is fetched from the device, so a CUDA graph can hold it. Nobody reads the row of a token below 0.
+    """
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    rows = torch.zeros(len(logits), ROW, dtype=torch.int32, device=logits.device)
+    rows[:, 0] = logprobs.gather(1, tokens.long().clamp_min(0)[:, None])[:, 0].view(torch.int32)
+    limit = min(limit, logits.shape[1])
+    if limit:
+        values, ids = logprobs.topk(limit)
+        rows[:, 1 : 1 + limit] = ids.int()
+        rows[:, 1 + MAX_LOGPROBS : 1 + MAX_LOGPROBS + limit] = values.contiguous().view(torch.int32)
+    return rows
+
+
+class _Asked(NamedTuple):
+    """A chunk whose prompt's log-probabilities are wanted: its number, its first row, the tokens behind its own."""
+
+    number: int
+    first: int
+    behind: tuple[int, ...]
+    limit: int
+
+
+def prompt_logprobs(
+    chunks: Sequence[Chunk],
+    specs: Mapping[int, SequenceSpec],
+    hidden: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
+    up: Staging,
+    down: Staging,
+) -> Callable[[], dict[int, list[Logprobs]]]:
+    """Begin to fetch what ``StepResult.prompt_logprobs`` holds.
+
+    Args:
+        chunks: of a packed step.
+        specs: of their sequences.
+        hidden: ``[T, H]``, the step's final hidden states.
+        logits_of: hidden states to logits.
+        up, down: copy in stream order.
+
+    Returns:
+        a function that waits for them; it waits for nothing if nobody asks.
+    """
+    asked, first = [], 0
+    for number, chunk in enumerate(chunks):
+        spec = specs[chunk.id]
+        limit, behind = spec.sampling.prompt_logprobs, spec.prompt_token_ids[chunk.start + 1 : chunk.end + 1]
+        if limit is not None and behind:
+            asked.append(_Asked(number, first, behind, limit))
+        first += len(chunk.token_ids)
+    if not asked:
+        return dict
+    lengths = [len(each.behind) for each in asked]
+    (tokens,) = up.send(np.concatenate([np.array(each.behind, np.int64) for each in asked]))
+    parts = []
+    for each, own in zip(asked, tokens.split(lengths), strict=True):
+        states = hidden[each.first : each.first + len(own)]
+        pairs = zip(states.split(_PROMPT_ROWS), own.split(_PROMPT_ROWS), strict=True)
+        parts += [logprob_rows(logits_of(some), ids, each.limit) for some, ids in pairs]
+    fetch = down.fetch(torch.cat(parts))
+
+    def read() -> dict[int, list[Logprobs]]:
+        rows = np.split(fetch(), np.cumsum(lengths)[:-1])
+        return {a.number: read_logprobs(own, a.behind, a.limit) for a, own in zip(asked, rows, strict=True)}
+
+    return read
+
+
+def read_all(
+    rows: np.ndarray, specs: Sequence[SequenceSpec], token_ids: Sequence[Sequence[int]]
+) -> list[list[Logprobs]]:
+    """Each sequence's log-probabilities from rows ``[S, T, ROW]``; an empty list for one that does not ask."""
+    return [
+        [] if (limit := spec.sampling.logprobs) is None else read_logprobs(own, tokens, limit)
+        for own, spec, tokens in zip(rows, specs, token_ids, strict=True)
+    ]
+
+
+def read_logprobs(rows: np.ndarray, token_ids: Sequence[int], limit: int) -> list[Logprobs]:
+    """Read rows ``[T, ROW]`` int32 of these tokens, with their ``limit`` likeliest.
+
+    There are fewer tokens than rows if the sequence ended earlier.
+    """
+    rows = np.ascontiguousarray(rows[: len(token_ids)])
+    ids, reals = rows[:, _IDS][:, :limit].tolist(), rows.view(np.float32)
+    chosen, tops = reals[:, 0].tolist(), reals[:, 1 + MAX_LOGPROBS :][:, :limit].tolist()
+    return [
+        Logprobs(token_id, logprob, tuple(zip(top_ids, top, strict=True)))
+        for token_id, logprob, top_ids, top in zip(token_ids, chosen, ids, tops, strict=True)
+    ]

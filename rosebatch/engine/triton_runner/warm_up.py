@@ -1,0 +1,159 @@
+"""The kernels of a model's first steps, compiled all at once if Triton's cache lacks them.
+
+A launch compiles its kernel and waits, so a model's first steps would compile dozens of kernels one after the other.
+Here the steps are rehearsed before: each launch only tells which kernel it needs. Threads compile these into Triton's
+cache, where the launches of the run find them. Threads are enough, because most of a compilation is not Python. They
+take turns at Python's part: together, all would be through with it when the last one is, and only then begin with the
+compiler's.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock, get_ident
+from typing import Any
+
+import torch
+
+import rosebatch.engine
+import rosebatch.model
+import rosebatch_kernels
+from rosebatch.host.run_once import run_once
+from rosebatch.host.threads import in_background
+
+# More kernels than this are rarely missing, and each thread holds a compiler's memory.
+_MAX_THREADS = 16
+
+
+def triton_cache() -> Path:
+    """Where Triton keeps compiled kernels."""
+    from triton import knobs
+
+    return Path(knobs.cache.dir)
+
+
+def hash_compiler() -> Callable[[], Any]:
+    """Begin to hash Triton's files, half a GB; the returned function waits for that.
+
+    Triton looks for compiled kernels by this hash, so its first launch would make it. The processor is idle while
+    weights are read.
+    """
+    from triton.runtime.cache import triton_key
+
+    return in_background(triton_key)
+
+
+def compile_for(warm_up: Callable[[], None], shape: Any) -> None:
+    """Compile what the launches of ``warm_up`` need, unless that was done before on this machine.
+
+    Of several processes that call this at once, one goes first.
+
+    Args:
+        rehearse: launches kernels, in this thread; they do not run.
+        shape: what decides which kernels these are; its ``repr`` tells two shapes apart.
+    """
+    done = triton_cache() / f"rosebatch-{_digest(shape)}"
+    if done.exists():
+        return
+    with run_once(triton_cache() / "rosebatch.lock"):
+        if done.exists():
+            return
+        count = min(_MAX_THREADS, os.cpu_count() or 1)
+        with _parsing_alone(), ThreadPoolExecutor(count) as threads, _asking(threads):
+            warm_up()
+        with suppress(OSError):
+            done.touch()
+
+
+@contextmanager
+def _asking(threads: ThreadPoolExecutor) -> Iterator[None]:
+    """Meanwhile, a launch in this thread has its kernel compiled unless it is loaded already, and does no more."""
+    from triton import knobs
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    target, asked, here = driver.active.get_current_target(), set[tuple[str, str]](), get_ident()
+    turn = Lock()
+
+    def ask(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        if get_ident() != here:
+            # Another engine's launch: it is real.
+            return False
+        if (fn.name, key) not in asked:
+            asked.add((fn.name, key))
+            # Here, because the function and those it calls are hashed together: threads would do that again.
+            _ = fn.jit_function.cache_key
+            threads.submit(_compile, fn.jit_function, target, compile, turn)
+        # Triton then neither compiles nor launches.
+        return True
+
+    run, before = JITFunction.run, knobs.runtime.jit_cache_hook
+
+    def run_nothing(self: Any, *args: Any, warmup: bool, **options: Any) -> Any:
+        # A loaded kernel would read what others have not computed: numbers of experts, say, or tokens.
+        return run(self, *args, warmup=warmup or get_ident() == here, **options)
+
+    JITFunction.run, knobs.runtime.jit_cache_hook = run_nothing, ask
+    try:
+        yield
+    finally:
+        JITFunction.run, knobs.runtime.jit_cache_hook = run, before
+
+
+@contextmanager
+def _parsing_alone() -> Iterator[None]:
+    """Meanwhile, one thread at a time makes a kernel's syntax tree.
+
+    Python 3.11 counts the depth of trees for all threads together: two at a time can end in a ``SystemError``.
+    """
+    from triton.runtime.jit import JITCallable
+
+    parse, lock = JITCallable.parse, Lock()
+
+    def parse_alone(self: Any) -> Any:
+        with lock:
+            return parse(self)
+
+    JITCallable.parse = parse_alone
+    try:
+        yield
+    finally:
+        JITCallable.parse = parse
+
+
+def _compile(function: Any, target: Any, asked: dict[str, Any], turn: Lock) -> None:
+    """Put a kernel and its launcher into Triton's cache; Python's part of it while it holds ``turn``.
+
+    What fails here fails again at the launch, which says why.
+    """
+    from triton.compiler import ASTSource, compile
+
+    class Source(ASTSource):  # type: ignore[misc]
+        def make_ir(self, *args: Any, **options: Any) -> Any:
+            with turn:
+                return super().make_ir(*args, **options)
+
+    source = Source(function, asked["signature"], asked["constants"], *asked["configs"])
+    options = json.loads(asked["specialization_data"])["options"]
+    kernel = compile(source, target, {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})
+    # Builds the launcher.
+    _ = kernel.run
+
+
+def _digest(shape: Any) -> str:
+    """Of the shape, all versions that decide how it is compiled, the kernels, and the code that launches them."""
+    import triton
+
+    versions = triton.__version__, torch.__version__, platform.python_version(), torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    digest = hashlib.sha256(repr((versions, device, shape)).encode())
+    of_ours = [Path(str(package.__file__)).parent for package in (rosebatch_kernels, rosebatch.engine, rosebatch.model)]
+    files = [file for folder in of_ours for file in folder.rglob("*.py")]
+    for file in sorted((*files, *of_ours[-1].parent.glob("*ops.py"))):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:32]

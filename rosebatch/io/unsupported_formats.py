@@ -1,0 +1,99 @@
+"""Files of data in formats that are not read. Each is named in an error, for skipping it would lose its rows."""
+
+from collections.abc import Iterable, Mapping
+
+from rosebatch.core.errors import UserError
+from rosebatch.io.formats import COMPRESSIONS, READ, table_of
+
+_PACKED = (".bgz", ".lz4", ".br", ".snappy", ".zip", ".tar", ".tgz", ".7z")
+_TABLES = (".xls", ".xlsx", ".ods", ".orc", ".avro")
+_OTHER_JSON = (".json", ".ndjson", ".jsonlines")
+
+# How files begin that hold no lines of text.
+_MAGIC = {
+    b"PK\x03\x04": "a zip archive or a spreadsheet",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"\xd0\xcf\x11\xe0": "an old spreadsheet",
+    b"Obj\x01": "Avro",
+}
+
+_MAX_NAMES = 5
+_WAY_OUT = "convert them to .jsonl or .parquet"
+_ARE_READ = "only JSONL, CSV, Parquet and Arrow are read, text also as .gz, .zst, .bz2 or .xz"
+
+
+def is_visible(name: str) -> bool:
+    """Whether a file or folder counts. Names with a leading dot or underscore are for marks and unfinished files."""
+    return not name.startswith((".", "_"))
+
+
+def is_unsupported_data(name: str) -> bool:
+    """Whether a file holds data in a format that is not read."""
+    name = name.lower()
+    return (
+        is_visible(name)
+        and not name.endswith(READ)
+        and name.endswith((*COMPRESSIONS, *_PACKED, *_TABLES, *_OTHER_JSON))
+    )
+
+
+def require_all_read(source: str, names: Iterable[str], folders: Iterable[str], pattern: str) -> None:
+    """Check that a folder has no data that is skipped.
+
+    Args:
+        source: the folder, for the message.
+        names: of its files.
+        folders: its folders that hold data.
+        pattern: chooses the files that are read, for the message.
+
+    Raises:
+        UserError: it has some.
+    """
+    unread = sorted(filter(is_unsupported_data, names))
+    if inner := sorted(folders):
+        deep = pattern.replace("/*", "/**/*")
+        raise UserError(
+            f"{source}: {_listed([f'{name}/' for name in inner])} would not be read; give {pattern} or {deep}"
+        )
+    if unread:
+        raise UserError(
+            f"{source}: {_listed(unread)} would not be read; {_WAY_OUT}, or give a pattern such as {pattern}"
+        )
+
+
+def kind_of(name: str, head: bytes, *, by_name: bool) -> str | None:
+    """What a file holds that is no JSONL; None if it may be JSONL.
+
+    Args:
+        name: of the file.
+        head: its first bytes, ``b""`` if they are not known.
+        by_name: trust the extension where the first bytes say nothing.
+    """
+    if table := table_of(head):
+        return f"{table.capitalize()}, which needs --input-format {table}"
+    found = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
+    suffix = next((each for each in (*_PACKED, *_TABLES) if name.lower().endswith(each)), None)
+    # The text of a compressed file that is none can be read.
+    if found is None and by_name and suffix and (suffix in _TABLES or not head):
+        return suffix
+    return found
+
+
+def require_lines(kinds: Mapping[str, str | None]) -> None:
+    """Check that every file may be JSONL.
+
+    Args:
+        kinds: of each path, see ``kind_of``.
+
+    Raises:
+        UserError: some are not.
+    """
+    unread = [f"{path} is {kind}" for path, kind in kinds.items() if kind]
+    if unread:
+        raise UserError(f"{_listed(unread)}: {_ARE_READ}; {_WAY_OUT}")
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

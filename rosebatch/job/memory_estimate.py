@@ -1,0 +1,69 @@
+"""How much memory a row takes while it is under way: estimates that are cheap, and the same in every run."""
+
+from collections.abc import Collection
+from sys import getsizeof
+
+from rosebatch.core.request import LOGPROB_BYTES
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.io.parse import Row
+from rosebatch.io.rows import PromptRow
+
+_LISTS = (list, tuple)
+_CONTAINERS = (dict, *_LISTS)
+
+# An integer of Python, and two places that refer to it: a tuple and the list of the engine's first completion.
+_PROMPT_TOKEN = 32 + 2 * 8
+# That list of each further completion.
+_COPIED_TOKEN = 8
+# A token with its log-probability as Python objects, and each of its likeliest tokens. Prompts have these.
+_SCORED_TOKEN, _LIKELY_TOKEN = 200, 128
+# The objects of a row and its sampling parameters.
+_ROW = 2000
+
+
+def row_bytes(row: Row) -> int:
+    """Bytes of a row as it was read."""
+    size = _ROW + _deep_bytes(row.metadata)
+    if isinstance(row, PromptRow):
+        if row.prompt is not None:
+            return size + getsizeof(row.prompt)
+        given = (row.messages, row.prompt_token_ids, row.prompts)
+        size += sum(_deep_bytes(each) for each in given if each)
+        size += _deep_bytes(row.tool_use.tools) if row.tool_use is not None else 0
+    return size
+
+
+def prompt_bytes(sampling: SamplingParams, num_tokens: int, max_model_len: int) -> int:
+    """Bytes of a prompt's token ids, and of the log-probabilities that it may bring.
+
+    Generated tokens do not count: the KV cache bounds those of running completions.
+
+    Args:
+        sampling: its parameters.
+        num_tokens: of the prompt.
+        max_model_len: most tokens of prompt and completion together.
+    """
+    size = num_tokens * (_PROMPT_TOKEN + _COPIED_TOKEN * (sampling.n - 1))
+    if sampling.logprobs is not None:
+        limit = max(0, min(sampling.max_tokens, max_model_len - num_tokens))
+        size += sampling.n * limit * LOGPROB_BYTES * (1 + sampling.logprobs)
+    if sampling.prompt_logprobs is not None:
+        size += num_tokens * (_SCORED_TOKEN + _LIKELY_TOKEN * sampling.prompt_logprobs)
+    return size
+
+
+def _deep_bytes(value: object) -> int:
+    """Bytes of decoded JSON; nothing is assumed of its depth."""
+    size, rest = getsizeof(value), [value]
+    while rest:
+        each = rest.pop()
+        inner: Collection[object] = ()
+        if isinstance(each, dict):
+            size += sum(map(getsizeof, each))
+            inner = each.values()
+        elif isinstance(each, _LISTS):
+            inner = each
+        size += sum(map(getsizeof, inner))
+        # Never the values themselves, of which there may be millions.
+        rest += [found for found in inner if isinstance(found, _CONTAINERS)]
+    return size

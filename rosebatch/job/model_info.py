@@ -1,0 +1,28 @@
+"""What a job has to know of its model, as plain values: they may come from another process."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Decided before anything is loaded.
+
+    Attributes:
+        name: of the model, as results and reports have it.
+        identity: what decides the results of a run, apart from its files: fields of the manifest.
+        sampling: the model's own defaults, as fields of a row.
+        pooling: the model's own, for embeddings; as fields of ``PoolingParams``.
+        prompt_names: of the texts that the model wants in front of what it embeds.
+        refused: why the model cannot do what a job asks for, by ``generate`` and ``embed``.
+        independent: whether no completion depends on its batch.
+    """
+
+    name: str
+    identity: Mapping[str, Any]
+    sampling: Mapping[str, Any]
+    independent: bool
+    pooling: Mapping[str, Any] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    prompt_names: Sequence[str] = ()

@@ -1,0 +1,130 @@
+"""The processes that hold a model, by PyTorch's collectives: NCCL between GPUs, gloo between CPUs."""
+
+import gc
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from threading import Event, Lock, Thread
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from rosebatch.core.errors import FlagError
+from rosebatch.launch.symmetric import AllReduceBuffers
+from rosebatch.ops.ops import AllReduce
+from rosebatch.ops.shard import Shard
+
+_HOST = "127.0.0.1"
+# The others import PyTorch meanwhile, and a slow disk may hold it.
+_TO_JOIN = timedelta(minutes=10)
+# Of a collective. A process that dies is noticed at once, by the end of its connection.
+_TO_WAIT = timedelta(days=1)
+# Bytes of a sum over ranks that the kernel of a norm makes in one shot: each rank reads the parts of all others. More
+# go in two shots. Not between two ranks: there, two shots move as much.
+_IN_ONE_SHOT = 512 << 10
+# Bytes of a sum inside of that kernel. On two and four GPUs it is faster than NCCL at all sizes: a limit of memory.
+_MAX_ALL_REDUCED = 256 << 20
+
+
+# PyTorch 2.13 renamed it.
+_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+
+
+class TorchGroup:
+    """See ``rosebatch.ops.tensor_parallel.Group``.
+
+    Args:
+        shard: of this process.
+        store: where the processes find each other.
+        device: of this process.
+    """
+
+    def __init__(self, shard: Shard, store: TCPStore, device: torch.device) -> None:
+        self.shard = shard
+        self._device = device
+        self._all_reduces: AllReduceBuffers | None = None
+        self._closing, self._aborting = Event(), Lock()
+        if distributed.is_initialized():
+            # Nobody may hold that model any more, and Python not have noticed.
+            gc.collect()
+        if distributed.is_initialized():
+            raise FlagError(f"--tensor-parallel-size {shard.size}: this process has another divided model already")
+        on_gpu = device.type == "cuda"
+        # All processes are on one machine.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # Multicast over NVLink needs rights that containers often lack, and NCCL fails without them.
+        os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+        if on_gpu:
+            # Each process sees all GPUs: PyTorch refuses shared memory of ranks whose GPUs have the same number.
+            torch.cuda.set_device(shard.rank)
+        distributed.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store,
+            rank=shard.rank,
+            world_size=shard.size,
+            timeout=_TO_WAIT,
+            device_id=torch.device("cuda", shard.rank) if on_gpu else None,
+        )
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """See ``Group``."""
+        distributed.all_reduce(tensor)
+        return tensor
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """See ``Group``."""
+        parts = tensor.new_empty(self.shard.size * len(tensor), *tensor.shape[1:])
+        _gather(parts, tensor)
+        return parts.view(self.shard.size, *tensor.shape)
+
+    def all_reduce(self, rows: int, size: int, dtype: torch.dtype) -> AllReduce | None:
+        """See ``Group``."""
+        assert self._all_reduces is not None and self._all_reduces.fits(size, dtype), "see prepare"
+        return self._all_reduces.next(rows)
+
+    def prepare(self, rows: int, size: int, dtype: torch.dtype) -> None:
+        """See ``Group``."""
+        row = size * dtype.itemsize
+        limit = max(1, min(rows, _MAX_ALL_REDUCED // row))
+        few = limit if self.shard.size == 2 else max(1, min(rows, _IN_ONE_SHOT // row))
+        self._all_reduces = AllReduceBuffers(self.shard, few, limit if limit > few else 0, size, dtype, self._device)
+
+    def all_min(self, numbers: Sequence[int]) -> list[int]:
+        """See ``Group``."""
+        found = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        distributed.all_reduce(found, distributed.ReduceOp.MIN)
+        return found.tolist()
+
+    def abandon(self) -> None:
+        """End what waits for another process that is gone. Between CPUs, that fails by itself.
+
+        Returns when no graph holds kernels of NCCL any more.
+        """
+        if self._device.type == "cuda":
+            if self._all_reduces is not None:
+                Thread(target=self._all_reduces.let_go, args=(self._closing,), daemon=True).start()
+            self._abort()
+
+    def close(self) -> None:
+        """Leave the group, whether the others are still there or not. No graph may hold kernels of NCCL."""
+        self._closing.set()
+        if self._device.type == "cuda":
+            self._abort()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    def _abort(self) -> None:
+        with self._aborting:
+            if distributed.is_initialized():
+                distributed.distributed_c10d._abort_process_group()
+
+
+def open_store(size: int) -> TCPStore:
+    """A store for so many processes, at a free port of this machine."""
+    return TCPStore(_HOST, 0, size, is_master=True, timeout=_TO_JOIN, wait_for_workers=False)
+
+
+def find_store(port: int, size: int) -> TCPStore:
+    """The store that another process has opened."""
+    return TCPStore(_HOST, port, size, is_master=False, timeout=_TO_JOIN)

@@ -1,0 +1,280 @@
+"""From a run's config to an engine and a tokenizer that are ready to run."""
+
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rosebatch.config.byte_sizes import in_bytes
+from rosebatch.config.model import ModelConfig
+from rosebatch.config.run import RunConfig
+from rosebatch.config.switches import Switches, flag, without_effect
+from rosebatch.core.errors import FlagError
+from rosebatch.core.pooling_params import PLAIN
+from rosebatch.engine.cache.memory import KVGroup
+from rosebatch.engine.cache.windows import blocks_of_window
+from rosebatch.engine.engine import Engine
+from rosebatch.engine.load import LoadedEngine, load_engine, pick_device
+from rosebatch.engine.triton_runner.runner import TritonRunner
+from rosebatch.model.generation_config import sampling_defaults
+from rosebatch.model.sentence_transformers import pooling_or_refusal, prompts_or_none
+from rosebatch.model.source import ModelSource, find_model, find_tokenizer
+from rosebatch.ops.shard import Shard, require_divisible
+from rosebatch.text.grammar import Grammars
+from rosebatch.text.grammar_check import GrammarLimits
+from rosebatch.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """What is decided before anything is loaded.
+
+    Attributes:
+        config: as it was given.
+        toggles: the switches, resolved for the device.
+        source: the model.
+        tokenizer_folder: None for a .toml of shapes, which works on token ids.
+        seconds: spent on deciding; downloading a model or converting a GGUF file counts.
+    """
+
+    config: RunConfig
+    device: torch.device
+    switches: Switches
+    source: ModelSource
+    tokenizer_folder: Path | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A running engine.
+
+    Attributes:
+        tokenizer: None for a model without one, which works on token ids.
+        grammars: compiles what completions have to match; None without a tokenizer.
+        description: for the report: model, device, sampler, limits and switches as decided.
+        load_seconds: without the imports before it.
+        is_compiled: whether the kernels of plain steps are compiled already.
+    """
+
+    plan: LaunchPlan
+    engine: Engine
+    tokenizer: Tokenizer | None
+    grammars: Grammars | None
+    description: dict[str, Any]
+    load_seconds: float
+    is_compiled: bool = False
+
+
+def launch(config: RunConfig) -> Launched:
+    """Find and load the model, build the engine.
+
+    Raises:
+        UserError: something that was asked for is missing, unreadable or impossible.
+    """
+    return load(plan_launch(config))
+
+
+def plan_launch(config: RunConfig, *, quiet: bool = False) -> LaunchPlan:
+    """Find the model; decide on device, dtype and switches.
+
+    Args:
+        config: of the run.
+        quiet: no progress of a download on stderr.
+
+    Raises:
+        UserError: as ``launch``.
+    """
+    started = time.perf_counter()
+    device = pick_device(config.device)
+    switches = resolve_switches(config, device.type)
+    for sentence in without_effect(config.switches, switches, device.type):
+        _warn_once(sentence)
+    source = find_model(
+        config.model,
+        config.load_format,
+        config.dtype,
+        device,
+        model_impl=config.model_impl,
+        revision=config.revision,
+        served_model_name=config.served_model_name,
+        max_model_len=config.max_model_len,
+        quiet=quiet,
+    )
+    folder = find_tokenizer(config.tokenizer, quiet=quiet) if config.tokenizer is not None else source.folder
+    if (ranks := config.tensor_parallel_size) > 1:
+        require_divisible(source.config, ranks)
+        if device.type == "cuda" and (count := torch.cuda.device_count()) < ranks:
+            raise FlagError(f"--tensor-parallel-size {ranks}: this process sees {count} GPUs")
+    off = switched_off_by(source.config)
+    for name, reason in off.items():
+        if config.switches.get(name):
+            _warn_once(f"{flag(name)} has no effect: {reason}")
+    switches = replace(switches, **dict.fromkeys(off, False))
+    return LaunchPlan(config, device, switches, source, folder, time.perf_counter() - started)
+
+
+def load_tokenizer(plan: LaunchPlan) -> Tokenizer | None:
+    """The tokenizer of a run; None for a model that works on token ids.
+
+    Raises:
+        UserError: it is unreadable.
+    """
+    if plan.tokenizer_folder is None:
+        return None
+    template = plan.config.chat_template
+    tokenizer = Tokenizer.load(
+        plan.tokenizer_folder,
+        None if template is None else Path(template).expanduser(),
+        in_bytes(plan.config.max_prompt_bytes),
+        reasoning_parser=plan.config.reasoning_parser,
+        tool_call_parser=plan.config.tool_call_parser,
+    )
+    if tokenizer is not None:
+        tokenizer.prompts = prompts_or_none(plan.source.folder)
+    return tokenizer
+
+
+def default_sampling(plan: LaunchPlan) -> dict[str, Any]:
+    """The model's own sampling defaults, as fields of a row; empty unless ``generation_config`` is ``auto``.
+
+    Raises:
+        UserError: they are unreadable.
+    """
+    if plan.config.generation_config == "none" or plan.source.folder is None:
+        return {}
+    return sampling_defaults(plan.source.folder)
+
+
+def make_grammars(tokenizer: Tokenizer, model: ModelConfig, config: RunConfig) -> Grammars:
+    """What compiles grammars for a model; cheap until it is used."""
+    return Grammars(tokenizer, model.vocab_size, model.eos_token_ids, grammar_limits(config))
+
+
+def grammar_limits(config: RunConfig) -> GrammarLimits:
+    """What compiling one grammar may take."""
+    return GrammarLimits(config.grammar_timeout, in_bytes(config.grammar_memory))
+
+
+def load(plan: LaunchPlan) -> Launched:
+    """Load the model, build the engine.
+
+    Raises:
+        UserError: as ``launch``.
+    """
+    started = time.perf_counter()
+    config, source, switches = plan.config, plan.source, plan.switches
+    if plan.device.type == "cpu" and switches.batch_invariant:
+        # MKL reads this at its first product. Without it the last bits of a product depend on where its operands lie
+        # in memory, on some processors.
+        os.environ.setdefault("MKL_CBWR", "AUTO")
+    tokenizer = load_tokenizer(plan)
+    loaded = (
+        _load_tensor_parallel(plan)
+        if config.tensor_parallel_size > 1
+        else load_engine(source, config, switches, plan.device)
+    )
+    if loaded.waits is not None and switches.cuda_graph:
+        _warn_once(f"no CUDA graphs, because the model waits for the host: {loaded.waits}")
+        switches = replace(switches, cuda_graph=False)
+    own, loaded.engine.refuses_pooling = pooling_or_refusal(source.folder)
+    loaded.engine.pooling = own.over(PLAIN)
+    description = {
+        "model": source.name,
+        "is_demo_model": config.model is None,
+        "load_format": source.load_format,
+        "model_impl": source.model_impl,
+        "device": plan.device.type,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "dtype": str(source.dtype).removeprefix("torch."),
+        "sampler": config.sampler,
+        "max_model_len": source.config.max_model_len,
+        "max_sequence_len": loaded.engine.max_model_len,
+        "max_num_seqs": loaded.engine.max_num_seqs,
+        "max_num_batched_tokens": loaded.engine.max_num_batched_tokens,
+        "block_size": loaded.block_size,
+        "kv_cache_blocks": loaded.num_blocks,
+        "kv_cache_bytes": loaded.kv_cache_bytes,
+        "kv_cache_groups": [_describe_group(group, loaded.block_size) for group in loaded.groups],
+        "toggles": asdict(switches),
+        "switched_off_by_model": switched_off_by(source.config),
+    }
+    grammars = None if tokenizer is None else make_grammars(tokenizer, source.config, config)
+    seconds = plan.seconds + time.perf_counter() - started
+    return Launched(plan, loaded.engine, tokenizer, grammars, description, seconds, loaded.is_compiled)
+
+
+def _load_tensor_parallel(plan: LaunchPlan) -> LoadedEngine:
+    """The engine of rank 0, whose plans the other ranks compute as well."""
+    from rosebatch.launch.driver import DriverRunner, Ranks
+    from rosebatch.launch.group import TorchGroup, open_store
+
+    size = plan.config.tensor_parallel_size
+    store = open_store(size)
+    ranks = Ranks(plan.config, store.port)
+    split_threads(plan)
+    ranks.await_ready()
+    group = TorchGroup(Shard(0, size), store, plan.device)
+    ranks.on_loss(group.abandon)
+    ranks.at_end(group.close)
+    try:
+        loaded = load_engine(plan.source, plan.config, plan.switches, plan.device, group)
+    except RuntimeError as error:
+        ranks.explain(error)
+    own = loaded.engine.runner
+    if isinstance(own, TritonRunner):
+        # Before the group: NCCL ends behind the last graph that holds its kernels.
+        ranks.at_end(own.release)
+    loaded.engine.runner = DriverRunner(own, ranks.send, ranks.explain, ranks.require_all)
+    return loaded
+
+
+def split_threads(plan: LaunchPlan) -> None:
+    """Let the processes that hold a model together share the cores."""
+    if plan.device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // plan.config.tensor_parallel_size))
+
+
+def _describe_group(group: KVGroup, block_size: int) -> dict[str, int]:
+    """With the tokens that its blocks hold, and the sequences: those of any length if it has a window."""
+    described = {**group._asdict(), "tokens": group.blocks * block_size}
+    if group.window:
+        described["sequences"] = group.blocks // blocks_of_window(group.window, block_size)
+    return described
+
+
+@cache
+def _warn_once(sentence: str) -> None:
+    """Once a process: a comparison launches two engines, a session many."""
+    sys.stderr.write(f"rosebatch: warning: {sentence}\n")
+
+
+def switched_off_by(model: ModelConfig) -> dict[str, str]:
+    """Switches that a model cannot have, and why."""
+    if model.delta is None:
+        return {}
+    return {"prefix_cache": "a prefix of this model is a state, which blocks do not hold"}
+
+
+def resolve_switches(config: RunConfig, device: str) -> Switches:
+    """The switches of a run on ``device``; other samplers stand outside of the graph.
+
+    Raises:
+        FlagError: a switch or the sampler cannot be had there.
+    """
+    if config.sampler == "rosebatch":
+        return Switches.resolve(config.switches, device)
+    sampler = f"--sampler {config.sampler}"
+    if device != "cuda":
+        raise FlagError(f"{sampler} has no meaning on {device}: leave it out or choose another --device")
+    if find_spec("flashinfer") is None:
+        raise FlagError(f"{sampler}: the package is not installed; pip install 'rosebatch[flashinfer]'")
+    if config.switches.get("fused_sampler"):
+        raise FlagError(f"--fused-sampler is rosebatch's own: leave it or {sampler} out")
+    return Switches.resolve({**config.switches, "fused_sampler": False}, device)

@@ -1,0 +1,414 @@
+"""The library: a model that completes prompts, chats and streams of them."""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import FlagError, RowError
+from rosebatch.core.pooling_params import PoolingParams
+from rosebatch.core.sampling_params import GREEDY, SamplingParams
+from rosebatch.host.pretrained import load_pretrained_tokenizer
+from rosebatch.io.fields import PromptOptions, RequestFields, plain_message, to_struct, tools_of
+from rosebatch.io.parse import Row
+from rosebatch.io.rows import FailedRow, PromptRow
+from rosebatch.io.tools import ToolUse
+from rosebatch.job.service import Service
+from rosebatch.llm.backend import Backend
+from rosebatch.llm.outputs import EmbeddingRequestOutput, RequestOutput
+from rosebatch.llm.vllm_names import own_names
+from rosebatch.report.progress import Progress
+
+if TYPE_CHECKING:
+    from rosebatch.launch.launch import Launched, LaunchPlan
+
+# A text, its token ids, or either in a mapping: ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``.
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+# What becomes of a prompt that cannot be served.
+OnError = Literal["raise", "return"]
+
+
+class LLM:
+    """A loaded model.
+
+    Use it as often as you like. As a context manager, or by ``close``, it gives the GPU's memory back. ::
+
+        from rosebatch import LLM, SamplingParams
+
+        with LLM("Qwen/Qwen3-0.6B") as llm:
+            outputs = llm.generate(["The capital of France is", "2 + 2 ="], SamplingParams(max_tokens=16))
+            for output in outputs:
+                print(output.prompt, output.outputs[0].text)
+
+    Args:
+        model: hub id ``ORG/NAME[@REVISION]``, model folder, ``.gguf`` file, or ``.toml`` of shapes; None for the demo
+            model.
+        settings: fields of ``rosebatch.config.run.RunConfig`` and of ``config.switches.Switches`` by name, such
+            as ``max_model_len=4096`` or ``prefix_cache=False``. vLLM's names of the same things work too.
+
+    Raises:
+        ValueError: a setting does not exist, or its value is impossible.
+        UserError: the model is missing or unreadable.
+    """
+
+    def __init__(self, model: str | Path | None = None, **settings: Any) -> None:
+        config = RunConfig.of(None if model is None else str(model), **own_names(settings))
+        self._start(_backend(config))
+
+    @classmethod
+    def of(cls, launched: "Launched") -> "LLM":
+        """Wrap an engine that is running already."""
+        from rosebatch.llm.local import LocalBackend
+
+        llm = cls.__new__(cls)
+        llm._start(LocalBackend(launched))
+        return llm
+
+    def _start(self, backend: Backend) -> None:
+        self._backend: Backend | None = backend
+        # Of prompts without parameters.
+        self._default = SamplingParams(**backend.sampling)
+        self._num_prompts = 0
+        self._lock = threading.Lock()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        seed: int | None = None,
+        on_error: OnError = "raise",
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete prompts.
+
+        Args:
+            prompts: one or several texts, lists of token ids, or mappings with ``prompt`` or ``prompt_token_ids``.
+            sampling_params: for all, or one for each; None is greedy, at most 512 tokens (with
+                ``generation_config="auto"``: the model's own defaults).
+            seed: base seed of the prompts that sample without a seed of their own. With it, the results depend on
+                nothing else; without it, each call draws anew.
+            on_error: whether a prompt that cannot be served raises, before anything runs if possible, or returns an
+                output with its ``error``.
+            use_tqdm: show progress on stderr.
+
+        Returns:
+            one output for each prompt, in order.
+
+        Raises:
+            ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its number.
+        """
+        several: Any = [prompts] if _is_single(prompts) else prompts
+        return self._run([_prompt_fields(each) for each in several], sampling_params, seed, on_error, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        seed: int | None = None,
+        on_error: OnError = "raise",
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer chats through the model's chat template.
+
+        Args:
+            messages: one conversation, or several.
+            sampling_params: as for ``generate``.
+            add_generation_prompt: whether the template opens an answer.
+            continue_final_message: whether the answer continues the last message.
+            chat_template_kwargs: further variables of the template, such as ``enable_thinking``.
+            tools: that the model may call, as the chat API writes them.
+            tool_choice: ``auto``, ``none``, ``required``, or the one to call, as the chat API writes it.
+            parallel_tool_calls: whether an answer may have several calls.
+            seed, on_error, use_tqdm: as for ``generate``.
+
+        Returns:
+            one output for each conversation, in order. The ``text`` of a completion is all of the answer; its
+            ``message`` has reasoning and tool calls apart.
+
+        Raises:
+            ValueError: the tools cannot be used; with ``on_error="raise"``: a chat cannot be served.
+        """
+        chats: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        options = PromptOptions(
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=dict(chat_template_kwargs or {}),
+        )
+        use = _tool_use(tools, tool_choice, parallel=parallel_tool_calls)
+        rows = [{"messages": list(map(dict, chat)), "options": options, "tool_use": use} for chat in chats]
+        return self._run(rows, sampling_params, seed, on_error, use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        on_error: OnError = "raise",
+        use_tqdm: bool = False,
+    ) -> list[EmbeddingRequestOutput]:
+        """Embed prompts.
+
+        Args:
+            prompts: as for ``generate``.
+            pooling_params: for all, or one for each; None, and fields of None, leave it to the model.
+            on_error, use_tqdm: as for ``generate``.
+
+        Returns:
+            one output for each prompt, in order.
+
+        Raises:
+            ValueError: with ``on_error="raise"``: a prompt cannot be served. It is named by its number.
+        """
+        several: Any = [prompts] if _is_single(prompts) else prompts
+        pooling = _one_for_each("pooling_params", pooling_params, PoolingParams(), len(several))
+        rows = [
+            self._row({**_prompt_fields(prompt), "pooling": own}, GREEDY)
+            for prompt, own in zip(several, pooling, strict=True)
+        ]
+        return [EmbeddingRequestOutput.of(output) for output in self._served(rows, None, on_error, use_tqdm)]
+
+    def stream(
+        self,
+        prompts: Iterable[Prompt],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        seed: int | None = None,
+        on_error: OnError = "raise",
+    ) -> Iterator[RequestOutput]:
+        """Complete prompts as they come, from an input that need not end, in bounded memory.
+
+        The input is read on a thread, somewhat ahead. Results come as they are ready; ``request_id`` counts the prompts
+        of this model. Closing the iterator drops what is unfinished.
+
+        Args:
+            prompts: as for ``generate``.
+            sampling_params: for all, or an iterable with one for each.
+            seed, on_error: as for ``generate``.
+        """
+        shared = sampling_params is None or isinstance(sampling_params, SamplingParams)
+        if shared:
+            pairs: Iterable[tuple[Prompt, Any]] = ((prompt, sampling_params) for prompt in prompts)
+        else:
+            pairs = zip(prompts, sampling_params, strict=True)  # type: ignore[arg-type]
+        rows = (self._row(_prompt_fields(prompt), params or self._default) for prompt, params in pairs)
+        _check_on_error(on_error)
+        with self._in_use() as backend, closing(backend.stream(rows, seed)) as outputs:
+            for output in outputs:
+                yield _checked(output, on_error)
+                # The caller may have closed it meanwhile.
+                self._running()
+
+    def get_tokenizer(self) -> Any:
+        """transformers' tokenizer of the model, for scripts that want one.
+
+        Raises:
+            ValueError: the model has none.
+        """
+        folder = self._running().tokenizer_folder
+        if folder is None:
+            raise ValueError("the model has no tokenizer: give prompt_token_ids")
+        return load_pretrained_tokenizer(folder)
+
+    @contextmanager
+    def exclusive(self) -> Iterator["Launched"]:
+        """The engine, which nobody else uses meanwhile.
+
+        Raises:
+            RuntimeError: it is in use, closed, or in other processes.
+        """
+        with self._in_use() as backend:
+            yield _launched(backend)
+
+    @contextmanager
+    def service(self) -> Iterator[Service]:
+        """The model as one that serves the rows of a job. Nobody else uses it meanwhile.
+
+        Raises:
+            RuntimeError: it is in use, or closed.
+        """
+        with self._in_use() as backend, backend.service() as service:
+            yield service
+
+    def close(self) -> None:
+        """Give the memory back, and end the worker processes; the model cannot be used any more."""
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def plan(self) -> "LaunchPlan":
+        """What was decided when the model was loaded: device, dtype, switches, source.
+
+        Raises:
+            RuntimeError: that was in other processes.
+        """
+        return _launched(self._running()).plan
+
+    def _running(self) -> Backend:
+        if self._backend is None:
+            raise RuntimeError("this LLM is closed")
+        return self._backend
+
+    @contextmanager
+    def _in_use(self) -> Iterator[Backend]:
+        backend = self._running()
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("this LLM is busy: finish or close its other call first")
+        try:
+            yield backend
+        finally:
+            self._lock.release()
+
+    def _run(
+        self,
+        prompts: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        seed: int | None,
+        on_error: OnError,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        params = _one_for_each("sampling_params", sampling_params, self._default, len(prompts))
+        rows = [self._row(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+        return self._served(rows, seed, on_error, use_tqdm)
+
+    def _served(self, rows: Sequence[Row], seed: int | None, on_error: OnError, use_tqdm: bool) -> list[RequestOutput]:
+        """The outputs of rows, in order."""
+        _check_on_error(on_error)
+        outputs: list[RequestOutput] = []
+        with (
+            self._in_use() as backend,
+            Progress(len(rows), enabled=use_tqdm) as progress,
+            closing(backend.complete(rows, seed)) as found,
+        ):
+            for output in found:
+                self._running()
+                outputs.append(_checked(output, on_error))
+                progress.advance(
+                    tokens=sum(len(each.token_ids) for each in output.outputs), failed=output.error is not None
+                )
+        return sorted(outputs, key=lambda output: int(output.request_id))
+
+    def _row(self, prompt: Mapping[str, Any], sampling: SamplingParams) -> Row:
+        """A prompt as the job's rows are, numbered in the order of all calls."""
+        index = self._num_prompts
+        self._num_prompts += 1
+        if not isinstance(sampling, SamplingParams):
+            raise ValueError(f"sampling_params must be SamplingParams, got {type(sampling).__name__}")
+        where = f"prompt {index}"
+        if isinstance(error := prompt.get("error"), RowError):
+            return FailedRow(index=index, where=where, metadata={}, error=error)
+        fields = dict(prompt)
+        if not isinstance(fields.get("pooling"), PoolingParams | None):
+            raise ValueError(f"pooling_params must be PoolingParams, got {type(fields['pooling']).__name__}")
+        if "messages" in fields:
+            try:
+                fields["messages"] = [plain_message(message) for message in fields["messages"]]
+            except RowError as error:
+                return FailedRow(index=index, where=where, metadata={}, error=error)
+        return PromptRow(index=index, where=where, metadata={}, sampling=sampling, **fields)
+
+
+def _tool_use(
+    tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any], *, parallel: bool
+) -> ToolUse | None:
+    """What a chat may call.
+
+    Raises:
+        ValueError: the tools are no tools, or the choice is none of them.
+    """
+    given = {"tools": list(tools or ()), "tool_choice": choice, "parallel_tool_calls": parallel}
+    try:
+        use = tools_of(to_struct(given, RequestFields), given, chat=True)
+    except RowError as error:
+        raise FlagError(error.message) from None
+    # Scripts for other engines' libraries find calls of any form in the text themselves.
+    return None if use is None else replace(use, may_stay_text=True)
+
+
+def _one_for_each(name: str, given: Any, default: Any, count: int) -> list[Any]:
+    """Parameters of each prompt, from those of all or a list.
+
+    Raises:
+        ValueError: the list has another length.
+    """
+    if given is None or isinstance(given, type(default)):
+        return [default if given is None else given] * count
+    params = list(given)
+    if len(params) != count:
+        raise ValueError(f"{name} has {len(params)} entries for {count} prompts")
+    return params
+
+
+def _backend(config: RunConfig) -> Backend:
+    if config.data_parallel_size != 1:
+        from rosebatch.llm.pooled import PooledBackend
+
+        return PooledBackend(config)
+    # Only now, since these import PyTorch.
+    from rosebatch.launch.launch import launch
+    from rosebatch.llm.local import LocalBackend
+
+    return LocalBackend(launch(config))
+
+
+def _launched(backend: Backend) -> "Launched":
+    launched: Launched | None = getattr(backend, "launched", None)
+    if launched is None:
+        raise RuntimeError("this LLM computes in worker processes: its engine cannot be reached")
+    return launched
+
+
+def _check_on_error(on_error: OnError) -> None:
+    if on_error not in ("raise", "return"):
+        raise ValueError(f"on_error must be raise or return, got {on_error!r}")
+
+
+def _checked(output: RequestOutput, on_error: OnError) -> RequestOutput:
+    if output.error is not None and on_error == "raise":
+        raise FlagError(f"prompt {output.request_id}: {output.error}")
+    return output
+
+
+def _is_single(prompts: Any) -> bool:
+    """Whether it is one prompt and no list of them: token ids are one."""
+    if isinstance(prompts, str | Mapping):
+        return True
+    return isinstance(prompts, Sequence) and bool(prompts) and all(type(each) is int for each in prompts)
+
+
+def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
+    """The fields of a row; an ``error`` if it is no prompt."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt} if prompt else {"error": RowError("empty_prompt", "prompt is empty")}
+    if isinstance(prompt, Mapping):
+        known = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
+        if "prompt_token_ids" in known:
+            return _prompt_fields(prompt["prompt_token_ids"])
+        if known and isinstance(prompt["prompt"], str):
+            return _prompt_fields(prompt["prompt"])
+        error = RowError("missing_prompt", f"expected prompt or prompt_token_ids, got {', '.join(prompt) or 'nothing'}")
+        return {"error": error}
+    if isinstance(prompt, Iterable):
+        ids = tuple(prompt)
+        if all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+            return {"prompt_token_ids": ids}
+    error = RowError("invalid_prompt", f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}")
+    return {"error": error}

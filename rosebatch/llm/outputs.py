@@ -1,0 +1,205 @@
+"""What ``LLM.generate`` and its kin return. Names and meanings as in vLLM, so that scripts find what they look for."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from rosebatch.core.request import Completion
+from rosebatch.io.results import Answer, ScoredToken
+from rosebatch.io.rows import FailedRow
+from rosebatch.io.tools import told_calls
+from rosebatch.job.answers import tell
+from rosebatch.job.serve import ServedRow
+from rosebatch.text.tokenizer import Tokenizer
+
+
+class Logprob(NamedTuple):
+    """A token's log-probability, by the model's own logits.
+
+    Attributes:
+        rank: 1 for the likeliest token; None for a chosen token beyond the ones asked for.
+        decoded_token: its text; a part of a character becomes a replacement mark.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+# Of one token: the chosen one and the likeliest ones, by token id.
+TokenLogprobs = dict[int, Logprob]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    Attributes:
+        index: which of the prompt's ``n`` it is, from 0.
+        text: up to the first stop string; empty without a tokenizer.
+        token_ids: all generated tokens, the end token or those of a stop string included.
+        finish_reason: ``stop`` or ``length``.
+        logprobs: for each token, if asked for.
+        cumulative_logprob: their sum over the chosen tokens, if asked for.
+        token_times: seconds from the request's arrival to each token. Tokens of one decode window came together.
+        message: of a chat, the answer as the chat API writes it, its reasoning and tool calls told apart from the
+            content: ``{"role": "assistant", "content": ...}``, with ``reasoning_content`` and ``tool_calls`` where the
+            model has written some. It can be put behind the messages to go on.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    token_times: Sequence[float] = ()
+    message: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """A prompt and its completions.
+
+    Attributes:
+        request_id: the number of the prompt since the model was loaded, as text.
+        prompt: the text; of a chat, as the template rendered it; None for token ids.
+        prompt_token_ids: what the model saw.
+        outputs: ``n`` completions; none for a prompt that failed.
+        prompt_logprobs: for each token of the prompt, None for the first; if asked for.
+        num_cached_tokens: prompt tokens that came from the prefix cache.
+        error: why the prompt could not be served; None if it was.
+        error_code: the same as a stable snake_case word.
+        finished: always True.
+        embedding: of a prompt that was embedded, see ``EmbeddingRequestOutput``.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+    error_code: str | None = None
+    finished: bool = True
+    embedding: "array[float] | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The vector of a prompt: numbers of fp32."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Its length."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequestOutput:
+    """A prompt and its vector.
+
+    Attributes:
+        outputs: the vector; None for a prompt that failed.
+        request_id, prompt_token_ids, num_cached_tokens, error, error_code, finished: see ``RequestOutput``.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput | None
+    num_cached_tokens: int = 0
+    error: str | None = None
+    error_code: str | None = None
+    finished: bool = True
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> Self:
+        """The result of a prompt that was to be embedded."""
+        return cls(
+            request_id=output.request_id,
+            prompt_token_ids=output.prompt_token_ids,
+            outputs=None if output.embedding is None else EmbeddingOutput(output.embedding.tolist()),
+            num_cached_tokens=output.num_cached_tokens,
+            error=output.error,
+            error_code=output.error_code,
+        )
+
+
+def request_output(served: ServedRow, answer: Answer, tokenizer: Tokenizer | None) -> RequestOutput:
+    """The result of a prompt that was served, from its row and what an output line would say."""
+    (prompt,) = served.prepared.prompts
+    is_chat = served.prepared.row.messages is not None
+    pairs = zip(answer.choices, served.completions, strict=True) if answer.choices else ()
+    scored = answer.choices[0].prompt_logprobs if answer.choices else None
+    return RequestOutput(
+        request_id=str(answer.index),
+        prompt=prompt.text,
+        prompt_token_ids=list(prompt.token_ids),
+        outputs=[
+            CompletionOutput(
+                index=index,
+                text=choice.text or "",
+                token_ids=list(completion.token_ids),
+                finish_reason=choice.finish_reason,
+                logprobs=None if choice.logprobs is None else [_by_id(token) for token in choice.logprobs],
+                cumulative_logprob=_sum(completion) if choice.logprobs is not None else None,
+                token_times=[time - completion.arrival_time for time in completion.token_times],
+                message=_message(served, index, choice.text, tokenizer) if is_chat else None,
+            )
+            for index, (choice, completion) in enumerate(pairs)
+        ],
+        prompt_logprobs=None if scored is None else _of_prompt(scored),
+        num_cached_tokens=answer.cached_tokens,
+        embedding=answer.embeddings[0] if answer.embeddings else None,
+    )
+
+
+def _message(served: ServedRow, number: int, text: str | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The answer of a chat, which has this whole text, as the chat API writes it."""
+    (prompt,) = served.prepared.prompts
+    if prompt.reader is None or tokenizer is None:
+        return {"role": "assistant", "content": text}
+    token_ids = served.completions[number].token_ids
+    told = tell(prompt.reader.read(token_ids), prompt, token_ids, tokenizer)
+    message: dict[str, Any] = {"role": "assistant", "content": told.text}
+    if told.reasoning is not None:
+        message["reasoning_content"] = told.reasoning
+    if told.calls:
+        calls = told_calls(told.calls, served.prepared.row.index, number)
+        message |= {"content": told.text or None, "tool_calls": calls}
+    return message
+
+
+def failed_output(row: FailedRow) -> RequestOutput:
+    """The result of a prompt that could not be served."""
+    return RequestOutput(
+        request_id=str(row.index),
+        prompt=None,
+        prompt_token_ids=[],
+        outputs=[],
+        error=row.error.message,
+        error_code=row.error.code,
+    )
+
+
+def _by_id(token: ScoredToken) -> TokenLogprobs:
+    assert token.logprob is not None, "a generated token has one"
+    found = {
+        each.token_id: Logprob(each.logprob, rank, each.text)
+        for rank, each in enumerate(token.top, start=1)
+        if each.logprob is not None
+    }
+    found.setdefault(token.token_id, Logprob(token.logprob, None, token.text))
+    return found
+
+
+def _of_prompt(tokens: Sequence[ScoredToken]) -> list[TokenLogprobs | None]:
+    return [None if token.logprob is None else _by_id(token) for token in tokens]
+
+
+def _sum(completion: Completion) -> float:
+    return sum(token.logprob for token in completion.logprobs)

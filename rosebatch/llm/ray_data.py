@@ -1,0 +1,264 @@
+"""Generation inside a Ray Data pipeline: a class for ``Dataset.map_batches``.
+
+::
+
+    import ray
+    from rosebatch.ray import Generator
+
+    answers = ray.data.read_parquet("prompts/").map_batches(
+        Generator,
+        fn_constructor_kwargs={"model": "Qwen/Qwen3-0.6B", "sampling": {"max_tokens": 256}},
+        batch_format="pyarrow", batch_size=32, max_concurrency=8, num_gpus=1,
+        compute=ray.data.ActorPoolStrategy(size=8, max_tasks_in_flight_per_actor=16),
+    )
+"""
+
+import asyncio
+import os
+import platform
+import traceback
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rosebatch.config.byte_sizes import in_bytes
+from rosebatch.config.run import RunConfig
+from rosebatch.core.errors import FlagError, RowError, UserError
+from rosebatch.core.sampling_params import SamplingParams
+from rosebatch.io.fields import fields_of, with_defaults
+from rosebatch.io.parse import Record, Row, RowParser
+from rosebatch.io.results import PlainShape
+from rosebatch.io.rows import FailedRow
+from rosebatch.io.table_values import BadValues, rows_of
+from rosebatch.job.answers import answer_or_failure
+from rosebatch.job.run import check_sampling
+from rosebatch.job.serve import Served, serve
+from rosebatch.launch.launch import Launched, default_sampling, launch
+from rosebatch.llm.vllm_names import own_names
+
+# A batch as Ray gives it: in the format "pyarrow" or "numpy".
+Batch = Any
+# The columns that are added.
+_RESULTS = {
+    "text": pa.string(),
+    "finish_reason": pa.string(),
+    "prompt_tokens": pa.int64(),
+    "completion_tokens": pa.int64(),
+    "error": pa.string(),
+}
+# What a row may ask for that these columns cannot hold.
+_NOT_TOLD = ("logprobs", "prompt_logprobs")
+# How long an idle engine waits for a batch before it looks for others.
+_PAUSE_SECONDS = 0.05
+
+
+class Generator:
+    """Completes the rows of batches.
+
+    A row has the fields of an input line as columns: ``prompt``, ``messages`` or ``prompt_token_ids``, and sampling
+    fields of its own. All columns are kept. The columns ``text``, ``finish_reason``, ``prompt_tokens``,
+    ``completion_tokens`` and ``error`` are added. A row that cannot be served has only its ``error``, which is null
+    for all others.
+
+    Rows of all batches that are under way run together, so give Ray several batches at a time: see
+    ``max_concurrency`` and ``max_tasks_in_flight_per_actor`` above.
+
+    Args:
+        model: hub id, or a path that all nodes have.
+        sampling: fields of a row, for the rows that do not say themselves.
+        columns: the dataset's names of these columns, where they differ: ``{"prompt": "question", "text": "answer"}``.
+        seed: base seed. A row that samples gets the same result wherever it runs; without it, each run draws anew.
+        settings: as of ``rosebatch.LLM``, without ``data_parallel_size``.
+
+    Raises:
+        RuntimeError: the model cannot be loaded; the message has the node's name.
+        ValueError: a setting does not exist, or its value is impossible.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        sampling: Mapping[str, Any] | SamplingParams | None = None,
+        columns: Mapping[str, str] | None = None,
+        seed: int | None = None,
+        **settings: Any,
+    ) -> None:
+        given = dict(fields_of(sampling) if isinstance(sampling, SamplingParams) else sampling or {})
+        try:
+            check_sampling(given, seed)
+            config = RunConfig.of(model, **own_names(settings))
+            if config.data_parallel_size != 1:
+                raise FlagError("data_parallel_size: an actor is one process; ActorPoolStrategy says how many run")
+            launched = launch(config)
+            own = default_sampling(launched.plan)
+        except FlagError as error:
+            raise ValueError(str(error)) from None
+        except UserError as error:
+            raise RuntimeError(f"{platform.node()}: {error}") from None
+        self._columns = dict(columns or {})
+        # Results go into columns of their own, which no field of a row has: the name keeps rows from being refused.
+        self._parser = RowParser(is_batch=False, defaults=with_defaults(given, own), result_column="")
+        self._inbox: SimpleQueue[_Rows] = SimpleQueue()
+        # Without a seed, the place of a row decides its random numbers: no two actors may count alike.
+        self._first = int.from_bytes(os.urandom(6), "little")
+        Thread(target=_run, args=(launched, self._inbox, seed, self._first), daemon=True).start()
+
+    async def __call__(self, batch: Batch) -> AsyncIterator[Batch]:
+        """Complete the rows of a batch; others may be under way.
+
+        Raises:
+            ValueError: a result's column is in the batch already, or the batch has another format.
+        """
+        if not isinstance(batch, pa.Table | dict):
+            raise ValueError(f"batch_format must be pyarrow or numpy, got a batch of {type(batch).__name__}")
+        names = batch.schema.names if isinstance(batch, pa.Table) else list(batch)
+        taken = [name for name in map(self._name, _RESULTS) if name in names]
+        if taken:
+            raise ValueError(f"the dataset has a column {taken[0]} already; choose other names by columns={{...}}")
+        loop = asyncio.get_running_loop()
+        rows = _Rows(self._parser, self._requests(batch), loop, loop.create_future())
+        if rows.left:
+            self._inbox.put(rows)
+            await rows.done
+        yield self._with_results(batch, rows.results)
+
+    def _name(self, own: str) -> str:
+        return self._columns.get(own, own)
+
+    def _requests(self, batch: Batch) -> list[dict[str, Any] | BadValues]:
+        """The rows' fields, by our names."""
+        ours = {self._name(own): own for own in self._columns if own not in _RESULTS}
+        if isinstance(batch, pa.Table):
+            table = batch.select([name for name in batch.schema.names if name in ours or name not in self._columns])
+            table = table.rename_columns([ours.get(name, name) for name in table.schema.names])
+            return [row for part in table.to_batches() for row in rows_of(part)]
+        columns = {
+            ours.get(name, name): [_plain(value) for value in values]
+            for name, values in batch.items()
+            if name in ours or name not in self._columns
+        }
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+    def _with_results(self, batch: Batch, results: Sequence[Mapping[str, Any]]) -> Batch:
+        for name, kind in _RESULTS.items():
+            values = pa.array([result.get(name) for result in results], kind)
+            if isinstance(batch, pa.Table):
+                batch = batch.append_column(self._name(name), values)
+            else:
+                batch = {**batch, self._name(name): values.to_numpy(zero_copy_only=False)}
+        return batch
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows of a batch, and their results.
+
+    Attributes:
+        done: set on the loop once all results are there.
+        left: rows without a result.
+    """
+
+    parser: RowParser
+    contents: list[dict[str, Any] | BadValues]
+    loop: asyncio.AbstractEventLoop
+    done: "asyncio.Future[None]"
+    results: list[Mapping[str, Any]] = field(default_factory=list)
+    left: int = 0
+
+    def __post_init__(self) -> None:
+        self.left = len(self.contents)
+        self.results = [{}] * self.left
+
+    def put(self, number: int, result: Mapping[str, Any]) -> None:
+        """The result of a row. The last one wakes the batch."""
+        self.results[number] = result
+        self.left -= 1
+        if not self.left:
+            self.loop.call_soon_threadsafe(_finish, self.done)
+
+
+def _finish(done: "asyncio.Future[None]") -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def _run(launched: Launched, inbox: "SimpleQueue[_Rows]", seed: int | None, first: int) -> None:
+    """Serve rows for ever. An engine that has failed cannot go on, and Ray would give it batch after batch."""
+    try:
+        _serve(launched, inbox, seed, first)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _serve(launched: Launched, inbox: "SimpleQueue[_Rows]", seed: int | None, first: int) -> None:
+    engine, tokenizer = launched.engine, launched.tokenizer
+    places: dict[int, tuple[_Rows, int]] = {}
+    shape = PlainShape()
+
+    def rows() -> Iterator[Row | None]:
+        numbers = count(first)
+        while True:
+            try:
+                batch = inbox.get(timeout=0 if engine.has_unfinished else _PAUSE_SECONDS)
+            except Empty:
+                yield None
+                continue
+            for place, content in enumerate(batch.contents):
+                index = next(numbers)
+                places[index] = batch, place
+                yield _parse(batch.parser, Record(index, "row", content, 0))
+
+    def result(served: Served) -> Mapping[str, Any]:
+        told = (
+            served
+            if isinstance(served, FailedRow)
+            else answer_or_failure(served, tokenizer, shape, return_token_ids=False)
+        )
+        if isinstance(told, FailedRow):
+            return {"error": f"{told.error.code}: {told.error.message}"}
+        found, _ = told
+        tokens = {"prompt_tokens": found.prompt_tokens, "completion_tokens": found.completion_tokens}
+        return {"text": found.choices[0].text, "finish_reason": found.choices[0].finish_reason, **tokens}
+
+    max_bytes = in_bytes(launched.plan.config.max_inflight_bytes)
+    for done in serve(engine, tokenizer, launched.grammars, rows(), seed=seed, max_inflight_bytes=max_bytes):
+        for served in done:
+            index = served.index if isinstance(served, FailedRow) else served.prepared.row.index
+            batch, place = places.pop(index)
+            batch.put(place, result(served))
+
+
+def _parse(parser: RowParser, record: Record) -> Row:
+    row = parser.parse(record)
+    if isinstance(row, FailedRow):
+        return row
+    asked = [name for name in _NOT_TOLD if getattr(row.sampling, name) is not None]
+    if row.sampling.n > 1:
+        asked.append("n")
+    if row.tool_use is not None and row.tool_use.choice != "none":
+        asked.append("tools")
+    if not asked:
+        return row
+    held = "one completion without log-probabilities and tool calls"
+    error = RowError("unsupported_field", f"{asked[0]}: these columns hold {held}")
+    return FailedRow(index=row.index, where=row.where, metadata={}, error=error)
+
+
+def _plain(value: Any) -> Any:
+    """A value of a numpy batch as Python's own."""
+    if isinstance(value, np.ndarray):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    # What was null in a column of numbers.
+    return None if isinstance(value, float) and value != value else value

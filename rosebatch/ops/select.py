@@ -1,0 +1,289 @@
+"""Which implementation of each operator a run uses: switches choose kernels here, at load.
+
+An operator may still go by the shape of what it gets: ``StreamedLinear`` goes by the number of rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from rosebatch.config.run import Sampler
+from rosebatch.config.switches import Switches
+from rosebatch.ops.ops import ACTIVATIONS, Experts, Gain, Linear, Ops, Partial, RoutedExperts, Weight
+from rosebatch_kernels.experts import reference as experts
+from rosebatch_kernels.experts.torch_experts import TorchExperts
+from rosebatch_kernels.kv_cache import reference as kv_cache
+from rosebatch_kernels.linear import torch_linear as linear
+from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
+from rosebatch_kernels.mlp import reference as mlp
+from rosebatch_kernels.norm import reference as norm
+from rosebatch_kernels.uclip import reference as uclip
+
+
+def select(switches: Switches, device: str = "cpu", sampler: Sampler = "rosebatch") -> Ops:
+    """The operators that these switches ask for on ``cpu`` or ``cuda``; other samplers need ``cuda``."""
+    ops = _cuda_ops(switches) if device == "cuda" else _cpu_ops(switches)
+    if sampler == "rosebatch":
+        return ops
+    from rosebatch_kernels.sampling import flashinfer
+
+    return replace(ops, sample=flashinfer.sample, sample_filtered=flashinfer.sample_filtered)
+
+
+def _cpu_ops(switches: Switches) -> Ops:
+    def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
+        dense = weight.dense()
+        if can_pack(dense):
+            return PackedLinear(dense, bias, invariant=switches.batch_invariant)
+        return linear.Linear(dense, bias)
+
+    def make_experts(layer: Experts) -> RoutedExperts:
+        def products(weight: Weight, bias: Tensor | None) -> list[Linear]:
+            biases = [None] * len(weight.tensor) if bias is None else bias.unbind()
+            matrices = weight.dense().unbind()
+            return [make_linear(Weight(each), own) for each, own in zip(matrices, biases, strict=True)]
+
+        gate_up, down = products(layer.gate_up, layer.gate_up_bias), products(layer.down, layer.down_bias)
+        mixture = TorchExperts([*gate_up], [*down], layer.activation)
+        k, normalize = layer.k, layer.normalize
+
+        def run(x: Tensor, logits: Tensor, shared: Tensor | None) -> Partial:
+            return Partial(mixture(x, *experts.route(logits, k, normalize=normalize), shared))
+
+        return run
+
+    return Ops(linear=make_linear, head=lambda weight: make_linear(weight, None), experts=make_experts)
+
+
+def _cuda_ops(switches: Switches) -> Ops:
+    """Triton kernels where a switch is on. They are imported here, so that a run on a CPU need not load Triton."""
+    from rosebatch_kernels.gated_delta.gated_norm import gated_norm
+    from rosebatch_kernels.gated_delta.prefill import prefill as delta_prefill
+    from rosebatch_kernels.kv_cache import kernel as kv_cache_kernel
+    from rosebatch_kernels.linear.streamed import StreamedHead, StreamedLinear, can_stream
+    from rosebatch_kernels.logits import kernel as logits_kernel
+
+    def streamed(weight: Tensor) -> bool:
+        return switches.streamed_linear and can_stream(weight)
+
+    def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
+        dense = weight.dense()
+        return StreamedLinear(dense, bias) if streamed(dense) else linear.Linear(dense, bias)
+
+    def make_head(weight: Weight) -> linear.PaddedLinear:
+        dense = weight.dense()
+        return StreamedHead(dense) if streamed(dense) else linear.PaddedLinear(dense)
+
+    return Ops(
+        linear=make_linear,
+        head=make_head,
+        experts=_expert_kernels,
+        kv_append=kv_cache_kernel.append if switches.batched_kv_append else kv_cache.append,
+        copy_blocks=kv_cache_kernel.copy_blocks,
+        delta_rule=delta_prefill,
+        gated_norm=gated_norm,
+        scale_and_cap_=logits_kernel.scale_and_cap_,
+        **_mlp_ops(switches),
+        **_norm_ops(switches),
+        **_clip_ops(switches),
+    )
+
+
+def _expert_kernels(layer: Experts) -> RoutedExperts:
+    """Without a wait for the host: a step's graph holds them. The norm's kernel adds up the parts."""
+    from rosebatch_kernels.experts import kernel
+    from rosebatch_kernels.experts.router import route
+
+    biases = layer.gate_up_bias, layer.down_bias
+    matrices = layer.gate_up.dense(), layer.down.dense()
+    k, normalize, activation = layer.k, layer.normalize, layer.activation
+
+    def run(x: Tensor, logits: Tensor, shared: Tensor | None) -> Partial:
+        ids, weights = route(logits, k, normalize=normalize)
+        return Partial(kernel.parts(x, ids, weights, *matrices, *biases, activation, shared))
+
+    return run
+
+
+def _mlp_ops(switches: Switches) -> dict[str, Any]:
+    """What follows the first product of an MLP: fused kernels, or PyTorch's operators."""
+    if not switches.fused_mlp:
+        return {}
+    from rosebatch_kernels.linear.streamed import StreamedLinear
+    from rosebatch_kernels.mlp import kernel as mlp_kernel
+
+    activations = {
+        "gelu_erf": mlp_kernel.bias_gelu_erf_,
+        "gelu_tanh": mlp_kernel.bias_gelu_tanh_,
+        "relu": mlp_kernel.bias_relu_,
+    }
+    gates: dict[str, Callable[[Tensor], Tensor]] = {kind: getattr(mlp_kernel, kind) for kind in mlp.GATED}
+
+    def activated(name: str, up: Linear, x: Tensor) -> Tensor:
+        kind = ACTIVATIONS[name]
+        if isinstance(up, StreamedLinear) and up.activates(x, kind):
+            return up.activated(x, kind)
+        return activations[kind](up.product(x), up.bias)
+
+    def gated(kind: str, gate_up: Linear, x: Tensor) -> Tensor:
+        if isinstance(gate_up, StreamedLinear) and gate_up.activates(x, kind):
+            return gate_up.activated(x, kind)
+        return gates[kind](gate_up(x))
+
+    return {"activated": activated, "gated": gated, "sigmoid_mul": mlp_kernel.sigmoid_mul}
+
+
+def _product(projection: Linear, x: Tensor) -> Partial:
+    return Partial(projection.product(x), projection.bias)
+
+
+def parts_or_product() -> Callable[[Linear, Tensor], Partial]:
+    """The product in parts if that is faster: the kernel of the norm sums them up."""
+    from rosebatch_kernels.linear.streamed import StreamedLinear
+
+    def project(projection: Linear, x: Tensor) -> Partial:
+        if isinstance(projection, StreamedLinear) and projection.divides(x):
+            return Partial(projection.parts(x), projection.bias)
+        return _product(projection, x)
+
+    return project
+
+
+def _biased_or_parts() -> Callable[[Linear, Tensor], Partial]:
+    """The same, but a bias is added by the product."""
+    unbiased = parts_or_product()
+    return lambda projection, x: unbiased(projection, x) if projection.bias is None else Partial(projection(x))
+
+
+def _project(switches: Switches) -> Callable[[Linear, Tensor], Partial]:
+    """The last product of a sub-layer where the norm is a kernel, which adds up parts."""
+    if not switches.fused_mlp:
+        return _biased_or_parts()
+    from rosebatch_kernels.linear.streamed import StreamedLinear
+
+    at_once = parts_or_product()
+
+    def project(projection: Linear, x: Tensor) -> Partial:
+        if isinstance(projection, StreamedLinear) and projection.adds_in_place(x):
+            return Partial(x, projection=projection)
+        return at_once(projection, x)
+
+    return project
+
+
+def _multiplied(partial: Partial) -> Partial:
+    """With the product computed, if it was left to the norm."""
+    return partial if partial.projection is None else _product(partial.projection, partial.value)
+
+
+def _norm_ops(switches: Switches) -> dict[str, Any]:
+    """LayerNorm and RMSNorm, and how a sub-layer's result reaches them.
+
+    With both ``fused_norm`` and ``fused_mlp``, the norm's kernel adds a bias; with ``fused_mlp`` alone, one of the
+    MLP's does; else the product.
+    """
+    if switches.fused_norm:
+        from rosebatch_kernels.norm import kernel
+
+        def add(partial: Partial, residual: Tensor) -> Tensor:
+            partial = _multiplied(partial)
+            total: Tensor = kernel.add(partial.value, residual, partial.bias, partial.all_reduce)
+            return total
+
+        def add_layer_norm(
+            partial: Partial, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+        ) -> tuple[Tensor, Tensor]:
+            partial = _multiplied(partial)
+            return kernel.add_layer_norm(partial.value, residual, weight, bias, eps, partial.bias, partial.all_reduce)
+
+        def add_rms_norm(
+            partial: Partial,
+            residual: Tensor,
+            weight: Tensor,
+            eps: float,
+            scale: float = 1.0,
+            overwrite: bool = False,
+        ) -> tuple[Tensor, Tensor]:
+            product: Any = partial.projection
+            if product is not None and overwrite and scale == 1.0:
+                total = product.add_(partial.value, residual)
+                return kernel.rms_norm(total, weight, eps), total
+            partial = _multiplied(partial)
+            return kernel.add_rms_norm(partial.value, residual, weight, eps, partial.bias, scale, partial.all_reduce)
+
+        def add_post_norm(
+            partial: Partial, residual: Tensor, post_weight: Tensor, weight: Tensor | None, eps: float
+        ) -> tuple[Tensor, Tensor]:
+            partial = _multiplied(partial)
+            return kernel.add_post_norm(
+                partial.value, residual, post_weight, weight, eps, partial.bias, partial.all_reduce
+            )
+
+        return {
+            "fuses_all_reduce": True,
+            "project": _project(switches),
+            "add": add,
+            "layer_norm": kernel.layer_norm,
+            "add_layer_norm": add_layer_norm,
+            "rms_norm": kernel.rms_norm,
+            "add_rms_norm": add_rms_norm,
+            "add_post_norm": add_post_norm,
+        }
+    if not switches.fused_mlp:
+        return {}
+    from rosebatch_kernels.mlp import kernel as mlp_kernel
+
+    def add_bias_then_layer_norm(
+        partial: Partial, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        if partial.bias is None:
+            return norm.add_layer_norm(partial.value, residual, weight, bias, eps)
+        total = mlp_kernel.bias_residual_(residual, partial.value, partial.bias)
+        return norm.layer_norm(total, weight, bias, eps), total
+
+    def add_bias_then_rms_norm(
+        partial: Partial,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        scale: float = 1.0,
+        overwrite: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        if partial.bias is None or scale != 1.0:
+            return norm.add_rms_norm(partial.value, residual, weight, eps, partial.bias, scale)
+        total = mlp_kernel.bias_residual_(residual, partial.value, partial.bias)
+        return norm.rms_norm(total, weight, eps), total
+
+    return {
+        "project": _product,
+        "add_layer_norm": add_bias_then_layer_norm,
+        "add_rms_norm": add_bias_then_rms_norm,
+    }
+
+
+def _clip_ops(switches: Switches) -> dict[str, Any]:
+    """HP1's clips: both clips and the addition in one kernel, or each by itself, without ``fused_norm`` by PyTorch."""
+    clips: Any = uclip
+    if switches.fused_norm:
+        from rosebatch_kernels.uclip import kernel as clips
+
+    def apart(
+        partial: Partial, residual: Tensor, post_alpha: Tensor, post_gamma: Gain, alpha: Tensor, gamma: Gain
+    ) -> tuple[Tensor, Tensor]:
+        total = residual + clips.uclip_norm(partial.value, post_alpha, post_gamma)
+        return clips.uclip_norm(total, alpha, gamma), total
+
+    def fused(
+        partial: Partial, residual: Tensor, post_alpha: Tensor, post_gamma: Gain, alpha: Tensor, gamma: Gain
+    ) -> tuple[Tensor, Tensor]:
+        out: tuple[Tensor, Tensor] = clips.add_uclip_norm(partial.value, residual, post_alpha, post_gamma, alpha, gamma)
+        return out
+
+    in_parts = switches.fused_norm and switches.fused_peri_norm
+    return {
+        "uclip_norm": clips.uclip_norm,
+        "project_to_clip": parts_or_product() if in_parts else _product,
+        "add_uclip_norm": fused if switches.fused_peri_norm else apart,
+    }

@@ -1,1 +1,0 @@
-"""Several processes that hold a model together: one leads, the others follow its plans."""

@@ -1,0 +1,79 @@
+"""Sizes of kernels' programs, changed for a while."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("triton")
+from benchmarks import step_sweep
+from benchmarks.step_sweep import changed, parse_change
+from rosebatch.core.errors import FlagError
+from rosebatch_kernels.common.tuned import Program
+from rosebatch_kernels.linear import kernel, streamed, tuned
+from rosebatch_kernels.paged_attention import decode_sizes
+from tests.engine.small_models import device_engine
+
+
+def test_a_change_reaches_every_reader_of_a_table():
+    """One that goes by its own copy would be timed as if nothing had changed."""
+    before = tuned.TUNED
+    change = parse_change("linear.part_depth=64 + linear.part_columns=32+decode.group=(64, 4, 2)")
+    with changed(change):
+        for module in (tuned, kernel, streamed):
+            assert (module.TUNED.part_depth, module.TUNED.part_columns) == (64, ((0, 32),))
+        assert tuned.tile_of_parts(32, 1024, 2048)[1] == {"ROWS": 64, "TILE": 32, "DEPTH": 64}
+        assert decode_sizes.TUNED.group == Program(64, 4, 2)
+    assert all(module.TUNED is before for module in (tuned, kernel, streamed))
+    assert decode_sizes.TUNED.group != Program(64, 4, 2)
+
+
+def test_sizes_come_back_after_an_error():
+    before = tuned.TUNED
+    with pytest.raises(ZeroDivisionError), changed(parse_change("linear.stages=2")):
+        raise ZeroDivisionError
+    assert tuned.TUNED is before
+
+
+@pytest.mark.parametrize("text", ["linear.size=3", "product.rows=3", "linear.rows=many", "rows=3", "linear.rows"])
+def test_changes_that_mean_nothing(text):
+    with pytest.raises(FlagError, match="--change"):
+        parse_change(text)
+
+
+def test_rows_share_the_prefix_alone():
+    """Rows that were alike would share all of their keys."""
+    engine, seen = device_engine("llama"), []
+    real = engine.run
+    engine.run = lambda requests: real(seen.append(requests) or requests)
+    step_sweep.time_steps(engine, rows=2, prompt_len=[3], shared_prefix_len=4, steps=4, repeats=1)
+    first, second = (request.prompt_token_ids for request in seen[-1])
+    assert first[:4] == second[:4] == (1, 1, 1, 1)
+    assert len(first) == len(second) == 7
+    assert first[4:] != second[4:]
+    assert [request.prompt_token_ids for request in seen[0]] == [first, second]
+
+
+def test_each_change_is_a_line(capsys):
+    """Between two lines without a change, which tell the noise."""
+    sizes = {"rows": 2, "prompt_len": [3], "steps": 4, "repeats": 2}
+    step_sweep.run(lambda: device_engine("llama"), ["norm.tile=64", "splits.splits=1"], **sizes)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" ms  ")[1] for line in lines] == ["no change", "norm.tile=64", "splits.splits=1", "no change"]
+    assert all(line.startswith("step ") and "  prompts " in line for line in lines)
+
+
+def test_rows_take_the_lengths_in_turn():
+    engine, seen = device_engine("llama"), []
+    real = engine.run
+    engine.run = lambda requests: real(seen.append(requests) or requests)
+    step_sweep.time_steps(engine, rows=3, prompt_len=[2, 5], steps=4, repeats=1)
+    assert [len(request.prompt_token_ids) for request in seen[-1]] == [2, 5, 2]
+
+
+def test_a_change_that_breaks_a_row_is_no_figure():
+    """More splits than there is memory for once made rows end early, and their steps looked fast."""
+    engine = device_engine("llama")
+    real = engine.run
+    engine.run = lambda requests: [replace(each, token_ids=each.token_ids[:2]) for each in real(requests)]
+    with pytest.raises(AssertionError, match="breaks"):
+        step_sweep.time_steps(engine, rows=2, prompt_len=[3], steps=4, repeats=1)

@@ -1,0 +1,86 @@
+"""The kernels of the first steps are compiled all at once, and once on a machine."""
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+from rosebatch.engine.triton_runner import warm_up
+
+SCRIPT = Path(__file__).with_name("warm_up_for_hopper.py")
+ROOT = SCRIPT.parents[2]
+
+
+@pytest.mark.thorough
+def test_steps_find_what_a_rehearsal_compiled(tmp_path):
+    """A kernel compiled for other arguments than a launch has is compiled once more, while the GPU waits."""
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "kernels")))
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
+    command = [sys.executable, str(SCRIPT), "gpt2", "qwen3_moe", "qwen3_next", "hp1"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    *models, together, beside = [line.split() for line in ran.stdout.splitlines()]
+    assert [name for name, *_ in models] == ["gpt2", "qwen3_moe", "qwen3_next", "hp1"]
+    for name, compiled, launched, hits, misses in models:
+        # The second model has kernels that the first one loaded: run on tensors that nobody filled, they crashed.
+        assert int(launched) == 0, name
+        assert int(compiled) >= int(hits) >= 8, name
+        assert int(misses) == 0, name
+    # Side by side, all kernels would be through with Python's part when the last one is.
+    assert together == ["together", "1"]
+    # A launch of another thread is no rehearsal: left out, an engine that runs beside would compute nonsense.
+    assert beside == ["beside", "1"]
+
+
+def test_one_rehearsal_for_each_shape(tmp_path, monkeypatch):
+    """Every start would rehearse again; or a model would be taken for another that was compiled before."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new"))
+    monkeypatch.setattr(warm_up, "_asking", lambda threads: nullcontext())
+    warmed_up = []
+    for shape in ("a", "b", "a"):
+        warm_up.compile_for(lambda shape=shape: warmed_up.append(shape), shape)
+    assert warmed_up == ["a", "b"]
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    """The mark of a rehearsal is no reason to fail."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(warm_up, "_asking", lambda threads: nullcontext())
+    warmed_up = []
+    warm_up.compile_for(lambda: warmed_up.append(1), "a")
+    assert warmed_up == [1]
+
+
+def test_kernels_are_parsed_one_at_a_time(tmp_path, monkeypatch):
+    """Until the last is compiled: two at a time were an error in one of some runs, and the start failed with it."""
+    from triton.runtime.jit import JITCallable
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(warm_up, "_asking", nullcontext)
+    now, limit = [], []
+
+    def parse(self):
+        now.append(self)
+        limit.append(len(now))
+        time.sleep(0.01)
+        now.remove(self)
+
+    monkeypatch.setattr(JITCallable, "parse", parse)
+    pools = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, count):
+            super().__init__(4)
+            pools.append(self)
+
+    monkeypatch.setattr(warm_up, "ThreadPoolExecutor", Pool)
+    warm_up.compile_for(lambda: [pools[0].submit(lambda: JITCallable.parse(object())) for _ in range(8)], "a")
+    assert limit == [1] * 8
+    assert JITCallable.parse is parse

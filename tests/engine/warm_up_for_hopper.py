@@ -1,0 +1,106 @@
+"""Rehearses models for a Hopper GPU on a machine without one: ``python warm_up_for_hopper.py MODEL...``.
+
+Run by ``test_first_kernels.py`` in a process of its own, where Triton does not interpret. Prints for each model how
+many kernels the rehearsal compiled, how many it launched, how many its steps then found in Triton's cache, and how many
+they did not. Behind them, how many threads at most had Triton's Python part at a time.
+"""
+
+import sys
+from itertools import product
+from threading import Thread
+from types import SimpleNamespace
+
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from rosebatch.engine.plan import PackedStep
+from rosebatch.engine.sampling.features import Features
+from rosebatch.engine.triton_runner import packing, runner
+from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS
+from rosebatch.engine.triton_runner.warm_up import compile_for
+from rosebatch_kernels.common import launch
+from rosebatch_kernels.mlp.kernel import sigmoid_mul
+from tests.engine import small_models
+from tests.engine.small_models import device_engine
+
+# Enough for rows that share their beginnings.
+SLOTS = small_models.SLOTS = 20
+found = []
+launched = []
+together = []
+
+
+def compile_only() -> None:
+    """Make every launch a compilation, as in ``tests/kernels/compile_for_hopper.py``."""
+    target = GPUTarget("cuda", 90, 32)
+    driver.set_active(
+        SimpleNamespace(
+            get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: target
+        )
+    )
+    run = JITFunction.run
+
+    def compile_it(self: JITFunction, *args: object, warmup: bool, **options: object) -> object:
+        launched.extend([] if warmup else [self])
+        return run(self, *args, warmup=True, **options)
+
+    JITFunction.run = compile_it
+    make_ir, inside = ASTSource.make_ir, []
+
+    def make_it(self: ASTSource, *args: object, **options: object) -> object:
+        inside.append(self)
+        together.append(len(inside))
+        try:
+            return make_ir(self, *args, **options)
+        finally:
+            inside.remove(self)
+
+    ASTSource.make_ir = make_it
+    hopper = {"PDL": True, "launch_pdl": True}
+    launch.launch_options = lambda: hopper
+    knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
+
+
+@torch.inference_mode()
+def all_steps(of) -> None:
+    """Steps of all batch sizes, and packed ones of sizes that are not rehearsed."""
+    for rows in of.slots.buckets:
+        for shares, divided in product({False, of.prefix_groups is not None and rows >= MIN_ROWS}, (False, True)):
+            of._decode_step(runner._Decode(rows, Features(), shares, divided))
+    steps = [(*each, shares) for each in ((16, 1), (96, 2), (640, SLOTS)) for shares in {False, of._shares_tiles}]
+    for tokens, samples, shares in steps:
+        kind, shared = runner._Packed(tokens, shares), [] if shares else None
+        packed = packing.pack(PackedStep(()), of.slots, of._layout(kind), of.kernels.tile_rows, shared)
+        cells = torch.from_numpy(packed)
+        of._packed_cells[: len(cells)].copy_(cells)
+        logits = of.model.logits(of._packed_step(kind)[:samples])
+        columns = torch.arange(SLOTS, dtype=torch.int32)[:samples]
+        of._next_tokens(logits, Features(), columns, of._first_tokens, None)
+
+
+def launch_beside() -> None:
+    """Another thread launches a kernel while this one rehearses."""
+    thread = Thread(target=lambda: sigmoid_mul(torch.empty(2, 16), torch.empty(2, 16)))
+    thread.start()
+    thread.join()
+
+
+if __name__ == "__main__":
+    compile_only()
+    for name in sys.argv[1:]:
+        of = device_engine(name).runner
+        compile_for(lambda of=of: of.warm_up(max_num_tokens=512), name)
+        compiled, real = len(found), len(launched)
+        found.clear()
+        all_steps(of)
+        sys.stdout.write(f"{name} {compiled} {real} {sum(found)} {len(found) - sum(found)}\n")
+        launched.clear()
+        found.clear()
+        compile_for(lambda: sys.exit("rehearsed twice"), name)
+    sys.stdout.write(f"together {max(together)}\n")
+    compile_for(launch_beside, "beside")
+    sys.stdout.write(f"beside {len(found)}\n")

@@ -1,0 +1,43 @@
+"""The kernels that a rehearsal compiles are those that a run launches."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+# Prints what was compiled while the model was loaded, and what while it ran.
+RUN = """
+import sys
+from triton import knobs
+from rosebatch.config.run import RunConfig
+from rosebatch.job.workers.first_compile import run_briefly
+from rosebatch.launch.launch import launch
+
+compiled = []
+knobs.compilation.listener = lambda *, src, cache_hit, **_: cache_hit or compiled.append(src.fn.__name__)
+config = RunConfig.of(sys.argv[1], load_format="dummy", device="cuda", parallel_compile=True)
+engine = launch(config).engine
+loading, running = list(compiled), compiled
+del running[:]
+run_briefly(engine)
+print(len(loading), *running)
+"""
+
+
+def test_a_run_compiles_nothing_more(tmp_path):
+    """Where a launch has other arguments than in the rehearsal, the run would wait for the compiler."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
+    command = [sys.executable, "-c", RUN, str(ROOT / "configs/models/gpt2.toml")]
+    first, second = (
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(2)
+    )
+    assert int(first[0]) >= 10
+    assert first[1:] == []
+    assert second == ["0"]

@@ -1,0 +1,73 @@
+"""One of many processes goes first."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from rosebatch.host import run_once as module
+from rosebatch.host.run_once import run_once
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from rosebatch.host.run_once import run_once\n"
+    "with run_once(Path(sys.argv[1])): print('in', flush=True); time.sleep(60)\n"
+)
+
+
+def test_the_first_goes_alone_and_the_others_together(tmp_path):
+    """All compiled the same kernels at once; or, one by one, they waited for each other without need."""
+    events, first_in, may_leave = [], threading.Event(), threading.Event()
+    together = threading.Barrier(2, timeout=10)
+
+    def first():
+        with run_once(tmp_path / "cache" / "lock"):
+            first_in.set()
+            may_leave.wait(10)
+            events.append("first")
+
+    def other():
+        with run_once(tmp_path / "cache" / "lock"):
+            events.append("other")
+            together.wait()
+
+    threads = [threading.Thread(target=first), *(threading.Thread(target=other) for _ in range(2))]
+    threads[0].start()
+    first_in.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    time.sleep(0.2)
+    assert events == []
+    may_leave.set()
+    for thread in threads:
+        thread.join(10)
+    assert events == ["first", "other", "other"]
+
+
+def test_a_first_one_that_dies_or_hangs(tmp_path):
+    """The others would wait for ever."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"in\n"
+        with run_once(tmp_path / "lock", max_seconds=0.1):
+            pass
+        os.kill(process.pid, signal.SIGKILL)
+        began = time.monotonic()
+        with run_once(tmp_path / "lock"):
+            assert time.monotonic() - began < 10
+
+
+def test_files_that_cannot_be_locked(tmp_path, monkeypatch):
+    """A worker that may not lock waited for minutes, or failed."""
+    (tmp_path / "file").write_text("")
+    with run_once(tmp_path / "file" / "lock"):
+        pass
+
+    def refuse(descriptor, kind):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    began = time.monotonic()
+    with run_once(tmp_path / "lock"):
+        assert time.monotonic() - began < 5

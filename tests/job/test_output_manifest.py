@@ -1,0 +1,252 @@
+"""A finished output that is known again, and outputs of the formats that inputs have."""
+
+import gzip
+import json
+import re
+import uuid
+
+import fsspec
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+
+from rosebatch.core.errors import FlagError, UserError
+from rosebatch.job.config import JobConfig
+from rosebatch.job.merge import merge_shards
+
+ROWS = [{"prompt": f"row {number}", "max_tokens": 2, "x": number} for number in range(5)] + [{"prompt": "", "x": 5}]
+
+
+@pytest.fixture
+def run(job, tmp_path, fake_model):
+    """Runs the job; returns its result, and how many steps the model took."""
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+
+    def run(output="out.jsonl", given="in.jsonl", **options):
+        steps = []
+        target = f"{tmp_path / output}/" if output == "answers" else output if "://" in output else tmp_path / output
+        options = {"keep_manifest": True, "resume": True} | options
+        result, _ = job.run_file(
+            tmp_path / given, target, model=fake_model(before_step=steps.append), limits={}, **options
+        )
+        return result, len(steps)
+
+    return run
+
+
+def contents(folder):
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.jsonl.gz", "out.parquet", "answers"])
+def test_a_finished_output_is_not_computed_again(run, tmp_path, capsys, output):
+    """A pipeline that always passes --resume started over; the exit code is that of the run."""
+    first, steps = run(output)
+    assert steps > 0
+    before = contents(tmp_path)
+    assert tmp_path / f"{output}.manifest.json" in before
+    again, steps = run(output, quiet=False)
+    assert (steps, again.num_failed, again.report) == (0, first.num_failed, {})
+    assert capsys.readouterr().err.endswith(
+        f"{output}{'/' * (output == 'answers')} is already complete: 6 rows, 1 failed\n"
+    )
+    assert contents(tmp_path) == before
+
+
+def test_a_run_without_the_flag_knows_it_too(run):
+    """The manifest is there, so it counts."""
+    run()
+    assert run(keep_manifest=False)[1] == 0
+
+
+def test_without_a_manifest_it_starts_over(run, tmp_path):
+    """As it always did."""
+    run(keep_manifest=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
+    assert run(keep_manifest=False)[1] > 0
+
+
+def test_a_run_with_stop_strings_is_known_again(run):
+    """They are a tuple, and a list in the manifest: --resume refused every run with --stop as another one."""
+    options = {"sampling": {"stop": ("zzzz",), "stop_token_ids": (3,)}}
+    assert run(**options)[1] > 0
+    assert run(**options)[1] == 0
+
+
+def test_another_run(run):
+    """The message names the difference, as that of a part file does."""
+    run()
+    with pytest.raises(FlagError, match=r"out.jsonl is complete, but of another run: seed was None, is 3\. Leave out"):
+        run(seed=3)
+    assert run(seed=3, resume=False)[1] > 0
+    assert run(seed=3)[1] == 0
+
+
+def test_another_input(run, tmp_path):
+    """More rows are another input."""
+    run()
+    with (tmp_path / "in.jsonl").open("a") as file:
+        file.write('{"prompt":"more"}\n')
+    with pytest.raises(FlagError, match="of another run: input was"):
+        run()
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "failed.jsonl"])
+def test_an_output_that_has_changed(run, tmp_path, name):
+    """A row that somebody added or lost would pass for ours."""
+    run(errors=str(tmp_path / "failed.jsonl"))
+    assert run(errors=str(tmp_path / "failed.jsonl"))[1] == 0
+    (tmp_path / name).write_text("x")
+    with pytest.raises(FlagError, match=r"changed.*Leave out --resume"):
+        run(errors=str(tmp_path / "failed.jsonl"))
+
+
+def test_errors_that_are_gone(run, tmp_path):
+    """They are a part of the output."""
+    run(errors=str(tmp_path / "failed.jsonl"))
+    (tmp_path / "failed.jsonl").unlink()
+    with pytest.raises(FlagError, match=r"failed\.jsonl: the error rows are missing"):
+        run(errors=str(tmp_path / "failed.jsonl"))
+
+
+def test_a_newer_output_forgets_the_manifest(run, tmp_path):
+    """It would be of the older one."""
+    run()
+    run(keep_manifest=False, resume=False)
+    assert not (tmp_path / "out.jsonl.manifest.json").exists()
+
+
+def test_a_foreign_file_of_that_name(run, tmp_path):
+    """It is nobody's to replace."""
+    (tmp_path / "out.jsonl.manifest.json").write_text('{"mine": 1}')
+    with pytest.raises(FlagError, match=r"out\.jsonl\.manifest\.json: is no manifest of rosebatch"):
+        run()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"shard": "1/2"}, "no meaning for a shard"), ({"force_resume": True}, "the output may be of two runs")],
+)
+def test_where_no_manifest_can_be(run, options, message):
+    """A flag that does nothing is a mistake; one manifest of rows of two runs certified the rows of the first."""
+    with pytest.raises(FlagError, match=message):
+        run(**options)
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.tsv.gz", "out.arrow.zst", "out.parquet.gz"])
+@pytest.mark.parametrize("flag", ["output", "errors"])
+def test_formats_that_are_not_written(run, tmp_path, name, flag):
+    """Lines of JSON in a file called .csv helped nobody."""
+    options = {"output": name} if flag == "output" else {"errors": str(tmp_path / name)}
+    with pytest.raises(FlagError, match=rf"{name}: is written as JSONL \(also .gz, .zst, .bz2, .xz\)"):
+        run(**options)
+
+
+def test_compressed_output_has_the_lines_of_a_plain_one(run, tmp_path):
+    """The error rows too; both must be whole."""
+    run("out.jsonl", errors=str(tmp_path / "failed.jsonl"))
+    run("packed.jsonl.gz", errors=str(tmp_path / "failed.jsonl.gz"))
+    assert gzip.decompress((tmp_path / "packed.jsonl.gz").read_bytes()) == (tmp_path / "out.jsonl").read_bytes()
+    assert gzip.decompress((tmp_path / "failed.jsonl.gz").read_bytes()) == (tmp_path / "failed.jsonl").read_bytes()
+
+
+def test_compressed_output_at_a_url(run, tmp_path, monkeypatch):
+    """It is made in the working directory, then moved."""
+    monkeypatch.chdir(tmp_path)
+    url = f"memory://{uuid.uuid4().hex}/out.jsonl.gz"
+    with pytest.raises(FlagError, match="--keep-manifest needs an output file or folder on this machine"):
+        run(url)
+    run(url, keep_manifest=False)
+    run("out.jsonl")
+    with fsspec.open(url, compression="gzip") as file:
+        assert file.read() == (tmp_path / "out.jsonl").read_bytes()
+
+
+def test_the_errors_of_a_compressed_batch(run, tmp_path):
+    """Named like the output, and compressed like it."""
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 1}}
+    bad = line | {"custom_id": "b", "body": {}}
+    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress((json.dumps(line) + "\n" + json.dumps(bad)).encode()))
+    run("answers.jsonl.gz", "in.jsonl.gz")
+    assert b'"custom_id":"b"' in gzip.decompress((tmp_path / "answers.errors.jsonl.gz").read_bytes())
+
+
+def test_shards_of_a_compressed_input_with_named_columns(run, tmp_path):
+    """The merge reads the input as the shards did: names are in their manifests."""
+    rows = [{"q": f"row {number}", "text": 1, "k": number, "max_tokens": 2} for number in range(150)]
+    (tmp_path / "q.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    run("out.parquet")
+    options = {"prompt_column": "q", "columns": ["k"], "keep_manifest": False, "given": "q.jsonl.gz"}
+    for number in (1, 2):
+        run("out.parquet", shard=f"{number}/2", **options)
+    assert merge_shards(JobConfig(input=str(tmp_path / "q.jsonl.gz"), output=str(tmp_path / "out.parquet"))) == (150, 0)
+    # It would be of the output before.
+    assert not (tmp_path / "out.parquet.manifest.json").exists()
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table.column_names[0] == "k"
+    assert table["k"].to_pylist() == list(range(150))
+    run("out.parquet", shard="1/2", **options)
+    with pytest.raises(FlagError, match=r"columns.prompt was q, is None"):
+        run("out.parquet", shard="1/2", **options | {"prompt_column": None})
+
+
+@pytest.mark.parametrize("flag", ["prompt_column", "id_column", "columns"])
+def test_a_batch_has_no_columns(run, tmp_path, flag):
+    """Its requests have names of their own."""
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
+    (tmp_path / "b.jsonl").write_text(json.dumps(line))
+    with pytest.raises(FlagError, match="no meaning for an OpenAI batch"):
+        run("o.jsonl", "b.jsonl", **{flag: "x"})
+
+
+def test_a_folder_of_several_formats_to_parquet(run, tmp_path):
+    """Carried columns get one type for all rows, as those of JSONL do."""
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    pq.write_table(pa.table({"prompt": ["a"], "k": pa.array([1], pa.int8())}), folder / "1.parquet")
+    (folder / "2.jsonl").write_text('{"prompt":"b","k":2.5}\n')
+    (folder / "3.csv").write_text("prompt,z\nc,9\n")
+    run("out.parquet", "mixed")
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table["k"].to_pylist() == [1.0, 2.5, None]
+    assert table["z"].to_pylist() == [None, None, "9"]
+    assert table["prompt"].to_pylist() == ["a", None, "c"]
+
+
+@pytest.mark.parametrize("name", ["out.arrow", "out.feather", "out.ipc"])
+def test_arrow_in_and_out(run, tmp_path, name):
+    """It has the table of a Parquet file, with the types of the input; with an exit code for failed rows."""
+    table = pa.table({"prompt": ["a", "b"], "day": pa.array([1, 2], pa.date32()), "max_tokens": [2, 2]})
+    feather.write_feather(table, str(tmp_path / "in.feather"))
+    pq.write_table(table, tmp_path / "in.parquet")
+    run(name, "in.feather")
+    run("out.parquet", "in.parquet")
+    found = feather.read_table(str(tmp_path / name))
+    assert found.equals(pq.read_table(tmp_path / "out.parquet"))
+    assert found.schema.field("day").type == pa.date32()
+    assert run(name, "in.feather")[1] == 0
+
+
+@pytest.mark.parametrize("output", ["out.parquet", "answers", "out.arrow"])
+def test_types_that_the_output_cannot_hold(run, tmp_path, output):
+    """All rows were computed first, and the file could not be written then."""
+    union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
+    table = pa.table({"prompt": ["a"], "u": union, "n": [1], "e": pa.array([{}], pa.struct([]))})
+    with pa.ipc.new_stream(tmp_path / "in.arrow", table.schema) as writer:
+        writer.write_table(table)
+    refused = "u (sparse_union<0: int64=0>)" + (", e (struct<>)" if output != "out.arrow" else "")
+    with pytest.raises(FlagError, match=re.escape(f"no type for {refused}: leave them out with --columns")):
+        run(output, "in.arrow")
+    assert not (tmp_path / f"{output}.part").exists()
+    assert run(output, "in.arrow", columns="n")[0].num_failed == 0
+
+
+def test_a_damaged_input_leaves_no_output(run, tmp_path):
+    """What came before the damage would pass for all."""
+    content = gzip.compress(b"".join(b'{"prompt":"%d","max_tokens":1}\n' % number for number in range(500)))
+    (tmp_path / "in.jsonl.gz").write_bytes(content[:-30])
+    with pytest.raises(UserError, match=r"in\.jsonl\.gz: damaged gzip data: it ends too early"):
+        run("out.jsonl", "in.jsonl.gz")
+    assert not (tmp_path / "out.jsonl").exists()
