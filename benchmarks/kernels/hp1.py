@@ -103,7 +103,7 @@ def _gate(sigma: float) -> Gate:
 
 
 def _share_of_zeros(sigma: float) -> float:
-    """Shard of zero weights for random scores of deviation 1, the deviation for q and k of deviation 1."""
+    """Share of zero weights for random scores of deviation 1, the deviation for q and k of deviation 1."""
     scores = torch.randn(_HEADS, _SAMPLE, _SAMPLE, device="cuda")
     return float((probabilities(scores, _gate(sigma)) == 0).float().mean())
 

@@ -140,7 +140,7 @@ class RunConfig:
     kv_cache_memory: Annotated[
         str | int | None, Flag("Size of the KV cache, such as 4GiB.", LIMITS, metavar="SIZE")
     ] = None
-    gpu_memory_utilization: Annotated[float, Flag("Shard of the GPU. Default: 0.9.", LIMITS)] = 0.9
+    gpu_memory_utilization: Annotated[float, Flag("Share of the GPU. Default: 0.9.", LIMITS)] = 0.9
     max_inflight_bytes: Annotated[
         str | int, Flag("Host memory for rows under way. Default: 1GiB.", LIMITS, metavar="SIZE", rare=True)
     ] = "1GiB"

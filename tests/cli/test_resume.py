@@ -55,7 +55,7 @@ def end_early(model_folder, tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_and_then_resume(cli, source, end_early, model_folder, tmp_path, number, code):
-    """OutputManifest rows are kept, the message says how to continue, and the output equals that of an unbroken run."""
+    """Finished rows are kept, the message says how to continue, and the output equals that of an unbroken run."""
     target, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     exit_code, message, rows = end_early(source, target, number)
     assert exit_code == code

@@ -333,7 +333,7 @@ def test_a_disk_that_fills_up(processes, source, tmp_path):
 
 
 def test_a_resumed_run_computes_only_what_is_missing(job, source, tmp_path, fake_model):
-    """OutputManifest rows, error rows included, must not be tokenized or generated again."""
+    """Finished rows, error rows included, must not be tokenized or generated again."""
 
     class StopError(Exception):
         """Ends the first run."""

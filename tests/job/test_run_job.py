@@ -273,7 +273,7 @@ def test_rows_are_read_a_bounded_way_ahead(job, fake_model):
 
     with pytest.raises(StopError):
         job.run(lines(), model=fake_model(before_step=before_step), seqs=4)
-    # OutputManifest rows, the window, the group in use and the groups that are being encoded.
+    # Finished rows, the window, the group in use and the groups that are being encoded.
     assert last_read <= sum(finished) + 2 * 4 + 64 + 4 * 64
     assert not [t for t in threading.enumerate() if t.name.startswith("rosebatch")]
 

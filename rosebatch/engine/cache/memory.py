@@ -22,7 +22,7 @@ _STEP_SHARE = 0.25
 # Sequences at a time, if memory decides: so many tokens of the KV cache are there for each.
 _SLOT_TOKENS = 1024
 _MIN_SLOTS, _MAX_SLOTS = 256, 1024
-# Shard of a CPU's free memory that the KV cache takes.
+# Share of a CPU's free memory that the KV cache takes.
 _CPU_SHARE = 0.25
 _CPU_MOST = 4 << 30
 
