@@ -200,7 +200,7 @@ def run() -> NoReturn:
 def main(args: list[str] | None = None) -> NoReturn:
     """Run the command line; every mistake of a user is one line on stderr, never a traceback."""
     # Read when torch loads: OpenMP's threads should not spin while they wait. Beside another busy process, spinning
-    # makes a CPU run 15 times slower (docs/performance.md).
+    # makes a CPU run 15 times slower (benchmarks/NOTEBOOK/2026-11.md).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code: Any = app(args=args, standalone_mode=False)

@@ -1,7 +1,7 @@
 """The matrix product on a CPU with the weight kept in oneDNN's own blocked layout.
 
 A plain call re-lays the weight every time: the 30 layers of SmolLM2-135M take 27 ms instead of 17 ms for 32 rows, in
-bf16 with AMX on two cores (docs/performance.md).
+bf16 with AMX on two cores (benchmarks/NOTEBOOK/2026-11.md).
 
 ``invariant=True`` makes a row's result independent of the rows beside it. oneDNN picks its blocking, and with it the
 order of the additions, by the number of rows. In fp32, if the layout is made for a single row, all numbers of rows but

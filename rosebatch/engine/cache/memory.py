@@ -14,7 +14,7 @@ from rosebatch.engine.cache.kv_cache import bytes_per_block
 from rosebatch.engine.cache.windows import max_blocks, window_groups
 
 # Default tokens of a step. On a CPU, a step's activations should fit its caches: 1024 tokens at a time prefill
-# 1.4 times as fast as 4096 (docs/performance.md).
+# 1.4 times as fast as 4096 (benchmarks/NOTEBOOK/2026-11.md).
 _BATCHED_TOKENS = {"cuda": 16384, "cpu": 1024}
 # On a small GPU, steps get smaller until one takes no more than this share of the free memory.
 _FEWEST_TOKENS = 2048
