@@ -14,22 +14,22 @@ class BenchFlags:
     """What to run; fields up to ``seed`` replace those of ``rosebatch.bench.scenario.Scenario`` if given."""
 
     num_prompts: Annotated[int | None, Flag("Requests. Default: 32.", WORK)] = None
-    input_len: Annotated[int | None, Flag("Prompt tokens of each. Default: 512.", WORK)] = None
-    output_len: Annotated[int | None, Flag("Tokens to generate for each. Default: 128.", WORK)] = None
+    input_len: Annotated[int | None, Flag("Prompt tokens per request. Default: 512.", WORK)] = None
+    output_len: Annotated[int | None, Flag("Generated tokens per request. Default: 128.", WORK)] = None
     temperature: Annotated[float | None, Flag("0, the default, is greedy.", WORK)] = None
     top_k: Annotated[int | None, Flag("Keep the k likeliest tokens.", WORK)] = None
     top_p: Annotated[float | None, Flag("Keep the likeliest tokens that reach this.", WORK)] = None
-    seed: Annotated[int | None, Flag("Of the random token ids. Default: 0.", WORK, rare=True)] = None
+    seed: Annotated[int | None, Flag("Seed of the random token ids. Default: 0.", WORK, rare=True)] = None
     scenario: Annotated[
         tuple[str, ...],
-        Flag("Of configs/bench, or a .toml. Repeatable.", WORK, ("--scenario", "--suite"), metavar="NAME"),
+        Flag("Name in configs/bench, or a .toml. Repeatable.", WORK, ("--scenario", "--suite"), metavar="NAME"),
     ] = ()
     trace: Annotated[
         Path | None, Flag("Replay this CSV or JSONL of arrivals, instead of a scenario.", WORK, metavar="FILE")
     ] = None
     scale: Annotated[tuple[float, ...], Flag("Replay so many times faster. Repeatable.", WORK, metavar="FACTOR")] = ()
     submit_interval_ms: Annotated[
-        float | None, Flag("A request of the scenario each so many milliseconds.", WORK, rare=True)
+        float | None, Flag("Submit a request of the scenario every so many milliseconds.", WORK, rare=True)
     ] = None
     repeats: Annotated[int, Flag("Timed runs, after one warm-up.", WORK, minimum=1)] = 3
     compare: Annotated[
@@ -46,7 +46,7 @@ class BenchFlags:
         tuple[str, ...], Flag("Python that has that engine installed.", COMPARE, metavar="[NAME=]PATH", rare=True)
     ] = ()
     peer_path: Annotated[
-        tuple[str, ...], Flag("Goes in front of its PYTHONPATH.", COMPARE, metavar="[NAME=]DIR", rare=True)
+        tuple[str, ...], Flag("Prepended to that engine's PYTHONPATH.", COMPARE, metavar="[NAME=]DIR", rare=True)
     ] = ()
     report: Annotated[tuple[Path, ...], Flag("Results as .html or .json. Repeatable.", WORK, metavar="FILE")] = ()
     profile: Annotated[

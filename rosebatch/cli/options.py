@@ -22,15 +22,17 @@ class SamplingFlags:
     ``json_schema`` and ``regex`` are short for a row's ``structured_outputs``.
     """
 
-    max_tokens: Annotated[int | None, Flag("Most tokens to generate. Default: 512.", SAMPLING)] = None
+    max_tokens: Annotated[int | None, Flag("Max tokens to generate. Default: 512.", SAMPLING)] = None
     temperature: Annotated[float | None, Flag("0, the default, is greedy.", SAMPLING)] = None
     top_k: Annotated[int | None, Flag("Keep the k likeliest tokens.", SAMPLING)] = None
     top_p: Annotated[float | None, Flag("Keep tokens that reach this probability.", SAMPLING)] = None
-    min_p: Annotated[float | None, Flag("Drop tokens below this share of the likeliest.", SAMPLING, rare=True)] = None
-    n: Annotated[int | None, Flag("Completions of each prompt.", SAMPLING)] = None
+    min_p: Annotated[float | None, Flag("Drop tokens below this fraction of the likeliest.", SAMPLING, rare=True)] = (
+        None
+    )
+    n: Annotated[int | None, Flag("Completions per prompt.", SAMPLING)] = None
     stop: Annotated[tuple[str, ...] | None, Flag("End at this string. Repeatable.", SAMPLING)] = None
     ignore_eos: Annotated[bool | None, Flag("Continue past the model's end tokens.", SAMPLING, rare=True)] = None
-    min_tokens: Annotated[int | None, Flag("Fewest tokens to generate.", SAMPLING, rare=True)] = None
+    min_tokens: Annotated[int | None, Flag("Min tokens to generate.", SAMPLING, rare=True)] = None
     presence_penalty: Annotated[
         float | None, Flag("Subtracted from the logit of every generated token.", SAMPLING, rare=True)
     ] = None
@@ -39,13 +41,13 @@ class SamplingFlags:
     ] = None
     repetition_penalty: Annotated[
         float | None,
-        Flag("Makes tokens of the prompt and the answer less likely; 1 changes nothing.", SAMPLING, rare=True),
+        Flag("Divides logits of tokens in prompt and answer; 1 changes nothing.", SAMPLING, rare=True),
     ] = None
     max_reasoning_tokens: Annotated[
-        int | None, Flag("Most tokens to think before the answer.", SAMPLING, rare=True)
+        int | None, Flag("Max tokens of reasoning before the answer.", SAMPLING, rare=True)
     ] = None
     logprobs: Annotated[
-        int | None, Flag("Report log-probabilities, and this many likeliest tokens.", SAMPLING, rare=True)
+        int | None, Flag("Return log-probabilities, and those of this many likeliest tokens.", SAMPLING, rare=True)
     ] = None
     prompt_logprobs: Annotated[int | None, Flag("The same for the prompt's tokens.", SAMPLING, rare=True)] = None
     json_schema: Annotated[Path | None, Flag("Answers are JSON of this schema.", SAMPLING, metavar="FILE")] = None
@@ -70,7 +72,7 @@ class EmbeddingFlags:
     dimensions: Annotated[int | None, Flag("Keep the first numbers of a vector.", EMBEDDING, minimum=1)] = None
     prompt_name: Annotated[
         str | None,
-        Flag("Which of the model's prompts stands in front of texts. Default: the model's own, or none.", EMBEDDING),
+        Flag("Which of the model's prompts precedes each text. Default: the model's own, or none.", EMBEDDING),
     ] = None
     encoding_format: Annotated[EncodingFormat, Flag("How JSONL holds a vector.", EMBEDDING)] = "float"
 

@@ -94,7 +94,7 @@ class RunConfig:
     data_parallel_size: Annotated[
         int | Literal["auto"],
         Flag(
-            "Processes, each on a GPU of its own; auto: all GPUs. Default: 1.",
+            "Workers, one GPU each; auto: all GPUs. Default: 1.",
             DEVICES,
             ("--data-parallel-size", "-dp"),
             metavar="N|auto",
@@ -103,7 +103,7 @@ class RunConfig:
     tensor_parallel_size: Annotated[
         int,
         Flag(
-            "GPUs that hold the model together, if one is too small. Default: 1.",
+            "GPUs per model. Default: 1.",
             DEVICES,
             ("--tensor-parallel-size", "-tp"),
             metavar="N",
@@ -112,43 +112,43 @@ class RunConfig:
     ray: Annotated[
         str | None,
         Flag(
-            "Run these processes on a Ray cluster: its address, auto, or local.",
+            "Run the workers on a Ray cluster: its address, auto, or local.",
             DEVICES,
             metavar="ADDRESS|auto|local",
             rare=True,
         ),
     ] = None
     worker_timeout: Annotated[
-        float, Flag("Seconds without a sign of life after which such a process is replaced.", DEVICES, rare=True)
+        float, Flag("Restart a worker after this many seconds without a heartbeat.", DEVICES, rare=True)
     ] = 600.0
-    max_model_len: Annotated[int | None, Flag("Most tokens of prompt and answer.", LIMITS)] = None
+    max_model_len: Annotated[int | None, Flag("Max tokens of prompt and answer.", LIMITS)] = None
     max_prompt_bytes: Annotated[
-        str | int, Flag("Longest prompt. Default: 8MiB.", LIMITS, metavar="SIZE", rare=True)
+        str | int, Flag("Max size of a prompt. Default: 8MiB.", LIMITS, metavar="SIZE", rare=True)
     ] = "8MiB"
     max_num_seqs: Annotated[
         int | Literal["auto"],
-        Flag("Sequences at a time. Default: by memory; in bench 256.", LIMITS, metavar="N|auto"),
+        Flag("Max concurrent sequences. Default: by memory; in bench 256.", LIMITS, metavar="N|auto"),
     ] = "auto"
     max_num_batched_tokens: Annotated[
         int | None,
-        Flag("Most tokens in a step. Default: 16384 on a GPU, 1024 on a CPU.", LIMITS, rare=True),
+        Flag("Max tokens in a step. Default: 16384 on a GPU, 1024 on a CPU.", LIMITS, rare=True),
     ] = None
     block_size: Annotated[
         int | None,
-        Flag("Tokens in a KV cache block. Default: 64 on a GPU, 16 on a CPU.", LIMITS, rare=True),
+        Flag("Tokens per KV cache block. Default: 64 on a GPU, 16 on a CPU.", LIMITS, rare=True),
     ] = None
     kv_cache_memory: Annotated[
         str | int | None, Flag("Size of the KV cache, such as 4GiB.", LIMITS, metavar="SIZE")
     ] = None
-    gpu_memory_utilization: Annotated[float, Flag("Share of the GPU. Default: 0.9.", LIMITS)] = 0.9
+    gpu_memory_utilization: Annotated[float, Flag("Fraction of GPU memory. Default: 0.9.", LIMITS)] = 0.9
     max_inflight_bytes: Annotated[
-        str | int, Flag("Host memory for rows under way. Default: 1GiB.", LIMITS, metavar="SIZE", rare=True)
+        str | int, Flag("Host memory for rows in flight. Default: 1GiB.", LIMITS, metavar="SIZE", rare=True)
     ] = "1GiB"
     grammar_timeout: Annotated[
-        float, Flag("Most seconds to compile a row's schema or regex. Default: 10.", LIMITS, rare=True)
+        float, Flag("Max seconds to compile a row's schema or regex. Default: 10.", LIMITS, rare=True)
     ] = 10.0
     grammar_memory: Annotated[
-        str | int, Flag("Most memory to compile one. Default: 2GiB.", LIMITS, metavar="SIZE", rare=True)
+        str | int, Flag("Max memory to compile one. Default: 2GiB.", LIMITS, metavar="SIZE", rare=True)
     ] = "2GiB"
     switches: Mapping[str, bool | None] = field(default_factory=dict)
 

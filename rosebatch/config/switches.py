@@ -46,15 +46,13 @@ class Switches:
     prefix_cache: bool = _switch("Reuse the KV blocks of prefixes computed before.", scenario="shared-prefix")
     chunked_prefill: bool = _switch("Split long prompts over steps.", scenario="qwen3-mixed")
     batched_sampling: bool = _switch(
-        "Sample like rows of a step together.", scenario="article-s3", hidden_by={"fused_sampler": ""}
+        "Sample rows with equal settings together.", scenario="article-s3", hidden_by={"fused_sampler": ""}
     )
-    trim_last_layer: bool = _switch("The last layer computes only rows that are read.", scenario="prefill_only")
+    trim_last_layer: bool = _switch("Compute only the rows of the last layer that are read.", scenario="prefill_only")
     batch_invariant: bool = _switch(
-        "Results do not depend on what else is in the batch.", _CPU, scenario="balanced_b32"
+        "Results do not depend on the other rows of the batch.", _CPU, scenario="balanced_b32"
     )
-    paged_attention: bool = _switch(
-        "Read K and V in their blocks, without gathering them.", _CUDA, scenario="article-s0"
-    )
+    paged_attention: bool = _switch("Read K and V in their blocks, without a gather.", _CUDA, scenario="article-s0")
     cuda_graph: bool = _switch("Replay steps as CUDA graphs.", _CUDA, scenario="article-s3", needs=_PAGED)
     parallel_compile: bool = _switch(
         "Compile the kernels of the first steps at once.",
@@ -63,7 +61,7 @@ class Switches:
         needs=("cuda_graph",),
     )
     late_results: bool = _switch(
-        "Read sampled tokens late, while the GPU works on.", _CUDA, scenario="article-s3", needs=_PAGED
+        "Read sampled tokens while the GPU runs the next step.", _CUDA, scenario="article-s3", needs=_PAGED
     )
     batched_rollover: bool = _switch(
         "Give new blocks to all full sequences in one write.", _CUDA, scenario="article-s1", needs=_PAGED
@@ -72,7 +70,7 @@ class Switches:
         "One kernel from logits to tokens, inside the graph.", _CUDA, scenario="article-s0", needs=_PAGED
     )
     streamed_linear: bool = _switch(
-        "Products by our kernels where they beat cuBLAS.", _CUDA, scenario="decode_heavy_b32"
+        "Use our matrix products where they beat cuBLAS.", _CUDA, scenario="decode_heavy_b32"
     )
     fused_norm: bool = _switch("Residual addition and norm in one kernel.", _CUDA, scenario="article-s0")
     fused_mlp: bool = _switch("Bias, activation and gate of the MLP in one kernel.", _CUDA, scenario="article-s0")

@@ -39,10 +39,10 @@ class JobConfig:
         Flag("JSONL file for failed rows. Default for OpenAI batches: OUTPUT.errors.jsonl.", FILES, rare=True),
     ] = None
     rows_per_file: Annotated[
-        int | None, Flag("Most rows in each file of a folder. Default: 1000000.", FILES, minimum=1, rare=True)
+        int | None, Flag("Max rows in each file of a folder. Default: 1000000.", FILES, minimum=1, rare=True)
     ] = None
     result_column: Annotated[
-        str | None, Flag("Put the fields of results into one of this name.", FILES, metavar="NAME", rare=True)
+        str | None, Flag("Put all result fields into one field of this name.", FILES, metavar="NAME", rare=True)
     ] = None
     prompt_column: Annotated[
         str | None, Flag("Column or field of prompts: texts, or lists of messages.", FILES, metavar="NAME", rare=True)
@@ -54,7 +54,7 @@ class JobConfig:
         str | None, Flag("Columns or fields that results keep. Default: all.", FILES, metavar="A,B,C", rare=True)
     ] = None
     echo_model: Annotated[
-        bool, Flag("Answers of an OpenAI batch name the model of their request.", FILES, rare=True)
+        bool, Flag("Answers of an OpenAI batch repeat the request's model name.", FILES, rare=True)
     ] = False
     return_token_ids: Annotated[bool, Flag("Add token_ids to the results.", FILES, rare=True)] = False
     resume: Annotated[bool, Flag("Continue a killed run, or start.", FILES)] = False
@@ -62,15 +62,15 @@ class JobConfig:
         False
     )
     keep_manifest: Annotated[
-        bool, Flag("Keep OUTPUT.manifest.json: --resume then knows a finished output.", FILES, rare=True)
+        bool, Flag("Keep OUTPUT.manifest.json, so that --resume skips a finished output.", FILES, rare=True)
     ] = False
-    strict: Annotated[bool, Flag("Run nothing if any row is bad.", FILES)] = False
+    strict: Annotated[bool, Flag("Stop before the run if any row is bad.", FILES)] = False
     shard: Annotated[
         str | None,
-        Flag("Serve a share of the rows, such as 1/8; 'rosebatch merge' joins them.", FILES, metavar="I/N", rare=True),
+        Flag("Serve one part of the rows, such as 1/8; 'rosebatch merge' joins them.", FILES, metavar="I/N", rare=True),
     ] = None
     report: Annotated[tuple[Path, ...], Flag("Report as .html or .json. Repeatable.", FILES, metavar="FILE")] = ()
-    seed: Annotated[int | None, Flag("Base seed: line numbers no longer matter.", FILES)] = None
+    seed: Annotated[int | None, Flag("Base seed: samples do not depend on line numbers.", FILES)] = None
     quiet: Annotated[bool, Flag("No progress or report on stderr.", FILES, ("--quiet", "-q"))] = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[Path, ...] = ()

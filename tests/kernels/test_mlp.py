@@ -216,7 +216,7 @@ def test_a_rows_activation_does_not_depend_on_its_neighbours(name, dtype, randn)
         for rows in (2, 11, 64, 129):
             if count := (function(x[:rows].clone()) != alone[:rows]).sum().item():
                 changed[size, rows] = count
-    # Not so in fp32 and fp16, which is why those promise equal tokens and not equal bits (benchmarks/NOTEBOOK/2026-11.md).
+    # Not so in fp32 and fp16, so those promise equal tokens and not equal bits (benchmarks/NOTEBOOK/2026-11.md).
     assert dtype != torch.bfloat16 or changed == {}
 
 
