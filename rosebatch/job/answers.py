@@ -11,7 +11,8 @@ from rosebatch.io.rows import FailedRow
 from rosebatch.job.prepare import PreparedPrompt
 from rosebatch.job.serve import ServedRow
 from rosebatch.text.chat_parsers import ChatReader, ChatText
-from rosebatch.text.tokenizer import Tokenizer, cut_at_stop
+from rosebatch.text.stop_strings import cut_at_stop
+from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.call import ToolCall
 
 

@@ -41,15 +41,15 @@ def _with_call_grammar(row: PromptRow, tokenizer: Tokenizer | None) -> Row:
     if use is None or use.choice == "none" or tokenizer is None:
         return row
     try:
-        if tokenizer.forms.calls is None and not (use.may_stay_text and use.choice == "auto"):
+        if tokenizer.parsers.calls is None and not (use.may_stay_text and use.choice == "auto"):
             raise unknown_calls()
         must_call = use.choice == "required"
         if not must_call and (not use.is_strict or row.sampling.grammar is not None):
             return row
-        if not must_call and (not tokenizer.forms.knows_where_calls_begin or row.sampling.min_tokens):
+        if not must_call and (not tokenizer.parsers.calls_have_a_token or row.sampling.min_tokens):
             return structs.replace(row, ignored=(*row.ignored, "strict"))
         parallel = use.parallel and use.name is None
-        spec = tokenizer.forms.grammar(use.callable, parallel=parallel, must_call=must_call)
+        spec = tokenizer.parsers.grammar(use.callable, parallel=parallel, must_call=must_call)
         return structs.replace(row, sampling=replace(row.sampling, grammar=spec))
     except ValueError as error:
         failure = RowError("invalid_sampling", str(error))

@@ -317,7 +317,7 @@ def _reader(row: PromptRow, prompt: tuple[int, ...], tokenizer: Tokenizer | None
     Raises:
         RowError: the reasoning has a budget, but is not told apart.
     """
-    forms = None if tokenizer is None else tokenizer.forms
+    forms = None if tokenizer is None else tokenizer.parsers
     if row.sampling.max_reasoning_tokens is not None and (forms is None or forms.reasoning is None):
         raise RowError(
             "unsupported_field",

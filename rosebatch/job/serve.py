@@ -35,8 +35,9 @@ from rosebatch.report.stopwatch import Stopwatch
 from rosebatch.text.chat_parsers import ChatReader, ChatText
 from rosebatch.text.grammar import Grammar, Grammars
 from rosebatch.text.reasoning.constraint import ReasoningConstraint
+from rosebatch.text.stop_strings import StopStrings
 from rosebatch.text.token_bans import BanConstraint, find_bans
-from rosebatch.text.tokenizer import StopStrings, Tokenizer
+from rosebatch.text.tokenizer import Tokenizer
 
 # Rows that are added, and rows whose texts are decoded, between two steps: about what a decode window finishes. More
 # where seats would stay empty, or many rows have finished at once.
@@ -351,7 +352,7 @@ def _grammar_constraint(
     call looks like needs none.
     """
     grammar = None if row.grammar is None else row.grammar.start
-    form = None if tokenizer is None else tokenizer.forms.reasoning
+    form = None if tokenizer is None else tokenizer.parsers.reasoning
     budget = prompt.sampling.max_reasoning_tokens
     thinks = form is not None and not form.has_ended(prompt.token_ids)
     if form is None or not thinks or (budget is None and (grammar is None or row.row.messages is None)):

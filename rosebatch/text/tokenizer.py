@@ -1,16 +1,13 @@
-"""From text to token ids and back: batched encoding, chat templates, incremental detokenization, stop strings."""
+"""From prompts and chats to token ids."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.decoders import DecodeStream
 
 from rosebatch.core.embedding_prompts import NO_PROMPTS
-from rosebatch.core.errors import RowError, UserError, unexpected
+from rosebatch.core.errors import RowError, UserError
 from rosebatch.host.model_files import (
     read_json,
     read_text,
@@ -24,6 +21,7 @@ from rosebatch.text import panics
 from rosebatch.text.batch_or_each import batch_or_each
 from rosebatch.text.chat_parsers import ChatParsers
 from rosebatch.text.chat_template import ChatTemplate
+from rosebatch.text.vocabulary import Vocabulary
 
 # The tokens before the prefix, before the suffix, and before the middle: of Qwen Coder, StarCoder, DeepSeek Coder and
 # Code Llama.
@@ -33,18 +31,12 @@ _MIDDLE_TOKENS = (
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
 )
-_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
-_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-# Byte-level vocabularies write each byte as a character: a printable byte as itself, the others from 256 on.
-_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
-    chr(256 + number): byte for number, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
-}
 # A tokenizer's search through longer prompts can end in a panic, or take minutes.
 _MAX_PROMPT_BYTES = 8 * 2**20
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-class Tokenizer:
+class Tokenizer(Vocabulary):
     """The tokenizer of a model folder.
 
     Args:
@@ -54,8 +46,8 @@ class Tokenizer:
         max_prompt_bytes: longer prompts are refused.
 
     Attributes:
-        forms: how the model writes reasoning and tool calls.
-        prompts: what the model wants in front of texts that are embedded.
+        parsers: of reasoning and tool calls.
+        prompts: what precedes texts that are embedded.
     """
 
     def __init__(
@@ -67,12 +59,11 @@ class Tokenizer:
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
-        self.backend = backend
+        super().__init__(backend)
         self.special_tokens = special_tokens or {}
         self.chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
         self.max_prompt_bytes = max_prompt_bytes
-        self._token_bytes: dict[int, bytes] = {}
-        self.forms = ChatParsers.choose(self)
+        self.parsers = self.choose_parsers()
         self.prompts = NO_PROMPTS
 
     @classmethod
@@ -91,7 +82,7 @@ class Tokenizer:
             folder: of the model.
             chat_template: a Jinja file that replaces the template of the model.
             max_prompt_bytes: longer prompts are refused.
-            reasoning_parser, tool_call_parser: names of forms, see ``rosebatch.config.run.RunConfig``.
+            reasoning_parser, tool_call_parser: names of parsers, see ``rosebatch.config.run.RunConfig``.
 
         Returns:
             None if the folder has no tokenizer: such a model takes only token ids.
@@ -105,7 +96,7 @@ class Tokenizer:
             found.max_prompt_bytes = max_prompt_bytes
             if template is not None:
                 found.chat_template = ChatTemplate(template, found.special_tokens)
-            found.forms = ChatParsers.choose(found, reasoning_parser, tool_call_parser)
+            found.parsers = found.choose_parsers(reasoning_parser, tool_call_parser)
         return found
 
     @classmethod
@@ -131,6 +122,11 @@ class Tokenizer:
             converted = load_pretrained_tokenizer(folder)
             template = converted.chat_template
             return cls(converted.backend_tokenizer, template, dict(converted.special_tokens_map))
+
+    def choose_parsers(self, reasoning: str = "auto", calls: str = "auto") -> ChatParsers:
+        """The parsers of these names; see ``ChatParsers.choose``."""
+        source = "" if self.chat_template is None else self.chat_template.source
+        return ChatParsers.choose(self, source, reasoning, calls)
 
     def encode(self, texts: Sequence[str]) -> list[list[int] | RowError]:
         """Token ids of each text, with the tokens that the model adds to a prompt (such as a BOS).
@@ -167,63 +163,12 @@ class Tokenizer:
         encoded = iter(self._encode([text for text in rendered if isinstance(text, str)], add_special_tokens=False))
         return [next(encoded) if isinstance(text, str) else text for text in rendered]
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of generated tokens."""
-        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-
-    def decode_batch(
-        self, token_ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
-    ) -> list[str | RowError]:
-        """``decode`` for each sequence, on all cores; a RowError for tokens that have no text."""
-
-        def decode(group: Sequence[Sequence[int]]) -> list[str | RowError]:
-            return list(self.backend.decode_batch([*map(list, group)], skip_special_tokens=skip_special_tokens))
-
-        return batch_or_each(decode, token_ids, lambda error: unexpected("decoding the answer", error))
-
-    def decode_with_marks(self, token_ids: Sequence[int], marks: Iterable[str]) -> str:
-        """The text of generated tokens, without special tokens but these."""
-        kept = {self.backend.token_to_id(mark) for mark in marks}
-        shown = [token_id for token_id in token_ids if token_id in kept or not self.is_special(token_id)]
-        return self.backend.decode(shown, skip_special_tokens=False)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, which may end within a character. A special token gives its name."""
-        found = self._token_bytes.get(token_id)
-        if found is None:
-            found = self._token_bytes[token_id] = self._find_bytes(token_id)
-        return found
-
-    def _find_bytes(self, token_id: int) -> bytes:
-        piece = self.backend.id_to_token(token_id) or ""
-        if token_id in self._added:
-            return piece.encode()
-        if self._is_byte_level:
-            return bytes(_BYTES[character] for character in piece if character in _BYTES)
-        if _BYTE_PIECE.fullmatch(piece):
-            return bytes([int(piece[3:-1], 16)])
-        return piece.replace("\u2581", " ").encode()
-
     def fill_in_middle(self, prompt: str, suffix: str) -> str | RowError:
         """The prompt that makes a fill-in-the-middle model write the text between ``prompt`` and ``suffix``."""
         for before, after, middle in _MIDDLE_TOKENS:
             if all(self.backend.token_to_id(token) is not None for token in (before, after, middle)):
                 return f"{before}{prompt}{after}{suffix}{middle}"
         return RowError("unsupported_field", "suffix: the model's tokenizer has no tokens for filling in the middle")
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether ``decode`` omits the token."""
-        added = self._added.get(token_id)
-        return added is not None and added.special
-
-    @cached_property
-    def _added(self) -> dict[int, tokenizers.AddedToken]:
-        found: dict[int, tokenizers.AddedToken] = self.backend.get_added_tokens_decoder()
-        return found
-
-    @cached_property
-    def _is_byte_level(self) -> bool:
-        return "ByteLevel" in repr(self.backend.decoder)
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int] | RowError]:
         # Characters have at most four bytes: nearly all prompts need no closer look.
@@ -254,72 +199,6 @@ def _encoding_error(error: BaseException) -> RowError:
     if isinstance(error, TypeError | UnicodeError):
         return RowError("invalid_prompt", f"the prompt is not valid Unicode text ({error})")
     return RowError("invalid_prompt", f"the tokenizer cannot encode the prompt ({error})")
-
-
-class StopStrings:
-    """Finds stop strings in generated tokens, also across tokens (see ``rosebatch.core.request.StopMatcher``).
-
-    Args:
-        tokenizer: of the model.
-        stop: the strings.
-        min_tokens: a string that ends within the text of this many first tokens does not count.
-        skip_special_tokens: whether the text leaves special tokens out.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int = 0, *, skip_special_tokens: bool = True
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._stream = DecodeStream(skip_special_tokens=self._skip)
-        self._stop = tuple(stop)
-        self._keep = max(map(len, stop)) - 1
-        # The end of the text so far, and its position in the text.
-        self._tail, self._begin = "", 0
-        self._missing = min_tokens
-        self._first: list[int] = []
-        self._protected = 0
-
-    def feed(self, token_id: int) -> bool:
-        """Add the next generated token; True once a stop string has appeared."""
-        text = self._tail + self._next_text(token_id)
-        begin = self._begin
-        self._tail = text[-self._keep :] if self._keep else ""
-        self._begin += len(text) - len(self._tail)
-        if self._missing:
-            self._missing -= 1
-            self._first.append(token_id)
-            # Decoded at once, as for the final text: half a character at the end counts as one.
-            self._protected = 0 if self._missing else len(self._decode(self._first))
-            return False
-        return cut_at_stop(text, self._stop, max(0, self._protected - begin)) != text
-
-    def _next_text(self, token_id: int) -> str:
-        try:
-            return self._stream.step(self._tokenizer.backend, token_id) or ""
-        # The library raises a plain Exception where a token changes the text before it.
-        except Exception:
-            self._stream = DecodeStream(skip_special_tokens=self._skip)
-            return self._decode([token_id])
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
-
-
-def cut_at_stop(text: str, stop: Sequence[str], protected: int = 0, *, keep: bool = False) -> str:
-    """The text up to its first stop string.
-
-    Args:
-        text: of the whole completion.
-        stop: the strings.
-        protected: those that end within so many characters do not count.
-        keep: whether the text ends behind the string.
-    """
-    places = [(text.find(each, max(0, protected - len(each) + 1) if protected else 0), each) for each in stop]
-    found = min(((at, len(each)) for at, each in places if at >= 0), default=None)
-    if found is None:
-        return text
-    return text[: found[0] + (found[1] if keep else 0)]
 
 
 def _read_template(path: Path) -> str:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rosebatch.text.tokenizer import cut_at_stop
+from rosebatch.text.stop_strings import cut_at_stop
 from tests.job.lines import texts
 
 

@@ -7,7 +7,8 @@ import pytest
 from rosebatch.core.errors import RowError
 from rosebatch.core.sampling_params import MAX_TOKENS, SamplingParams
 from rosebatch.text.batch_or_each import batch_or_each
-from rosebatch.text.tokenizer import StopStrings, Tokenizer
+from rosebatch.text.stop_strings import StopStrings
+from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import TEMPLATE, byte_backend
 
 GOOD = {"prompt": "good", "max_tokens": 2}

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from rosebatch.core.errors import FlagError
-from rosebatch.text.chat_parsers import ChatParsers
 from rosebatch.text.tokenizer import Tokenizer
 from tests.job.fake_model import byte_backend
 from tests.job.lines import choices_of, codes, usage
@@ -98,12 +97,12 @@ def test_reasoning_tokens_are_counted(job, form):
 def test_parsers_by_name(job):
     """None leaves the text as it is without marks; a form whose tokens are missing is refused at once."""
     tokenizer = chat_tokenizer("hermes")
-    tokenizer.forms = ChatParsers.choose(tokenizer, "none")
+    tokenizer.parsers = tokenizer.choose_parsers("none")
     (row,) = run(job, "hermes", [line()], {"Q1": THOUGHT["hermes"] + ANSWER["hermes"]}, tokenizer=tokenizer)
     assert (row["text"], row.get("reasoning_content")) == ("\nSo it is.\n\n\nYes.", None)
     with pytest.raises(FlagError, match="no token <think>"):
-        ChatParsers.choose(Tokenizer(byte_backend(), TEMPLATES["hermes"]), "think")
-    assert ChatParsers.choose(Tokenizer(byte_backend(), TEMPLATES["hermes"])).reasoning is None
+        Tokenizer(byte_backend(), TEMPLATES["hermes"]).choose_parsers("think")
+    assert Tokenizer(byte_backend(), TEMPLATES["hermes"]).parsers.reasoning is None
 
 
 @pytest.mark.parametrize("form", THOUGHT)
@@ -214,7 +213,7 @@ def test_no_end_token_within_the_reasoning_of_a_grammar():
 
     tokenizer = chat_tokenizer("hermes")
     start = tokenizer.backend.token_to_id("<think>")
-    form = tokenizer.forms.reasoning
+    form = tokenizer.parsers.reasoning
     free = ReasoningConstraint(form, [1], 9, None, calls=False, vocab_size=WIDTH, end_ids=[256])
     bound = ReasoningConstraint(form, [1], 9, lambda: EveryThird(WIDTH), calls=False, vocab_size=WIDTH, end_ids=[256])
     for constraint in (free, bound):

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from rosebatch.text.tokenizer import StopStrings, Tokenizer, cut_at_stop
+from rosebatch.text.stop_strings import StopStrings, cut_at_stop
+from rosebatch.text.tokenizer import Tokenizer
 
 EOS = 256
 

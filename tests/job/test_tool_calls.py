@@ -5,7 +5,6 @@ import json
 import pytest
 
 from rosebatch.core.errors import RowError
-from rosebatch.text.chat_parsers import ChatParsers
 from rosebatch.text.grammar_source import compile_matcher, load_tokens, serialize
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.call import Offered, ToolCall
@@ -183,7 +182,7 @@ def accepts():
     """Whether an answer may be written under the grammar of forced calls."""
     backend = chat_backend()
     tokens = load_tokens(backend.to_str(), [256])
-    forms = ChatParsers.choose(Tokenizer(backend), calls="qwen3_coder")
+    forms = Tokenizer(backend).choose_parsers(calls="qwen3_coder")
 
     def check(schema, text, *, must_call=True):
         spec = forms.grammar([Offered("add", schema)], parallel=True, must_call=must_call)
@@ -259,8 +258,8 @@ def test_the_mark_of_a_call_is_no_text():
     backend = byte_backend()
     backend.add_tokens(["<tool_call>", "</tool_call>"])
     tokens = load_tokens(backend.to_str(), [256])
-    forms = ChatParsers.choose(Tokenizer(backend), calls="hermes")
-    assert forms.knows_where_calls_begin
+    forms = Tokenizer(backend).choose_parsers(calls="hermes")
+    assert forms.calls_have_a_token
     spec = forms.grammar([Offered("add", {"type": "object"})], parallel=True, must_call=False)
     for text, count in (("a <tool_call>x", 3), ("b" + hermes(ToolCall("add", "{}")), None)):
         ids = backend.encode(text).ids
@@ -271,5 +270,5 @@ def test_the_mark_of_a_call_is_no_text():
 
 @pytest.mark.parametrize(("name", "knows"), [("llama3", False), ("gpt_oss", False), ("mistral", True)])
 def test_forms_whose_calls_cannot_be_told_from_text_as_they_begin(name, knows):
-    assert ChatParsers.choose(Tokenizer(chat_backend()), calls=name).knows_where_calls_begin is knows
-    assert not ChatParsers.choose(Tokenizer(byte_backend()), calls=name).knows_where_calls_begin
+    assert Tokenizer(chat_backend()).choose_parsers(calls=name).calls_have_a_token is knows
+    assert not Tokenizer(byte_backend()).choose_parsers(calls=name).calls_have_a_token
