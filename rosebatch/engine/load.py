@@ -13,7 +13,7 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.memory import KVGroup, batched_tokens, plan_memory
 from rosebatch.engine.cache.state_pool import StatePool, state_bytes
 from rosebatch.engine.engine import Engine, StepRunner
-from rosebatch.engine.long_rope import LongRope
+from rosebatch.engine.long_rope import restart_policy
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes, StepPolicy
 from rosebatch.engine.torch_runner.runner import TorchRunner
@@ -173,6 +173,7 @@ def build_engine(
     )
     on_device = device.type == "cuda" and switches.paged_attention
     window = _DECODE_WINDOW if switches.fused_sampler and switches.late_results else 1
+    restarts = restart_policy(model.attention)
     policy: StepPolicy = SeparateDecodes(window) if on_device else MIXED
     scheduler = Scheduler(
         *(BlockPool(group.blocks, block_size, group.window) for group in memory.groups),
@@ -181,7 +182,7 @@ def build_engine(
         policy=policy,
         prefix_cache=switches.prefix_cache and not state_specs,
         chunked_prefill=switches.chunked_prefill,
-        long_rope=LongRope.of(model.attention),
+        restarts=restarts,
         exact_prefixes=switches.batch_invariant,
         share_prompts=not state_specs,
     )
@@ -205,6 +206,7 @@ def build_engine(
             max_len=min(config.max_model_len, scheduler.max_sequence_len or config.max_model_len),
             window=window,
             states=states,
+            restarts=restarts,
         )
     else:
         runner = TorchRunner(
@@ -212,6 +214,7 @@ def build_engine(
             cache,
             ops,
             states,
+            restarts=restarts,
             batched_sampling=switches.batched_sampling,
             trim_last_layer=switches.trim_last_layer,
         )

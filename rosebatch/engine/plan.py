@@ -7,7 +7,7 @@ plan that computes it. After that it gets changes only: new blocks, new tokens, 
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,7 +36,8 @@ class SequenceSpec:
         stop_ids: tokens that end it: the model's own end tokens, unless ignored, and those of the request.
         guided: whether a grammar decides which tokens may come next.
         has_features: whether its logits are more than sampled: penalties, biases, log-probabilities.
-        long_factors: whether its keys have longrope's long factors, see ``rosebatch.engine.long_rope``.
+        salt: seeds the digests of its blocks. Sequences share blocks only if their salts are equal.
+        restart_len: number of tokens with which it is computed again from the start; None for never.
         pooling: what becomes of its hidden states; None if tokens are generated.
     """
 
@@ -47,8 +48,14 @@ class SequenceSpec:
     stop_ids: frozenset[int] = frozenset()
     guided: bool = False
     has_features: bool = False
-    long_factors: bool = False
+    salt: bytes = b""
+    restart_len: int | None = None
     pooling: Pooling | None = None
+
+    @property
+    def decode_len(self) -> int:
+        """The number of tokens at which decode steps end: there the sequence ends or restarts."""
+        return self.max_len if self.restart_len is None else self.restart_len
 
 
 class Chunk(NamedTuple):
@@ -160,6 +167,18 @@ class DecodeWindow(_Plan):
 
 
 StepPlan = PackedStep | DecodeWindow
+
+
+class RestartPolicy(Protocol):
+    """Decides when a sequence is computed again, because its keys depend on more than its tokens and positions."""
+
+    def spec_for(self, spec: SequenceSpec, num_tokens: int) -> SequenceSpec:
+        """The spec of a sequence with so many known tokens that holds no blocks: its salt and ``restart_len``."""
+        ...
+
+    def rotary_rows(self, chunk: Chunk, spec: SequenceSpec) -> np.ndarray:
+        """``[tokens of the chunk]`` int32, the row of each in the rotary tables. Decode steps use the positions."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

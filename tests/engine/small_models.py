@@ -11,7 +11,7 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.cache.windows import window_groups
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.long_rope import LongRope
+from rosebatch.engine.long_rope import restart_policy
 from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
 from rosebatch.engine.torch_runner.runner import TorchRunner
@@ -217,7 +217,7 @@ def make_engine(name, runner_of, *, async_depth=0, blocks=60, **scheduling):
     config = _shape(name)
     runner = runner_of(config)
     pools = [BlockPool(blocks, BLOCK_SIZE, window) for window in _groups(runner.model)[0]]
-    scheduling["long_rope"] = LongRope.of(runner.model.attention)
+    scheduling["restarts"] = runner.restarts
     scheduler = Scheduler(*pools, max_num_seqs=SLOTS, max_num_batched_tokens=10, **scheduling)
     return Engine(
         scheduler,
@@ -233,7 +233,9 @@ def plain_engine(name, blocks=60):
     def runner_of(config):
         ops = select(Switches.resolve({}, "cpu"))
         model = build(name, ops)
-        return TorchRunner(model, make_cache(model, blocks, ops), ops, make_states(model))
+        return TorchRunner(
+            model, make_cache(model, blocks, ops), ops, make_states(model), restarts=restart_policy(model.attention)
+        )
 
     return make_engine(name, runner_of, blocks=blocks, **_sharing(name))
 
@@ -264,6 +266,7 @@ def device_engine(name, off=(), blocks=60):
             max_len=config.max_model_len,
             window=window,
             states=make_states(model),
+            restarts=restart_policy(model.attention),
         )
 
     return make_engine(

@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block, token_bytes
+from rosebatch.engine.scheduling.block_pool import BlockPool, hash_block, token_bytes
 
 
 def test_allocate_hands_out_blocks_in_order():
@@ -182,7 +182,7 @@ def test_writable_needs_one_holder_and_no_hash():
 
 def last_hash(token_ids):
     """Of blocks of two tokens."""
-    found = ROOT_HASH
+    found = b""
     for tokens in token_bytes(array("I", token_ids), 2):
         found = hash_block(found, tokens)
     return found

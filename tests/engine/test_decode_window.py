@@ -32,15 +32,15 @@ class AheadRunner(FakeRunner):
             self.windows.append(plan.steps)
         wait = super().launch(plan, masks)
         self.check(self.scheduler)
-        if self.scheduler.long_rope is not None:
-            self.check_factors(plan, self.scheduler.long_rope.trained_len)
+        if self.scheduler.restarts is not None:
+            self.check_factors(plan, self.scheduler.restarts.trained_len)
         return wait
 
     def check_factors(self, plan, trained_len):
         """No token behind the trained length is computed with short factors; only longer sequences have long ones."""
         for each in plan.rows if isinstance(plan, DecodeWindow) else plan.chunks:
             end = each.start + each.length if isinstance(plan, DecodeWindow) else each.end
-            is_long = self.specs[each.id].long_factors
+            is_long = bool(self.specs[each.id].salt)
             assert is_long or end <= trained_len
             assert not is_long or len(self.tokens[each.id]) > trained_len
 
@@ -58,7 +58,7 @@ def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, async_depth, fake
         max_num_batched_tokens=rng.choice([4, 16, 64]),
         policy=SeparateDecodes(max_steps),
         prefix_cache=rng.random() < 0.6,
-        long_rope=rng.choice([None, LongRope(rng.randint(1, 20), 24)]),
+        restarts=rng.choice([None, LongRope(rng.randint(1, 20), 24)]),
     )
     runner = AheadRunner(scheduler)
     engine = Engine(scheduler, runner, vocab_size=VOCAB, max_model_len=24, eos_token_ids=[END], async_depth=async_depth)
@@ -125,7 +125,7 @@ def test_a_window_ends_where_a_sequence_starts_over(make_sequence, fake_runner):
         max_num_seqs=4,
         max_num_batched_tokens=64,
         policy=SeparateDecodes(4),
-        long_rope=LongRope(6, 100),
+        restarts=LongRope(6, 100),
     )
     # The last token of b is the first behind the trained length, which nobody computes.
     a, b = make_sequence([1, 2, 3, 4], max_tokens=9, id=0), make_sequence([5, 6, 7, 8, 9], max_tokens=2, id=1)
@@ -145,7 +145,7 @@ def test_a_window_ends_where_a_sequence_starts_over(make_sequence, fake_runner):
         plan, wait = launched.pop(0)
         return scheduler.commit(plan, wait()).finished
 
-    assert [spec.long_factors for spec in launch().started] == [False, False, True]
+    assert [bool(spec.salt) for spec in launch().started] == [False, False, True]
     assert [(row.id, row.start, row.length) for row in launch().rows] == [(0, 4, 2), (1, 5, 1), (2, 7, 4)]
     # The newest tokens of a are not known yet.
     assert [(row.id, row.start, row.length) for row in launch().rows] == [(2, 11, 4)]
@@ -154,7 +154,7 @@ def test_a_window_ends_where_a_sequence_starts_over(make_sequence, fake_runner):
     assert commit() == [b]
     plan = launch()
     assert (plan.released, plan.num_preempted) == ((2, 0), 0)
-    assert plan.started == (a.spec,) and a.spec.long_factors
+    assert plan.started == (a.spec,) and a.spec.salt
     # The block of c has the same tokens and long factors.
     assert [(chunk.id, chunk.start, chunk.end) for chunk in plan.chunks] == [(0, 4, 7)]
 

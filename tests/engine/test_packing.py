@@ -70,15 +70,14 @@ def test_every_part_begins_at_16_bytes(states):
 def test_rows_of_the_rotary_tables(make_sequence, padded):
     """Long factors of the first positions follow all positions; other sequences have the row of each position."""
     plan = PackedStep(chunks=(chunk(0, 2, 4, samples=True), chunk(1, 2, 4, samples=False)))
-    sequences = [make_sequence([1] * 9, id=i) for i in range(2)]
-    sequences[0].take_long_factors()
-    slots = Slots(3, 8)
-    slots.slot_of, slots.specs = {0: 2, 1: 0}, {s.id: s.spec for s in sequences}
     long_rope = LongRope(trained_len=4, max_len=20)
+    specs = [long_rope.spec_for(make_sequence([1] * 9, id=i).spec, known) for i, known in enumerate((5, 4))]
+    slots = Slots(3, 8)
+    slots.slot_of, slots.specs = {0: 2, 1: 0}, {spec.id: spec for spec in specs}
     if padded:
-        layout = Layout.padded(10, tile_rows=2, num_slots=3, long_rope=long_rope)
+        layout = Layout.padded(10, tile_rows=2, num_slots=3, restarts=long_rope)
     else:
-        layout = Layout.exact(plan, tile_rows=2, long_rope=long_rope)
+        layout = Layout.exact(plan, tile_rows=2, restarts=long_rope)
     cells = pack(plan, slots, layout, tile_rows=2)
     assert len(cells) == layout.num_cells
     inputs = layout.inputs(torch.from_numpy(cells))

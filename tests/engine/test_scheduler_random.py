@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 
-from rosebatch.engine.long_rope import LongRope
+from rosebatch.engine.long_rope import LONG, LongRope
 from rosebatch.engine.plan import GONE, StepResult
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.torch_runner.batch import BlockTables
@@ -74,7 +74,7 @@ class CheckingRunner(Follower):
         num_prompt_tokens = len(self.specs[chunk.id].prompt_token_ids)
         tokens = self.tokens[chunk.id]
         is_long = 0 < self.trained_len < len(tokens)
-        assert self.specs[chunk.id].long_factors == is_long
+        assert (self.specs[chunk.id].salt == LONG) == is_long
         prefixes = self.prefixes.of(tokens[: chunk.end])
         made = [num_prompt_tokens if self.exact and i >= num_prompt_tokens else None for i in range(chunk.end)]
         return [(*each, is_long) for each in zip(prefixes, made, strict=True)]
@@ -182,7 +182,7 @@ def run_once(seed, make_sequence):
         prefix_cache=rng.random() < 0.7,
         chunked_prefill=rng.random() < 0.7,
         exact_prefixes=rng.random() < 0.5,
-        long_rope=LongRope(trained_len, 10**6) if trained_len else None,
+        restarts=LongRope(trained_len, 10**6) if trained_len else None,
     )
     capacity = scheduler.max_sequence_len or num_blocks * block_size
     windows = [pool.window for pool in pools]
@@ -223,7 +223,7 @@ def run_once(seed, make_sequence):
         counts["steps"] += 1
         counts["preemptions"] += plan.num_preempted
         counts["copies"] += len(plan.copies)
-        counts["started over"] += sum(spec.long_factors and spec.id in plan.released for spec in plan.started)
+        counts["started over"] += sum(bool(spec.salt) and spec.id in plan.released for spec in plan.started)
         for chunk in plan.chunks:
             sequence = sequences[chunk.id]
             if sequence.sample and not sequence.output_token_ids:

@@ -60,9 +60,10 @@ def test_slots_do_not_import_torch():
 
 def test_decode_steps_end_where_a_sequence_starts_over(make_sequence):
     """On the device a row went on to its last token, with short factors behind the trained length."""
-    slots = Slots(SLOTS, WIDTH, LongRope(6, 20))
+    slots = Slots(SLOTS, WIDTH)
     sequences = [make_sequence([1, 2, 3], max_tokens=n, id=i) for i, n in enumerate((10, 3, 10))]
-    sequences[2].take_long_factors()
+    for sequence, known in zip(sequences, (3, 3, 7), strict=True):
+        sequence.restart(LongRope(6, 20).spec_for(sequence.spec, known))
     cells = slots.update(prompts(*sequences, blocks=[[10], [11], [12]])).cells
     assert [cells[cell(layout.LIMIT, slot)] for slot in range(3)] == [6, 5, 12]
 

@@ -9,8 +9,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-ROOT_HASH = b""
-
 
 def hash_block(parent: bytes, tokens: bytes) -> bytes:
     """Identity of a full block: 16 bytes over its tokens and, through ``parent``, over all tokens before it."""

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import (
     BlockChange,
     BlockCopy,
@@ -24,12 +23,13 @@ from rosebatch.engine.plan import (
     DecodeRow,
     DecodeWindow,
     PackedStep,
+    RestartPolicy,
     SequenceSpec,
     StepPlan,
     StepResult,
 )
 from rosebatch.engine.scheduling.block_groups import BlockGroups
-from rosebatch.engine.scheduling.block_pool import ROOT_HASH, BlockPool, hash_block, token_bytes
+from rosebatch.engine.scheduling.block_pool import BlockPool, hash_block, token_bytes
 from rosebatch.engine.scheduling.sequence import SequenceState, Status
 
 
@@ -59,8 +59,6 @@ class Committed(NamedTuple):
 
 StepPolicy = MixedSteps | SeparateDecodes
 MIXED = MixedSteps()
-# In place of ``ROOT_HASH``: keys with longrope's long factors serve no sequence with short ones.
-_LONG_ROOT = b"long factors"
 
 
 class Scheduler:
@@ -73,7 +71,7 @@ class Scheduler:
         policy: whether prompts and decodes share steps.
         prefix_cache: reuse blocks whose prefix is known, and make full blocks findable.
         chunked_prefill: split prompts over steps; otherwise a prompt is computed whole, even over the budget.
-        long_rope: of a model with longrope: sequences that outgrow the trained length start over.
+        restarts: decides when sequences restart; None for never.
         exact_prefixes: a block of generated tokens serves only sequences that generated them at the same positions.
             Prompt tokens are computed in other shapes than generated ones, which may change their last bits.
         share_prompts: the completions of a request share the blocks of its prompt; otherwise each computes it.
@@ -87,7 +85,7 @@ class Scheduler:
         policy: StepPolicy = MIXED,
         prefix_cache: bool = True,
         chunked_prefill: bool = True,
-        long_rope: LongRope | None = None,
+        restarts: RestartPolicy | None = None,
         exact_prefixes: bool = False,
         share_prompts: bool = True,
     ) -> None:
@@ -97,7 +95,7 @@ class Scheduler:
         self.policy = policy
         self.prefix_cache = prefix_cache
         self.chunked_prefill = chunked_prefill
-        self.long_rope = long_rope
+        self.restarts = restarts
         self.exact_prefixes = exact_prefixes
         self.share_prompts = share_prompts
         self.waiting: deque[SequenceState] = deque()
@@ -140,11 +138,23 @@ class Scheduler:
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence behind all others; its forks go to the front when its prompt is computed."""
-        if self.long_rope is not None and sequence.num_prompt_tokens > self.long_rope.trained_len:
+        if self.restarts is not None:
             for each in (sequence, *sequence.forks):
-                each.take_long_factors()
+                each.restart(self.restarts.spec_for(each.spec, each.num_tokens))
         self.waiting.append(sequence)
         self._num_forks += len(sequence.forks)
+
+    def restart(self, sequence: SequenceState, spec: SequenceSpec) -> None:
+        """Compute a running sequence again from its first token, in other blocks, before all that wait.
+
+        Args:
+            sequence: keeps its tokens, all of which are known.
+            spec: its new one, with another salt if its keys change.
+        """
+        assert not sequence.num_pending_tokens, "its tokens must be known"
+        self.running.remove(sequence)
+        self._send_back(sequence)
+        sequence.restart(spec)
 
     def schedule(self) -> StepPlan | None:
         """Plan a step: running sequences, oldest first, then as many waiting ones as fit.
@@ -157,8 +167,8 @@ class Scheduler:
         self._num_forks -= len(self._forked)
         self._forked = []
         self._release_slots()
-        if self.long_rope is not None:
-            self._start_over()
+        if self.restarts is not None:
+            self._restart_due(self.restarts)
         budget = self._continue_running(draft)
         # A preempted sequence would take its blocks back at once; but where nothing runs, only it can go on.
         if not (draft.preempted and self.running) and self._admits():
@@ -188,7 +198,7 @@ class Scheduler:
             for number, values in result.prompt_logprobs.items():
                 chunk = plan.chunks[number]
                 scored = self._started[chunk.id]
-                # Later ones would be of other rotary factors.
+                # After a restart they may differ.
                 if scored.needs_prompt_logprobs:
                     scored.apply_prompt_logprobs(chunk.start + 1, values)
             sampled = [(chunk.id, chunk.end - 1, 1) for chunk in plan.chunks if chunk.samples]
@@ -308,7 +318,7 @@ class Scheduler:
         """Plan a window of decode steps for all sequences that have tokens to come."""
 
         def live() -> list[tuple[SequenceState, int]]:
-            return [(s, left) for s in self.running if s.decoding and (left := self._max_tokens(s) - s.num_tokens)]
+            return [(s, left) for s in self.running if s.decoding and (left := s.spec.decode_len - s.num_tokens)]
 
         pairs = live()
         steps = min(max_steps, max((left for _, left in pairs), default=0))
@@ -335,17 +345,11 @@ class Scheduler:
         """Blocks that each sequence is short of for so many steps, or for as many tokens as it has left."""
         return [self.blocks.short_of(s, s.num_computed_tokens + min(steps, left)) for s, left in pairs]
 
-    def _start_over(self) -> None:
-        """Send sequences back that have outgrown the trained length, once their tokens are known."""
-        outgrown = [s for s in self.running if s.num_tokens == self._max_tokens(s) and not s.num_pending_tokens]
-        for sequence in reversed(outgrown):
-            self.running.remove(sequence)
-            self._send_back(sequence)
-            sequence.take_long_factors()
-
-    def _max_tokens(self, sequence: SequenceState) -> int:
-        """The length at which it ends or starts over."""
-        return sequence.max_len if self.long_rope is None else self.long_rope.max_num_tokens(sequence.spec)
+    def _restart_due(self, policy: RestartPolicy) -> None:
+        """Restart the sequences that have reached their ``restart_len``, once their tokens are known."""
+        due = [s for s in self.running if s.num_tokens == s.spec.restart_len and not s.num_pending_tokens]
+        for sequence in reversed(due):
+            self.restart(sequence, policy.spec_for(sequence.spec, sequence.num_tokens))
 
     def _admit_waiting(self, draft: "_Draft", budget: int) -> int:
         """Plan chunks of waiting sequences, in order; returns the rest of the budget."""
@@ -438,7 +442,7 @@ class Scheduler:
         hashes, size = sequence.block_hashes, self.blocks.block_size
         known = len(hashes)
         if known < count:
-            parent = hashes[-1] if hashes else _LONG_ROOT if sequence.spec.long_factors else ROOT_HASH
+            parent = hashes[-1] if hashes else sequence.spec.salt
             blocks = token_bytes(sequence.token_ids[known * size : count * size], size)
             for index, tokens in enumerate(blocks, start=known):
                 if self.exact_prefixes and index == sequence.num_prompt_tokens // size:

@@ -38,7 +38,7 @@ class SequenceState:
     planned: the last ``num_pending_tokens`` tokens are being sampled, and their values are not known here yet.
 
     Attributes:
-        spec: what the runner has to know. It changes once at most, see ``take_long_factors``.
+        spec: what the runner has to know. It changes with ``restart`` only.
         token_ids: of prompt and completion, 32 bits each.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         tables: its block table in each group of layers, see ``BlockGroups``; empty if it holds no blocks.
@@ -165,10 +165,11 @@ class SequenceState:
         """The tokens generated so far."""
         return list(self.token_ids[self.num_prompt_tokens :])
 
-    def take_long_factors(self) -> None:
-        """From now on, for all its tokens; it holds no blocks. See ``rosebatch.engine.long_rope``."""
-        assert not self.tables, "keys in the cache have short factors"
-        self.spec = replace(self.spec, long_factors=True)
+    def restart(self, spec: SequenceSpec) -> None:
+        """Compute all tokens again, as this spec says. The sequence holds no blocks, and keeps its tokens."""
+        assert not self.tables, "blocks were computed by the last spec"
+        self.spec = spec
+        self.num_computed_tokens = 0
         self.block_hashes.clear()
 
     def apply_token_ids(

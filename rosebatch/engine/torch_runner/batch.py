@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.engine.long_rope import LongRope
-from rosebatch.engine.plan import Chunk, PackedStep, SequenceSpec
+from rosebatch.engine.plan import Chunk, PackedStep, RestartPolicy, SequenceSpec
 from rosebatch.engine.sampling.logits import SampledRow
 
 
@@ -74,7 +73,7 @@ def build_batch(
     blocks: Mapping[int, list[list[int]]],
     block_size: int,
     device: torch.device,
-    long_rope: LongRope | None = None,
+    restarts: RestartPolicy | None = None,
 ) -> StepBatch:
     """Lay out a step for the device: one small copy for each tensor."""
     input_ids: list[int] = []
@@ -102,8 +101,8 @@ def build_batch(
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
     of_tokens = rotary_rows = tensor(positions)
-    if long_rope is not None:
-        rotary_rows = tensor(np.concatenate([long_rope.rows(chunk, specs[chunk.id]) for chunk in chunks]))
+    if restarts is not None:
+        rotary_rows = tensor(np.concatenate([restarts.rotary_rows(chunk, specs[chunk.id]) for chunk in chunks]))
     return StepBatch(
         input_ids=tensor(input_ids),
         positions=of_tokens,

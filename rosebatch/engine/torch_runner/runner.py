@@ -11,8 +11,7 @@ from rosebatch.core.request import Logprobs
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.engine import Masks
-from rosebatch.engine.long_rope import LongRope
-from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
+from rosebatch.engine.plan import PackedStep, RestartPolicy, StepPlan, StepResult
 from rosebatch.engine.pooled_states import PooledStates, read_pooled, reads_all
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.sampling.logits import SampledRow, adjust, constrain
@@ -34,6 +33,7 @@ class TorchRunner:
         cache: its KV cache.
         ops: the operators of this run.
         states: those of the model's layers that have one; None for a model without them.
+        restarts: finds the rotary rows of tokens; None if they are the positions.
         batched_sampling: sample like rows together.
         trim_last_layer: compute only rows that are read behind the last layer's attention.
     """
@@ -45,6 +45,7 @@ class TorchRunner:
         ops: Ops,
         states: StatePool | None = None,
         *,
+        restarts: RestartPolicy | None = None,
         batched_sampling: bool = True,
         trim_last_layer: bool = True,
     ) -> None:
@@ -55,7 +56,7 @@ class TorchRunner:
         self.batched_sampling = batched_sampling
         self.trim_last_layer = trim_last_layer
         self.tables = BlockTables(len(cache.num_blocks))
-        self.long_rope = LongRope.of(model.attention)
+        self.restarts = restarts
         self.pooling = PooledStates()
         self.staging = Staging(cache.device)
 
@@ -78,7 +79,7 @@ class TorchRunner:
         self.pooling.update(plan)
         if self.states is not None:
             self.states.update(plan)
-        batch = build_batch(plan.chunks, specs, blocks, self.cache.block_size, self.cache.device, self.long_rope)
+        batch = build_batch(plan.chunks, specs, blocks, self.cache.block_size, self.cache.device, self.restarts)
         self.cache.wipe(plan.wipes, self.staging)
         self.cache.copy(plan.copies, self.staging)
         attention = GatheredAttention(batch, self.cache, self.model.attention, self.ops, self.states)

@@ -239,7 +239,7 @@ class DecodeAttention:
         self.keys = keys
         self.divided = divided
         self.positions = state.fields[layout.POSITION, :size]
-        # See ``LongRope.rows``.
+        # See ``RestartPolicy.rotary_rows``.
         self.rotary_rows = None
         self.limits = state.fields[layout.LIMIT, :size]
         self.state_slots = state.fields[layout.STATE, :size]

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from rosebatch.engine.long_rope import LongRope
-from rosebatch.engine.plan import PackedStep
+from rosebatch.engine.plan import PackedStep, RestartPolicy
 from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.ops.ops import PackedChunks
@@ -57,14 +56,14 @@ class PackedInputs(NamedTuple):
 class Layout:
     """Room for tokens, tiles, last rows, and chunks if the model has states, in an array of packed inputs.
 
-    With ``long_rope``, tokens have rows of the rotary tables too. With ``num_pieces``, chunks share tiles.
+    With ``restarts``, tokens have rows of the rotary tables too. With ``num_pieces``, chunks share tiles.
     """
 
     size: int
     num_tiles: int
     num_last: int
     num_chunks: int = 0
-    long_rope: LongRope | None = None
+    restarts: RestartPolicy | None = None
     num_pieces: int = 0
 
     @classmethod
@@ -74,7 +73,7 @@ class Layout:
         tile_rows: int,
         *,
         states: bool = False,
-        long_rope: LongRope | None = None,
+        restarts: RestartPolicy | None = None,
         shared: Sequence[PrefixTile] | None = None,
     ) -> "Layout":
         """No more room than the plan needs."""
@@ -85,7 +84,7 @@ class Layout:
         if shared is not None:
             num_tiles = len(shared)
         num_pieces = sum(len(tile.pieces) for tile in shared or ())
-        return cls(plan.num_tokens, num_tiles, num_last, num_chunks, long_rope, num_pieces)
+        return cls(plan.num_tokens, num_tiles, num_last, num_chunks, restarts, num_pieces)
 
     @classmethod
     def padded(
@@ -95,7 +94,7 @@ class Layout:
         num_slots: int,
         *,
         states: bool = False,
-        long_rope: LongRope | None = None,
+        restarts: RestartPolicy | None = None,
         shares: bool = False,
     ) -> "Layout":
         """Room for ``size`` tokens, whatever sequences they belong to; ``shares`` if chunks share tiles."""
@@ -103,7 +102,7 @@ class Layout:
         num_tiles = size // tile_rows + limit
         # A piece begins with a chunk or with a tile.
         num_pieces = num_tiles + limit if shares else 0
-        return cls(size, num_tiles, limit, limit if states else 0, long_rope, num_pieces)
+        return cls(size, num_tiles, limit, limit if states else 0, restarts, num_pieces)
 
     @property
     def num_cells(self) -> int:
@@ -118,7 +117,7 @@ class Layout:
     @property
     def _sizes(self) -> list[int]:
         """Cells of tokens, last tiles, tiles, pieces, last rows, chunks and the chunks' tiles."""
-        of_tokens = self.width * (3 if self.long_rope is None else 4)
+        of_tokens = self.width * (3 if self.restarts is None else 4)
         of_tiles = [4 * self.num_last, _round_up(self._tile_width * self.num_tiles, 4), 4 * self.num_pieces]
         of_states = [4 * self.num_chunks, _round_up(2 * self.num_state_tiles, 4)]
         return [of_tokens, *of_tiles, _round_up(self.num_last, 4), *of_states]
@@ -179,14 +178,14 @@ def pack(
     Tiles are of one chunk each, unless chunks share those of ``shared``.
     """
     chunks, count = _Chunks.of(plan, slots), plan.num_tokens
-    of_tokens = np.zeros((3 if layout.long_rope is None else 4, layout.width), np.int32)
+    of_tokens = np.zeros((3 if layout.restarts is None else 4, layout.width), np.int32)
     input_ids, rows, positions, *rotary_rows = of_tokens
     input_ids[:count] = np.frombuffer(b"".join(chunk.token_ids for chunk in plan.chunks), np.int32)
     rows[:count], rows[count:] = np.repeat(chunks.slots, chunks.lengths), -1
     positions[:count] = np.arange(count) + np.repeat(chunks.starts - chunks.firsts, chunks.lengths)
-    if layout.long_rope is not None:
+    if layout.restarts is not None:
         for chunk, first, length in zip(plan.chunks, chunks.firsts, chunks.lengths, strict=True):
-            rotary_rows[0][first : first + length] = layout.long_rope.rows(chunk, slots.specs[chunk.id])
+            rotary_rows[0][first : first + length] = layout.restarts.rotary_rows(chunk, slots.specs[chunk.id])
     last_tiles, last_rows = _pack_last(plan, chunks, layout)
     parts = [of_tokens.reshape(-1), last_tiles]
     parts += [_pack_tiles(chunks, layout, tile_rows)] if shared is None else _pack_shared(shared, layout)

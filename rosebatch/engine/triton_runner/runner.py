@@ -22,8 +22,7 @@ from rosebatch.core.request import Logprobs
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.engine import Masks
-from rosebatch.engine.long_rope import LongRope
-from rosebatch.engine.plan import DecodeWindow, PackedStep, SequenceSpec, StepPlan, StepResult
+from rosebatch.engine.plan import DecodeWindow, PackedStep, RestartPolicy, SequenceSpec, StepPlan, StepResult
 from rosebatch.engine.pooled_states import PooledStates, read_pooled, reads_all
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.sampling.logits import SampledRow
@@ -76,6 +75,7 @@ class TritonRunner:
         max_len: most tokens of a sequence.
         window: most decode steps in a plan.
         states: those of the model's layers that have one; None for a model without them.
+        restarts: finds the rotary rows of tokens; None if they are the positions.
     """
 
     def __init__(
@@ -92,18 +92,19 @@ class TritonRunner:
         max_len: int,
         window: int,
         states: StatePool | None = None,
+        restarts: RestartPolicy | None = None,
     ) -> None:
         device = cache.device
         width = -(-max_len // cache.block_size)
         self.model = model
-        self.long_rope = LongRope.of(model.attention)
+        self.restarts = restarts
         self.cache = cache
         self.ops = ops
         self.kernels = kernels
         self.states = states
         self.pooling = PooledStates()
         heads = sharing_heads(model.attention) if switches.shared_prefix_attention else None
-        self.slots = Slots(max_num_seqs, width, self.long_rope, keeps_tables=heads is not None)
+        self.slots = Slots(max_num_seqs, width, keeps_tables=heads is not None)
         self.prefix_groups = heads and PrefixGroupState(self.slots, cache.block_size, heads, device)
         self._shares_tiles = heads is not None and states is None and can_group_tiles(model.attention)
         self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, len(cache.num_blocks))
@@ -276,7 +277,7 @@ class TritonRunner:
             layout = self._layout(kind)
         else:
             layout = Layout.exact(
-                plan, tile_rows, states=self.states is not None, long_rope=self.long_rope, shared=shared
+                plan, tile_rows, states=self.states is not None, restarts=self.restarts, shared=shared
             )
         cells, columns = self.up.send(pack(plan, self.slots, layout, tile_rows, shared), sampled.slots)
         if padded:
@@ -319,7 +320,7 @@ class TritonRunner:
             self.kernels.tile_rows,
             self.slots.num_slots,
             states=self.states is not None,
-            long_rope=self.long_rope,
+            restarts=self.restarts,
             shares=kind.shares,
         )
 

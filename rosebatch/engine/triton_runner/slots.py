@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeWindow, SequenceSpec, StepPlan
 from rosebatch_kernels.feedback import layout
 
@@ -43,7 +42,6 @@ class Slots:
     Args:
         num_slots: most sequences at a time.
         width: most blocks of a sequence.
-        long_rope: of a model with longrope: decode steps end where a sequence starts over.
         keeps_tables: whether the host keeps the block tables of the first group too.
 
     Attributes:
@@ -53,12 +51,9 @@ class Slots:
         state_of: by slot, where the states of its sequence lie: a sequence that moves takes them with it.
     """
 
-    def __init__(
-        self, num_slots: int, width: int, long_rope: LongRope | None = None, *, keeps_tables: bool = False
-    ) -> None:
+    def __init__(self, num_slots: int, width: int, *, keeps_tables: bool = False) -> None:
         self.num_slots = num_slots
         self.width = width
-        self.long_rope = long_rope
         self.buckets = batch_buckets(num_slots)
         self.specs: dict[int, SequenceSpec] = {}
         self.slot_of: dict[int, int] = {}
@@ -139,13 +134,12 @@ class Slots:
     def _tell_fields(self, chunk: Chunk, write: StateWrite) -> None:
         slot, spec = self.slot_of[chunk.id], self.specs[chunk.id]
         sampling, seed = spec.sampling, spec.sampling.seed or 0
-        max_num_tokens = spec.max_len if self.long_rope is None else self.long_rope.max_num_tokens(spec)
         real = _bits(sampling.temperature, sampling.top_p, sampling.min_p)
         penalties = _bits(sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
         values = {
             layout.POSITION: chunk.end - 1,
             layout.NEXT: chunk.end,
-            layout.LIMIT: max_num_tokens - 1,
+            layout.LIMIT: spec.decode_len - 1,
             layout.STOPS: int(not sampling.ignore_eos),
             layout.TEMPERATURE: real[0],
             layout.TOP_K: min(sampling.top_k, 2**31 - 1),

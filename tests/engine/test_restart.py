@@ -1,0 +1,97 @@
+"""Salts and restarts: what changes the keys of a sequence, and is neither its tokens nor their positions."""
+
+from dataclasses import replace
+
+import pytest
+
+from rosebatch.engine.scheduling.block_pool import BlockPool
+from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes
+from tests.engine.fake_runner import FakeRunner, next_token
+
+PROMPT = range(9)
+SALT = b"another model"
+
+
+class SaltedRunner(FakeRunner):
+    """Its tokens depend on the salt, as with an adapter."""
+
+    def _sample(self, spec):
+        held = self.tokens[spec.id]
+        held.append(next_token((len(spec.salt), *held)))
+        return held[-1]
+
+
+def salted(sequence, salt=SALT):
+    sequence.restart(replace(sequence.spec, salt=salt))
+    return sequence
+
+
+def scheduler_of(policy=MIXED):
+    return Scheduler(BlockPool(16, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=policy)
+
+
+def finish(scheduler, runner):
+    while scheduler.has_unfinished:
+        plan = scheduler.schedule()
+        scheduler.check_integrity()
+        scheduler.commit(plan, runner.run(plan))
+        scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("salts", [(b"", SALT), (SALT, b""), (SALT, b"yet another")])
+def test_sequences_with_the_same_tokens_and_different_salts_share_no_block(make_sequence, salts):
+    """An adapter would attend to keys of the model without it."""
+    scheduler = scheduler_of()
+    a, b = (salted(make_sequence(PROMPT, id=i), salt) for i, salt in enumerate(salts))
+    scheduler.add(a)
+    scheduler.add(b)
+    plan = scheduler.schedule()
+    scheduler.check_integrity()
+    assert (a.tables, b.tables) == ([[0, 1, 2]], [[3, 4, 5]])
+    assert [chunk.start for chunk in plan.chunks] == [0, 0]
+    assert not set(a.block_hashes) & set(b.block_hashes)
+    assert len(scheduler.pool.by_hash) == 4
+
+
+@pytest.mark.parametrize("salt", [b"", SALT])
+def test_sequences_with_the_same_tokens_and_salt_share_blocks(make_sequence, salt):
+    scheduler = scheduler_of()
+    a, b = (salted(make_sequence(PROMPT, id=i), salt) for i in range(2))
+    scheduler.add(a)
+    scheduler.add(b)
+    plan = scheduler.schedule()
+    scheduler.check_integrity()
+    assert (a.tables, b.tables) == ([[0, 1, 2]], [[0, 1, 3]])
+    assert sorted((chunk.id, chunk.start) for chunk in plan.chunks) == [(0, 0), (1, 8)]
+    assert a.block_hashes == b.block_hashes
+
+
+@pytest.mark.parametrize("policy", [MIXED, SeparateDecodes(1)])
+def test_a_restart_in_mid_decode_gives_the_tokens_of_a_fresh_sequence(make_sequence, policy):
+    """In blocks of its own: those of the old salt stay in the cache, under their own digests."""
+    runner, scheduler = SaltedRunner(), scheduler_of(policy)
+    sequence = make_sequence(PROMPT, max_tokens=9)
+    scheduler.add(sequence)
+    for _ in range(4):
+        plan = scheduler.schedule()
+        scheduler.commit(plan, runner.run(plan))
+    known, old = list(sequence.token_ids), dict(scheduler.pool.by_hash)
+    assert (len(known), len(old), sequence.tables) == (13, 3, [[0, 1, 2]])
+
+    scheduler.restart(sequence, replace(sequence.spec, salt=SALT))
+    scheduler.check_integrity()
+    assert (sequence.num_computed_tokens, sequence.tables, list(sequence.token_ids)) == (0, [], known)
+    plan = scheduler.schedule()
+    assert (plan.released, plan.started, plan.num_preempted) == ((0,), (sequence.spec,), 0)
+    assert [(chunk.start, list(chunk.token_ids), bool(chunk.samples)) for chunk in plan.chunks] == [(0, known, True)]
+    assert sequence.tables == [[3, 4, 5, 6]]
+    assert old.items() <= scheduler.pool.by_hash.items()
+    scheduler.commit(plan, runner.run(plan))
+    finish(scheduler, runner)
+
+    fresh = salted(make_sequence(known, max_tokens=5, id=1))
+    scheduler = scheduler_of(policy)
+    scheduler.add(fresh)
+    finish(scheduler, runner)
+    assert list(sequence.token_ids) == list(fresh.token_ids)
+    assert len(sequence.output_token_ids) == 9
