@@ -65,17 +65,18 @@ class Chunk(NamedTuple):
         id: of the sequence.
         start: position of the first token.
         token_ids: the tokens, 32 bits each.
-        samples: whether the chunk reaches the end of the tokens so far, so that the next one is sampled.
+        sampled: how many tokens at its end each get a sampled token after them: 1 for the last known token, and 1 for
+            each draft after that. 0 for a chunk that does not reach the end of the known tokens.
         blocks: changes of its block tables since the last plan with it; all of the tables in the first. A block that
             leaves a window changes nothing.
-        output_token_ids: all tokens generated so far, if the chunk samples and its logits depend on them; else empty.
+        output_token_ids: all tokens generated so far, if sampling depends on them; else empty.
         pools: whether the chunk reaches the end of a prompt whose hidden states are pooled.
     """
 
     id: int
     start: int
     token_ids: "array[int]"
-    samples: bool
+    sampled: int
     blocks: tuple[BlockChange, ...] = ()
     output_token_ids: tuple[int, ...] = ()
     pools: bool = False
@@ -134,8 +135,8 @@ class PackedStep(_Plan):
 
     @property
     def sampled_ids(self) -> list[int]:
-        """Sequences that get a token, in the order of the result."""
-        return [chunk.id for chunk in self.chunks if chunk.samples]
+        """Sequences that get tokens, in the order of the result."""
+        return [chunk.id for chunk in self.chunks if chunk.sampled]
 
     @property
     def num_pooled(self) -> int:
@@ -186,9 +187,9 @@ class StepResult:
     """What a plan brought.
 
     Attributes:
-        token_ids: for each of the plan's ``sampled_ids``, the tokens: one of a packed step; of a window at most the
-            row's length, fewer if the model's end token came first. ``NOT_FINITE`` is the last where the logits are not
-            finite.
+        token_ids: for each of the plan's ``sampled_ids``, the tokens: as many as its chunk's ``sampled``, or at most
+            the length of its row in a window, fewer if the model's end token came first. ``NOT_FINITE`` is the last
+            where the logits are not finite.
         logprobs: in the same order, of each token; an empty list for a sequence that does not ask.
         prompt_logprobs: by the number of a chunk in the plan, of the prompt tokens behind each of its own.
         pooled: by the number of a chunk that pools, ``[H]`` fp32.

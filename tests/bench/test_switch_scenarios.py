@@ -159,7 +159,7 @@ def shares_prefixes(switch, observe):
 def splits_prompts(switch, observe):
     on, off = (plan_all(switch, chunked_prefill=value) for value in (True, False))
     chunks = [chunk for plan in on if not isinstance(plan, DecodeWindow) for chunk in plan.chunks]
-    assert any(not chunk.samples for chunk in chunks)
+    assert any(not chunk.sampled for chunk in chunks)
     assert all(plan.num_sequences == len(plan.sampled_ids) for plan in off)
 
 

@@ -25,6 +25,15 @@ def next_token(token_ids: Iterable[int], seed: int | None = None) -> int:
     return hash((*token_ids, seed or 0)) % VOCAB
 
 
+def verify(held: list[int], drafts: Iterable[int], sample: Callable[[list[int]], int]) -> list[int]:
+    """The tokens sampled after ``held`` and after each of the drafts; ``held`` gets those that a right draft led to."""
+    drafts = list(drafts)
+    sampled = [sample([*held, *drafts[:count]]) for count in range(len(drafts) + 1)]
+    right = next((count for count, draft in enumerate(drafts) if draft != sampled[count]), len(drafts))
+    held += sampled[: right + 1]
+    return sampled
+
+
 class Follower:
     """Follows plans: specs and block tables by sequence id. Refuses a plan that does not fit those before it.
 
@@ -85,21 +94,26 @@ class FakeRunner(Follower):
             assert max(row.length for row in plan.rows) <= plan.steps
             result = StepResult([self._decode(row) for row in plan.rows])
         else:
-            result = StepResult([[token] for token in map(self._compute, plan.chunks) if token is not None])
+            result = StepResult([tokens for tokens in map(self._compute, plan.chunks) if tokens])
         return lambda: result
 
     def run(self, plan: StepPlan) -> StepResult:
         """Launch a plan and wait for its result."""
         return self.launch(plan)()
 
-    def _compute(self, chunk: Chunk) -> int | None:
-        """The token after a chunk that samples. The chunk's tokens are those of the prompt, or sampled before."""
+    def _compute(self, chunk: Chunk) -> list[int]:
+        """The sampled tokens of a chunk, whose tokens are those of the prompt, or sampled before, or drafts."""
         spec, held = self.specs[chunk.id], self.tokens[chunk.id]
-        assert list(chunk.token_ids) == held[chunk.start : chunk.end]
-        assert chunk.samples == (chunk.end == len(held)), "a token was left out"
+        drafts = chunk.token_ids[max(len(held) - chunk.start, 0) :]
+        assert list(chunk.token_ids) == [*held[chunk.start : chunk.end], *drafts]
+        assert chunk.sampled == max(chunk.end - len(held) + 1, 0), "a token was left out"
         output = held[len(spec.prompt_token_ids) :]
-        assert list(chunk.output_token_ids) == (output if chunk.samples and spec.sampling.adjusts else [])
-        return self._sample(spec) if chunk.samples else None
+        assert list(chunk.output_token_ids) == (output if chunk.sampled and spec.sampling.adjusts else [])
+        return verify(held, drafts, lambda tokens: self.next_token(tokens, spec)) if chunk.sampled else []
+
+    def next_token(self, token_ids: list[int], spec: SequenceSpec) -> int:
+        """What the model samples after these tokens."""
+        return next_token(token_ids, spec.sampling.seed)
 
     def _decode(self, row: DecodeRow) -> list[int]:
         spec, held = self.specs[row.id], self.tokens[row.id]
@@ -111,7 +125,7 @@ class FakeRunner(Follower):
 
     def _sample(self, spec: SequenceSpec) -> int:
         held = self.tokens[spec.id]
-        held.append(next_token(held, spec.sampling.seed))
+        held.append(self.next_token(held, spec))
         return held[-1]
 
     def _ended(self, spec: SequenceSpec) -> bool:

@@ -144,7 +144,7 @@ class Machine:
         for number, (stream, start, length) in enumerate(work):
             while len(stream.block_ids) * self.cache.block_size < start + length:
                 stream.block_ids.append(self.free.pop())
-            chunks.append(Chunk(number, start, array("I", [1] * length), start + length == stream.length))
+            chunks.append(Chunk(number, start, array("I", [1] * length), int(start + length == stream.length)))
         sequences = {number: stream.spec for number, (stream, *_) in enumerate(work)}
         blocks = {number: [stream.block_ids] for number, (stream, *_) in enumerate(work)}
         batch = build_batch(tuple(chunks), sequences, blocks, self.cache.block_size, CPU)

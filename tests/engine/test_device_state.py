@@ -112,8 +112,8 @@ def test_blocks_of_a_sequence_in_all_groups(make_sequence, make_state, device):
     a, b = (make_sequence([1] * 6, id=i).spec for i in range(2))
     tables = ((0, 0, 4), (0, 1, 5), (1, 0, GONE), (1, 1, 2), (2, 0, GONE), (2, 1, 0))
     chunks = (
-        Chunk(0, 0, array("I", [1]), False, ((0, 0, 7), (1, 0, 8), (2, 0, 9))),
-        Chunk(1, 5, array("I", [1]), True, tables),
+        Chunk(0, 0, array("I", [1]), 0, ((0, 0, 7), (1, 0, 8), (2, 0, 9))),
+        Chunk(1, 5, array("I", [1]), 1, tables),
     )
     state.apply(slots.update(PackedStep(chunks=chunks, started=(a, b))), Staging(device))
     assert state.block_tables[:, 0, 0].tolist() == [7, 8, 9]
@@ -154,7 +154,7 @@ def test_sampling_parameters_of_a_request(make_sequence, make_state, device):
     ]
     specs = [make_sequence([1] * (i + 1), id=i, **kind).spec for i, kind in enumerate(kinds)]
     state = make_state()
-    chunks = tuple(Chunk(spec.id, 0, array("I", spec.prompt_token_ids), True) for spec in specs)
+    chunks = tuple(Chunk(spec.id, 0, array("I", spec.prompt_token_ids), 1) for spec in specs)
     plan = PackedStep(chunks=chunks, started=tuple(specs))
     state.apply(Slots(SLOTS, WIDTH).update(plan), Staging(device))
     for columns in (slice(3), torch.tensor([2, 0], device=device)):

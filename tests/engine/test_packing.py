@@ -12,10 +12,10 @@ from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, Layout, pa
 from rosebatch.engine.triton_runner.slots import Slots
 
 
-def chunk(sequence_id, start, length, samples):
+def chunk(sequence_id, start, length, sampled):
     """Token i of sequence s is 100 (s + 1) + i."""
     tokens = array("I", (100 * (sequence_id + 1) + i for i in range(start, start + length)))
-    return Chunk(sequence_id, start, tokens, samples)
+    return Chunk(sequence_id, start, tokens, sampled)
 
 
 def test_padded_sizes_are_few_and_near():
@@ -27,7 +27,7 @@ def test_padded_sizes_are_few_and_near():
 
 
 def test_tokens_tiles_and_padding():
-    plan, slots = PackedStep(chunks=(chunk(0, 4, 5, samples=True), chunk(1, 0, 3, samples=False))), Slots(3, 8)
+    plan, slots = PackedStep(chunks=(chunk(0, 4, 5, sampled=1), chunk(1, 0, 3, sampled=0))), Slots(3, 8)
     slots.slot_of = {0: 2, 1: 0}
     layout = Layout.padded(12, tile_rows=2, num_slots=3)
     assert (layout.num_tiles, layout.num_last) == (9, 3)
@@ -57,7 +57,7 @@ def test_every_part_begins_at_16_bytes(states):
     for count, length in product(range(1, 6), (1, 3, 7)):
         slots.slot_of = {number: number for number in range(count)}
         slots.state_of = {number: number for number in range(count)}
-        plan = PackedStep(tuple(chunk(number, 0, length, samples=True) for number in range(count)))
+        plan = PackedStep(tuple(chunk(number, 0, length, sampled=1) for number in range(count)))
         layout = Layout.exact(plan, tile_rows=2, states=states)
         cells = torch.from_numpy(pack(plan, slots, layout, tile_rows=2))
         assert len(cells) == layout.num_cells
@@ -69,7 +69,7 @@ def test_every_part_begins_at_16_bytes(states):
 @pytest.mark.parametrize("padded", [False, True])
 def test_rows_of_the_rotary_tables(make_sequence, padded):
     """Long factors of the first positions follow all positions; other sequences have the row of each position."""
-    plan = PackedStep(chunks=(chunk(0, 2, 4, samples=True), chunk(1, 2, 4, samples=False)))
+    plan = PackedStep(chunks=(chunk(0, 2, 4, sampled=1), chunk(1, 2, 4, sampled=0)))
     long_rope = LongRope(trained_len=4, max_len=20)
     specs = [long_rope.spec_for(make_sequence([1] * 9, id=i).spec, known) for i, known in enumerate((5, 4))]
     slots = Slots(3, 8)
@@ -98,7 +98,7 @@ def test_no_chunk_samples():
     """Behind the last layer's attention, products are computed for a row at least."""
     slots = Slots(1, 8)
     slots.slot_of = {0: 0}
-    plan = PackedStep(chunks=(chunk(0, 3, 5, samples=False),))
+    plan = PackedStep(chunks=(chunk(0, 3, 5, sampled=0),))
     layout = Layout.exact(plan, tile_rows=4)
     inputs = layout.inputs(torch.from_numpy(pack(plan, slots, layout, tile_rows=4)))
     assert inputs.last_rows.tolist() == [0]

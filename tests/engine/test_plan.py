@@ -21,9 +21,9 @@ SPEC = SequenceSpec(
 )
 STEP = PackedStep(
     chunks=(
-        Chunk(1, 7, array("I", [4]), True, ((0, 1, 9), (1, 1, GONE)), (8, 4)),
-        Chunk(3, 0, array("I", [5, 6]), True, ((0, 0, 2), (1, 1, 3))),
-        Chunk(4, 2, array("I", [7] * 5), False),
+        Chunk(1, 7, array("I", [4]), 1, ((0, 1, 9), (1, 1, GONE)), (8, 4)),
+        Chunk(3, 0, array("I", [5, 6]), 1, ((0, 0, 2), (1, 1, 3))),
+        Chunk(4, 2, array("I", [7] * 5), 0),
     ),
     wipes=((1, 4),),
     copies=((0, 8, 9),),
@@ -90,7 +90,7 @@ def test_replayed_plans_bring_the_same_tokens(name):
     assert len(done) == 7
     plans = [pickle.loads(sent) for sent in recorder.sent]
     assert sum(len(plan.copies) for plan in plans) > 0
-    assert any(len(chunk.token_ids) > 1 and not chunk.samples for plan in plans for chunk in plan.chunks)
+    assert any(len(chunk.token_ids) > 1 and not chunk.sampled for plan in plans for chunk in plan.chunks)
     runner = plain_engine(name).runner
     for plan, result in zip(plans, recorder.results, strict=True):
         again = runner.launch(plan, None)()

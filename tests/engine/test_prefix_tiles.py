@@ -24,7 +24,7 @@ def step(*chunks):
         slots.slot_of[number] = number
         slots.specs[number] = SequenceSpec(number, (1,), SamplingParams(), 5000)
         slots.tables[number, : len(blocks)] = blocks
-        made.append(Chunk(number, start, array("I", range(tokens)), samples=True))
+        made.append(Chunk(number, start, array("I", range(tokens)), sampled=1))
     return PackedStep(chunks=tuple(made)), slots
 
 

@@ -14,7 +14,7 @@ from rosebatch.launch.tp_worker import follow
 
 
 def plan(number, *, reset=False):
-    return PackedStep(chunks=(Chunk(number, 0, array("I", [1]), samples=True),), reset=reset)
+    return PackedStep(chunks=(Chunk(number, 0, array("I", [1]), sampled=1),), reset=reset)
 
 
 class LateRunner:

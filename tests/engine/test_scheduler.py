@@ -28,7 +28,7 @@ def add(scheduler, *sequences):
 
 def chunks(plan):
     """Each chunk as (sequence id, start, length, samples)."""
-    return [(c.id, c.start, len(c.token_ids), c.samples) for c in plan.chunks]
+    return [(c.id, c.start, len(c.token_ids), c.sampled) for c in plan.chunks]
 
 
 def step(scheduler, runner):
@@ -75,12 +75,12 @@ def test_one_sequence_from_prompt_to_end(make_sequence, fake_runner, fake_comple
     (a,) = add(scheduler, make_sequence(range(6), max_tokens=3))
     assert scheduler.has_unfinished
     plan, finished = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 0, 6, True)]
+    assert chunks(plan) == [(0, 0, 6, 1)]
     assert (plan.copies, plan.num_preempted, plan.num_tokens, finished) == ((), 0, 6, [])
     assert (a.block_ids, a.num_computed_tokens, len(a.token_ids)) == ([0, 1], 6, 7)
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 1, True)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 1, 1)]
     plan, finished = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 7, 1, True)]
+    assert chunks(plan) == [(0, 7, 1, 1)]
     assert finished == [a]
     assert a.output_token_ids == fake_completion(range(6), 3)
     assert (a.finish_reason, a.status, a.block_ids, a.num_cached_tokens) == ("length", Status.FINISHED, [], 0)
@@ -95,18 +95,18 @@ def test_plans_tell_a_runner_all_it_needs(make_sequence, fake_runner, fake_compl
     add(scheduler, a)
     first, second = fake_completion(range(6), 2)
     assert step(scheduler, fake_runner)[0] == PackedStep(
-        chunks=(Chunk(0, 0, array("I", range(6)), True, ((0, 0, 0), (0, 1, 1))),), started=(a.spec,)
+        chunks=(Chunk(0, 0, array("I", range(6)), 1, ((0, 0, 0), (0, 1, 1))),), started=(a.spec,)
     )
     add(scheduler, b)
     # b's table begins with the block that a filled.
     assert step(scheduler, fake_runner)[0] == PackedStep(
         chunks=(
-            Chunk(0, 6, array("I", [first]), True),
-            Chunk(1, 4, array("I", [4, 5]), True, ((0, 0, 0), (0, 1, 2))),
+            Chunk(0, 6, array("I", [first]), 1),
+            Chunk(1, 4, array("I", [4, 5]), 1, ((0, 0, 0), (0, 1, 2))),
         ),
         started=(b.spec,),
     )
-    last = Chunk(0, 7, array("I", [second]), True)
+    last = Chunk(0, 7, array("I", [second]), 1)
     assert step(scheduler, fake_runner)[0] == PackedStep(chunks=(last,), released=(1,))
     (c,) = add(scheduler, make_sequence(range(8), max_tokens=2, id=2))
     plan, _ = step(scheduler, fake_runner)
@@ -135,7 +135,7 @@ def test_a_running_sequence_tells_of_a_copy(make_sequence, fake_runner):
     add(scheduler, a)
     assert [chunk.blocks for chunk in step(scheduler, fake_runner)[0].chunks] == [((0, 0, 0), (0, 1, 1))]
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 6, 1, True), (1, 5, 1, True)]
+    assert chunks(plan) == [(0, 6, 1, 1), (1, 5, 1, 1)]
     assert plan.copies == ((0, 1, 2), (0, 1, 3))
     assert [chunk.blocks for chunk in plan.chunks] == [((0, 1, 2),), ((0, 0, 0), (0, 1, 3))]
 
@@ -169,11 +169,11 @@ def test_chunked_prefill_beside_a_running_decode(make_sequence, fake_runner, fak
     add(scheduler, b)
     seen = [chunks(step(scheduler, fake_runner)[0]) for _ in range(5)]
     assert seen == [
-        [(0, 3, 1, True), (1, 0, 4, False)],
-        [(0, 4, 1, True), (1, 4, 4, False)],
-        [(0, 5, 1, True), (1, 8, 3, True)],
-        [(0, 6, 1, True), (1, 11, 1, True)],
-        [(0, 7, 1, True)],
+        [(0, 3, 1, 1), (1, 0, 4, 0)],
+        [(0, 4, 1, 1), (1, 4, 4, 0)],
+        [(0, 5, 1, 1), (1, 8, 3, 1)],
+        [(0, 6, 1, 1), (1, 11, 1, 1)],
+        [(0, 7, 1, 1)],
     ]
     done, _ = drain(scheduler, fake_runner)
     assert a.output_token_ids == fake_completion([1, 2, 3], 8)
@@ -196,9 +196,9 @@ def test_single_tokens_stand_before_chunks(make_sequence, fake_runner):
     """Decodes first, whatever the order of arrival: a one-token end of a prompt counts as a decode."""
     scheduler = make_scheduler(budget=8, prefix_cache=False)
     add(scheduler, make_sequence(range(7), id=0), make_sequence(range(20, 23), id=1))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(1, 0, 1, False), (0, 0, 7, True)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(1, 0, 1, 0), (0, 0, 7, 1)]
     add(scheduler, make_sequence(range(30, 35), id=2))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 7, 1, True), (1, 1, 2, True), (2, 0, 5, True)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 7, 1, 1), (1, 1, 2, 1), (2, 0, 5, 1)]
 
 
 def test_budget_ends_admission_in_order_of_arrival(make_sequence, fake_runner):
@@ -207,18 +207,18 @@ def test_budget_ends_admission_in_order_of_arrival(make_sequence, fake_runner):
     add(scheduler, *(make_sequence(p, id=i) for i, p in enumerate(prompts)))
     plan, _ = step(scheduler, fake_runner)
     # The third gets the two tokens left; the short fourth does not overtake it.
-    assert chunks(plan) == [(0, 0, 4, True), (1, 0, 4, True), (2, 0, 2, False)]
+    assert chunks(plan) == [(0, 0, 4, 1), (1, 0, 4, 1), (2, 0, 2, 0)]
     assert plan.num_tokens == 10
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 4, 1, True), (1, 4, 1, True), (3, 0, 1, True), (2, 2, 3, True)]
+    assert chunks(plan) == [(0, 4, 1, 1), (1, 4, 1, 1), (3, 0, 1, 1), (2, 2, 3, 1)]
 
 
 def test_budget_smaller_than_the_running_decodes(make_sequence, fake_runner, fake_completion):
     """The oldest go on, the youngest wait for their turn, and everyone gets the right tokens."""
     scheduler = make_scheduler(budget=2, prefix_cache=False)
     add(scheduler, *(make_sequence([i], max_tokens=3, id=i) for i in range(3)))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 1, True), (1, 0, 1, True)]
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 1, 1, True), (1, 1, 1, True)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 1, 1), (1, 0, 1, 1)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 1, 1, 1), (1, 1, 1, 1)]
     done, _ = drain(scheduler, fake_runner)
     assert done == {i: fake_completion([i], 3) for i in range(3)}
 
@@ -228,14 +228,14 @@ def test_max_num_seqs(make_sequence, fake_runner, fake_completion):
     add(scheduler, *(make_sequence([i], max_tokens=2 + i, id=i) for i in range(4)))
     done, plans = drain(scheduler, fake_runner)
     assert [chunks(p) for p in plans] == [
-        [(0, 0, 1, True), (1, 0, 1, True)],
-        [(0, 1, 1, True), (1, 1, 1, True)],
-        [(1, 2, 1, True), (2, 0, 1, True)],
-        [(2, 1, 1, True), (3, 0, 1, True)],
-        [(2, 2, 1, True), (3, 1, 1, True)],
-        [(2, 3, 1, True), (3, 2, 1, True)],
-        [(3, 3, 1, True)],
-        [(3, 4, 1, True)],
+        [(0, 0, 1, 1), (1, 0, 1, 1)],
+        [(0, 1, 1, 1), (1, 1, 1, 1)],
+        [(1, 2, 1, 1), (2, 0, 1, 1)],
+        [(2, 1, 1, 1), (3, 0, 1, 1)],
+        [(2, 2, 1, 1), (3, 1, 1, 1)],
+        [(2, 3, 1, 1), (3, 2, 1, 1)],
+        [(3, 3, 1, 1)],
+        [(3, 4, 1, 1)],
     ]
     assert done == {i: fake_completion([i], 2 + i) for i in range(4)}
 
@@ -247,7 +247,7 @@ def test_prefix_hit_takes_whole_blocks(make_sequence, fake_runner):
     step(scheduler, fake_runner)
     (b,) = add(scheduler, make_sequence([*range(10), 40, 41, 42], max_tokens=1, id=1))
     plan = scheduler.schedule()
-    assert chunks(plan) == [(1, 8, 5, True)]
+    assert chunks(plan) == [(1, 8, 5, 1)]
     assert plan.copies == ()
     # Block 2 of the finished one had no hash, so it is the first to be taken again.
     assert b.block_ids == [0, 1, 2, 3]
@@ -261,14 +261,14 @@ def test_prefix_hit_ends_at_the_first_difference(make_sequence, fake_runner):
     step(scheduler, fake_runner)
     tokens = [0, 1, 2, 3, 4, 5, 6, 99, 8, 9, 10, 11, 12]
     add(scheduler, make_sequence(tokens, max_tokens=1, id=1))
-    assert chunks(scheduler.schedule()) == [(1, 4, 9, True)]
+    assert chunks(scheduler.schedule()) == [(1, 4, 9, 1)]
 
 
 def test_prefix_cache_off_shares_nothing(make_sequence, fake_runner):
     scheduler = make_scheduler(prefix_cache=False)
     a, b = add(scheduler, *(make_sequence(range(9), id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 0, 9, True), (1, 0, 9, True)]
+    assert chunks(plan) == [(0, 0, 9, 1), (1, 0, 9, 1)]
     assert (a.block_ids, b.block_ids) == ([0, 1, 2], [3, 4, 5])
     assert (a.block_hashes, b.num_cached_tokens) == ([], 0)
 
@@ -281,7 +281,7 @@ def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(make_s
     plan = scheduler.schedule()
     scheduler.check_integrity()
     assert plan.copies == ((0, 1, 2),)
-    assert chunks(plan) == [(1, 7, 1, True)]
+    assert chunks(plan) == [(1, 7, 1, 1)]
     assert b.block_ids == [0, 2]
     assert b.num_cached_tokens == 7
     # The source is held until the copy has run, else this very step could hand it out.
@@ -293,7 +293,7 @@ def test_prompt_cached_to_its_end_copies_one_block_and_computes_one_token(make_s
     assert scheduler.pool.lookup(b.block_hashes[1]) == 1
     # The copy is full, and rolls over without another copy.
     plan, _ = step(scheduler, fake_runner)
-    assert (chunks(plan), plan.copies) == ([(1, 8, 1, True)], ())
+    assert (chunks(plan), plan.copies) == ([(1, 8, 1, 1)], ())
     assert b.output_token_ids == fake_completion(range(8), 2)
 
 
@@ -305,7 +305,7 @@ def test_two_prompts_cached_to_their_end_copy_the_same_source(make_sequence, fak
     b, c = add(scheduler, *(make_sequence(range(4), max_tokens=4, id=i) for i in (1, 2)))
     plan, _ = step(scheduler, fake_runner)
     assert plan.copies == ((0, 0, 1), (0, 0, 2))
-    assert chunks(plan) == [(1, 3, 1, True), (2, 3, 1, True)]
+    assert chunks(plan) == [(1, 3, 1, 1), (2, 3, 1, 1)]
     assert (b.block_ids, c.block_ids) == ([1], [2])
 
 
@@ -317,7 +317,7 @@ def test_copy_of_a_block_that_a_running_sequence_holds(make_sequence, fake_runne
     plan, _ = step(scheduler, fake_runner)
     # a rolls over into 2, b copies block 1 into 3.
     assert plan.copies == ((0, 1, 3),)
-    assert chunks(plan) == [(0, 8, 1, True), (1, 7, 1, True)]
+    assert chunks(plan) == [(0, 8, 1, 1), (1, 7, 1, 1)]
     assert (a.block_ids, b.block_ids) == ([0, 1, 2], [0, 3])
     done, plans = drain(scheduler, fake_runner)
     assert done == dict.fromkeys((0, 1), fake_completion(range(8), 6))
@@ -329,7 +329,7 @@ def test_same_prompts_in_one_step_share_blocks_in_flight(make_sequence, fake_run
     scheduler = make_scheduler()
     a, b = add(scheduler, *(make_sequence(range(10), max_tokens=2, id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 0, 10, True), (1, 8, 2, True)]
+    assert chunks(plan) == [(0, 0, 10, 1), (1, 8, 2, 1)]
     assert plan.copies == ()
     assert (a.block_ids, b.block_ids) == ([0, 1, 2], [0, 1, 3])
     assert (a.num_cached_tokens, b.num_cached_tokens) == (0, 8)
@@ -342,7 +342,7 @@ def test_a_block_in_flight_is_never_copied(make_sequence, fake_runner):
     scheduler = make_scheduler()
     a, b = add(scheduler, *(make_sequence(range(8), id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 0, 8, True), (1, 4, 4, True)]
+    assert chunks(plan) == [(0, 0, 8, 1), (1, 4, 4, 1)]
     assert plan.copies == ()
     assert (a.block_ids, b.block_ids) == ([0, 1], [0, 2])
     # One step later it is complete, and is copied.
@@ -357,7 +357,7 @@ def test_one_block_in_flight_is_left_out_entirely(make_sequence, fake_runner):
     scheduler = make_scheduler()
     a, b = add(scheduler, *(make_sequence(range(4), id=i) for i in range(2)))
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 0, 4, True), (1, 0, 4, True)]
+    assert chunks(plan) == [(0, 0, 4, 1), (1, 0, 4, 1)]
     assert (plan.copies, a.block_ids, b.block_ids) == ((), [0], [1])
 
 
@@ -381,11 +381,11 @@ def test_shared_full_last_block_gets_a_successor_for_each_and_no_copy(make_seque
         make_sequence([1, 2, 3, 4, 6], max_tokens=2, id=1),
     )
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 0, 4, False)]
+    assert chunks(plan) == [(0, 0, 4, 0)]
     assert a.block_ids == [0]
     plan = scheduler.schedule()
     scheduler.pool.check_integrity([[0, 1], [0, 2]])
-    assert chunks(plan) == [(0, 4, 1, True), (1, 4, 1, True)]
+    assert chunks(plan) == [(0, 4, 1, 1), (1, 4, 1, 1)]
     assert plan.copies == ()
     assert (a.block_ids, b.block_ids) == ([0, 1], [0, 2])
 
@@ -403,7 +403,7 @@ def test_preemption_takes_the_youngest_and_resumes_it_first(make_sequence, fake_
     plan = scheduler.schedule()
     scheduler.check_integrity()
     assert (plan.num_preempted, plan.released) == (1, (b.id,))
-    assert chunks(plan) == [(0, 6, 1, True)]
+    assert chunks(plan) == [(0, 6, 1, 1)]
     assert (b.status, b.block_ids, b.num_computed_tokens) == (Status.WAITING, [], 0)
     # Before c, which has waited longer than it.
     assert list(scheduler.waiting) == [b, c]
@@ -416,7 +416,7 @@ def test_preemption_takes_the_youngest_and_resumes_it_first(make_sequence, fake_
     assert a.finish_reason == "length"
     plan, _ = step(scheduler, fake_runner)
     # Prompt and generated tokens are computed again in one chunk, and the next token is sampled at its end.
-    assert chunks(plan) == [(1, 0, 7, True), (2, 0, 2, True)]
+    assert chunks(plan) == [(1, 0, 7, 1), (2, 0, 2, 1)]
     assert b.output_token_ids[:-1] == before
     drain(scheduler, fake_runner)
     for i, sequence in enumerate((a, b, c)):
@@ -433,7 +433,7 @@ def test_a_sequence_preempts_itself_when_it_is_the_youngest(make_sequence, fake_
     plan, _ = step(scheduler, fake_runner)
     # a still has room for its fourth token, b has none for its fifth.
     assert (plan.num_preempted, plan.released) == (1, (b.id,))
-    assert chunks(plan) == [(0, 3, 1, True)]
+    assert chunks(plan) == [(0, 3, 1, 1)]
     done, _ = drain(scheduler, fake_runner)
     assert done == {0: fake_completion([0], 6), 1: fake_completion([1, 1], 6)}
 
@@ -462,7 +462,7 @@ def test_resuming_finds_its_own_blocks(exact, make_sequence, fake_runner, fake_c
     plan, _ = step(scheduler, fake_runner)
     assert (plan.started, plan.released) == ((b.spec,), (a.id,))
     # Seven tokens are known; a took b's tail, the two blocks before it are still b's.
-    assert chunks(plan) == [(1, 4, 3, True)]
+    assert chunks(plan) == [(1, 4, 3, 1)]
     assert b.num_cached_tokens == 0
     drain(scheduler, fake_runner)
     assert b.output_token_ids == fake_completion([1, 1], 7)
@@ -472,9 +472,9 @@ def test_admission_leaves_a_block_for_everyone_running(make_sequence, fake_runne
     """Else the newcomer would be preempted in the next step, its prefill wasted."""
     scheduler = make_scheduler(num_blocks=4, block_size=2, prefix_cache=False)
     add(scheduler, make_sequence([0, 0], max_tokens=2, id=0), make_sequence([1] * 5, max_tokens=2, id=1))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 2, True)]
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 2, 1, True)]
-    assert chunks(step(scheduler, fake_runner)[0]) == [(1, 0, 5, True)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 2, 1)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 2, 1, 1)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(1, 0, 5, 1)]
 
 
 def test_a_failed_admission_gives_its_hits_back(make_sequence, fake_runner):
@@ -483,7 +483,7 @@ def test_a_failed_admission_gives_its_hits_back(make_sequence, fake_runner):
     step(scheduler, fake_runner)
     (b,) = add(scheduler, make_sequence([0, 0, 1, 1, 1, 1, 1], max_tokens=1, id=1))
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 3, 1, True)]
+    assert chunks(plan) == [(0, 3, 1, 1)]
     assert (b.block_ids, b.num_computed_tokens, b.status) == ([], 0, Status.WAITING)
     assert b.num_cached_tokens is None
     assert scheduler.pool.num_free == 2
@@ -505,25 +505,25 @@ def test_without_chunking_a_prompt_is_computed_whole_above_the_budget(make_seque
     scheduler = make_scheduler(budget=8, chunked_prefill=False)
     (a,) = add(scheduler, make_sequence(range(20), id=0))
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 0, 20, True)]
+    assert chunks(plan) == [(0, 0, 20, 1)]
     assert a.block_ids == [0, 1, 2, 3, 4]
 
 
 def test_without_chunking_only_the_first_of_a_step_may_exceed_the_budget(make_sequence, fake_runner):
     scheduler = make_scheduler(budget=8, chunked_prefill=False)
     add(scheduler, *(make_sequence(range(20 * i, 20 * i + 20), id=i) for i in range(2)))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 20, True)]
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 20, 1, True), (1, 0, 20, True)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 20, 1)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 20, 1, 1), (1, 0, 20, 1)]
 
 
 def test_without_chunking_a_prompt_waits_until_it_fits_the_rest_of_the_budget(make_sequence, fake_runner):
     scheduler = make_scheduler(budget=8, chunked_prefill=False)
     add(scheduler, make_sequence(range(5), id=0), make_sequence(range(10, 16), id=1))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 5, True)]
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 5, 1, True), (1, 0, 6, True)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 5, 1)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 5, 1, 1), (1, 0, 6, 1)]
     # A long one comes second: it may exceed the budget only if it is the first admitted.
     add(scheduler, make_sequence(range(20, 24), id=2), make_sequence(range(30, 50), id=3))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 1, True), (1, 6, 1, True), (2, 0, 4, True)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 1, 1), (1, 6, 1, 1), (2, 0, 4, 1)]
 
 
 def test_without_chunking_a_resumed_sequence_is_computed_whole(make_sequence, fake_runner, fake_completion):
@@ -532,7 +532,7 @@ def test_without_chunking_a_resumed_sequence_is_computed_whole(make_sequence, fa
     done, plans = drain(scheduler, fake_runner)
     assert sum(plan.num_preempted for plan in plans) > 0
     assert max(len(chunk.token_ids) for plan in plans for chunk in plan.chunks) > 4
-    assert all(chunk.samples for plan in plans for chunk in plan.chunks)
+    assert all(chunk.sampled for plan in plans for chunk in plan.chunks)
     assert done == {i: fake_completion([i, i], 8) for i in range(2)}
 
 
@@ -543,7 +543,7 @@ def test_generated_blocks_are_findable(make_sequence, fake_runner, fake_completi
     drain(scheduler, fake_runner)
     assert list(a.token_ids) == [1, 2, 3, *fake_completion([1, 2, 3], 6)]
     (b,) = add(scheduler, make_sequence([*a.token_ids, 7, 7], max_tokens=1, id=1))
-    assert chunks(scheduler.schedule()) == [(1, 8, 3, True)]
+    assert chunks(scheduler.schedule()) == [(1, 8, 3, 1)]
     assert b.num_cached_tokens == 8
 
 
@@ -557,11 +557,11 @@ def test_with_exact_prefixes_a_prompt_finds_no_generated_tokens(length, make_seq
     (a,) = add(scheduler, make_sequence(range(length), max_tokens=13 - length, id=0))
     drain(scheduler, fake_runner)
     (b,) = add(scheduler, make_sequence([*a.token_ids, 7, 7], max_tokens=1, id=1))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(1, 4, 11, True)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(1, 4, 11, 1)]
     assert (b.num_cached_tokens, len(b.block_hashes)) == (4, 3)
     # Another prompt finds those of b, 3 and 4. Block 5 was not full, so it is free to be taken first.
     (c,) = add(scheduler, make_sequence([*a.token_ids, 8], max_tokens=1, id=2))
-    assert chunks(scheduler.schedule()) == [(2, 12, 2, True)]
+    assert chunks(scheduler.schedule()) == [(2, 12, 2, 1)]
     assert c.block_ids == [0, 3, 4, 5]
 
 
@@ -576,7 +576,7 @@ def test_with_exact_prefixes_generated_tokens_are_found_behind_a_prompt_of_the_s
         sequence.token_ids = a.token_ids[:]
     add(scheduler, same, longer)
     plan = scheduler.schedule()
-    assert chunks(plan) == [(1, 12, 1, True), (2, 4, 9, True)]
+    assert chunks(plan) == [(1, 12, 1, 1), (2, 4, 9, 1)]
     assert (same.block_ids, longer.block_ids) == ([0, 1, 2, 3], [0, 4, 5, 6])
 
 
@@ -587,18 +587,18 @@ def test_last_token_of_a_completion_is_not_findable(make_sequence, fake_runner):
     drain(scheduler, fake_runner)
     assert len(a.token_ids) == 8
     (b,) = add(scheduler, make_sequence([*a.token_ids, 7], max_tokens=1, id=1))
-    assert chunks(scheduler.schedule()) == [(1, 4, 5, True)]
+    assert chunks(scheduler.schedule()) == [(1, 4, 5, 1)]
     assert b.num_cached_tokens == 4
 
 
 def test_a_partly_computed_prompt_is_findable_up_to_its_last_full_block(make_sequence, fake_runner):
     scheduler = make_scheduler(budget=6)
     add(scheduler, make_sequence(range(12), id=0), make_sequence(range(12), id=1))
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 6, False)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 0, 6, 0)]
     # The first fills blocks 1 and 2 in this step; its budget leaves none for the second.
-    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 6, True)]
+    assert chunks(step(scheduler, fake_runner)[0]) == [(0, 6, 6, 1)]
     plan, _ = step(scheduler, fake_runner)
-    assert chunks(plan) == [(0, 12, 1, True), (1, 11, 1, True)]
+    assert chunks(plan) == [(0, 12, 1, 1), (1, 11, 1, 1)]
     assert plan.copies == ((0, 2, 4),)
 
 
@@ -607,12 +607,12 @@ def test_commit_hands_tokens_to_the_chunks_that_sample(make_sequence):
     scheduler = make_scheduler(budget=6, prefix_cache=False)
     a, b = add(scheduler, make_sequence([1, 2], id=0), make_sequence(range(9), id=1))
     plan = scheduler.schedule()
-    assert chunks(plan) == [(0, 0, 2, True), (1, 0, 4, False)]
+    assert chunks(plan) == [(0, 0, 2, 1), (1, 0, 4, 0)]
     scheduler.commit(plan, StepResult([[41]]))
     assert (a.output_token_ids, b.output_token_ids) == ([41], [])
     assert (a.num_uncomputed_tokens, b.num_uncomputed_tokens) == (1, 5)
     plan = scheduler.schedule()
-    assert chunks(plan) == [(0, 2, 1, True), (1, 4, 5, True)]
+    assert chunks(plan) == [(0, 2, 1, 1), (1, 4, 5, 1)]
     scheduler.commit(plan, StepResult([[42], [43]]))
     assert (a.output_token_ids, b.output_token_ids) == ([41, 42], [43])
 

@@ -15,14 +15,14 @@ from rosebatch.engine.long_rope import LONG, LongRope
 from rosebatch.engine.plan import GONE, StepResult
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.torch_runner.batch import BlockTables
-from tests.engine.fake_runner import VOCAB, Follower, next_token, random_pools
+from tests.engine.fake_runner import VOCAB, Follower, next_token, random_pools, verify
 
 SEEDS = 560
 GROUPS = 8
 # Each of these is a path that the checks below are about: a run without one of them would prove nothing.
 _EVENTS = (
     *("preemptions", "copies", "hits", "resumed", "partial", "stop"),
-    *("length", "forks", "gone", "windows", "started over"),
+    *("length", "forks", "gone", "windows", "started over", "accepted", "rejected"),
 )
 
 
@@ -75,7 +75,7 @@ class CheckingRunner(Follower):
         tokens = self.tokens[chunk.id]
         is_long = 0 < self.trained_len < len(tokens)
         assert (self.specs[chunk.id].salt == LONG) == is_long
-        prefixes = self.prefixes.of(tokens[: chunk.end])
+        prefixes = self.prefixes.of(tokens[: chunk.start] + list(chunk.token_ids))
         made = [num_prompt_tokens if self.exact and i >= num_prompt_tokens else None for i in range(chunk.end)]
         return [(*each, is_long) for each in zip(prefixes, made, strict=True)]
 
@@ -97,7 +97,8 @@ class CheckingRunner(Follower):
             self.cache[group][slot] = content
         written, read = set(), []
         for chunk, group in product(plan.chunks, range(self.num_groups)):
-            assert list(chunk.token_ids) == self.tokens[chunk.id][chunk.start : chunk.end]
+            known = self.tokens[chunk.id][chunk.start : chunk.end]
+            assert list(chunk.token_ids[: len(known)]) == known
             first, slots, contents = self.first_read(chunk, group), self.slots(chunk, group), self.contents(chunk)
             read.append((group, slots, contents[first:]))
             for slot, content in zip(slots[chunk.start - first :], contents[chunk.start :], strict=True):
@@ -107,12 +108,11 @@ class CheckingRunner(Follower):
                 self.cache[group][slot] = content
         for group, slots, contents in read:
             assert [self.cache[group].get(slot) for slot in slots] == contents
-        return StepResult([[self.sample(sequence_id)] for sequence_id in plan.sampled_ids])
+        return StepResult([self.sample(chunk) for chunk in plan.chunks if chunk.sampled])
 
-    def sample(self, sequence_id):
-        tokens = self.tokens[sequence_id]
-        tokens.append(next_token(tokens, self.specs[sequence_id].sampling.seed))
-        return tokens[-1]
+    def sample(self, chunk):
+        seed, drafts = self.specs[chunk.id].sampling.seed, chunk.token_ids[len(chunk.token_ids) - chunk.sampled + 1 :]
+        return verify(self.tokens[chunk.id], drafts, lambda tokens: next_token(tokens, seed))
 
 
 def random_prompts(rng, longest):
@@ -140,13 +140,13 @@ def check_plan(scheduler, plan):
     lengths = [len(chunk.token_ids) for chunk in plan.chunks]
     assert lengths and min(lengths) >= 1
     assert len(plan.chunks) <= scheduler.max_num_seqs
-    assert len(plan.sampled_ids) == sum(chunk.samples for chunk in plan.chunks)
+    assert len(plan.sampled_ids) == sum(chunk.sampled > 0 for chunk in plan.chunks)
     assert sorted(lengths, key=lambda n: n != 1) == lengths
     assert not {chunk.id for chunk in plan.chunks} & (set(plan.released) - {spec.id for spec in plan.started})
     if scheduler.chunked_prefill:
         assert plan.num_tokens <= scheduler.max_num_batched_tokens
     else:
-        assert all(chunk.samples for chunk in plan.chunks)
+        assert all(chunk.sampled for chunk in plan.chunks)
         over = [n for n in lengths if n > scheduler.max_num_batched_tokens]
         assert len(over) <= 1
         # Beside one that is too long for any step, the rest keep to the budget.
@@ -155,7 +155,7 @@ def check_plan(scheduler, plan):
     for chunk in plan.chunks:
         sequence = running[chunk.id]
         assert chunk.end == sequence.num_computed_tokens
-        assert chunk.samples == (chunk.end == len(sequence.token_ids))
+        assert chunk.sampled == max(chunk.end - len(sequence.token_ids) + 1, 0)
     assert pickle.loads(pickle.dumps(plan)) == plan
 
 
@@ -203,6 +203,7 @@ def run_once(seed, make_sequence):
         pending.append(first)
         sequences |= {sequence.id: sequence for sequence in (first, *forks)}
     patience = rng.choice([0.0, 0.5, 0.9])
+    guesses = rng.random() < 0.3
     counts, done = Counter(), []
     while pending or scheduler.has_unfinished:
         while pending and (not scheduler.has_unfinished or rng.random() >= patience):
@@ -216,6 +217,9 @@ def run_once(seed, make_sequence):
             for block in table[: s.num_computed_tokens // block_size]
             if block != GONE
         ]
+        for sequence in scheduler.running if guesses else ():
+            right = expected_tokens(sequence.token_ids, len(sequence.token_ids) + 4, seed=sequence.sampling.seed)
+            scheduler.propose(sequence, [rng.choice([token, token, 1]) for token in right])
         gone = sum(table.count(GONE) for s in scheduler.running for table in s.tables)
         plan = scheduler.schedule()
         scheduler.check_integrity()
@@ -231,13 +235,19 @@ def run_once(seed, make_sequence):
             elif chunk.id in waiting:
                 counts["hits"] += chunk.start > 0
                 counts["resumed"] += len(sequence.output_token_ids) > 0
-            counts["partial"] += not chunk.samples
+            counts["partial"] += not chunk.sampled
         frozen = {(group, block) for s, group, block in full if s.id not in plan.released}
         counts["gone"] += sum(table.count(GONE) for s in scheduler.running for table in s.tables) > gone
         counts["windows"] += len(pools) > 1
         result = runner.run(plan, frozen)
         runner.check(scheduler)
+        lengths = {chunk.id: len(sequences[chunk.id].token_ids) for chunk in plan.chunks if chunk.sampled > 1}
         done += scheduler.commit(plan, result).finished
+        for chunk in plan.chunks:
+            if chunk.id in lengths:
+                kept = len(sequences[chunk.id].token_ids) - lengths[chunk.id]
+                counts["accepted"] += kept > 1
+                counts["rejected"] += kept < chunk.sampled
         scheduler.check_integrity()
     assert scheduler.blocks.num_used == 0
     assert sorted(s.id for s in done) == sorted(sequences)

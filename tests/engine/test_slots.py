@@ -27,11 +27,11 @@ def block_cells(slot, **blocks):
     return {start + int(index[1:]): block for index, block in blocks.items()}
 
 
-def prompts(*sequences, blocks, samples=True, **changes):
+def prompts(*sequences, blocks, sampled=1, **changes):
     """A plan that computes all tokens of sequences it starts. ``blocks`` has the block ids of each."""
     work = zip(sequences, blocks, strict=True)
     chunks = (
-        Chunk(s.id, 0, s.token_ids, samples, tuple((0, i, block) for i, block in enumerate(ids))) for s, ids in work
+        Chunk(s.id, 0, s.token_ids, sampled, tuple((0, i, block) for i, block in enumerate(ids))) for s, ids in work
     )
     return PackedStep(chunks=tuple(chunks), started=tuple(s.spec for s in sequences), **changes)
 
@@ -119,10 +119,10 @@ def test_no_seed_is_seed_0(make_sequence):
 def test_chunks_of_a_prompt_tell_their_blocks_and_the_last_one_the_rest(make_sequence):
     slots = Slots(SLOTS, WIDTH)
     sequence = make_sequence(range(9), 2, ignore_eos=True)
-    chunk = Chunk(0, 0, array("I", range(4)), False, ((0, 0, 5),))
+    chunk = Chunk(0, 0, array("I", range(4)), 0, ((0, 0, 5),))
     first = slots.update(PackedStep(chunks=(chunk,), started=(sequence.spec,)))
     assert first.cells == block_cells(0, _0=5)
-    last = slots.update(PackedStep(chunks=(Chunk(0, 4, array("I", range(4, 9)), True, ((0, 1, 6), (0, 2, 7))),)))
+    last = slots.update(PackedStep(chunks=(Chunk(0, 4, array("I", range(4, 9)), 1, ((0, 1, 6), (0, 2, 7))),)))
     expected = {layout.POSITION: 8, layout.NEXT: 9, layout.LIMIT: 10, layout.STOPS: 0}
     assert (
         last.cells.items()
@@ -152,7 +152,7 @@ def test_a_released_sequence_leaves_its_slot(filled, make_sequence):
     """It must not be decoded on: its blocks are another's by now. The next prompt takes the lowest free slot."""
     slots, _ = filled
     newcomer = make_sequence([1, 2], id=9)
-    write = slots.update(prompts(newcomer, blocks=[[10, 50]], samples=False, released=(2, 0)))
+    write = slots.update(prompts(newcomer, blocks=[[10, 50]], sampled=0, released=(2, 0)))
     assert slots.slot_of == {1: 1, 3: 3, 9: 0}
     assert slots.specs.keys() == {1, 3, 9}
     assert slots.specs[9] is newcomer.spec
@@ -207,7 +207,7 @@ def test_a_row_that_was_moved_away_is_free(filled, make_sequence):
     slots, _ = filled
     slots.update(decodes(1, 3, released=(0, 2)))
     second, third = make_sequence([1], id=8), make_sequence([2], id=9)
-    write = slots.update(prompts(second, third, blocks=[[12], [13, 71]], samples=False))
+    write = slots.update(prompts(second, third, blocks=[[12], [13, 71]], sampled=0))
     assert (slots.slot_of[8], slots.slot_of[9]) == (2, 3)
     assert write.cells == block_cells(2, _0=12) | block_cells(3, _0=13, _1=71)
 

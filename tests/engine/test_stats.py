@@ -9,7 +9,7 @@ from rosebatch.engine.plan import Chunk, DecodeRow, DecodeWindow, PackedStep, St
 
 
 def chunk(length):
-    return Chunk(0, 0, array("I", [1] * length), True, (), ())
+    return Chunk(0, 0, array("I", [1] * length), 1, (), ())
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ class FakeModel:
             spec, known = self._specs[chunk.id], self._token_ids[chunk.id]
             assert list(chunk.token_ids) == known[chunk.start : chunk.end]
             ends = chunk.end == len(known)
-            assert (chunk.samples, chunk.pools) == ((False, ends) if spec.pooling else (ends, False))
-            output = known[len(spec.prompt_token_ids) :] if chunk.samples and spec.sampling.adjusts else []
+            assert (chunk.sampled, chunk.pools) == ((False, ends) if spec.pooling else (ends, False))
+            output = known[len(spec.prompt_token_ids) :] if chunk.sampled and spec.sampling.adjusts else []
             assert list(chunk.output_token_ids) == output
 
     def _allowed(self, plan: PackedStep, masks: Masks) -> dict[int, list[int]]:

@@ -47,7 +47,7 @@ class _Group:
 
     def release(self, sequence: SequenceState) -> None:
         """Free the blocks that the sequence's next token does not see any more."""
-        table, first = sequence.tables[self.number], self.first_seen(sequence.num_computed_tokens)
+        table, first = sequence.tables[self.number], self.first_seen(sequence.num_settled_tokens)
         index = first
         while index and table[index - 1] != GONE:
             index -= 1

@@ -156,6 +156,12 @@ class Scheduler:
         self._send_back(sequence)
         sequence.restart(spec)
 
+    def propose(self, sequence: SequenceState, drafts: Sequence[int]) -> None:
+        """Let the sequence's next chunk verify these tokens, which may follow those so far."""
+        assert isinstance(self.policy, MixedSteps), "decode windows verify nothing"
+        assert not sequence.num_pending_tokens, "drafts follow known tokens"
+        sequence.drafts = tuple(drafts[: max(sequence.spec.decode_len - sequence.num_tokens - 1, 0)])
+
     def schedule(self) -> StepPlan | None:
         """Plan a step: running sequences, oldest first, then as many waiting ones as fit.
 
@@ -201,7 +207,7 @@ class Scheduler:
                 # After a restart they may differ.
                 if scored.needs_prompt_logprobs:
                     scored.apply_prompt_logprobs(chunk.start + 1, values)
-            sampled = [(chunk.id, chunk.end - 1, 1) for chunk in plan.chunks if chunk.samples]
+            sampled = [(chunk.id, chunk.end - chunk.sampled, chunk.sampled) for chunk in plan.chunks if chunk.sampled]
         else:
             sampled = [(row.id, row.start, row.length) for row in plan.rows]
         all_logprobs = result.logprobs or [[]] * len(sampled)
@@ -216,10 +222,15 @@ class Scheduler:
                 continue
             sequence.num_pending_tokens -= length
             last = sequence.token_times[-1] if sequence.token_times else None
+            verifies = bool(sequence.drafts)
+            if verifies:
+                token_ids = sequence.verify(token_ids)
             kept = sequence.apply_token_ids(token_ids, logprobs, now)
             if kept and last is not None:
                 waits[now - last] += 1
-            if self.prefix_cache and isinstance(plan, DecodeWindow):
+            if verifies:
+                sequence.num_computed_tokens = start + kept
+            if self.prefix_cache and (verifies or isinstance(plan, DecodeWindow)):
                 self._register_full_blocks(sequence, start, start + kept)
             if sequence.not_finite:
                 self.blocks.taint(sequence)
@@ -298,7 +309,7 @@ class Scheduler:
             position += 1
             if sequence.decoding and not mixed:
                 continue
-            length = min(sequence.num_uncomputed_tokens, budget, self._longest_chunk)
+            length = min(sequence.num_uncomputed_tokens + len(sequence.drafts), budget, self._longest_chunk)
             if length > 1:
                 length = self.blocks.cut(sequence, length)
             while (changes := self._reserve(sequence, length, draft)) is None:
@@ -391,20 +402,24 @@ class Scheduler:
         self, draft: "_Draft", sequence: SequenceState, length: int, changes: tuple[BlockChange, ...], budget: int
     ) -> int:
         """Returns the rest of the budget: nothing behind a part of a prompt, whose other blocks are not taken yet."""
-        start = sequence.num_computed_tokens
+        start, known = sequence.num_computed_tokens, sequence.num_tokens
         end = start + length
-        if self.prefix_cache:
-            self._register_full_blocks(sequence, start, end, in_flight=True)
-        sequence.num_computed_tokens = end
-        ends, pools = end == sequence.num_tokens, sequence.spec.pooling is not None
-        samples = ends and not pools
-        if ends:
-            sequence.num_pending_tokens += 1
-            sequence.decoding = samples
-            self._fork(sequence)
-        output = tuple(sequence.output_token_ids) if samples and sequence.sampling.adjusts else ()
         token_ids = sequence.token_ids[start:end]
-        draft.chunks.append(Chunk(sequence.id, start, token_ids, samples, changes, output, ends and pools))
+        if sequence.drafts:
+            sequence.drafts = sequence.drafts[: max(end - known, 0)]
+            token_ids.extend(sequence.drafts)
+        if self.prefix_cache:
+            # Blocks with drafts are registered once these are verified.
+            self._register_full_blocks(sequence, start, min(end, known), in_flight=True)
+        sequence.num_computed_tokens = end
+        ends, pools = end >= known, sequence.spec.pooling is not None
+        sampled = end - known + 1 if ends and not pools else 0
+        if ends:
+            sequence.num_pending_tokens += sampled or 1
+            sequence.decoding = not pools
+            self._fork(sequence)
+        output = tuple(sequence.output_token_ids) if sampled and sequence.sampling.adjusts else ()
+        draft.chunks.append(Chunk(sequence.id, start, token_ids, sampled, changes, output, ends and pools))
         return budget - length if ends else 0
 
     def _fork(self, sequence: SequenceState) -> None:
@@ -473,6 +488,7 @@ class Scheduler:
         self._free_blocks(sequence)
         sequence.status = Status.WAITING
         sequence.decoding = False
+        sequence.drafts = ()
         self._released.append(sequence.id)
         self.waiting.appendleft(sequence)
 

@@ -43,6 +43,7 @@ class SequenceState:
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         tables: its block table in each group of layers, see ``BlockGroups``; empty if it holds no blocks.
         decoding: whether a plan has sampled its newest token.
+        drafts: tokens that may follow. The next chunk verifies as many as it has room for; a result drops them.
         logprobs, prompt_logprobs: of the tokens so far, if asked for.
         token_times: when each generated token arrived.
         not_finite: whether its logits or hidden states were not finite, so that nothing follows.
@@ -65,6 +66,7 @@ class SequenceState:
     block_hashes: list[bytes] = field(default_factory=list)
     status: Status = Status.WAITING
     decoding: bool = False
+    drafts: tuple[int, ...] = ()
     finish_reason: str | None = None
     not_finite: bool = False
     embedding: "array[float] | None" = None
@@ -145,6 +147,11 @@ class SequenceState:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def num_settled_tokens(self) -> int:
+        """Computed tokens, without drafts that may be taken back."""
+        return self.num_computed_tokens - len(self.drafts)
+
+    @property
     def num_remaining_tokens(self) -> int:
         """Most tokens that can still follow."""
         return self.spec.max_len - self.num_tokens
@@ -171,6 +178,16 @@ class SequenceState:
         self.spec = spec
         self.num_computed_tokens = 0
         self.block_hashes.clear()
+
+    def verify(self, token_ids: list[int]) -> list[int]:
+        """Drop the drafts; returns the sampled tokens up to the first that is not the draft for its position.
+
+        Those after it follow a wrong draft. Random numbers are keyed on seed and position, so the others are the tokens
+        of steps without drafts (the idea: arXiv 2211.17192).
+        """
+        drafts, self.drafts = self.drafts, ()
+        pairs = enumerate(zip(drafts, token_ids, strict=False), start=1)
+        return token_ids[: next((count for count, (draft, token_id) in pairs if draft != token_id), len(token_ids))]
 
     def apply_token_ids(
         self, token_ids: Sequence[int], logprobs: Sequence[Logprobs] = (), now: float | None = None

@@ -91,7 +91,8 @@ def build_batch(
         for group, own in enumerate(blocks[chunk.id]):
             slots[group] += [own[i // block_size] * block_size + i % block_size for i in range(chunk.start, chunk.end)]
             tables[group].append(own + own[-1:] * (width - len(own)))
-        if chunk.samples:
+        if chunk.sampled:
+            assert chunk.sampled == 1, "no runner verifies drafts"
             sample_rows.append(len(input_ids) - 1)
             sampled.append(SampledRow(specs[chunk.id], chunk.end, chunk.output_token_ids))
         if chunk.pools:

@@ -80,7 +80,7 @@ class Layout:
         num_tiles = sum(-(-len(chunk.token_ids) // tile_rows) for chunk in plan.chunks)
         num_chunks = len(plan.chunks) if states else 0
         # Kernels are launched for a row at least.
-        num_last = max(1, sum(chunk.samples or chunk.pools for chunk in plan.chunks))
+        num_last = max(1, sum(chunk.sampled or chunk.pools for chunk in plan.chunks))
         if shared is not None:
             num_tiles = len(shared)
         num_pieces = sum(len(tile.pieces) for tile in shared or ())
@@ -197,7 +197,7 @@ def pack(
 
 def _pack_last(plan: PackedStep, chunks: _Chunks, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """``last_tiles`` and ``last_rows``, see ``PackedInputs``."""
-    sampled = [number for number, chunk in enumerate(plan.chunks) if chunk.samples]
+    sampled = [number for number, chunk in enumerate(plan.chunks) if chunk.sampled]
     wanted = sampled + [number for number, chunk in enumerate(plan.chunks) if chunk.pools]
     behind = chunks.lengths - 1
     if plan.chunks and not wanted:

@@ -243,7 +243,7 @@ class TritonRunner:
     def _launch_packed(self, plan: PackedStep, sampled: "_Sampled", clock: "_Clock") -> Callable[[], StepResult]:
         count = len(sampled.specs)
         if count:
-            chunks = [chunk for chunk in plan.chunks if chunk.samples]
+            chunks = [chunk for chunk in plan.chunks if chunk.sampled]
             rows = [SampledRow(s, c.end, c.output_token_ids) for s, c in zip(sampled.specs, chunks, strict=True)]
             self.state.tell_tokens(list(zip(sampled.slots.tolist(), rows, strict=True)), self.up)
         self.pooling.update(plan)
@@ -440,7 +440,7 @@ class _Sampled:
         if isinstance(plan, DecodeWindow):
             ends = [(row.id, row.start + row.length) for row in plan.rows]
         else:
-            ends = [(chunk.id, chunk.end) for chunk in plan.chunks if chunk.samples]
+            ends = [(chunk.id, chunk.end) for chunk in plan.chunks if chunk.sampled]
         specs = [slots.specs[sequence_id] for sequence_id, _ in ends]
         return cls(
             specs,

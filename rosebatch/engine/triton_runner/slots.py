@@ -81,7 +81,8 @@ class Slots:
         else:
             for chunk in plan.chunks:
                 self._tell_blocks(chunk.id, chunk.blocks, write.cells)
-                if chunk.samples:
+                if chunk.sampled:
+                    assert chunk.sampled == 1, "no runner verifies drafts"
                     self._tell_fields(chunk, write)
         return write
 

@@ -1,0 +1,105 @@
+"""Chunks that sample several tokens: each draft is verified by the token sampled in its place."""
+
+from array import array
+
+import pytest
+
+from rosebatch.engine.plan import Chunk
+from rosebatch.engine.scheduling.block_pool import BlockPool, hash_block, token_bytes
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from tests.engine.fake_runner import VOCAB
+
+PROMPT = [7, 1, 8, 2, 8]
+
+
+def digests(token_ids):
+    """Of the full blocks of four tokens."""
+    parent, out = b"", []
+    for tokens in token_bytes(array("I", token_ids[: len(token_ids) // 4 * 4]), 4):
+        parent = hash_block(parent, tokens)
+        out.append(parent)
+    return out
+
+
+@pytest.fixture
+def begun(make_sequence, fake_runner, fake_completion):
+    """A scheduler whose only sequence has five prompt tokens and one more, which is not computed; all of its tokens."""
+    scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=2, max_num_batched_tokens=16)
+    sequence, tokens = make_sequence(PROMPT, max_tokens=9), PROMPT + fake_completion(PROMPT, 9)
+    scheduler.add(sequence)
+    step(scheduler, fake_runner)
+    assert (list(sequence.token_ids), sequence.num_computed_tokens) == (tokens[:6], 5)
+    return scheduler, sequence, tokens
+
+
+def step(scheduler, runner):
+    """Plan, run and commit; returns the plan and its result."""
+    plan = scheduler.schedule()
+    scheduler.check_integrity()
+    result = runner.run(plan)
+    runner.check(scheduler)
+    scheduler.commit(plan, result)
+    scheduler.check_integrity()
+    return plan, result
+
+
+def finish(scheduler, runner, sequence, tokens):
+    while scheduler.has_unfinished:
+        step(scheduler, runner)
+    assert (list(sequence.token_ids), sequence.finish_reason) == (tokens, "length")
+    assert scheduler.blocks.num_used == 0
+
+
+def test_three_tokens_are_sampled_of_which_two_are_kept(begun, fake_runner):
+    """The block that the wrong draft filled was findable, with keys of a token that does not follow."""
+    scheduler, sequence, tokens = begun
+    wrong = (tokens[7] + 1) % VOCAB
+    scheduler.propose(sequence, [tokens[6], wrong])
+    plan, result = step(scheduler, fake_runner)
+    assert plan.chunks == (Chunk(0, 5, array("I", [tokens[5], tokens[6], wrong]), sampled=3),)
+    assert plan.sampled_ids == [0]
+    assert [each[:2] for each in result.token_ids] == [tokens[6:8]] and len(result.token_ids[0]) == 3
+    # The draft in position 7 is taken back: the slot is written again.
+    assert (list(sequence.token_ids), sequence.num_computed_tokens) == (tokens[:8], 7)
+    assert (sequence.num_pending_tokens, sequence.drafts, sequence.tables) == (0, (), [[0, 1]])
+    assert scheduler.pool.by_hash == {digests(tokens[:4])[0]: 0}
+    plan, _ = step(scheduler, fake_runner)
+    assert plan.chunks == (Chunk(0, 7, array("I", tokens[7:8]), sampled=1),)
+    assert scheduler.pool.by_hash == dict(zip(digests(tokens[:8]), [0, 1], strict=True))
+    finish(scheduler, fake_runner, sequence, tokens)
+
+
+def test_right_drafts_fill_blocks_that_are_findable_once_they_are_verified(begun, fake_runner):
+    scheduler, sequence, tokens = begun
+    scheduler.propose(sequence, tokens[6:9])
+    plan = scheduler.schedule()
+    scheduler.check_integrity()
+    assert plan.chunks == (Chunk(0, 5, array("I", tokens[5:9]), 4, ((0, 2, 2),)),)
+    assert scheduler.pool.by_hash == {digests(tokens[:4])[0]: 0}
+    scheduler.commit(plan, fake_runner.run(plan))
+    scheduler.check_integrity()
+    assert (list(sequence.token_ids), sequence.num_computed_tokens) == (tokens[:10], 9)
+    assert scheduler.pool.by_hash == dict(zip(digests(tokens[:8]), [0, 1], strict=True))
+    finish(scheduler, fake_runner, sequence, tokens)
+
+
+def test_a_block_that_only_wrong_drafts_needed_is_kept_for_the_next_tokens(begun, fake_runner):
+    scheduler, sequence, tokens = begun
+    scheduler.propose(sequence, [(tokens[6] + 1) % VOCAB] * 4)
+    step(scheduler, fake_runner)
+    assert (list(sequence.token_ids), sequence.num_computed_tokens) == (tokens[:7], 6)
+    assert sequence.tables == [[0, 1, 2]]
+    assert len(scheduler.pool.by_hash) == 1
+    plan, _ = step(scheduler, fake_runner)
+    assert plan.chunks == (Chunk(0, 6, array("I", tokens[6:7]), 1),)
+    finish(scheduler, fake_runner, sequence, tokens)
+
+
+def test_no_more_is_sampled_than_can_follow(begun, fake_runner):
+    """The last token is sampled and not computed, so there is a draft for each of the others at most."""
+    scheduler, sequence, tokens = begun
+    scheduler.propose(sequence, [*tokens[6:], 1, 2, 3])
+    plan, _ = step(scheduler, fake_runner)
+    assert [(chunk.end, chunk.sampled) for chunk in plan.chunks] == [(13, 8)]
+    assert (list(sequence.token_ids), sequence.finish_reason) == (tokens, "length")
+    assert not scheduler.has_unfinished
