@@ -17,7 +17,8 @@ from rosebatch.bench.throughput import Run, machine_versions, run_once
 from rosebatch.bench.trace import Arrivals
 from rosebatch.core.request import Request
 from rosebatch.engine.engine import Engine
-from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.launch.launch import launch
 from rosebatch.report.build import build_report
 from rosebatch.report.tally import Tally
@@ -70,13 +71,13 @@ def replay_case(case: Case, arrivals: Arrivals, scales: Sequence[float], import_
 @contextmanager
 def short_windows(scheduler: Scheduler) -> Iterator[None]:
     """Plan few decode steps at a time."""
-    before = scheduler.policy
+    before = scheduler.planner.policy
     if isinstance(before, SeparateDecodes):
-        scheduler.policy = SeparateDecodes(min(_STEPS, before.max_steps))
+        scheduler.planner.policy = SeparateDecodes(min(_STEPS, before.max_steps))
     try:
         yield
     finally:
-        scheduler.policy = before
+        scheduler.planner.policy = before
 
 
 def replay(engine: Engine, times: Sequence[float], requests: Sequence[Request], clock: Clock | None = None) -> Run:

@@ -17,8 +17,9 @@ from rosebatch.core.pooling_params import PLAIN
 from rosebatch.core.request import Completion, Constraint, Request, StopMatcher
 from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
-from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 
 # The masks of a plan's guided sequences, in the order of its ``sampled_ids``: ``[R, ceil(V / 32)]`` int32 of numpy.
 # Token 0 is the lowest bit of the first word; a token with bit 0 must not come next.
@@ -81,7 +82,7 @@ class Engine:
         hidden_size: int | None = None,
         generates: bool = True,
     ) -> None:
-        separate = isinstance(scheduler.policy, SeparateDecodes)
+        separate = isinstance(scheduler.planner.policy, SeparateDecodes)
         assert separate or not async_depth, "mixed steps need the tokens of the step before"
         self.async_depth = async_depth
         self.scheduler = scheduler
@@ -102,17 +103,17 @@ class Engine:
     @property
     def max_num_seqs(self) -> int:
         """Most sequences in a step."""
-        return self.scheduler.max_num_seqs
+        return self.scheduler.planner.max_num_seqs
 
     @property
     def max_num_batched_tokens(self) -> int:
         """The budget of a step, see ``Scheduler``."""
-        return self.scheduler.max_num_batched_tokens
+        return self.scheduler.planner.max_num_batched_tokens
 
     @property
     def prefix_cache(self) -> bool:
         """Whether prompts with the same beginning share its K and V."""
-        return self.scheduler.prefix_cache
+        return self.scheduler.prefixes.enabled
 
     @property
     def has_unfinished(self) -> bool:
@@ -267,7 +268,7 @@ class Engine:
         plan, wait = self._launched.popleft()
         result = wait()
         now = time.perf_counter()
-        live = len(self.scheduler.running)
+        live = len(self.scheduler.queues.running)
         self.stats.record(plan, result, now, blocks_used=self.scheduler.blocks.num_used, live=live)
         finished, waits = self.scheduler.commit(plan, result, now)
         for seconds, count in waits.items():

@@ -19,7 +19,8 @@ from rosebatch.core.errors import UserError
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from tests.job.fake_model import FakeModel, make_engine
 
 HERE = Path(__file__).parent
@@ -92,9 +93,9 @@ def test_windows_are_short_meanwhile(policy, inside):
     """A request that came waited for two windows of eight steps."""
     scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=policy)
     with pytest.raises(RuntimeError), short_windows(scheduler):
-        assert getattr(scheduler.policy, "max_steps", None) == inside
+        assert getattr(scheduler.planner.policy, "max_steps", None) == inside
         raise RuntimeError
-    assert scheduler.policy is policy
+    assert scheduler.planner.policy is policy
 
 
 @pytest.fixture

@@ -67,8 +67,8 @@ class Follower:
 
     def check(self, scheduler: Scheduler) -> None:
         """Right after ``schedule``: it knows the running sequences and no others, with all their blocks."""
-        assert self.specs == {sequence.id: sequence.spec for sequence in scheduler.running}
-        for sequence in scheduler.running:
+        assert self.specs == {sequence.id: sequence.spec for sequence in scheduler.queues.running}
+        for sequence in scheduler.queues.running:
             for known, table in zip(self.blocks[sequence.id], sequence.tables, strict=True):
                 assert len(known) == len(table)
                 # A runner is not told that a block left the window.

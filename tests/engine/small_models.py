@@ -13,7 +13,8 @@ from rosebatch.engine.cache.windows import window_groups
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.long_rope import restart_policy
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.fallback.config import describe_config

@@ -15,7 +15,8 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from rosebatch.engine.torch_runner.batch import BlockTables
 from tests.engine import test_device_runner
 from tests.engine.constraint import EveryThird
@@ -56,7 +57,7 @@ def test_every_kind_of_sequence_is_dropped(make_sequence, fake_runner):
     for _ in range(3):
         plan = step(scheduler, fake_runner)
     assert starts(plan) == [(0, 6), (1, 3)]
-    assert [s.id for s in scheduler.waiting] == [2]
+    assert [s.id for s in scheduler.queues.waiting] == [2]
     while not plan.num_preempted:
         plan = step(scheduler, fake_runner)
     scheduler.add(make_sequence([3], id=3))
@@ -91,7 +92,7 @@ def test_forks_are_dropped(steps, make_sequence, fake_runner):
         step(scheduler, fake_runner)
     assert scheduler.num_unfinished == 4
     assert sum(bool(fork.block_ids) for fork in forks) == (0 if steps == 0 else 3)
-    assert len(scheduler.waiting) == [1, 0, 2][steps]
+    assert len(scheduler.queues.waiting) == [1, 0, 2][steps]
     scheduler.abort()
     assert_idle(scheduler)
     again, fork = (make_sequence(range(6), max_tokens=3, id=10 + i, sample=i) for i in range(2))

@@ -11,8 +11,9 @@ from rosebatch.engine.engine import Engine
 from rosebatch.engine.long_rope import LongRope
 from rosebatch.engine.plan import DecodeRow, DecodeWindow
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from tests.engine.fake_runner import VOCAB, FakeRunner, random_pools
 
 END = 3

@@ -11,7 +11,8 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner import prefix_group_state, prefix_groups
 from rosebatch.engine.triton_runner.prefix_group_state import PrefixGroupState

@@ -24,7 +24,8 @@ def test_three_steps_that_fetch_much():
     sampling = SamplingParams(max_tokens=3, prompt_logprobs=1, logprobs=1, ignore_eos=True)
     requests = [Request(i, tuple((3 * j + i) % VOCAB for j in range(8)), sampling) for i in range(3)]
     engine = device_engine("llama")
-    engine.scheduler.max_num_batched_tokens = engine.scheduler._longest_chunk = 8
+    planner = engine.scheduler.planner
+    planner.max_num_batched_tokens = planner._max_chunk = 8
     found, expected = run(engine, requests), run(plain_engine("llama"), requests)
     for number, completion in found.items():
         assert completion.token_ids == expected[number].token_ids

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from tests.engine.fake_runner import FakeRunner, next_token
 
 PROMPT = range(9)

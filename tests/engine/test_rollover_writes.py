@@ -11,7 +11,8 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState

@@ -406,7 +406,7 @@ def test_preemption_takes_the_youngest_and_resumes_it_first(make_sequence, fake_
     assert chunks(plan) == [(0, 6, 1, 1)]
     assert (b.status, b.block_ids, b.num_computed_tokens) == (Status.WAITING, [], 0)
     # Before c, which has waited longer than it.
-    assert list(scheduler.waiting) == [b, c]
+    assert list(scheduler.queues.waiting) == [b, c]
     # Of the blocks that came back, the head of the sequence is the first to be used again.
     assert a.block_ids == [0, 2, 4, 1]
     scheduler.commit(plan, fake_runner.run(plan))
@@ -629,7 +629,7 @@ def test_finished_sequences_leave_at_once(make_sequence):
     plan = scheduler.schedule()
     assert scheduler.commit(plan, StepResult([[9], [9], [9]])).finished == [a, c]
     assert (a.finish_reason, b.finish_reason, c.finish_reason) == ("stop", None, "length")
-    assert scheduler.running == [b]
+    assert scheduler.queues.running == [b]
     assert scheduler.pool.num_free == 31
     scheduler.check_integrity()
 

@@ -139,19 +139,19 @@ def check_plan(scheduler, plan):
     """What holds for every plan, whatever the limits."""
     lengths = [len(chunk.token_ids) for chunk in plan.chunks]
     assert lengths and min(lengths) >= 1
-    assert len(plan.chunks) <= scheduler.max_num_seqs
+    assert len(plan.chunks) <= scheduler.planner.max_num_seqs
     assert len(plan.sampled_ids) == sum(chunk.sampled > 0 for chunk in plan.chunks)
     assert sorted(lengths, key=lambda n: n != 1) == lengths
     assert not {chunk.id for chunk in plan.chunks} & (set(plan.released) - {spec.id for spec in plan.started})
-    if scheduler.chunked_prefill:
-        assert plan.num_tokens <= scheduler.max_num_batched_tokens
+    if scheduler.planner.chunked_prefill:
+        assert plan.num_tokens <= scheduler.planner.max_num_batched_tokens
     else:
         assert all(chunk.sampled for chunk in plan.chunks)
-        over = [n for n in lengths if n > scheduler.max_num_batched_tokens]
+        over = [n for n in lengths if n > scheduler.planner.max_num_batched_tokens]
         assert len(over) <= 1
         # Beside one that is too long for any step, the rest keep to the budget.
-        assert plan.num_tokens - sum(over) <= scheduler.max_num_batched_tokens
-    running = {sequence.id: sequence for sequence in scheduler.running}
+        assert plan.num_tokens - sum(over) <= scheduler.planner.max_num_batched_tokens
+    running = {sequence.id: sequence for sequence in scheduler.queues.running}
     for chunk in plan.chunks:
         sequence = running[chunk.id]
         assert chunk.end == sequence.num_computed_tokens
@@ -186,7 +186,7 @@ def run_once(seed, make_sequence):
     )
     capacity = scheduler.max_sequence_len or num_blocks * block_size
     windows = [pool.window for pool in pools]
-    runner = CheckingRunner(block_size, scheduler.exact_prefixes, windows, trained_len)
+    runner = CheckingRunner(block_size, scheduler.prefixes.exact, windows, trained_len)
     prompts = random_prompts(rng, longest=min(capacity - 1, 40))
     stop = frozenset({0}) if rng.random() < 0.5 else frozenset()
     max_samples = rng.choice([1, 1, 2, 5])
@@ -208,19 +208,19 @@ def run_once(seed, make_sequence):
     while pending or scheduler.has_unfinished:
         while pending and (not scheduler.has_unfinished or rng.random() >= patience):
             scheduler.add(pending.pop(0))
-        waiting = {s.id for s in scheduler.waiting}
+        waiting = {s.id for s in scheduler.queues.waiting}
         assert scheduler.num_unfinished == len(sequences) - len(done) - sum(1 + len(s.forks) for s in pending)
         full = [
             (s, group, block)
-            for s in scheduler.running
+            for s in scheduler.queues.running
             for group, table in enumerate(s.tables)
             for block in table[: s.num_computed_tokens // block_size]
             if block != GONE
         ]
-        for sequence in scheduler.running if guesses else ():
+        for sequence in scheduler.queues.running if guesses else ():
             right = expected_tokens(sequence.token_ids, len(sequence.token_ids) + 4, seed=sequence.sampling.seed)
             scheduler.propose(sequence, [rng.choice([token, token, 1]) for token in right])
-        gone = sum(table.count(GONE) for s in scheduler.running for table in s.tables)
+        gone = sum(table.count(GONE) for s in scheduler.queues.running for table in s.tables)
         plan = scheduler.schedule()
         scheduler.check_integrity()
         check_plan(scheduler, plan)
@@ -237,7 +237,7 @@ def run_once(seed, make_sequence):
                 counts["resumed"] += len(sequence.output_token_ids) > 0
             counts["partial"] += not chunk.sampled
         frozen = {(group, block) for s, group, block in full if s.id not in plan.released}
-        counts["gone"] += sum(table.count(GONE) for s in scheduler.running for table in s.tables) > gone
+        counts["gone"] += sum(table.count(GONE) for s in scheduler.queues.running for table in s.tables) > gone
         counts["windows"] += len(pools) > 1
         result = runner.run(plan, frozen)
         runner.check(scheduler)
@@ -257,10 +257,10 @@ def run_once(seed, make_sequence):
         ended = "stop" if sequence.token_ids[-1] in stop else "length"
         assert sequence.finish_reason == ended
         counts[ended] += 1
-    if not scheduler.prefix_cache:
+    if not scheduler.prefixes.enabled:
         assert counts["hits"] == 0
         assert max_samples > 1 or counts["copies"] == 0
-    if not scheduler.chunked_prefill:
+    if not scheduler.planner.chunked_prefill:
         assert counts["partial"] == 0
     return counts
 

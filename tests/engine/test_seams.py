@@ -17,7 +17,8 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.load import build_engine
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.layers import heads_of
 from rosebatch.ops.attention import device_ops

@@ -9,7 +9,8 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import DecodeWindow, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch_kernels.feedback import layout
 from tests.engine.fake_runner import Follower, random_pools
@@ -124,7 +125,7 @@ def test_the_device_decodes_exactly_the_planned_rows(seed, async_depth):
         ignore_eos, stops = rng.random() < 0.5, (5,) if rng.random() < 0.3 else ()
         sampling = SamplingParams(max_tokens=rng.randint(1, 20), ignore_eos=ignore_eos, stop_token_ids=stops)
         engine.add(Request(index, ids, sampling))
-        spec = scheduler.waiting[-1].spec
+        spec = scheduler.queues.waiting[-1].spec
         tokens = [device.token(spec.id, position) for position in range(len(ids), spec.max_len)]
         ends = [i for i, token in enumerate(tokens) if token in spec.stop_ids]
         wanted[index] = tuple(tokens[: ends[0] + 1] if ends else tokens)

@@ -10,7 +10,8 @@ from rosebatch.engine.cache.windows import blocks_of_window
 from rosebatch.engine.engine import Engine
 from rosebatch.engine.plan import GONE, NOT_FINITE, DecodeRow, DecodeWindow, StepResult
 from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import MIXED, Scheduler, SeparateDecodes
+from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from tests.engine.fake_runner import VOCAB, FakeRunner
 from tests.engine.test_scheduler import add, chunks, step
 
@@ -266,9 +267,9 @@ def test_completions_of_one_prompt_share_its_window(budget, make_sequence, fake_
     first, *forks = (make_sequence(range(18), max_tokens=12, id=i, sample=i, seed=i) for i in range(4))
     first.forks = forks
     add(scheduler, first)
-    while scheduler.running or scheduler.waiting:
+    while scheduler.queues.running or scheduler.queues.waiting:
         step(scheduler, runner)
-        if scheduler._forked:
+        if scheduler.queues.forked:
             break
     # All four hold five blocks of the prompt, and the two that token 17 sees: 12 to 17.
     assert used(scheduler) == [5, 2]

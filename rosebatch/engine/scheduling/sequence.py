@@ -176,7 +176,6 @@ class SequenceState:
         """Compute all tokens again, as this spec says. The sequence holds no blocks, and keeps its tokens."""
         assert not self.tables, "blocks were computed by the last spec"
         self.spec = spec
-        self.num_computed_tokens = 0
         self.block_hashes.clear()
 
     def verify(self, token_ids: list[int]) -> list[int]:

@@ -1,0 +1,39 @@
+"""The next plan in the making."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rosebatch.engine.plan import BlockCopy, Chunk, DecodeRow, DecodeWindow, PackedStep, SequenceSpec, StepPlan
+
+
+@dataclass(slots=True)
+class PlanBuilder:
+    """What the next plan computes, and what has changed since the last one; see ``rosebatch.engine.plan``.
+
+    A plan has chunks, or rows of a decode window.
+    """
+
+    chunks: list[Chunk] = field(default_factory=list)
+    rows: list[DecodeRow] = field(default_factory=list)
+    steps: int = 0
+    wipes: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    started: list[SequenceSpec] = field(default_factory=list)
+    num_preempted: int = 0
+    reset: bool = False
+
+    def build(self, released: Sequence[int]) -> StepPlan | None:
+        """The plan; None if it computes nothing."""
+        changes: dict[str, Any] = {
+            "wipes": tuple(self.wipes),
+            "copies": tuple(self.copies),
+            "started": tuple(self.started),
+            "released": tuple(released),
+            "num_preempted": self.num_preempted,
+            "reset": self.reset,
+        }
+        if self.chunks:
+            chunks = tuple(sorted(self.chunks, key=lambda chunk: len(chunk.token_ids) != 1))
+            return PackedStep(chunks=chunks, **changes)
+        return DecodeWindow(rows=tuple(self.rows), steps=self.steps, **changes) if self.rows else None

@@ -1,0 +1,111 @@
+"""Where the sequences of an engine are: waiting, running, or at their end. No torch."""
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+
+from rosebatch.engine.scheduling.sequence import SequenceState, Status
+
+
+class SequenceQueues:
+    """All unfinished sequences, each in one place. A running one has a slot of the runner.
+
+    Attributes:
+        waiting: in the order in which they are admitted. They hold no blocks, except forks that have their prompt's.
+        running: the oldest first.
+        ending: their last tokens are planned, and not known yet.
+        forked: forks of the last plan's prompts. They join the waiting before the next plan.
+        started: those that a plan has had, by id.
+        released: ids whose slots the next plan gives back.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[SequenceState] = deque()
+        self.running: list[SequenceState] = []
+        self.ending: list[SequenceState] = []
+        self.forked: list[SequenceState] = []
+        self.started: dict[int, SequenceState] = {}
+        self.released: list[int] = []
+        # Forks that have yet to join the waiting, those of waiting prompts included.
+        self._num_forks = 0
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.running) + len(self.ending) + self._num_forks
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        """All sequences but forks whose prompt is not computed: these hold no blocks."""
+        return chain(self.running, self.ending, self.waiting, self.forked)
+
+    def add(self, sequence: SequenceState) -> None:
+        """Queue a new sequence after all others. Its forks follow when its prompt is computed."""
+        self.waiting.append(sequence)
+        self._num_forks += len(sequence.forks)
+
+    def fork(self, sequence: SequenceState) -> None:
+        """Take the forks of a sequence whose prompt is planned to its end."""
+        self.forked += sequence.forks
+        sequence.forks = []
+
+    def join_forks(self) -> None:
+        """Put the forks of the last plan before all that wait."""
+        self.waiting.extendleft(reversed(self.forked))
+        self._num_forks -= len(self.forked)
+        self.forked = []
+
+    def start_next(self) -> None:
+        """Move the first that waits to the running."""
+        sequence = self.waiting.popleft()
+        sequence.status = Status.RUNNING
+        self.running.append(sequence)
+        self.started[sequence.id] = sequence
+
+    def send_back(self, sequence: SequenceState) -> None:
+        """Let a running sequence, which has lost its blocks, wait before all others. It keeps its tokens."""
+        self.running.remove(sequence)
+        sequence.status = Status.WAITING
+        sequence.decoding, sequence.drafts = False, ()
+        self.released.append(sequence.id)
+        self.waiting.appendleft(sequence)
+
+    def end_planned(self) -> None:
+        """Release the slots of sequences whose last token is planned."""
+        ending = [s for s in self.running if s.num_pending_tokens and not s.num_remaining_tokens]
+        if ending:
+            for sequence in ending:
+                sequence.status = Status.ENDING
+                self.released.append(sequence.id)
+            self.ending += ending
+            self.running = [s for s in self.running if s.status is Status.RUNNING]
+
+    def finish(self, sequences: list[SequenceState]) -> None:
+        """Forget sequences that were running or ending."""
+        if not sequences:
+            return
+        for sequence in sequences:
+            if sequence.status is Status.RUNNING:
+                self.released.append(sequence.id)
+            sequence.status = Status.FINISHED
+            del self.started[sequence.id]
+        self.running = [s for s in self.running if s.status is Status.RUNNING]
+        self.ending = [s for s in self.ending if s.status is Status.ENDING]
+
+    def clear(self) -> None:
+        """Forget all sequences, and what was released."""
+        for each in (self.waiting, self.running, self.ending, self.forked, self.started, self.released):
+            each.clear()
+        self._num_forks = 0
+
+    def check_integrity(self) -> None:
+        """Assert that each sequence is where its status and numbers say."""
+        for sequence in self.running:
+            assert sequence.status is Status.RUNNING
+            assert sequence.num_computed_tokens < sequence.num_tokens <= sequence.max_len
+        for sequence in self.ending:
+            assert sequence.status is Status.ENDING and sequence.num_pending_tokens
+        for sequence in self.waiting:
+            assert sequence.status is Status.WAITING
+            assert not sequence.tables or sequence.num_computed_tokens == sequence.num_prompt_tokens - 1
+        assert all(self.started[s.id] is s for s in (*self.running, *self.ending)), "what runs was started"
+        assert not any(s.status is Status.FINISHED for s in self.started.values()), "what finished is forgotten"
+        unborn = sum(len(sequence.forks) for sequence in (*self.running, *self.waiting))
+        assert self._num_forks == unborn + len(self.forked), "forks are counted once"

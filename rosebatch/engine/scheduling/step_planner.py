@@ -1,0 +1,240 @@
+"""Which tokens of which sequences are computed in the next step, and in which blocks. No torch.
+
+A sequence has tokens and computed tokens. A step lets computed catch up within the token budget. Chunked prefill,
+prefix hits and resuming after a preemption are that one rule. Blocks are reserved here, before the forward pass; K and
+V are written inside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rosebatch.engine.plan import BlockChange, Chunk, DecodeRow, StepPlan
+from rosebatch.engine.scheduling.block_groups import BlockGroups
+from rosebatch.engine.scheduling.plan_builder import PlanBuilder
+from rosebatch.engine.scheduling.prefix_cache import PrefixCache
+from rosebatch.engine.scheduling.queues import SequenceQueues
+from rosebatch.engine.scheduling.sequence import SequenceState, Status
+
+
+@dataclass(frozen=True, slots=True)
+class MixedSteps:
+    """Prompts and decodes share packed steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateDecodes:
+    """Prompts go first, in packed steps of their own; decodes follow in windows of up to ``max_steps``."""
+
+    max_steps: int
+
+
+StepPolicy = MixedSteps | SeparateDecodes
+MIXED = MixedSteps()
+
+
+class StepPlanner:
+    """Plans steps for the sequences in the queues; see ``Scheduler`` for the options.
+
+    A plan counts its tokens as computed and sampled (pending) at once.
+    """
+
+    def __init__(
+        self,
+        queues: SequenceQueues,
+        blocks: BlockGroups,
+        prefixes: PrefixCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        policy: StepPolicy,
+        chunked_prefill: bool,
+        share_prompts: bool,
+    ) -> None:
+        self.queues = queues
+        self.blocks = blocks
+        self.prefixes = prefixes
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.policy = policy
+        self.chunked_prefill = chunked_prefill
+        self.share_prompts = share_prompts
+        longest = blocks.longest_chunk
+        self._max_chunk = max_num_batched_tokens if longest is None else min(longest, max_num_batched_tokens)
+        self._plan = PlanBuilder()
+        # Whether the token budget, and not slots or blocks, ended the last admission.
+        self._admitting = False
+
+    def reset(self) -> None:
+        """Start over: all sequences were dropped, and the runner has to forget them."""
+        self._plan = PlanBuilder(reset=True)
+        self._admitting = False
+
+    def next_plan(self) -> StepPlan | None:
+        """Running sequences, oldest first, then as many waiting ones as fit; None if nothing can be planned."""
+        budget = self._continue_running()
+        # A preempted sequence would take its blocks back at once. But if nothing runs, only it can go on.
+        if not (self._plan.num_preempted and self.queues.running) and self._admits():
+            budget = self._admit_waiting(budget)
+            self._admitting = budget <= 0
+        if not self._plan.chunks and isinstance(self.policy, SeparateDecodes):
+            self._plan_decodes(self.policy.max_steps)
+        plan = self._plan.build(self.queues.released)
+        if plan is not None:
+            self._plan, self.queues.released = PlanBuilder(), []
+            self.blocks.release(self.queues.running, self.queues.forked)
+        return plan
+
+    def _continue_running(self) -> int:
+        """Plan chunks of the running sequences; returns the rest of the budget."""
+        budget, running = self.max_num_batched_tokens, self.queues.running
+        mixed = isinstance(self.policy, MixedSteps)
+        position = 0
+        while position < len(running) and budget > 0:
+            sequence = running[position]
+            position += 1
+            if sequence.decoding and not mixed:
+                continue
+            length = min(sequence.num_uncomputed_tokens + len(sequence.drafts), budget, self._max_chunk)
+            if length > 1:
+                length = self.blocks.cut(sequence, length)
+            while (changes := self._reserve(sequence, length)) is None:
+                if not self._make_room() or sequence.status is Status.WAITING:
+                    return budget
+            budget = self._plan_chunk(sequence, length, changes, budget)
+        return budget
+
+    def _admits(self) -> bool:
+        """Whether to look at the waiting. If decodes have to pause for them, prompts are admitted many at a time."""
+        if isinstance(self.policy, MixedSteps):
+            return True
+        waiting, slots = len(self.queues.waiting), self.max_num_seqs - len(self.queues.running)
+        return waiting > 0 and (self._admitting or slots >= min(waiting, self.max_num_seqs // 8 or 1))
+
+    def _admit_waiting(self, budget: int) -> int:
+        """Plan chunks of waiting sequences, in order; returns the rest of the budget.
+
+        A sequence is admitted if all its known tokens fit, with a spare block for each running one. Otherwise it would
+        be preempted at once.
+        """
+        waiting, running = self.queues.waiting, self.queues.running
+        over_budget_allowed = not self.chunked_prefill
+        while waiting and len(running) < self.max_num_seqs and budget > 0:
+            sequence = waiting[0]
+            if not sequence.tables:
+                self.prefixes.take(sequence)
+            length = sequence.num_uncomputed_tokens
+            if self.chunked_prefill:
+                length = min(length, budget, self._max_chunk)
+            elif length > budget and not (over_budget_allowed and length > self.max_num_batched_tokens):
+                self.blocks.free(sequence)
+                break
+            end = sequence.num_computed_tokens + length
+            room = self.blocks.has_room(sequence, len(sequence.token_ids), end, spare=len(running))
+            is_new = not any(sequence.tables)
+            changes = self._reserve(sequence, length) if room else None
+            if changes is None:
+                self.blocks.free(sequence)
+                if not running and self._release_fork():
+                    continue
+                break
+            self.queues.start_next()
+            if sequence.num_cached_tokens is None:
+                sequence.num_cached_tokens = sequence.num_computed_tokens
+            self._plan.started.append(sequence.spec)
+            changes = changes if is_new else self.blocks.entries(sequence)
+            budget = self._plan_chunk(sequence, length, changes, budget)
+            over_budget_allowed = False
+        return budget
+
+    def _plan_chunk(self, sequence: SequenceState, length: int, changes: tuple[BlockChange, ...], budget: int) -> int:
+        """Returns the rest of the budget: nothing after a part of a prompt, whose other blocks are not taken yet."""
+        start, known = sequence.num_computed_tokens, sequence.num_tokens
+        end = start + length
+        token_ids, drafts = sequence.token_ids[start:end], sequence.drafts
+        if drafts:
+            drafts = sequence.drafts = drafts[: max(end - known, 0)]
+            token_ids.extend(drafts)
+        # Blocks with drafts are registered once these are verified.
+        self.prefixes.register(sequence, start, end - len(drafts), in_flight=True)
+        sequence.num_computed_tokens = end
+        ends, pools = end >= known, sequence.spec.pooling is not None
+        sampled = 1 + len(drafts) if ends and not pools else 0
+        if ends:
+            sequence.num_pending_tokens += sampled or 1
+            sequence.decoding = not pools
+            self._fork(sequence)
+        output = tuple(sequence.output_token_ids) if sampled and sequence.sampling.adjusts else ()
+        self._plan.chunks.append(Chunk(sequence.id, start, token_ids, sampled, changes, output, ends and pools))
+        return budget - length if ends else 0
+
+    def _fork(self, sequence: SequenceState) -> None:
+        """Give its forks the blocks of its prompt: for them, all prompt tokens but the last are computed.
+
+        They join the waiting before the next plan. In this plan, a copy of the last block would run before the block
+        is written.
+        """
+        for fork in sequence.forks if self.share_prompts else ():
+            self.blocks.share(sequence, fork, sequence.num_prompt_tokens)
+            fork.num_computed_tokens = sequence.num_prompt_tokens - 1
+            fork.num_cached_tokens = sequence.num_cached_tokens
+        self.queues.fork(sequence)
+
+    def _plan_decodes(self, max_steps: int) -> None:
+        """Plan a window of decode steps for all sequences that have tokens to come."""
+
+        def live() -> list[tuple[SequenceState, int]]:
+            running = self.queues.running
+            return [(s, left) for s in running if s.decoding and (left := s.spec.decode_len - s.num_tokens)]
+
+        pairs = live()
+        steps = min(max_steps, max((left for _, left in pairs), default=0))
+        if any(sequence.spec.guided for sequence, _ in pairs):
+            # The grammar allows the next token only once the host has seen the last one.
+            steps = min(steps, 1)
+        while not self.blocks.has(map(sum, zip(*filter(None, needed := self._needs(pairs, steps)), strict=True))):
+            if steps > 1:
+                steps //= 2
+            elif self._make_room():
+                pairs = live()
+            else:
+                return
+        for (sequence, left), blocks in zip(pairs, needed, strict=True):
+            length = min(steps, left)
+            changes = self._reserve(sequence, length) if blocks else ()
+            assert changes is not None, "the window was made to fit"
+            self._plan.rows.append(DecodeRow(sequence.id, sequence.num_computed_tokens, length, changes))
+            sequence.num_computed_tokens += length
+            sequence.num_pending_tokens += length
+        self._plan.steps = steps
+
+    def _needs(self, pairs: Sequence[tuple[SequenceState, int]], steps: int) -> list[Sequence[int]]:
+        """Blocks that each sequence is short of for so many steps, or for as many tokens as it has left."""
+        return [self.blocks.short_of(s, s.num_computed_tokens + min(steps, left)) for s, left in pairs]
+
+    def _reserve(self, sequence: SequenceState, length: int) -> tuple[BlockChange, ...] | None:
+        """Make the next ``length`` tokens writable: the changes of its block tables, or None without enough blocks."""
+        end = sequence.num_computed_tokens + length
+        return self.blocks.reserve(sequence, end, self._plan.wipes, self._plan.copies)
+
+    def _make_room(self) -> bool:
+        """Take blocks back: those of a waiting fork, else all of the newest sequence.
+
+        The preempted sequence resumes before all others that wait, and recomputes what is not cached. False if its
+        tokens must be known first.
+        """
+        if self._release_fork():
+            return True
+        victim = self.queues.running[-1]
+        if victim.num_pending_tokens:
+            return False
+        self.blocks.free(victim)
+        self.queues.send_back(victim)
+        self._plan.num_preempted += 1
+        return True
+
+    def _release_fork(self) -> bool:
+        """Take the blocks of the last waiting sequence that holds any. It is then computed like any other."""
+        holder = next((sequence for sequence in reversed(self.queues.waiting) if sequence.tables), None)
+        if holder is not None:
+            self.blocks.free(holder)
+        return holder is not None
