@@ -13,8 +13,8 @@ from rosebatch.core.errors import RowError
 from rosebatch.core.pooling_params import PLAIN
 from rosebatch.core.request import Completion, Constraint, Logprobs, PackedLogprobs, Request, StopMatcher
 from rosebatch.core.sampling_params import SamplingParams
-from rosebatch.engine.embedding import embedding_of
 from rosebatch.engine.plan import NOT_FINITE, SequenceSpec
+from rosebatch.engine.pooling.embedding import embedding_of
 
 # 2^64 over the golden ratio. Its multiples modulo 2^64 are all different (source: Weyl sequences).
 _SEED_STEP = 0x9E3779B97F4A7C15

@@ -12,7 +12,7 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.engine import Masks
 from rosebatch.engine.plan import PackedStep, RestartPolicy, StepPlan, StepResult
-from rosebatch.engine.pooled_states import PooledStates, read_pooled, reads_all
+from rosebatch.engine.pooling.pooled_states import PooledStates, read_pooled, reads_all
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.sampling.logits import SampledRow, adjust, constrain
 from rosebatch.engine.sampling.logprobs import logprob_rows, prompt_logprobs, read_all

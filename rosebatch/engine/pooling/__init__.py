@@ -1,0 +1,1 @@
+"""Prompts that are embedded: from hidden states to one vector."""
