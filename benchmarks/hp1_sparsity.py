@@ -25,7 +25,9 @@ from rosebatch.bench.scenario import configs_dir
 from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
 from rosebatch.engine.load import pick_device
-from rosebatch.model.layers import AttentionSpec, Model, StateSpec
+from rosebatch.model.layers import Model
+from rosebatch.model.mixers.delta.spec import StateSpec
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
 from rosebatch.ops.ops import Linear, mean_taps

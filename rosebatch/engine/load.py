@@ -21,7 +21,8 @@ from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
 from rosebatch.model.fallback.load import Fallback
-from rosebatch.model.layers import Model, heads_of, states_of
+from rosebatch.model.layers import Model, states_of
+from rosebatch.model.mixers.softmax.spec import heads_of
 from rosebatch.model.source import ModelSource
 from rosebatch.ops.attention import device_ops
 from rosebatch.ops.ops import Ops

@@ -13,7 +13,7 @@ import numpy as np
 from rosebatch.engine.plan import Chunk, SequenceSpec
 
 if TYPE_CHECKING:
-    from rosebatch.model.layers import AttentionSpec
+    from rosebatch.model.mixers.softmax.spec import AttentionSpec
 
 LONG = b"long factors"
 

@@ -1,115 +1,15 @@
-"""What the model families share: how a model describes its attention, the contract of a model."""
+"""What the model families share: the contract of a model, and its embedding and head."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from rosebatch.config.model import KVShape, ModelConfig
+from rosebatch.config.model import ModelConfig
+from rosebatch.model.mixers.delta.spec import StateSpec
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
 from rosebatch.model.weights import Take, WeightSource
-from rosebatch.ops.ops import DeltaWeights, Gate, Heads, Ops, QKNorm, Weight
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rotary:
-    """Rotary tables; layers with the same positions share one object.
-
-    Attributes:
-        cos, sin: ``[max_len, R]`` in the model's dtype, both halves of cos alike, the first half of sin negated. R is
-            even and at most D: the first R channels of a head are rotated, channel ``i`` with channel ``i + R/2``; the
-            others stay (partial rotary). Factors on attention (yarn, longrope) are inside the tables.
-        trained_len: of longrope, if sequences may be longer: rows of positions in front of it have short factors, and
-            behind the rows of all positions, as many follow with long ones. 0 if each position has one row.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    trained_len: int = 0
-
-    @property
-    def max_len(self) -> int:
-        """Positions that have a row."""
-        return len(self.cos) - self.trained_len
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class AttentionSpec:
-    """The attention of one layer. The model owns it, a runner carries it out; layers may differ in all of it.
-
-    Attributes:
-        layer: counted from 0 among the layers with a KV cache.
-        num_heads, num_kv_heads: of q, and of k and v.
-        head_dim: D.
-        scale: factor on q·k.
-        window: keys that a query sees, its own included; 0 for all.
-        soft_cap: a score becomes ``soft_cap · tanh(score / soft_cap)`` before the mask; 0 for no cap (Gemma 2).
-        sinks: ``[num_heads]``, a further logit of each head's softmax, which has no value (gpt-oss); None for none.
-        qk_norm: what q and k go through before the rotation.
-        rotary: None if positions are not rotary.
-        gate: of HP1 attention, which has no cap and no sinks; None for softmax.
-    """
-
-    layer: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int = 0
-    soft_cap: float = 0.0
-    sinks: Tensor | None = None
-    qk_norm: QKNorm | None = None
-    rotary: Rotary | None = None
-    gate: Gate | None = None
-
-    def __post_init__(self) -> None:
-        assert self.gate is None or (self.soft_cap == 0 and self.sinks is None), "a gate takes the softmax's place"
-
-    @property
-    def heads(self) -> Heads:
-        """Query heads, K/V heads and head size."""
-        return self.num_heads, self.num_kv_heads, self.head_dim
-
-    @property
-    def kv_shape(self) -> KVShape:
-        """What the layer keeps in the KV cache."""
-        return KVShape(self.num_kv_heads, self.head_dim)
-
-
-def heads_of(specs: Sequence[AttentionSpec]) -> tuple[Collection[Heads], Collection[Heads]]:
-    """The heads of the layers with softmax, and of those with a gate."""
-    softmax = {spec.heads for spec in specs if spec.gate is None}
-    return softmax, {spec.heads for spec in specs if spec.gate is not None}
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class StateSpec:
-    """The gated delta rule of one layer: a sequence keeps a state of fixed size there, in place of K and V.
-
-    Attributes:
-        layer: counted from 0 among the layers with a state.
-        key_heads, value_heads: a key head serves ``value_heads / key_heads`` successive value heads.
-        key_dim, value_dim: of a head of each kind.
-        weights: of the convolution and of the decay.
-    """
-
-    layer: int
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    weights: DeltaWeights
-
-    @property
-    def input_shape(self) -> tuple[int, int]:
-        """Of the convolution's last inputs, in the model's dtype."""
-        channels, taps = self.weights.conv.shape
-        return taps, channels
-
-    @property
-    def memory_shape(self) -> tuple[int, int, int]:
-        """Of the rule's matrices, in fp32."""
-        return self.value_heads, self.key_dim, self.value_dim
+from rosebatch.ops.ops import Ops, Weight
 
 
 class CachedAttention(Protocol):

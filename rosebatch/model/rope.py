@@ -1,16 +1,38 @@
 """Rotary positions: the tables of a model's layers, for every way to stretch them past the trained length."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig, RopeConfig
 from rosebatch.core.errors import UserError
-from rosebatch.model.layers import Rotary
 
 # Elements of a rotary table: 2 million positions of usual heads. Its fp32 values take a gigabyte.
 _MAX_ROTARY = 2**28
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotary:
+    """Rotary tables; layers with the same positions share one object.
+
+    Attributes:
+        cos, sin: ``[max_len, R]`` in the model's dtype, both halves of cos alike, the first half of sin negated. R is
+            even and at most D: the first R channels of a head are rotated, channel ``i`` with channel ``i + R/2``; the
+            others stay (partial rotary). Factors on attention (yarn, longrope) are inside the tables.
+        trained_len: of longrope, if sequences may be longer: rows of positions in front of it have short factors, and
+            behind the rows of all positions, as many follow with long ones. 0 if each position has one row.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    trained_len: int = 0
+
+    @property
+    def max_len(self) -> int:
+        """Positions that have a row."""
+        return len(self.cos) - self.trained_len
 
 
 def layer_rotaries(config: ModelConfig, like: Tensor) -> list[Rotary | None]:

@@ -1,4 +1,4 @@
-"""The sub-layers of most families: attention with its projections, and MLPs. Each leaves its sum to the next norm."""
+"""The sub-layers of most families: mixers and MLPs. Each leaves its sum to the next norm."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, attend
+from rosebatch.model.layers import Attention
+from rosebatch.model.mixers.delta.spec import StateSpec
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
 from rosebatch.model.weights import Take, WeightSource
-from rosebatch.ops.ops import GATES, Linear, Ops, Partial, QKNorm, Weight, WholeRMSNorm
+from rosebatch.ops.ops import GATES, Linear, Ops, Partial, Weight
 
 
 class Mixer(Protocol):
@@ -26,20 +28,6 @@ class Mixer(Protocol):
     def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
         """``[T, H] -> [T, H]``, not yet added to the residual; with ``wanted``, these rows alone."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class SelfAttention:
-    """q, k and v of the normed input in one product, attention, and the product behind it."""
-
-    ops: Ops
-    qkv: Linear
-    spec: AttentionSpec
-    out: Linear
-
-    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
-        """See ``Mixer``."""
-        return self.ops.project(self.out, attend(attention, self.spec, self.qkv(normed), wanted))
 
 
 class MLP(Protocol):
@@ -76,54 +64,6 @@ class PlainMLP:
     def __call__(self, normed: Tensor) -> Partial:
         """See ``MLP``."""
         return self.ops.project(self.down, self.ops.activated(self.activation, self.up, normed))
-
-
-def load_attention(
-    config: ModelConfig,
-    ops: Ops,
-    weights: WeightSource,
-    layer: int,
-    qkv_names: Sequence[str],
-    out_name: str,
-    *,
-    rotary: Rotary | None,
-    qk_norm: QKNorm | None,
-    qkv_order: Tensor | None,
-    sinks: Tensor | None = None,
-) -> SelfAttention:
-    """The attention of a layer.
-
-    Args:
-        config, ops, weights: of the model.
-        layer: counted from 0.
-        qkv_names, out_name: of the projections; see ``load_linear``.
-        rotary, qk_norm, sinks: see ``AttentionSpec``; those of the process's own heads.
-        qkv_order: the rows of q, k and v, in the order that attention wants; None for the stored order.
-    """
-    c = config
-    q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    sizes = (q_size, kv_size, kv_size)
-    heads, kv_heads = ops.shard.of(c.num_heads), ops.shard.kv_heads(c.num_kv_heads)
-    q, kv = channels(heads, c.head_dim), channels(kv_heads, c.head_dim)
-    own = columns((q_size, q), (kv_size, kv), (kv_size, kv))
-    qkv = load_linear(ops, weights, qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=qkv_order, own=own)
-    out = load_linear(ops, weights, [out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
-    if isinstance(qk_norm, WholeRMSNorm) and ops.shard.size > 1:
-        # It needs the channels of all processes: no kernel of attention has them.
-        qkv, qk_norm = ops.whole_norm(qkv, qk_norm), None
-    spec = AttentionSpec(
-        layer=layer,
-        num_heads=len(heads),
-        num_kv_heads=len(kv_heads),
-        head_dim=c.head_dim,
-        scale=c.attention_scale(layer),
-        window=c.sliding_window(layer),
-        soft_cap=c.attention_soft_cap,
-        sinks=sinks,
-        qk_norm=qk_norm,
-        rotary=rotary,
-    )
-    return SelfAttention(ops, qkv, spec, out)
 
 
 def load_gated_mlp(

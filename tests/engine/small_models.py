@@ -19,7 +19,8 @@ from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.fallback.config import describe_config
 from rosebatch.model.fallback.load import load_fallback
-from rosebatch.model.layers import AttentionSpec, heads_of, rows_of, states_of
+from rosebatch.model.layers import rows_of, states_of
+from rosebatch.model.mixers.softmax.spec import AttentionSpec, heads_of
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.weights import RandomWeights

@@ -17,8 +17,9 @@ from rosebatch.engine.plan import Chunk, SequenceSpec
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.torch_runner.attention import GatheredAttention
 from rosebatch.engine.torch_runner.batch import build_batch
-from rosebatch.model.layers import AttentionSpec, Rotary
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
 from rosebatch.model.registry import build_model
+from rosebatch.model.rope import Rotary
 from rosebatch.model.weights import RandomWeights
 from rosebatch.ops.ops import Gate, HeadLayerNorm, HeadRMSNorm, WholeRMSNorm, mean_taps
 from rosebatch.ops.select import select

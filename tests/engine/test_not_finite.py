@@ -9,7 +9,7 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.plan import NOT_FINITE
 from rosebatch.engine.scheduling.sequence import SequenceState
-from rosebatch.model.layers import AttentionSpec
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
 from tests.engine import small_models
 from tests.engine.small_models import device_engine, plain_engine
 

@@ -20,7 +20,7 @@ from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.model.layers import heads_of
+from rosebatch.model.mixers.softmax.spec import heads_of
 from rosebatch.ops.attention import device_ops
 from rosebatch.ops.ops import Weight
 from rosebatch.ops.select import select

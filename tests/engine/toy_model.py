@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config.model import ModelConfig, RopeConfig
-from rosebatch.model.layers import Attention, AttentionSpec, rows_of
+from rosebatch.model.layers import Attention, rows_of
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
 from rosebatch.model.rope import rope_tables
 from rosebatch.ops.ops import Linear, Ops, Partial, Weight
 

@@ -7,7 +7,7 @@ import torch
 
 from rosebatch.engine.cache.kv_cache import zeros
 from rosebatch.engine.plan import StepPlan
-from rosebatch.model.layers import StateSpec
+from rosebatch.model.mixers.delta.spec import StateSpec
 from rosebatch.ops.ops import DeltaState
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.torch_runner.batch import StepBatch
-from rosebatch.model.layers import AttentionSpec, Rotary, StateSpec
+from rosebatch.model.mixers.delta.spec import StateSpec
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.rope import Rotary
 from rosebatch.ops.ops import Ops, pack_chunks
 from rosebatch_kernels.common.gather import gather_rows, padded_keys
 

@@ -15,7 +15,8 @@ from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.triton_runner.packing import PackedInputs
 from rosebatch.engine.triton_runner.state import DeviceState
-from rosebatch.model.layers import AttentionSpec, StateSpec
+from rosebatch.model.mixers.delta.spec import StateSpec
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
 from rosebatch.ops.attention import DeviceOps
 from rosebatch.ops.ops import DeltaState, Heads, Ops
 from rosebatch_kernels.common.shared_keys import SharedKeys

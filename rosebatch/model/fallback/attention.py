@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
-from rosebatch.model.layers import AttentionSpec, CachedAttention
+from rosebatch.model.layers import CachedAttention
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
 
 # transformers builds no masks for a function that has no mask function of this name.
 NAME = "rosebatch"

@@ -26,7 +26,8 @@ from rosebatch.model.fallback.parts import (
     rms_norm,
 )
 from rosebatch.model.fallback.trial import PerToken
-from rosebatch.model.layers import AttentionSpec, Rotary
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.rope import Rotary
 from rosebatch.ops.ops import Linear, Ops, Partial, Weight
 
 # Tokens of the trial run.

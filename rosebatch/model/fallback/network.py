@@ -12,7 +12,7 @@ from rosebatch.model.fallback.attention import NAME, Attending, UnservedError, r
 from rosebatch.model.fallback.attention import register as register_attention
 from rosebatch.model.fallback.experts import register as register_experts
 from rosebatch.model.fallback.trial import Layers, PerToken, describe_mask, find_layers
-from rosebatch.model.layers import AttentionSpec
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
 
 _SERVED_TYPES = {"full_attention", "sliding_attention", "attention"}
 

@@ -9,7 +9,7 @@ from torch.nn import Module
 
 from rosebatch.config.switches import Switches
 from rosebatch.model.fallback.attention import NAME, TRIAL, Call, UnservedError, attend, describe, running
-from rosebatch.model.layers import AttentionSpec
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
 from rosebatch.ops.select import select
 
 # Norms and rotations of a trial run: PyTorch's operators, on every device.

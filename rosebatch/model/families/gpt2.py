@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.layers import Attention, AttentionSpec, attend, load_embedding, load_head, rows_of
+from rosebatch.model.layers import Attention, attend, load_embedding, load_head, rows_of
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
 from rosebatch.model.sublayers import channels, columns
 from rosebatch.model.weights import Take, WeightSource
 from rosebatch.ops.ops import Linear, Ops, Weight

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rosebatch.model.experts import ExpertsMLP, make_router
 from rosebatch.model.families.llama import Llama
-from rosebatch.model.layers import Rotary
+from rosebatch.model.mixers.softmax.sublayer import SelfAttention, load_attention
 from rosebatch.model.mxfp4 import expand
-from rosebatch.model.sublayers import SelfAttention, load_attention
+from rosebatch.model.rope import Rotary
 from rosebatch.model.weights import Take, WeightSource
 from rosebatch.ops.ops import Experts, Weight
 

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.layers import Attention, AttentionSpec, attend, load_embedding, load_head, rows_of
+from rosebatch.model.layers import Attention, attend, load_embedding, load_head, rows_of
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import DEVIATION, WeightSource

@@ -6,9 +6,10 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.layers import Attention, Rotary, load_embedding, load_head, rows_of
-from rosebatch.model.rope import layer_rotaries
-from rosebatch.model.sublayers import MLP, SelfAttention, load_attention, load_gated_mlp
+from rosebatch.model.layers import Attention, load_embedding, load_head, rows_of
+from rosebatch.model.mixers.softmax.sublayer import SelfAttention, load_attention
+from rosebatch.model.rope import Rotary, layer_rotaries
+from rosebatch.model.sublayers import MLP, load_gated_mlp
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Ops, QKNorm
 

@@ -14,9 +14,12 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.experts import ExpertNames, load_experts
-from rosebatch.model.layers import Attention, AttentionSpec, Rotary, StateSpec, load_embedding, load_head, rows_of
-from rosebatch.model.rope import layer_rotaries
-from rosebatch.model.sublayers import MLP, Mixer, load_attention, load_gated_mlp
+from rosebatch.model.layers import Attention, load_embedding, load_head, rows_of
+from rosebatch.model.mixers.delta.spec import StateSpec
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.mixers.softmax.sublayer import load_attention
+from rosebatch.model.rope import Rotary, layer_rotaries
+from rosebatch.model.sublayers import MLP, Mixer, load_gated_mlp
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import HeadRMSNorm, Ops, Partial, QKNorm
 

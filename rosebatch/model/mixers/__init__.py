@@ -1,0 +1,1 @@
+"""The kinds of token mixing, a folder each."""

@@ -1,0 +1,96 @@
+"""The gated delta rule with its projections, as a sub-layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rosebatch.config.model import ModelConfig
+from rosebatch.model.layers import Attention, rows_of
+from rosebatch.model.mixers.delta.spec import StateSpec
+from rosebatch.model.sublayers import channels, columns, load_linear
+from rosebatch.model.weights import Take, WeightSource
+from rosebatch.ops.ops import DeltaWeights, Linear, Ops, Partial
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """q, k, v, gate, b and a of the normed input in one product, the rule, a gated norm, a product behind it.
+
+    Attributes:
+        qkv: columns as above; the gate has ``value_heads · value_dim`` of them, b and a ``value_heads`` each.
+        norm: ``[value_dim]``, the norm's weight.
+        eps: of the norm.
+    """
+
+    ops: Ops
+    qkv: Linear
+    spec: StateSpec
+    norm: Tensor
+    eps: float
+    out: Linear
+
+    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
+        """See ``rosebatch.model.sublayers.Mixer``."""
+        spec = self.spec
+        heads = spec.value_heads, spec.value_dim
+        sizes = [spec.input_shape[1], heads[0] * heads[1], heads[0], heads[0]]
+        qkv, gate, b, a = self.qkv(normed).split(sizes, 1)
+        out, gate = (rows_of(each, wanted) for each in (attention.delta(spec, qkv, a, b), gate))
+        out = out.view(-1, *heads)
+        gated = self.ops.gated_norm(out, gate.unflatten(1, heads), self.norm, self.eps)
+        return self.ops.project(self.out, gated.view(len(gated), -1))
+
+
+def load_delta(
+    config: ModelConfig,
+    ops: Ops,
+    weights: WeightSource,
+    layer: int,
+    names: Sequence[str],
+    prefix: str,
+    *,
+    sizes: Sequence[int],
+    order: Tensor | None,
+) -> DeltaNet:
+    """The gated delta rule of a layer.
+
+    Args:
+        config, ops, weights: of the model.
+        layer: counted from 0 among the layers with a state.
+        names, sizes: of the projections; see ``load_linear``.
+        prefix: of the names of the other tensors.
+        order: the rows of the projections in the order q, k, v, gate, b, a; None for the stored order.
+    """
+    delta, fp32 = config.delta, torch.float32
+    assert delta is not None, "the family has the delta rule"
+    group = delta.value_heads // delta.key_heads
+    key_heads = ops.shard.of(delta.key_heads)
+    value_heads = channels(key_heads, group)
+    keys = delta.key_heads * delta.key_dim, channels(key_heads, delta.key_dim)
+    inner = delta.value_heads * delta.value_dim
+    values = inner, channels(value_heads, delta.value_dim)
+    rates = delta.value_heads, value_heads
+    own = columns(keys, keys, values, values, rates, rates)
+    projection = load_linear(ops, weights, names, sizes, config.hidden_size, bias=False, order=order, own=own)
+    mixed = columns(keys, keys, values)
+    conv_take = None if mixed is None else Take(0, mixed)
+    rate_take = Take.of(0, value_heads, delta.value_heads)
+    conv = weights.get(f"{prefix}conv1d.weight", (delta.channels, 1, delta.taps), take=conv_take)
+    spec = StateSpec(
+        layer=layer,
+        key_heads=len(key_heads),
+        value_heads=len(value_heads),
+        key_dim=delta.key_dim,
+        value_dim=delta.value_dim,
+        weights=DeltaWeights(
+            conv=conv[:, 0].contiguous(),
+            conv_bias=None,
+            log_rate=weights.get(f"{prefix}A_log", (delta.value_heads,), dtype=fp32, fill=0.0, take=rate_take),
+            dt_bias=weights.get(f"{prefix}dt_bias", (delta.value_heads,), dtype=fp32, fill=1.0, take=rate_take),
+        ),
+    )
+    norm = weights.get(f"{prefix}norm.weight", (delta.value_dim,), fill=1.0)
+    out = load_linear(ops, weights, [f"{prefix}out_proj"], (config.hidden_size,), inner, bias=False, inputs=values[1])
+    return DeltaNet(ops, projection, spec, norm, config.norm_eps, out)

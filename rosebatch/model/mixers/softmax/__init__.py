@@ -1,0 +1,1 @@
+"""Attention with a softmax over K and V in blocks."""

@@ -1,0 +1,129 @@
+"""Attention with its projections, as a sub-layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rosebatch.config.model import ModelConfig
+from rosebatch.model.layers import Attention, attend, rows_of
+from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.rope import Rotary
+from rosebatch.model.sublayers import channels, columns, load_linear
+from rosebatch.model.weights import WeightSource
+from rosebatch.ops.ops import Linear, Ops, Partial, QKNorm, WholeRMSNorm
+
+
+@dataclass(frozen=True, slots=True)
+class SelfAttention:
+    """q, k and v of the normed input in one product, attention, and the product behind it."""
+
+    ops: Ops
+    qkv: Linear
+    spec: AttentionSpec
+    out: Linear
+
+    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
+        """See ``Mixer``."""
+        return self.ops.project(self.out, attend(attention, self.spec, self.qkv(normed), wanted))
+
+
+@dataclass(frozen=True, slots=True)
+class GatedAttention:
+    """q, k, v and a gate of the normed input in one product, attention times sigmoid(gate), a product behind it."""
+
+    ops: Ops
+    qkv: Linear
+    spec: AttentionSpec
+    out: Linear
+
+    def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
+        """See ``rosebatch.model.sublayers.Mixer``."""
+        spec = self.spec
+        size = spec.num_heads * spec.head_dim
+        qkv, gate = self.qkv(normed).split([size + 2 * spec.num_kv_heads * spec.head_dim, size], 1)
+        attended = attend(attention, spec, qkv, wanted)
+        return self.ops.project(self.out, self.ops.sigmoid_mul(attended, rows_of(gate, wanted)))
+
+
+def load_attention(
+    config: ModelConfig,
+    ops: Ops,
+    weights: WeightSource,
+    layer: int,
+    qkv_names: Sequence[str],
+    out_name: str,
+    *,
+    rotary: Rotary | None,
+    qk_norm: QKNorm | None,
+    qkv_order: Tensor | None,
+    sinks: Tensor | None = None,
+) -> SelfAttention:
+    """The attention of a layer.
+
+    Args:
+        config, ops, weights: of the model.
+        layer: counted from 0.
+        qkv_names, out_name: of the projections; see ``load_linear``.
+        rotary, qk_norm, sinks: see ``AttentionSpec``; those of the process's own heads.
+        qkv_order: the rows of q, k and v, in the order that attention wants; None for the stored order.
+    """
+    c = config
+    q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    sizes = (q_size, kv_size, kv_size)
+    heads, kv_heads = ops.shard.of(c.num_heads), ops.shard.kv_heads(c.num_kv_heads)
+    q, kv = channels(heads, c.head_dim), channels(kv_heads, c.head_dim)
+    own = columns((q_size, q), (kv_size, kv), (kv_size, kv))
+    qkv = load_linear(ops, weights, qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=qkv_order, own=own)
+    out = load_linear(ops, weights, [out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
+    if isinstance(qk_norm, WholeRMSNorm) and ops.shard.size > 1:
+        # It needs the channels of all processes: no kernel of attention has them.
+        qkv, qk_norm = ops.whole_norm(qkv, qk_norm), None
+    spec = AttentionSpec(
+        layer=layer,
+        num_heads=len(heads),
+        num_kv_heads=len(kv_heads),
+        head_dim=c.head_dim,
+        scale=c.attention_scale(layer),
+        window=c.sliding_window(layer),
+        soft_cap=c.attention_soft_cap,
+        sinks=sinks,
+        qk_norm=qk_norm,
+        rotary=rotary,
+    )
+    return SelfAttention(ops, qkv, spec, out)
+
+
+def load_gated_attention(
+    config: ModelConfig,
+    ops: Ops,
+    weights: WeightSource,
+    layer: int,
+    qkv_names: Sequence[str],
+    out_name: str,
+    *,
+    rotary: Rotary | None,
+    qk_norm: QKNorm,
+) -> GatedAttention:
+    """The gated attention of a layer, see ``load_attention``. The checkpoint has a head's gate after its q."""
+    c = config
+    q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    rows = torch.arange(2 * q_size).view(c.num_heads, 2, c.head_dim)
+    order = torch.cat((rows[:, 0].flatten(), 2 * q_size + torch.arange(2 * kv_size), rows[:, 1].flatten()))
+    sizes = (2 * q_size, kv_size, kv_size)
+    heads, kv_heads = ops.shard.of(c.num_heads), ops.shard.kv_heads(c.num_kv_heads)
+    q, kv = channels(heads, c.head_dim), channels(kv_heads, c.head_dim)
+    own = columns((q_size, q), (kv_size, kv), (kv_size, kv), (q_size, q))
+    qkv_gate = load_linear(ops, weights, qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=order, own=own)
+    out = load_linear(ops, weights, [out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
+    spec = AttentionSpec(
+        layer=layer,
+        num_heads=len(heads),
+        num_kv_heads=len(kv_heads),
+        head_dim=c.head_dim,
+        scale=c.head_dim**-0.5,
+        qk_norm=qk_norm,
+        rotary=rotary,
+    )
+    return GatedAttention(ops, qkv_gate, spec, out)
