@@ -199,11 +199,18 @@ _NOT_OF_HP1 = (
 )
 
 
-class KVShape(NamedTuple):
-    """The K and V that one layer keeps of a token."""
+class Planes(NamedTuple):
+    """What a layer keeps of each token in one tensor. K and V of one size are two planes of it.
 
-    kv_heads: int
-    head_dim: int
+    Attributes:
+        heads: rows that a plane has of a token.
+        width: numbers of a row.
+        number: of planes.
+    """
+
+    heads: int
+    width: int
+    number: int = 1
 
 
 class TransformersShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -213,13 +220,13 @@ class TransformersShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         architecture: transformers' class.
         layer_weights: of the matrices in all layers.
         active_weights: those of them that a token is multiplied with; fewer where a router chooses experts.
-        kv_shapes: of each layer.
+        kv_planes: of each layer, a tensor after the other.
     """
 
     architecture: str
     layer_weights: int
     active_weights: int
-    kv_shapes: tuple[KVShape, ...]
+    kv_planes: tuple[tuple[Planes, ...], ...]
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -361,11 +368,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return channels + channels % 2
 
     @property
-    def kv_shapes(self) -> tuple[KVShape, ...]:
+    def kv_planes(self) -> tuple[tuple[Planes, ...], ...]:
         """What each layer with a KV cache keeps there."""
         if self.transformers is not None:
-            return self.transformers.kv_shapes
-        return (KVShape(self.num_kv_heads, self.head_dim),) * (self.num_layers - self.num_delta_layers)
+            return self.transformers.kv_planes
+        return ((Planes(self.num_kv_heads, self.head_dim, 2),),) * (self.num_layers - self.num_delta_layers)
 
     @property
     def num_delta_layers(self) -> int:

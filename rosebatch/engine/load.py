@@ -157,17 +157,17 @@ def build_engine(
     """
     kv_dtype = dtype
     block_size = choose_block_size(limits, device)
-    shapes = [spec.kv_shape for spec in model.attention]
-    state_specs = states_of(model)
+    layers = [spec.planes for spec in model.attention]
+    state_layers = [spec.states for spec in states_of(model)]
     memory = plan_memory(
         config,
-        shapes,
+        layers,
         limits,
         block_size,
         dtype,
         kv_dtype,
         device,
-        state_bytes(state_specs, dtype),
+        state_bytes(state_layers, dtype),
         windows=[spec.window for spec in model.attention],
         whole_prompts=not switches.chunked_prefill,
         fused_sampler=switches.fused_sampler,
@@ -182,16 +182,16 @@ def build_engine(
         max_num_seqs=memory.max_num_seqs,
         max_num_batched_tokens=memory.max_num_batched_tokens,
         policy=policy,
-        prefix_cache=switches.prefix_cache and not state_specs,
+        prefix_cache=switches.prefix_cache and not state_layers,
         chunked_prefill=switches.chunked_prefill,
         restarts=restarts,
         exact_prefixes=switches.batch_invariant,
-        share_prompts=not state_specs,
+        share_prompts=not state_layers,
     )
     # One block more than the scheduler knows of: where kernels write what nobody reads.
     counts = [group.blocks + on_device for group in memory.groups]
-    cache = KVCache(shapes, counts, block_size, kv_dtype, device, ops, memory.group_of)
-    states = StatePool(state_specs, memory.max_num_seqs, dtype, device) if state_specs else None
+    cache = KVCache(layers, counts, block_size, kv_dtype, device, ops, memory.group_of)
+    states = StatePool(state_layers, memory.max_num_seqs, dtype, device) if state_layers else None
     # The model cannot sample the others: -1, which stands for none, or an id beyond its vocabulary.
     eos_token_ids = tuple(i for i in config.eos_token_ids if 0 <= i < config.vocab_size)
     runner: StepRunner

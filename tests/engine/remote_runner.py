@@ -19,8 +19,8 @@ def make_runner():
 
     ops = select(Switches.resolve({}, "cpu"))
     model = ToyModel(ops)
-    shapes = [spec.kv_shape for spec in model.attention]
-    cache = KVCache(shapes, [BLOCKS] * len(WINDOWS), BLOCK_SIZE, torch.float32, CPU, ops, GROUP_OF)
+    layers = [spec.planes for spec in model.attention]
+    cache = KVCache(layers, [BLOCKS] * len(WINDOWS), BLOCK_SIZE, torch.float32, CPU, ops, GROUP_OF)
     return TorchRunner(model, cache, ops)
 
 

@@ -189,8 +189,8 @@ def _shape(name):
 def make_cache(model, blocks, ops):
     """So many blocks in each group of layers with the same window."""
     windows, group_of = _groups(model)
-    shapes = [spec.kv_shape for spec in model.attention]
-    return KVCache(shapes, [blocks] * len(windows), BLOCK_SIZE, torch.float32, CPU, ops, group_of)
+    layers = [spec.planes for spec in model.attention]
+    return KVCache(layers, [blocks] * len(windows), BLOCK_SIZE, torch.float32, CPU, ops, group_of)
 
 
 def _groups(model):
@@ -199,11 +199,11 @@ def _groups(model):
 
 def make_states(model):
     """NaN, as the slots' last sequences may have left them."""
-    specs = states_of(model)
-    if not specs:
+    layers = [spec.states for spec in states_of(model)]
+    if not layers:
         return None
-    states = StatePool(specs, SLOTS, torch.float32, CPU)
-    for index in range(len(specs)):
+    states = StatePool(layers, SLOTS, torch.float32, CPU)
+    for index in range(len(layers)):
         for part in states.layer(index):
             part.fill_(float("nan"))
     return states

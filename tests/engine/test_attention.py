@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from rosebatch.config.model import KVShape
+from rosebatch.config.model import Planes
 from rosebatch.config.switches import Switches
 from rosebatch.core.sampling_params import GREEDY
 from rosebatch.engine.cache.kv_cache import KVCache, bytes_per_block
@@ -135,7 +135,7 @@ class Machine:
 
     def __init__(self, specs, block_size, num_blocks=200, dtype=torch.float32, seed=0):
         self.specs = specs
-        self.cache = KVCache([spec.kv_shape for spec in specs], [num_blocks], block_size, dtype, CPU, OPS)
+        self.cache = KVCache([spec.planes for spec in specs], [num_blocks], block_size, dtype, CPU, OPS)
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
 
@@ -344,7 +344,7 @@ def test_a_models_attention_is_what_its_config_says():
         model = build_model(config, OPS, RandomWeights(torch.float32, CPU))
         assert [spec.layer for spec in model.attention] == [0, 1]
         assert {spec.heads for spec in model.attention} == {(2, config.num_kv_heads, 16)}
-        assert [spec.kv_shape for spec in model.attention] == list(config.kv_shapes)
+        assert [spec.planes for spec in model.attention] == list(config.kv_planes)
         assert [spec.scale for spec in model.attention] == [16**-0.5] * 2
         assert [spec.window for spec in model.attention] == [config.sliding_window(layer) for layer in (0, 1)]
         assert {spec.gate is not None for spec in model.attention} == {config.family == "hp1"}
@@ -417,10 +417,10 @@ def test_groups_that_are_too_large_to_gather_are_split(monkeypatch):
 
 def test_cache_size_and_copies():
     """A block's bytes are what the tensors take, and a copy reaches K and V of all layers, whatever their shapes."""
-    small, large = KVShape(KV_HEADS, SIZE), KVShape(3, 16)
-    shapes = [small, large, small]
-    cache = KVCache(shapes, [5], 7, torch.bfloat16, CPU, OPS)
-    assert cache.nbytes == sum(data.nbytes for data in cache.tensors) == 5 * bytes_per_block(shapes, 7, torch.bfloat16)
+    small, large = (Planes(KV_HEADS, SIZE, 2),), (Planes(3, 16, 2),)
+    layers = [small, large, small]
+    cache = KVCache(layers, [5], 7, torch.bfloat16, CPU, OPS)
+    assert cache.nbytes == sum(data.nbytes for data in cache.tensors) == 5 * bytes_per_block(layers, 7, torch.bfloat16)
     assert [tuple(data.shape) for data in cache.tensors] == [(2, 2, 5, KV_HEADS, 7, SIZE), (1, 2, 5, 3, 7, 16)]
     assert not any(data.any() for data in cache.tensors)
     for data in cache.tensors:
@@ -434,24 +434,25 @@ def test_cache_size_and_copies():
     # Layers of one shape share a tensor, each has its own part.
     first, second = cache.tensors
     for layer, data in enumerate([first[0], second[0], first[1]]):
-        assert torch.equal(cache.layer(layer), data)
-        assert cache.layer(layer).data_ptr() == data.data_ptr()
+        (own,) = cache.layer(layer)
+        assert torch.equal(own, data)
+        assert own.data_ptr() == data.data_ptr()
 
 
 def test_copies_and_wipes_of_one_group_leave_the_others():
     """Block 2 of a window is another sequence's than block 2 of full attention; and there may be no such block."""
-    shapes = [KVShape(KV_HEADS, SIZE), KVShape(KV_HEADS, SIZE), KVShape(3, 16)]
-    cache = KVCache(shapes, [3, 6], 7, torch.float32, CPU, OPS, group_of=[1, 0, 1])
+    layers = [(Planes(KV_HEADS, SIZE, 2),), (Planes(KV_HEADS, SIZE, 2),), (Planes(3, 16, 2),)]
+    cache = KVCache(layers, [3, 6], 7, torch.float32, CPU, OPS, group_of=[1, 0, 1])
     assert [tuple(data.shape[:3]) for data in cache.tensors] == [(1, 2, 6), (1, 2, 3), (1, 2, 6)]
     for data in cache.tensors:
         data.copy_(torch.randn(data.shape))
-    before = [cache.layer(layer).clone() for layer in range(3)]
+    before = [cache.layer(layer)[0].clone() for layer in range(3)]
     cache.copy([(1, 2, 5), (0, 1, 2), (1, 0, 3)], Staging(CPU))
     for layer, moved in enumerate(({5: 2, 3: 0}, {2: 1}, {5: 2, 3: 0})):
         expected = [before[layer][:, moved.get(block, block)] for block in range(before[layer].shape[1])]
-        assert torch.equal(cache.layer(layer), torch.stack(expected, 1))
-    before = [cache.layer(layer).clone() for layer in range(3)]
+        assert torch.equal(cache.layer(layer)[0], torch.stack(expected, 1))
+    before = [cache.layer(layer)[0].clone() for layer in range(3)]
     cache.wipe([(1, 4), (0, 0), (1, 1)], Staging(CPU))
     for layer, wiped in enumerate(([4, 1], [0], [4, 1])):
         before[layer][:, wiped] = 0
-        assert torch.equal(cache.layer(layer), before[layer])
+        assert torch.equal(cache.layer(layer)[0], before[layer])

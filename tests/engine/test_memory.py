@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from rosebatch.config.model import KVShape, ModelConfig
+from rosebatch.config.model import ModelConfig, Planes
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError
 from rosebatch.engine.cache import memory
@@ -47,11 +47,11 @@ def host(monkeypatch):
     return lambda free: monkeypatch.setattr(memory, "_free_host_memory", lambda: free)
 
 
-def plan(limits=None, block_size=64, device=CUDA, kv_dtype=BF16, kv_shapes=LARGE.kv_shapes):
-    return plan_memory(LARGE, kv_shapes, limits or RunConfig(), block_size, BF16, kv_dtype, device)
+def plan(limits=None, block_size=64, device=CUDA, kv_dtype=BF16, layers=LARGE.kv_planes):
+    return plan_memory(LARGE, layers, limits or RunConfig(), block_size, BF16, kv_dtype, device)
 
 
-BLOCK = bytes_per_block(LARGE.kv_shapes, 64, BF16)
+BLOCK = bytes_per_block(LARGE.kv_planes, 64, BF16)
 
 
 def test_a_large_gpu(gpu):
@@ -66,7 +66,7 @@ def test_states_come_out_of_the_same_memory(gpu):
     """A slot for each seat lies beside the blocks: what both take together must be there."""
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     rest = int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16) - 256 * 50_000_000
-    found = plan_memory(LARGE, LARGE.kv_shapes, RunConfig(), 64, BF16, BF16, CUDA, 50_000_000)
+    found = plan_memory(LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, BF16, CUDA, 50_000_000)
     assert found.groups[0].blocks == rest // BLOCK
 
 
@@ -93,14 +93,14 @@ def test_a_given_number_of_sequences_is_kept(gpu, host):
 def test_sampling_by_pytorch_keeps_to_few_sequences(gpu):
     """It sorts the logits, several times their memory, which the plan does not count."""
     gpu(free=400 * GIB)
-    kinds = (LARGE, LARGE.kv_shapes, RunConfig(), 64, BF16, BF16, CUDA)
+    kinds = (LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, BF16, CUDA)
     assert plan_memory(*kinds).max_num_seqs == 1024
     assert plan_memory(*kinds, fused_sampler=False).max_num_seqs == 256
 
 
 def test_states_count_for_the_number_of_sequences(gpu):
     gpu(free=400 * GIB)
-    found = plan_memory(LARGE, LARGE.kv_shapes, RunConfig(), 64, BF16, BF16, CUDA, 5 * 10**8)
+    found = plan_memory(LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, BF16, CUDA, 5 * 10**8)
     assert found.max_num_seqs == 576
     assert found.groups[0].blocks * BLOCK + 576 * 5 * 10**8 <= 0.9 * 400 * GIB
 
@@ -148,12 +148,12 @@ def test_blocks_are_as_large_as_their_layers_and_dtype(gpu):
     gpu(60 * GIB)
     half = RunConfig(kv_cache_memory=GIB)
     assert plan(half, kv_dtype=torch.float8_e4m3fn).groups[0].blocks == 2 * plan(half).groups[0].blocks
-    shapes = (KVShape(8, 128),) * 30 + (KVShape(2, 256),) * 2
-    assert plan(half, kv_shapes=shapes).groups[0].blocks == GIB // (2 * 64 * 2 * (30 * 8 * 128 + 2 * 2 * 256))
+    layers = ((Planes(8, 128, 2),),) * 30 + ((Planes(2, 256, 2),),) * 2
+    assert plan(half, layers=layers).groups[0].blocks == GIB // (2 * 64 * 2 * (30 * 8 * 128 + 2 * 2 * 256))
 
 
 def test_a_cpu_takes_a_quarter_and_at_most_4_gib(host):
-    block = bytes_per_block(LARGE.kv_shapes, 16, BF16)
+    block = bytes_per_block(LARGE.kv_planes, 16, BF16)
     for size, taken in ((8 * GIB, 2 * GIB), (100 * GIB, 4 * GIB)):
         host(size)
         found = plan(block_size=16, device=CPU)
@@ -205,7 +205,7 @@ LAYER_BLOCK = BLOCK // 32
 
 
 def windowed(limits, windows=MIXED_WINDOWS, **options):
-    return plan_memory(LARGE, LARGE.kv_shapes, limits, 64, BF16, BF16, CUDA, windows=windows, **options)
+    return plan_memory(LARGE, LARGE.kv_planes, limits, 64, BF16, BF16, CUDA, windows=windows, **options)
 
 
 def test_one_group_is_planned_as_ever(gpu):

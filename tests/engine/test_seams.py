@@ -95,8 +95,8 @@ def test_kernels_serve_layers_that_differ(off, expected):
     switches = Switches(**{name: name not in served for name in Switches.__dataclass_fields__})
     ops = select(switches, "cuda")
     model = ToyModel(ops)
-    shapes = [spec.kv_shape for spec in model.attention]
-    cache = KVCache(shapes, [BLOCKS + 1] * len(WINDOWS), BLOCK_SIZE, torch.float32, CPU, ops, GROUP_OF)
+    layers = [spec.planes for spec in model.attention]
+    cache = KVCache(layers, [BLOCKS + 1] * len(WINDOWS), BLOCK_SIZE, torch.float32, CPU, ops, GROUP_OF)
     runner = TritonRunner(
         model,
         cache,

@@ -240,7 +240,7 @@ def make_engine() -> Callable[..., Engine]:
         **switches: bool,
     ) -> Engine:
         source = find_model(str(folder), "auto", dtype, CPU, max_model_len=max_model_len)
-        memory = blocks * bytes_per_block(source.config.kv_shapes, block_size, source.dtype) or 64 << 20
+        memory = blocks * bytes_per_block(source.config.kv_planes, block_size, source.dtype) or 64 << 20
         limits = RunConfig(
             max_num_seqs=seqs, max_num_batched_tokens=chunk, block_size=block_size, kv_cache_memory=memory
         )

@@ -27,7 +27,7 @@ def divided(goldens):
     def make(name, size, *, seqs=64, chunk=8192, block_size=16, blocks=0, **switches):
         source = find_model(str(goldens(name).folder), "auto", "float32", CPU)
         require_divisible(source.config, size)
-        whole = blocks * bytes_per_block(source.config.kv_shapes, block_size, source.dtype)
+        whole = blocks * bytes_per_block(source.config.kv_planes, block_size, source.dtype)
         memory = whole // min(size, source.config.num_kv_heads) or 64 << 20
         limits = RunConfig(
             max_num_seqs=seqs,

@@ -49,7 +49,7 @@ def test_greedy_equals_transformers(golden: tuple, batch: int, chunk: int, block
     """The CPU's tests cannot see errors of device placement, kernels, and of buffers that a graph replays from."""
     family, folder, prompts, expected = golden
     source = find_model(str(folder), "auto", "float32", device, model_impl="transformers")
-    memory = blocks * bytes_per_block(source.config.kv_shapes, 16, torch.float32) or 1 << 28
+    memory = blocks * bytes_per_block(source.config.kv_planes, 16, torch.float32) or 1 << 28
     limits = RunConfig(max_num_seqs=batch, max_num_batched_tokens=chunk, block_size=16, kv_cache_memory=memory)
     engine = load_engine(source, limits, Switches.resolve({}, "cuda"), device).engine
     count = min(3 * batch, len(prompts))

@@ -53,7 +53,7 @@ def test_greedy_equals_transformers(
 ) -> None:
     """The interpreter cannot see errors of graphs, of compiled kernels and of a GPU's order of events."""
     family, prompts, expected = golden
-    memory = blocks * bytes_per_block(model_config(family).kv_shapes, 16, torch.float32) or 1 << 28
+    memory = blocks * bytes_per_block(model_config(family).kv_planes, 16, torch.float32) or 1 << 28
     limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
     engine = make_engine(family, torch.float32, seqs=batch, **limits)
     count = min(2 * batch, len(prompts))

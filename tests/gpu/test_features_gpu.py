@@ -82,7 +82,7 @@ def test_equal_to_plain_pytorch(
 ) -> None:
     """Graphs of every kind of step, rows that move, and a cache that is too small must not change a token."""
     expected = run(make_engine(family, torch.float32, {"paged_attention": False}, seqs=64), requests)
-    memory = blocks * bytes_per_block(model_config(family).kv_shapes, 16, torch.float32) or 1 << 28
+    memory = blocks * bytes_per_block(model_config(family).kv_planes, 16, torch.float32) or 1 << 28
     engine = make_engine(family, torch.float32, seqs=seqs, block_size=16, kv_cache_memory=memory)
     assert_same(run(engine, requests), expected)
     assert_same(run(engine, requests[::-1]), expected)

@@ -37,7 +37,7 @@ def test_greedy_equals_transformers(
 ) -> None:
     """The CPU's tests cannot see errors of device placement, dtypes and kernel indexing."""
     family, prompts, expected = golden
-    memory = blocks * bytes_per_block(model_config(family).kv_shapes, 16, torch.float32) or 1 << 28
+    memory = blocks * bytes_per_block(model_config(family).kv_planes, 16, torch.float32) or 1 << 28
     limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
     engine = make_engine(family, torch.float32, seqs=batch, **limits)
     count = min(2 * batch, len(prompts))
@@ -88,7 +88,7 @@ def test_rows_that_share_keys(
     monkeypatch.setattr(prefix_groups, "MIN_KEYS", 16)
     monkeypatch.setattr(prefix_tiles, "MIN_KEYS", 16)
     family, prompts, expected = sharing
-    memory = blocks * bytes_per_block(model_config(family).kv_shapes, 16, torch.float32) or 1 << 28
+    memory = blocks * bytes_per_block(model_config(family).kv_planes, 16, torch.float32) or 1 << 28
     limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
     engine = make_engine(family, torch.float32, {"shared_prefix_attention": True}, seqs=batch, **limits)
     found: list[int] = []

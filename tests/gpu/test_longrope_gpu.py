@@ -50,7 +50,7 @@ def test_answers_cross_the_trained_length(
     """A window that goes on with short factors, or a row that comes back too early, changes tokens."""
     prompts, expected = golden
     prompts, expected = (prompts[::7], expected[::7]) if batch == 1 else golden
-    memory = blocks * bytes_per_block(model_config(NAME).kv_shapes, 16, torch.float32) or 1 << 28
+    memory = blocks * bytes_per_block(model_config(NAME).kv_planes, 16, torch.float32) or 1 << 28
     limits = {"max_num_batched_tokens": chunk, "block_size": 16, "kv_cache_memory": memory}
     engine = make_engine(NAME, torch.float32, {off: False} if off else None, seqs=batch, **limits)
     assert greedy(engine, prompts, NEW_TOKENS) == expected

@@ -74,7 +74,7 @@ def small_engine(make_engine: Callable[..., Engine], model_config: Callable[[str
     """An engine whose cache is too small for its seats; kernels are compiled, graphs for most sizes captured."""
 
     def make(family: str, switches: dict[str, bool]) -> Engine:
-        memory = 40 * bytes_per_block(model_config(family).kv_shapes, BLOCK, torch.float32)
+        memory = 40 * bytes_per_block(model_config(family).kv_planes, BLOCK, torch.float32)
         limits = {"seqs": 32, "block_size": BLOCK, "kv_cache_memory": memory}
         engine = make_engine(family, torch.float32, switches, **limits)
         assert len(list(engine.run(requests()))) == 120

@@ -118,7 +118,7 @@ def reference(model: Any, prompts: list[list[int]], new_tokens: int) -> dict[int
 def greedy(folder: Path, prompts: list[list[int]], *, seqs: int, chunk: int, blocks: int) -> list[list[int]]:
     """Greedy tokens of the fallback; ``blocks`` of KV cache of 4 tokens each."""
     source = find_model(str(folder), "auto", "float32", _CPU, model_impl="transformers")
-    memory = blocks * bytes_per_block(source.config.kv_shapes, 4, source.dtype)
+    memory = blocks * bytes_per_block(source.config.kv_planes, 4, source.dtype)
     limits = RunConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk, block_size=4, kv_cache_memory=memory)
     engine = load_engine(source, limits, Switches.resolve({}, "cpu"), _CPU).engine
     sampling = SamplingParams(max_tokens=_NEW_TOKENS, ignore_eos=True)

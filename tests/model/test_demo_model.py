@@ -49,7 +49,7 @@ def start(demo):
 
     def launched(dtype="auto", blocks=64, block_size=16, **limits):
         stored = demo.dtype if dtype == "auto" else getattr(torch, dtype)
-        memory = blocks * bytes_per_block(demo.config.kv_shapes, block_size, stored)
+        memory = blocks * bytes_per_block(demo.config.kv_planes, block_size, stored)
         limits |= {"block_size": block_size, "kv_cache_memory": memory, "max_num_seqs": 8}
         return launch(RunConfig(model=str(demo.folder), device="cpu", dtype=dtype, **limits))
 

@@ -91,7 +91,7 @@ def test_a_shape_without_a_folder():
     """A .toml of shapes must run by either code, with random weights: benches compare the two."""
     source = find_model("configs/models/tiny-llama.toml", "dummy", "float32", CPU, model_impl="transformers")
     native = find_model("configs/models/tiny-llama.toml", "dummy", "float32", CPU)
-    assert (source.model_impl, source.config.kv_shapes) == ("transformers", native.config.kv_shapes)
+    assert (source.model_impl, source.config.kv_planes) == ("transformers", native.config.kv_planes)
     assert source.config.vocab_size == native.config.vocab_size
     model = source.build(OPS, CPU)
     assert [spec.heads for spec in model.attention] == [spec.heads for spec in native.build(OPS, CPU).attention]

@@ -1,4 +1,4 @@
-"""The K and V of a sequence as one tensor: its blocks, gathered from the paged cache with PyTorch's operators."""
+"""What a layer keeps of a sequence as one tensor: its blocks, gathered from the cache with PyTorch's operators."""
 
 import torch
 from torch import Tensor
@@ -16,29 +16,28 @@ def padded_keys(seq_len: int) -> int:
     return -(-seq_len // step) * step
 
 
-def gather_rows(block_table: Tensor, num_blocks: int, kv_heads: int) -> Tensor:
-    """Where ``gather`` reads: ``[2 · B · kv_heads · M]`` int64 rows of a layer's ``[2 · blocks · kv_heads, ...]`` view.
+def gather_rows(block_table: Tensor, num_blocks: int, heads: int, planes: int = 2) -> Tensor:
+    """Where ``gather`` reads: ``[planes · B · heads · M]`` int64 rows of the view ``[planes · blocks · heads, ...]``.
 
     Args:
         block_table: ``[B, M]`` int64 block ids; entries past a sequence's end may be any valid block.
         num_blocks: blocks of the whole cache.
-        kv_heads: heads of K and V.
+        heads, planes: of the cache; K and V are two planes.
     """
-    heads = torch.arange(kv_heads, device=block_table.device)
-    rows = block_table[:, None, :] * kv_heads + heads[None, :, None]
-    return torch.stack((rows, rows + num_blocks * kv_heads)).view(-1)
+    numbers = torch.arange(heads, device=block_table.device)
+    rows = block_table[:, None, :] * heads + numbers[None, :, None]
+    return torch.stack([rows + plane * num_blocks * heads for plane in range(planes)]).view(-1)
 
 
-def gather(cache: Tensor, rows: Tensor, batch: int, keys: int) -> tuple[Tensor, Tensor]:
-    """The first ``keys`` K and V of each sequence, ``[B, kv_heads, keys, D]`` each, in one copy.
+def gather(cache: Tensor, rows: Tensor, batch: int, keys: int) -> tuple[Tensor, ...]:
+    """What the first ``keys`` tokens of each sequence have in each plane, ``[B, heads, keys, width]``, in one copy.
 
     Args:
-        cache: ``[2, blocks, kv_heads, block_size, D]``.
+        cache: ``[planes, blocks, heads, block_size, width]``: K and V, say.
         rows: from ``gather_rows``.
         batch: B.
         keys: at most the table's width times block_size.
     """
-    _, _, kv_heads, block_size, size = cache.shape
-    flat = cache.view(-1, block_size, size).index_select(0, rows)
-    k, v = flat.view(2, batch, kv_heads, -1, size)[:, :, :, :keys]
-    return k, v
+    planes, _, heads, block_size, width = cache.shape
+    flat = cache.view(-1, block_size, width).index_select(0, rows)
+    return flat.view(planes, batch, heads, -1, width)[:, :, :, :keys].unbind()

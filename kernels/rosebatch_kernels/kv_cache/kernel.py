@@ -2,6 +2,7 @@
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import math
 from dataclasses import dataclass
 
 import triton
@@ -63,13 +64,13 @@ def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor) -> None:
     """Copy whole blocks of all layers.
 
     Args:
-        cache: ``[layers, 2, blocks, kv_heads, block_size, D]``, contiguous, written in place.
+        cache: ``[layers, planes, blocks, heads, block_size, width]``, contiguous, written in place.
         sources, destinations: ``[C]`` int64 block ids at any stride; no block is in both.
     """
     assert cache.is_contiguous()
-    layers, _, blocks, kv_heads, block_size, size = cache.shape
-    elements = kv_heads * block_size * size
-    _copy_blocks[(triton.cdiv(elements, TUNED.copy_blocks), layers * 2, len(sources))](
+    layers, planes, blocks, *block = cache.shape
+    elements = math.prod(block)
+    _copy_blocks[(triton.cdiv(elements, TUNED.copy_blocks), layers * planes, len(sources))](
         cache,
         sources,
         destinations,

@@ -23,7 +23,7 @@ def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor) -> None:
     """Copy whole blocks of all layers.
 
     Args:
-        cache: ``[layers, 2, blocks, kv_heads, block_size, D]``, written in place.
+        cache: ``[layers, planes, blocks, heads, block_size, width]``, written in place.
         sources, destinations: ``[C]`` int64 block ids; no block is in both.
     """
     cache.index_copy_(2, destinations, torch.index_select(cache, 2, sources))

@@ -1,4 +1,4 @@
-"""The tensors that hold every layer's K and V, in blocks, and how large they are."""
+"""The tensors that hold what layers keep of each token, in blocks, and how large they are."""
 
 import heapq
 import math
@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rosebatch.config.model import KVShape, ModelConfig
+from rosebatch.config.model import ModelConfig, Planes
 from rosebatch.engine.cache.windows import max_blocks, window_groups
 from rosebatch.engine.plan import BlockCopy
 from rosebatch.engine.staging import Staging
 from rosebatch.ops.ops import Ops
 
 
-def bytes_per_block(shapes: Sequence[KVShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block across all layers, K and V."""
-    return 2 * block_size * dtype.itemsize * sum(shape.kv_heads * shape.head_dim for shape in shapes)
+def bytes_per_block(layers: Iterable[Sequence[Planes]], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block in all planes of these layers."""
+    return block_size * dtype.itemsize * sum(math.prod(planes) for layer in layers for planes in layer)
 
 
 def bytes_for_longest(
@@ -37,30 +37,30 @@ def bytes_for_longest(
     windows, group_of = window_groups(config.kv_windows, config.max_model_len)
     limits = {"longest": config.max_model_len, "slots": slots, "chunk": chunk}
     blocks = [min(whole, max_blocks(window, block_size, **limits)) if window else whole for window in windows]
-    shapes = zip(config.kv_shapes, group_of, strict=True)
-    return sum(blocks[group] * bytes_per_block([shape], block_size, dtype) for shape, group in shapes)
+    layers = zip(config.kv_planes, group_of, strict=True)
+    return sum(blocks[group] * bytes_per_block([planes], block_size, dtype) for planes, group in layers)
 
 
 class KVCache:
-    """K and V of all layers. Layers of one shape share a tensor, if they are in one group.
+    """The planes of all layers, K and V for most. Layers with the same planes share tensors, if they are in one group.
 
     Args:
-        shapes: of each layer, in order.
+        layers: the planes of each layer, in order.
         num_blocks: of each group of layers; a block id means the same place in all layers of a group.
         block_size: tokens of a block.
-        dtype: of K and V.
-        device: where they lie.
+        dtype: of all planes.
+        device: of the tensors.
         ops: the operators of this run.
         group_of: the group of each layer, see ``window_groups``; None for one group.
 
     Attributes:
-        tensors: ``[layers of the shape, 2, blocks, kv_heads, block_size, D]`` each: K, then V. A head's tokens of a
-            block are contiguous.
+        tensors: ``[layers, number, blocks, heads, block_size, width]`` each, of layers with the same planes. A head's
+            tokens of a block are contiguous.
     """
 
     def __init__(
         self,
-        shapes: Sequence[KVShape],
+        layers: Sequence[tuple[Planes, ...]],
         num_blocks: Sequence[int],
         block_size: int,
         dtype: torch.dtype,
@@ -69,33 +69,35 @@ class KVCache:
         group_of: Sequence[int] | None = None,
     ) -> None:
         self.num_blocks = tuple(num_blocks)
-        self.group_of = tuple(group_of or [0] * len(shapes))
+        self.group_of = tuple(group_of or [0] * len(layers))
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
         self._copy_blocks = ops.copy_blocks
         self.tensors: list[Tensor] = []
         self._groups: list[list[Tensor]] = [[] for _ in num_blocks]
-        layers: dict[int, Tensor] = {}
-        kinds = list(zip(self.group_of, shapes, strict=True))
+        own: dict[int, tuple[Tensor, ...]] = {}
+        kinds = list(zip(self.group_of, layers, strict=True))
         for kind in dict.fromkeys(kinds):
             members = [layer for layer, each in enumerate(kinds) if each == kind]
-            group, shape = kind
-            size = (len(members), 2, num_blocks[group], shape.kv_heads, block_size, shape.head_dim)
+            group, planes = kind
             # Zeros, not empty: keys past a sequence's end are masked, but a masked NaN would still spread.
-            data = zeros(size, dtype, device)
-            self.tensors.append(data)
-            self._groups[group].append(data)
-            layers |= dict(zip(members, data, strict=True))
-        self._layers = [layers[index] for index in range(len(shapes))]
+            tensors = [
+                zeros((len(members), number, num_blocks[group], heads, block_size, width), dtype, device)
+                for heads, width, number in planes
+            ]
+            self.tensors += tensors
+            self._groups[group] += tensors
+            own |= dict(zip(members, zip(*tensors, strict=True), strict=True))
+        self._layers = [own[index] for index in range(len(layers))]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all layers."""
         return sum(data.nbytes for data in self.tensors)
 
-    def layer(self, index: int) -> Tensor:
-        """One layer's cache, ``[2, blocks, kv_heads, block_size, D]``."""
+    def layer(self, index: int) -> tuple[Tensor, ...]:
+        """The tensors of a layer, ``[number, blocks, heads, block_size, width]`` for each of its planes."""
         return self._layers[index]
 
     def wipe(self, blocks: Sequence[tuple[int, int]], staging: Staging) -> None:

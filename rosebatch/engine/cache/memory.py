@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from rosebatch.config.model import KVShape, ModelConfig
+from rosebatch.config.model import ModelConfig, Planes
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import FlagError
 from rosebatch.engine.cache.kv_cache import bytes_per_block
@@ -52,7 +52,7 @@ class MemoryPlan:
 
 def plan_memory(
     config: ModelConfig,
-    kv_shapes: Sequence[KVShape],
+    layers: Sequence[Sequence[Planes]],
     limits: RunConfig,
     block_size: int,
     dtype: torch.dtype,
@@ -68,7 +68,7 @@ def plan_memory(
 
     Args:
         config: of the model.
-        kv_shapes: what each layer keeps in the KV cache.
+        layers: the planes of each layer with a KV cache.
         limits: of the engine.
         block_size: tokens of a KV cache block.
         dtype: of activations.
@@ -96,7 +96,7 @@ def plan_memory(
         share = limits.gpu_memory_utilization
         usable = int(min(share * gpu.total - gpu.taken, share * free))
         if fused_sampler and limits.max_num_seqs == "auto":
-            row = -(-_SLOT_TOKENS // block_size) * bytes_per_block(kv_shapes, block_size, kv_dtype) + state_bytes
+            row = -(-_SLOT_TOKENS // block_size) * bytes_per_block(layers, block_size, kv_dtype) + state_bytes
             left = limits.kv_cache_bytes or usable - step_bytes(config, tokens, _MAX_SLOTS, dtype)
             slots = min(max(left // row // 64 * 64, slots), _MAX_SLOTS)
         memory = usable - step_bytes(config, tokens, slots, dtype)
@@ -104,12 +104,12 @@ def plan_memory(
         memory = min(int(_CPU_SHARE * free), _CPU_MOST) // _sharers(limits)
     memory = limits.kv_cache_bytes or max(memory - slots * state_bytes, 0)
     tokens, memory, slots = minimum([tokens, memory, slots])
-    windows, group_of = window_groups(windows or [0] * len(kv_shapes), config.max_model_len)
-    members = [[s for s, group in zip(kv_shapes, group_of, strict=True) if group == n] for n in range(len(windows))]
+    windows, group_of = window_groups(windows or [0] * len(layers), config.max_model_len)
+    members = [[p for p, group in zip(layers, group_of, strict=True) if group == n] for n in range(len(windows))]
     longest = config.max_model_len
     # A whole prompt may begin at the end of the budget.
     limit = {"longest": longest, "slots": slots, "chunk": tokens + longest * whole_prompts}
-    sizes = [bytes_per_block(shapes, block_size, kv_dtype) for shapes in members]
+    sizes = [bytes_per_block(each, block_size, kv_dtype) for each in members]
     blocks = share_memory(memory, sizes, [max_blocks(window, block_size, **limit) for window in windows])
     if min(blocks) < 1 or min(blocks) * block_size < 2:
         raise FlagError(_no_room(limits, device, memory, block_size, sum(sizes)))

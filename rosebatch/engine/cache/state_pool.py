@@ -1,43 +1,39 @@
-"""The states of layers with the gated delta rule: one slot for each seat, taken and released with it."""
+"""What layers keep of each sequence, a state of fixed size: a slot for each sequence that runs."""
 
 import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from rosebatch.engine.cache.kv_cache import zeros
 from rosebatch.engine.plan import StepPlan
-from rosebatch.model.mixers.delta.spec import StateSpec
-from rosebatch.ops.ops import DeltaState
+from rosebatch.model.mixers.mixer import StatePlane
 
 
-def state_bytes(specs: Sequence[StateSpec], dtype: torch.dtype) -> int:
+def state_bytes(layers: Sequence[Sequence[StatePlane]], dtype: torch.dtype) -> int:
     """Bytes that a sequence's states take in all layers."""
-    inputs = sum(math.prod(spec.input_shape) for spec in specs) * dtype.itemsize
-    return inputs + sum(math.prod(spec.memory_shape) for spec in specs) * torch.float32.itemsize
+    return sum(math.prod(shape) * (own or dtype).itemsize for layer in layers for shape, own in layer)
 
 
 class StatePool:
     """States of all layers. A slot is never cleared: a sequence's token at position 0 starts from zeros.
 
     Args:
-        specs: of each layer with a state, in order.
-        num_slots: most sequences at a time.
+        layers: the planes of each layer with a state, in order.
+        num_slots: maximum number of concurrent sequences.
         dtype: of activations.
-        device: where the states lie.
+        device: of the tensors.
 
     Attributes:
         slots: by sequence id.
     """
 
-    def __init__(self, specs: Sequence[StateSpec], num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
-        fp32 = torch.float32
+    def __init__(
+        self, layers: Sequence[Sequence[StatePlane]], num_slots: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._layers = [
-            DeltaState(
-                zeros((num_slots, *spec.input_shape), dtype, device),
-                zeros((num_slots, *spec.memory_shape), fp32, device),
-            )
-            for spec in specs
+            tuple(zeros((num_slots, *shape), own or dtype, device) for shape, own in layer) for layer in layers
         ]
         self._num_slots = num_slots
         self._free = list(range(num_slots))
@@ -46,14 +42,14 @@ class StatePool:
     @property
     def nbytes(self) -> int:
         """Bytes of all layers."""
-        return sum(part.nbytes for layer in self._layers for part in layer)
+        return sum(plane.nbytes for layer in self._layers for plane in layer)
 
-    def layer(self, index: int) -> DeltaState:
-        """One layer's states."""
+    def layer(self, index: int) -> tuple[Tensor, ...]:
+        """The tensors of a layer, ``[num_slots, *shape]`` for each of its planes."""
         return self._layers[index]
 
     def update(self, plan: StepPlan) -> None:
-        """Release and take the slots of the sequences whose seats a plan releases and takes."""
+        """Release and take the slots of the sequences that a plan releases and starts."""
         if plan.reset:
             self.slots.clear()
             self._free = list(range(self._num_slots))

@@ -18,7 +18,7 @@ from rosebatch.engine.torch_runner.batch import StepBatch
 from rosebatch.model.mixers.delta.spec import StateSpec
 from rosebatch.model.mixers.softmax.spec import AttentionSpec
 from rosebatch.model.rope import Rotary
-from rosebatch.ops.ops import Ops, pack_chunks
+from rosebatch.ops.ops import DeltaState, Ops, pack_chunks
 from rosebatch_kernels.common.gather import gather_rows, padded_keys
 
 _TILE = 64
@@ -116,7 +116,7 @@ class GatheredAttention:
 
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """Append K and V of all sequences, then attend: a block filled in this step can be read in it."""
-        cache = self.cache.layer(spec.layer)
+        (cache,) = self.cache.layer(spec.layer)
         q, k, v = self._heads(spec, qkv)
         self.ops.kv_append(cache, k, v, self.append_rows[spec.num_kv_heads, spec.window])
         if self.order is not None:
@@ -132,7 +132,7 @@ class GatheredAttention:
     def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """See ``rosebatch.model.layers.Attention``."""
         assert self.states is not None, "the model has states"
-        return self.ops.delta_rule(qkv, a, b, self.states.layer(spec.layer), self.packed, spec.weights)
+        return self.ops.delta_rule(qkv, a, b, DeltaState(*self.states.layer(spec.layer)), self.packed, spec.weights)
 
     def _attend(self, spec: AttentionSpec, group: _Group, q: Tensor, cache: Tensor) -> Tensor:
         ops, mask = self.ops, group.masks[spec.window]

@@ -91,7 +91,7 @@ class SharedAttention:
     def layer_states(self, spec: StateSpec) -> DeltaState:
         """The states of a layer."""
         assert self.states is not None, "the model has states"
-        return self.states.layer(spec.layer)
+        return DeltaState(*self.states.layer(spec.layer))
 
     def heads(self, spec: AttentionSpec, qkv: Tensor, step: _Step) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, normed and rotated by separate operators: the way of ``--no-fused-rotary``."""
@@ -187,7 +187,7 @@ class PackedAttention:
     def _attend(self, spec: AttentionSpec, qkv: Tensor, tiles: Tensor) -> Tensor:
         """``[T, heads · D]``; only rows of these tiles are computed."""
         kernels = self.shared.kernels
-        cache = self.shared.cache.layer(spec.layer)
+        (cache,) = self.shared.cache.layer(spec.layer)
         spec, qkv = _normed(spec, qkv, kernels)
         q = self.shared.prepare_packed(spec, qkv, cache, self)
         heads, scale, table = spec.num_heads, spec.scale, self.table(spec.layer)
@@ -215,7 +215,7 @@ class PackedAttention:
 
     def append_rows(self, layer: int) -> Tensor:
         """See ``_Step``; once for all layers of a group with the same number of K/V heads."""
-        cache = self.shared.cache.layer(layer)
+        (cache,) = self.shared.cache.layer(layer)
         kind = self.shared.cache.group_of[layer], cache.shape[2]
         if kind not in self._append_rows:
             self._append_rows[kind] = _append_rows(cache, self.table(layer), self._rows, self.positions)
@@ -251,7 +251,7 @@ class DecodeAttention:
     def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
         """The kernel does all of it, or attends to what was prepared."""
         kernels = self.shared.kernels
-        cache = self.shared.cache.layer(spec.layer)
+        (cache,) = self.shared.cache.layer(spec.layer)
         spec, qkv = _normed(spec, qkv, kernels)
         qkv = self.shared.prepare_decode(spec, qkv, cache, self)
         # A key leaves the windows of rows at different times.
@@ -297,7 +297,7 @@ class DecodeAttention:
 
     def append_rows(self, layer: int) -> Tensor:
         """See ``_Step``; once for all layers of a group with the same number of K/V heads."""
-        cache = self.shared.cache.layer(layer)
+        (cache,) = self.shared.cache.layer(layer)
         kind = self.shared.cache.group_of[layer], cache.shape[2]
         if kind not in self._append_rows:
             self._append_rows[kind] = _append_rows(cache, self.table(layer), self.rows(), self.positions)

@@ -102,7 +102,7 @@ def _fields(config: Any, name: str, max_model_len: int | None) -> dict[str, Any]
         raise UnservedError("its config has no max_position_embeddings")
     require_agreement(text, specs, max_model_len or length)
     layer_weights, active_weights = _count_weights(network, text)
-    shapes = [tuple(spec.kv_shape) for spec in specs]
+    planes = [[tuple(each) for each in spec.planes] for spec in specs]
     return {
         "family": "transformers",
         "vocab_size": text.vocab_size,
@@ -119,7 +119,7 @@ def _fields(config: Any, name: str, max_model_len: int | None) -> dict[str, Any]
             "architecture": name,
             "layer_weights": layer_weights,
             "active_weights": active_weights,
-            "kv_shapes": shapes,
+            "kv_planes": planes,
         },
     }
 

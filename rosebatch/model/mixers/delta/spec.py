@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import torch
+
+from rosebatch.model.mixers.mixer import StatePlane
 from rosebatch.ops.ops import DeltaWeights
 
 
@@ -24,12 +27,13 @@ class StateSpec:
     weights: DeltaWeights
 
     @property
-    def input_shape(self) -> tuple[int, int]:
-        """Of the convolution's last inputs, in the model's dtype."""
-        channels, taps = self.weights.conv.shape
-        return taps, channels
+    def channels(self) -> int:
+        """Channels of q, k and v together."""
+        return len(self.weights.conv)
 
     @property
-    def memory_shape(self) -> tuple[int, int, int]:
-        """Of the rule's matrices, in fp32."""
-        return self.value_heads, self.key_dim, self.value_dim
+    def states(self) -> tuple[StatePlane, ...]:
+        """What a sequence keeps, see ``DeltaState``: the convolution's last inputs, and the rule's matrices."""
+        channels, taps = self.weights.conv.shape
+        memory = self.value_heads, self.key_dim, self.value_dim
+        return StatePlane((taps, channels)), StatePlane(memory, torch.float32)

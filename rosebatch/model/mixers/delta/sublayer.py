@@ -35,7 +35,7 @@ class DeltaNet:
         """See ``rosebatch.model.sublayers.Mixer``."""
         spec = self.spec
         heads = spec.value_heads, spec.value_dim
-        sizes = [spec.input_shape[1], heads[0] * heads[1], heads[0], heads[0]]
+        sizes = [spec.channels, heads[0] * heads[1], heads[0], heads[0]]
         qkv, gate, b, a = self.qkv(normed).split(sizes, 1)
         out, gate = (rows_of(each, wanted) for each in (attention.delta(spec, qkv, a, b), gate))
         out = out.view(-1, *heads)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rosebatch.config.model import KVShape
+from rosebatch.config.model import Planes
 from rosebatch.model.rope import Rotary
 from rosebatch.ops.ops import Gate, Heads, QKNorm
 
@@ -48,9 +48,9 @@ class AttentionSpec:
         return self.num_heads, self.num_kv_heads, self.head_dim
 
     @property
-    def kv_shape(self) -> KVShape:
-        """What the layer keeps in the KV cache."""
-        return KVShape(self.num_kv_heads, self.head_dim)
+    def planes(self) -> tuple[Planes, ...]:
+        """What the layer keeps in the KV cache: one tensor for K and V."""
+        return (Planes(self.num_kv_heads, self.head_dim, 2),)
 
 
 def heads_of(specs: Sequence[AttentionSpec]) -> tuple[Collection[Heads], Collection[Heads]]:
