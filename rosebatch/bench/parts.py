@@ -65,7 +65,8 @@ def ranges(engine: Engine, mark: Mark) -> Iterator[None]:
         swap(model, "logits", _named(model.logits, LOGITS, mark))
         swap(runner, "ops", _named_ops(runner.ops, outs, mark))
         if isinstance(runner, TritonRunner):
-            swap(runner, "attention", replace(runner.attention, ops=_named_ops(runner.attention.ops, outs, mark)))
+            attention = runner.steps.attention
+            swap(runner.steps, "attention", replace(attention, ops=_named_ops(attention.ops, outs, mark)))
         swap(runner, "launch", _with_named_steps(runner.launch, mark))
         yield
 

@@ -26,7 +26,7 @@ from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.staging import Staging
-from rosebatch.engine.triton_runner.prefix_group_state import PrefixGroupState
+from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.ops.ops import Weight
 from rosebatch.ops.select import select

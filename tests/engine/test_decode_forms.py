@@ -12,7 +12,7 @@ from rosebatch.config.switches import Switches
 from rosebatch.engine.triton_runner.attention import DecodeAttention, SharedAttention
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS
 from rosebatch.engine.triton_runner.slots import batch_buckets
-from rosebatch.engine.triton_runner.warm_up_sizes import warm_up_decodes, warm_up_tokens
+from rosebatch.engine.triton_runner.warm_up import warm_up_decodes, warm_up_tokens
 from rosebatch.model.mixers.softmax.spec import AttentionSpec
 from rosebatch.ops.attention import device_ops
 from rosebatch_kernels.paged_attention import decode_sizes

@@ -13,7 +13,7 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.triton_runner import prefix_groups, prefix_tiles, runner
 from rosebatch.engine.triton_runner.graphs import StepGraphs
-from rosebatch.engine.triton_runner.prefix_group_state import PrefixGroupState
+from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
 from rosebatch_kernels.common import splits
 from tests.engine.small_models import MODELS, SLOTS, VOCAB, device_engine, plain_engine
 

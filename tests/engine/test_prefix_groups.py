@@ -14,9 +14,8 @@ from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.staging import Staging
-from rosebatch.engine.triton_runner import prefix_group_state, prefix_groups
-from rosebatch.engine.triton_runner.prefix_group_state import PrefixGroupState
-from rosebatch.engine.triton_runner.prefix_groups import Group, divide, find_groups
+from rosebatch.engine.triton_runner import prefix_groups
+from rosebatch.engine.triton_runner.prefix_groups import Group, PrefixGroupState, divide, find_groups
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, items_wanted
 from tests.engine.test_slots_random import ListDevice
@@ -184,8 +183,8 @@ def small_groups(monkeypatch):
     monkeypatch.setattr(prefix_groups, "MIN_KEYS", 2)
     monkeypatch.setattr(prefix_groups, "MEMBERS", 3)
     monkeypatch.setattr(prefix_groups, "_UNIT", 3)
-    monkeypatch.setattr(prefix_group_state, "max_items", lambda batch: 2 + batch // 2)
-    monkeypatch.setattr(prefix_group_state, "items_wanted", lambda *_: 6)
+    monkeypatch.setattr(prefix_groups, "max_items", lambda batch: 2 + batch // 2)
+    monkeypatch.setattr(prefix_groups, "items_wanted", lambda *_: 6)
 
 
 @pytest.mark.usefixtures("small_groups")

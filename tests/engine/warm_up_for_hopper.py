@@ -19,8 +19,9 @@ from triton.runtime.jit import JITFunction
 
 from rosebatch.engine.plan import PackedStep
 from rosebatch.engine.sampling.features import Features
-from rosebatch.engine.triton_runner import packing, runner
+from rosebatch.engine.triton_runner import packing
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS
+from rosebatch.engine.triton_runner.steps import DecodeKind, PackedKind
 from rosebatch.engine.triton_runner.warm_up import compile_for
 from rosebatch_kernels.common import launch
 from rosebatch_kernels.mlp.kernel import sigmoid_mul
@@ -70,16 +71,16 @@ def all_steps(of) -> None:
     """Steps of all batch sizes, and packed ones of sizes that are not rehearsed."""
     for rows in of.slots.buckets:
         for shares, divided in product({False, of.prefix_groups is not None and rows >= MIN_ROWS}, (False, True)):
-            of._decode_step(runner._Decode(rows, Features(), shares, divided))
+            of.steps.decode(DecodeKind(rows, Features(), shares, divided))
     steps = [(*each, shares) for each in ((16, 1), (96, 2), (640, SLOTS)) for shares in {False, of._shares_tiles}]
     for tokens, samples, shares in steps:
-        kind, shared = runner._Packed(tokens, shares), [] if shares else None
-        packed = packing.pack(PackedStep(()), of.slots, of._layout(kind), of.kernels.tile_rows, shared)
+        kind, shared = PackedKind(tokens, shares), [] if shares else None
+        packed = packing.pack(PackedStep(()), of.slots, of.steps.layout(kind), of.kernels.tile_rows, shared)
         cells = torch.from_numpy(packed)
-        of._packed_cells[: len(cells)].copy_(cells)
-        logits = of.model.logits(of._packed_step(kind)[:samples])
+        of.steps.packed_cells[: len(cells)].copy_(cells)
+        logits = of.model.logits(of.steps.packed(kind)[:samples])
         columns = torch.arange(SLOTS, dtype=torch.int32)[:samples]
-        of._next_tokens(logits, Features(), columns, of._first_tokens, None)
+        of.sampler.next_tokens(logits, Features(), columns, decodes=False)
 
 
 def launch_beside() -> None:

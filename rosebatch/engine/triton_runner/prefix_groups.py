@@ -1,7 +1,7 @@
-"""Which rows of decode steps begin with the same blocks, and how programs divide their shared keys. No torch.
+"""Prefix groups: rows of decode steps whose block tables begin with the same blocks, so that they share keys.
 
-Rows whose block tables begin alike are a group; a group may have groups inside, such as examples behind a system prompt
-that others have too. See ``rosebatch_kernels.common.shared_keys`` for what becomes of them.
+A group may have groups inside, such as examples after a system prompt that others have too. The host finds the groups
+and divides their keys among programs; the kernels of ``rosebatch_kernels.common.shared_keys`` read these.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS
+from rosebatch.engine.plan import DecodeRow
+from rosebatch.engine.staging import Staging
+from rosebatch.engine.triton_runner.slots import Slots
+from rosebatch.ops.ops import Heads
+from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SharedKeys, items_wanted, max_items
 
 # What makes a group worth it, measured on an H100: 256 keys cost two of four models more than they save.
 MIN_ROWS = 16
@@ -21,7 +26,7 @@ _MAX_SPLITS = MAX_PARTS // 2
 
 
 class Group(NamedTuple):
-    """Rows that share the keys ``[first, end)``; groups outside of this one have those in front.
+    """Rows that share the keys ``[first, end)``; groups around this one share those before.
 
     Attributes:
         rows: numbers of rows, in no order.
@@ -43,11 +48,11 @@ class Items(NamedTuple):
 
 
 def find_groups(tables: np.ndarray, positions: np.ndarray, block_size: int) -> list[Group]:
-    """Groups of rows that begin alike, each in front of those inside of it.
+    """Groups of rows that begin alike, each before those inside of it.
 
     Args:
         tables: ``[N, M]`` int32 block ids.
-        positions: ``[N]`` of each row's next token; only whole blocks in front of it are shared.
+        positions: ``[N]`` of each row's next token; only whole blocks before it are shared.
         block_size: tokens of a block.
     """
     count = len(tables)
@@ -55,7 +60,7 @@ def find_groups(tables: np.ndarray, positions: np.ndarray, block_size: int) -> l
     width = int(np.partition(whole, -MIN_ROWS)[-MIN_ROWS]) if count >= MIN_ROWS else 0
     if width * block_size < MIN_KEYS:
         return []
-    # Rows that begin alike are neighbours in the order of their bytes.
+    # In the order of their bytes, rows that begin alike are next to each other.
     sortable = np.ascontiguousarray(tables[:, :width], ">i4")
     order = sortable.view(f"V{4 * width}").ravel().argsort(kind="stable")
     ordered, whole = sortable[order], whole[order]
@@ -82,11 +87,11 @@ def divide(groups: Sequence[Group], slots: np.ndarray, batch: int, wanted: int, 
     """The items of groups; None if there are none.
 
     Args:
-        groups: each in front of those inside of it.
+        groups: each before those inside of it.
         slots: the row of the step of each row that the groups number.
         batch: rows of the step.
         wanted: items, see ``rosebatch_kernels.common.shared_keys.items_wanted``; there may be more.
-        most: items at most. Groups that find no room are left out, with those inside of them.
+        limit: maximum number of items. Groups without room are left out, with those inside of them.
     """
     work = sum(-(-len(group.rows) // MEMBERS) * (group.end - group.first) for group in groups)
     share = -(-work // wanted)
@@ -120,3 +125,67 @@ def divide(groups: Sequence[Group], slots: np.ndarray, batch: int, wanted: int, 
 
 def _rounded_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
+
+
+class PrefixGroupState:
+    """The shared keys of decode steps on the device, in tensors that stay in place for graphs.
+
+    Args:
+        slots: with the block tables.
+        block_size: tokens of a block.
+        heads: of the layers that share keys.
+
+    Attributes:
+        own_begins: ``[num_slots]`` int32, the first key of each row that no other row shares.
+    """
+
+    def __init__(self, slots: Slots, block_size: int, heads: Heads, device: torch.device) -> None:
+        num_slots = slots.num_slots
+        self.slots = slots
+        self.block_size = block_size
+        self.heads = heads
+        self._sizes = [max_items(num_slots) * 5, MAX_PARTS * num_slots, num_slots, num_slots]
+        self._cells = torch.zeros(sum(self._sizes), dtype=torch.int32, device=device)
+        items, members, self._begins, self._counts = self._cells.split(self._sizes)
+        self._items, self._members = items.view(-1, 5), members
+        self.own_begins = np.zeros(num_slots, np.int32)
+        # Sequences that were looked at, and how many items they have.
+        self._known: set[int] = set()
+        self._num_items = 0
+
+    def keys(self, batch: int) -> SharedKeys:
+        """Of a step of the first rows."""
+        return SharedKeys(self._items[: max_items(batch)], self._members, self._begins[:batch], self._counts[:batch])
+
+    def forget(self) -> None:
+        """Find the groups anew at the next step: some sequences have other slots or blocks."""
+        self._known.clear()
+
+    def update(self, rows: Sequence[DecodeRow], batch: int, staging: Staging) -> bool:
+        """Whether any of these rows share keys in a step of the first ``batch``; the tensors then hold which.
+
+        Groups are found anew when other rows run. Rows of a group may have ended since: their slots are not live.
+        """
+        ids = {row.id for row in rows}
+        if not ids <= self._known or self._num_items > max_items(batch):
+            self._known = ids
+            found = self._find(rows, max_items(batch))
+            self._num_items = 0 if found is None else len(found.items)
+            if found is not None:
+                self.own_begins = found.begins
+                self._send(found, staging)
+        return self._num_items > 0
+
+    def _find(self, rows: Sequence[DecodeRow], limit: int) -> Items | None:
+        assert self.slots.tables is not None, "the host keeps the tables"
+        slots = np.array([self.slots.slot_of[row.id] for row in rows])
+        positions = np.array([row.start for row in rows])
+        groups = find_groups(self.slots.tables[slots], positions, self.block_size)
+        return divide(groups, slots, self.slots.num_slots, items_wanted(*self.heads[:2]), limit)
+
+    def _send(self, found: Items, staging: Staging) -> None:
+        parts = [np.zeros(size, np.int32) for size in self._sizes]
+        for part, values in zip(parts, found, strict=True):
+            part[: values.size] = values.reshape(-1)
+        (cells,) = staging.send(np.concatenate(parts))
+        self._cells.copy_(cells)

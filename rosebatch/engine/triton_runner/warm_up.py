@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,11 +23,15 @@ import torch
 import rosebatch.engine
 import rosebatch.model
 import rosebatch_kernels
+from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, padded_size
 from rosebatch.host.run_once import run_once
 from rosebatch.host.threads import in_background
 
 # More kernels than this are rarely missing, and each thread holds a compiler's memory.
 _MAX_THREADS = 16
+# Sizes of steps that together need nearly all kernels that those of other sizes do.
+_ROWS = (128, 48, 24, 4, 1)
+_TOKENS = (2048, 1152, 512, 64, 16)
 
 
 def triton_cache() -> Path:
@@ -157,3 +161,26 @@ def _digest(shape: Any) -> str:
     for file in sorted((*files, *of_ours[-1].parent.glob("*ops.py"))):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:32]
+
+
+def warm_up_decodes(sizes: Sequence[int], form: Callable[..., Hashable]) -> Collection[tuple[int, bool]]:
+    """Batch sizes of decode steps, with and without divided rows.
+
+    Args:
+        sizes: those that there are, in order.
+        form: see ``DeviceOps.decode_form``.
+    """
+    chosen = [sizes[-1], *(rows for rows in _ROWS if rows < sizes[-1])]
+    # Of sizes with the same form the largest that is chosen already: its rows can share keys.
+    last = (*sizes, *reversed(chosen))
+    forms = {form(rows, divided=divided): (rows, divided) for divided in (False, True) for rows in last}
+    return dict.fromkeys([*((rows, True) for rows in chosen), *forms.values()])
+
+
+def warm_up_tokens(limit: int, *, has_experts: bool) -> Collection[int]:
+    """Tokens of packed steps, at most so many, padding left out.
+
+    Each of many experts has few tokens, so they need large steps as well.
+    """
+    large = [padded_size(min(limit, MAX_PADDED_TOKENS))] if has_experts else []
+    return dict.fromkeys([*large, *(tokens for tokens in _TOKENS if tokens <= limit)])

@@ -1,0 +1,122 @@
+"""The forward passes of steps, as bodies of CUDA graphs: all that they read lies in tensors that stay in place."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rosebatch.engine.cache.kv_cache import KVCache
+from rosebatch.engine.cache.state_pool import StatePool
+from rosebatch.engine.plan import RestartPolicy
+from rosebatch.engine.sampling.features import Features
+from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, SharedAttention
+from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, Layout, PackedInputs
+from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
+from rosebatch.engine.triton_runner.token_sampler import TokenSampler
+from rosebatch.model.layers import Model
+from rosebatch_kernels.feedback import layout
+
+
+class DecodeKind(NamedTuple):
+    """What decides which kernels a decode step launches.
+
+    Attributes:
+        size: rows.
+        features: what it does beside sampling them; None if they are sampled outside.
+        shares: whether rows share keys.
+        divided: whether any row may have so many keys that they are divided.
+    """
+
+    size: int
+    features: Features | None
+    shares: bool
+    divided: bool
+
+
+class PackedKind(NamedTuple):
+    """What decides which kernels a packed step launches: its tokens with padding, and whether chunks share tiles."""
+
+    size: int
+    shares: bool
+
+
+class DeviceSteps:
+    """Launches steps of a kind; see ``StepGraphs``.
+
+    Args:
+        model: the weights.
+        cache: its KV cache.
+        sampler: of its tokens, with the state of all sequences.
+        prefix_groups: finds keys that rows of decode steps share; None if none do.
+        shares_tiles: whether packed steps may have tiles that chunks share.
+        trims_last_layer: compute only rows that are read after the last layer's attention.
+        restarts: finds the rotary rows of tokens; None if they are the positions.
+        states: those of the model's layers that have one; None for a model without them.
+
+    Attributes:
+        packed_cells: what ``packed`` reads, see ``Layout``.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        sampler: TokenSampler,
+        prefix_groups: PrefixGroupState | None,
+        *,
+        shares_tiles: bool,
+        trims_last_layer: bool,
+        restarts: RestartPolicy | None,
+        states: StatePool | None,
+    ) -> None:
+        self.model = model
+        self.sampler = sampler
+        self.state = sampler.state
+        self.prefix_groups = prefix_groups
+        self.tile_rows = sampler.kernels.tile_rows
+        self.attention = SharedAttention.of(cache, self.state, sampler.ops, sampler.kernels, states)
+        self.restarts = restarts
+        self.has_states = states is not None
+        self._trims_last_layer = trims_last_layer
+        cells = self.layout(PackedKind(MAX_PADDED_TOKENS, shares_tiles)).num_cells
+        self.packed_cells = torch.zeros(cells, dtype=torch.int32, device=cache.device)
+        self._logits = torch.empty(0, device=cache.device)
+
+    def decode(self, kind: DecodeKind) -> Tensor:
+        """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""
+        fields, size = self.state.fields, kind.size
+        keys = self.prefix_groups.keys(size) if self.prefix_groups and kind.shares else None
+        attention = DecodeAttention(self.attention, size, keys, divided=kind.divided)
+        hidden = self.model.forward(fields[layout.TOKEN, :size], fields[layout.POSITION, :size], attention)
+        logits = self.model.logits(hidden)
+        if kind.features is not None:
+            return self.sampler.next_tokens(logits, kind.features, None, decodes=True)
+        if not len(self._logits):
+            self._logits = torch.empty(fields.shape[1], logits.shape[1], dtype=logits.dtype, device=logits.device)
+        # A graph keeps what it returns, and logits of every size would be a lot to keep.
+        return self._logits[:size].copy_(logits)
+
+    def packed(self, kind: PackedKind) -> Tensor:
+        """A packed step of ``packed_cells``: see ``last_hidden``."""
+        return self.last_hidden(self.layout(kind).inputs(self.packed_cells))
+
+    def last_hidden(self, inputs: PackedInputs) -> Tensor:
+        """Final hidden states of the last rows, ``[S, H]``."""
+        wanted = inputs.last_rows
+        return self.forward(inputs, wanted) if self._trims_last_layer else self.forward(inputs)[wanted]
+
+    def forward(self, inputs: PackedInputs, wanted: Tensor | None = None) -> Tensor:
+        """Final hidden states of the wanted rows; None for all."""
+        attention = PackedAttention(self.attention, inputs)
+        return self.model.forward(inputs.input_ids, inputs.positions, attention, wanted)
+
+    def layout(self, kind: PackedKind) -> Layout:
+        """Room for any step of a kind."""
+        return Layout.padded(
+            kind.size,
+            self.tile_rows,
+            self.state.fields.shape[1],
+            states=self.has_states,
+            restarts=self.restarts,
+            shares=kind.shares,
+        )

@@ -1,0 +1,147 @@
+"""From a step's logits to tokens, which are fed back on the device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rosebatch.engine.engine import Masks
+from rosebatch.engine.plan import DecodeWindow, SequenceSpec, StepPlan
+from rosebatch.engine.sampling.features import Features
+from rosebatch.engine.sampling.logprobs import logprob_rows
+from rosebatch.engine.sampling.sampler import sample
+from rosebatch.engine.staging import Staging
+from rosebatch.engine.triton_runner.slots import Slots
+from rosebatch.engine.triton_runner.state import DeviceState
+from rosebatch.ops.attention import DeviceOps
+from rosebatch.ops.ops import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The sequences of a plan that get tokens.
+
+    Attributes:
+        specs: of each.
+        slots: int32, of each.
+        positions: of their next tokens.
+        features: what they need together.
+        guided: the numbers of those that have a grammar.
+        masks: of these, see ``StepRunner.launch``.
+    """
+
+    specs: list[SequenceSpec]
+    slots: np.ndarray
+    positions: list[int]
+    features: Features
+    guided: list[int]
+    masks: Masks
+
+    @classmethod
+    def of(cls, plan: StepPlan, slots: Slots, masks: Masks) -> "Sampled":
+        """Those of a plan that the slots have taken over."""
+        if isinstance(plan, DecodeWindow):
+            ends = [(row.id, row.start + row.length) for row in plan.rows]
+        else:
+            ends = [(chunk.id, chunk.end) for chunk in plan.chunks if chunk.sampled]
+        specs = [slots.specs[sequence_id] for sequence_id, _ in ends]
+        return cls(
+            specs,
+            np.array([slots.slot_of[sequence_id] for sequence_id, _ in ends], np.int32),
+            [end for _, end in ends],
+            Features.of(specs),
+            [number for number, spec in enumerate(specs) if spec.guided],
+            masks,
+        )
+
+
+class TokenSampler:
+    """Samples rows of logits, and advances the state of their sequences.
+
+    Args:
+        state: of all sequences.
+        ops, kernels: the operators of this run.
+        eos_token_ids: the model's end tokens.
+        batched: sample like rows together, where no kernel samples all rows.
+
+    Attributes:
+        fits_graphs: whether one kernel samples all rows, so that sampling can be part of a graph.
+        first_tokens: ``[1, num_slots]`` int32, of the last packed step.
+    """
+
+    def __init__(
+        self, state: DeviceState, ops: Ops, kernels: DeviceOps, eos_token_ids: tuple[int, ...], *, batched: bool
+    ) -> None:
+        device = state.fields.device
+        self.state = state
+        self.ops = ops
+        self.kernels = kernels
+        self.batched = batched
+        self.fits_graphs = kernels.sample_rows is not None
+        self.first_tokens = torch.empty(1, state.fields.shape[1], dtype=torch.int32, device=device)
+        self._end_tokens = torch.tensor(eos_token_ids, dtype=torch.int32, device=device)
+
+    def sample(self, logits: Tensor, sampled: Sampled, columns: Tensor, staging: Staging, *, decodes: bool) -> None:
+        """The next tokens of these sequences from their logits ``[S, V]``, outside of any graph.
+
+        Args:
+            logits: of the sequences, in order.
+            sampled: the sequences.
+            columns: ``[S]``, their slots on the device.
+            staging: copies masks and parameters in stream order.
+            decodes: see ``next_tokens``.
+        """
+        masks = None
+        if sampled.guided:
+            words = sampled.masks()
+            flat, rows = staging.send(words.reshape(-1), np.array(sampled.guided, np.int32))
+            masks = flat.view(words.shape), rows
+
+        def in_groups(changed: Tensor) -> Tensor:
+            params = [spec.sampling for spec in sampled.specs]
+            return sample(changed, params, sampled.positions, self.ops, staging, batched=self.batched)
+
+        self.next_tokens(logits, sampled.features, columns, masks, in_groups, decodes=decodes)
+
+    def next_tokens(
+        self,
+        logits: Tensor,
+        features: Features,
+        columns: Tensor | None,
+        masks: tuple[Tensor, Tensor] | None = None,
+        in_groups: Callable[[Tensor], Tensor] | None = None,
+        *,
+        decodes: bool,
+    ) -> Tensor:
+        """Logits ``[S, V]`` to tokens ``[S]``, which are fed back.
+
+        Args:
+            logits: of a row for each sequence.
+            features: what the step does beside sampling.
+            columns: ``[S]``, the rows' slots; None for the first S.
+            masks: of grammars, and the rows that they are for.
+            in_groups: samples without a kernel for all rows.
+            decodes: whether ``DeviceState.history`` keeps the tokens; else they are the first ones of prompts.
+        """
+        state, places = self.state, slice(len(logits)) if columns is None else columns
+        history, step = (state.history, state.step) if decodes else (self.first_tokens, None)
+        changed = logits
+        if features.adjusts:
+            bias = state.bias if features.biased else None
+            changed = self.kernels.adjust(logits, state.marks, bias, columns, **state.penalties(places))
+        if masks is not None:
+            changed = changed.clone() if changed is logits else changed
+            self.kernels.mask_(changed, *masks)
+        if self.kernels.sample_rows is None:
+            assert in_groups is not None, "the host knows who is sampled outside of a graph"
+            tokens = in_groups(changed)
+        else:
+            tokens = self.kernels.sample_rows(changed, **state.sampling(places))
+        if features.logprobs is not None:
+            state.keep_logprobs(logprob_rows(logits, tokens, features.logprobs), places, step)
+        if features.adjusts:
+            self.kernels.count_(state.marks, tokens, columns)
+        self.kernels.advance(tokens, state.fields, columns, history, step, self._end_tokens)
+        return tokens
