@@ -63,10 +63,12 @@ def ranges(engine: Engine, mark: Mark) -> Iterator[None]:
         swap(model, "layers", [_named_layer(layer, ops, mark) for layer in model.layers])
         swap(model, "forward", _with_named_attention(model.forward, mark))
         swap(model, "logits", _named(model.logits, LOGITS, mark))
-        swap(runner, "ops", _named_ops(runner.ops, outs, mark))
         if isinstance(runner, TritonRunner):
-            attention = runner.steps.attention
+            attention, samples = runner.steps.attention, runner.sampler
             swap(runner.steps, "attention", replace(attention, ops=_named_ops(attention.ops, outs, mark)))
+        else:
+            samples = runner
+        swap(samples, "ops", _named_ops(samples.ops, outs, mark))
         swap(runner, "launch", _with_named_steps(runner.launch, mark))
         yield
 

@@ -89,7 +89,6 @@ class TritonRunner:
         width = -(-max_len // cache.block_size)
         self.model = model
         self.cache = cache
-        self.ops = ops
         self.kernels = kernels
         self.states = states
         self.restarts = restarts
