@@ -1,10 +1,8 @@
 """The engine: requests of token ids in, completions of token ids out."""
 
-import math
 import time
-from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -19,6 +17,7 @@ from rosebatch.engine.metrics.stats import EngineStats
 from rosebatch.engine.plan import PackedStep, StepPlan, StepResult
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.sequence import SequenceState
+from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 
 # The masks of a plan's guided sequences, in the order of its ``sampled_ids``: ``[R, ceil(V / 32)]`` int32 of numpy.
@@ -26,19 +25,16 @@ from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 Masks = Callable[[], Any]
 
 
-EMBEDS_ONLY = "the model has no output projection: it can embed, and not generate"
-
-
 class StepRunner(Protocol):
     """Carries out plans: one of the runners, or a fake in tests."""
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
-        """Begin to compute a plan behind those launched before.
+        """Begin to compute a plan, after those launched before.
 
         Args:
             plan: the next one.
-            masks: to be called when a grammar's masks are needed. They follow from the tokens of earlier plans, so
-                those must have been waited for.
+            masks: makes the grammars' masks when they are needed. The results of earlier plans must have been waited
+                for.
 
         Returns:
             a function that waits for the result.
@@ -56,16 +52,16 @@ class Engine:
         scheduler: plans the steps.
         runner: carries them out.
         vocab_size: token ids are below this.
-        max_model_len: most tokens of prompt and completion together.
+        max_model_len: maximum number of tokens of prompt and completion together.
         eos_token_ids: the model's end tokens.
-        lookahead: plans that may be under way while the next is made, one more while all are of prompts; needs a
+        async_depth: plans that may be under way while the next is made, one more while all are of prompts; needs a
             scheduler with separate decodes.
-        hidden_size: length of a hidden state; None if nobody asks for more dimensions.
+        hidden_size: length of a hidden state; None if no request has more dimensions.
         generates: whether the model has an output projection; without, it embeds only.
 
     Attributes:
-        pooling: for what requests of embeddings leave open.
-        refuses_pooling: why a request has to name its pooling; None if it need not.
+        pooling: the defaults of requests for embeddings.
+        refuses_pooling: why requests have to name their pooling; None if they need not.
         max_model_len: the same, but no more than the KV cache holds.
         stats: of all steps since ``restart_stats``.
     """
@@ -102,17 +98,17 @@ class Engine:
 
     @property
     def max_num_seqs(self) -> int:
-        """Most sequences in a step."""
+        """Maximum number of sequences in a step."""
         return self.scheduler.planner.max_num_seqs
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """The budget of a step, see ``Scheduler``."""
+        """Token budget of a step, see ``Scheduler``."""
         return self.scheduler.planner.max_num_batched_tokens
 
     @property
     def prefix_cache(self) -> bool:
-        """Whether prompts with the same beginning share its K and V."""
+        """Whether prompts with a common prefix share its K and V."""
         return self.scheduler.prefixes.enabled
 
     @property
@@ -187,12 +183,11 @@ class Engine:
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Queue requests and yield completions as they finish.
 
-        At most twice as many are under way as can run. To queue one takes the host some time, and the device works
-        meanwhile.
+        At most twice as many are queued as can run, because queueing takes time: the device works meanwhile.
         """
         queued = iter(requests)
         if self.async_depth:
-            # It begins with the first ones.
+            # The device begins with the first ones.
             rows = tokens = 0
             for request in islice(queued, self.max_num_seqs):
                 self.add(request)
@@ -215,7 +210,7 @@ class Engine:
         launched, self._launched = self._launched, deque()
         try:
             for _, wait in launched:
-                # Nobody reads the result, or why there is none.
+                # Neither the result nor its error is read.
                 with suppress(Exception):
                     wait()
         finally:
@@ -258,8 +253,8 @@ class Engine:
     def _max_launched(self) -> int:
         """Plans that may be under way before the oldest is waited for.
 
-        One more while prompts are all there is: the last step of them may be short, and would be through before the
-        first decode steps are planned. Behind decode steps, plans wait for the blocks that these give back.
+        One more while all plans are of prompts: their last step may be short, and would end before the first decode
+        steps are planned. After decode steps, plans wait for the blocks that these give back.
         """
         only_prompts = all(isinstance(plan, PackedStep) for plan, _ in self._launched)
         return self.async_depth + int(self.async_depth > 0 and only_prompts)
@@ -289,42 +284,3 @@ class Engine:
             kind.fill_all([constraints[row] for row in rows], own)
             masks[rows] = own
         return masks
-
-
-def require_servable(
-    request: Request, vocab_size: int, max_model_len: int, *, hidden_size: int | None = None, generates: bool = True
-) -> None:
-    """Check a request; see ``Engine`` for the limits.
-
-    Raises:
-        RowError: the prompt is empty or too long for the model or the cache, a token id is outside the vocabulary, an
-            embedding has fewer dimensions than are wanted, or the model cannot generate.
-    """
-    prompt = request.prompt_token_ids
-    if not prompt:
-        raise RowError("empty_prompt", "the prompt has no tokens")
-    if request.pooling is not None:
-        if len(prompt) > max_model_len:
-            raise RowError("prompt_too_long", f"the prompt has {len(prompt)} tokens; {max_model_len} are allowed")
-        if hidden_size is not None and (request.pooling.dimensions or 0) > hidden_size:
-            raise RowError("invalid_dimensions", f"dimensions must be in [1, {hidden_size}] for this model")
-    elif not generates:
-        raise RowError("embeds_only", EMBEDS_ONLY)
-    elif len(prompt) >= max_model_len:
-        raise RowError(
-            "prompt_too_long",
-            f"the prompt has {len(prompt)} tokens; with at least one to generate, {max_model_len} are allowed",
-        )
-    if _largest(prompt) >= vocab_size:
-        raise RowError("invalid_token_id", f"prompt token ids must be in [0, {vocab_size})")
-    if any(not 0 <= token_id < vocab_size for token_id, _ in request.sampling.logit_bias):
-        raise RowError("invalid_token_id", f"token ids of logit_bias must be in [0, {vocab_size})")
-
-
-def _largest(token_ids: Sequence[int]) -> float:
-    """The largest token id; infinity if one is negative or has more than 32 bits."""
-    try:
-        # ``min`` and ``max`` take three times as long.
-        return int(np.frombuffer(array("I", token_ids), np.uint32).max())
-    except OverflowError:
-        return math.inf

@@ -29,9 +29,9 @@ from rosebatch.ops.ops import Ops
 from rosebatch.ops.select import select
 from rosebatch.ops.tensor_parallel import Group, divide
 
-# Tokens of a block: what a GPU reads at a time, and what a prefix on a CPU is rounded down to.
+# Tokens of a block: a unit of a GPU's reads; on a CPU, prefixes are rounded down to it.
 _BLOCK_SIZE = {"cuda": 64, "cpu": 16}
-# Decode steps that follow each other before the host looks at their tokens.
+# Decode steps in a window, before the host reads their tokens.
 _DECODE_WINDOW = 8
 
 
@@ -41,7 +41,7 @@ class LoadedEngine:
 
     Attributes:
         groups: of layers of the KV cache.
-        waits: why its steps cannot be CUDA graphs, if the model is the reason.
+        waits: why its steps cannot be CUDA graphs; None unless the model is the reason.
         is_compiled: whether the kernels of plain steps are compiled already.
     """
 
@@ -87,7 +87,7 @@ def load_engine(
     Args:
         source: of the model.
         limits: of the engine.
-        toggles: switches.
+        switches: all of them.
         device: of the run.
         group: the processes that hold the model together; None if this one holds it alone.
 
@@ -113,7 +113,7 @@ def load_engine(
     if hashed is not None:
         hashed()
     runner = loaded.engine.runner
-    # What a graph can hold can be rehearsed. Ranks would have to begin together.
+    # Steps that a graph can hold can be warmed up. Ranks would have to begin together.
     warms_up = switches.parallel_compile and switches.cuda_graph and source.has_head and group is None
     if isinstance(runner, TritonRunner) and warms_up:
         tokens, width = loaded.engine.max_num_batched_tokens, runner.slots.width
@@ -145,11 +145,11 @@ def build_engine(
         model: says what the attention of each layer is.
         config: lengths, vocabulary and end tokens.
         limits: of the engine.
-        toggles: switches, resolved here into runner, operators and scheduling.
+        switches: resolved here into runner, operators and scheduling.
         ops: the operators that the model was built with.
         dtype: of activations, and of K and V.
         device: where the model is.
-        least: see ``plan_memory``.
+        minimum: see ``plan_memory``.
         generates: whether the model has an output projection.
 
     Raises:
@@ -188,11 +188,11 @@ def build_engine(
         exact_prefixes=switches.batch_invariant,
         share_prompts=not state_layers,
     )
-    # One block more than the scheduler knows of: where kernels write what nobody reads.
+    # One block more than in the scheduler's pools: kernels write there what is not read.
     counts = [group.blocks + on_device for group in memory.groups]
     cache = KVCache(layers, counts, block_size, kv_dtype, device, ops, memory.group_of)
     states = StatePool(state_layers, memory.max_num_seqs, dtype, device) if state_layers else None
-    # The model cannot sample the others: -1, which stands for none, or an id beyond its vocabulary.
+    # The model cannot sample the others: -1, which means none, or an id beyond its vocabulary.
     eos_token_ids = tuple(i for i in config.eos_token_ids if 0 <= i < config.vocab_size)
     runner: StepRunner
     if on_device:

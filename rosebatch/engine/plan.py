@@ -1,7 +1,7 @@
 """What passes between scheduler and runner: plain data that can be pickled, sent to another process and replayed.
 
 A plan names sequences by id. A runner learns about a sequence from its ``SequenceSpec``, which comes with the first
-plan that computes it. After that it gets changes only: new blocks, new tokens, and at the end the release of the id.
+plan that computes it. Later plans only bring changes: new blocks, new tokens, and at last the release of the id.
 """
 
 from array import array
@@ -16,7 +16,7 @@ from rosebatch.core.request import Logprobs
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch_kernels.common.tokens import NOT_FINITE as NOT_FINITE
 
-# In a block table: a block that left its group's sliding window. Nobody reads it.
+# In a block table: a block that left its group's sliding window, and is not read.
 GONE = -1
 # (group of layers, index in the sequence's block table of this group, block id or ``GONE``)
 BlockChange = tuple[int, int, int]
@@ -26,13 +26,13 @@ BlockCopy = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """What a runner has to know of a sequence.
+    """What a runner needs of a sequence.
 
     Attributes:
         id: unique in an engine.
         prompt_token_ids: all of the prompt.
         sampling: with the sequence's own seed.
-        max_len: most tokens of prompt and completion together.
+        max_len: maximum number of tokens of prompt and completion together.
         stop_ids: tokens that end it: the model's own end tokens, unless ignored, and those of the request.
         guided: whether a grammar decides which tokens may come next.
         has_features: whether its logits are more than sampled: penalties, biases, log-probabilities.
@@ -83,7 +83,7 @@ class Chunk(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Position behind the last token."""
+        """Position after the last token."""
         return self.start + len(self.token_ids)
 
 
@@ -98,15 +98,15 @@ class DecodeRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What both kinds of plan have.
+    """The fields of both kinds of plan.
 
     Attributes:
-        wipes: (group, block) to overwrite with zeros before anything else: the last holder's K and V may not be finite.
+        wipes: (group, block) to overwrite with zeros first: the last holder's K and V may not be finite.
         copies: (group, source, destination) blocks to copy before the forward pass; no block is both.
         started: sequences that this plan computes for the first time, or again after it lost its blocks.
         released: ids that the runner may forget: no later plan has them, unless they are started again.
-        num_preempted: how many of the released ones lost their blocks to others and wait again.
-        reset: whether the runner forgets all sequences before anything else, because they were aborted.
+        num_preempted: how many of the released ones lost their blocks to others, and wait again.
+        reset: whether the runner first forgets all sequences, because they were aborted.
     """
 
     wipes: tuple[tuple[int, int], ...] = ()
@@ -119,7 +119,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep(_Plan):
-    """One step over chunks of any length, one behind the other; chunks of a single token come first."""
+    """One step over chunks of any length, one after the other; chunks of a single token come first."""
 
     chunks: tuple[Chunk, ...]
 
@@ -146,7 +146,7 @@ class PackedStep(_Plan):
 
 @dataclass(frozen=True, slots=True)
 class DecodeWindow(_Plan):
-    """So many decode steps back to back; each row takes part in the first ``length`` of them."""
+    """Decode steps back to back; each row takes part in the first ``length`` of them."""
 
     rows: tuple[DecodeRow, ...]
     steps: int
@@ -191,7 +191,7 @@ class StepResult:
             the length of its row in a window, fewer if the model's end token came first. ``NOT_FINITE`` is the last
             where the logits are not finite.
         logprobs: in the same order, of each token; an empty list for a sequence that does not ask.
-        prompt_logprobs: by the number of a chunk in the plan, of the prompt tokens behind each of its own.
+        prompt_logprobs: by the number of a chunk in the plan, of the prompt token after each of its own.
         pooled: by the number of a chunk that pools, ``[H]`` fp32.
         seconds: that the device was busy with it.
         syncs: how often the host waited for the device.

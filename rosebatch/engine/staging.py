@@ -20,7 +20,7 @@ class Staging:
         depth: transfers under way before the oldest is waited for.
 
     Raises:
-        AssertionError: a transfer would take the buffer of a fetch whose values nobody has read.
+        AssertionError: a transfer would take the buffer of a fetch whose values were not read.
     """
 
     def __init__(self, device: torch.device, size: int = 0, depth: int = 8) -> None:
@@ -81,7 +81,7 @@ class Staging:
     def _next(self) -> int:
         turn = self._turn
         assert not self._unread[turn], (
-            f"{len(self._unread)} transfers ago, a fetch was begun whose values nobody has read"
+            f"{len(self._unread)} transfers ago, a fetch was begun whose values were not read"
         )
         self._turn = (turn + 1) % len(self._unread)
         return turn

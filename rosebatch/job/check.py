@@ -11,8 +11,8 @@ from rosebatch.core.errors import RowError, printable
 from rosebatch.core.request import Request
 from rosebatch.engine.cache.kv_cache import bytes_for_longest
 from rosebatch.engine.cache.memory import batched_tokens, min_slots
-from rosebatch.engine.engine import require_servable
 from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor, weight_bytes
+from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.host.threads import DaemonPool
 from rosebatch.io.parse import Row
 from rosebatch.io.reader import PromptReader

@@ -13,8 +13,8 @@ from rosebatch.config.byte_sizes import in_bytes
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import UserError
 from rosebatch.core.version import __version__
-from rosebatch.engine.engine import EMBEDS_ONLY
 from rosebatch.engine.metrics.stats import EngineStats
+from rosebatch.engine.scheduling.servable import EMBEDS_ONLY
 from rosebatch.host.threads import in_background
 from rosebatch.io.output import Output
 from rosebatch.io.parse import Row

@@ -1,7 +1,7 @@
 """What changes logits, and what is reported of them, on the device path: the same as from the plain runner.
 
-The plain runner looks at all tokens at every step; the device keeps marks, and moves them with their rows. Rows of
-every kind stand beside each other in few seats: a slot's next sequence would show what the last one left behind.
+The plain runner looks at all tokens at every step; the device keeps token counts, and moves them with their rows.
+Rows of every kind share few slots: a slot's next sequence would show what the last one left there.
 """
 
 import os

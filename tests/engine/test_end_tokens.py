@@ -10,7 +10,7 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.load import build_engine
 from rosebatch.engine.plan import SequenceSpec
-from rosebatch.engine.sampling.token_counts import mark_cells
+from rosebatch.engine.sampling.token_counts import count_cells
 from rosebatch.ops.select import select
 from rosebatch.text.token_bans import BanConstraint, find_bans
 from tests.engine.toy_model import CONFIG, CPU, VOCAB, ToyModel
@@ -38,7 +38,7 @@ def test_rows_that_use_the_end_tokens():
 def test_marks_and_bans_of_such_ids():
     """Where another reader of them lets one through, neither may index with it."""
     spec = SequenceSpec(0, (1, 2), SamplingParams(), max_len=9, stop_ids=frozenset({*ODD, 7}))
-    ids, values = mark_cells(spec, [], VOCAB)
+    ids, values = count_cells(spec, [], VOCAB)
     assert sorted(ids.tolist()) == [1, 2, 7] and len(values) == 3
     bans = find_bans(None, (), (9,), VOCAB, frozenset({*ODD, 7}))
     assert np.flatnonzero(np.unpackbits(bans.ends.view(np.uint8), bitorder="little")).tolist() == [7]

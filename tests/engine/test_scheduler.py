@@ -88,7 +88,7 @@ def test_one_sequence_from_prompt_to_end(make_sequence, fake_runner, fake_comple
     assert scheduler.pool.num_free == 32
 
 
-def test_plans_tell_a_runner_all_it_needs(make_sequence, fake_runner, fake_completion):
+def test_plans_have_all_that_a_runner_needs(make_sequence, fake_runner, fake_completion):
     """Specs once, tokens by value, block tables as changes: a runner that lives elsewhere has nothing else."""
     scheduler = make_scheduler()
     a, b = make_sequence(range(6), max_tokens=3, id=0), make_sequence(range(6), max_tokens=1, id=1)

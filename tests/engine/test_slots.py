@@ -1,4 +1,4 @@
-"""What the host tells the device, cell by cell."""
+"""What the host writes to the device's state, cell by cell."""
 
 import struct
 import subprocess
@@ -116,7 +116,7 @@ def test_no_seed_is_seed_0(make_sequence):
     assert (write.cells[cell(layout.SEED_LOW, 0)], write.cells[cell(layout.SEED_HIGH, 0)]) == (0, 0)
 
 
-def test_chunks_of_a_prompt_tell_their_blocks_and_the_last_one_the_rest(make_sequence):
+def test_chunks_of_a_prompt_write_their_blocks_and_the_last_one_the_rest(make_sequence):
     slots = Slots(SLOTS, WIDTH)
     sequence = make_sequence(range(9), 2, ignore_eos=True)
     chunk = Chunk(0, 0, array("I", range(4)), 0, ((0, 0, 5),))
@@ -131,7 +131,7 @@ def test_chunks_of_a_prompt_tell_their_blocks_and_the_last_one_the_rest(make_seq
     assert len(last.cells) == layout.NUM_FIELDS - 2 + 2, "the token is the device's own, and the place of states stays"
 
 
-def test_decodes_tell_new_blocks_and_nothing_else(filled):
+def test_decodes_write_new_blocks_and_nothing_else(filled):
     slots, _ = filled
     write = slots.update(decodes(0, 1, 2, 3))
     assert (write.moves, write.cells) == ([], {})

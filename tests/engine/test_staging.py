@@ -119,7 +119,7 @@ def test_a_fetch_that_would_overwrite_an_unread_one_is_refused(device):
     lines = Staging(device)
     tensors = [torch.full((3,), number, dtype=torch.int32, device=device) for number in range(DEPTH + 1)]
     first, *others = [lines.fetch(tensor) for tensor in tensors[:-1]]
-    with pytest.raises(AssertionError, match="8 transfers ago, a fetch was begun whose values nobody has read"):
+    with pytest.raises(AssertionError, match="8 transfers ago, a fetch was begun whose values were not read"):
         lines.fetch(tensors[-1])
     # Nothing was lost: it is read, and its buffer is free.
     assert first().tolist() == [0, 0, 0]

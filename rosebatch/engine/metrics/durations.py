@@ -25,7 +25,7 @@ class Durations:
         return sum(self._buckets.values())
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """Count a duration, so many times."""
+        """Count a duration ``count`` times."""
         bucket = round(math.log(max(seconds, _SHORTEST)) / _WIDTH)
         self._buckets[bucket] = self._buckets.get(bucket, 0) + count
         self._sum += seconds * count

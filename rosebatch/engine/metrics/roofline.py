@@ -31,7 +31,7 @@ class Rates:
     matmul: float
 
     def of(self, devices: int) -> "Rates":
-        """Of so many devices together, which share all work and never wait for each other."""
+        """The rates of several devices together, which share all work and never wait for each other."""
         return Rates(self.copy * devices, self.matmul * devices)
 
 
@@ -95,7 +95,7 @@ def find_floor(
         itemsize: bytes of a weight and of a K/V element.
         prompt_lens: tokens of each prompt, the shared prefix included.
         output_lens: tokens generated for each; prefill yields the first. 0 for a prompt that is embedded.
-        max_num_seqs: so many run at a time; the others follow, the longest first.
+        max_num_seqs: how many run at once; the others follow, the longest first.
         rates: of the device.
         cached_prefix: shared first tokens of all prompts, computed once and read once a step.
     """
@@ -106,7 +106,7 @@ def find_floor(
     layers, head = _parameters(config, chosen), config.vocab_size * config.hidden_size
 
     tokens = cached_prefix + sum(own_lens)
-    last = _behind_keys(config, chosen)
+    last = _after_keys(config, chosen)
     products = 2 * (layers - last) * tokens + 2 * (last + head) * len(prompt_lens)
     live = _live_sequences(output_lens, max_num_seqs)
     steps = live.total()
@@ -119,7 +119,7 @@ def find_floor(
         pairs -= _pairs(prompt_lens, cached_prefix, window)
     for window, count in Counter(config.kv_windows).items():
         pairs += count * _pairs(prompt_lens, cached_prefix, window)
-        # The step after k generated tokens reads their K and V and the prompt's. A window leaves the prefix behind.
+        # The step after k generated tokens reads their K and V and the prompt's. A window moves past the prefix.
         prefix_keys = min(cached_prefix, max(window - longest, 0)) if window else cached_prefix
         own_keys = sum(_seen(n + o - 1, window) - _seen(n, window) for n, o in zip(own_lens, output_lens, strict=True))
         keys += count * (prefix_keys * steps + own_keys)
@@ -134,7 +134,7 @@ def find_floor(
 
 
 def _parameters(config: ModelConfig, num_experts: float) -> float:
-    """Weights of the layers' matrices with so many routed experts. Norms and biases are too few to count."""
+    """Weights of the layers' matrices with this number of routed experts. Norms and biases are too few to count."""
     if config.transformers is not None:
         return config.transformers.active_weights
     # A model with the delta rule has a gate as wide as q.
@@ -153,7 +153,7 @@ def _parameters(config: ModelConfig, num_experts: float) -> float:
     return config.hidden_size * (columns + dense * matrices * config.intermediate_size)
 
 
-def _behind_keys(config: ModelConfig, num_experts: float) -> float:
+def _after_keys(config: ModelConfig, num_experts: float) -> float:
     """Weights of the last layer that do not make K and V; 0 where they are not known, or it keeps a state."""
     if config.transformers is not None or (config.delta and config.delta.layers[-1]):
         return 0
@@ -168,7 +168,7 @@ def _behind_keys(config: ModelConfig, num_experts: float) -> float:
 
 
 def _reached(config: ModelConfig, tokens: int) -> float:
-    """Experts of a layer that so many tokens reach on average, if all experts are equally popular."""
+    """Experts of a layer that these tokens reach on average, if all experts are equally popular."""
     if config.experts is None:
         return 0
     share = config.experts.experts_per_token / config.experts.num_experts
@@ -178,7 +178,7 @@ def _reached(config: ModelConfig, tokens: int) -> float:
 def _live_sequences(output_lens: Sequence[int], max_num_seqs: int) -> Counter[int]:
     """Number of decode steps by their number of live sequences: each step makes one token for every live one.
 
-    The longest begin first, which leaves the fewest steps with empty seats.
+    The longest begin first, which leaves the fewest steps with empty slots.
     """
     free_at = [0] * max_num_seqs
     changes: Counter[int] = Counter()
@@ -207,6 +207,6 @@ def _seconds(function: Callable[[], object]) -> float:
 
 
 def _seen(queries: int, window: int) -> int:
-    """Keys that the first so many queries of a sequence see together: 1 + 2 + … + queries without a window."""
+    """Keys that the first ``queries`` of a sequence see together: 1 + 2 + … + queries without a window."""
     inside = min(queries, window or queries)
     return inside * (inside + 1) // 2 + (queries - inside) * window

@@ -13,14 +13,14 @@ from rosebatch.engine.staging import Staging
 class PooledStates:
     """Pools the hidden states of prompts; keeps the sums of those whose chunks have not all come.
 
-    A sum is of fp64 and goes token by token, from chunk to chunk: where a prompt is cut changes no bit of it.
+    A sum is fp64 and adds token by token, from chunk to chunk, so chunks do not change its bits.
     """
 
     def __init__(self) -> None:
         self._sums: dict[int, Tensor] = {}
 
     def update(self, plan: PackedStep) -> None:
-        """Forget the sequences that a plan releases. A preempted one starts over."""
+        """Forget the sequences that a plan releases. A preempted one starts again."""
         if plan.reset:
             self._sums.clear()
         for sequence_id in plan.released:
@@ -35,7 +35,7 @@ class PooledStates:
             plan: the step.
             specs: of its sequences.
             ends: ``[P, H]``, the last hidden state of each of these chunks.
-            hidden: ``[T, H]``, all hidden states; None will do if ``has_means`` is False.
+            hidden: ``[T, H]``, all hidden states; None if ``has_means`` is False.
             up: copies in stream order.
         """
         if not has_means(plan, specs):

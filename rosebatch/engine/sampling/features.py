@@ -1,4 +1,4 @@
-"""What a step does beside the forward pass and the choice of tokens. No torch."""
+"""What a step does besides the forward pass and sampling. No torch."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class Features(NamedTuple):
     Attributes:
         adjusts: some logits depend on the tokens so far, or are biased.
         biased: some are biased.
-        logprobs: likeliest tokens to report beside each, 0 or ``MAX_LOGPROBS``; None for no report at all.
+        logprobs: likeliest tokens to report with each token, 0 or ``MAX_LOGPROBS``; None for no report.
     """
 
     adjusts: bool = False

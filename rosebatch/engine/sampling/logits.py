@@ -1,4 +1,4 @@
-"""Changes logits by the tokens so far and by grammars, where the host knows all tokens."""
+"""Penalties, biases and grammars on logits, where all tokens so far are on the host."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rosebatch.engine.plan import SequenceSpec
-from rosebatch.engine.sampling.token_counts import bias_cells, mark_cells
+from rosebatch.engine.sampling.token_counts import bias_cells, count_cells
 from rosebatch.ops.ops import Ops
 
 
@@ -24,17 +24,17 @@ class SampledRow(NamedTuple):
 
 
 def adjust(logits: Tensor, rows: Sequence[SampledRow], ops: Ops) -> Tensor:
-    """Apply biases, penalties and least lengths to logits ``[S, V]``; the same tensor if no row has any."""
+    """Apply biases, penalties and minimum lengths to logits ``[S, V]``; the same tensor if no row has any."""
     numbers = [number for number, row in enumerate(rows) if row.spec.sampling.adjusts]
     if not numbers:
         return logits
     vocab, device = logits.shape[1], logits.device
-    marks = torch.zeros(len(numbers), vocab, dtype=torch.int32)
+    counts = torch.zeros(len(numbers), vocab, dtype=torch.int32)
     bias = torch.zeros(len(numbers), vocab, dtype=torch.float32)
     chosen = [rows[number] for number in numbers]
     for place, row in enumerate(chosen):
         for table, (ids, values) in (
-            (marks, mark_cells(row.spec, row.output, vocab)),
+            (counts, count_cells(row.spec, row.output, vocab)),
             (bias, bias_cells(row.spec)),
         ):
             table[place].index_add_(0, torch.from_numpy(ids), torch.from_numpy(values))
@@ -45,7 +45,7 @@ def adjust(logits: Tensor, rows: Sequence[SampledRow], ops: Ops) -> Tensor:
     params = [row.spec.sampling for row in chosen]
     changed = ops.adjust(
         logits[numbers],
-        marks.to(device),
+        counts.to(device),
         bias.to(device),
         None,
         presence=column([p.presence_penalty for p in params], torch.float32),

@@ -18,14 +18,14 @@ from rosebatch.engine.staging import Staging
 
 ROW = 1 + 2 * MAX_LOGPROBS
 _IDS = slice(1, 1 + MAX_LOGPROBS)
-# Prompt logits held at a time: those of a whole prompt may be larger than everything else.
+# Rows of prompt logits in memory at once: those of a whole prompt may be larger than everything else.
 _PROMPT_ROWS = 128
 
 
 def logprob_rows(logits: Tensor, tokens: Tensor, limit: int) -> Tensor:
     """``[S, ROW]`` int32 for tokens ``[S]`` of logits ``[S, V]``, with the ``limit`` likeliest filled in.
 
-    Nothing is fetched from the device, so a CUDA graph can hold it. Nobody reads the row of a token below 0.
+    Nothing is fetched from the device, so a CUDA graph can hold it. The row of a token below 0 is not read.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     rows = torch.zeros(len(logits), ROW, dtype=torch.int32, device=logits.device)
@@ -39,11 +39,11 @@ def logprob_rows(logits: Tensor, tokens: Tensor, limit: int) -> Tensor:
 
 
 class _Asked(NamedTuple):
-    """A chunk whose prompt's log-probabilities are wanted: its number, its first row, the tokens behind its own."""
+    """A chunk with wanted log-probabilities of its prompt: number, first row, and the token after each of its own."""
 
     number: int
     first: int
-    behind: tuple[int, ...]
+    following: tuple[int, ...]
     limit: int
 
 
@@ -65,19 +65,19 @@ def prompt_logprobs(
         up, down: copy in stream order.
 
     Returns:
-        a function that waits for them; it waits for nothing if nobody asks.
+        a function that waits for them; it waits for nothing if no chunk asks.
     """
     asked, first = [], 0
     for number, chunk in enumerate(chunks):
         spec = specs[chunk.id]
-        limit, behind = spec.sampling.prompt_logprobs, spec.prompt_token_ids[chunk.start + 1 : chunk.end + 1]
-        if limit is not None and behind:
-            asked.append(_Asked(number, first, behind, limit))
+        limit, following = spec.sampling.prompt_logprobs, spec.prompt_token_ids[chunk.start + 1 : chunk.end + 1]
+        if limit is not None and following:
+            asked.append(_Asked(number, first, following, limit))
         first += len(chunk.token_ids)
     if not asked:
         return dict
-    lengths = [len(each.behind) for each in asked]
-    (tokens,) = up.send(np.concatenate([np.array(each.behind, np.int64) for each in asked]))
+    lengths = [len(each.following) for each in asked]
+    (tokens,) = up.send(np.concatenate([np.array(each.following, np.int64) for each in asked]))
     parts = []
     for each, own in zip(asked, tokens.split(lengths), strict=True):
         states = hidden[each.first : each.first + len(own)]
@@ -87,7 +87,7 @@ def prompt_logprobs(
 
     def read() -> dict[int, list[Logprobs]]:
         rows = np.split(fetch(), np.cumsum(lengths)[:-1])
-        return {a.number: read_logprobs(own, a.behind, a.limit) for a, own in zip(asked, rows, strict=True)}
+        return {a.number: read_logprobs(own, a.following, a.limit) for a, own in zip(asked, rows, strict=True)}
 
     return read
 

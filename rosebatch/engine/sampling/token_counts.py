@@ -1,6 +1,6 @@
-"""What the tokens of a sequence mean for its next logits: the marks and the bias that ``adjust`` reads.
+"""Token counts and biases of a sequence, by which ``adjust`` changes its next logits.
 
-See ``rosebatch_kernels.logits``: a mark is an int32 for each token of the vocabulary.
+See ``rosebatch_kernels.logits``: an int32 for each token of the vocabulary.
 """
 
 from collections import Counter
@@ -12,13 +12,13 @@ from rosebatch.engine.plan import SequenceSpec
 from rosebatch_kernels.logits.layout import ENDS, IN_PROMPT
 
 
-def mark_cells(spec: SequenceSpec, output: Sequence[int], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and what to add to their marks, both int32; an id may occur several times.
+def count_cells(spec: SequenceSpec, output: Sequence[int], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids and what to add to their counts, both int32; an id may occur several times.
 
     Args:
         spec: of the sequence.
         output: the tokens generated so far.
-        vocab_size: number of marks.
+        vocab_size: number of counts.
     """
     counts = Counter(output)
     prompt = set(spec.prompt_token_ids)

@@ -1,1 +1,1 @@
-"""Which tokens are computed next, in which blocks of the KV cache. No torch."""
+"""Which tokens are computed next, and in which blocks of the KV cache. No torch."""

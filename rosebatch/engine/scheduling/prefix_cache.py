@@ -60,7 +60,7 @@ class PrefixCache:
                     group.in_flight.add(block)
 
     def _hashes(self, sequence: SequenceState, count: int) -> list[bytes]:
-        """Hashes of at least so many of the sequence's first blocks, all of them full."""
+        """Hashes of at least ``count`` of the sequence's first blocks, all of them full."""
         hashes, size = sequence.block_hashes, self.blocks.block_size
         known = len(hashes)
         if known < count:

@@ -201,8 +201,8 @@ class Scheduler:
     def abort(self) -> None:
         """Drop all sequences, also after an error in the middle of a step.
 
-        Plans under way must not be committed any more. Nobody knows whether the last one was computed, so blocks that
-        were registered since the last commit are no longer findable. The next plan resets the runner.
+        Plans under way must not be committed any more. Perhaps the last one was not computed, so blocks that were
+        registered since the last commit are no longer findable. The next plan resets the runner.
         """
         self.blocks.forget_in_flight()
         for sequence in self.queues:

@@ -35,10 +35,10 @@ class SequenceState:
 
     ``num_computed_tokens`` trails ``num_tokens``: each step lets it catch up by one chunk. Once it has caught up, a
     token is sampled. Prompts, prefix hits and resumed sequences differ in nothing else. Both numbers count what is
-    planned: the last ``num_pending_tokens`` tokens are being sampled, and their values are not known here yet.
+    planned: the last ``num_pending_tokens`` tokens are being sampled, and their values are not known yet.
 
     Attributes:
-        spec: what the runner has to know. It changes with ``restart`` only.
+        spec: what the runner needs. Only ``restart`` changes it.
         token_ids: of prompt and completion, 32 bits each.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         tables: its block table in each group of layers, see ``BlockGroups``; empty if it holds no blocks.
@@ -89,7 +89,7 @@ class SequenceState:
     ) -> "SequenceState":
         """A completion of a request; prompt and completion together never exceed ``max_model_len`` tokens.
 
-        A prompt to be embedded is as one that gets a single token: its hidden state comes in the token's place.
+        A prompt to be embedded gets a single token: its pooled hidden state comes in the token's place.
 
         Raises:
             OverflowError: a token id has more than 32 bits, or a sign; see ``require_servable`` of the engine.
@@ -123,7 +123,7 @@ class SequenceState:
 
     @property
     def max_len(self) -> int:
-        """Most tokens of prompt and completion together."""
+        """Maximum number of tokens of prompt and completion together."""
         return self.spec.max_len
 
     @property
@@ -153,7 +153,7 @@ class SequenceState:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Most tokens that can still follow."""
+        """How many tokens can still follow."""
         return self.spec.max_len - self.num_tokens
 
     @property
@@ -223,7 +223,7 @@ class SequenceState:
         watched = self.stop_matcher is not None or self.constraint is not None
         if not watched and self.spec.stop_ids.isdisjoint(token_ids):
             return None
-        # The first so many of the next tokens may not stop it.
+        # How many of the next tokens may not stop it.
         protected = self.num_prompt_tokens + self.sampling.min_tokens - len(self.token_ids)
         for count, token_id in enumerate(token_ids[: self.spec.max_len - len(self.token_ids)], start=1):
             matched = self.stop_matcher is not None and self.stop_matcher.feed(token_id)

@@ -104,7 +104,7 @@ class StepPlanner:
         return budget
 
     def _admits(self) -> bool:
-        """Whether to look at the waiting. If decodes have to pause for them, prompts are admitted many at a time."""
+        """Whether to look at the waiting. If decodes have to pause for prompts, these are admitted in large groups."""
         if isinstance(self.policy, MixedSteps):
             return True
         waiting, slots = len(self.queues.waiting), self.max_num_seqs - len(self.queues.running)
@@ -208,7 +208,7 @@ class StepPlanner:
         self._plan.steps = steps
 
     def _needs(self, pairs: Sequence[tuple[SequenceState, int]], steps: int) -> list[Sequence[int]]:
-        """Blocks that each sequence is short of for so many steps, or for as many tokens as it has left."""
+        """Blocks that each sequence is short of for these steps, or for the tokens that it has left."""
         return [self.blocks.short_of(s, s.num_computed_tokens + min(steps, left)) for s, left in pairs]
 
     def _reserve(self, sequence: SequenceState, length: int) -> tuple[BlockChange, ...] | None:

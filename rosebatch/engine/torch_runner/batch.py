@@ -12,7 +12,7 @@ from rosebatch.engine.sampling.logits import SampledRow
 
 
 class BlockTables:
-    """The specs and block tables of all sequences that the runner knows, kept up to date by plans.
+    """The specs and block tables of all sequences in the runner, kept up to date by plans.
 
     Attributes:
         specs: by sequence id.
@@ -25,7 +25,7 @@ class BlockTables:
         self.blocks: dict[int, list[list[int]]] = {}
 
     def update(self, plan: PackedStep) -> None:
-        """Take over what a plan changes."""
+        """Apply the changes of a plan."""
         if plan.reset:
             self.specs.clear()
             self.blocks.clear()
@@ -41,7 +41,7 @@ class BlockTables:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One step, sequences packed one behind the other without padding.
+    """One step, sequences packed one after the other without padding.
 
     Attributes:
         input_ids, positions: ``[T]`` int64.

@@ -35,7 +35,7 @@ class TorchRunner:
         states: those of the model's layers that have one; None for a model without them.
         restarts: finds the rotary rows of tokens; None if they are the positions.
         batched_sampling: sample like rows together.
-        trim_last_layer: compute only rows that are read behind the last layer's attention.
+        trim_last_layer: compute only rows that are read after the last layer's attention.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TorchRunner:
 
     def launch(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """See ``rosebatch.engine.engine.StepRunner``: the result is there at once."""
-        assert isinstance(plan, PackedStep), "a window of decodes needs tokens that stay on the device"
+        assert isinstance(plan, PackedStep), "decode windows need tokens that stay on the device"
         started, waits = time.perf_counter(), host_waits.count()
         if plan.reset:
             # An interrupted plan may have left a fetch unread.

@@ -199,11 +199,11 @@ def _pack_last(plan: PackedStep, chunks: _Chunks, layout: Layout) -> tuple[np.nd
     """``last_tiles`` and ``last_rows``, see ``PackedInputs``."""
     sampled = [number for number, chunk in enumerate(plan.chunks) if chunk.sampled]
     wanted = sampled + [number for number, chunk in enumerate(plan.chunks) if chunk.pools]
-    behind = chunks.lengths - 1
+    last = chunks.lengths - 1
     if plan.chunks and not wanted:
         # Kernels are launched for a row at least, and an attended one.
-        wanted, behind = [0], np.zeros_like(behind)
-    ends = np.stack((chunks.slots, chunks.firsts + behind, chunks.starts + behind, np.ones_like(behind)), 1)
+        wanted, last = [0], np.zeros_like(last)
+    ends = np.stack((chunks.slots, chunks.firsts + last, chunks.starts + last, np.ones_like(last)), 1)
     tiles, count = np.zeros((layout.num_last, 4), np.int32), len(wanted)
     tiles[:count] = ends[np.array(wanted, np.int32)]
     rows = tiles[:, 1].copy()

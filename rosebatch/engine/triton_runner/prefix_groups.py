@@ -20,7 +20,7 @@ from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SharedKeys,
 # What makes a group worth it, measured on an H100: 256 keys cost two of four models more than they save.
 MIN_ROWS = 16
 MIN_KEYS = 512
-# Parts of an item's keys are multiples of this, and one group takes at most so many.
+# Keys of an item are a multiple of the first, and a group has at most the second number of splits.
 _UNIT = 64
 _MAX_SPLITS = MAX_PARTS // 2
 

@@ -1,4 +1,4 @@
-"""Tiles of query tokens for chunks with a beginning in common: short chunks fill a tile together. No torch.
+"""Tiles of query tokens for chunks with a common prefix: short chunks fill a tile together. No torch.
 
 See ``rosebatch_kernels.paged_attention.prefill_shared`` for what becomes of them.
 """
@@ -50,7 +50,7 @@ def group_tiles(plan: PackedStep, slots: Slots, block_size: int, tile_rows: int)
 
 
 def _alike(tables: np.ndarray, whole: np.ndarray) -> list[int]:
-    """How many whole blocks each row has in common with the row in front; 0 for the first."""
+    """How many whole blocks each row has in common with the row before; 0 for the first."""
     differs = tables[1:] != tables[:-1]
     alike = np.where(differs.any(1), differs.argmax(1), tables.shape[1])
     return [0, *np.minimum(alike, np.minimum(whole[1:], whole[:-1])).tolist()]
@@ -67,7 +67,7 @@ class _Fill:
         self._used = tile_rows
 
     def add(self, slot: int, start: int, length: int, whole: int, alike: int) -> None:
-        """Add a chunk with so many whole blocks in front of it, and in common with the chunk before."""
+        """Add a chunk with ``whole`` blocks before it, of which ``alike`` are in common with the last chunk."""
         done = 0
         if self.tiles and self._used < self.tile_rows:
             tile = self.tiles[-1]

@@ -56,15 +56,15 @@ class TritonRunner:
 
     Args:
         model: the weights.
-        cache: its KV cache, with one block more than the scheduler knows of.
+        cache: its KV cache, with one block more than the scheduler's pools.
         ops, kernels: the operators of this run.
         switches: for graphs, batched rollover and sampling, shared prefixes, the last layer; those of kernels are in
             ``ops`` and ``kernels``.
         vocab_size: width of the logits.
         eos_token_ids: the model's end tokens.
         max_num_seqs: maximum number of sequences.
-        max_len: most tokens of a sequence.
-        window: most decode steps of a plan.
+        max_len: maximum number of tokens of a sequence.
+        window: maximum number of decode steps of a plan.
         states: those of the model's layers that have one; None for a model without them.
         restarts: finds the rotary rows of tokens; None if they are the positions.
     """
@@ -122,8 +122,8 @@ class TritonRunner:
     def warm_up(self, max_num_tokens: int, *, has_experts: bool = False) -> None:
         """Launch the kernels of plain steps of several sizes. No sequence may have a slot.
 
-        The steps have no tokens but padding, at most so many, so nothing of them matters to a plan. Prompts come first:
-        their attention takes the compiler long.
+        The steps have nothing but padding, at most so many tokens, so they change nothing that a plan reads. Prompts
+        come first: their attention takes the compiler long.
         """
         steps, features = self.steps, Features()
         self.cache.copy([(group, last - 1, last - 1) for group, last in enumerate(self.cache.num_blocks)], self.up)
@@ -186,7 +186,7 @@ class TritonRunner:
         self.cache.wipe(plan.wipes, self.up)
         self.cache.copy(plan.copies, self.up)
         sampled = Sampled.of(plan, self.slots, masks)
-        self.state.make_room(sampled.features)
+        self.state.allocate(sampled.features)
         if isinstance(plan, DecodeWindow):
             return self._launch_decodes(plan, sampled, clock)
         return self._launch_packed(plan, sampled, clock)
@@ -218,7 +218,7 @@ class TritonRunner:
                 fetched.append(self.down.fetch(self.state.logprobs[:-1]))
 
         def wait() -> StepResult:
-            # Its own sampling only: a plan launched since then needs the tokens that are read here.
+            # Its own sampling only: that of a later plan needs the tokens that are read here.
             if self._deferred is finish:
                 self._run_deferred()
             where = np.ix_(np.array(steps), sampled.slots)
@@ -237,7 +237,7 @@ class TritonRunner:
         if count:
             chunks = [chunk for chunk in plan.chunks if chunk.sampled]
             rows = [SampledRow(s, c.end, c.output_token_ids) for s, c in zip(sampled.specs, chunks, strict=True)]
-            self.state.tell_tokens(list(zip(sampled.slots.tolist(), rows, strict=True)), self.up)
+            self.state.set_tokens(list(zip(sampled.slots.tolist(), rows, strict=True)), self.up)
         self.pooling.update(plan)
         ran, columns, of_prompts, pooled = self._run_packed(plan, sampled)
         if not count:
@@ -296,7 +296,7 @@ class TritonRunner:
 
     @torch.inference_mode()
     def _run_deferred(self) -> None:
-        """Do what was put off until the results before it were known."""
+        """Launch what waited for earlier results."""
         if self._deferred is not None:
             finish, self._deferred = self._deferred, None
             finish()

@@ -1,4 +1,4 @@
-"""Which sequence has which row of the device's state, and what the device has yet to be told. No torch."""
+"""Which sequence has which row of the device's state, and which cells of it change with a plan. No torch."""
 
 import heapq
 import struct
@@ -14,14 +14,14 @@ _REALS, _INTEGERS = struct.Struct("<3f"), struct.Struct("<3i")
 
 
 def batch_buckets(limit: int) -> tuple[int, ...]:
-    """Batch sizes that decode steps are padded to. Many, because padding costs time and a graph only memory."""
+    """Batch sizes that decode steps are padded to: many, because padding costs time, and a graph only memory."""
     sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, *range(128, 256, 32), *range(256, limit, 64)]
     return (*(size for size in sizes if size < limit), limit)
 
 
 @dataclass(slots=True)
 class StateWrite:
-    """Changes of the device's state, moves first.
+    """Changes of the device's state; moves come first.
 
     Attributes:
         moves: (from, to) rows; a row moved from is not read again.
@@ -35,20 +35,20 @@ class StateWrite:
 
 
 class Slots:
-    """Columns of the state ``[NUM_FIELDS, num_slots]``, rows of the block tables ``[groups, num_slots, width]`` behind.
+    """Columns of the state ``[NUM_FIELDS, num_slots]``, and rows of the block tables ``[groups, num_slots, width]``.
 
-    A cell's flat index counts through both: field by field, then row by row of each table.
+    A cell's flat index counts through the state field by field, then through the tables row by row.
 
     Args:
-        num_slots: most sequences at a time.
-        width: most blocks of a sequence.
+        num_slots: maximum number of sequences.
+        width: maximum number of blocks of a sequence.
         keeps_tables: whether the host keeps the block tables of the first group too.
 
     Attributes:
         specs: of all sequences that have a slot, by id.
         slot_of: their slots, by id.
         tables: ``[num_slots, width]`` int32, the block tables of the first group; None if they are not kept.
-        state_of: by slot, where the states of its sequence lie: a sequence that moves takes them with it.
+        state_of: by slot, the number of its sequence's states. It moves with the sequence, the states do not.
     """
 
     def __init__(self, num_slots: int, width: int, *, keeps_tables: bool = False) -> None:
@@ -77,13 +77,13 @@ class Slots:
             for row in plan.rows:
                 for change in row.blocks:
                     group, _, block = change
-                    self._tell_blocks(row.id, [change], write.cells if (group, block) in copies else write.rollovers)
+                    self._write_blocks(row.id, [change], write.cells if (group, block) in copies else write.rollovers)
         else:
             for chunk in plan.chunks:
-                self._tell_blocks(chunk.id, chunk.blocks, write.cells)
+                self._write_blocks(chunk.id, chunk.blocks, write.cells)
                 if chunk.sampled:
                     assert chunk.sampled == 1, "no runner verifies drafts"
-                    self._tell_fields(chunk, write)
+                    self._write_fields(chunk, write)
         return write
 
     def bucket(self, ids: Sequence[int]) -> int:
@@ -110,7 +110,7 @@ class Slots:
         wanted = self._bucket(len(ids))
         outside = [sequence_id for sequence_id in ids if self.slot_of[sequence_id] >= wanted]
         if len(outside) > sum(slot < wanted for slot in self._free):
-            # Sequences that are neither decoded nor released stand in the way: their slots come free soon.
+            # Slots of sequences that are neither decoded nor released are in the way. They come free soon.
             return
         for sequence_id in outside:
             source, target = self.slot_of[sequence_id], heapq.heappop(self._free)
@@ -124,7 +124,7 @@ class Slots:
             write.cells[self._cell(layout.STATE, source)] = self.state_of[source]
             heapq.heappush(self._free, source)
 
-    def _tell_blocks(self, sequence_id: int, changes: Sequence[BlockChange], cells: dict[int, int]) -> None:
+    def _write_blocks(self, sequence_id: int, changes: Sequence[BlockChange], cells: dict[int, int]) -> None:
         slot = self.slot_of[sequence_id]
         start = layout.NUM_FIELDS * self.num_slots + slot * self.width
         for group, index, block in changes:
@@ -132,7 +132,7 @@ class Slots:
             if self.tables is not None and group == 0:
                 self.tables[slot, index] = block
 
-    def _tell_fields(self, chunk: Chunk, write: StateWrite) -> None:
+    def _write_fields(self, chunk: Chunk, write: StateWrite) -> None:
         slot, spec = self.slot_of[chunk.id], self.specs[chunk.id]
         sampling, seed = spec.sampling, spec.sampling.seed or 0
         real = _bits(sampling.temperature, sampling.top_p, sampling.min_p)

@@ -1,4 +1,4 @@
-"""The state of all running sequences on the device: a decode step reads and advances it, the host changes little."""
+"""The state of all running sequences on the device. A decode step reads and advances it; the host changes few cells."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -10,7 +10,7 @@ from torch import Tensor
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.sampling.logits import SampledRow
 from rosebatch.engine.sampling.logprobs import ROW
-from rosebatch.engine.sampling.token_counts import bias_cells, mark_cells
+from rosebatch.engine.sampling.token_counts import bias_cells, count_cells
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import StateWrite
 from rosebatch_kernels.feedback import layout
@@ -20,16 +20,16 @@ class DeviceState:
     """``fields [NUM_FIELDS, num_slots]`` int32 (see ``rosebatch_kernels.feedback.layout``) and the block tables.
 
     Args:
-        num_slots: most sequences at a time.
-        width: most blocks of a sequence.
+        num_slots: maximum number of sequences.
+        width: maximum number of blocks of a sequence.
         window: steps whose tokens are kept until they are fetched.
         vocab_size: of the logits.
         num_groups: of layers with block tables of their own.
 
     Attributes:
         block_tables: ``[groups, num_slots, width]`` int32.
-        marks, bias: ``[num_slots, V]`` int32 and fp32, see ``rosebatch_kernels.logits``; empty until a sequence needs
-            them.
+        token_counts, bias: ``[num_slots, V]`` int32 and fp32, see ``rosebatch_kernels.logits``; empty until a sequence
+            needs them.
         logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.sampling.logprobs``: of decode steps as
             in ``history``, of a packed step in the last place; empty until needed.
     """
@@ -51,15 +51,15 @@ class DeviceState:
         self.history = torch.full((window, num_slots), -1, dtype=torch.int32, device=device)
         self.step = torch.zeros(1, dtype=torch.int32, device=device)
         self.vocab_size = vocab_size
-        self.marks = torch.empty(0, dtype=torch.int32, device=device)
+        self.token_counts = torch.empty(0, dtype=torch.int32, device=device)
         self.bias = torch.empty(0, dtype=torch.float32, device=device)
         self.logprobs = torch.empty(0, dtype=torch.int32, device=device)
 
-    def make_room(self, features: Features) -> None:
-        """Allocate what these extras read and write; most runs need none of it."""
+    def allocate(self, features: Features) -> None:
+        """Allocate what these features read and write; most runs need none of it."""
         slots, device = self.fields.shape[1], self.fields.device
-        if features.adjusts and not len(self.marks):
-            self.marks = torch.zeros(slots, self.vocab_size, dtype=torch.int32, device=device)
+        if features.adjusts and not len(self.token_counts):
+            self.token_counts = torch.zeros(slots, self.vocab_size, dtype=torch.int32, device=device)
         if features.biased and not len(self.bias):
             self.bias = torch.zeros(slots, self.vocab_size, dtype=torch.float32, device=device)
         if features.logprobs is not None and not len(self.logprobs):
@@ -67,12 +67,12 @@ class DeviceState:
             self.logprobs = torch.zeros(window + 1, slots, ROW, dtype=torch.int32, device=device)
 
     def apply(self, write: StateWrite, staging: Staging) -> None:
-        """Carry out the host's changes behind the work launched before: all cells in one write."""
+        """Carry out the host's changes after the work launched before: all cells in one write."""
         self._move(write, staging)
         self._write(write.cells | write.rollovers, staging)
 
     def apply_rollovers_one_by_one(self, write: StateWrite, staging: Staging) -> None:
-        """The same with a write for each rollover: what one write for all is measured against (source: article S1)."""
+        """The same with one write for each rollover, to measure against one write for all (source: article S1)."""
         self._move(write, staging)
         self._write(write.cells, staging)
         for index, block in write.rollovers.items():
@@ -82,7 +82,7 @@ class DeviceState:
         if write.moves:
             sources, targets = staging.send(*np.array(write.moves, np.int32).T)
             self.fields.index_copy_(1, targets.long(), self.fields.index_select(1, sources))
-            for table in (*self.block_tables, self.marks, self.bias):
+            for table in (*self.block_tables, self.token_counts, self.bias):
                 if len(table):
                     table.index_copy_(0, targets.long(), table.index_select(0, sources))
 
@@ -93,15 +93,15 @@ class DeviceState:
             where, what = staging.send(indices, values)
             self._cells.index_copy_(0, where, what)
 
-    def tell_tokens(self, told: Seq[tuple[int, SampledRow]], staging: Staging) -> None:
-        """Set marks and bias of slots whose sequences begin to be sampled, from all their tokens so far."""
-        marked = [(slot, row) for slot, row in told if row.spec.sampling.adjusts]
-        if marked:
-            cells = [(slot, *mark_cells(row.spec, row.output, self.vocab_size)) for slot, row in marked]
-            self._set(self.marks, cells, staging)
+    def set_tokens(self, begun: Seq[tuple[int, SampledRow]], staging: Staging) -> None:
+        """Set token counts and bias of slots whose sequences begin to be sampled, from all their tokens so far."""
+        counted = [(slot, row) for slot, row in begun if row.spec.sampling.adjusts]
+        if counted:
+            cells = [(slot, *count_cells(row.spec, row.output, self.vocab_size)) for slot, row in counted]
+            self._set(self.token_counts, cells, staging)
         if len(self.bias):
-            # Also for those without a bias: the slot's last sequence may have left one.
-            self._set(self.bias, [(slot, *bias_cells(row.spec)) for slot, row in told], staging)
+            # Also without a bias: the slot's last sequence may have left one.
+            self._set(self.bias, [(slot, *bias_cells(row.spec)) for slot, row in begun], staging)
 
     def _set(self, table: Tensor, cells: Seq[tuple[int, np.ndarray, np.ndarray]], staging: Staging) -> None:
         """Set rows of a table: for each slot, values at token ids, and 0 elsewhere."""

@@ -22,9 +22,9 @@ class DecodeKind(NamedTuple):
 
     Attributes:
         size: rows.
-        features: what it does beside sampling them; None if they are sampled outside.
+        features: what it does besides sampling; None if its rows are sampled outside.
         shares: whether rows share keys.
-        divided: whether any row may have so many keys that they are divided.
+        divided: whether any row may have enough keys to divide them among programs.
     """
 
     size: int

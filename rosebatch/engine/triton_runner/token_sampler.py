@@ -119,7 +119,7 @@ class TokenSampler:
 
         Args:
             logits: of a row for each sequence.
-            features: what the step does beside sampling.
+            features: what the step does besides sampling.
             columns: ``[S]``, the rows' slots; None for the first S.
             masks: of grammars, and the rows that they are for.
             in_groups: samples without a kernel for all rows.
@@ -130,18 +130,18 @@ class TokenSampler:
         changed = logits
         if features.adjusts:
             bias = state.bias if features.biased else None
-            changed = self.kernels.adjust(logits, state.marks, bias, columns, **state.penalties(places))
+            changed = self.kernels.adjust(logits, state.token_counts, bias, columns, **state.penalties(places))
         if masks is not None:
             changed = changed.clone() if changed is logits else changed
             self.kernels.mask_(changed, *masks)
         if self.kernels.sample_rows is None:
-            assert in_groups is not None, "the host knows who is sampled outside of a graph"
+            assert in_groups is not None, "outside of a graph, the rows to sample are known"
             tokens = in_groups(changed)
         else:
             tokens = self.kernels.sample_rows(changed, **state.sampling(places))
         if features.logprobs is not None:
             state.keep_logprobs(logprob_rows(logits, tokens, features.logprobs), places, step)
         if features.adjusts:
-            self.kernels.count_(state.marks, tokens, columns)
+            self.kernels.count_(state.token_counts, tokens, columns)
         self.kernels.advance(tokens, state.fields, columns, history, step, self._end_tokens)
         return tokens

@@ -1,10 +1,9 @@
 """The kernels of a model's first steps, compiled all at once if Triton's cache lacks them.
 
 A launch compiles its kernel and waits, so a model's first steps would compile dozens of kernels one after the other.
-Here the steps are rehearsed before: each launch only tells which kernel it needs. Threads compile these into Triton's
+Warm-up launches the steps before: each launch only names the kernel that it needs. Threads compile these into Triton's
 cache, where the launches of the run find them. Threads are enough, because most of a compilation is not Python. They
-take turns at Python's part: together, all would be through with it when the last one is, and only then begin with the
-compiler's.
+take turns at Python's part. Otherwise all would finish it with the last one, and only then begin with the compiler's.
 """
 
 import hashlib
@@ -22,6 +21,7 @@ import torch
 
 import rosebatch.engine
 import rosebatch.model
+import rosebatch.ops
 import rosebatch_kernels
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, padded_size
 from rosebatch.host.run_once import run_once
@@ -58,8 +58,8 @@ def compile_for(warm_up: Callable[[], None], shape: Any) -> None:
     Of several processes that call this at once, one goes first.
 
     Args:
-        rehearse: launches kernels, in this thread; they do not run.
-        shape: what decides which kernels these are; its ``repr`` tells two shapes apart.
+        warm_up: launches kernels, in this thread; they do not run.
+        shape: what decides which kernels these are; two shapes are equal if their ``repr`` is.
     """
     done = triton_cache() / f"rosebatch-{_digest(shape)}"
     if done.exists():
@@ -150,15 +150,14 @@ def _compile(function: Any, target: Any, asked: dict[str, Any], turn: Lock) -> N
 
 
 def _digest(shape: Any) -> str:
-    """Of the shape, all versions that decide how it is compiled, the kernels, and the code that launches them."""
+    """Digest of the shape, versions of all that compiles, the kernels, and the code that launches them."""
     import triton
 
     versions = triton.__version__, torch.__version__, platform.python_version(), torch.cuda.is_available()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     digest = hashlib.sha256(repr((versions, device, shape)).encode())
-    of_ours = [Path(str(package.__file__)).parent for package in (rosebatch_kernels, rosebatch.engine, rosebatch.model)]
-    files = [file for folder in of_ours for file in folder.rglob("*.py")]
-    for file in sorted((*files, *of_ours[-1].parent.glob("*ops.py"))):
+    packages = rosebatch_kernels, rosebatch.engine, rosebatch.model, rosebatch.ops
+    for file in sorted(file for package in packages for file in Path(str(package.__file__)).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:32]
 
@@ -167,20 +166,20 @@ def warm_up_decodes(sizes: Sequence[int], form: Callable[..., Hashable]) -> Coll
     """Batch sizes of decode steps, with and without divided rows.
 
     Args:
-        sizes: those that there are, in order.
+        sizes: all that there are, in order.
         form: see ``DeviceOps.decode_form``.
     """
     chosen = [sizes[-1], *(rows for rows in _ROWS if rows < sizes[-1])]
-    # Of sizes with the same form the largest that is chosen already: its rows can share keys.
+    # Of sizes with the same form, the last wins: the largest that is chosen already, whose rows can share keys.
     last = (*sizes, *reversed(chosen))
     forms = {form(rows, divided=divided): (rows, divided) for divided in (False, True) for rows in last}
     return dict.fromkeys([*((rows, True) for rows in chosen), *forms.values()])
 
 
 def warm_up_tokens(limit: int, *, has_experts: bool) -> Collection[int]:
-    """Tokens of packed steps, at most so many, padding left out.
+    """Tokens of packed steps without padding, at most ``limit``.
 
-    Each of many experts has few tokens, so they need large steps as well.
+    Each of many experts has few tokens, so models with experts need large steps as well.
     """
     large = [padded_size(min(limit, MAX_PADDED_TOKENS))] if has_experts else []
     return dict.fromkeys([*large, *(tokens for tokens in _TOKENS if tokens <= limit)])

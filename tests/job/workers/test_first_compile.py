@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rosebatch.engine.engine import require_servable
+from rosebatch.engine.scheduling.servable import require_servable
 from rosebatch.job.workers.first_compile import run_briefly
 
 

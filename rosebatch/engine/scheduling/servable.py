@@ -1,0 +1,51 @@
+"""Which requests an engine can serve. No torch."""
+
+import math
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from rosebatch.core.errors import RowError
+from rosebatch.core.request import Request
+
+EMBEDS_ONLY = "the model has no output projection: it can embed, and not generate"
+
+
+def require_servable(
+    request: Request, vocab_size: int, max_model_len: int, *, hidden_size: int | None = None, generates: bool = True
+) -> None:
+    """Check a request; see ``Engine`` for the limits.
+
+    Raises:
+        RowError: the prompt is empty or too long for the model or the cache, a token id is outside the vocabulary, an
+            embedding has fewer dimensions than are wanted, or the model cannot generate.
+    """
+    prompt = request.prompt_token_ids
+    if not prompt:
+        raise RowError("empty_prompt", "the prompt has no tokens")
+    if request.pooling is not None:
+        if len(prompt) > max_model_len:
+            raise RowError("prompt_too_long", f"the prompt has {len(prompt)} tokens; {max_model_len} are allowed")
+        if hidden_size is not None and (request.pooling.dimensions or 0) > hidden_size:
+            raise RowError("invalid_dimensions", f"dimensions must be in [1, {hidden_size}] for this model")
+    elif not generates:
+        raise RowError("embeds_only", EMBEDS_ONLY)
+    elif len(prompt) >= max_model_len:
+        raise RowError(
+            "prompt_too_long",
+            f"the prompt has {len(prompt)} tokens; with at least one to generate, {max_model_len} are allowed",
+        )
+    if _largest(prompt) >= vocab_size:
+        raise RowError("invalid_token_id", f"prompt token ids must be in [0, {vocab_size})")
+    if any(not 0 <= token_id < vocab_size for token_id, _ in request.sampling.logit_bias):
+        raise RowError("invalid_token_id", f"token ids of logit_bias must be in [0, {vocab_size})")
+
+
+def _largest(token_ids: Sequence[int]) -> float:
+    """The largest token id; infinity if one is negative or has more than 32 bits."""
+    try:
+        # ``min`` and ``max`` take three times as long.
+        return int(np.frombuffer(array("I", token_ids), np.uint32).max())
+    except OverflowError:
+        return math.inf
