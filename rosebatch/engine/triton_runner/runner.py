@@ -1,9 +1,8 @@
 """The forward pass by kernels: packed prompts, decode steps as graphs; sampled tokens stay on the device.
 
 The host launches and goes on. What a decode step needs lies in ``DeviceState``, which the step advances itself. So
-steps follow each other without the host, and tokens come back through pinned memory when somebody asks. If a grammar
-decides what may come next, a step's tokens are sampled after the host has seen those before, while the device computes
-the logits.
+steps follow each other without the host, and tokens come back through pinned memory. If a grammar decides what may come
+next, a step's tokens are sampled after the host has read those before, while the device computes the logits.
 """
 
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from rosebatch.engine.sampling.logprobs import prompt_logprobs, read_all
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.attention import can_group_tiles, sharing_heads
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
-from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, Layout, pack, padded_size
+from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, pack, padded_size
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS, PrefixGroupState
 from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile, group_tiles
 from rosebatch.engine.triton_runner.results import DeviceClock, to_result, until_ended
@@ -42,11 +41,10 @@ from rosebatch.ops.attention import DeviceOps
 from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common import host_waits
 
-# Of three plans that are launched before the first one is read: tokens, log-probabilities, those of prompts, and pooled
-# hidden states.
+# Three plans are launched before the first is read. Each has tokens, log-probabilities, a prompt's, and pooled states.
 _MAX_FETCHES = 12
 
-# Wait for what prompts report, by the number of a chunk: log-probabilities, and pooled hidden states.
+# These wait for what prompts report, by the number of a chunk: log-probabilities, and pooled hidden states.
 _PromptLogprobs = Callable[[], dict[int, list[Logprobs]]]
 _Pooled = Callable[[], dict[int, np.ndarray]]
 
@@ -159,7 +157,7 @@ class TritonRunner:
         return counted
 
     def release(self) -> None:
-        """Wait for what is under way, and free the graphs. Nothing is launched any more."""
+        """Wait for the device, and free the graphs. No plan may follow."""
         event = torch.cuda.Event()
         event.record()
         host_waits.wait_for(event)
@@ -167,7 +165,7 @@ class TritonRunner:
         self.packed.release()
 
     def _reset(self) -> None:
-        """Start over, whatever an interrupted launch has left."""
+        """Forget what an interrupted launch has left."""
         self._deferred = None
         self._num_steps = 0
         self.state.step.zero_()
@@ -258,7 +256,7 @@ class TritonRunner:
         return wait
 
     def _run_packed(self, plan: PackedStep, sampled: Sampled) -> tuple[Ran, Tensor, _PromptLogprobs, _Pooled]:
-        """The last token's final hidden state of each chunk that samples, their slots, and what prompts report."""
+        """Final hidden states of the last rows, the slots of the sampled sequences, and what prompts report."""
         specs = self.slots.specs
         reports = reads_all(plan, specs)
         padded = self.packed.enabled and plan.num_tokens <= MAX_PADDED_TOKENS and not reports
@@ -268,8 +266,7 @@ class TritonRunner:
             kind = PackedKind(padded_size(plan.num_tokens), shared is not None)
             layout = self.steps.layout(kind)
         else:
-            has_states = self.states is not None
-            layout = Layout.exact(plan, tile_rows, states=has_states, restarts=self.restarts, shared=shared)
+            layout = self.steps.exact_layout(plan, shared)
         cells, columns = self.up.send(pack(plan, self.slots, layout, tile_rows, shared), sampled.slots)
         hidden: Tensor | None = None
         of_prompts: _PromptLogprobs = dict

@@ -1,5 +1,6 @@
-"""The forward passes of steps, as bodies of CUDA graphs: all that they read lies in tensors that stay in place."""
+"""The forward passes of steps, which CUDA graphs can hold: all that they read is in tensors that stay in place."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -7,11 +8,12 @@ from torch import Tensor
 
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
-from rosebatch.engine.plan import RestartPolicy
+from rosebatch.engine.plan import PackedStep, RestartPolicy
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, SharedAttention
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, Layout, PackedInputs
 from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
+from rosebatch.engine.triton_runner.prefix_tiles import PrefixTile
 from rosebatch.engine.triton_runner.token_sampler import TokenSampler
 from rosebatch.model.layers import Model
 from rosebatch_kernels.feedback import layout
@@ -109,6 +111,10 @@ class DeviceSteps:
         """Final hidden states of the wanted rows; None for all."""
         attention = PackedAttention(self.attention, inputs)
         return self.model.forward(inputs.input_ids, inputs.positions, attention, wanted)
+
+    def exact_layout(self, plan: PackedStep, shared: Sequence[PrefixTile] | None) -> Layout:
+        """Room for a plan, see ``Layout.exact``."""
+        return Layout.exact(plan, self.tile_rows, states=self.has_states, restarts=self.restarts, shared=shared)
 
     def layout(self, kind: PackedKind) -> Layout:
         """Room for any step of a kind."""
