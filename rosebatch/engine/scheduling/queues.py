@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 
 from rosebatch.engine.scheduling.sequence import SequenceState, Status
 
 
+@dataclass(slots=True)
 class SequenceQueues:
     """All unfinished sequences, each in one place. A running one has a slot of the runner.
 
@@ -19,15 +21,14 @@ class SequenceQueues:
         released: ids whose slots the next plan gives back.
     """
 
-    def __init__(self) -> None:
-        self.waiting: deque[SequenceState] = deque()
-        self.running: list[SequenceState] = []
-        self.ending: list[SequenceState] = []
-        self.forked: list[SequenceState] = []
-        self.started: dict[int, SequenceState] = {}
-        self.released: list[int] = []
-        # Forks that have yet to join the waiting, those of waiting prompts included.
-        self._num_forks = 0
+    waiting: deque[SequenceState] = field(default_factory=deque)
+    running: list[SequenceState] = field(default_factory=list)
+    ending: list[SequenceState] = field(default_factory=list)
+    forked: list[SequenceState] = field(default_factory=list)
+    started: dict[int, SequenceState] = field(default_factory=dict)
+    released: list[int] = field(default_factory=list)
+    # Forks that have yet to join the waiting, those of waiting prompts included.
+    _num_forks: int = 0
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running) + len(self.ending) + self._num_forks

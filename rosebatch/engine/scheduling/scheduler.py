@@ -64,9 +64,9 @@ class Scheduler:
         self.prefixes = PrefixCache(self.blocks, enabled=prefix_cache, exact=exact_prefixes)
         self.restarts = restarts
         self.planner = StepPlanner(
-            self.queues,
-            self.blocks,
-            self.prefixes,
+            queues=self.queues,
+            blocks=self.blocks,
+            prefixes=self.prefixes,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             policy=policy,

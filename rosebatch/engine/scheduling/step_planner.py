@@ -6,7 +6,7 @@ V are written inside it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rosebatch.engine.plan import BlockChange, Chunk, DecodeRow, StepPlan
 from rosebatch.engine.scheduling.block_groups import BlockGroups
@@ -32,37 +32,28 @@ StepPolicy = MixedSteps | SeparateDecodes
 MIXED = MixedSteps()
 
 
+@dataclass(slots=True, kw_only=True)
 class StepPlanner:
     """Plans steps for the sequences in the queues; see ``Scheduler`` for the options.
 
     A plan counts its tokens as computed and sampled (pending) at once.
     """
 
-    def __init__(
-        self,
-        queues: SequenceQueues,
-        blocks: BlockGroups,
-        prefixes: PrefixCache,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        policy: StepPolicy,
-        chunked_prefill: bool,
-        share_prompts: bool,
-    ) -> None:
-        self.queues = queues
-        self.blocks = blocks
-        self.prefixes = prefixes
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.policy = policy
-        self.chunked_prefill = chunked_prefill
-        self.share_prompts = share_prompts
-        longest = blocks.longest_chunk
-        self._max_chunk = max_num_batched_tokens if longest is None else min(longest, max_num_batched_tokens)
-        self._plan = PlanBuilder()
-        # Whether the token budget, and not slots or blocks, ended the last admission.
-        self._admitting = False
+    queues: SequenceQueues
+    blocks: BlockGroups
+    prefixes: PrefixCache
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    policy: StepPolicy
+    chunked_prefill: bool
+    share_prompts: bool
+    _max_chunk: int = field(init=False)
+    _plan: PlanBuilder = field(default_factory=PlanBuilder)
+    # Whether the token budget, and not slots or blocks, ended the last admission.
+    _admitting: bool = False
+
+    def __post_init__(self) -> None:
+        self._max_chunk = min(self.max_num_batched_tokens, self.blocks.longest_chunk or self.max_num_batched_tokens)
 
     def reset(self) -> None:
         """Start over: all sequences were dropped, and the runner has to forget them."""
