@@ -26,11 +26,12 @@ from rosebatch.config.switches import Switches
 from rosebatch.core.errors import UserError
 from rosebatch.engine.load import pick_device
 from rosebatch.model.layers import Model
-from rosebatch.model.mixers.delta.spec import StateSpec
-from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.mixers.hp1.mixer import HP1Spec
+from rosebatch.model.mixers.mixer import MixerSpec
 from rosebatch.model.registry import build_model
 from rosebatch.model.source import find_model
-from rosebatch.ops.ops import Linear, mean_taps
+from rosebatch.ops.hp1 import mean_taps
+from rosebatch.ops.ops import Linear
 from rosebatch.ops.select import select
 from rosebatch_kernels.hp1.reference import probabilities
 from rosebatch_kernels.qkv.torch_heads import split_heads
@@ -92,18 +93,12 @@ class CountingAttention:
     sigma: float | None = None
     zeros: list[Zeros] = field(default_factory=list)
 
-    def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """HP1 has no layers with states."""
-        raise NotImplementedError
-
-    def of_rows(self, spec: AttentionSpec, qkv: Tensor, wanted: Tensor) -> Tensor:
-        """Counts need all rows."""
-        raise NotImplementedError
-
-    def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
-        """Attend, and count."""
+    def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:
+        """Attend, and count in all rows."""
+        assert isinstance(spec, HP1Spec), "a layer of HP1"
+        (qkv,) = inputs
         gate, rotary, length = spec.gate, spec.rotary, self.length
-        assert gate is not None and rotary is not None, "a layer of HP1"
+        assert rotary is not None, "HP1 has rotary positions"
         if self.sigma is not None:
             gate = gate._replace(taps=mean_taps(torch.full_like(gate.gamma, self.sigma), gate.taps.shape[1]))
         turned = [table[:length].repeat(len(qkv) // length, 1)[:, None] for table in (rotary.cos, rotary.sin)]

@@ -9,8 +9,8 @@
   most 1,024).
 - Prefixes: seven requests of ten begin with one of four system prompts of 64 to 512 tokens, mostly the shortest.
 
-``trace.jsonl`` next to this file has 40 requests for small models, made with ``--longest 480``: prompts are cut to three
-quarters of that, answers to one.
+``trace.jsonl`` next to this file has 40 requests for small models, made with ``--longest 480``: prompts are cut to
+three quarters of that, answers to one.
 """
 
 import argparse

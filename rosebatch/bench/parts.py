@@ -112,20 +112,8 @@ def _named_layer(layer: Any, ops: Ops, mark: Mark) -> Any:
     return replace(layer, **changed)
 
 
-class _NamedAttention:
-    """The attention of a step, of either kind of layer, in ranges."""
-
-    def __init__(self, attention: Any, mark: Mark) -> None:
-        self._attend = _named(attention, ATTENTION, mark)
-        self.of_rows = _named(attention.of_rows, ATTENTION, mark)
-        self.delta = _named(attention.delta, ATTENTION, mark)
-
-    def __call__(self, *args: Any) -> Any:
-        return self._attend(*args)
-
-
 def _with_named_attention(forward: Callable[..., Any], mark: Mark) -> Callable[..., Any]:
-    return lambda ids, positions, attention, *rest: forward(ids, positions, _NamedAttention(attention, mark), *rest)
+    return lambda ids, positions, attention, *rest: forward(ids, positions, _named(attention, ATTENTION, mark), *rest)
 
 
 def _with_named_steps(launch: Callable[..., Any], mark: Mark) -> Callable[..., Any]:

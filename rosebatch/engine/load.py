@@ -22,9 +22,8 @@ from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
 from rosebatch.model.fallback.load import Fallback
 from rosebatch.model.layers import Model, states_of
-from rosebatch.model.mixers.softmax.spec import heads_of
 from rosebatch.model.source import ModelSource
-from rosebatch.ops.attention import device_ops
+from rosebatch.ops.device import device_ops
 from rosebatch.ops.ops import Ops
 from rosebatch.ops.select import select
 from rosebatch.ops.tensor_parallel import Group, divide
@@ -200,7 +199,7 @@ def build_engine(
             model,
             cache,
             ops,
-            device_ops(memory.max_num_seqs, *heads_of(model.attention), switches, device),
+            device_ops(switches),
             switches,
             vocab_size=config.vocab_size,
             eos_token_ids=eos_token_ids,

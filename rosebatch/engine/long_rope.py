@@ -13,7 +13,7 @@ import numpy as np
 from rosebatch.engine.plan import Chunk, SequenceSpec
 
 if TYPE_CHECKING:
-    from rosebatch.model.mixers.softmax.spec import AttentionSpec
+    from rosebatch.model.mixers.mixer import MixerSpec
 
 LONG = b"long factors"
 
@@ -47,7 +47,7 @@ class LongRope:
         return rows
 
 
-def restart_policy(specs: Iterable["AttentionSpec"]) -> LongRope | None:
+def restart_policy(specs: Iterable["MixerSpec"]) -> LongRope | None:
     """The policy of a model's layers; None if each position has one row of the rotary tables."""
     found = {(spec.rotary.trained_len, spec.rotary.max_len) for spec in specs if spec.rotary is not None}
     if not any(trained_len for trained_len, _ in found):

@@ -6,45 +6,24 @@ from typing import Protocol
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.mixers.delta.spec import StateSpec
-from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.mixers.mixer import MixerSpec
 from rosebatch.model.weights import Take, WeightSource
 from rosebatch.ops.ops import Ops, Weight
 
 
-class CachedAttention(Protocol):
-    """The attention of one step, over whatever cache the runner keeps."""
+class Attention(Protocol):
+    """The mixing of one step, over what the runner keeps of each sequence: K and V, or a state."""
 
-    def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
-        """Norm and rotate q and k, write the new tokens' K and V to the cache, attend over all of each sequence.
-
-        Args:
-            spec: of the layer.
-            qkv: ``[T, (heads + 2 · kv_heads) · D]``, q then k then v, as projected; may be overwritten.
-
-        Returns:
-            ``[T, heads · D]``.
-        """
-        ...
-
-
-class Attention(CachedAttention, Protocol):
-    """What layers of a step keep of each sequence: K and V, or a state."""
-
-    def of_rows(self, spec: AttentionSpec, qkv: Tensor, wanted: Tensor) -> Tensor:
-        """The same of these rows alone, ``[S, heads · D]`` for ``wanted [S]``: what a model's last layer needs."""
-        ...
-
-    def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Continue each sequence's state by its new tokens, see ``rosebatch_kernels.gated_delta``.
+    def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:
+        """Mix the new tokens of each sequence with those before them, and keep what later ones need.
 
         Args:
-            spec: of the layer.
-            qkv: ``[T, C]``, q then k then v, as projected, rows at any stride.
-            a, b: ``[T, value_heads]``, rows at any stride.
+            spec: of the layer; its class documents the inputs, which may be overwritten.
+            inputs: ``[T, ...]`` each.
+            wanted: ``[S]``, rows that are read; None for all. A model's last layer needs no others.
 
         Returns:
-            ``[T, value_heads · value_dim]``.
+            ``[T, out]``, or ``[S, out]`` of the wanted rows.
         """
         ...
 
@@ -56,8 +35,8 @@ class Model(Protocol):
     """
 
     @property
-    def attention(self) -> Sequence[AttentionSpec]:
-        """Of each layer with a KV cache, in order."""
+    def attention(self) -> Sequence[MixerSpec]:
+        """The spec of each layer with planes, in order."""
         ...
 
     def forward(
@@ -74,19 +53,14 @@ class Model(Protocol):
         ...
 
 
-def attend(attention: Attention, spec: AttentionSpec, qkv: Tensor, wanted: Tensor | None) -> Tensor:
-    """Attention of these rows; of all for None."""
-    return attention(spec, qkv) if wanted is None else attention.of_rows(spec, qkv, wanted)
-
-
 def rows_of(x: Tensor, rows: Tensor | None) -> Tensor:
     """These rows of x; all of them for None."""
     return x if rows is None else x[rows]
 
 
-def states_of(model: Model) -> Sequence[StateSpec]:
+def states_of(model: Model) -> Sequence[MixerSpec]:
     """The spec of each layer with a state, in order; most models have none."""
-    specs: Sequence[StateSpec] = getattr(model, "states", ())
+    specs: Sequence[MixerSpec] = getattr(model, "states", ())
     return specs
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.layers import Attention
-from rosebatch.model.mixers.delta.spec import StateSpec
-from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.mixers.mixer import MixerSpec
 from rosebatch.model.weights import Take, WeightSource
 from rosebatch.ops.ops import GATES, Linear, Ops, Partial, Weight
 
@@ -21,7 +20,7 @@ class Mixer(Protocol):
     """What mixes the tokens of a sequence in a layer: attention, or a rule that keeps a state."""
 
     @property
-    def spec(self) -> AttentionSpec | StateSpec:
+    def spec(self) -> MixerSpec:
         """What a runner has to know of it."""
         ...
 

@@ -1,9 +1,8 @@
-"""The kernels that only the runner of a GPU calls, as switches choose them at load."""
+"""The kernels of attention with a softmax, and those that other kinds of attention share with it."""
 
 import sys
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,132 +10,128 @@ from torch import Tensor
 
 from rosebatch.config.switches import Switches
 from rosebatch.ops.ops import HeadLayerNorm, HeadNorm, Heads, HeadUClip, QKNorm, WholeRMSNorm
+from rosebatch_kernels.paged_attention import torch_gathered as gathered
 from rosebatch_kernels.qkv import torch_heads as qkv
+
+__all__ = ["QKVKernels", "SoftmaxKernels", "gathered", "qkv_kernels", "softmax_kernels", "with_workspaces"]
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceOps:
-    """The kernels that only the Triton runner calls; each of them documents shapes and dtypes.
+class QKVKernels:
+    """What norms, rotates and appends before the attention kernels of the Triton runner.
 
     Attributes:
-        prefill_shared: where chunks share tiles.
-        gated_decode, gated_prefill: those of HP1 attention.
-        undivided_keys: most keys of a row, by batch size and dtype, that ``decode`` never divides.
-        decode_form: what batch size, dtype, and whether rows are divided change in the compiled kernels of both
-            decodes.
-        tile_rows: most query tokens of a tile of either prefill.
-        decode_appends: whether both decode kernels write the new K and V to the cache.
+        decode_appends: whether decode kernels write the new K and V to the cache.
         decode_rotates: whether they also norm and rotate q and k; only if they append.
         prepare: norms, rotates and appends in one; None to do so by the operators of ``Ops``.
         norms_apart: whether neither ``prepare`` nor an operator of ``Ops`` applies this norm.
-        delta_decode: convolution and gated delta rule of a decode step.
         norm_heads: applies it before those: takes a projection, query heads, K/V heads and the norm, and returns the
             projection, the same or a new one.
-        sample_rows: from logits to tokens inside a graph; None to sample by the operators of ``Ops``, outside.
     """
 
-    decode: Callable[..., Tensor]
-    prefill: Callable[..., Tensor]
-    prefill_shared: Callable[..., Tensor]
-    gated_decode: Callable[..., Tensor]
-    gated_prefill: Callable[..., Tensor]
-    undivided_keys: Callable[[int, torch.dtype], int]
-    decode_form: Callable[..., Hashable]
-    tile_rows: int
     decode_appends: bool
     decode_rotates: bool
     prepare: Callable[..., None] | None
     norms_apart: Callable[[QKNorm], bool]
-    delta_decode: Callable[..., Tensor]
     norm_heads: Callable[[Tensor, int, int, QKNorm], Tensor]
-    sample_rows: Callable[..., Tensor] | None
-    adjust: Callable[..., Tensor]
-    mask_: Callable[[Tensor, Tensor, Tensor], None]
-    count_: Callable[[Tensor, Tensor, Tensor | None], None]
-    advance: Callable[..., None]
 
 
-def device_ops(
-    max_num_seqs: int, softmax: Collection[Heads], gated: Collection[Heads], switches: Switches, device: torch.device
-) -> DeviceOps:
-    """The kernels for a model, with the memory that they keep between calls.
-
-    Args:
-        max_num_seqs: most sequences of a step.
-        softmax, gated: the heads of its layers, those with HP1's gate apart.
-        toggles: switches.
-        device: of the run.
-    """
-    from rosebatch_kernels.common import splits
-    from rosebatch_kernels.feedback import kernel as feedback
-    from rosebatch_kernels.gated_delta import decode as delta_decode
-    from rosebatch_kernels.hp1 import decode as hp1_decode
-    from rosebatch_kernels.hp1 import prefill as hp1_prefill
-    from rosebatch_kernels.logits import kernel as logits_kernel
-    from rosebatch_kernels.paged_attention import decode, decode_sizes, prefill, prefill_shared
+def qkv_kernels(switches: Switches) -> QKVKernels:
+    """The kernels of a run."""
     from rosebatch_kernels.qkv import kernel as qkv_kernel
-    from rosebatch_kernels.sampling import kernel as sampling_kernel
-
-    def with_workspaces(
-        kernel: Callable[..., Tensor], heads: Collection[Heads], num_splits: Callable[[int, int], int]
-    ) -> Callable[..., Tensor]:
-        """One workspace for all layers with the same heads: layers run one after the other."""
-        spaces = {
-            each: splits.DecodeWorkspace(
-                max_num_seqs,
-                *each,
-                device,
-                num_splits if switches.split_keys else None,
-                shares=switches.shared_prefix_attention,
-            )
-            for each in heads
-        }
-
-        def run(qkv: Tensor, cache: Tensor, *args: Any, num_heads: int, **options: Any) -> Tensor:
-            workspace = spaces[num_heads, cache.shape[2], cache.shape[4]]
-            return kernel(
-                qkv, cache, *args, workspace=workspace, num_heads=num_heads, append=switches.fused_kv_append, **options
-            )
-
-        return run
 
     def norms_apart(norm: QKNorm) -> bool:
         """``prepare`` norms each head by itself. Without it, the operator that splits heads applies every norm."""
         return switches.fused_rotary and not (switches.fused_qk_norm and isinstance(norm, HeadNorm))
 
-    def undivided_keys(batch: int, dtype: torch.dtype) -> int:
-        if not switches.split_keys:
-            return sys.maxsize
-        each = (decode_sizes.undivided_keys(batch, num_heads, kv_heads, dtype) for num_heads, kv_heads, _ in softmax)
-        return min(each, default=sys.maxsize)
-
-    def decode_form(batch: int, dtype: torch.dtype, *, divided: bool) -> Hashable:
-        divides = divided and switches.split_keys
-        forms = tuple(decode_sizes.form(batch, *each, dtype, device, divided=divides) for each in sorted(softmax))
-        return forms, tuple(hp1_decode.num_splits(batch, kv_heads) for _, kv_heads, _ in sorted(gated))
-
-    gated_decode = partial(hp1_decode.decode, sparse=switches.sparse_values)
-    return DeviceOps(
-        decode=with_workspaces(decode.decode, softmax, splits.num_splits),
-        prefill=prefill.prefill,
-        prefill_shared=prefill_shared.prefill_shared,
-        gated_decode=with_workspaces(gated_decode, gated, hp1_decode.num_splits),
-        gated_prefill=hp1_prefill.prefill,
-        undivided_keys=undivided_keys,
-        decode_form=decode_form,
-        tile_rows=prefill.TILE_ROWS,
+    return QKVKernels(
         decode_appends=switches.fused_kv_append,
         decode_rotates=switches.fused_kv_append and switches.fused_rotary,
         prepare=qkv_kernel.prepare if switches.fused_rotary else None,
         norms_apart=norms_apart,
         norm_heads=_norm_heads,
-        delta_decode=delta_decode.decode,
-        sample_rows=sampling_kernel.sample_rows if switches.fused_sampler else None,
-        adjust=logits_kernel.adjust,
-        mask_=logits_kernel.mask_,
-        count_=logits_kernel.count_,
-        advance=feedback.advance,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxKernels:
+    """Attention with a softmax in the Triton runner; each kernel documents shapes and dtypes.
+
+    Attributes:
+        prefill_shared: if chunks share tiles.
+        undivided_keys: maximum keys of a row, by batch size, that ``decode`` never divides.
+        decode_form: what batch size, and whether rows are divided, change in the compiled ``decode``.
+    """
+
+    decode: Callable[..., Tensor]
+    prefill: Callable[..., Tensor]
+    prefill_shared: Callable[..., Tensor]
+    undivided_keys: Callable[[int], int]
+    decode_form: Callable[..., Hashable]
+
+
+def softmax_kernels(
+    max_num_seqs: int, heads: Collection[Heads], switches: Switches, dtype: torch.dtype, device: torch.device
+) -> SoftmaxKernels:
+    """The kernels for layers with these heads, with the memory that they keep between calls.
+
+    Args:
+        max_num_seqs: most sequences of a step.
+        heads: of the layers.
+        switches: of the run.
+        dtype: of K and V.
+        device: of the run.
+    """
+    from rosebatch_kernels.common import splits
+    from rosebatch_kernels.paged_attention import decode, decode_sizes, prefill, prefill_shared
+
+    def undivided_keys(batch: int) -> int:
+        if not switches.split_keys:
+            return sys.maxsize
+        return min(decode_sizes.undivided_keys(batch, num_heads, kv_heads, dtype) for num_heads, kv_heads, _ in heads)
+
+    def decode_form(batch: int, *, divided: bool) -> Hashable:
+        divides = divided and switches.split_keys
+        return tuple(decode_sizes.form(batch, *each, dtype, device, divided=divides) for each in sorted(heads))
+
+    return SoftmaxKernels(
+        decode=with_workspaces(decode.decode, max_num_seqs, heads, splits.num_splits, switches, device),
+        prefill=prefill.prefill,
+        prefill_shared=prefill_shared.prefill_shared,
+        undivided_keys=undivided_keys,
+        decode_form=decode_form,
+    )
+
+
+def with_workspaces(
+    kernel: Callable[..., Tensor],
+    max_num_seqs: int,
+    heads: Collection[Heads],
+    num_splits: Callable[[int, int], int],
+    switches: Switches,
+    device: torch.device,
+) -> Callable[..., Tensor]:
+    """A decode kernel with one workspace for all layers with the same heads: layers run one after the other."""
+    from rosebatch_kernels.common.splits import DecodeWorkspace
+
+    spaces = {
+        each: DecodeWorkspace(
+            max_num_seqs,
+            *each,
+            device,
+            num_splits if switches.split_keys else None,
+            shares=switches.shared_prefix_attention,
+        )
+        for each in heads
+    }
+
+    def run(qkv: Tensor, cache: Tensor, *args: Any, num_heads: int, **options: Any) -> Tensor:
+        workspace = spaces[num_heads, cache.shape[2], cache.shape[4]]
+        return kernel(
+            qkv, cache, *args, workspace=workspace, num_heads=num_heads, append=switches.fused_kv_append, **options
+        )
+
+    return run
 
 
 def _norm_heads(projection: Tensor, num_heads: int, kv_heads: int, norm: QKNorm) -> Tensor:

@@ -19,19 +19,14 @@ from rosebatch_kernels.common.head_norms import HeadRMSNorm as HeadRMSNorm
 from rosebatch_kernels.common.head_norms import HeadUClip as HeadUClip
 from rosebatch_kernels.common.head_norms import QKNorm as QKNorm
 from rosebatch_kernels.common.head_norms import WholeRMSNorm as WholeRMSNorm
+from rosebatch_kernels.common.shared_keys import SharedKeys as SharedKeys
 from rosebatch_kernels.gated_delta import reference as gated_delta
-from rosebatch_kernels.gated_delta.layout import DeltaState as DeltaState
-from rosebatch_kernels.gated_delta.layout import DeltaWeights as DeltaWeights
 from rosebatch_kernels.gated_delta.layout import PackedChunks as PackedChunks
 from rosebatch_kernels.gated_delta.layout import pack_chunks as pack_chunks
-from rosebatch_kernels.hp1 import torch_gathered as hp1
-from rosebatch_kernels.hp1.gate import Gate as Gate
-from rosebatch_kernels.hp1.gate import mean_taps as mean_taps
 from rosebatch_kernels.kv_cache import reference as kv_cache
 from rosebatch_kernels.logits import reference as logits
 from rosebatch_kernels.mlp import reference as mlp
 from rosebatch_kernels.norm import reference as norm
-from rosebatch_kernels.paged_attention import torch_gathered as paged_attention
 from rosebatch_kernels.qkv import torch_heads as qkv
 from rosebatch_kernels.sampling import torch_sampling as sampling
 from rosebatch_kernels.uclip import reference as uclip
@@ -185,7 +180,7 @@ def _add(partial: Partial, residual: Tensor) -> Tensor:
 def _add_uclip_norm(
     partial: Partial, residual: Tensor, post_alpha: Tensor, post_gamma: Gain, alpha: Tensor, gamma: Gain
 ) -> tuple[Tensor, Tensor]:
-    assert partial.bias is None, "HP1 has no biases"
+    assert partial.bias is None, "clips come after products without a bias"
     return uclip.add_uclip_norm(partial.value, residual, post_alpha, post_gamma, alpha, gamma)
 
 
@@ -226,10 +221,6 @@ class Ops:
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = qkv.split_heads
     kv_append: Callable[[Tensor, Tensor, Tensor, Tensor], None] = kv_cache.append
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None] = kv_cache.copy_blocks
-    gathered_decode: Callable[..., Tensor] = paged_attention.decode
-    gathered_prefill: Callable[..., Tensor] = paged_attention.prefill
-    gathered_gated_decode: Callable[[Tensor, Tensor, Tensor, Tensor, float, Gate], Tensor] = hp1.decode
-    gathered_gated_prefill: Callable[[Tensor, Tensor, Tensor, Tensor, float, Gate], Tensor] = hp1.prefill
     delta_rule: Callable[..., Tensor] = gated_delta.prefill
     gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = gated_delta.gated_norm
     sigmoid_mul: Callable[[Tensor, Tensor], Tensor] = mlp.sigmoid_mul

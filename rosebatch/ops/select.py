@@ -264,7 +264,7 @@ def _norm_ops(switches: Switches) -> dict[str, Any]:
 
 
 def _clip_ops(switches: Switches) -> dict[str, Any]:
-    """HP1's clips: both clips and the addition in one kernel, or each by itself, without ``fused_norm`` by PyTorch."""
+    """Clips in place of norms: two and the addition in one kernel, or apart; PyTorch without ``fused_norm``."""
     clips: Any = uclip
     if switches.fused_norm:
         from rosebatch_kernels.uclip import kernel as clips

@@ -169,7 +169,7 @@ def shares_keys(switch, observe):
     scenario, model = scenario_of(switch), model_of(switch)
     plans = plan_all(switch, prefix_cache=True)
     slots = Slots(scenario.max_num_seqs, scenario.shared_prefix_len // BLOCK_SIZE + 4, keeps_tables=True)
-    heads = model.num_heads, model.num_kv_heads, model.head_dim
+    heads = model.num_heads, model.num_kv_heads
     state = PrefixGroupState(slots, BLOCK_SIZE, heads, torch.device("cpu"))
     begins = []
     for plan in plans:

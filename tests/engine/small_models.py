@@ -20,11 +20,11 @@ from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.fallback.config import describe_config
 from rosebatch.model.fallback.load import load_fallback
 from rosebatch.model.layers import rows_of, states_of
-from rosebatch.model.mixers.softmax.spec import AttentionSpec, heads_of
+from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.weights import RandomWeights
-from rosebatch.ops.attention import device_ops
+from rosebatch.ops.device import device_ops
 from rosebatch.ops.ops import HeadLayerNorm, HeadRMSNorm, WholeRMSNorm
 from rosebatch.ops.select import select
 from tests.engine.family_models import FAMILIES
@@ -142,9 +142,9 @@ class Uneven:
 def _uneven(weight, rotary):
     norm = HeadRMSNorm(weight(16), weight(16), 1e-5)
     return [
-        AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=16, scale=0.3, rotary=rotary(16), window=5),
-        AttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2, rotary=rotary(32, 500.0)),
-        AttentionSpec(layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=norm),
+        SoftmaxSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=16, scale=0.3, rotary=rotary(16), window=5),
+        SoftmaxSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2, rotary=rotary(32, 500.0)),
+        SoftmaxSpec(layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=norm),
     ]
 
 
@@ -155,9 +155,9 @@ def _softmaxes(weight, rotary):
     more = {"sinks": weight(5) + 1, "rotary": rotary(4)}, {"soft_cap": 1.5, "rotary": rotary(20, 500.0)}
     last = {"soft_cap": 2.5, "sinks": weight(3), "rotary": rotary(6)}
     return [
-        AttentionSpec(layer=0, num_heads=5, num_kv_heads=1, head_dim=12, scale=0.3, window=7, **more[0]),
-        AttentionSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.5, qk_norm=norm, **more[1]),
-        AttentionSpec(layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=each, window=3, **last),
+        SoftmaxSpec(layer=0, num_heads=5, num_kv_heads=1, head_dim=12, scale=0.3, window=7, **more[0]),
+        SoftmaxSpec(layer=1, num_heads=4, num_kv_heads=2, head_dim=20, scale=0.5, qk_norm=norm, **more[1]),
+        SoftmaxSpec(layer=2, num_heads=3, num_kv_heads=3, head_dim=16, scale=0.5, qk_norm=each, window=3, **last),
     ]
 
 
@@ -252,7 +252,7 @@ def device_engine(name, off=(), blocks=60):
     def runner_of(config):
         ops = select(switches, "cuda")
         model = build(name, ops)
-        kernels = device_ops(SLOTS, *heads_of(model.attention), switches, CPU)
+        kernels = device_ops(switches)
         cache = make_cache(model, blocks + 1, ops)
         for data in cache.tensors:
             data.fill_(float("nan"))

@@ -298,20 +298,12 @@ def interrupt(monkeypatch, model, call):
     def interrupted(input_ids, positions, attention, wanted=None):
         calls.append(None)
 
-        def check(spec):
+        def mix(spec, *inputs, wanted=None):
             if len(calls) == call and spec.layer == last:
                 raise Interruption
+            return attention(spec, *inputs, wanted=wanted)
 
-        class Interrupted:
-            def __call__(self, spec, qkv):
-                check(spec)
-                return attention(spec, qkv)
-
-            def of_rows(self, spec, qkv, wanted):
-                check(spec)
-                return attention.of_rows(spec, qkv, wanted)
-
-        return forward(input_ids, positions, Interrupted(), wanted)
+        return forward(input_ids, positions, mix, wanted)
 
     monkeypatch.setattr(model, "forward", interrupted)
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import random
 from array import array
+from functools import partial
 
 import msgspec
 import pytest
@@ -17,11 +18,13 @@ from rosebatch.engine.plan import Chunk, SequenceSpec
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.torch_runner.attention import GatheredAttention
 from rosebatch.engine.torch_runner.batch import build_batch
-from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.mixers.hp1.mixer import HP1Spec
+from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import Rotary
 from rosebatch.model.weights import RandomWeights
-from rosebatch.ops.ops import Gate, HeadLayerNorm, HeadRMSNorm, WholeRMSNorm, mean_taps
+from rosebatch.ops.hp1 import Gate, mean_taps
+from rosebatch.ops.ops import HeadLayerNorm, HeadRMSNorm, WholeRMSNorm
 from rosebatch.ops.select import select
 from tests.engine.small_models import MODELS
 
@@ -38,12 +41,11 @@ SIGMA, GAMMA = torch.linspace(0.3, 1.8, HEADS), torch.linspace(1.5, 0.5, HEADS)
 GATE = Gate(mean_taps(SIGMA, 3), GAMMA)
 
 
-def make_specs(window=0, kv_heads=KV_HEADS, **more):
+def make_specs(window=0, kv_heads=KV_HEADS, gate=None, **more):
     """The first layer sees everything, the second one a window; ``more`` is alike in both."""
+    kind = SoftmaxSpec if gate is None else partial(HP1Spec, gate=gate)
     return [
-        AttentionSpec(
-            layer=layer, num_heads=HEADS, num_kv_heads=kv_heads, head_dim=SIZE, scale=scale, window=own, **more
-        )
+        kind(layer=layer, num_heads=HEADS, num_kv_heads=kv_heads, head_dim=SIZE, scale=scale, window=own, **more)
         for layer, (scale, own) in enumerate([(0.5, 0), (0.7, window)])
     ]
 
@@ -117,15 +119,16 @@ class Stream:
         out = []
         for head in range(spec.num_heads):
             scores = q[:, head] @ k[:, head // group].t() * spec.scale
-            if spec.soft_cap:
-                scores = spec.soft_cap * (scores / spec.soft_cap).tanh()
-            exponentials = scores.masked_fill(~seen, -math.inf).exp()
-            sink = 0.0 if spec.sinks is None else spec.sinks[head].double().exp()
-            weights = exponentials / (exponentials.sum(-1, keepdim=True) + sink)
-            if spec.gate is not None:
+            if isinstance(spec, HP1Spec):
                 positive = torch.nn.functional.pad(scores.relu(), (2, 0))
                 means = (positive[:, 2:] + positive[:, 1:-1] + positive[:, :-2]) / 3
                 weights = GAMMA[head].double() * (scores - SIGMA[head].double() * means).clamp(0, 1) * seen
+            else:
+                if spec.soft_cap:
+                    scores = spec.soft_cap * (scores / spec.soft_cap).tanh()
+                exponentials = scores.masked_fill(~seen, -math.inf).exp()
+                sink = 0.0 if spec.sinks is None else spec.sinks[head].double().exp()
+                weights = exponentials / (exponentials.sum(-1, keepdim=True) + sink)
             out.append(weights @ v[:, head // group])
         return torch.cat(out, -1)
 
@@ -173,7 +176,7 @@ def assert_exact(stream, specs, positions=slice(None)):
         outputs = stream.outputs[spec.layer]
         tolerance = {torch.float32: 1e-5, torch.bfloat16: 4 * 2.0**-7}[outputs.dtype]
         # A gate's sums are not divided: they grow with the keys.
-        atol = tolerance if spec.gate is None else 4 * tolerance
+        atol = 4 * tolerance if isinstance(spec, HP1Spec) else tolerance
         exact = stream.exact(spec)[positions]
         torch.testing.assert_close(outputs[positions].double(), exact, rtol=tolerance, atol=atol)
 
@@ -240,7 +243,7 @@ def test_norms_of_q_and_k(kind):
 @pytest.mark.parametrize("more", [{"soft_cap": 1.0}, {"sinks": SINKS}])
 def test_a_gate_has_no_softmax_to_change(more):
     """HP1's kernels would ignore them without a word."""
-    with pytest.raises(AssertionError):
+    with pytest.raises(TypeError, match="unexpected keyword"):
         make_specs(gate=GATE, **more)
 
 
@@ -324,11 +327,11 @@ def test_blocks_in_front_of_the_window_are_not_read(block_size):
 def test_layers_that_differ():
     """In heads, grouping, head size, scale and window: nothing of one layer is used for another."""
     specs = [
-        AttentionSpec(layer=0, num_heads=6, num_kv_heads=2, head_dim=8, scale=0.5),
-        AttentionSpec(layer=1, num_heads=4, num_kv_heads=4, head_dim=16, scale=0.3, window=9),
-        AttentionSpec(layer=2, num_heads=6, num_kv_heads=1, head_dim=8, scale=0.7, window=30),
-        AttentionSpec(layer=3, num_heads=2, num_kv_heads=2, head_dim=8, scale=0.4, soft_cap=2.0, rotary=rotary(8)),
-        AttentionSpec(layer=4, num_heads=2, num_kv_heads=2, head_dim=8, scale=0.4, sinks=SINKS[:2], rotary=rotary(4)),
+        SoftmaxSpec(layer=0, num_heads=6, num_kv_heads=2, head_dim=8, scale=0.5),
+        SoftmaxSpec(layer=1, num_heads=4, num_kv_heads=4, head_dim=16, scale=0.3, window=9),
+        SoftmaxSpec(layer=2, num_heads=6, num_kv_heads=1, head_dim=8, scale=0.7, window=30),
+        SoftmaxSpec(layer=3, num_heads=2, num_kv_heads=2, head_dim=8, scale=0.4, soft_cap=2.0, rotary=rotary(8)),
+        SoftmaxSpec(layer=4, num_heads=2, num_kv_heads=2, head_dim=8, scale=0.4, sinks=SINKS[:2], rotary=rotary(4)),
     ]
     streams = [Stream(70, 80, seed=i, specs=specs) for i in range(3)]
     machine = Machine(specs, block_size=7)
@@ -347,7 +350,7 @@ def test_a_models_attention_is_what_its_config_says():
         assert [spec.planes for spec in model.attention] == list(config.kv_planes)
         assert [spec.scale for spec in model.attention] == [16**-0.5] * 2
         assert [spec.window for spec in model.attention] == [config.sliding_window(layer) for layer in (0, 1)]
-        assert {spec.gate is not None for spec in model.attention} == {config.family == "hp1"}
+        assert {type(spec) for spec in model.attention} == {HP1Spec if config.family == "hp1" else SoftmaxSpec}
         scaled = msgspec.structs.replace(config, attention_scales=(0.5, 0.25))
         scales = [spec.scale for spec in build_model(scaled, OPS, RandomWeights(torch.float32, CPU)).attention]
         assert scales == [0.5, 0.25]

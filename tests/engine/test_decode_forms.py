@@ -1,7 +1,6 @@
 """Which form of decode attention's kernel a step has."""
 
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +8,13 @@ import torch
 
 pytest.importorskip("triton")
 from rosebatch.config.switches import Switches
-from rosebatch.engine.triton_runner.attention import DecodeAttention, SharedAttention
+from rosebatch.engine.triton_runner.attention import DecodeAttention, SharedAttention, device_mixers
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS
 from rosebatch.engine.triton_runner.slots import batch_buckets
 from rosebatch.engine.triton_runner.warm_up import warm_up_decodes, warm_up_tokens
-from rosebatch.model.mixers.softmax.spec import AttentionSpec
-from rosebatch.ops.attention import device_ops
+from rosebatch.model.mixers.hp1.mixer import HP1Spec
+from rosebatch.model.mixers.mixer import DeviceSetup
+from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch_kernels.paged_attention import decode_sizes
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -23,9 +23,18 @@ QWEN, GPT2, MQA, HP1 = (16, 8, 128), (12, 12, 64), (32, 1, 128), (8, 4, 128)
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Makes the kernels for some heads, on a GPU of a known size."""
+    """Makes what steps share for layers with these heads, on a GPU of a known size."""
     monkeypatch.setattr(decode_sizes, "processors", lambda device: 132)
-    return lambda softmax, gated=(): device_ops(2, softmax, gated, Switches(), CPU)
+
+    def shared(softmax, gated=()):
+        kinds = [(SoftmaxSpec, heads, {}) for heads in softmax] + [(HP1Spec, heads, {"gate": None}) for heads in gated]
+        specs = [
+            kind(layer=layer, num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2], scale=1.0, **more)
+            for layer, (kind, heads, more) in enumerate(kinds)
+        ]
+        return SharedAttention(None, None, None, device_mixers(specs, DeviceSetup(2, BF16, CPU, Switches())))
+
+    return shared
 
 
 @pytest.mark.parametrize("slots", [20, 256, 576, 2048])
@@ -34,7 +43,7 @@ def kernels(monkeypatch):
 )
 def test_all_forms_are_rehearsed(kernels, slots, heads):
     """A kernel was compiled in mid-run: with 576 seats for 160 to 256 long rows, and for 16 rows of HP1, 4 seconds."""
-    form, sizes = partial(kernels(*heads).decode_form, dtype=BF16), batch_buckets(slots)
+    form, sizes = kernels(*heads).decode_form, batch_buckets(slots)
     for minimum in (1, MIN_ROWS):
         warmed_up = {form(rows, divided=divided) for rows, divided in warm_up_decodes(sizes, form) if rows >= minimum}
         assert warmed_up == {form(rows, divided=divided) for rows in sizes for divided in (0, 1) if rows >= minimum}
@@ -50,8 +59,8 @@ def test_experts_need_large_steps():
 
 def test_a_gate_divides_nothing(kernels):
     """Each size had two graphs with the same kernels."""
-    assert kernels((), {QWEN}).undivided_keys(8, BF16) == sys.maxsize
-    assert kernels({QWEN}, {QWEN}).undivided_keys(8, BF16) < sys.maxsize
+    assert kernels((), {QWEN}).undivided_keys(8) == sys.maxsize
+    assert kernels({QWEN}, {QWEN}).undivided_keys(8) < sys.maxsize
 
 
 @pytest.mark.parametrize(("window", "divided"), [(0, False), (128, False), (4096, True)])
@@ -63,17 +72,13 @@ def test_windows_where_others_share_keys(window, divided):
         seen.update(options)
         return qkv
 
+    setup = DeviceSetup(2, BF16, CPU, Switches(fused_rotary=False))
+    spec = SoftmaxSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=8, scale=1.0, window=window)
+    mixers = device_mixers([spec], setup)
+    mixers[SoftmaxSpec].kernels = SimpleNamespace(decode=decode, undivided_keys=lambda batch: 1000)
     state = SimpleNamespace(fields=torch.zeros(16, 2, dtype=torch.int32), block_tables=torch.zeros(1, 2, 1))
-    shared = SharedAttention(
-        cache=SimpleNamespace(layer=lambda layer: torch.zeros(1, dtype=BF16), group_of=[0]),
-        state=state,
-        ops=None,
-        kernels=SimpleNamespace(decode=decode, decode_rotates=False, undivided_keys=lambda batch, dtype: 1000),
-        prepare_packed=None,
-        prepare_decode=lambda spec, qkv, cache, step: qkv,
-    )
-    keys = object()
-    spec = AttentionSpec(layer=0, num_heads=2, num_kv_heads=1, head_dim=8, scale=1.0, window=window)
+    cache = SimpleNamespace(layer=lambda layer: (torch.zeros(1, dtype=BF16),), group_of=[0])
+    shared, keys = SharedAttention(cache, state, None, mixers), object()
     DecodeAttention(shared, 2, keys, divided=False)(spec, torch.zeros(2, 32))
     assert (seen["keys"], seen["divided"]) == (None if window else keys, divided)
     # Without shared keys the host has counted all of them.

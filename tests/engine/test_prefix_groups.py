@@ -122,7 +122,7 @@ class SharingDevice(ListDevice):
     def __init__(self, *args):
         super().__init__(*args)
         self.slots = Slots(self.slots.num_slots, self.slots.width, keeps_tables=True)
-        self.state = PrefixGroupState(self.slots, self.block_size, (2, 1, 8), CPU)
+        self.state = PrefixGroupState(self.slots, self.block_size, (2, 1), CPU)
         self.staging = Staging(CPU)
         self.shared = 0
 
@@ -227,7 +227,7 @@ def test_what_is_sent_is_not_sent_again():
     """Windows of the same rows, some of which end, change nothing on the device."""
     slots = Slots(16, 8, keeps_tables=True)
     slots.tables[:] = 5
-    state = PrefixGroupState(slots, 128, (2, 1, 8), CPU)
+    state = PrefixGroupState(slots, 128, (2, 1), CPU)
     calls = []
     state._send = lambda *_: calls.append(1)
 

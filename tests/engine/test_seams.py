@@ -20,8 +20,7 @@ from rosebatch.engine.scheduling.block_pool import BlockPool
 from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.triton_runner.runner import TritonRunner
-from rosebatch.model.mixers.softmax.spec import heads_of
-from rosebatch.ops.attention import device_ops
+from rosebatch.ops.device import device_ops
 from rosebatch.ops.ops import Weight
 from rosebatch.ops.select import select
 from tests.engine.remote_runner import BLOCK_SIZE, BLOCKS, GROUP_OF, WINDOWS, make_runner
@@ -101,7 +100,7 @@ def test_kernels_serve_layers_that_differ(off, expected):
         model,
         cache,
         ops,
-        device_ops(SLOTS, *heads_of(model.attention), switches, CPU),
+        device_ops(switches),
         switches,
         vocab_size=VOCAB,
         eos_token_ids=(),

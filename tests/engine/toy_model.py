@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from rosebatch.config.model import ModelConfig, RopeConfig
 from rosebatch.model.layers import Attention, rows_of
-from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.rope import rope_tables
 from rosebatch.ops.ops import Linear, Ops, Partial, Weight
 
@@ -47,7 +47,7 @@ class _Expert:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     qkv: Linear
-    attention: AttentionSpec
+    attention: SoftmaxSpec
     out: Linear
     experts: tuple[_Expert, _Expert]
 
@@ -63,7 +63,7 @@ class ToyModel:
         rotary = {size: rope_tables(RopeConfig(), size, MAX_LEN, torch.float32, CPU) for size in (16, 32)}
         self.layers = []
         for index, (heads, kv_heads, size, window) in enumerate(LAYERS):
-            spec = AttentionSpec(
+            spec = SoftmaxSpec(
                 layer=index,
                 num_heads=heads,
                 num_kv_heads=kv_heads,
@@ -109,7 +109,7 @@ class ToyModel:
         return _Expert(self._linear(2 * INNER, HIDDEN), self._linear(HIDDEN, INNER))
 
 
-def dense_attention(spec: AttentionSpec, qkv: Tensor) -> Tensor:
+def dense_attention(spec: SoftmaxSpec, qkv: Tensor) -> Tensor:
     """Attention of one whole sequence, written out: what every runner has to agree with."""
     length, group = len(qkv), spec.num_heads // spec.num_kv_heads
     q, k, v = qkv.view(length, -1, spec.head_dim).split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)

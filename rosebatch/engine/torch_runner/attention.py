@@ -1,28 +1,29 @@
-"""Attention over gathered keys, with PyTorch's operators. What all layers of a step share is computed once.
+"""Attention over gathered keys, with PyTorch's operators: what mixers get of a step, computed once for all layers.
 
 Prompt tokens are attended in tiles of 64 successive positions, generated tokens one by one. The number of keys follows
 from the token's position. So a token's attention is the same computation alone or in a batch, whatever the chunks, and
 after a preemption: its bits depend on its own sequence only.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from rosebatch.config.model import Planes
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.torch_runner.batch import StepBatch
-from rosebatch.model.mixers.delta.spec import StateSpec
-from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.mixers.mixer import GatheredTiles, MixerSpec
 from rosebatch.model.rope import Rotary
-from rosebatch.ops.ops import DeltaState, Ops, pack_chunks
+from rosebatch.ops.ops import Ops, pack_chunks
 from rosebatch_kernels.common.gather import gather_rows, padded_keys
 
 _TILE = 64
-# Most bytes of K and V gathered at a time.
+# Maximum bytes of planes gathered at a time.
 _GROUP_BYTES = 32 << 20
 
 
@@ -48,27 +49,29 @@ class _Query:
         return self.tile_start + (1 if self.generated else _TILE)
 
 
+# What a layer reads of each sequence: its planes, and the sliding window.
+_Read = tuple[tuple[Planes, ...], int]
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
     """Units of one shape, attended in one call: rows ``first .. first + count - 1`` of the permuted queries.
 
-    ``cache_rows`` is by number of K/V heads and sliding window, ``masks`` by sliding window.
+    ``tiles`` is by planes and sliding window.
     """
 
     first: int
     count: int
-    generated: bool
-    cache_rows: dict[tuple[int, int], Tensor]
-    masks: dict[int, Tensor]
+    tiles: dict["_Read", GatheredTiles]
 
 
 class GatheredAttention:
-    """Attention for one step; callable by the model, once a layer (see ``rosebatch.model.layers.Attention``).
+    """One step; callable by the model, once a layer, see ``rosebatch.model.layers.Attention``.
 
     Args:
         batch: the step.
         cache: written and read.
-        specs: of all layers that will call this.
+        specs: of all layers with planes that will call this.
         ops: the operators of this run.
         states: continued; None for a model without them.
     """
@@ -77,33 +80,32 @@ class GatheredAttention:
         self,
         batch: StepBatch,
         cache: KVCache,
-        specs: Sequence[AttentionSpec],
+        specs: Sequence[MixerSpec],
         ops: Ops,
         states: StatePool | None = None,
     ) -> None:
         self.cache = cache
         self.ops = ops
         self.device = cache.device
-        self.windows = {spec.window for spec in specs}
         # Of the layers with each window.
         self.group_of = {spec.window: cache.group_of[spec.layer] for spec in specs}
-        self.reads = {(spec.num_kv_heads, spec.window) for spec in specs}
-        # Of a key and its value, in the widest layer.
-        self.key_bytes = 2 * cache.dtype.itemsize * max(spec.num_kv_heads * spec.head_dim for spec in specs)
-        self.append_rows = {
-            (count, window): self._append_rows(batch.slots[self.group_of[window]], count)
-            for count, window in self.reads
+        self.reads: set[_Read] = {(spec.planes, spec.window) for spec in specs}
+        # Of a token in the widest layer.
+        self.token_bytes = cache.dtype.itemsize * max(sum(map(math.prod, planes)) for planes, _ in self.reads)
+        self._append_rows = {
+            (planes, window): tuple(self._rows_of(batch.slots[self.group_of[window]], each.heads) for each in planes)
+            for planes, window in self.reads
         }
         self.rotary_rows = batch.rotary_rows
-        self.states = states
+        self._states = states
         if states is not None:
             ends = accumulate(len(chunk.token_ids) for chunk in batch.chunks)
             rows = [
                 (states.slots[chunk.id], end - len(chunk.token_ids), chunk.start, len(chunk.token_ids))
                 for chunk, end in zip(batch.chunks, ends, strict=True)
             ]
-            self.packed = pack_chunks(rows, cache.device)
-        self._turned: dict[Rotary, tuple[Tensor, Tensor]] = {}
+            self.chunks = pack_chunks(rows, cache.device)
+        self._rotations: dict[Rotary, tuple[Tensor, Tensor]] = {}
         self.groups: list[_Group] = []
         order: list[int] = []
         for queries in self._shapes(_queries(batch)):
@@ -114,49 +116,47 @@ class GatheredAttention:
         self.order = None if ordered else self._tensor([max(row, 0) for row in order])
         self.inverse = None if ordered else self._tensor([inverse[row] for row in range(len(inverse))])
 
-    def __call__(self, spec: AttentionSpec, qkv: Tensor) -> Tensor:
-        """Append K and V of all sequences, then attend: a block filled in this step can be read in it."""
-        (cache,) = self.cache.layer(spec.layer)
-        q, k, v = self._heads(spec, qkv)
-        self.ops.kv_append(cache, k, v, self.append_rows[spec.num_kv_heads, spec.window])
+    def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:
+        """See ``rosebatch.model.layers.Attention``: tiles are always whole."""
+        out = spec.gathered(self, inputs)
+        return out if wanted is None else out[wanted]
+
+    def planes(self, spec: MixerSpec) -> tuple[Tensor, ...]:
+        """See ``rosebatch.model.mixers.mixer.Step``."""
+        return self.cache.layer(spec.layer)
+
+    def states(self, spec: MixerSpec) -> tuple[Tensor, ...]:
+        """See ``rosebatch.model.mixers.mixer.Step``."""
+        assert self._states is not None, "the model has states"
+        return self._states.layer(spec.layer)
+
+    def rotation(self, rotary: Rotary | None) -> tuple[Tensor, Tensor] | None:
+        """See ``rosebatch.model.mixers.mixer.GatheredStep``."""
+        if rotary is None:
+            return None
+        if rotary not in self._rotations:
+            cos, sin = (table[self.rotary_rows][:, None] for table in (rotary.cos, rotary.sin))
+            self._rotations[rotary] = cos, sin
+        return self._rotations[rotary]
+
+    def append_rows(self, spec: MixerSpec) -> tuple[Tensor, ...]:
+        """See ``rosebatch.model.mixers.mixer.GatheredStep``."""
+        return self._append_rows[spec.planes, spec.window]
+
+    def attend(self, spec: MixerSpec, q: Tensor, attend: Callable[[Tensor, GatheredTiles], Tensor]) -> Tensor:
+        """See ``rosebatch.model.mixers.mixer.GatheredStep``."""
+        read = spec.planes, spec.window
         if self.order is not None:
             q = q.index_select(0, self.order)
-        parts = [self._attend(spec, group, q[group.first : group.first + group.count], cache) for group in self.groups]
+        parts = [attend(q[group.first : group.first + group.count], group.tiles[read]) for group in self.groups]
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out if self.inverse is None else out.index_select(0, self.inverse)
 
-    def of_rows(self, spec: AttentionSpec, qkv: Tensor, wanted: Tensor) -> Tensor:
-        """See ``rosebatch.model.layers.Attention``: tiles are always whole."""
-        return self(spec, qkv)[wanted]
-
-    def delta(self, spec: StateSpec, qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """See ``rosebatch.model.layers.Attention``."""
-        assert self.states is not None, "the model has states"
-        return self.ops.delta_rule(qkv, a, b, DeltaState(*self.states.layer(spec.layer)), self.packed, spec.weights)
-
-    def _attend(self, spec: AttentionSpec, group: _Group, q: Tensor, cache: Tensor) -> Tensor:
-        ops, mask = self.ops, group.masks[spec.window]
-        rows = group.cache_rows[spec.num_kv_heads, spec.window]
-        if spec.gate is None:
-            attend = ops.gathered_decode if group.generated else ops.gathered_prefill
-            return attend(q, cache, rows, mask, spec.scale, spec.soft_cap, spec.sinks)
-        gated = ops.gathered_gated_decode if group.generated else ops.gathered_gated_prefill
-        return gated(q, cache, rows, mask, spec.scale, spec.gate)
-
-    def _heads(self, spec: AttentionSpec, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        turned = None
-        if spec.rotary is not None:
-            if spec.rotary not in self._turned:
-                cos, sin = (table[self.rotary_rows][:, None] for table in (spec.rotary.cos, spec.rotary.sin))
-                self._turned[spec.rotary] = cos, sin
-            turned = self._turned[spec.rotary]
-        return self.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, turned, spec.qk_norm)
-
-    def _append_rows(self, slots: Tensor, kv_heads: int) -> Tensor:
-        """Where each token's heads go in a layer with so many K/V heads, see ``kv_append``."""
+    def _rows_of(self, slots: Tensor, heads: int) -> Tensor:
+        """Where each token's heads go in a plane with so many, see ``kv_append``."""
         size = self.cache.block_size
-        heads = torch.arange(kv_heads, device=self.device)
-        return (slots[:, None] // size * kv_heads + heads) * size + slots[:, None] % size
+        numbers = torch.arange(heads, device=self.device)
+        return (slots[:, None] // size * heads + numbers) * size + slots[:, None] % size
 
     def _shapes(self, queries: list[_Query]) -> list[list[_Query]]:
         """Units of one shape together, in parts that are not too large to gather."""
@@ -166,7 +166,7 @@ class GatheredAttention:
             shapes.setdefault((query.generated, shape), []).append(query)
         parts = []
         for members in shapes.values():
-            limit = max(1, _GROUP_BYTES // (padded_keys(members[0].tile_end) * self.key_bytes))
+            limit = max(1, _GROUP_BYTES // (padded_keys(members[0].tile_end) * self.token_bytes))
             parts += [members[i : i + limit] for i in range(0, len(members), limit)]
         return parts
 
@@ -185,16 +185,17 @@ class GatheredAttention:
             rows = table[own, :width]
             # Masked keys are read: a block of another sequence might hold NaN.
             by_group.append(torch.cat((rows, rows[:, -1:].expand(-1, width - rows.shape[1])), 1))
-        tables = {window: self._within(queries, by_group[self.group_of[window]], window) for window in self.windows}
-        blocks = {window: self.cache.num_blocks[self.group_of[window]] for window in self.windows}
-        cache_rows = {
-            (count, window): gather_rows(tables[window], blocks[window], count) for count, window in self.reads
-        }
+        tables = {w: self._within(queries, by_group[group], w) for w, group in self.group_of.items()}
         positions = self._positions(queries)
-        masks = {window: self._mask(positions, keys, window) for window in self.windows}
+        masks = {window: self._mask(positions, keys, window) for window in tables}
         if generated:
             masks = {window: mask[:, None, None] for window, mask in masks.items()}
-        self.groups.append(_Group(first, len(order), generated, cache_rows, masks))
+        tiles = {}
+        for planes, window in self.reads:
+            blocks = self.cache.num_blocks[self.group_of[window]]
+            each = tuple(gather_rows(tables[window], blocks, heads, number) for heads, _, number in planes)
+            tiles[planes, window] = GatheredTiles(generated, each, masks[window])
+        self.groups.append(_Group(first, len(order), tiles))
         return order
 
     def _within(self, queries: list[_Query], table: Tensor, window: int) -> Tensor:

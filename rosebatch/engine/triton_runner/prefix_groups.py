@@ -14,7 +14,6 @@ import torch
 from rosebatch.engine.plan import DecodeRow
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import Slots
-from rosebatch.ops.ops import Heads
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SharedKeys, items_wanted, max_items
 
 # What makes a group worth it, measured on an H100: 256 keys cost two of four models more than they save.
@@ -133,13 +132,13 @@ class PrefixGroupState:
     Args:
         slots: with the block tables.
         block_size: tokens of a block.
-        heads: of the layers that share keys.
+        heads: query heads and K/V heads of the layers that share keys.
 
     Attributes:
         own_begins: ``[num_slots]`` int32, the first key of each row that no other row shares.
     """
 
-    def __init__(self, slots: Slots, block_size: int, heads: Heads, device: torch.device) -> None:
+    def __init__(self, slots: Slots, block_size: int, heads: tuple[int, int], device: torch.device) -> None:
         num_slots = slots.num_slots
         self.slots = slots
         self.block_size = block_size
@@ -181,7 +180,7 @@ class PrefixGroupState:
         slots = np.array([self.slots.slot_of[row.id] for row in rows])
         positions = np.array([row.start for row in rows])
         groups = find_groups(self.slots.tables[slots], positions, self.block_size)
-        return divide(groups, slots, self.slots.num_slots, items_wanted(*self.heads[:2]), limit)
+        return divide(groups, slots, self.slots.num_slots, items_wanted(*self.heads), limit)
 
     def _send(self, found: Items, staging: Staging) -> None:
         parts = [np.zeros(size, np.int32) for size in self._sizes]

@@ -7,7 +7,6 @@ next, a step's tokens are sampled after the host has read those before, while th
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -25,7 +24,7 @@ from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.sampling.logits import SampledRow
 from rosebatch.engine.sampling.logprobs import prompt_logprobs, read_all
 from rosebatch.engine.staging import Staging
-from rosebatch.engine.triton_runner.attention import can_group_tiles, sharing_heads
+from rosebatch.engine.triton_runner.attention import SharedAttention, device_mixers
 from rosebatch.engine.triton_runner.graphs import Ran, StepGraphs
 from rosebatch.engine.triton_runner.packing import MAX_PADDED_TOKENS, pack, padded_size
 from rosebatch.engine.triton_runner.prefix_groups import MIN_ROWS, PrefixGroupState
@@ -36,8 +35,9 @@ from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.engine.triton_runner.steps import DecodeKind, DeviceSteps, PackedKind
 from rosebatch.engine.triton_runner.token_sampler import Sampled, TokenSampler
 from rosebatch.engine.triton_runner.warm_up import warm_up_decodes, warm_up_tokens
-from rosebatch.model.layers import Model
-from rosebatch.ops.attention import DeviceOps
+from rosebatch.model.layers import Model, states_of
+from rosebatch.model.mixers.mixer import DeviceSetup
+from rosebatch.ops.device import DeviceOps
 from rosebatch.ops.ops import Ops
 from rosebatch_kernels.common import host_waits
 
@@ -91,21 +91,23 @@ class TritonRunner:
         self.states = states
         self.restarts = restarts
         self.pooling = PooledStates()
-        heads = sharing_heads(model.attention) if switches.shared_prefix_attention else None
+        specs = [*model.attention, *states_of(model)]
+        sharing = (spec.prefix_heads for spec in specs if spec.prefix_heads)
+        heads = next(sharing, None) if switches.shared_prefix_attention else None
         self.slots = Slots(max_num_seqs, width, keeps_tables=heads is not None)
         self.prefix_groups = heads and PrefixGroupState(self.slots, cache.block_size, heads, device)
-        self._shares_tiles = heads is not None and states is None and can_group_tiles(model.attention)
+        self._shares_tiles = heads is not None and all(spec.groups_tiles for spec in specs)
         self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, len(cache.num_blocks))
         self.sampler = TokenSampler(self.state, ops, kernels, eos_token_ids, batched=switches.batched_sampling)
+        mixers = device_mixers(specs, DeviceSetup(max_num_seqs, cache.dtype, device, switches))
         self.steps = DeviceSteps(
             model,
-            cache,
+            SharedAttention(cache, self.state, ops, mixers, states),
             self.sampler,
             self.prefix_groups,
             shares_tiles=self._shares_tiles,
             trims_last_layer=switches.trim_last_layer,
             restarts=restarts,
-            states=states,
         )
         self.decodes = StepGraphs(self.steps.decode, enabled=switches.cuda_graph)
         self.packed = StepGraphs(self.steps.packed, enabled=switches.cuda_graph)
@@ -134,7 +136,7 @@ class TritonRunner:
             hidden = steps.packed(kind)
             for count in {1, len(columns)} if self.sampler.fits_graphs else ():
                 self.sampler.next_tokens(self.model.logits(hidden[:count]), features, columns[:count], decodes=False)
-        kinds = warm_up_decodes(self.slots.buckets, partial(self.kernels.decode_form, dtype=self.cache.dtype))
+        kinds = warm_up_decodes(self.slots.buckets, steps.attention.decode_form)
         for (rows, divided), shares in product(kinds, {False, self.prefix_groups is not None}):
             if not shares or rows >= MIN_ROWS:
                 steps.decode(DecodeKind(rows, features if self.sampler.fits_graphs else None, shares, divided))
@@ -196,7 +198,7 @@ class TritonRunner:
         own_keys = np.array(sampled.positions)
         if self.prefix_groups is not None and shares:
             own_keys -= self.prefix_groups.own_begins[sampled.slots]
-        divided = own_keys.max() > self.kernels.undivided_keys(bucket, self.cache.dtype)
+        divided = own_keys.max() > self.steps.attention.undivided_keys(bucket)
         kind = DecodeKind(bucket, sampled.features if inside else None, shares, bool(divided))
         ran = self.decodes.run(kind, plan.steps)
         window = len(self.state.history)

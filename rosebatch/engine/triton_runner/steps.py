@@ -6,8 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rosebatch.engine.cache.kv_cache import KVCache
-from rosebatch.engine.cache.state_pool import StatePool
 from rosebatch.engine.plan import PackedStep, RestartPolicy
 from rosebatch.engine.sampling.features import Features
 from rosebatch.engine.triton_runner.attention import DecodeAttention, PackedAttention, SharedAttention
@@ -47,13 +45,12 @@ class DeviceSteps:
 
     Args:
         model: the weights.
-        cache: its KV cache.
+        attention: what the model's mixers share.
         sampler: of its tokens, with the state of all sequences.
         prefix_groups: finds keys that rows of decode steps share; None if none do.
         shares_tiles: whether packed steps may have tiles that chunks share.
         trims_last_layer: compute only rows that are read after the last layer's attention.
         restarts: finds the rotary rows of tokens; None if they are the positions.
-        states: those of the model's layers that have one; None for a model without them.
 
     Attributes:
         packed_cells: what ``packed`` reads, see ``Layout``.
@@ -62,27 +59,27 @@ class DeviceSteps:
     def __init__(
         self,
         model: Model,
-        cache: KVCache,
+        attention: SharedAttention,
         sampler: TokenSampler,
         prefix_groups: PrefixGroupState | None,
         *,
         shares_tiles: bool,
         trims_last_layer: bool,
         restarts: RestartPolicy | None,
-        states: StatePool | None,
     ) -> None:
         self.model = model
         self.sampler = sampler
         self.state = sampler.state
         self.prefix_groups = prefix_groups
         self.tile_rows = sampler.kernels.tile_rows
-        self.attention = SharedAttention.of(cache, self.state, sampler.ops, sampler.kernels, states)
+        self.attention = attention
         self.restarts = restarts
-        self.has_states = states is not None
+        self.has_states = attention.states is not None
         self._trims_last_layer = trims_last_layer
+        device = attention.cache.device
         cells = self.layout(PackedKind(MAX_PADDED_TOKENS, shares_tiles)).num_cells
-        self.packed_cells = torch.zeros(cells, dtype=torch.int32, device=cache.device)
-        self._logits = torch.empty(0, device=cache.device)
+        self.packed_cells = torch.zeros(cells, dtype=torch.int32, device=device)
+        self._logits = torch.empty(0, device=device)
 
     def decode(self, kind: DecodeKind) -> Tensor:
         """One decode step of the first rows: tokens ``[size]``, or logits ``[size, V]`` to be sampled outside."""

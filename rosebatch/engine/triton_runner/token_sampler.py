@@ -15,7 +15,7 @@ from rosebatch.engine.sampling.sampler import sample
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import Slots
 from rosebatch.engine.triton_runner.state import DeviceState
-from rosebatch.ops.attention import DeviceOps
+from rosebatch.ops.device import DeviceOps
 from rosebatch.ops.ops import Ops
 
 

@@ -167,7 +167,7 @@ def warm_up_decodes(sizes: Sequence[int], form: Callable[..., Hashable]) -> Coll
 
     Args:
         sizes: all that there are, in order.
-        form: see ``DeviceOps.decode_form``.
+        form: see ``DeviceMixer.decode_form``.
     """
     chosen = [sizes[-1], *(rows for rows in _ROWS if rows < sizes[-1])]
     # Of sizes with the same form, the last wins: the largest that is chosen already, whose rows can share keys.

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
-from rosebatch.model.layers import CachedAttention
-from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 
 # transformers builds no masks for a function that has no mask function of this name.
 NAME = "rosebatch"
@@ -22,6 +21,8 @@ _KNOWN = {
     *("position_ids", "position_embeddings", "cache_position", "use_cache", "return_dict", "labels", "logits_to_keep"),
     *("output_attentions", "output_hidden_states", "output_router_logits"),
 }
+# The mixing of a run.
+Attend = Callable[[SoftmaxSpec, Tensor], Tensor]
 _local = threading.local()
 
 
@@ -68,7 +69,7 @@ class Attending:
         attention: of the run.
     """
 
-    def __init__(self, specs: Iterable[AttentionSpec], attention: CachedAttention) -> None:
+    def __init__(self, specs: Iterable[SoftmaxSpec], attention: Attend) -> None:
         self._specs = iter(specs)
         self._attention = attention
 
@@ -113,7 +114,7 @@ def _attend(
     return _local.step.call(Call(module, query, key, value, attention_mask, options)), None
 
 
-def describe(call: Call, layer: int) -> AttentionSpec:
+def describe(call: Call, layer: int) -> SoftmaxSpec:
     """The attention of a layer; q and k come normed and rotated.
 
     Raises:
@@ -137,7 +138,7 @@ def describe(call: Call, layer: int) -> AttentionSpec:
     scale, sinks = options.get("scaling"), options.get("s_aux")
     if sinks is not None and sinks.numel() != q.shape[1]:
         raise UnservedError(f"has sinks of shape {list(sinks.shape)}")
-    return AttentionSpec(
+    return SoftmaxSpec(
         layer=layer,
         num_heads=q.shape[1],
         num_kv_heads=k.shape[1],
@@ -153,7 +154,7 @@ def _heads(x: Tensor) -> list[int]:
     return [x.shape[1], x.shape[3]]
 
 
-def attend(spec: AttentionSpec, call: Call, attention: CachedAttention) -> Tensor:
+def attend(spec: SoftmaxSpec, call: Call, attention: Attend) -> Tensor:
     """Answer a call with the engine's attention. Values of fewer channels than keys are stored with zeros behind."""
     dtype, missing = call.v.dtype, spec.head_dim - call.v.shape[3]
     v = functional.pad(call.v, (0, missing)) if missing else call.v

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.layers import Attention, attend, load_embedding, load_head, rows_of
-from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.layers import Attention, load_embedding, load_head, rows_of
+from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.sublayers import channels, columns
 from rosebatch.model.weights import Take, WeightSource
 from rosebatch.ops.ops import Linear, Ops, Weight
@@ -24,7 +24,7 @@ class _Norm:
 class _Layer:
     input_norm: _Norm
     qkv: Linear
-    attention: AttentionSpec
+    attention: SoftmaxSpec
     out: Linear
     mlp_norm: _Norm
     up: Linear
@@ -76,7 +76,7 @@ class GPT2:
         return _Layer(
             input_norm=self._load_norm(prefix + "ln_1", weights),
             qkv=linear("attn.c_attn", hidden, 3 * hidden, columns(*[(hidden, own)] * 3)),
-            attention=AttentionSpec(
+            attention=SoftmaxSpec(
                 layer=index,
                 num_heads=len(heads),
                 num_kv_heads=len(heads),
@@ -102,7 +102,7 @@ class GPT2:
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, following, strict=True):
             rows = wanted if layer is self.layers[-1] else None
-            attended = ops.project(layer.out, attend(attention, layer.attention, layer.qkv(normed), rows))
+            attended = ops.project(layer.out, attention(layer.attention, layer.qkv(normed), wanted=rows))
             norm, residual = layer.mlp_norm, rows_of(residual, rows)
             normed, residual = ops.add_layer_norm(attended, residual, norm.weight, norm.bias, eps)
             hidden = ops.project(layer.down, ops.activated(self.config.activation, layer.up, normed))

@@ -28,15 +28,14 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.layers import Attention, attend, load_embedding, load_head, rows_of
-from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.layers import Attention, load_embedding, load_head, rows_of
+from rosebatch.model.mixers.hp1.load import NUMBERS, load_gate, load_vector
+from rosebatch.model.mixers.hp1.mixer import HP1Spec
 from rosebatch.model.rope import rope_tables
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import DEVIATION, WeightSource
-from rosebatch.ops.ops import Gain, Gate, HeadUClip, Linear, Ops, mean_taps
+from rosebatch.ops.ops import Gain, HeadUClip, Linear, Ops
 
-# For random weights. With 1.4, some 70 % of attention's weights are zero, as in the article's trained model.
-_SIGMA = 1.4
 # What a clip to -1 .. 1 leaves of a deviation of 1; it cuts off a third of the channels.
 _CLIPPED = 0.72
 # Deviation of the gate's weighted sum of some 50 values with deviation 1: nothing divides the sum by their number.
@@ -44,8 +43,6 @@ _ATTENDED = 1.0
 # Factor on what a sub-layer adds. With 1 it would drown the embedding; the first tokens, which attend to almost
 # nothing, would stay close to zero in every layer. With 0.1 many completions repeat their last token.
 _POST_GAMMA = 0.2
-# Shapes of one number.
-_NUMBERS = ((), (1,))
 
 
 class _Clip(NamedTuple):
@@ -59,7 +56,7 @@ class _Clip(NamedTuple):
 class _Layer:
     input_norm: _Clip
     qkv: Linear
-    attention: AttentionSpec
+    attention: HP1Spec
     out: Linear
     post_attention: _Clip
     pre_mlp: _Clip
@@ -123,7 +120,7 @@ class HP1:
         return _Layer(
             input_norm=hidden_clip("input", _of_residual(2 * index)),
             qkv=linear(attention, c.hidden_size, columns((q_size, q), (kv_size, kv), (kv_size, kv))),
-            attention=AttentionSpec(
+            attention=HP1Spec(
                 layer=index,
                 num_heads=len(heads),
                 num_kv_heads=len(kv_heads),
@@ -131,7 +128,7 @@ class HP1:
                 scale=c.attention_scale(index),
                 qk_norm=HeadUClip(q_norm.alpha, k_norm.alpha, q_gamma, k_gamma),
                 rotary=self.rotary,
-                gate=self._load_gate(prefix, weights),
+                gate=load_gate(c, self.ops, weights, prefix),
             ),
             out=linear({"self_attn.o_proj": c.hidden_size}, q_size, inputs=q),
             post_attention=hidden_clip("post_attention", _of_product(q_size, _ATTENDED * projected), _POST_GAMMA),
@@ -140,22 +137,6 @@ class HP1:
             down=linear({"mlp.down_proj": c.hidden_size}, c.intermediate_size, inputs=inner),
             post_mlp=hidden_clip("post_mlp", _of_product(c.intermediate_size, gated), _POST_GAMMA),
         )
-
-    def _load_gate(self, prefix: str, weights: WeightSource) -> Gate:
-        heads, options = self.config.num_heads, self.config.hp1
-        assert options is not None, "HP1 has a gate"
-        name = f"{prefix}self_attn.taps"
-        stored = weights.shape(name)
-        if stored is not None:
-            shape = (heads, options.fir_k) if len(stored) > 1 else (options.fir_k,)
-            taps = weights.get(name, shape, dtype=torch.float32).expand(heads, -1).contiguous()
-        else:
-            sigma = _vector(f"{prefix}self_attn.sigma", heads, weights, torch.float32, _SIGMA)
-            taps = mean_taps(sigma, options.fir_k)
-        gamma = _vector(f"{prefix}self_attn.gamma", heads, weights, torch.float32, 1.0)
-        own = self.ops.shard.of(heads)
-        taps, gamma = taps[own.start : own.stop].contiguous(), gamma[own.start : own.stop].contiguous()
-        return Gate(taps, gamma, options.relu_pre, options.clip_min, options.clip_max)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
@@ -167,7 +148,7 @@ class HP1:
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, following, strict=True):
             rows = wanted if layer is self.layers[-1] else None
-            values = attend(attention, layer.attention, layer.qkv(normed), rows)
+            values = attention(layer.attention, layer.qkv(normed), wanted=rows)
             attended, residual = ops.project_to_clip(layer.out, values), rows_of(residual, rows)
             normed, residual = ops.add_uclip_norm(attended, residual, *layer.post_attention, *layer.pre_mlp)
             hidden = ops.project_to_clip(layer.down, ops.gated("relu_mul", layer.gate_up, normed))
@@ -181,19 +162,12 @@ class HP1:
 
 def _load_clip(name: str, size: int, weights: WeightSource, deviation: float, gamma: float = 1.0) -> _Clip:
     """A clip. With random weights it has this one gamma and brings an input of this deviation to 1."""
-    alpha = _vector(f"{name}.alpha", size, weights, None, 1 / deviation)
+    alpha = load_vector(f"{name}.alpha", size, weights, None, 1 / deviation)
     name = f"{name}.gamma"
     stored = weights.shape(name)
-    shape = (1,) if stored is None else stored if stored in _NUMBERS else (size,)
+    shape = (1,) if stored is None else stored if stored in NUMBERS else (size,)
     gain = weights.get(name, shape, dtype=torch.float32, fill=gamma)
-    return _Clip(alpha, float(gain) if shape in _NUMBERS else gain)
-
-
-def _vector(name: str, size: int, weights: WeightSource, dtype: torch.dtype | None, fill: float) -> Tensor:
-    """``[size]``: as stored, or the one stored number that often; with random weights all are ``fill``."""
-    stored = weights.shape(name)
-    shape = stored if stored is not None and stored in _NUMBERS else (size,)
-    return weights.get(name, shape, dtype=dtype, fill=fill).expand(size).contiguous()
+    return _Clip(alpha, float(gain) if shape in NUMBERS else gain)
 
 
 def _alike(q_gamma: Gain, k_gamma: Gain, like: Tensor) -> tuple[Gain, Gain]:

@@ -15,8 +15,6 @@ from torch import Tensor
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.experts import ExpertNames, load_experts
 from rosebatch.model.layers import Attention, load_embedding, load_head, rows_of
-from rosebatch.model.mixers.delta.spec import StateSpec
-from rosebatch.model.mixers.softmax.spec import AttentionSpec
 from rosebatch.model.mixers.softmax.sublayer import load_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
 from rosebatch.model.sublayers import MLP, Mixer, load_gated_mlp
@@ -68,8 +66,8 @@ class Llama:
         rotaries = layer_rotaries(config, self.embedding)
         self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
         specs = [layer.attention.spec for layer in self.layers]
-        self.attention = [spec for spec in specs if isinstance(spec, AttentionSpec)]
-        self.states = [spec for spec in specs if isinstance(spec, StateSpec)]
+        self.attention = [spec for spec in specs if spec.planes]
+        self.states = [spec for spec in specs if spec.states]
         self.norm = self.load_norm("model.norm", config.hidden_size, weights)
         self.head = load_head(config, ops, weights, self.embedding)
 

@@ -1,8 +1,21 @@
-"""What a kind of token mixing states of a layer."""
+"""The seam of token mixing: what a kind states of a layer and computes, and what the step of a runner gives it.
 
-from typing import NamedTuple
+A kind is a folder next to this file. A runner finds its computations by the type of the layer's spec.
+"""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
+from torch import Tensor
+
+from rosebatch.config.model import Planes
+from rosebatch.config.switches import Switches
+from rosebatch.model.rope import Rotary
+from rosebatch.ops.ops import Ops, PackedChunks, SharedKeys
 
 
 class StatePlane(NamedTuple):
@@ -15,3 +28,185 @@ class StatePlane(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MixerSpec(ABC):
+    """The token mixing of one layer. The model owns it, a runner carries it out; layers may differ in all of it.
+
+    Attributes:
+        layer: counted from 0 among the layers with planes, or among those with states.
+        window: keys that a query sees, its own included; 0 for all.
+        rotary: None if positions are not rotary.
+    """
+
+    layer: int
+    window: int = 0
+    rotary: Rotary | None = None
+
+    @property
+    def planes(self) -> tuple[Planes, ...]:
+        """What the layer keeps of each token in blocks."""
+        return ()
+
+    @property
+    def states(self) -> tuple[StatePlane, ...]:
+        """What the layer keeps of each sequence. A token at position 0 starts from zeros, whatever a slot holds."""
+        return ()
+
+    @property
+    def prefix_heads(self) -> tuple[int, int] | None:
+        """Query heads and K/V heads, if decode rows may share the keys of a prefix; None if they may not."""
+        return None
+
+    @property
+    def groups_tiles(self) -> bool:
+        """Whether chunks of several sequences may share a tile of queries in the Triton runner."""
+        return False
+
+    @abstractmethod
+    def gathered(self, step: "GatheredStep", inputs: tuple[Tensor, ...]) -> Tensor:
+        """The mixing of a step of the PyTorch runner: ``[T, ...]`` inputs of the layer to ``[T, out]``."""
+
+    @classmethod
+    def on_device(cls, specs: Sequence[Any], setup: "DeviceSetup") -> "DeviceMixer[Any]":
+        """The kind in the Triton runner, for all of a model's layers of this type."""
+        raise NotImplementedError(f"{cls.__name__} has no kernels")
+
+
+class Step(Protocol):
+    """What the mixers of both runners get of a step."""
+
+    ops: Ops
+
+    def planes(self, spec: MixerSpec) -> tuple[Tensor, ...]:
+        """``[number, blocks, heads, block_size, width]`` for each of the layer's planes."""
+        ...
+
+    def states(self, spec: MixerSpec) -> tuple[Tensor, ...]:
+        """``[slots, *shape]`` for each of the layer's states."""
+        ...
+
+
+class GatheredTiles(NamedTuple):
+    """Queries of one shape, attended in one call.
+
+    Attributes:
+        generated: whether they are generated tokens, one of each sequence; else tiles of successive prompt tokens.
+        rows: for each of the layer's planes where the keys are, see ``rosebatch_kernels.common.gather``.
+        mask: in the cache's dtype, 0 for keys that are seen, -inf for others. ``[B, 1, 1, keys]`` for generated tokens,
+            ``[R, keys]`` for all tiles alike.
+    """
+
+    generated: bool
+    rows: tuple[Tensor, ...]
+    mask: Tensor
+
+
+class GatheredStep(Step, Protocol):
+    """A step of the PyTorch runner.
+
+    Attributes:
+        chunks: for layers with states.
+    """
+
+    chunks: PackedChunks
+
+    def rotation(self, rotary: Rotary | None) -> tuple[Tensor, Tensor] | None:
+        """The rows of the tables, ``[T, 1, R]`` each."""
+        ...
+
+    def append_rows(self, spec: MixerSpec) -> tuple[Tensor, ...]:
+        """``[T, heads]`` int64 for each of the layer's planes: where the tokens' rows go, see ``kv_append``."""
+        ...
+
+    def attend(self, spec: MixerSpec, q: Tensor, attend: Callable[[Tensor, GatheredTiles], Tensor]) -> Tensor:
+        """``[T, out]`` of queries ``[T, ...]``: ``attend`` gets those of one shape at a time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSetup:
+    """What kinds get once, before the first step of the Triton runner.
+
+    Attributes:
+        max_num_seqs: most sequences of a step.
+        dtype: of the planes.
+    """
+
+    max_num_seqs: int
+    dtype: torch.dtype
+    device: torch.device
+    switches: Switches
+
+
+class DeviceStep(Step, Protocol):
+    """What packed and decode steps of the Triton runner have in common.
+
+    Attributes:
+        positions: ``[T]`` int32 of each token.
+        rotary_rows: ``[T]`` int32, each token's row of the rotary tables; None if it is the position.
+    """
+
+    positions: Tensor
+    rotary_rows: Tensor | None
+
+    def table(self, spec: MixerSpec) -> Tensor:
+        """``[S, M]`` int32 block ids in this layer's group."""
+        ...
+
+    def rows(self) -> Tensor:
+        """``[T]`` int32, each token's row of the table; -1 for tokens that nobody reads."""
+        ...
+
+    def append_rows(self, spec: MixerSpec) -> tuple[Tensor, ...]:
+        """See ``GatheredStep``."""
+        ...
+
+
+class PackedStep(DeviceStep, Protocol):
+    """A packed step of the Triton runner; see ``rosebatch.engine.triton_runner.packing.PackedInputs``."""
+
+    tiles: Tensor
+    last_tiles: Tensor
+    pieces: Tensor
+    chunks: PackedChunks
+
+
+class DecodeStep(DeviceStep, Protocol):
+    """A decode step of the Triton runner.
+
+    Attributes:
+        limits: ``[S]`` int32: rows at this position or later are not live.
+        state_slots: ``[S]`` int32 of layers with states.
+        keys: that rows share; None if there are none.
+        divided: whether any row may have more keys than ``DeviceMixer.undivided_keys``, shared ones left out.
+    """
+
+    limits: Tensor
+    state_slots: Tensor
+    keys: SharedKeys | None
+    divided: bool
+
+
+SpecT = TypeVar("SpecT", bound=MixerSpec)
+
+
+class DeviceMixer(ABC, Generic[SpecT]):
+    """A kind in the Triton runner. Decode steps are captured as graphs: nothing in them depends on the host."""
+
+    @abstractmethod
+    def packed(self, spec: SpecT, step: PackedStep, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
+        """``[T, out]`` of packed chunks, or ``[S, out]`` of the rows ``wanted [S]``, which are chunks' last ones."""
+
+    @abstractmethod
+    def decode(self, spec: SpecT, step: DecodeStep, inputs: tuple[Tensor, ...]) -> Tensor:
+        """``[S, out]`` of the step's rows."""
+
+    def undivided_keys(self, batch: int) -> int:
+        """Maximum keys of a row that decode steps of so many rows never divide."""
+        return sys.maxsize
+
+    def decode_form(self, batch: int, *, divided: bool) -> Hashable:
+        """What batch size, and whether rows are divided, change in the compiled kernels of decode steps."""
+        return None

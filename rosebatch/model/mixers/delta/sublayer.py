@@ -8,10 +8,11 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.layers import Attention, rows_of
-from rosebatch.model.mixers.delta.spec import StateSpec
+from rosebatch.model.mixers.delta.mixer import DeltaSpec
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import Take, WeightSource
-from rosebatch.ops.ops import DeltaWeights, Linear, Ops, Partial
+from rosebatch.ops.delta import DeltaWeights
+from rosebatch.ops.ops import Linear, Ops, Partial
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class DeltaNet:
 
     ops: Ops
     qkv: Linear
-    spec: StateSpec
+    spec: DeltaSpec
     norm: Tensor
     eps: float
     out: Linear
@@ -37,7 +38,7 @@ class DeltaNet:
         heads = spec.value_heads, spec.value_dim
         sizes = [spec.channels, heads[0] * heads[1], heads[0], heads[0]]
         qkv, gate, b, a = self.qkv(normed).split(sizes, 1)
-        out, gate = (rows_of(each, wanted) for each in (attention.delta(spec, qkv, a, b), gate))
+        out, gate = attention(spec, qkv, a, b, wanted=wanted), rows_of(gate, wanted)
         out = out.view(-1, *heads)
         gated = self.ops.gated_norm(out, gate.unflatten(1, heads), self.norm, self.eps)
         return self.ops.project(self.out, gated.view(len(gated), -1))
@@ -78,7 +79,7 @@ def load_delta(
     conv_take = None if mixed is None else Take(0, mixed)
     rate_take = Take.of(0, value_heads, delta.value_heads)
     conv = weights.get(f"{prefix}conv1d.weight", (delta.channels, 1, delta.taps), take=conv_take)
-    spec = StateSpec(
+    spec = DeltaSpec(
         layer=layer,
         key_heads=len(key_heads),
         value_heads=len(value_heads),

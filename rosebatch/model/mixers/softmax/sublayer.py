@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
-from rosebatch.model.layers import Attention, attend, rows_of
-from rosebatch.model.mixers.softmax.spec import AttentionSpec
+from rosebatch.model.layers import Attention, rows_of
+from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.rope import Rotary
 from rosebatch.model.sublayers import channels, columns, load_linear
 from rosebatch.model.weights import WeightSource
@@ -21,12 +21,12 @@ class SelfAttention:
 
     ops: Ops
     qkv: Linear
-    spec: AttentionSpec
+    spec: SoftmaxSpec
     out: Linear
 
     def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
         """See ``Mixer``."""
-        return self.ops.project(self.out, attend(attention, self.spec, self.qkv(normed), wanted))
+        return self.ops.project(self.out, attention(self.spec, self.qkv(normed), wanted=wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class GatedAttention:
 
     ops: Ops
     qkv: Linear
-    spec: AttentionSpec
+    spec: SoftmaxSpec
     out: Linear
 
     def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
@@ -43,7 +43,7 @@ class GatedAttention:
         spec = self.spec
         size = spec.num_heads * spec.head_dim
         qkv, gate = self.qkv(normed).split([size + 2 * spec.num_kv_heads * spec.head_dim, size], 1)
-        attended = attend(attention, spec, qkv, wanted)
+        attended = attention(spec, qkv, wanted=wanted)
         return self.ops.project(self.out, self.ops.sigmoid_mul(attended, rows_of(gate, wanted)))
 
 
@@ -66,7 +66,7 @@ def load_attention(
         config, ops, weights: of the model.
         layer: counted from 0.
         qkv_names, out_name: of the projections; see ``load_linear``.
-        rotary, qk_norm, sinks: see ``AttentionSpec``; those of the process's own heads.
+        rotary, qk_norm, sinks: see ``SoftmaxSpec``; those of the process's own heads.
         qkv_order: the rows of q, k and v, in the order that attention wants; None for the stored order.
     """
     c = config
@@ -80,7 +80,7 @@ def load_attention(
     if isinstance(qk_norm, WholeRMSNorm) and ops.shard.size > 1:
         # It needs the channels of all processes: no kernel of attention has them.
         qkv, qk_norm = ops.whole_norm(qkv, qk_norm), None
-    spec = AttentionSpec(
+    spec = SoftmaxSpec(
         layer=layer,
         num_heads=len(heads),
         num_kv_heads=len(kv_heads),
@@ -117,7 +117,7 @@ def load_gated_attention(
     own = columns((q_size, q), (kv_size, kv), (kv_size, kv), (q_size, q))
     qkv_gate = load_linear(ops, weights, qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=order, own=own)
     out = load_linear(ops, weights, [out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
-    spec = AttentionSpec(
+    spec = SoftmaxSpec(
         layer=layer,
         num_heads=len(heads),
         num_kv_heads=len(kv_heads),

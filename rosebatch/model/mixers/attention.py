@@ -1,0 +1,155 @@
+"""What kinds share that keep K and V of one size: their spec, and what norms, rotates and appends in either runner."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rosebatch.config.model import Planes
+from rosebatch.model.mixers.mixer import (
+    DecodeStep,
+    DeviceMixer,
+    DeviceSetup,
+    DeviceStep,
+    GatheredStep,
+    GatheredTiles,
+    MixerSpec,
+    PackedStep,
+)
+from rosebatch.ops.attention import qkv_kernels
+from rosebatch.ops.ops import Heads, QKNorm
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class AttentionSpec(MixerSpec):
+    """See ``MixerSpec``. The input is ``[T, (heads + 2 · kv_heads) · D]``, q then k then v as projected.
+
+    It may be overwritten. The output is ``[T, heads · D]``.
+
+    Attributes:
+        num_heads, num_kv_heads: of q, and of k and v.
+        head_dim: D.
+        scale: factor on q·k.
+        qk_norm: what q and k go through before the rotation.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    qk_norm: QKNorm | None = None
+
+    @property
+    def heads(self) -> Heads:
+        """Query heads, K/V heads and head size."""
+        return self.num_heads, self.num_kv_heads, self.head_dim
+
+    @property
+    def planes(self) -> tuple[Planes, ...]:
+        """One tensor for K and V."""
+        return (Planes(self.num_kv_heads, self.head_dim, 2),)
+
+    @property
+    def prefix_heads(self) -> tuple[int, int] | None:
+        """A key leaves the windows of rows at different times."""
+        return None if self.window else (self.num_heads, self.num_kv_heads)
+
+    @abstractmethod
+    def attend(self, q: Tensor, cache: Tensor, tiles: GatheredTiles) -> Tensor:
+        """``[R, heads · D]`` of queries ``[R, heads, D]``; ``cache`` holds K and V."""
+
+    def gathered(self, step: GatheredStep, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Append K and V of all sequences, then attend: a block filled in this step can be read in it."""
+        (qkv,), (cache,) = inputs, step.planes(self)
+        rotation = step.rotation(self.rotary)
+        q, k, v = step.ops.split_heads(qkv, self.num_heads, self.num_kv_heads, rotation, self.qk_norm)
+        step.ops.kv_append(cache, k, v, *step.append_rows(self))
+        return step.attend(self, q, lambda q, tiles: self.attend(q, cache, tiles))
+
+
+SpecT = TypeVar("SpecT", bound=AttentionSpec)
+
+# Takes the spec, the projection, the layer's cache and the step; returns the first argument of the attention kernel.
+_Prepare = Callable[[AttentionSpec, Tensor, Tensor, DeviceStep], Tensor]
+
+
+class DeviceAttention(DeviceMixer[SpecT]):
+    """Attention by kernels that read K and V in their blocks, and the steps before them that switches ask for."""
+
+    def __init__(self, setup: DeviceSetup) -> None:
+        self.qkv = qkv_kernels(setup.switches)
+        self.prepare_packed: _Prepare = _prepare_apart if self.qkv.prepare is None else self._prepare_in_one
+        self.prepare_decode = self.prepare_packed
+        if self.qkv.decode_appends:
+            self.prepare_decode = _leave_to_kernel if self.qkv.decode_rotates else _rotate_apart
+
+    @abstractmethod
+    def prefill(self, spec: SpecT, step: PackedStep, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
+        """``[T, heads · D]``; only rows of these tiles are computed."""
+
+    @abstractmethod
+    def attend(self, spec: SpecT, step: DecodeStep, qkv: Tensor, cache: Tensor, rotation: dict[str, Any]) -> Tensor:
+        """``[S, heads · D]`` of a decode step; ``rotation`` is what the kernel norms and rotates."""
+
+    def packed(self, spec: SpecT, step: PackedStep, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
+        """See ``DeviceMixer``. K and V of all chunks are written before any is read."""
+        # Each of the last rows has a tile of its own. Tiles that chunks share are faster.
+        tiles = step.tiles if wanted is None or len(step.pieces) else step.last_tiles
+        (cache,) = step.planes(spec)
+        spec, qkv = self._normed(spec, *inputs)
+        out = self.prefill(spec, step, self.prepare_packed(spec, qkv, cache, step), cache, tiles)
+        return out if wanted is None else out[wanted]
+
+    def decode(self, spec: SpecT, step: DecodeStep, inputs: tuple[Tensor, ...]) -> Tensor:
+        """See ``DeviceMixer``. The kernel does all of it, or attends to what was prepared."""
+        (cache,) = step.planes(spec)
+        spec, qkv = self._normed(spec, *inputs)
+        qkv = self.prepare_decode(spec, qkv, cache, step)
+        return self.attend(spec, step, qkv, cache, _rotation(spec) if self.qkv.decode_rotates else {})
+
+    def _normed(self, spec: SpecT, qkv: Tensor) -> tuple[SpecT, Tensor]:
+        """q and k normed by kernels of their own, and a spec without a norm: where no other kernel norms them."""
+        if spec.qk_norm is None or not self.qkv.norms_apart(spec.qk_norm):
+            return spec, qkv
+        qkv = self.qkv.norm_heads(qkv, spec.num_heads, spec.num_kv_heads, spec.qk_norm)
+        return replace(spec, qk_norm=None), qkv
+
+    def _prepare_in_one(self, spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceStep) -> Tensor:
+        """Norm, rotate and append by one kernel, q in place."""
+        assert self.qkv.prepare is not None
+        options = {"num_heads": spec.num_heads, "rotary_rows": step.rotary_rows, **_rotation(spec)}
+        self.qkv.prepare(qkv, cache, step.table(spec), step.rows(), step.positions, **options)
+        return qkv
+
+
+def _leave_to_kernel(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceStep) -> Tensor:
+    return qkv
+
+
+def _rotate_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceStep) -> Tensor:
+    """Norm and rotate by separate operators; the decode kernel appends."""
+    if spec.rotary is None and spec.qk_norm is None:
+        return qkv
+    return torch.cat(_heads(spec, qkv, step), 1).view(len(qkv), -1)
+
+
+def _prepare_apart(spec: AttentionSpec, qkv: Tensor, cache: Tensor, step: DeviceStep) -> Tensor:
+    """Norm, rotate and append by separate operators."""
+    q, k, v = _heads(spec, qkv, step)
+    step.ops.kv_append(cache, k, v, *step.append_rows(spec))
+    return qkv if spec.rotary is None and spec.qk_norm is None else q.reshape(len(qkv), -1)
+
+
+def _heads(spec: AttentionSpec, qkv: Tensor, step: DeviceStep) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, normed and rotated by separate operators: the way of ``--no-fused-rotary``."""
+    rotary, rows = spec.rotary, step.positions if step.rotary_rows is None else step.rotary_rows
+    rotation = None if rotary is None else (rotary.cos[rows][:, None], rotary.sin[rows][:, None])
+    return step.ops.split_heads(qkv, spec.num_heads, spec.num_kv_heads, rotation, spec.qk_norm)
+
+
+def _rotation(spec: AttentionSpec) -> dict[str, Any]:
+    rotary = None if spec.rotary is None else (spec.rotary.cos, spec.rotary.sin)
+    return {"rotary": rotary, "qk_norm": spec.qk_norm}

@@ -1,0 +1,77 @@
+"""The gated delta rule: a sequence keeps a state of fixed size in place of K and V."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rosebatch.model.mixers.mixer import (
+    DecodeStep,
+    DeviceMixer,
+    DeviceSetup,
+    GatheredStep,
+    MixerSpec,
+    PackedStep,
+    StatePlane,
+)
+from rosebatch.ops.delta import DeltaState, DeltaWeights, decode_kernel
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DeltaSpec(MixerSpec):
+    """See ``MixerSpec``, and ``rosebatch_kernels.gated_delta`` for the formula.
+
+    The inputs are ``qkv [T, C]``, q then k then v as projected, and ``a, b [T, value_heads]``, rows at any stride. The
+    output is ``[T, value_heads · value_dim]``.
+
+    Attributes:
+        key_heads, value_heads: a key head serves ``value_heads / key_heads`` successive value heads.
+        key_dim, value_dim: of a head of each kind.
+        weights: of the convolution and of the decay.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    weights: DeltaWeights
+
+    @property
+    def channels(self) -> int:
+        """Channels of q, k and v together."""
+        return len(self.weights.conv)
+
+    @property
+    def states(self) -> tuple[StatePlane, ...]:
+        """See ``DeltaState``: the convolution's last inputs, and the rule's matrices."""
+        channels, taps = self.weights.conv.shape
+        memory = self.value_heads, self.key_dim, self.value_dim
+        return StatePlane((taps, channels)), StatePlane(memory, torch.float32)
+
+    def gathered(self, step: GatheredStep | PackedStep, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Continue each sequence's state by its new tokens, in packed steps of either runner."""
+        qkv, a, b = inputs
+        return step.ops.delta_rule(qkv, a, b, DeltaState(*step.states(self)), step.chunks, self.weights)
+
+    @classmethod
+    def on_device(cls, specs: Sequence["DeltaSpec"], setup: DeviceSetup) -> "DeviceDelta":
+        """See ``MixerSpec``."""
+        return DeviceDelta()
+
+
+class DeviceDelta(DeviceMixer[DeltaSpec]):
+    """The kind in the Triton runner."""
+
+    def __init__(self) -> None:
+        self.kernel = decode_kernel()
+
+    def packed(self, spec: DeltaSpec, step: PackedStep, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
+        """See ``DeviceMixer``."""
+        out = spec.gathered(step, inputs)
+        return out if wanted is None else out[wanted]
+
+    def decode(self, spec: DeltaSpec, step: DecodeStep, inputs: tuple[Tensor, ...]) -> Tensor:
+        """See ``DeviceMixer``."""
+        rows = step.state_slots, step.positions, step.limits
+        return self.kernel(*inputs, DeltaState(*step.states(spec)), *rows, spec.weights)

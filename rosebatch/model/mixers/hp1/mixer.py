@@ -1,0 +1,68 @@
+"""HP1 attention: a filter over scores and a clip in place of the softmax (source: article S4)."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from rosebatch.model.mixers.attention import AttentionSpec, DeviceAttention
+from rosebatch.model.mixers.mixer import DecodeStep, DeviceSetup, GatheredTiles, PackedStep
+from rosebatch.ops.hp1 import Gate, gathered, hp1_kernels
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class HP1Spec(AttentionSpec):
+    """See ``AttentionSpec``. The kernels have no windows.
+
+    Attributes:
+        gate: what weighs the values.
+    """
+
+    gate: Gate
+
+    def __post_init__(self) -> None:
+        assert not self.window, "the kernels have no windows"
+
+    def attend(self, q: Tensor, cache: Tensor, tiles: GatheredTiles) -> Tensor:
+        """See ``AttentionSpec``."""
+        (rows,) = tiles.rows
+        kernel = gathered.decode if tiles.generated else gathered.prefill
+        return kernel(q, cache, rows, tiles.mask, self.scale, self.gate)
+
+    @classmethod
+    def on_device(cls, specs: Sequence["HP1Spec"], setup: DeviceSetup) -> "DeviceHP1":
+        """See ``MixerSpec``."""
+        return DeviceHP1(specs, setup)
+
+
+class DeviceHP1(DeviceAttention[HP1Spec]):
+    """The kind in the Triton runner. Its decode kernel never divides a row by the row's own length."""
+
+    def __init__(self, specs: Sequence[HP1Spec], setup: DeviceSetup) -> None:
+        super().__init__(setup)
+        self.kernels = hp1_kernels(setup.max_num_seqs, {spec.heads for spec in specs}, setup.switches, setup.device)
+
+    def prefill(self, spec: HP1Spec, step: PackedStep, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
+        """See ``DeviceAttention``."""
+        options = {"num_heads": spec.num_heads, "scale": spec.scale}
+        return self.kernels.prefill(q, cache, step.table(spec), tiles, spec.gate, **options)
+
+    def attend(self, spec: HP1Spec, step: DecodeStep, qkv: Tensor, cache: Tensor, rotation: dict[str, Any]) -> Tensor:
+        """See ``DeviceAttention``."""
+        return self.kernels.decode(
+            qkv,
+            cache,
+            step.table(spec),
+            step.positions,
+            step.limits,
+            num_heads=spec.num_heads,
+            scale=spec.scale,
+            gate=spec.gate,
+            keys=step.keys,
+            **rotation,
+        )
+
+    def decode_form(self, batch: int, *, divided: bool) -> Hashable:
+        """See ``DeviceMixer``."""
+        return self.kernels.decode_form(batch)

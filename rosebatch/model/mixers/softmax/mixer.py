@@ -1,0 +1,88 @@
+"""Attention with a softmax over K and V in blocks."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from rosebatch.model.mixers.attention import AttentionSpec, DeviceAttention
+from rosebatch.model.mixers.mixer import DecodeStep, DeviceSetup, GatheredTiles, PackedStep
+from rosebatch.ops.attention import gathered, softmax_kernels
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SoftmaxSpec(AttentionSpec):
+    """See ``AttentionSpec``.
+
+    Attributes:
+        soft_cap: a score becomes ``soft_cap · tanh(score / soft_cap)`` before the mask; 0 for no cap (Gemma 2).
+        sinks: ``[num_heads]``, a further logit of each head's softmax, which has no value (gpt-oss); None for none.
+    """
+
+    soft_cap: float = 0.0
+    sinks: Tensor | None = None
+
+    @property
+    def groups_tiles(self) -> bool:
+        """Rows of a tile see the same keys, but for those of a window."""
+        return not self.window
+
+    def attend(self, q: Tensor, cache: Tensor, tiles: GatheredTiles) -> Tensor:
+        """See ``AttentionSpec``."""
+        (rows,) = tiles.rows
+        kernel = gathered.decode if tiles.generated else gathered.prefill
+        return kernel(q, cache, rows, tiles.mask, self.scale, self.soft_cap, self.sinks)
+
+    @classmethod
+    def on_device(cls, specs: Sequence["SoftmaxSpec"], setup: DeviceSetup) -> "DeviceSoftmax":
+        """See ``MixerSpec``."""
+        return DeviceSoftmax(specs, setup)
+
+
+class DeviceSoftmax(DeviceAttention[SoftmaxSpec]):
+    """The kind in the Triton runner."""
+
+    def __init__(self, specs: Sequence[SoftmaxSpec], setup: DeviceSetup) -> None:
+        super().__init__(setup)
+        heads = {spec.heads for spec in specs}
+        self.kernels = softmax_kernels(setup.max_num_seqs, heads, setup.switches, setup.dtype, setup.device)
+
+    def prefill(self, spec: SoftmaxSpec, step: PackedStep, q: Tensor, cache: Tensor, tiles: Tensor) -> Tensor:
+        """See ``DeviceAttention``."""
+        options = {"num_heads": spec.num_heads, "scale": spec.scale, "soft_cap": spec.soft_cap, "sinks": spec.sinks}
+        if len(step.pieces):
+            return self.kernels.prefill_shared(q, cache, step.table(spec), tiles, step.pieces, **options)
+        return self.kernels.prefill(q, cache, step.table(spec), tiles, window=spec.window, **options)
+
+    def attend(
+        self, spec: SoftmaxSpec, step: DecodeStep, qkv: Tensor, cache: Tensor, rotation: dict[str, Any]
+    ) -> Tensor:
+        """See ``DeviceAttention``."""
+        keys, divided = step.keys, step.divided
+        if spec.window and keys is not None:
+            # A key leaves the windows of rows at different times, so a row has all keys of its window here.
+            keys, divided = None, spec.window > self.kernels.undivided_keys(len(step.positions))
+        return self.kernels.decode(
+            qkv,
+            cache,
+            step.table(spec),
+            step.positions,
+            step.limits,
+            num_heads=spec.num_heads,
+            scale=spec.scale,
+            keys=keys,
+            divided=divided,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+            sinks=spec.sinks,
+            **rotation,
+        )
+
+    def undivided_keys(self, batch: int) -> int:
+        """See ``DeviceMixer``."""
+        return self.kernels.undivided_keys(batch)
+
+    def decode_form(self, batch: int, *, divided: bool) -> Hashable:
+        """See ``DeviceMixer``."""
+        return self.kernels.decode_form(batch, divided=divided)

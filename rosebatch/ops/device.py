@@ -1,0 +1,42 @@
+"""The kernels of any model that only the runner of a GPU calls, as switches choose them at load."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rosebatch.config.switches import Switches
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOps:
+    """The kernels that only the Triton runner calls; each of them documents shapes and dtypes.
+
+    Attributes:
+        tile_rows: maximum query tokens of a tile of packed steps.
+        sample_rows: from logits to tokens inside a graph; None to sample by the operators of ``Ops``, outside.
+    """
+
+    tile_rows: int
+    sample_rows: Callable[..., Tensor] | None
+    adjust: Callable[..., Tensor]
+    mask_: Callable[[Tensor, Tensor, Tensor], None]
+    count_: Callable[[Tensor, Tensor, Tensor | None], None]
+    advance: Callable[..., None]
+
+
+def device_ops(switches: Switches) -> DeviceOps:
+    """The kernels of a run."""
+    from rosebatch_kernels.feedback import kernel as feedback
+    from rosebatch_kernels.logits import kernel as logits_kernel
+    from rosebatch_kernels.paged_attention.prefill import TILE_ROWS
+    from rosebatch_kernels.sampling import kernel as sampling_kernel
+
+    return DeviceOps(
+        tile_rows=TILE_ROWS,
+        sample_rows=sampling_kernel.sample_rows if switches.fused_sampler else None,
+        adjust=logits_kernel.adjust,
+        mask_=logits_kernel.mask_,
+        count_=logits_kernel.count_,
+        advance=feedback.advance,
+    )

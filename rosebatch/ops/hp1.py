@@ -1,0 +1,41 @@
+"""The kernels of HP1 attention."""
+
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rosebatch.config.switches import Switches
+from rosebatch.ops.attention import with_workspaces
+from rosebatch.ops.ops import Heads
+from rosebatch_kernels.hp1 import torch_gathered as gathered
+from rosebatch_kernels.hp1.gate import Gate, mean_taps
+
+__all__ = ["Gate", "HP1Kernels", "gathered", "hp1_kernels", "mean_taps"]
+
+
+@dataclass(frozen=True, slots=True)
+class HP1Kernels:
+    """HP1 attention in the Triton runner; each kernel documents shapes and dtypes.
+
+    Attributes:
+        decode_form: what the batch size changes in the compiled ``decode``.
+    """
+
+    decode: Callable[..., Tensor]
+    prefill: Callable[..., Tensor]
+    decode_form: Callable[[int], Hashable]
+
+
+def hp1_kernels(max_num_seqs: int, heads: Collection[Heads], switches: Switches, device: torch.device) -> HP1Kernels:
+    """The kernels for layers with these heads, see ``softmax_kernels``."""
+    from rosebatch_kernels.hp1 import decode, prefill
+
+    kernel = partial(decode.decode, sparse=switches.sparse_values)
+    return HP1Kernels(
+        decode=with_workspaces(kernel, max_num_seqs, heads, decode.num_splits, switches, device),
+        prefill=prefill.prefill,
+        decode_form=lambda batch: tuple(decode.num_splits(batch, kv_heads) for _, kv_heads, _ in sorted(heads)),
+    )
