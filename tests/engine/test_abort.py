@@ -83,7 +83,7 @@ def test_a_prompt_half_computed_is_dropped(make_sequence, fake_runner):
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_forks_are_dropped(steps, make_sequence, fake_runner):
-    """Before their prompt is computed, right after that, and while they wait for seats and hold blocks."""
+    """Before their prompt is computed, right after that, and while they wait for slots and hold blocks."""
     scheduler = make_scheduler(seqs=2)
     first, *forks = (make_sequence(range(6), id=i, sample=i) for i in range(4))
     first.forks = forks
@@ -105,7 +105,7 @@ def test_forks_are_dropped(steps, make_sequence, fake_runner):
 
 
 def test_blocks_of_a_plan_that_was_not_committed_are_not_findable(make_sequence, fake_runner):
-    """A forward pass was interrupted, and the next prompt with this beginning read keys that nobody had written."""
+    """A forward pass was interrupted, and the next prompt with this prefix read keys that were never written."""
     scheduler = make_scheduler()
     scheduler.add(make_sequence(range(8), max_tokens=1, id=0))
     step(scheduler, fake_runner)

@@ -41,8 +41,8 @@ def kernels(monkeypatch):
 @pytest.mark.parametrize(
     "heads", [({QWEN}, ()), ({GPT2}, ()), ({MQA}, ()), ({QWEN, GPT2}, ()), ((), {HP1}), ({QWEN}, {HP1})], ids=str
 )
-def test_all_forms_are_rehearsed(kernels, slots, heads):
-    """A kernel was compiled in mid-run: with 576 seats for 160 to 256 long rows, and for 16 rows of HP1, 4 seconds."""
+def test_all_forms_are_warmed_up(kernels, slots, heads):
+    """A kernel was compiled in mid-run: with 576 slots for 160 to 256 long rows, and for 16 rows of HP1, 4 seconds."""
     form, sizes = kernels(*heads).decode_form, batch_buckets(slots)
     for minimum in (1, MIN_ROWS):
         warmed_up = {form(rows, divided=divided) for rows, divided in warm_up_decodes(sizes, form) if rows >= minimum}
@@ -65,7 +65,7 @@ def test_a_gate_divides_nothing(kernels):
 
 @pytest.mark.parametrize(("window", "divided"), [(0, False), (128, False), (4096, True)])
 def test_windows_where_others_share_keys(window, divided):
-    """The few keys behind a shared beginning decided for layers that read a whole window: one program for a row."""
+    """The few keys after a shared prefix decided for layers that read a whole window: one program for a row."""
     seen = {}
 
     def decode(qkv, *_, **options):

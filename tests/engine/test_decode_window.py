@@ -86,7 +86,7 @@ def test_tokens_do_not_depend_on_how_far_plans_run_ahead(seed, async_depth, fake
 
 
 def test_windows_block_by_block(make_sequence, fake_runner):
-    """Rows with the blocks of the whole window; a seat is released with the window that plans the last token."""
+    """Rows with the blocks of the whole window; a slot is released with the window that plans the last token."""
     scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=SeparateDecodes(4))
     a, b = make_sequence([1, 2, 3], max_tokens=4, id=0), make_sequence([4, 5, 6, 7, 8], max_tokens=9, id=1)
     scheduler.add(a)
@@ -204,7 +204,7 @@ def watched_engine(runner, *, max_num_batched_tokens, slots=4):
 
 
 def test_the_device_always_has_a_plan_behind_the_one_that_is_waited_for():
-    """Sequences that all end at once kept their seats until their last tokens were known, and the device stood idle."""
+    """Sequences that all end at once kept their slots until their last tokens were known, and the device stood idle."""
     runner = Watched()
     engine = watched_engine(runner, max_num_batched_tokens=640)
     launched, waited = runner.launched, runner.waited
@@ -228,7 +228,7 @@ def test_the_device_begins_before_all_prompts_are_queued():
 
     done = list(engine.run(requests()))
     assert len(done) == 12
-    # Three prompts of three tokens are an eighth of a step. Those that find no seat are not worth steps of their own.
+    # Three prompts of three tokens are an eighth of a step. Those without a slot are not worth steps of their own.
     assert begun == [0] * 3 + [1] * 3 + [2] * 6
 
 

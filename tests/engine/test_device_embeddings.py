@@ -17,7 +17,7 @@ pytestmark = [
     # The interpreter computes with numpy, which warns of the NaN in rows that nobody reads.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
-# Longer than a step, with a beginning in common, cached to the very end, and more of them than seats.
+# Longer than a step, with a common prefix, cached to the very end, and more of them than slots.
 PLACES = [range(14), range(9), range(8), range(8), range(3, 5), range(13)]
 
 

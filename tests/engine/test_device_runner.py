@@ -2,7 +2,7 @@
 
 Each run mixes what the path treats differently: prompts in chunks with a prefix in common, one of them cached to its
 very end, greedy and sampled rows, rows that end at an end token, a stop token or their limit, more sequences than
-seats. Memory that nobody wrote is NaN, in the KV cache too: a token that depends on any of it would change.
+slots. Memory that was never written is NaN, in the KV cache too: a token that depends on any of it would change.
 """
 
 import os
@@ -73,7 +73,7 @@ def test_the_requests_end_in_every_way(name, expected):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "hp1", "softmaxes", "uneven"])
 @pytest.mark.usefixtures("unwritten_is_nan", "few_programs")
-def test_a_rehearsal_leaves_nothing_behind(name, expected):
+def test_warm_up_changes_nothing(name, expected):
     """Kernels that another engine has loaded do run then: a step counted or a key written would change tokens."""
     engine = device_engine(name)
     engine.runner.warm_up(max_num_tokens=16)

@@ -63,7 +63,7 @@ def test_a_large_gpu(gpu):
 
 
 def test_states_come_out_of_the_same_memory(gpu):
-    """A slot for each seat lies beside the blocks: what both take together must be there."""
+    """States of all slots are in memory next to the blocks: there must be room for both."""
     gpu(free=64 * GIB, total=80 * GIB, taken=16 * GIB)
     rest = int(0.9 * 80 * GIB - 16 * GIB) - step_bytes(LARGE, 16384, 256, BF16) - 256 * 50_000_000
     found = plan_memory(LARGE, LARGE.kv_planes, RunConfig(), 64, BF16, BF16, CUDA, 50_000_000)

@@ -24,10 +24,10 @@ CPU = torch.device("cpu")
 
 
 def tables(*rows):
-    """Block tables of so many blocks: each row's are its own but for the beginnings that it is given."""
+    """Block tables of 40 blocks: each row's are its own after the prefix that it is given."""
     made = np.arange(len(rows) * 40, dtype=np.int32).reshape(len(rows), 40) + 1000
-    for row, beginning in enumerate(rows):
-        made[row, : len(beginning)] = beginning
+    for row, prefix in enumerate(rows):
+        made[row, : len(prefix)] = prefix
     return made
 
 
@@ -150,7 +150,7 @@ class SharingDevice(ListDevice):
         return result
 
     def check(self, plan):
-        """Every key in front of a row's beginning is in one item of its, the others are read by the row itself."""
+        """Every key before a row's own ones is in one of its items; the row itself reads the others."""
         batch = self.slots.bucket(plan.sampled_ids)
         if not self.state.update(plan.rows, batch, self.staging):
             return
@@ -165,9 +165,9 @@ class SharingDevice(ListDevice):
                 if slot not in members:
                     continue
                 parts.append(part)
-                leader = self.slots.tables[members[0]]
+                table = self.slots.tables[members[0]]
                 for key in range(first, end):
-                    assert leader[key // self.block_size] == own[key // self.block_size]
+                    assert table[key // self.block_size] == own[key // self.block_size]
                 read += range(first, end)
             assert sorted(parts) == list(range(int(keys.counts[slot]))) and len(parts) <= MAX_PARTS
             assert sorted(read) == list(range(int(keys.begins[slot])))
@@ -210,9 +210,9 @@ def test_every_key_is_read_once():
             async_depth=rng.randint(0, 1),
         )
         system = [7, 8, 9, 10, 11]
-        beginnings = [(), system, [*system, 1, 2, 3], [*system, 1, 4, 4, 4], [*system, 1, 2, 3, 5, 5, 5]]
+        prefixes = [(), system, [*system, 1, 2, 3], [*system, 1, 4, 4, 4], [*system, 1, 2, 3, 5, 5, 5]]
         for index in range(rng.randint(4, 50)):
-            ids = (*rng.choice(beginnings), *(rng.randrange(20) for _ in range(rng.randint(1, 3))))
+            ids = (*rng.choice(prefixes), *(rng.randrange(20) for _ in range(rng.randint(1, 3))))
             sampling = SamplingParams(
                 max_tokens=rng.randint(1, 10), ignore_eos=rng.random() < 0.5, n=rng.choice([1, 1, 3])
             )

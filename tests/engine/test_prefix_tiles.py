@@ -72,9 +72,9 @@ def test_every_token_is_in_one_tile():
     checked = 0
     for seed in range(100):
         rng = random.Random(seed)
-        beginnings = [range(rng.randint(4, 8)), [*range(4), *range(50, 60)], range(90, 97), ()]
+        prefixes = [range(rng.randint(4, 8)), [*range(4), *range(50, 60)], range(90, 97), ()]
         chunks = []
-        for blocks in sorted(rng.choices(beginnings, k=rng.randint(2, 40)), key=len):
+        for blocks in sorted(rng.choices(prefixes, k=rng.randint(2, 40)), key=len):
             chunks.append((len(blocks) * BLOCK + rng.randint(0, 90), rng.choice([1, 9, 30, 70, 200]), blocks))
         plan, slots = step(*chunks)
         tiles = group_tiles(plan, slots, BLOCK, ROWS)
@@ -90,8 +90,8 @@ def test_every_token_is_in_one_tile():
                 begin = 0
                 for slot, place, rows, position in inputs.pieces[first : first + pieces].tolist():
                     assert place == begin and keys <= position
-                    leader = inputs.pieces[first, 0]
-                    assert (slots.tables[slot, : keys // BLOCK] == slots.tables[leader, : keys // BLOCK]).all()
+                    other = inputs.pieces[first, 0]
+                    assert (slots.tables[slot, : keys // BLOCK] == slots.tables[other, : keys // BLOCK]).all()
                     found |= {first_row + place + row: (slot, position + row) for row in range(rows)}
                     begin += rows
                 assert begin == count <= ROWS

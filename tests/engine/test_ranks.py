@@ -1,4 +1,4 @@
-"""Leader and followers: every rank computes the same plans with the same masks, whenever these are made."""
+"""Driver and workers: every rank computes the same plans with the same masks, whenever these are made."""
 
 import weakref
 from array import array
@@ -55,7 +55,7 @@ class StopError(Exception):
 @pytest.fixture
 def ranks():
     """A leading runner, the follower's own runner, and a function that waits until the follower has done all."""
-    inbox, own, following = SimpleQueue(), LateRunner(), LateRunner()
+    inbox, own, worker = SimpleQueue(), LateRunner(), LateRunner()
 
     def receive():
         message = inbox.get()
@@ -65,7 +65,7 @@ def ranks():
 
     def run():
         with pytest.raises(StopError):
-            follow(following, receive, async_depth=1)
+            follow(worker, receive, async_depth=1)
 
     def explain(error):
         raise error
@@ -78,40 +78,40 @@ def ranks():
         thread.join(10)
         assert not thread.is_alive()
 
-    return DriverRunner(own, inbox.put, explain, lambda: None), following, end
+    return DriverRunner(own, inbox.put, explain, lambda: None), worker, end
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_masks_reach_the_plan_that_they_are_for(ranks, ahead):
-    """The leader makes them before or after it sends the next plan; another plan's masks would allow other tokens."""
-    leader, following, end = ranks
+    """The driver makes them before or after it sends the next plan; another plan's masks would allow other tokens."""
+    driver, worker, end = ranks
     waits = []
     for number in range(5):
-        waits.append(leader.launch(plan(number), lambda number=number: f"masks {number}"))
+        waits.append(driver.launch(plan(number), lambda number=number: f"masks {number}"))
         while len(waits) > ahead:
             waits.pop(0)()
     for wait in waits:
         wait()
     end()
-    assert leader.own.computed == [(number, f"masks {number}") for number in range(5)]
+    assert driver.own.computed == [(number, f"masks {number}") for number in range(5)]
     # Nobody has asked for the results of the last plans yet.
-    assert following.computed == leader.own.computed[: len(following.computed)]
-    assert len(following.computed) >= 4
+    assert worker.computed == driver.own.computed[: len(worker.computed)]
+    assert len(worker.computed) >= 4
 
 
 @pytest.mark.parametrize("made", [False, True])
 def test_masks_of_an_aborted_plan_are_dropped(ranks, made):
     """They would be taken for those of the next plan."""
-    leader, following, end = ranks
-    leader.launch(plan(0), lambda: "old")()
-    leader.launch(plan(1), lambda: "dropped")
+    driver, worker, end = ranks
+    driver.launch(plan(0), lambda: "old")()
+    driver.launch(plan(1), lambda: "dropped")
     if made:
-        leader.launch(plan(4), lambda: "dropped too")
-    leader.launch(plan(2, reset=True), lambda: "new")()
-    leader.launch(plan(3), lambda: "last")
+        driver.launch(plan(4), lambda: "dropped too")
+    driver.launch(plan(2, reset=True), lambda: "new")()
+    driver.launch(plan(3), lambda: "last")
     end()
-    assert (2, "new") in following.computed
-    assert "dropped too" not in dict(following.computed).values()
+    assert (2, "new") in worker.computed
+    assert "dropped too" not in dict(worker.computed).values()
 
 
 def test_an_error_of_a_collective_is_explained():
@@ -149,9 +149,9 @@ def test_results_without_a_rank_are_refused():
             raise LostProcessError("rank 1 of 2: died (SIGKILL)")
 
     lost = []
-    leader = DriverRunner(Going(), lambda message: None, lambda error: None, require_all)
-    assert leader.launch(plan(0), lambda: None)().token_ids == [[0]]
-    wait = leader.launch(plan(1), lambda: None)
+    driver = DriverRunner(Going(), lambda message: None, lambda error: None, require_all)
+    assert driver.launch(plan(0), lambda: None)().token_ids == [[0]]
+    wait = driver.launch(plan(1), lambda: None)
     lost.append(1)
     with pytest.raises(LostProcessError, match="rank 1 of 2"):
         wait()

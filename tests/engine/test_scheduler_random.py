@@ -116,7 +116,7 @@ class CheckingRunner(Follower):
 
 
 def random_prompts(rng, longest):
-    """Prompts with common beginnings of all lengths. Some are equal, some the next turn of another's conversation."""
+    """Prompts with common prefixes of all lengths. Some are equal, some the next turn of another's conversation."""
     trunks = [[rng.randrange(VOCAB) for _ in range(longest)] for _ in range(2)]
     prompts = []
     for _ in range(rng.randint(4, 14)):

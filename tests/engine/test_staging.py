@@ -91,7 +91,7 @@ def test_fetch_brings_values_in_their_shape(device, shape):
 
 
 def test_fetch_brings_a_view_of_a_wider_tensor(device):
-    """The first tokens of a step are the beginning of a row that is as long as there are seats."""
+    """The first tokens of a step are the start of a row with as many tokens as slots."""
     values = numbers(20).reshape(2, 10)
     tensor = torch.from_numpy(values).to(device)
     assert np.array_equal(Staging(device).fetch(tensor[0, :3])(), values[0, :3])

@@ -18,7 +18,7 @@ ROOT = SCRIPT.parents[2]
 
 
 @pytest.mark.thorough
-def test_steps_find_what_a_rehearsal_compiled(tmp_path):
+def test_steps_find_what_warm_up_compiled(tmp_path):
     """A kernel compiled for other arguments than a launch has is compiled once more, while the GPU waits."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "kernels")))
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
@@ -34,12 +34,12 @@ def test_steps_find_what_a_rehearsal_compiled(tmp_path):
         assert int(misses) == 0, name
     # Side by side, all kernels would be through with Python's part when the last one is.
     assert together == ["together", "1"]
-    # A launch of another thread is no rehearsal: left out, an engine that runs beside would compute nonsense.
+    # A launch of another thread is not part of it: without it, an engine that runs meanwhile would compute nonsense.
     assert beside == ["beside", "1"]
 
 
-def test_one_rehearsal_for_each_shape(tmp_path, monkeypatch):
-    """Every start would rehearse again; or a model would be taken for another that was compiled before."""
+def test_one_warm_up_for_each_shape(tmp_path, monkeypatch):
+    """Every start would warm up again; or a model would be taken for another that was compiled before."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new"))
     monkeypatch.setattr(warm_up, "_asking", lambda threads: nullcontext())
     warmed_up = []
@@ -49,7 +49,7 @@ def test_one_rehearsal_for_each_shape(tmp_path, monkeypatch):
 
 
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
-    """The mark of a rehearsal is no reason to fail."""
+    """A mark that cannot be written is not a reason to fail."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
     monkeypatch.setattr(warm_up, "_asking", lambda threads: nullcontext())

@@ -1,8 +1,8 @@
-"""Rehearses models for a Hopper GPU on a machine without one: ``python warm_up_for_hopper.py MODEL...``.
+"""Warms models up for a Hopper GPU on a machine without one: ``python warm_up_for_hopper.py MODEL...``.
 
-Run by ``test_first_kernels.py`` in a process of its own, where Triton does not interpret. Prints for each model how
-many kernels the rehearsal compiled, how many it launched, how many its steps then found in Triton's cache, and how many
-they did not. Behind them, how many threads at most had Triton's Python part at a time.
+Run by ``test_warm_up.py`` in a process of its own, where Triton does not interpret. Prints for each model how
+many kernels warm-up compiled, how many it launched, how many its steps then found in Triton's cache, and how many
+they did not; at last, how many threads at most had Triton's Python part at a time.
 """
 
 import sys
@@ -28,7 +28,7 @@ from rosebatch_kernels.mlp.kernel import sigmoid_mul
 from tests.engine import small_models
 from tests.engine.small_models import device_engine
 
-# Enough for rows that share their beginnings.
+# Enough for rows that share a prefix.
 SLOTS = small_models.SLOTS = 20
 found = []
 launched = []
@@ -68,7 +68,7 @@ def compile_only() -> None:
 
 @torch.inference_mode()
 def all_steps(of) -> None:
-    """Steps of all batch sizes, and packed ones of sizes that are not rehearsed."""
+    """Steps of all batch sizes, and packed ones of sizes that are not warmed up."""
     for rows in of.slots.buckets:
         for shares, divided in product({False, of.prefix_groups is not None and rows >= MIN_ROWS}, (False, True)):
             of.steps.decode(DecodeKind(rows, Features(), shares, divided))
@@ -84,7 +84,7 @@ def all_steps(of) -> None:
 
 
 def launch_beside() -> None:
-    """Another thread launches a kernel while this one rehearses."""
+    """Another thread launches a kernel while this one warms up."""
     thread = Thread(target=lambda: sigmoid_mul(torch.empty(2, 16), torch.empty(2, 16)))
     thread.start()
     thread.join()
@@ -101,7 +101,7 @@ if __name__ == "__main__":
         sys.stdout.write(f"{name} {compiled} {real} {sum(found)} {len(found) - sum(found)}\n")
         launched.clear()
         found.clear()
-        compile_for(lambda: sys.exit("rehearsed twice"), name)
+        compile_for(lambda: sys.exit("warmed up twice"), name)
     sys.stdout.write(f"together {max(together)}\n")
     compile_for(launch_beside, "beside")
     sys.stdout.write(f"beside {len(found)}\n")
