@@ -18,6 +18,7 @@ from rosebatch.bench.trace import Arrivals
 from rosebatch.bench.workload import require_fits
 from rosebatch.core.errors import UserError
 from rosebatch.engine.metrics.roofline import Rates, measure_rates
+from rosebatch.model.hf_folder import has_config
 
 Entry = dict[str, Any]
 
@@ -193,7 +194,7 @@ def _cases_of_peers(cases: Sequence[Case]) -> dict[str, Case]:
     If there is none, any case: the peer then reports the error.
     """
     chosen: dict[str, Case] = {}
-    for case in sorted(cases, key=lambda case: case.source.config.family == "hp1"):
+    for case in sorted(cases, key=lambda case: case.source.folder is None and not has_config(case.source.config)):
         chosen.setdefault(case.name, case)
     return chosen
 

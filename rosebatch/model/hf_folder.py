@@ -24,13 +24,18 @@ def write_config(config: ModelConfig, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
+def has_config(config: ModelConfig) -> bool:
+    """Whether transformers has models of this family, so that other code can build their shapes."""
+    return config.family in _VALUES
+
+
 def hf_values(config: ModelConfig) -> dict[str, Any]:
     """The values of that file.
 
     Raises:
         UserError: transformers has no architecture with these options.
     """
-    if config.family not in _VALUES:
+    if not has_config(config):
         raise UserError(f"other engines cannot run models of the family {config.family}")
     values = _VALUES[config.family](config)
     eos = list(config.eos_token_ids)

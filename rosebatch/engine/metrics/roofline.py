@@ -87,7 +87,7 @@ def find_floor(
 ) -> Floor:
     """The floor of a workload.
 
-    It is too high for an HP1 model, which skips values without weight. Queries see all keys before them, or those in
+    It is too high for a model that skips values without weight. Queries see all keys before them, or those in
     their layer's sliding window.
 
     Args:
