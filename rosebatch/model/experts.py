@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.model.quantization.dense import DenseWeight
+from rosebatch.model.quantization.formats import is_stored, load_weight
 from rosebatch.model.sublayers import columns, load_linear
-from rosebatch.model.weights import Take, WeightSource
-from rosebatch.ops.ops import EXPERT_GATES, GATES, Experts, Linear, Ops, Partial, RoutedExperts, Weight
+from rosebatch.model.weights import WeightSource
+from rosebatch.ops.ops import EXPERT_GATES, GATES, Experts, Linear, Ops, Partial, RoutedExperts
+from rosebatch.ops.weight import Weight
 
 # The router's rows are filled up to a multiple of this: cuBLAS is slow where results' rows begin at odd addresses.
 _ROUTER_ROWS = 8
@@ -81,24 +82,22 @@ def load_experts(
     experts, hidden = config.experts, config.hidden_size
     assert experts is not None, "the layer has experts"
     inner, own = experts.expert_size, ops.shard.of(experts.expert_size)
-    rows, inputs = Take.of(0, own, inner), Take.of(1, own, inner)
-    gate_up = _load_matrices(
-        weights, prefix, names, (names.gate, names.up), "gate_up_proj", config, (inner, hidden), rows
-    )
-    down = _load_matrices(weights, prefix, names, (names.down,), "down_proj", config, (hidden, inner), inputs)
+    gate_up = _load_matrices(weights, prefix, names, (names.gate, names.up), "gate_up_proj", config, (inner, hidden))
+    down = _load_matrices(weights, prefix, names, (names.down,), "down_proj", config, (hidden, inner))
     routed = Experts(
-        gate_up=Weight(gate_up),
-        down=Weight(down),
+        gate_up=gate_up.rows(columns((inner, own), (inner, own))),
+        down=down.columns(own),
         activation=EXPERT_GATES[config.activation],
         k=experts.experts_per_token,
         normalize=experts.normalize,
     )
-    named = weights.shape(f"{prefix}{names.router}.weight") is not None
-    router = [weights.get(f"{prefix}{(names if named else _WHOLE).router}.weight", (experts.num_experts, hidden))]
+    shape = experts.num_experts, hidden
+    name = f"{prefix}{names.router}.weight"
+    router = load_weight(weights, name if is_stored(weights, name, shape) else f"{prefix}{_WHOLE.router}.weight", shape)
     if experts.shared_gate:
-        router.append(weights.get(f"{prefix}mlp.shared_expert_gate.weight", (1, hidden)))
+        router = router.join([load_weight(weights, f"{prefix}mlp.shared_expert_gate.weight", (1, hidden))])
     return ExpertsMLP(
-        router=make_router(ops, torch.cat(router)),
+        router=make_router(ops, router),
         num_experts=experts.num_experts,
         routed=ops.experts(routed),
         shared=_load_shared(config, ops, weights, prefix) if experts.shared_size else None,
@@ -106,11 +105,12 @@ def load_experts(
     )
 
 
-def make_router(ops: Ops, weight: Tensor, bias: Tensor | None = None) -> Linear:
+def make_router(ops: Ops, weight: Weight, bias: Tensor | None = None) -> Linear:
     """The product with ``weight [E, H]``; further columns of its result have no meaning."""
-    missing = -len(weight) % _ROUTER_ROWS
+    dense = weight.dense()
+    missing = -len(dense) % _ROUTER_ROWS
     bias = None if bias is None else functional.pad(bias, (0, missing))
-    return ops.linear(Weight(functional.pad(weight, (0, 0, 0, missing))), bias)
+    return ops.linear(DenseWeight.of(functional.pad(dense, (0, 0, 0, missing))), bias)
 
 
 def _load_shared(config: ModelConfig, ops: Ops, weights: WeightSource, prefix: str) -> SharedExpert:
@@ -131,28 +131,18 @@ def _load_matrices(
     whole: str,
     config: ModelConfig,
     shape: tuple[int, int],
-    take: Take | None,
-) -> Tensor:
+) -> Weight:
     """One matrix of all experts ``[E, rows, columns]``: ``parts`` of this ``shape``, one below the other.
 
-    Each expert is copied into place, so memory never holds all of them twice. Random ones are a single tensor. Of each
-    matrix, only the part to take is read.
+    Random ones are a single tensor.
     """
     assert config.experts is not None
     (rows, width), count = shape, config.experts.num_experts
-    if weights.shape(f"{prefix}{names.expert}.0.{parts[0]}.weight") is None:
-        of_all = take and Take(take.dim + 1, take.indices)
-        if take and take.dim == 0:
-            own = np.asarray(take.indices)
-            of_all = Take(1, np.concatenate([place * rows + own for place in range(len(parts))]))
-        return weights.get(f"{prefix}{_WHOLE.expert}.{whole}", (count, len(parts) * rows, width), take=of_all)
-    out: Tensor | None = None
+    if not is_stored(weights, f"{prefix}{names.expert}.0.{parts[0]}.weight", shape):
+        return load_weight(weights, f"{prefix}{_WHOLE.expert}.{whole}", (count, len(parts) * rows, width))
+    matrices = []
     for expert in range(count):
-        for place, part in enumerate(parts):
-            matrix = weights.get(f"{prefix}{names.expert}.{expert}.{part}.weight", shape, take=take)
-            height = len(matrix)
-            if out is None:
-                out = matrix.new_empty(count, len(parts) * height, matrix.shape[1])
-            out[expert, place * height : (place + 1) * height] = matrix
-    assert out is not None
-    return out
+        own = f"{prefix}{names.expert}.{expert}."
+        first, *others = (load_weight(weights, f"{own}{part}.weight", shape) for part in parts)
+        matrices.append(first.join(others))
+    return matrices[0].stack(matrices[1:])

@@ -7,8 +7,11 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.mixers.mixer import MixerSpec
-from rosebatch.model.weights import Take, WeightSource
-from rosebatch.ops.ops import Ops, Weight
+from rosebatch.model.quantization.dense import DenseWeight
+from rosebatch.model.quantization.formats import load_weight
+from rosebatch.model.weights import WeightSource
+from rosebatch.ops.ops import Ops
+from rosebatch.ops.weight import Weight
 
 
 class Attention(Protocol):
@@ -66,11 +69,8 @@ def states_of(model: Model) -> Sequence[MixerSpec]:
 
 def load_embedding(config: ModelConfig, ops: Ops, weights: WeightSource, name: str) -> Tensor:
     """This process's rows of the table of embeddings ``[V, H]``, for ``Ops.embed``."""
-    return weights.get(f"{name}.weight", (config.vocab_size, config.hidden_size), take=_rows(config, ops))
-
-
-def _rows(config: ModelConfig, ops: Ops) -> Take | None:
-    return Take.of(0, ops.shard.vocabulary(config.vocab_size), config.vocab_size)
+    whole = load_weight(weights, f"{name}.weight", (config.vocab_size, config.hidden_size))
+    return whole.rows(ops.shard.vocabulary(config.vocab_size)).dense()
 
 
 def load_head(config: ModelConfig, ops: Ops, weights: WeightSource, embedding: Tensor) -> Callable[[Tensor], Tensor]:
@@ -81,10 +81,11 @@ def load_head(config: ModelConfig, ops: Ops, weights: WeightSource, embedding: T
     """
     if not config.head:
         return _no_head
-    weight = embedding
+    weight: Weight = DenseWeight.of(embedding)
     if not config.tie_word_embeddings:
-        weight = weights.get("lm_head.weight", (config.vocab_size, config.hidden_size), take=_rows(config, ops))
-    own, scale, cap = ops.head(Weight(weight)), config.logit_multiplier, config.logit_soft_cap
+        whole = load_weight(weights, "lm_head.weight", (config.vocab_size, config.hidden_size))
+        weight = whole.rows(ops.shard.vocabulary(config.vocab_size))
+    own, scale, cap = ops.head(weight), config.logit_multiplier, config.logit_soft_cap
     divided = ops.shard.size > 1
     head = (lambda hidden: ops.gather(own(hidden), config.vocab_size)) if divided else own
     return head if scale == 1 and not cap else lambda hidden: ops.scale_and_cap_(head(hidden), scale, cap)

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.layers import Attention
+from rosebatch.model.lazy_tensor import join
 from rosebatch.model.mixers.mixer import MixerSpec
-from rosebatch.model.weights import Take, WeightSource
-from rosebatch.ops.ops import GATES, Linear, Ops, Partial, Weight
+from rosebatch.model.quantization.formats import load_weight
+from rosebatch.model.weights import WeightSource, lazy_tensor
+from rosebatch.ops.ops import GATES, Linear, Ops, Partial
+from rosebatch.ops.weight import Indices
 
 
 class Mixer(Protocol):
@@ -98,53 +100,33 @@ def load_linear(
     order: Tensor | None = None,
     own: np.ndarray | None = None,
     inputs: range | None = None,
+    transposed: bool = False,
 ) -> Linear:
     """Several projections of one input as a single product.
 
     Args:
         ops, weights: of the model.
         names: of the projections. A single name stands for all of them: the checkpoint has fused them already.
-        sizes: what each of them puts out.
+        sizes: the number of outputs of each.
         in_size: of their input.
         bias: whether they have one.
         order: the rows of the stored weight, in the order of the product's columns; None for the stored order.
-        own: those columns of the product that this process computes, see ``columns``; None for all.
+        own: the columns of the product that this process computes, see ``columns``; None for all.
         inputs: the channels of the input that this process has; None for all.
+        transposed: see ``load_weight``.
     """
     stored = sizes if len(names) == len(sizes) else (sum(sizes),)
-    wanted = None if order is None else order.numpy()
+    each = list(zip(names, stored, strict=True))
+    first, *others = (load_weight(weights, f"{n}.weight", (size, in_size), transposed=transposed) for n, size in each)
+    weight = first.join(others)
+    rows: Indices = range(sum(sizes)) if order is None else order.numpy()
     if own is not None:
-        wanted = own if wanted is None else wanted[own]
-    cut = None if inputs is None else Take.of(1, inputs, in_size)
-
-    def load(kind: str, *shape: int) -> Tensor:
-        takes: Sequence[Take | None] = [cut if shape else None] * len(stored)
-        if own is not None:
-            assert cut is None and wanted is not None, "a product is divided by its columns or by its inputs"
-            takes = _rows_of_each(wanted, stored)
-        each = [
-            weights.get(f"{name}.{kind}", (size, *shape), take=take)
-            for name, size, take in zip(names, stored, takes, strict=True)
-        ]
-        whole = each[0] if len(each) == 1 else torch.cat(each)
-        if wanted is None:
-            return whole
-        # The place of each wanted row among those that were read, which are in the stored order.
-        places = wanted.argsort().argsort()
-        in_order = (places == np.arange(len(places))).all()
-        return whole if in_order else whole[torch.from_numpy(places).to(whole.device)]
-
-    return ops.linear(Weight(load("weight", in_size)), load("bias") if bias else None)
-
-
-def _rows_of_each(wanted: np.ndarray, sizes: Sequence[int]) -> list[Take]:
-    """The rows that are wanted of each of several tensors, which stand one below the other."""
-    found, start = [], 0
-    for size in sizes:
-        own = wanted[(wanted >= start) & (wanted < start + size)] - start
-        found.append(Take(0, np.sort(own)))
-        start += size
-    return found
+        rows = np.asarray(rows)[own]
+    weight = weight.rows(rows) if inputs is None else weight.rows(rows).columns(inputs)
+    if not bias:
+        return ops.linear(weight, None)
+    biases = join([lazy_tensor(weights, f"{name}.bias", (size,)) for name, size in each], 0)
+    return ops.linear(weight, biases.take(0, rows).read())
 
 
 def channels(heads: range, size: int) -> range:
@@ -152,13 +134,11 @@ def channels(heads: range, size: int) -> range:
     return range(heads.start * size, heads.stop * size)
 
 
-def columns(*pieces: tuple[int, range]) -> np.ndarray | None:
-    """A part of each of several pieces, which stand side by side; None if that is all of them.
+def columns(*pieces: tuple[int, range]) -> np.ndarray:
+    """A part of each of several pieces, which are next to each other.
 
     Args:
         pieces: the size of each, and what is wanted of it.
     """
-    if all(len(part) == size for size, part in pieces):
-        return None
     starts = itertools.accumulate((size for size, _ in pieces), initial=0)
     return np.concatenate([start + np.arange(p.start, p.stop) for start, (_, p) in zip(starts, pieces, strict=False)])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rosebatch.core.errors import UserError
 from rosebatch.host.model_files import read_json, refusal, refused, require_file, shown
+from rosebatch.model.lazy_tensor import Cuts, LazyTensor, select
 
 # Standard deviation of random weights.
 DEVIATION = 0.02
@@ -42,12 +43,20 @@ class Take(NamedTuple):
         """The indices as slices, start and stop."""
         if isinstance(self.indices, range):
             return [(self.indices.start, self.indices.stop)]
+        if not len(self.indices):
+            return [(0, 0)]
         groups = np.split(self.indices, np.flatnonzero(np.diff(self.indices) != 1) + 1)
         return [(int(group[0]), int(group[-1]) + 1) for group in groups]
 
 
 class WeightSource(Protocol):
-    """Tensors by transformers' names."""
+    """Tensors by transformers' names.
+
+    Attributes:
+        dtype: of the run.
+    """
+
+    dtype: torch.dtype
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The stored shape of a tensor, for models that leave it open; None if there is none."""
@@ -74,6 +83,28 @@ class WeightSource(Protocol):
             UserError: the tensor is missing, unreadable or has another shape.
         """
         ...
+
+
+def lazy_tensor(
+    weights: WeightSource,
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    dtype: torch.dtype | None = None,
+    fill: float | None = None,
+) -> LazyTensor:
+    """A tensor of the source, see ``WeightSource.get``, of which only the part that is left is read."""
+
+    def part(cuts: Cuts) -> Tensor:
+        if not cuts:
+            return weights.get(name, shape, dtype=dtype, fill=fill)
+        # The source cuts one dimension: the one of which the smallest share is wanted.
+        dim = min(cuts, key=lambda dim: len(cuts[dim]) / shape[dim])
+        ascending, places = np.unique(cuts[dim], return_inverse=True)
+        tensor = weights.get(name, shape, dtype=dtype, fill=fill, take=Take.of(dim, ascending, shape[dim]))
+        return select(tensor, {**cuts, dim: places})
+
+    return LazyTensor(shape, part)
 
 
 class SafetensorsWeights:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rosebatch.ops.shard import WHOLE, Shard
+from rosebatch.ops.weight import Weight
 from rosebatch_kernels.common.all_reduce import AllReduce as AllReduce
 from rosebatch_kernels.common.head_norms import Gain as Gain
 from rosebatch_kernels.common.head_norms import HeadLayerNorm as HeadLayerNorm
@@ -24,6 +25,7 @@ from rosebatch_kernels.gated_delta import reference as gated_delta
 from rosebatch_kernels.gated_delta.layout import PackedChunks as PackedChunks
 from rosebatch_kernels.gated_delta.layout import pack_chunks as pack_chunks
 from rosebatch_kernels.kv_cache import reference as kv_cache
+from rosebatch_kernels.linear.interface import Linear as Linear
 from rosebatch_kernels.logits import reference as logits
 from rosebatch_kernels.mlp import reference as mlp
 from rosebatch_kernels.norm import reference as norm
@@ -47,22 +49,6 @@ EXPERT_GATES = {"silu": "silu_mul", "gelu_new": "gelu_mul", "gelu_pytorch_tanh":
 Heads = tuple[int, int, int]
 
 
-class Weight(NamedTuple):
-    """A matrix as a checkpoint holds it.
-
-    Attributes:
-        tensor: ``[out, in]``.
-        scale: what a quantized tensor is multiplied with, broadcast to ``[out, in]``; None for the values themselves.
-    """
-
-    tensor: Tensor
-    scale: Tensor | None = None
-
-    def dense(self) -> Tensor:
-        """The values ``[out, in]``, for operators that know no scale; in the scale's dtype if there is one."""
-        return self.tensor if self.scale is None else self.tensor.to(self.scale.dtype) * self.scale
-
-
 class Partial(NamedTuple):
     """What a sub-layer contributes to the residual, left to the norm that follows.
 
@@ -76,7 +62,7 @@ class Partial(NamedTuple):
     value: Tensor
     bias: Tensor | None = None
     all_reduce: AllReduce | None = None
-    projection: "Linear | None" = None
+    projection: Linear | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -113,20 +99,6 @@ class RoutedExperts(Protocol):
             logits: of the router, ``[T, E]``, rows at any stride.
             shared: ``[T, H]``, or None.
         """
-        ...
-
-
-class Linear(Protocol):
-    """A matrix product with a weight, ``x [T, in] -> [T, out]``."""
-
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The product plus the bias, if there is one."""
-        ...
-
-    def product(self, x: Tensor) -> Tensor:
-        """The product alone."""
         ...
 
 

@@ -1,6 +1,6 @@
 """Which implementation of each operator a run uses: switches choose kernels here, at load.
 
-An operator may still go by the shape of what it gets: ``StreamedLinear`` goes by the number of rows.
+A ``Linear`` may still go by the number of rows it gets.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rosebatch.config.run import Sampler
 from rosebatch.config.switches import Switches
-from rosebatch.ops.ops import ACTIVATIONS, Experts, Gain, Linear, Ops, Partial, RoutedExperts, Weight
+from rosebatch.ops.ops import ACTIVATIONS, Experts, Gain, Linear, Ops, Partial, RoutedExperts
+from rosebatch.ops.weight import Weight
 from rosebatch_kernels.experts import reference as experts
 from rosebatch_kernels.experts.torch_experts import TorchExperts
 from rosebatch_kernels.kv_cache import reference as kv_cache
@@ -33,17 +34,19 @@ def select(switches: Switches, device: str = "cpu", sampler: Sampler = "rosebatc
 
 
 def _cpu_ops(switches: Switches) -> Ops:
-    def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
-        dense = weight.dense()
+    def product(dense: Tensor, bias: Tensor | None) -> Linear:
         if can_pack(dense):
             return PackedLinear(dense, bias, invariant=switches.batch_invariant)
-        return linear.Linear(dense, bias)
+        return linear.TorchLinear(dense, bias)
+
+    def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
+        return weight.linear(bias, "cpu") or product(weight.dense(), bias)
 
     def make_experts(layer: Experts) -> RoutedExperts:
         def products(weight: Weight, bias: Tensor | None) -> list[Linear]:
-            biases = [None] * len(weight.tensor) if bias is None else bias.unbind()
             matrices = weight.dense().unbind()
-            return [make_linear(Weight(each), own) for each, own in zip(matrices, biases, strict=True)]
+            biases = [None] * len(matrices) if bias is None else bias.unbind()
+            return [product(each, own) for each, own in zip(matrices, biases, strict=True)]
 
         gate_up, down = products(layer.gate_up, layer.gate_up_bias), products(layer.down, layer.down_bias)
         mixture = TorchExperts([*gate_up], [*down], layer.activation)
@@ -68,17 +71,15 @@ def _cuda_ops(switches: Switches) -> Ops:
     def streamed(weight: Tensor) -> bool:
         return switches.streamed_linear and can_stream(weight)
 
-    def make_linear(weight: Weight, bias: Tensor | None) -> Linear:
-        dense = weight.dense()
-        return StreamedLinear(dense, bias) if streamed(dense) else linear.Linear(dense, bias)
+    def product(dense: Tensor, bias: Tensor | None) -> Linear:
+        return StreamedLinear(dense, bias) if streamed(dense) else linear.TorchLinear(dense, bias)
 
-    def make_head(weight: Weight) -> linear.PaddedLinear:
-        dense = weight.dense()
+    def head_product(dense: Tensor) -> linear.PaddedLinear:
         return StreamedHead(dense) if streamed(dense) else linear.PaddedLinear(dense)
 
     return Ops(
-        linear=make_linear,
-        head=make_head,
+        linear=lambda weight, bias: weight.linear(bias, "cuda") or product(weight.dense(), bias),
+        head=lambda weight: weight.linear(None, "cuda") or head_product(weight.dense()),
         experts=_expert_kernels,
         kv_append=kv_cache_kernel.append if switches.batched_kv_append else kv_cache.append,
         copy_blocks=kv_cache_kernel.copy_blocks,
@@ -111,7 +112,6 @@ def _mlp_ops(switches: Switches) -> dict[str, Any]:
     """What follows the first product of an MLP: fused kernels, or PyTorch's operators."""
     if not switches.fused_mlp:
         return {}
-    from rosebatch_kernels.linear.streamed import StreamedLinear
     from rosebatch_kernels.mlp import kernel as mlp_kernel
 
     activations = {
@@ -123,12 +123,12 @@ def _mlp_ops(switches: Switches) -> dict[str, Any]:
 
     def activated(name: str, up: Linear, x: Tensor) -> Tensor:
         kind = ACTIVATIONS[name]
-        if isinstance(up, StreamedLinear) and up.activates(x, kind):
+        if up.activates(x, kind):
             return up.activated(x, kind)
         return activations[kind](up.product(x), up.bias)
 
     def gated(kind: str, gate_up: Linear, x: Tensor) -> Tensor:
-        if isinstance(gate_up, StreamedLinear) and gate_up.activates(x, kind):
+        if gate_up.activates(x, kind):
             return gate_up.activated(x, kind)
         return gates[kind](gate_up(x))
 
@@ -139,38 +139,21 @@ def _product(projection: Linear, x: Tensor) -> Partial:
     return Partial(projection.product(x), projection.bias)
 
 
-def parts_or_product() -> Callable[[Linear, Tensor], Partial]:
+def parts_or_product(projection: Linear, x: Tensor) -> Partial:
     """The product in parts if that is faster: the kernel of the norm sums them up."""
-    from rosebatch_kernels.linear.streamed import StreamedLinear
-
-    def project(projection: Linear, x: Tensor) -> Partial:
-        if isinstance(projection, StreamedLinear) and projection.divides(x):
-            return Partial(projection.parts(x), projection.bias)
-        return _product(projection, x)
-
-    return project
+    if projection.divides(x):
+        return Partial(projection.parts(x), projection.bias)
+    return _product(projection, x)
 
 
-def _biased_or_parts() -> Callable[[Linear, Tensor], Partial]:
+def _biased_or_parts(projection: Linear, x: Tensor) -> Partial:
     """The same, but a bias is added by the product."""
-    unbiased = parts_or_product()
-    return lambda projection, x: unbiased(projection, x) if projection.bias is None else Partial(projection(x))
+    return parts_or_product(projection, x) if projection.bias is None else Partial(projection(x))
 
 
-def _project(switches: Switches) -> Callable[[Linear, Tensor], Partial]:
-    """The last product of a sub-layer where the norm is a kernel, which adds up parts."""
-    if not switches.fused_mlp:
-        return _biased_or_parts()
-    from rosebatch_kernels.linear.streamed import StreamedLinear
-
-    at_once = parts_or_product()
-
-    def project(projection: Linear, x: Tensor) -> Partial:
-        if isinstance(projection, StreamedLinear) and projection.adds_in_place(x):
-            return Partial(x, projection=projection)
-        return at_once(projection, x)
-
-    return project
+def _in_place_or_parts(projection: Linear, x: Tensor) -> Partial:
+    """The same, but a product that is fastest when added to the residual in place is left to the norm."""
+    return Partial(x, projection=projection) if projection.adds_in_place(x) else parts_or_product(projection, x)
 
 
 def _multiplied(partial: Partial) -> Partial:
@@ -206,7 +189,7 @@ def _norm_ops(switches: Switches) -> dict[str, Any]:
             scale: float = 1.0,
             overwrite: bool = False,
         ) -> tuple[Tensor, Tensor]:
-            product: Any = partial.projection
+            product = partial.projection
             if product is not None and overwrite and scale == 1.0:
                 total = product.add_(partial.value, residual)
                 return kernel.rms_norm(total, weight, eps), total
@@ -223,7 +206,7 @@ def _norm_ops(switches: Switches) -> dict[str, Any]:
 
         return {
             "fuses_all_reduce": True,
-            "project": _project(switches),
+            "project": _in_place_or_parts if switches.fused_mlp else _biased_or_parts,
             "add": add,
             "layer_norm": kernel.layer_norm,
             "add_layer_norm": add_layer_norm,
@@ -284,6 +267,6 @@ def _clip_ops(switches: Switches) -> dict[str, Any]:
     in_parts = switches.fused_norm and switches.fused_peri_norm
     return {
         "uclip_norm": clips.uclip_norm,
-        "project_to_clip": parts_or_product() if in_parts else _product,
+        "project_to_clip": parts_or_product if in_parts else _product,
         "add_uclip_norm": fused if switches.fused_peri_norm else apart,
     }

@@ -51,7 +51,7 @@ def divide(ops: Ops, group: Group) -> Ops:
     """The operators of a process of the group, made of those of a process that is alone."""
     shard = group.shard
 
-    product = parts_or_product() if ops.fuses_all_reduce else _product
+    product = parts_or_product if ops.fuses_all_reduce else _product
 
     def summed(partial: Partial, x: Tensor) -> Partial:
         """Of all processes. All have the bias, so the norm adds it once."""
@@ -108,7 +108,7 @@ def _product(projection: Linear, x: Tensor) -> Partial:
 
 
 @dataclass(slots=True)
-class _NormedProjection:
+class _NormedProjection(Linear):
     """q, k and v of this process's heads; q and k are normed over the heads of all, see ``WholeRMSNorm``."""
 
     projection: Linear
@@ -117,7 +117,7 @@ class _NormedProjection:
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See ``rosebatch.ops.ops.Linear``."""
+        """See ``Linear``."""
         qkv, (q_weight, k_weight, eps) = self.projection(x), self.norm
         q, k = qkv[:, : len(q_weight)], qkv[:, len(q_weight) : len(q_weight) + len(k_weight)]
         squares = torch.stack([each.float().square().mean(1) for each in (q, k)])
@@ -128,5 +128,5 @@ class _NormedProjection:
         return qkv
 
     def product(self, x: Tensor) -> Tensor:
-        """See ``rosebatch.ops.ops.Linear``."""
+        """See ``Linear``."""
         return self(x)

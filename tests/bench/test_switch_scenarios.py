@@ -28,7 +28,7 @@ from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
 from rosebatch.engine.triton_runner.slots import Slots
-from rosebatch.ops.ops import Weight
+from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.ops.select import select
 from rosebatch_kernels.linear.streamed import StreamedLinear
 from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
@@ -196,7 +196,7 @@ def keeps_bits(switch, observe):
     for value in (True, False):
         switches = replace(Switches.resolve({}, "cpu"), **{switch: value})
         dtype = getattr(torch, scenario_of(switch).dtype)
-        weight = Weight(torch.zeros(64, 32, dtype=dtype))
+        weight = DenseWeight.of(torch.zeros(64, 32, dtype=dtype))
         if not can_pack(weight.tensor):
             pytest.skip("this PyTorch has no packed products in this dtype")
         product = select(switches).linear(weight, None)
@@ -221,7 +221,7 @@ def streams_weights(switch, observe):
     scenario, model = scenario_of(switch), model_of(switch)
     weight = torch.empty(model.hidden_size, model.num_heads * model.head_dim, dtype=getattr(torch, scenario.dtype))
     on, off = (
-        select(replace(Switches.resolve({}, "cuda"), **{switch: value}), "cuda").linear(Weight(weight), None)
+        select(replace(Switches.resolve({}, "cuda"), **{switch: value}), "cuda").linear(DenseWeight.of(weight), None)
         for value in (True, False)
     )
     rows = torch.empty(min(scenario.num_prompts, scenario.max_num_seqs), weight.shape[1])

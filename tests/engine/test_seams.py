@@ -21,7 +21,6 @@ from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import SeparateDecodes
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.ops.device import device_ops
-from rosebatch.ops.ops import Weight
 from rosebatch.ops.select import select
 from tests.engine.remote_runner import BLOCK_SIZE, BLOCKS, GROUP_OF, WINDOWS, make_runner
 from tests.engine.toy_model import CONFIG, CPU, VOCAB, ToyModel, dense_attention
@@ -143,12 +142,3 @@ def test_plans_are_carried_out_in_another_process(expected):
         assert completions(engine_of(runner)) == expected
     finally:
         runner.close()
-
-
-@pytest.mark.parametrize("shape", [(3, 1), (1, 4), (3, 4)])
-def test_a_scaled_weight_is_multiplied_out(shape):
-    """An operator that knows no scale has to apply it, whatever axis it belongs to."""
-    tensor, scale = torch.arange(12).view(3, 4).to(torch.int8), torch.rand(shape)
-    linear = select(Switches.resolve({}, "cpu")).linear(Weight(tensor, scale), None)
-    x = torch.rand(2, 4)
-    assert torch.allclose(linear(x), x @ (tensor * scale).T, rtol=1e-6, atol=1e-6)

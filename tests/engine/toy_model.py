@@ -12,8 +12,9 @@ from torch.nn import functional
 from rosebatch.config.model import ModelConfig, RopeConfig
 from rosebatch.model.layers import Attention, rows_of
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.rope import rope_tables
-from rosebatch.ops.ops import Linear, Ops, Partial, Weight
+from rosebatch.ops.ops import Linear, Ops, Partial
 
 VOCAB, HIDDEN, INNER, MAX_LEN, EPS = 50, 32, 24, 40, 1e-5
 CPU = torch.device("cpu")
@@ -81,7 +82,7 @@ class ToyModel:
                 )
             )
         self.attention = [layer.attention for layer in self.layers]
-        self.head = ops.head(Weight(self.embedding))
+        self.head = ops.head(DenseWeight.of(self.embedding))
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
@@ -103,7 +104,7 @@ class ToyModel:
         return torch.randn(shape, generator=self._generator) * 0.3
 
     def _linear(self, out_size: int, in_size: int) -> Linear:
-        return self.ops.linear(Weight(self._random(out_size, in_size)), None)
+        return self.ops.linear(DenseWeight.of(self._random(out_size, in_size)), None)
 
     def _expert(self) -> _Expert:
         return _Expert(self._linear(2 * INNER, HIDDEN), self._linear(HIDDEN, INNER))

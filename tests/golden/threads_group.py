@@ -20,7 +20,7 @@ from rosebatch.ops.shard import Shard
 _CPU = torch.device("cpu")
 
 
-class _Meeting:
+class Meeting:
     """Where threads put what they bring, and find what all have brought."""
 
     def __init__(self, size: int) -> None:
@@ -44,7 +44,7 @@ class _Meeting:
 class ThreadGroup:
     """See ``rosebatch.ops.tensor_parallel.Group``."""
 
-    def __init__(self, shard: Shard, meeting: _Meeting) -> None:
+    def __init__(self, shard: Shard, meeting: Meeting) -> None:
         self.shard = shard
         self._meeting = meeting
 
@@ -71,7 +71,7 @@ def make_tensor_parallel_engine(
     source: ModelSource, limits: RunConfig, switches: Switches, size: int, device: torch.device = _CPU
 ) -> Engine:
     """An engine whose model is held by so many threads; this one leads. No graph can be captured over threads."""
-    meeting = _Meeting(size)
+    meeting = Meeting(size)
     inboxes: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(size - 1)]
 
     def load(rank: int) -> Engine:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from rosebatch_kernels.linear.torch_linear import Linear
+from rosebatch_kernels.linear.torch_linear import TorchLinear
 from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
 
 ROWS = (1, 2, 3, 31, 32, 33, 100, 128, 129, 300, 1025)
@@ -37,7 +37,7 @@ def test_linear(size_in, size_out, dtype, randn, assert_close):
     weight, bias = layer(randn, size_in, size_out, dtype)
     x = randn(33, size_in, dtype=dtype)
     for b in (bias, None):
-        out = Linear(weight, b)(x)
+        out = TorchLinear(weight, b)(x)
         assert out.dtype == dtype
         assert_close(out, exact(x, weight, b))
 

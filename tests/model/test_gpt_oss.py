@@ -2,14 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from rosebatch.core.errors import UserError
-from rosebatch.model.families.gpt_oss import _load_matrices
 from rosebatch.model.hf_config import parse_model_config
-from rosebatch.model.mxfp4 import expand
+from rosebatch.model.quantization.formats import load_weight
+from rosebatch.model.quantization.mxfp4 import expand
 from rosebatch.model.weights import SafetensorsWeights
 
 VALUES = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
@@ -41,28 +42,30 @@ def codes(byte):
     return byte % 16, byte // 16
 
 
-@pytest.mark.parametrize("in_turn", [True, False])
-def test_both_forms_give_the_same_matrices(in_turn, tmp_path):
-    """MXFP4 has rows of outputs, transformers' form rows of inputs; gate and up take turns in both."""
+def test_both_forms_give_the_same_matrices(tmp_path):
+    """MXFP4 has rows of outputs, transformers' form rows of inputs; columns of MXFP4 are cut within a block of 32."""
     generator = torch.Generator().manual_seed(0)
-    blocks = torch.randint(256, (3, 8, 2, 16), generator=generator, dtype=torch.uint8)
-    scales = torch.randint(125, 130, (3, 8, 2), generator=generator, dtype=torch.uint8)
+    blocks = torch.randint(256, (3, 8, 3, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(125, 130, (3, 8, 3), generator=generator, dtype=torch.uint8)
     dense = expand(blocks, scales, torch.bfloat16)
-    bias = torch.zeros(3, 8, dtype=torch.bfloat16)
-    expected = torch.cat((dense[:, ::2], dense[:, 1::2]), 1) if in_turn else dense
     forms = {"packed": {"m_blocks": blocks, "m_scales": scales}, "plain": {"m": dense.transpose(1, 2).contiguous()}}
     for form, tensors in forms.items():
         (tmp_path / form).mkdir()
-        save_file({**tensors, "m_bias": bias}, tmp_path / form / "model.safetensors")
-        weights = SafetensorsWeights(tmp_path / form, torch.bfloat16, torch.device("cpu"))
-        out = _load_matrices(weights, "m", (3, 8, 64), in_turn=in_turn, own=range(8 if in_turn else 64))
-        assert out.dtype == torch.bfloat16
-        assert torch.equal(out, expected), form
-        # A part for one of several processes; columns of the packed form are cut within a block of 32.
-        own = range(2, 6) if in_turn else range(20, 44)
-        out = _load_matrices(weights, "m", (3, 8, 64), in_turn=in_turn, own=own)
-        part = torch.cat((dense[:, 2:6:2], dense[:, 3:6:2]), 1) if in_turn else dense[:, :, 20:44]
-        assert torch.equal(out, part), form
+        save_file(tensors, tmp_path / form / "model.safetensors")
+        source = SafetensorsWeights(tmp_path / form, torch.bfloat16, torch.device("cpu"))
+        weight = load_weight(source, "m", (3, 8, 96), transposed=True)
+        rows = np.array([2, 4, 3, 5])
+        each = {
+            "whole": (weight, dense),
+            "rows": (weight.rows(rows), dense[:, rows]),
+            "columns": (weight.columns(range(20, 88)).columns(range(14, 60)), dense[:, :, 34:80]),
+            "joined": (weight.join([weight]).rows(rows + 4), torch.cat([dense, dense], 1)[:, rows + 4]),
+            "stacked": (weight.stack([weight]), torch.stack([dense, dense])),
+        }
+        for case, (found, expected) in each.items():
+            assert found.shape == expected.shape
+            assert found.dense().dtype == torch.bfloat16
+            assert torch.equal(found.dense(), expected), (form, case)
 
 
 def test_the_hubs_config():

@@ -6,7 +6,7 @@ from torch import Tensor
 from rosebatch_kernels.linear import kernel
 from rosebatch_kernels.linear.gated import can_gate, gated
 from rosebatch_kernels.linear.head import can_stream_head, logits
-from rosebatch_kernels.linear.torch_linear import Linear, PaddedLinear
+from rosebatch_kernels.linear.torch_linear import PaddedLinear, TorchLinear
 from rosebatch_kernels.linear.tuned import TUNED
 
 
@@ -17,7 +17,7 @@ def can_stream(weight: Tensor) -> bool:
     return weight.device.type == "cpu" or torch.cuda.get_device_capability(weight.device)[0] in (9, 10)
 
 
-class StreamedLinear(Linear):
+class StreamedLinear(TorchLinear):
     """``x [T, in] -> [T, out]`` in a 16-bit type; our kernels include the activation."""
 
     def streams(self, x: Tensor) -> bool:
@@ -25,29 +25,29 @@ class StreamedLinear(Linear):
         return len(x) <= TUNED.max_rows and self.weight.numel() <= TUNED.max_elements
 
     def divides(self, x: Tensor) -> bool:
-        """Whether the product of these rows is faster in parts, if the reader can add them up."""
+        """See ``Linear``."""
         return len(x) <= TUNED.max_rows_in_parts and self.weight.numel() <= TUNED.max_elements
 
     def adds_in_place(self, x: Tensor) -> bool:
-        """Whether ``add_`` is the fastest way to add the product of these rows to the residual."""
+        """See ``Linear``."""
         return len(x) >= TUNED.min_rows_onto and self.bias is None
 
     def add_(self, x: Tensor, onto: Tensor) -> Tensor:
-        """The product added to the residual ``onto [T, out]`` in place, by cuBLAS: it is rounded once, as the sum."""
+        """See ``Linear``; by cuBLAS: the product is rounded once, as the sum."""
         return onto.addmm_(x, self.weight.t())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product plus the bias, in x's dtype."""
+        """See ``Linear``."""
         if self.streams(x):
             return kernel.linear(x, self.weight, self.bias)
         return super().__call__(x)
 
     def product(self, x: Tensor) -> Tensor:
-        """The product alone."""
+        """See ``Linear``."""
         return kernel.linear(x, self.weight) if self.streams(x) else super().product(x)
 
     def parts(self, x: Tensor) -> Tensor:
-        """The product alone in parts, see ``kernel.parts``."""
+        """See ``kernel.parts``."""
         return kernel.parts(x, self.weight)
 
     def gates(self, x: Tensor, activation: str) -> bool:
@@ -55,12 +55,12 @@ class StreamedLinear(Linear):
         return self.bias is None and can_gate(x, self.weight, activation)
 
     def activates(self, x: Tensor, activation: str) -> bool:
-        """Whether ``activated`` serves these rows."""
+        """See ``Linear``."""
         in_cublas = activation == "gelu_tanh" and self.bias is not None
         return self.streams(x) or self.gates(x, activation) or in_cublas
 
     def activated(self, x: Tensor, activation: str) -> Tensor:
-        """The activated product, see ``kernel.linear``; of many rows by ``gated``, or by cuBLAS, which knows GELU."""
+        """The activated product, see ``kernel.linear``; of many rows by ``gated``, or by cuBLAS, which has GELU."""
         if self.streams(x):
             return kernel.linear(x, self.weight, self.bias, activation)
         if self.gates(x, activation):

@@ -3,8 +3,10 @@
 from torch import Tensor
 from torch.nn import functional
 
+from rosebatch_kernels.linear.interface import Linear
 
-class Linear:
+
+class TorchLinear(Linear):
     """``x [T, in] -> [T, out]`` with ``weight [out, in]`` and an optional ``bias [out]``."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -12,11 +14,11 @@ class Linear:
         self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product plus the bias, in x's dtype."""
+        """See ``Linear``."""
         return functional.linear(x, self.weight, self.bias)
 
     def product(self, x: Tensor) -> Tensor:
-        """The product alone."""
+        """See ``Linear``."""
         return functional.linear(x, self.weight)
 
 

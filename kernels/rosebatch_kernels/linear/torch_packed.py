@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rosebatch_kernels.linear.interface import Linear
+
 # The layout is made for this many rows: a decode batch, where the weight's layout matters most.
 _LAYOUT_ROWS = 32
 _INVARIANT_LAYOUT_ROWS = 1
@@ -33,7 +35,7 @@ def can_pack(weight: Tensor) -> bool:
     )
 
 
-class PackedLinear:
+class PackedLinear(Linear):
     """``x [T, in] -> [T, out]`` with ``weight [out, in]`` and an optional ``bias [out]``; the weight is copied."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, invariant: bool = False) -> None:
@@ -44,11 +46,11 @@ class PackedLinear:
         self.invariant = invariant
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product plus the bias, in x's dtype."""
+        """See ``Linear``."""
         return self._tiled(x, self.bias)
 
     def product(self, x: Tensor) -> Tensor:
-        """The product alone."""
+        """See ``Linear``."""
         return self._tiled(x, None)
 
     def _tiled(self, x: Tensor, bias: Tensor | None) -> Tensor:

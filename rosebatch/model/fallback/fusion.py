@@ -27,8 +27,9 @@ from rosebatch.model.fallback.parts import (
 )
 from rosebatch.model.fallback.trial import PerToken
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
+from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.model.rope import Rotary
-from rosebatch.ops.ops import Linear, Ops, Partial, Weight
+from rosebatch.ops.ops import Linear, Ops, Partial
 
 # Tokens of the trial run.
 _TOKENS = 6
@@ -220,7 +221,7 @@ class Fusion:
         for module, seen in self.seen.items():
             if type(module) is not nn.Linear or "forward" in vars(module) or len(seen.args) != 1:
                 continue
-            weight = Weight(module.weight.detach())
+            weight = DenseWeight.of(module.weight.detach())
             if module is self.decoder.network.get_output_embeddings() and module.bias is None:
                 product: Callable[[Tensor], Tensor] = self.ops.head(weight)
             else:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 
-from rosebatch.ops.ops import GATES, HeadRMSNorm, Linear, Ops, QKNorm, Weight, WholeRMSNorm
+from rosebatch.model.quantization.dense import DenseWeight
+from rosebatch.ops.ops import GATES, HeadRMSNorm, Linear, Ops, QKNorm, WholeRMSNorm
 
 # Most relative difference to what a module returned, by dtype.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -62,7 +63,7 @@ def fused(linears: Sequence[Module], ops: Ops) -> Linear | None:
             # The same memory: nothing is held twice.
             module.weight = nn.Parameter(part, requires_grad=False)
     bias = None if plain[0].bias is None else torch.cat([module.bias for module in plain])
-    return ops.linear(Weight(weight.detach()), bias)
+    return ops.linear(DenseWeight.of(weight.detach()), bias)
 
 
 def find_norm(module: Module, seen: Seen | None, ops: Ops) -> Norm | None:

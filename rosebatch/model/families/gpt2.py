@@ -9,9 +9,9 @@ from torch.nn import functional
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.layers import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
-from rosebatch.model.sublayers import channels, columns
-from rosebatch.model.weights import Take, WeightSource
-from rosebatch.ops.ops import Linear, Ops, Weight
+from rosebatch.model.sublayers import channels, columns, load_linear
+from rosebatch.model.weights import WeightSource
+from rosebatch.ops.ops import Linear, Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,10 @@ class GPT2:
             name: str, in_size: int, out_size: int, own: np.ndarray | None = None, inputs: range | None = None
         ) -> Linear:
             """See ``load_linear``; GPT-2's checkpoints hold weights as [in, out]."""
-            rows = range(out_size) if own is None else own
-            take = Take.of(1, rows, out_size) if inputs is None else Take.of(0, inputs, in_size)
-            weight = weights.get(f"{prefix}{name}.weight", (in_size, out_size), take=take)
-            bias = weights.get(f"{prefix}{name}.bias", (out_size,), take=Take.of(0, rows, out_size))
-            return self.ops.linear(Weight(weight.t().contiguous()), bias)
+            names, sizes = [prefix + name], (out_size,)
+            return load_linear(
+                self.ops, weights, names, sizes, in_size, bias=True, own=own, inputs=inputs, transposed=True
+            )
 
         heads, inner_own = self.ops.shard.of(c.num_heads), self.ops.shard.of(inner)
         own = channels(heads, c.head_dim)

@@ -10,7 +10,7 @@ from rosebatch.config.model import ModelConfig
 from rosebatch.model.layers import Attention, rows_of
 from rosebatch.model.mixers.delta.mixer import DeltaSpec
 from rosebatch.model.sublayers import channels, columns, load_linear
-from rosebatch.model.weights import Take, WeightSource
+from rosebatch.model.weights import Take, WeightSource, lazy_tensor
 from rosebatch.ops.delta import DeltaWeights
 from rosebatch.ops.ops import Linear, Ops, Partial
 
@@ -76,9 +76,8 @@ def load_delta(
     own = columns(keys, keys, values, values, rates, rates)
     projection = load_linear(ops, weights, names, sizes, config.hidden_size, bias=False, order=order, own=own)
     mixed = columns(keys, keys, values)
-    conv_take = None if mixed is None else Take(0, mixed)
     rate_take = Take.of(0, value_heads, delta.value_heads)
-    conv = weights.get(f"{prefix}conv1d.weight", (delta.channels, 1, delta.taps), take=conv_take)
+    conv = lazy_tensor(weights, f"{prefix}conv1d.weight", (delta.channels, 1, delta.taps)).take(0, mixed).read()
     spec = DeltaSpec(
         layer=layer,
         key_heads=len(key_heads),

@@ -1,0 +1,46 @@
+"""The matrix product with a weight, and what an implementation can do besides."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+
+class Linear(ABC):
+    """``x [T, in] -> [T, out]`` with a weight ``[out, in]`` and an optional ``bias [out]``.
+
+    Callers ask ``divides``, ``activates`` and ``adds_in_place`` before they call the method next to it.
+    """
+
+    bias: Tensor | None
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """The product plus the bias, in x's dtype."""
+
+    @abstractmethod
+    def product(self, x: Tensor) -> Tensor:
+        """The product alone."""
+
+    def divides(self, x: Tensor) -> bool:
+        """Whether the product of these rows is faster in parts, if the reader can add them up."""
+        return False
+
+    def parts(self, x: Tensor) -> Tensor:
+        """The product alone, ``[S, T, out]`` fp32 to be summed."""
+        raise NotImplementedError
+
+    def activates(self, x: Tensor, activation: str) -> bool:
+        """Whether ``activated`` serves these rows and this kernel's name of an activation."""
+        return False
+
+    def activated(self, x: Tensor, activation: str) -> Tensor:
+        """The activated product with its bias."""
+        raise NotImplementedError
+
+    def adds_in_place(self, x: Tensor) -> bool:
+        """Whether ``add_`` is the fastest way to add the product of these rows to the residual."""
+        return False
+
+    def add_(self, x: Tensor, onto: Tensor) -> Tensor:
+        """The product added to the residual ``onto [T, out]`` in place."""
+        raise NotImplementedError

@@ -1,0 +1,53 @@
+"""What operators get of a checkpoint's matrix."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+from torch import Tensor
+
+from rosebatch_kernels.linear.interface import Linear
+
+# Indices of a dimension, in any order.
+Indices = range | np.ndarray
+
+
+class Weight(ABC):
+    """A matrix ``[out, in]``, or one for each expert ``[E, out, in]``, in the format of its checkpoint.
+
+    A shard's part is cut, projections are joined and rows are reordered in that format, before anything is read.
+    """
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Of the matrix, after all cuts."""
+
+    @abstractmethod
+    def rows(self, indices: Indices) -> Self:
+        """These rows, in this order."""
+
+    @abstractmethod
+    def columns(self, indices: range) -> Self:
+        """These columns, which are neighbours."""
+
+    @abstractmethod
+    def join(self, others: Sequence[Self]) -> Self:
+        """The rows of this matrix, then those of ``others``."""
+
+    @abstractmethod
+    def stack(self, others: Sequence[Self]) -> Self:
+        """``[E, out, in]`` of this matrix and ``others``, one for each expert."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """Read the values, contiguous in the dtype of the run.
+
+        Raises:
+            UserError: a tensor is missing, unreadable or has another shape.
+        """
+
+    def linear(self, bias: Tensor | None, device: str) -> Linear | None:
+        """The format's own product on ``cpu`` or ``cuda``; None if it has none there: ``dense`` is multiplied then."""
+        return None
