@@ -197,7 +197,7 @@ def keeps_bits(switch, observe):
         switches = replace(Switches.resolve({}, "cpu"), **{switch: value})
         dtype = getattr(torch, scenario_of(switch).dtype)
         weight = DenseWeight.of(torch.zeros(64, 32, dtype=dtype))
-        if not can_pack(weight.tensor):
+        if not can_pack(weight.dense()):
             pytest.skip("this PyTorch has no packed products in this dtype")
         product = select(switches).linear(weight, None)
         assert isinstance(product, PackedLinear)
