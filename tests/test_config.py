@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from rosebatch.config.byte_sizes import parse_size
-from rosebatch.config.model import DeltaConfig, HP1Config, ModelConfig, RopeConfig
+from rosebatch.config.delta import DeltaConfig
+from rosebatch.config.hp1 import HP1Config
+from rosebatch.config.model import ModelConfig, RopeConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.toml_file import convert, load_toml
 from rosebatch.core.errors import FlagError, UserError

@@ -5,19 +5,13 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from rosebatch.config.delta import DeltaConfig
+from rosebatch.config.hp1 import HP1Config, check_hp1
+from rosebatch.config.limits import MAX_ID, MAX_LAYERS, MAX_SIZE
 from rosebatch.host.model_files import shown
 
-# Of any size of a model: far above those of all models, and low enough to compute with.
-MAX_SIZE = 2**24
-MAX_LAYERS = 2**12
-# Keys that the filter of HP1 spans: its kernels keep a sum for each in registers.
-_MAX_TAPS = 8
-# Tokens that the convolution before the delta rule spans: a tile of the kernel keeps them.
-_MAX_DELTA_TAPS = 16
 # Experts of a layer: a program of the router holds all their logits.
 _MAX_EXPERTS = 2**12
-# Kernels hold token ids and positions in 32 bits.
-_MAX_ID = 2**31
 _SIZES = (
     *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads"),
     *("head_dim", "intermediate_size", "max_model_len"),
@@ -71,72 +65,6 @@ class RopeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 raise ValueError(f"{name} is {'missing' if not factors else 'for longrope only'}")
             if any(not 0 < factor < math.inf for factor in factors):
                 raise ValueError(f"{name} must have positive numbers")
-
-
-class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The gate of HP1 attention; the formula is in ``rosebatch_kernels.hp1.reference``.
-
-    Attributes:
-        fir_k: keys that the filter spans, the key itself included.
-        relu_pre: subtract only the positive part of a score from others.
-        clip_min, clip_max: bounds of a weight before its head's factor.
-    """
-
-    fir_k: int = 3
-    relu_pre: bool = True
-    clip_min: float = 0.0
-    clip_max: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.fir_k <= _MAX_TAPS:
-            raise ValueError(f"fir_k must be in [1, {_MAX_TAPS}], got {shown(self.fir_k)}")
-        if not (math.isfinite(self.clip_min) and math.isfinite(self.clip_max)):
-            raise ValueError(f"clip_min and clip_max must be finite, got {self.clip_min} and {self.clip_max}")
-        if self.clip_min > self.clip_max:
-            raise ValueError(f"clip_min {self.clip_min} is above clip_max {self.clip_max}")
-
-
-class DeltaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The gated delta rule of some layers; the formula is in ``rosebatch_kernels.gated_delta.decode``.
-
-    Attributes:
-        layers: whether a layer has the rule in place of attention, for each layer.
-        key_heads, value_heads: a key head serves ``value_heads / key_heads`` value heads.
-        key_dim, value_dim: of a head of each kind.
-        taps: tokens that the convolution spans, the token itself included.
-    """
-
-    layers: tuple[bool, ...]
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    taps: int = 4
-
-    def __post_init__(self) -> None:
-        for name in ("key_heads", "value_heads", "key_dim", "value_dim"):
-            if not 1 <= getattr(self, name) <= MAX_SIZE:
-                raise ValueError(f"{name} must be in [1, {MAX_SIZE}], got {shown(getattr(self, name))}")
-        if not 1 <= self.taps <= _MAX_DELTA_TAPS:
-            raise ValueError(f"taps must be in [1, {_MAX_DELTA_TAPS}], got {shown(self.taps)}")
-        if self.value_heads % self.key_heads:
-            raise ValueError(f"value_heads {self.value_heads} is no multiple of key_heads {self.key_heads}")
-        if all(self.layers):
-            raise ValueError("a model whose layers all have the delta rule is not supported")
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of a sequence's matrices in one layer, which are fp32."""
-        return 4 * self.value_heads * self.key_dim * self.value_dim
-
-    def state_bytes(self, itemsize: int) -> int:
-        """Bytes of a sequence's state in one layer, activations of ``itemsize``."""
-        return self.memory_bytes + self.taps * self.channels * itemsize
-
-    @property
-    def channels(self) -> int:
-        """Of q, k and v together, which the convolution mixes over time."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
 
 class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -193,10 +121,6 @@ Family = Literal[
 _DELTA_FAMILIES = ("qwen3_next", "qwen3_5")
 _EXPERT_FAMILIES = ("llama", "mixtral", "gpt_oss", *_DELTA_FAMILIES)
 _NOT_OF_DELTA = ("sliding_windows", "attention_scales", "attention_soft_cap")
-_NOT_OF_HP1 = (
-    *("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows", "attention_soft_cap", "logit_soft_cap"),
-    *("sliding_rope", "rotary_layers", "rotary_dim", "parallel_residual"),
-)
 
 
 class Planes(NamedTuple):
@@ -311,20 +235,16 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for name in ("sliding_windows", "attention_scales", "rotary_layers"):
             if len(getattr(self, name)) not in (0, self.num_layers):
                 raise ValueError(f"{name} has {len(getattr(self, name))} values for {self.num_layers} layers")
-        if any(not 0 <= window < _MAX_ID for window in self.sliding_windows):
-            raise ValueError(f"a sliding window must be in [0, {_MAX_ID}), got {shown(list(self.sliding_windows))}")
+        if any(not 0 <= window < MAX_ID for window in self.sliding_windows):
+            raise ValueError(f"a sliding window must be in [0, {MAX_ID}), got {shown(list(self.sliding_windows))}")
         # Some models write -1 where they have no end token.
-        if any(not -1 <= token_id < _MAX_ID for token_id in self.eos_token_ids):
-            raise ValueError(f"an end token must be in [0, {_MAX_ID}), got {shown(list(self.eos_token_ids))}")
-        hp1 = self.family == "hp1"
-        if hp1 is (self.hp1 is None):
-            raise ValueError(
-                "hp1 is missing: the gate of attention" if hp1 else f"hp1 has no meaning for {self.family}"
-            )
+        if any(not -1 <= token_id < MAX_ID for token_id in self.eos_token_ids):
+            raise ValueError(f"an end token must be in [0, {MAX_ID}), got {shown(list(self.eos_token_ids))}")
+        check_hp1(self)
         if (self.family == "transformers") is (self.transformers is None):
             raise ValueError(f"transformers does not fit the family {self.family}")
-        if hp1 is (0 < self.norm_eps < math.inf):
-            raise ValueError("norm_eps has no meaning for hp1" if hp1 else f"norm_eps must be > 0, got {self.norm_eps}")
+        if self.hp1 is None and not 0 < self.norm_eps < math.inf:
+            raise ValueError(f"norm_eps must be > 0, got {self.norm_eps}")
         if (self.family in _DELTA_FAMILIES) is (self.delta is None):
             has = "is missing: the delta rule" if self.delta is None else f"has no meaning for {self.family}"
             raise ValueError(f"delta {has}")
@@ -339,11 +259,6 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for name in _NOT_OF_DELTA:
             if self.delta and getattr(self, name):
                 raise ValueError(f"{name} is not supported for {self.family}")
-        for name in _NOT_OF_HP1:
-            if hp1 and getattr(self, name):
-                raise ValueError(f"{name} is not supported for hp1")
-        if hp1 and self.activation != "relu":
-            raise ValueError(f"activation {self.activation!r} is not supported for hp1: its MLP has relu")
 
     def _check_rope(self) -> None:
         if self.rope is None:
@@ -378,6 +293,16 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def num_delta_layers(self) -> int:
         """Layers that keep a state in place of K and V."""
         return sum(self.delta.layers) if self.delta else 0
+
+    @property
+    def mixer_channels(self) -> int:
+        """Numbers of a token that a layer's mixer has at most, its result left out."""
+        qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return max(qkv, self.delta.step_channels) if self.delta else qkv
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of a sequence's states in all layers, activations of ``itemsize``."""
+        return self.num_delta_layers * self.delta.state_bytes(itemsize) if self.delta else 0
 
     @property
     def num_expert_layers(self) -> int:

@@ -156,8 +156,8 @@ def summary(checked: Checked, plan: LaunchPlan, block_size: int, rates: Rates) -
     cache = bytes_for_longest(config, block_size, plan.source.dtype, totals, slots, chunk)
     lines.append(("weights", _gib(weight_bytes(config, itemsize))))
     lines.append(("KV cache", f"at most {_gib(cache)} for the {min(slots, good)} longest rows at once; less is enough"))
-    if config.delta:
-        states = min(slots, good) * config.num_delta_layers * config.delta.state_bytes(itemsize)
+    states = min(slots, good) * config.state_bytes(itemsize)
+    if states:
         lines.append(("states", f"{_gib(states)} for {min(slots, good)} rows at once"))
     rates = rates.of(plan.config.tensor_parallel_size)
     floor = find_floor(config, itemsize, checked.prompt_lens, checked.output_lens, max_num_seqs=slots, rates=rates)

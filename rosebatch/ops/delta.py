@@ -1,16 +1,25 @@
-"""The gated delta rule: types of its arguments, and the kernel of decode steps."""
+"""The gated delta rule: types of its arguments, and its kernels."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor
 
+from rosebatch_kernels.gated_delta import reference
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 
-__all__ = ["DeltaState", "DeltaWeights", "decode_kernel"]
+__all__ = ["DeltaKernels", "DeltaState", "DeltaWeights", "delta_kernels", "reference"]
 
 
-def decode_kernel() -> Callable[..., Tensor]:
-    """Convolution and gated delta rule of a decode step in the Triton runner."""
-    from rosebatch_kernels.gated_delta import decode
+class DeltaKernels(NamedTuple):
+    """Convolution and rule of packed chunks, and of decode steps; each kernel documents shapes and dtypes."""
 
-    return decode.decode
+    prefill: Callable[..., Tensor]
+    decode: Callable[..., Tensor]
+
+
+def delta_kernels() -> DeltaKernels:
+    """The kernels, which a run on a CPU need not load."""
+    from rosebatch_kernels.gated_delta import decode, prefill
+
+    return DeltaKernels(prefill.prefill, decode.decode)

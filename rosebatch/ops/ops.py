@@ -193,7 +193,6 @@ class Ops:
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = qkv.split_heads
     kv_append: Callable[[Tensor, Tensor, Tensor, Tensor], None] = kv_cache.append
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None] = kv_cache.copy_blocks
-    delta_rule: Callable[..., Tensor] = gated_delta.prefill
     gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = gated_delta.gated_norm
     sigmoid_mul: Callable[[Tensor, Tensor], Tensor] = mlp.sigmoid_mul
     adjust: Callable[..., Tensor] = logits.adjust

@@ -63,7 +63,6 @@ def _cpu_ops(switches: Switches) -> Ops:
 def _cuda_ops(switches: Switches) -> Ops:
     """Triton kernels where a switch is on. They are imported here, so that a run on a CPU need not load Triton."""
     from rosebatch_kernels.gated_delta.gated_norm import gated_norm
-    from rosebatch_kernels.gated_delta.prefill import prefill as delta_prefill
     from rosebatch_kernels.kv_cache import kernel as kv_cache_kernel
     from rosebatch_kernels.linear.streamed import StreamedHead, StreamedLinear, can_stream
     from rosebatch_kernels.logits import kernel as logits_kernel
@@ -83,7 +82,6 @@ def _cuda_ops(switches: Switches) -> Ops:
         experts=_expert_kernels,
         kv_append=kv_cache_kernel.append if switches.batched_kv_append else kv_cache.append,
         copy_blocks=kv_cache_kernel.copy_blocks,
-        delta_rule=delta_prefill,
         gated_norm=gated_norm,
         scale_and_cap_=logits_kernel.scale_and_cap_,
         **_mlp_ops(switches),

@@ -1,6 +1,7 @@
 """A tiny shape of each family, with all that makes its layers its own."""
 
-from rosebatch.config.model import DeltaConfig, ExpertsConfig, ModelConfig, RopeConfig
+from rosebatch.config.delta import DeltaConfig
+from rosebatch.config.model import ExpertsConfig, ModelConfig, RopeConfig
 
 _SIZES = {
     "vocab_size": 50,

@@ -5,7 +5,8 @@ from dataclasses import fields
 import torch
 from torch.nn import functional
 
-from rosebatch.config.model import HP1Config, ModelConfig, RopeConfig
+from rosebatch.config.hp1 import HP1Config
+from rosebatch.config.model import ModelConfig, RopeConfig
 from rosebatch.config.switches import Switches
 from rosebatch.engine.cache.kv_cache import KVCache
 from rosebatch.engine.cache.state_pool import StatePool

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from rosebatch.config.model import HP1Config, ModelConfig, RopeConfig
+from rosebatch.config.hp1 import HP1Config
+from rosebatch.config.model import ModelConfig, RopeConfig
 from rosebatch.core.errors import UserError
 from rosebatch.model.hf_config import is_native, parse_model_config, read_model_config
 

@@ -156,18 +156,13 @@ def _no_room(limits: RunConfig, device: torch.device, memory: int, block_size: i
 
 def step_bytes(config: ModelConfig, tokens: int, seqs: int, dtype: torch.dtype) -> int:
     """Most bytes that a GPU step of so many tokens allocates, logits included; twice, because graphs keep their own."""
-    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    if config.delta:
-        # The projection, what the convolution makes of it, and the two sides of the tiles' systems.
-        inner = config.delta.value_heads * (2 * config.delta.value_dim + config.delta.key_dim)
-        qkv = max(qkv, 2 * config.delta.channels + 2 * inner)
     # The MLP's input and both of its inner tensors, or those of the shared expert and what a token's experts make.
     mlp = 3 * config.intermediate_size
     if config.experts:
         routed = config.experts.experts_per_token * (config.experts.expert_size + config.hidden_size)
         mlp = max(mlp, 3 * config.experts.shared_size + config.hidden_size + routed + config.experts.num_experts)
-    # Beside residuals and norms old and new.
-    wide = mlp + 4 * config.hidden_size + qkv
+    # Next to residuals and norms, old and new.
+    wide = mlp + 4 * config.hidden_size + config.mixer_channels
     return 2 * (tokens * wide + seqs * config.vocab_size) * dtype.itemsize
 
 

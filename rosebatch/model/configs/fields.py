@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rosebatch.config.model import MAX_LAYERS, MAX_SIZE
+from rosebatch.config.limits import MAX_LAYERS, MAX_SIZE
 from rosebatch.host.model_files import shown
 from rosebatch.ops.ops import GATES
 

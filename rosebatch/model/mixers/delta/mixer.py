@@ -15,7 +15,7 @@ from rosebatch.model.mixers.mixer import (
     PackedStep,
     StatePlane,
 )
-from rosebatch.ops.delta import DeltaState, DeltaWeights, decode_kernel
+from rosebatch.ops.delta import DeltaState, DeltaWeights, delta_kernels, reference
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -49,10 +49,10 @@ class DeltaSpec(MixerSpec):
         memory = self.value_heads, self.key_dim, self.value_dim
         return StatePlane((taps, channels)), StatePlane(memory, torch.float32)
 
-    def gathered(self, step: GatheredStep | PackedStep, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Continue each sequence's state by its new tokens, in packed steps of either runner."""
-        qkv, a, b = inputs
-        return step.ops.delta_rule(qkv, a, b, DeltaState(*step.states(self)), step.chunks, self.weights)
+    def gathered(self, step: GatheredStep, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Continue each sequence's state by its new tokens."""
+        (qkv, a, b), kernels = inputs, delta_kernels() if inputs[0].is_cuda else reference
+        return kernels.prefill(qkv, a, b, DeltaState(*step.states(self)), step.chunks, self.weights)
 
     @classmethod
     def on_device(cls, specs: Sequence["DeltaSpec"], setup: DeviceSetup) -> "DeviceDelta":
@@ -64,14 +64,14 @@ class DeviceDelta(DeviceMixer[DeltaSpec]):
     """The kind in the Triton runner."""
 
     def __init__(self) -> None:
-        self.kernel = decode_kernel()
+        self.kernels = delta_kernels()
 
     def packed(self, spec: DeltaSpec, step: PackedStep, inputs: tuple[Tensor, ...], wanted: Tensor | None) -> Tensor:
         """See ``DeviceMixer``."""
-        out = spec.gathered(step, inputs)
+        out = self.kernels.prefill(*inputs, DeltaState(*step.states(spec)), step.chunks, spec.weights)
         return out if wanted is None else out[wanted]
 
     def decode(self, spec: DeltaSpec, step: DecodeStep, inputs: tuple[Tensor, ...]) -> Tensor:
         """See ``DeviceMixer``."""
         rows = step.state_slots, step.positions, step.limits
-        return self.kernel(*inputs, DeltaState(*step.states(spec)), *rows, spec.weights)
+        return self.kernels.decode(*inputs, DeltaState(*step.states(spec)), *rows, spec.weights)

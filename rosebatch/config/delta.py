@@ -1,0 +1,58 @@
+"""The shape of layers with the gated delta rule."""
+
+import msgspec
+
+from rosebatch.config.limits import MAX_SIZE
+from rosebatch.host.model_files import shown
+
+# Tokens that the convolution before the rule spans: a tile of the kernel keeps them.
+_MAX_TAPS = 16
+
+
+class DeltaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The gated delta rule of some layers; the formula is in ``rosebatch_kernels.gated_delta.decode``.
+
+    Attributes:
+        layers: whether a layer has the rule in place of attention, for each layer.
+        key_heads, value_heads: a key head serves ``value_heads / key_heads`` value heads.
+        key_dim, value_dim: of a head of each kind.
+        taps: tokens that the convolution spans, the token itself included.
+    """
+
+    layers: tuple[bool, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("key_heads", "value_heads", "key_dim", "value_dim"):
+            if not 1 <= getattr(self, name) <= MAX_SIZE:
+                raise ValueError(f"{name} must be in [1, {MAX_SIZE}], got {shown(getattr(self, name))}")
+        if not 1 <= self.taps <= _MAX_TAPS:
+            raise ValueError(f"taps must be in [1, {_MAX_TAPS}], got {shown(self.taps)}")
+        if self.value_heads % self.key_heads:
+            raise ValueError(f"value_heads {self.value_heads} is no multiple of key_heads {self.key_heads}")
+        if all(self.layers):
+            raise ValueError("a model whose layers all have the delta rule is not supported")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of a sequence's matrices in one layer, which are fp32."""
+        return 4 * self.value_heads * self.key_dim * self.value_dim
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of a sequence's state in one layer, activations of ``itemsize``."""
+        return self.memory_bytes + self.taps * self.channels * itemsize
+
+    @property
+    def channels(self) -> int:
+        """Of q, k and v together, which the convolution mixes over time."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def step_channels(self) -> int:
+        """Numbers of a token in a packed step."""
+        # The projection, what the convolution makes of it, and the two sides of the tiles' systems.
+        return 2 * self.channels + 2 * self.value_heads * (2 * self.value_dim + self.key_dim)
