@@ -10,7 +10,7 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.load import build_engine
 from rosebatch.engine.plan import SequenceSpec
-from rosebatch.engine.sampling.token_counts import count_cells
+from rosebatch.engine.sampling.logits import count_cells
 from rosebatch.ops.select import select
 from rosebatch.text.token_bans import BanConstraint, find_bans
 from tests.engine.toy_model import CONFIG, CPU, VOCAB, ToyModel

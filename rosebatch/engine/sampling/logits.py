@@ -1,5 +1,9 @@
-"""Penalties, biases and grammars on logits, where all tokens so far are on the host."""
+"""Penalties, biases and grammars: how the tokens of a sequence change its next logits.
 
+See ``rosebatch_kernels.logits``: token counts are an int32 for each token of the vocabulary.
+"""
+
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rosebatch.engine.plan import SequenceSpec
-from rosebatch.engine.sampling.token_counts import bias_cells, count_cells
 from rosebatch.ops.ops import Ops
+from rosebatch_kernels.logits.layout import ENDS, IN_PROMPT
 
 
 class SampledRow(NamedTuple):
@@ -74,3 +78,26 @@ def constrain(logits: Tensor, guided: Sequence[int], masks: np.ndarray, ops: Ops
     rows = torch.tensor(guided, device=logits.device)
     ops.mask_(out, torch.from_numpy(masks).to(logits.device), rows)
     return out
+
+
+def count_cells(spec: SequenceSpec, output: Sequence[int], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids and what to add to their counts, both int32; an id may occur several times.
+
+    Args:
+        spec: of the sequence.
+        output: the tokens generated so far.
+        vocab_size: number of counts.
+    """
+    counts = Counter(output)
+    prompt = set(spec.prompt_token_ids)
+    ends = [token_id for token_id in spec.stop_ids if 0 <= token_id < vocab_size]
+    ids = [*counts, *prompt, *ends]
+    values = [*counts.values(), *[IN_PROMPT] * len(prompt), *[ENDS] * len(ends)]
+    return np.array(ids, np.int32), np.array(values, np.int32)
+
+
+def bias_cells(spec: SequenceSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids, int32, and what to add to their logits, fp32."""
+    ids = [token_id for token_id, _ in spec.sampling.logit_bias]
+    values = [value for _, value in spec.sampling.logit_bias]
+    return np.array(ids, np.int32), np.array(values, np.float32)

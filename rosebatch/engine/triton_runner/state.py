@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from rosebatch.engine.sampling.features import Features
-from rosebatch.engine.sampling.logits import SampledRow
+from rosebatch.engine.sampling.logits import SampledRow, bias_cells, count_cells
 from rosebatch.engine.sampling.logprobs import ROW
-from rosebatch.engine.sampling.token_counts import bias_cells, count_cells
 from rosebatch.engine.staging import Staging
 from rosebatch.engine.triton_runner.slots import StateWrite
 from rosebatch_kernels.feedback import layout
