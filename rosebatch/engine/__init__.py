@@ -1,1 +1,1 @@
-"""From token ids to token ids: scheduler, KV cache, runner. Knows nothing of text or files."""
+"""From token ids to token ids: scheduler, KV cache, runner. No text, no files."""

@@ -63,7 +63,7 @@ class Engine:
         pooling: the defaults of requests for embeddings.
         refuses_pooling: why requests have to name their pooling; None if they need not.
         max_model_len: the same, but no more than the KV cache holds.
-        stats: of all steps since ``restart_stats``.
+        stats: counts of all steps since ``restart_stats``.
     """
 
     def __init__(

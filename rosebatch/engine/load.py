@@ -39,7 +39,7 @@ class LoadedEngine:
     """An engine and what was decided for it.
 
     Attributes:
-        groups: of layers of the KV cache.
+        groups: the KV cache's groups of layers.
         waits: why its steps cannot be CUDA graphs; None unless the model is the reason.
         is_compiled: whether the kernels of plain steps are compiled already.
     """
@@ -84,10 +84,10 @@ def load_engine(
     """Load the weights and build the engine.
 
     Args:
-        source: of the model.
-        limits: of the engine.
+        source: the model's files.
+        limits: the engine's.
         switches: all of them.
-        device: of the run.
+        device: the run's.
         group: the processes that hold the model together; None if this one holds it alone.
 
     Raises:
@@ -143,10 +143,10 @@ def build_engine(
     Args:
         model: says what the attention of each layer is.
         config: lengths, vocabulary and end tokens.
-        limits: of the engine.
+        limits: the engine's.
         switches: resolved here into runner, operators and scheduling.
         ops: the operators that the model was built with.
-        dtype: of activations, and of K and V.
+        dtype: the dtype of activations, K and V.
         device: where the model is.
         minimum: see ``plan_memory``.
         generates: whether the model has an output projection.

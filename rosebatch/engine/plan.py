@@ -62,7 +62,7 @@ class Chunk(NamedTuple):
     """Tokens of a sequence that one packed step computes.
 
     Attributes:
-        id: of the sequence.
+        id: the sequence's.
         start: position of the first token.
         token_ids: the tokens, 32 bits each.
         sampled: how many tokens at its end each get a sampled token after them: 1 for the last known token, and 1 for

@@ -38,7 +38,7 @@ class Staging:
         """One-dimensional arrays as tensors of their dtypes on the device, moved in one copy.
 
         Args:
-            arrays: of numbers of 4 or 8 bytes.
+            arrays: their numbers have 4 or 8 bytes.
         """
         if not self._on_gpu:
             return [torch.from_numpy(np.array(array, order="C")) for array in arrays]

@@ -91,12 +91,12 @@ def find_floor(
     their layer's sliding window.
 
     Args:
-        config: of the model.
+        config: the model's.
         itemsize: bytes of a weight and of a K/V element.
         prompt_lens: tokens of each prompt, the shared prefix included.
         output_lens: tokens generated for each; prefill yields the first. 0 for a prompt that is embedded.
         max_num_seqs: how many run at once; the others follow, the longest first.
-        rates: of the device.
+        rates: the device's.
         cached_prefix: shared first tokens of all prompts, computed once and read once a step.
     """
     own_lens = [length - cached_prefix for length in prompt_lens]

@@ -49,7 +49,7 @@ class EngineStats:
             plan: the work.
             result: what it brought.
             now: when that was known.
-            blocks_used: of the KV cache, during the work.
+            blocks_used: blocks of the KV cache with a holder, during the work.
             live: sequences that were running.
         """
         if self._began is None:

@@ -26,7 +26,7 @@ class Timeline:
             seconds: since the run began, at the end of the step.
             prompt_tokens, output_tokens: computed and generated in it.
             live: sequences that were running.
-            blocks: of the KV cache in use.
+            blocks: blocks of the KV cache in use.
         """
         while seconds >= _MAX_BUCKETS * self._width:
             self._widen()

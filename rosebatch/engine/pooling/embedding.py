@@ -12,7 +12,7 @@ def embedding_of(pooled: np.ndarray, params: PoolingParams) -> "array[float] | N
 
     Args:
         pooled: ``[H]`` fp32.
-        params: of the request. A vector of zeros stays as it is.
+        params: what the request asks for. A vector of zeros stays as it is.
     """
     if not np.isfinite(pooled).all():
         return None

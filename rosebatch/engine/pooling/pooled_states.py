@@ -33,7 +33,7 @@ class PooledStates:
 
         Args:
             plan: the step.
-            specs: of its sequences.
+            specs: the specs of its sequences, by id.
             ends: ``[P, H]``, the last hidden state of each of these chunks.
             hidden: ``[T, H]``, all hidden states; None if ``has_means`` is False.
             up: copies in stream order.
@@ -52,7 +52,7 @@ class PooledStates:
         return torch.stack(pooled) if pooled else None
 
     def _sum(self, plan: PackedStep, hidden: Tensor, up: Staging) -> Tensor:
-        """``[C, H]`` fp64: of each chunk, with the sum of the tokens before it."""
+        """The sum of each chunk, ``[C, H]`` fp64, with that of the tokens before it."""
         rows, first = hidden.double(), 0
         for chunk in plan.chunks:
             before = self._sums.pop(chunk.id, None)

@@ -84,7 +84,7 @@ def count_cells(spec: SequenceSpec, output: Sequence[int], vocab_size: int) -> t
     """Token ids and what to add to their counts, both int32; an id may occur several times.
 
     Args:
-        spec: of the sequence.
+        spec: the sequence's.
         output: the tokens generated so far.
         vocab_size: number of counts.
     """

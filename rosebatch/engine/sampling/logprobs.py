@@ -58,8 +58,8 @@ def prompt_logprobs(
     """Begin to fetch what ``StepResult.prompt_logprobs`` holds.
 
     Args:
-        chunks: of a packed step.
-        specs: of their sequences.
+        chunks: those of a packed step.
+        specs: the specs of their sequences.
         hidden: ``[T, H]``, the step's final hidden states.
         logits_of: hidden states to logits.
         up, down: copy in stream order.

@@ -27,8 +27,8 @@ def sample(
 
     Args:
         logits: ``[S, V]``.
-        params: of each row.
-        positions: of the tokens to be sampled. Seed and position decide a row's random number.
+        params: those of each row.
+        positions: those of the tokens to be sampled. Seed and position decide a row's random number.
         ops: the operators of this run.
         staging: to the device of the logits.
         batched: False samples and fetches row after row. Batching is measured against that.

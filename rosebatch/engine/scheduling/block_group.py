@@ -12,7 +12,7 @@ class BlockGroup:
     """The pool of one group of layers, and which of its blocks need care.
 
     Args:
-        number: of the group.
+        number: the group's place among all.
         pool: its blocks.
 
     Attributes:

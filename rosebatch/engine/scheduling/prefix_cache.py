@@ -13,7 +13,7 @@ class PrefixCache:
     """Finds the blocks of a sequence's prefix, and makes full blocks findable.
 
     Args:
-        blocks: of all groups of layers.
+        blocks: the block tables in all groups of layers.
         enabled: False finds and registers nothing.
         exact: a block of generated tokens serves only sequences that generated them at the same positions. Prompt
             tokens are computed in other shapes than generated ones, which may change their last bits.

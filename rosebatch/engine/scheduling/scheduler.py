@@ -114,7 +114,7 @@ class Scheduler:
 
         Args:
             plan: the oldest that is not committed.
-            result: of the plan.
+            result: what the plan brought.
             now: when the result was known, in seconds of ``time.perf_counter``; None reads the clock.
         """
         now = time.perf_counter() if now is None else now

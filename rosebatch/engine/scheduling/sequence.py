@@ -39,15 +39,15 @@ class SequenceState:
 
     Attributes:
         spec: what the runner needs. Only ``restart`` changes it.
-        token_ids: of prompt and completion, 32 bits each.
+        token_ids: the tokens of prompt and completion, 32 bits each.
         forks: further completions of the same prompt. They start from this one's blocks when the prompt is computed.
         tables: its block table in each group of layers, see ``BlockGroups``; empty if it holds no blocks.
         decoding: whether a plan has sampled its newest token.
         drafts: tokens that may follow. The next chunk verifies as many as it has room for; a result drops them.
-        logprobs, prompt_logprobs: of the tokens so far, if asked for.
+        logprobs, prompt_logprobs: those of the tokens so far, if asked for.
         token_times: when each generated token arrived.
         not_finite: whether its logits or hidden states were not finite, so that nothing follows.
-        embedding: of the prompt, if that was asked for.
+        embedding: the prompt's, if asked for.
     """
 
     request: Request
@@ -118,7 +118,7 @@ class SequenceState:
 
     @property
     def sampling(self) -> SamplingParams:
-        """Of this completion: with its own seed."""
+        """The parameters of this completion, with its own seed."""
         return self.spec.sampling
 
     @property

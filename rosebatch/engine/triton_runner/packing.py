@@ -163,7 +163,7 @@ class _Chunks(NamedTuple):
         return cls(np.array([slots.slot_of[chunk.id] for chunk in plan.chunks], np.int32), firsts, starts, lengths)
 
     def tiles(self, tile_rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of each tile, the number of its chunk and its first token there."""
+        """The number of each tile's chunk, and the tile's first token in it."""
         counts = -(-self.lengths // tile_rows)
         numbers = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         within = np.arange(len(numbers), dtype=np.int32) - (np.cumsum(counts) - counts)[numbers]

@@ -153,7 +153,7 @@ class PrefixGroupState:
         self._num_items = 0
 
     def keys(self, batch: int) -> SharedKeys:
-        """Of a step of the first rows."""
+        """The shared keys of a step of the first ``batch`` rows."""
         return SharedKeys(self._items[: max_items(batch)], self._members, self._begins[:batch], self._counts[:batch])
 
     def forget(self) -> None:

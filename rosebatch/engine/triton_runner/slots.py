@@ -45,7 +45,7 @@ class Slots:
         keeps_tables: whether the host keeps the block tables of the first group too.
 
     Attributes:
-        specs: of all sequences that have a slot, by id.
+        specs: the specs of all sequences with a slot, by id.
         slot_of: their slots, by id.
         tables: ``[num_slots, width]`` int32, the block tables of the first group; None if they are not kept.
         state_of: by slot, the number of its sequence's states. It moves with the sequence, the states do not.

@@ -22,15 +22,15 @@ class DeviceState:
         num_slots: maximum number of sequences.
         width: maximum number of blocks of a sequence.
         window: steps whose tokens are kept until they are fetched.
-        vocab_size: of the logits.
-        num_groups: of layers with block tables of their own.
+        vocab_size: width of the logits.
+        num_groups: groups of layers, each with its own block tables.
 
     Attributes:
         block_tables: ``[groups, num_slots, width]`` int32.
         token_counts, bias: ``[num_slots, V]`` int32 and fp32, see ``rosebatch_kernels.logits``; empty until a sequence
             needs them.
-        logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.sampling.logprobs``: of decode steps as
-            in ``history``, of a packed step in the last place; empty until needed.
+        logprobs: ``[window + 1, num_slots, ROW]`` int32, see ``rosebatch.engine.sampling.logprobs``: decode steps in
+            the places of ``history``, a packed step in the last one; empty until needed.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class DeviceState:
         table.view(-1).scatter_add_(0, flat, bits.view(table.dtype))
 
     def keep_logprobs(self, rows: Tensor, columns: Tensor | slice, step: Tensor | None) -> None:
-        """Keep ``[S, ROW]``: of a decode step in its place of the window; of a packed step (no ``step``) last."""
+        """Keep rows ``[S, ROW]``: those of a decode step at its place in the window, others (no ``step``) in the last."""
         if step is None:
             self.logprobs[-1, : len(rows)] = rows
             return

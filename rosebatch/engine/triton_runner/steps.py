@@ -46,7 +46,7 @@ class DeviceSteps:
     Args:
         model: the weights.
         attention: what the model's mixers share.
-        sampler: of its tokens, with the state of all sequences.
+        sampler: samples tokens; it has the state of all sequences.
         prefix_groups: finds keys that rows of decode steps share; None if none do.
         shares_tiles: whether packed steps may have tiles that chunks share.
         trims_last_layer: compute only rows that are read after the last layer's attention.

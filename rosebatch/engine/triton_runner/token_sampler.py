@@ -24,12 +24,12 @@ class Sampled:
     """The sequences of a plan that get tokens.
 
     Attributes:
-        specs: of each.
-        slots: int32, of each.
-        positions: of their next tokens.
+        specs: their specs.
+        slots: their slots, int32.
+        positions: those of their next tokens.
         features: what they need together.
         guided: the numbers of those that have a grammar.
-        masks: of these, see ``StepRunner.launch``.
+        masks: makes the masks of these, see ``StepRunner.launch``.
     """
 
     specs: list[SequenceSpec]
@@ -61,7 +61,7 @@ class TokenSampler:
     """Samples rows of logits, and advances the state of their sequences.
 
     Args:
-        state: of all sequences.
+        state: the state of all sequences.
         ops, kernels: the operators of this run.
         eos_token_ids: the model's end tokens.
         batched: sample like rows together, where no kernel samples all rows.
@@ -87,7 +87,7 @@ class TokenSampler:
         """The next tokens of these sequences from their logits ``[S, V]``, outside of any graph.
 
         Args:
-            logits: of the sequences, in order.
+            logits: one row for each of the sequences, in order.
             sampled: the sequences.
             columns: ``[S]``, their slots on the device.
             staging: copies masks and parameters in stream order.
@@ -118,10 +118,10 @@ class TokenSampler:
         """Logits ``[S, V]`` to tokens ``[S]``, which are fed back.
 
         Args:
-            logits: of a row for each sequence.
+            logits: one row for each sequence.
             features: what the step does besides sampling.
             columns: ``[S]``, the rows' slots; None for the first S.
-            masks: of grammars, and the rows that they are for.
+            masks: those of grammars, and the rows that they are for.
             in_groups: samples without a kernel for all rows.
             decodes: whether ``DeviceState.history`` keeps the tokens; else they are the first ones of prompts.
         """
