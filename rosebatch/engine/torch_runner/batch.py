@@ -47,8 +47,8 @@ class StepBatch:
         input_ids, positions: ``[T]`` int64.
         rotary_rows: ``[T]`` int64, each token's row of the rotary tables.
         slots: for each group of layers, ``[T]`` int64, where each token's K and V go: ``block · block_size + offset``.
-        block_tables: for each group of layers, ``[B, M]`` int64 block ids, rows padded with their own last block: masked
-            keys are read, and another sequence's may be NaN.
+        block_tables: for each group of layers, ``[B, M]`` int64 block ids, rows padded with their own last block:
+            masked keys are read, and another sequence's may be NaN.
         chunks: the plan's, one for each of the B sequences.
         num_prompt_tokens: prompt lengths of the B sequences.
         last_rows: ``[S]`` int64, the rows of T that are sampled, then the last rows of the chunks that pool; one row if

@@ -113,7 +113,7 @@ class DeviceState:
         table.view(-1).scatter_add_(0, flat, bits.view(table.dtype))
 
     def keep_logprobs(self, rows: Tensor, columns: Tensor | slice, step: Tensor | None) -> None:
-        """Keep rows ``[S, ROW]``: those of a decode step at its place in the window, others (no ``step``) in the last."""
+        """Keep rows ``[S, ROW]``: a decode step's at its place in the window, others (no step) in the last place."""
         if step is None:
             self.logprobs[-1, : len(rows)] = rows
             return
