@@ -7,8 +7,9 @@ from typing import Any
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.toml_file import convert
 from rosebatch.host.model_files import read_json, refusal, shown
-from rosebatch.model.architectures import ARCHITECTURES, Architecture
-from rosebatch.model.configs.fields import UnservedError
+from rosebatch.model.family import Architecture
+from rosebatch.model.hf_fields import UnservedError
+from rosebatch.model.registry import ARCHITECTURES
 
 # How transformers names the class of all layers, and the one with an output projection as well.
 _BARE, _WHOLE = "Model", ("ForCausalLM", "LMHeadModel")

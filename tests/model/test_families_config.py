@@ -9,8 +9,8 @@ import pytest
 
 from rosebatch.config.model import RopeConfig
 from rosebatch.core.errors import UserError
-from rosebatch.model.architectures import ARCHITECTURES
 from rosebatch.model.hf_config import parse_model_config
+from rosebatch.model.registry import ARCHITECTURES
 from tests.model.odd_folders import ODD_VALUES
 
 SIZES = {

@@ -140,7 +140,7 @@ def test_a_truncated_file(write_gguf, toy, tmp_path):
 
 def test_an_unknown_architecture(write_gguf):
     """The message names it and lists those that are supported."""
-    with pytest.raises(UserError, match=r"'mamba' is not supported; supported are llama, qwen2, qwen3, gpt2"):
+    with pytest.raises(UserError, match=r"'mamba' is not supported; supported are gpt2, llama, qwen2, qwen3"):
         converted_folder(write_gguf(architecture="mamba"), torch.float32)
 
 

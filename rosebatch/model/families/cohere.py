@@ -1,8 +1,14 @@
 """Command R and Command R7B: attention and MLP in parallel, norms without bias, rotation of neighbouring channels."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
+from rosebatch.model.family import Architecture, Family
+from rosebatch.model.hf_fields import decoder, every, layer_types, windows
+from rosebatch.model.hf_rope import whole_rope
 from rosebatch.model.rope import interleaved_qkv_order, pairs_to_halves
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import HeadLayerNorm
@@ -28,3 +34,52 @@ class Cohere(LayerNormDecoder):
         q_weight = load("q", c.num_heads, self.ops.shard.of(c.num_heads))
         k_weight = load("k", c.num_kv_heads, self.ops.shard.kv_heads(c.num_kv_heads))
         return HeadLayerNorm(q_weight, k_weight, c.norm_eps)
+
+
+# Of transformers' config classes.
+_COHERE_DEFAULTS = {
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "eos_token_id": 255001,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
+_COHERE2_DEFAULTS = {**_COHERE_DEFAULTS, "sliding_window": 4096}
+_COHERE_THETA = 500_000.0
+
+
+def _parse_cohere(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``."""
+    rope = whole_rope({"rope_theta": _COHERE_THETA, **values})
+    return _shared(values) | {"qk_norm": values.get("use_qk_norm", False), "rope": rope}
+
+
+def _parse_cohere2(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``; layers without a window have no positions."""
+    fields = _shared(values)
+    kinds = layer_types(values, every(values.get("sliding_window_pattern", 4), fields["num_layers"]))
+    return fields | {
+        "sliding_windows": windows(values, kinds),
+        "rotary_layers": [kind == "sliding_attention" for kind in kinds],
+        "rope": whole_rope(values),
+    }
+
+
+def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
+    bias = values.get("attention_bias", False)
+    return decoder(values, "cohere", eps="layer_norm_eps") | {
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "parallel_residual": True,
+        "logit_multiplier": values["logit_scale"],
+    }
+
+
+ARCHITECTURES = {
+    "CohereForCausalLM": Architecture("cohere", "Command R, R+, Aya", _parse_cohere, _COHERE_DEFAULTS),
+    "Cohere2ForCausalLM": Architecture(
+        "cohere2", "Command R7B, Command A", _parse_cohere2, _COHERE2_DEFAULTS, window=True
+    ),
+}
+FAMILY = Family("cohere", Cohere)

@@ -1,9 +1,16 @@
 """Gemma 2 and 3 (text): norms before and behind each sub-layer, whose weights are stored less one."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from rosebatch.config.model import ModelConfig
 from rosebatch.model.families.llama import Llama
+from rosebatch.model.family import Architecture, Family
+from rosebatch.model.hf_fields import decoder, decoder_values, every, layer_types, refuse, windows
+from rosebatch.model.hf_rope import ropes_by_type, whole_rope
 from rosebatch.model.weights import WeightSource
 
 
@@ -17,3 +24,87 @@ class Gemma(Llama):
     def load_norm(self, name: str, size: int, weights: WeightSource) -> Tensor:
         """``1 + weight`` in fp32: only the normed result is rounded."""
         return 1 + weights.get(f"{name}.weight", (size,), dtype=torch.float32, fill=0.0)
+
+
+# Of transformers' config classes. Gemma 3's folders leave out sizes that equal them.
+_GEMMA3_DEFAULTS = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "eos_token_id": 1,
+}
+_GEMMA2_DEFAULTS = {
+    **_GEMMA3_DEFAULTS,
+    "vocab_size": 256_000,
+    "max_position_embeddings": 8192,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+
+
+def _parse_gemma2(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``."""
+    fields = _shared(values, interval=2)
+    return fields | {"attention_soft_cap": values["attn_logit_softcapping"] or 0.0, "rope": whole_rope(values)}
+
+
+def _parse_gemma3(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``; sliding layers have positions of their own."""
+    # attn_logit_softcapping has no effect in transformers either.
+    full, sliding = ropes_by_type(values, theta=1_000_000.0, sliding_theta=10_000.0)
+    fields = _shared(values, interval=values.get("sliding_window_pattern", 6))
+    return fields | {"qk_norm": True, "rope": full, "sliding_rope": sliding}
+
+
+def _shared(values: Mapping[str, Any], interval: Any) -> dict[str, Any]:
+    refuse(values, "use_bidirectional_attention")
+    fields = decoder(values, "gemma", activation="hidden_activation")
+    bias, layers = values.get("attention_bias", False), fields["num_layers"]
+    return fields | {
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "sliding_windows": windows(values, layer_types(values, every(interval, layers))),
+        "attention_scales": [values["query_pre_attn_scalar"] ** -0.5] * layers,
+        "logit_soft_cap": values.get("final_logit_softcapping") or 0.0,
+        "embedding_multiplier": fields["hidden_size"] ** 0.5,
+    }
+
+
+def _hf_values(config: ModelConfig) -> dict[str, Any]:
+    """Gemma 3: full layers with linear scaling or none."""
+    rope, sliding = config.rope, config.sliding_rope
+    assert rope is not None, "Gemma has rotary positions"
+    return {
+        **decoder_values(config),
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": config.activation,
+        "query_pre_attn_scalar": round(config.attention_scale(0) ** -2),
+        "sliding_window": max(config.sliding_windows, default=0),
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in config.sliding_windows],
+        "final_logit_softcapping": config.logit_soft_cap or None,
+        "rope_theta": rope.theta,
+        "rope_local_base_freq": sliding.theta if sliding else rope.theta,
+        "rope_scaling": {"rope_type": "linear", "factor": rope.factor} if rope.scaling == "linear" else None,
+    }
+
+
+ARCHITECTURES = {
+    "Gemma2ForCausalLM": Architecture("gemma2", "Gemma 2", _parse_gemma2, _GEMMA2_DEFAULTS, window=True),
+    "Gemma3ForCausalLM": Architecture("gemma3_text", "Gemma 3", _parse_gemma3, _GEMMA3_DEFAULTS, window=True),
+    # Its folders may hold a model of text and images: the text part is read.
+    "Gemma3ForConditionalGeneration": Architecture(
+        "gemma3", "Gemma 3 with images: text only", _parse_gemma3, _GEMMA3_DEFAULTS, "text_config", window=True
+    ),
+}
+FAMILY = Family("gemma", Gemma, hf_values=_hf_values)

@@ -1,8 +1,14 @@
 """GLM-4 (0414): norms before and behind each sub-layer; rotary positions turn neighbouring channels."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from rosebatch.model.families.llama import Llama
+from rosebatch.model.family import Architecture, Family
+from rosebatch.model.hf_fields import decoder
+from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
 from rosebatch.model.rope import interleaved_qkv_order
 
 
@@ -17,3 +23,29 @@ class Glm4(Llama):
     def qkv_order(self) -> Tensor:
         """See ``interleaved_qkv_order``."""
         return interleaved_qkv_order(self.config)
+
+
+# Of transformers' config class.
+_DEFAULTS = {
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1.5625e-07,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "eos_token_id": [151329, 151336, 151338],
+    "attention_bias": True,
+    "hidden_act": "silu",
+}
+
+
+def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``."""
+    fields = decoder(values, "glm4")
+    return fields | {
+        "qkv_bias": values["attention_bias"],
+        "rope": rope(values),
+        "rotary_dim": rotary_dim(fields["head_dim"], rotary_share(values, 0.5)),
+    }
+
+
+ARCHITECTURES = {"Glm4ForCausalLM": Architecture("glm4", "GLM-4-0414", _parse, _DEFAULTS)}
+FAMILY = Family("glm4", Glm4)

@@ -3,12 +3,19 @@
 Checkpoints hold an expert's matrices in 16 bits, ``[E, in, out]``, or in MXFP4, which is expanded at load.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from rosebatch.config.model import ModelConfig
 from rosebatch.model.experts import ExpertsMLP, make_router
 from rosebatch.model.families.llama import Llama
+from rosebatch.model.family import Architecture, Family
+from rosebatch.model.hf_fields import UnservedError, decoder, decoder_values, layer_types, size, supported, windows
+from rosebatch.model.hf_rope import whole_rope
 from rosebatch.model.mixers.softmax.sublayer import SelfAttention, load_attention
 from rosebatch.model.quantization.formats import load_weight
 from rosebatch.model.rope import Rotary
@@ -67,3 +74,84 @@ class GptOss(Llama):
         router = load_weight(weights, f"{own}router.weight", (count, hidden))
         bias = weights.get(f"{own}router.bias", (count,))
         return ExpertsMLP(make_router(self.ops, router, bias), count, self.ops.experts(routed))
+
+
+# Of transformers' config class.
+_DEFAULTS = {
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "sliding_window": 128,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    # Checkpoints in MXFP4 leave it out.
+    "torch_dtype": "bfloat16",
+}
+_THETA = 150000.0
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+_YARN_FIELDS = (
+    *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"),
+)
+# Of the activation, which the kernels hold as constants.
+_CONSTANTS = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+
+
+def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``."""
+    for name, served in _CONSTANTS.items():
+        if values.get(name, served) != served:
+            raise UnservedError(f"{name} other than {served} is not supported")
+    supported("hidden_act", values["hidden_act"], ("silu",))
+    if not (values.get("rope_parameters") or values.get("rope_scaling")):
+        values = {**values, "rope_scaling": _YARN}
+    fields, bias = decoder(values, "gpt_oss"), values.get("attention_bias", True)
+    layers = fields["num_layers"]
+    default = ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
+    experts = {
+        "layers": [True] * layers,
+        "num_experts": size(values, "num_local_experts"),
+        "experts_per_token": size(values, "num_experts_per_tok"),
+        "expert_size": size(values, "intermediate_size"),
+    }
+    return fields | {
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "rope": whole_rope({"rope_theta": _THETA, **values}),
+        "sliding_windows": windows(values, layer_types(values, default)),
+        "experts": experts,
+    }
+
+
+def _hf_values(config: ModelConfig) -> dict[str, Any]:
+    rope, experts = config.rope, config.experts
+    assert rope is not None and experts is not None, "gpt-oss has rotary positions and experts"
+    scaling = {name: getattr(rope, name) for name in _YARN_FIELDS}
+    return {
+        **decoder_values(config),
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "hidden_act": config.activation,
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.experts_per_token,
+        "sliding_window": max(config.sliding_windows, default=0),
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in config.sliding_windows],
+        "rope_theta": rope.theta,
+        "rope_scaling": {"rope_type": "yarn", **scaling} if rope.scaling == "yarn" else {"rope_type": rope.scaling},
+    }
+
+
+ARCHITECTURES = {
+    "GptOssForCausalLM": Architecture(
+        "gpt_oss", "gpt-oss", _parse, _DEFAULTS, window=True, experts=True, quantized=("mxfp4",)
+    ),
+}
+FAMILY = Family("gpt_oss", GptOss, hf_values=_hf_values)

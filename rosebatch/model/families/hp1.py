@@ -20,14 +20,18 @@ Each alpha, gamma and sigma may also be one number for all channels or heads, ``
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
+from rosebatch.model.family import Architecture, Family
+from rosebatch.model.hf_fields import refuse, size, supported
+from rosebatch.model.hf_rope import whole_rope
 from rosebatch.model.layers import Attention, load_embedding, load_head, rows_of
 from rosebatch.model.mixers.hp1.load import NUMBERS, load_gate, load_vector
 from rosebatch.model.mixers.hp1.mixer import HP1Spec
@@ -73,8 +77,6 @@ class HP1:
         ops: the operators of this run.
         weights: by the names above.
     """
-
-    mlp_matrices = 3
 
     def __init__(self, config: ModelConfig, ops: Ops, weights: WeightSource) -> None:
         assert config.rope is not None, "HP1 has rotary positions"
@@ -186,3 +188,31 @@ def _of_product(in_size: int, deviation: float) -> float:
 def _of_residual(added: int) -> float:
     """Deviation of the sum of a random embedding and the clipped results of so many sub-layers."""
     return math.hypot(DEVIATION, _POST_GAMMA * _CLIPPED * math.sqrt(added))
+
+
+def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``."""
+    refuse(values, "attention_bias", "mlp_bias", "use_sliding_window")
+    hidden, layers, heads = (size(values, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    return {
+        "family": "hp1",
+        "vocab_size": values["vocab_size"],
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": values.get("num_key_value_heads") or heads,
+        "head_dim": values.get("head_dim") or hidden // heads,
+        "intermediate_size": values["intermediate_size"],
+        "max_model_len": values["max_position_embeddings"],
+        "activation": supported("hidden_act", values.get("hidden_act", "relu"), ("relu",)),
+        "tie_word_embeddings": values.get("tie_word_embeddings", False),
+        "rope": whole_rope(values),
+        "hp1": {name: values[name] for name in ("fir_k", "relu_pre", "clip_min", "clip_max") if name in values},
+    }
+
+
+# transformers has no such class.
+ARCHITECTURES = {
+    "HP1ForCausalLM": Architecture("hp1", "[HP1](hp1.md), attention without softmax", _parse, fallback=False),
+}
+FAMILY = Family("hp1", HP1)

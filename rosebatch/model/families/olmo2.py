@@ -1,9 +1,15 @@
 """OLMo 2 and 3: norms behind each sub-layer and none before; one norm over all of q, and one over all of k."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from rosebatch.model.families.llama import Llama
+from rosebatch.model.family import Architecture, Family
+from rosebatch.model.hf_fields import decoder, every, layer_types, windows
+from rosebatch.model.hf_rope import ropes_by_type, whole_rope
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import WholeRMSNorm
 
@@ -31,3 +37,39 @@ class Olmo2(Llama):
         q_weight = load("q", c.num_heads, shard.of(c.num_heads))
         k_weight = load("k", c.num_kv_heads, shard.kv_heads(c.num_kv_heads))
         return WholeRMSNorm(q_weight, k_weight, c.norm_eps)
+
+
+# Of transformers' config classes.
+_OLMO2_DEFAULTS = {
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 50279,
+    "hidden_act": "silu",
+}
+_OLMO3_DEFAULTS = {**_OLMO2_DEFAULTS, "sliding_window": 4096}
+_OLMO3_THETA = 500_000.0
+
+
+def _parse_olmo2(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``."""
+    return _shared(values) | {"rope": whole_rope(values)}
+
+
+def _parse_olmo3(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``; three of four layers have a window and positions without scaling."""
+    fields = _shared(values)
+    full, sliding = ropes_by_type(values, theta=_OLMO3_THETA, sliding_theta=values.get("rope_theta") or _OLMO3_THETA)
+    kinds = layer_types(values, every(4, fields["num_layers"]))
+    return fields | {"sliding_windows": windows(values, kinds), "rope": full, "sliding_rope": sliding}
+
+
+def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
+    bias = values.get("attention_bias", False)
+    return decoder(values, "olmo2") | {"qkv_bias": bias, "out_bias": bias, "qk_norm": True}
+
+
+ARCHITECTURES = {
+    "Olmo2ForCausalLM": Architecture("olmo2", "OLMo 2", _parse_olmo2, _OLMO2_DEFAULTS),
+    "Olmo3ForCausalLM": Architecture("olmo3", "OLMo 3", _parse_olmo3, _OLMO3_DEFAULTS, window=True),
+}
+FAMILY = Family("olmo2", Olmo2)

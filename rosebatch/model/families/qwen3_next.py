@@ -1,11 +1,17 @@
-"""Qwen3-Next and Qwen3.5: the gated delta rule in most layers, gated attention in the others."""
+"""Qwen3-Next: the gated delta rule in most layers, gated attention in the others."""
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from rosebatch.host.model_files import shown
 from rosebatch.model.families.llama import Llama
+from rosebatch.model.families.qwen import qwen_experts
+from rosebatch.model.family import Architecture, Family
+from rosebatch.model.hf_fields import decoder, size, supported
+from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
 from rosebatch.model.mixers.delta.sublayer import load_delta
 from rosebatch.model.mixers.softmax.sublayer import load_gated_attention
 from rosebatch.model.rope import Rotary
@@ -66,22 +72,71 @@ class Qwen3Next(Llama):
         return torch.cat([*(part.flatten() for part in of_heads), b_and_a[:, 0].flatten(), b_and_a[:, 1].flatten()])
 
 
-class Qwen35(Qwen3Next):
-    """See ``Qwen3Next``: its checkpoints have the projections apart."""
+# Of transformers' config classes.
+DELTA_DEFAULTS = {
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+}
+_DEFAULTS = {
+    **DELTA_DEFAULTS,
+    "num_key_value_heads": 2,
+    "intermediate_size": 5632,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+}
+_LAYER_TYPES = ("linear_attention", "full_attention")
 
-    delta_names = (
-        "linear_attn.in_proj_qkv",
-        "linear_attn.in_proj_z",
-        "linear_attn.in_proj_b",
-        "linear_attn.in_proj_a",
-    )
 
-    def delta_sizes(self) -> tuple[int, ...]:
-        """See ``Qwen3Next``."""
-        delta = self.config.delta
-        assert delta is not None
-        return delta.channels, delta.value_heads * delta.value_dim, delta.value_heads, delta.value_heads
+def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``."""
+    fields = parse_delta(values, "qwen3_next")
+    return fields | {"experts": qwen_experts(values, fields["num_layers"], shared=True)}
 
-    def delta_order(self) -> Tensor | None:
-        """See ``Qwen3Next``."""
-        return None
+
+def parse_delta(values: Mapping[str, Any], family: str) -> dict[str, Any]:
+    """Fields of ``ModelConfig`` without experts."""
+    fields = decoder(values, family)
+    bias = values.get("attention_bias", False)
+    return fields | {
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "qk_norm": True,
+        "rope": rope(values),
+        "rotary_dim": rotary_dim(fields["head_dim"], rotary_share(values, 0.25)),
+        "delta": {
+            "layers": [kind == "linear_attention" for kind in _layer_types(values, fields["num_layers"])],
+            "key_heads": size(values, "linear_num_key_heads"),
+            "value_heads": size(values, "linear_num_value_heads"),
+            "key_dim": size(values, "linear_key_head_dim"),
+            "value_dim": size(values, "linear_value_head_dim"),
+            "taps": size(values, "linear_conv_kernel_dim"),
+        },
+    }
+
+
+def _layer_types(values: Mapping[str, Any], layers: int) -> list[str]:
+    given = values.get("layer_types")
+    if given:
+        return [supported("layer_types", kind, _LAYER_TYPES) for kind in given]
+    interval = values["full_attention_interval"]
+    if type(interval) is not int or interval < 1:
+        raise ValueError(f"full_attention_interval must be a whole number > 0, got {shown(interval)}")
+    return ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(layers)]
+
+
+ARCHITECTURES = {
+    "Qwen3NextForCausalLM": Architecture("qwen3_next", "Qwen3-Next", _parse, _DEFAULTS, experts=True, fallback=False),
+}
+FAMILY = Family("qwen3_next", Qwen3Next)

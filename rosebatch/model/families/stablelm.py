@@ -1,9 +1,15 @@
 """StableLM: a gated MLP; rotary positions on a part of each head; in some models a norm of each head of q and k."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from rosebatch.model.families.layer_norm_decoder import LayerNormDecoder
+from rosebatch.model.family import Architecture, Family
+from rosebatch.model.hf_fields import decoder
+from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import HeadLayerNorm
 
@@ -21,3 +27,29 @@ class StableLM(LayerNormDecoder):
 
         shard = self.ops.shard
         return HeadLayerNorm(load("q", shard.of(c.num_heads)), load("k", shard.kv_heads(c.num_kv_heads)), c.norm_eps)
+
+
+# Of transformers' config class.
+_DEFAULTS = {
+    "max_position_embeddings": 4096,
+    "layer_norm_eps": 1e-5,
+    "num_key_value_heads": 32,
+    "eos_token_id": 0,
+    "hidden_act": "silu",
+}
+
+
+def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``."""
+    fields = decoder(values, "stablelm", eps="layer_norm_eps")
+    return fields | {
+        "qkv_bias": values.get("use_qkv_bias", False),
+        "qk_norm": values.get("qk_layernorm", False),
+        "parallel_residual": values.get("use_parallel_residual", False),
+        "rope": rope(values),
+        "rotary_dim": rotary_dim(fields["head_dim"], rotary_share(values, 0.25)),
+    }
+
+
+ARCHITECTURES = {"StableLmForCausalLM": Architecture("stablelm", "StableLM", _parse, _DEFAULTS)}
+FAMILY = Family("stablelm", StableLM)

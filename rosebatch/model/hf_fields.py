@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rosebatch.config.limits import MAX_LAYERS, MAX_SIZE
+from rosebatch.config.model import ModelConfig
 from rosebatch.host.model_files import shown
 from rosebatch.ops.ops import GATES
 
@@ -92,3 +93,17 @@ def windows(values: Mapping[str, Any], kinds: list[str]) -> list[int]:
     if type(window) is not int or window < 1:
         raise ValueError(f"sliding_window must be a whole number > 0, got {shown(window)}")
     return [window * (kind == "sliding_attention") for kind in kinds]
+
+
+def decoder_values(config: ModelConfig) -> dict[str, Any]:
+    """The values of config.json that most decoders have, of a shape."""
+    return {
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_model_len,
+        "rms_norm_eps": config.norm_eps,
+    }

@@ -1,0 +1,101 @@
+"""What a file of ``rosebatch.model.families`` says of its models. ``rosebatch.model.registry`` lists these files."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rosebatch.config.model import ModelConfig
+from rosebatch.model.layers import Model
+from rosebatch.model.weights import WeightSource
+from rosebatch.ops.ops import Ops
+
+
+class GGUFModel(Protocol):
+    """A GGUF file of an architecture.
+
+    Attributes:
+        names: of its tensors.
+    """
+
+    names: set[str]
+
+    def need(self, key: str) -> Any:
+        """The metadata ``ARCHITECTURE.key``; raises UserError if there is none."""
+        ...
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The metadata ``ARCHITECTURE.key``, or the default."""
+        ...
+
+    def stored(self, name: str) -> NDArray[Any]:
+        """A tensor as the file has it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GGUF:
+    """How GGUF files hold an architecture.
+
+    Attributes:
+        architecture: their name of it.
+        layers: the first part of transformers' names in a layer, before its number.
+        names: GGUF's names of tensors -> transformers' names, both without prefix and suffix.
+        config: the fields of config.json that are not those of all architectures.
+        values: transformers' name of a tensor, its values and config.json -> its values as transformers stores them.
+    """
+
+    architecture: str
+    layers: str
+    names: Mapping[str, str]
+    config: Callable[[GGUFModel], dict[str, Any]]
+    values: Callable[[str, NDArray[np.float32], Mapping[str, Any]], NDArray[np.float32]] = lambda _, values, __: values
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One of transformers' classes that rosebatch runs by its own code.
+
+    Attributes:
+        model_type: transformers' name of its config.
+        models: that have it, for people.
+        parse: config.json, completed by ``defaults`` -> fields of ``ModelConfig``; raises ValueError or KeyError.
+        defaults: of fields that config.json leaves out: those of transformers' config class.
+        part: the object of config.json that holds the language model; empty if that is all of it.
+        window: whether models of it may have sliding windows.
+        experts: whether its MLPs are mixtures of experts.
+        quantized: transformers' names of the formats that are served; others are refused.
+        fallback: whether transformers' own code may run it, with ``--model-impl transformers``.
+        gguf: how GGUF files hold it; None if they are not served.
+    """
+
+    model_type: str
+    models: str
+    parse: Callable[[Mapping[str, Any]], dict[str, Any]]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    part: str = ""
+    window: bool = False
+    experts: bool = False
+    quantized: tuple[str, ...] = ()
+    fallback: bool = True
+    gguf: GGUF | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A class of models.
+
+    Attributes:
+        name: see ``ModelConfig.family``.
+        load: makes a model of a shape; raises UserError if a weight is missing or has the wrong shape.
+        mlp_matrices: of hidden size x intermediate size in a layer's MLP; the floor of a run counts their bytes. An MLP
+            with a gate has three.
+        hf_values: config.json of a shape, but for the fields of all families; None if other engines do not have it.
+    """
+
+    name: str
+    load: Callable[[ModelConfig, Ops, WeightSource], Model]
+    mlp_matrices: int = 3
+    hf_values: Callable[[ModelConfig], dict[str, Any]] | None = None
