@@ -1,9 +1,7 @@
-"""The Llama family: Llama 2 and 3, SmolLM2 and 3, Mistral, Qwen2 and 3 with and without experts, Granite.
+"""Llama 2 and 3 and SmolLM2; the class of all families with RMSNorm, rotary positions and a gated MLP.
 
-Their differences are in the config.
-
-Families whose checkpoints have other names, norms or orders are subclasses in files of their own. They say so in the
-attributes at the top of ``Llama``.
+Families with other options use the class as it is: only their config.json is read in files of their own. Families whose
+checkpoints have other names, norms or orders have subclasses, which say so in the attributes at the top of ``Llama``.
 """
 
 import re
@@ -168,6 +166,7 @@ class Llama:
         return self.head(hidden)
 
 
+# Of transformers' config class.
 LLAMA_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "eos_token_id": 2, "hidden_act": "silu"}
 _GGUF_NAMES = {
     "token_embd": "model.embed_tokens",
