@@ -5,9 +5,9 @@ from array import array
 import pytest
 
 from rosebatch.engine.plan import Chunk
-from rosebatch.engine.scheduling.block_pool import BlockPool, hash_block, token_bytes
-from rosebatch.engine.scheduling.scheduler import Scheduler
+from rosebatch.engine.scheduling.block_pool import hash_block, token_bytes
 from tests.engine.fake_runner import VOCAB
+from tests.engine.test_scheduler import add, drain, make_scheduler, step
 
 PROMPT = [7, 1, 8, 2, 8]
 
@@ -24,30 +24,16 @@ def digests(token_ids):
 @pytest.fixture
 def begun(make_sequence, fake_runner, fake_completion):
     """A scheduler whose only sequence has five prompt tokens and one more, which is not computed; all of its tokens."""
-    scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=2, max_num_batched_tokens=16)
-    sequence, tokens = make_sequence(PROMPT, max_tokens=9), PROMPT + fake_completion(PROMPT, 9)
-    scheduler.add(sequence)
+    scheduler, tokens = make_scheduler(), PROMPT + fake_completion(PROMPT, 9)
+    (sequence,) = add(scheduler, make_sequence(PROMPT, max_tokens=9))
     step(scheduler, fake_runner)
     assert (list(sequence.token_ids), sequence.num_computed_tokens) == (tokens[:6], 5)
     return scheduler, sequence, tokens
 
 
-def step(scheduler, runner):
-    """Plan, run and commit; returns the plan and its result."""
-    plan = scheduler.schedule()
-    scheduler.check_integrity()
-    result = runner.run(plan)
-    runner.check(scheduler)
-    scheduler.commit(plan, result)
-    scheduler.check_integrity()
-    return plan, result
-
-
 def finish(scheduler, runner, sequence, tokens):
-    while scheduler.has_unfinished:
-        step(scheduler, runner)
+    drain(scheduler, runner)
     assert (list(sequence.token_ids), sequence.finish_reason) == (tokens, "length")
-    assert scheduler.blocks.num_used == 0
 
 
 def test_three_tokens_are_sampled_of_which_two_are_kept(begun, fake_runner):
@@ -55,10 +41,14 @@ def test_three_tokens_are_sampled_of_which_two_are_kept(begun, fake_runner):
     scheduler, sequence, tokens = begun
     wrong = (tokens[7] + 1) % VOCAB
     scheduler.propose(sequence, [tokens[6], wrong])
-    plan, result = step(scheduler, fake_runner)
+    plan = scheduler.schedule()
+    scheduler.check_integrity()
     assert plan.chunks == (Chunk(0, 5, array("I", [tokens[5], tokens[6], wrong]), sampled=3),)
     assert plan.sampled_ids == [0]
+    result = fake_runner.run(plan)
     assert [each[:2] for each in result.token_ids] == [tokens[6:8]] and len(result.token_ids[0]) == 3
+    scheduler.commit(plan, result)
+    scheduler.check_integrity()
     # The draft in position 7 is taken back: the slot is written again.
     assert (list(sequence.token_ids), sequence.num_computed_tokens) == (tokens[:8], 7)
     assert (sequence.num_pending_tokens, sequence.drafts, sequence.tables) == (0, (), [[0, 1]])

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from rosebatch.engine.scheduling.block_pool import BlockPool
-from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.engine.scheduling.step_planner import MIXED, SeparateDecodes
 from tests.engine.fake_runner import FakeRunner, next_token
+from tests.engine.test_scheduler import add, chunks, drain, make_scheduler, step
 
 PROMPT = range(9)
 SALT = b"another model"
@@ -25,25 +24,11 @@ def salted(sequence, salt=SALT):
     return sequence
 
 
-def scheduler_of(policy=MIXED):
-    return Scheduler(BlockPool(16, 4), max_num_seqs=4, max_num_batched_tokens=64, policy=policy)
-
-
-def finish(scheduler, runner):
-    while scheduler.has_unfinished:
-        plan = scheduler.schedule()
-        scheduler.check_integrity()
-        scheduler.commit(plan, runner.run(plan))
-        scheduler.check_integrity()
-
-
 @pytest.mark.parametrize("salts", [(b"", SALT), (SALT, b""), (SALT, b"yet another")])
 def test_sequences_with_the_same_tokens_and_different_salts_share_no_block(make_sequence, salts):
     """An adapter would attend to keys of the model without it."""
-    scheduler = scheduler_of()
-    a, b = (salted(make_sequence(PROMPT, id=i), salt) for i, salt in enumerate(salts))
-    scheduler.add(a)
-    scheduler.add(b)
+    scheduler = make_scheduler()
+    a, b = add(scheduler, *(salted(make_sequence(PROMPT, id=i), salt) for i, salt in enumerate(salts)))
     plan = scheduler.schedule()
     scheduler.check_integrity()
     assert (a.tables, b.tables) == ([[0, 1, 2]], [[3, 4, 5]])
@@ -54,10 +39,8 @@ def test_sequences_with_the_same_tokens_and_different_salts_share_no_block(make_
 
 @pytest.mark.parametrize("salt", [b"", SALT])
 def test_sequences_with_the_same_tokens_and_salt_share_blocks(make_sequence, salt):
-    scheduler = scheduler_of()
-    a, b = (salted(make_sequence(PROMPT, id=i), salt) for i in range(2))
-    scheduler.add(a)
-    scheduler.add(b)
+    scheduler = make_scheduler()
+    a, b = add(scheduler, *(salted(make_sequence(PROMPT, id=i), salt) for i in range(2)))
     plan = scheduler.schedule()
     scheduler.check_integrity()
     assert (a.tables, b.tables) == ([[0, 1, 2]], [[0, 1, 3]])
@@ -68,29 +51,25 @@ def test_sequences_with_the_same_tokens_and_salt_share_blocks(make_sequence, sal
 @pytest.mark.parametrize("policy", [MIXED, SeparateDecodes(1)])
 def test_a_restart_in_mid_decode_gives_the_tokens_of_a_fresh_sequence(make_sequence, policy):
     """In blocks of its own: those of the old salt stay in the cache, under their own digests."""
-    runner, scheduler = SaltedRunner(), scheduler_of(policy)
-    sequence = make_sequence(PROMPT, max_tokens=9)
-    scheduler.add(sequence)
+    runner, scheduler = SaltedRunner(), make_scheduler(policy=policy)
+    (sequence,) = add(scheduler, make_sequence(PROMPT, max_tokens=9))
     for _ in range(4):
-        plan = scheduler.schedule()
-        scheduler.commit(plan, runner.run(plan))
+        step(scheduler, runner)
     known, old = list(sequence.token_ids), dict(scheduler.pool.by_hash)
     assert (len(known), len(old), sequence.tables) == (13, 3, [[0, 1, 2]])
 
     scheduler.restart(sequence, replace(sequence.spec, salt=SALT))
     scheduler.check_integrity()
     assert (sequence.num_computed_tokens, sequence.tables, list(sequence.token_ids)) == (0, [], known)
-    plan = scheduler.schedule()
+    plan, _ = step(scheduler, runner)
     assert (plan.released, plan.started, plan.num_preempted) == ((0,), (sequence.spec,), 0)
-    assert [(chunk.start, list(chunk.token_ids), chunk.sampled) for chunk in plan.chunks] == [(0, known, 1)]
+    assert (chunks(plan), list(plan.chunks[0].token_ids)) == ([(0, 0, 13, 1)], known)
     assert sequence.tables == [[3, 4, 5, 6]]
     assert old.items() <= scheduler.pool.by_hash.items()
-    scheduler.commit(plan, runner.run(plan))
-    finish(scheduler, runner)
+    drain(scheduler, runner)
 
-    fresh = salted(make_sequence(known, max_tokens=5, id=1))
-    scheduler = scheduler_of(policy)
-    scheduler.add(fresh)
-    finish(scheduler, runner)
+    scheduler = make_scheduler(policy=policy)
+    (fresh,) = add(scheduler, salted(make_sequence(known, max_tokens=5)))
+    drain(scheduler, SaltedRunner())
     assert list(sequence.token_ids) == list(fresh.token_ids)
     assert len(sequence.output_token_ids) == 9
