@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.helpers.waiting import until
+
 ROOT = Path(__file__).resolve().parents[1]
 SHOW = "import sys, torch; print(sys.pycache_prefix)"
 
@@ -47,10 +49,7 @@ def test_only_the_first_start_has_others_compile(start, tmp_path):
     (tmp_path / "site" / "torch" / "later.py").write_text("")
     cache = start(PYTHONDONTWRITEBYTECODE="1").cache
     if (os.cpu_count() or 1) > 1:
-        deadline = time.monotonic() + 20
-        while not list(cache.rglob("torch/later.*.pyc")):
-            assert time.monotonic() < deadline, "nobody compiled it"
-            time.sleep(0.02)
+        until(lambda: list(cache.rglob("torch/later.*.pyc")))
     for file in cache.rglob("torch/later.*.pyc"):
         file.unlink()
     start(PYTHONDONTWRITEBYTECODE="1")

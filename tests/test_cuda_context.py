@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from rosebatch.cli import cuda_context
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 class Driver:
@@ -48,7 +49,7 @@ def test_a_run_on_the_cpu_takes_no_gpu_memory(monkeypatch, device, wanted):
     created = threading.Event()
     monkeypatch.setattr(cuda_context, "create", created.set)
     cuda_context.create_in_background(device)
-    assert created.wait(10 if wanted else 0.1) is wanted
+    assert created.wait(PATIENCE_SECONDS if wanted else 0.1) is wanted
 
 
 @pytest.mark.gpu

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from rosebatch.cli.early_signals import end_at_once
 from rosebatch.cli.interrupts import Interrupts
 from rosebatch.core.errors import InterruptionError
+from tests.helpers.waiting import PATIENCE_SECONDS, until
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -44,16 +44,15 @@ def test_handlers_are_put_back():
 
 # Waits in one long call of C code, in which Python runs no handler: a step, a text of 100 MB, a grammar.
 BUSY = """
-import ctypes, sys, time
+import ctypes
 from rosebatch.cli.interrupts import Interrupts
 
 interrupts = Interrupts()
 with interrupts.watch(), interrupts.listen(lambda: ": 7 rows are saved"):
     print("ready", flush=True)
     library = ctypes.CDLL(None)
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        library.sleep(60)
+    while True:
+        library.sleep(3600)
 """
 # A call of a thread that nothing joins.
 THREAD = """
@@ -66,7 +65,7 @@ interrupts = Interrupts()
 try:
     with interrupts.watch(), interrupts.listen() as check, DaemonPool(2, "slow") as pool:
         print("ready", flush=True)
-        wait_for(pool.submit(time.sleep, 60), check)
+        wait_for(pool.submit(time.sleep, 3600), check)
 except InterruptionError as error:
     raise SystemExit(error.exit_code)
 """
@@ -112,8 +111,10 @@ def test_a_signal_ends_the_process_whatever_it_computes(code, message):
     with process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        process.wait(10)
-        assert process.returncode == 143
+        try:
+            assert process.wait(PATIENCE_SECONDS) == 143
+        finally:
+            process.kill()
         assert process.stderr.read() == (f"rosebatch: error: {message}\n" if message else "")
 
 
@@ -126,11 +127,7 @@ def test_a_run_that_ends_in_time_is_left_alone():
         with pytest.raises(InterruptionError):
             check()
     assert signal.set_wakeup_fd(-1) == -1
-    for _ in range(500):
-        if len(list(Path("/dev/fd").iterdir())) == before:
-            break
-        time.sleep(0.01)
-    assert len(list(Path("/dev/fd").iterdir())) == before
+    until(lambda: len(list(Path("/dev/fd").iterdir())) == before)
 
 
 # A finalizer, as imports have: KeyboardInterrupt is printed there, and lost.

@@ -1,38 +1,37 @@
 """Threads that nobody waits for: results and errors arrive, and the end of a pool keeps nobody."""
 
 import threading
-import time
 from concurrent.futures import Future
 
 import pytest
 
 from rosebatch.host.threads import DaemonPool, done_within, wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, no_thread_left, until
 
 
 def test_calls_run_beside_each_other():
     """Results and exceptions reach the caller, and no more threads run than allowed."""
-    with DaemonPool(2, "pool") as pool:
-        both = threading.Barrier(2)
-        assert [f.result(5) for f in [pool.submit(both.wait, 5) for _ in range(2)]] in ([0, 1], [1, 0])
-        assert pool.submit(pow, 2, exp=5).result(5) == 32
+    with no_thread_left("pool"), DaemonPool(2, "pool") as pool:
+        both = threading.Barrier(2, timeout=PATIENCE_SECONDS)
+        assert [f.result() for f in [pool.submit(both.wait) for _ in range(2)]] in ([0, 1], [1, 0])
+        assert pool.submit(pow, 2, exp=5).result() == 32
         with pytest.raises(ZeroDivisionError):
             wait_for(pool.submit(lambda: 1 / 0), lambda: None)
         names = [thread.name for thread in threading.enumerate() if thread.name.startswith("pool")]
         assert sorted(names) == ["pool-0", "pool-1"]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("pool")]
 
 
 def test_the_end_of_a_pool_waits_for_no_call():
     """A ThreadPoolExecutor waits for a text of 100 MB, and so does the end of Python."""
     opened = threading.Event()
     with DaemonPool(1, "pool") as pool:
-        running, queued = pool.submit(opened.wait, 60), pool.submit(print)
+        running, queued = pool.submit(opened.wait), pool.submit(print)
         assert not done_within(running, 0.01)
     assert queued.cancelled()
     assert not running.done()
     assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("pool"))
     opened.set()
-    assert running.result(5) is True
+    assert running.result() is True
 
 
 def test_waiting_checks_again_and_again():
@@ -61,10 +60,6 @@ def test_a_pool_keeps_no_result():
 
     with DaemonPool(1, "pool") as pool:
         future = pool.submit(Large)
-        kept = weakref.ref(future.result(5))
+        kept = weakref.ref(future.result())
         del future
-        for _ in range(500):
-            if kept() is None:
-                break
-            time.sleep(0.01)
-        assert kept() is None
+        until(lambda: kept() is None)

@@ -11,6 +11,7 @@ import torch
 
 from rosebatch import LLM, GrammarSpec, PoolingParams, SamplingParams
 from tests.api.conftest import NAME
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
 
@@ -97,7 +98,7 @@ def test_a_stream_gives_results_before_its_input_goes_on(llm):
 
     def prompts():
         yield "first"
-        assert done.wait(timeout=60), "the result of the first prompt has to come before the second is read"
+        assert done.wait(PATIENCE_SECONDS), "the result of the first prompt has to come before the second is read"
         yield "second"
 
     outputs = []

@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rosebatch.cli.app import main
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 END, VOCAB = 256, 300
@@ -110,7 +111,7 @@ def process() -> Callable[..., subprocess.CompletedProcess[str]]:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_SECONDS,
             check=False,
         )
 

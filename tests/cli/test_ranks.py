@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from rosebatch import LLM, SamplingParams
 from rosebatch.config.run import RunConfig
 from rosebatch.launch.launch import launch
 from tests.cli.test_workers import are_gone, await_rows, children, expected, source, start  # noqa: F401 (fixtures)
+from tests.helpers.waiting import PATIENCE_SECONDS, until
 
 
 def rows(output):
@@ -21,10 +21,13 @@ def rows(output):
 
 def followers(job, count=1):
     """The processes with a part of the model, once so many of them serve: children of the job, or of its workers."""
-    while len(found := find_followers(job)) < count:
+
+    def find():
         assert job.poll() is None
-        time.sleep(0.05)
-    return found
+        found = find_followers(job)
+        return found if len(found) >= count else None
+
+    return until(find)
 
 
 def find_followers(job):
@@ -42,7 +45,7 @@ def test_two_ranks_give_the_bytes_of_one_process(start, source, expected, tmp_pa
     """Every rank samples: were its random numbers or masks others, the ranks would go apart."""
     report = tmp_path / "report.json"
     job = start(source, "-o", tmp_path / "two.jsonl", "-tp", 2, "--report", report)
-    assert job.wait(100) == 3
+    assert job.wait(PATIENCE_SECONDS) == 3
     assert rows((tmp_path / "two.jsonl").read_bytes()) == rows(expected)
     assert json.loads(report.read_text())["engine"]["tensor_parallel_size"] == 2
 
@@ -56,14 +59,13 @@ def test_a_rank_that_dies_ends_the_job(start, source, expected, tmp_path, lead):
     (follower,) = followers(job)
     await_rows(job, target)
     os.kill(job.pid if lead else follower, signal.SIGKILL)
-    assert job.wait(20) == (-signal.SIGKILL if lead else 1)
+    assert job.wait(PATIENCE_SECONDS) == (-signal.SIGKILL if lead else 1)
     if not lead:
         (line,) = [line for line in (tmp_path / "stderr").read_text().splitlines() if "error" in line]
         assert line.startswith("rosebatch: error: rank 1 of 2: died (SIGKILL)")
         assert "rerun with --resume" in line
-    time.sleep(0.5)
-    assert are_gone([follower])
-    assert start(source, "-o", target, "-tp", 2, "--resume").wait(100) == 3
+    until(lambda: are_gone([follower]))
+    assert start(source, "-o", target, "-tp", 2, "--resume").wait(PATIENCE_SECONDS) == 3
     assert rows(target.read_bytes()) == rows(expected)
 
 
@@ -75,10 +77,9 @@ def test_a_signal_ends_all_ranks(start, source, tmp_path):  # noqa: F811
     found = followers(job)
     await_rows(job, target)
     os.killpg(job.pid, signal.SIGINT)
-    assert job.wait(20) == 130
+    assert job.wait(PATIENCE_SECONDS) == 130
     assert "rerun with --resume to continue" in (tmp_path / "stderr").read_text()
-    time.sleep(0.5)
-    assert are_gone(found)
+    until(lambda: are_gone(found))
 
 
 @pytest.mark.thorough
@@ -89,7 +90,7 @@ def test_workers_of_two_ranks_each(start, source, expected, tmp_path):  # noqa: 
     victim = followers(job, 2)[0]
     await_rows(job, target)
     os.kill(victim, signal.SIGKILL)
-    assert job.wait(200) == 3
+    assert job.wait(PATIENCE_SECONDS) == 3
     assert rows(target.read_bytes()) == rows(expected)
     assert "rank 1 of 2: died (SIGKILL)" in (tmp_path / "stderr").read_text()
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +13,7 @@ import pytest
 
 from rosebatch.io.output import FileOutput
 from tests.cli.conftest import ROOT
+from tests.helpers.waiting import until
 
 FLAGS = ["--device", "cpu", "--quiet", "--temperature", 1, "--max-num-seqs", 4]
 
@@ -42,10 +42,12 @@ def end_early(model_folder, tmp_path):
             text=True,
         )
         part = target.with_name(target.name + ".part")
-        deadline = time.monotonic() + 60
-        while not part.exists() or part.read_bytes().count(b"\n") < 10:
-            assert job.poll() is None and time.monotonic() < deadline
-            time.sleep(0.005)
+
+        def has_rows():
+            assert job.poll() is None
+            return part.exists() and part.read_bytes().count(b"\n") >= 10
+
+        until(has_rows)
         job.send_signal(number)
         _, message = job.communicate()
         return job.returncode, message, part.read_bytes().count(b"\n") - 1

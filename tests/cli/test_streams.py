@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.waiting import PATIENCE_SECONDS
+
 LINES = ['{"prompt_token_ids":[1],"max_tokens":9}', "{", '{"prompt_token_ids":[2],"max_tokens":1}']
 USAGE = 2
 
@@ -28,10 +30,10 @@ def fifo(tmp_path):
     read = []
     thread = threading.Thread(target=lambda: read.append((tmp_path / "fifo").read_text()))
     thread.start()
-    yield lambda: (thread.join(10), read[0])[1]
+    yield lambda: (thread.join(PATIENCE_SECONDS), read[0])[1]
     if thread.is_alive():
         os.close(os.open(tmp_path / "fifo", os.O_WRONLY | os.O_NONBLOCK))
-        thread.join(10)
+        thread.join(PATIENCE_SECONDS)
 
 
 def indices(text):

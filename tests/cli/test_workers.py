@@ -20,6 +20,7 @@ import pytest
 
 from rosebatch.job.workers import service
 from rosebatch.job.workers.reading import ReadingProcess
+from tests.helpers.waiting import PATIENCE_SECONDS, until
 
 ROOT = Path(__file__).resolve().parents[2]
 # Python runs a module of this name at its start. In a worker, one row ends the process.
@@ -61,12 +62,22 @@ def lines(count: int) -> list[dict[str, Any]]:
     return rows
 
 
-def await_rows(job: subprocess.Popen[str], target: Path) -> None:
-    """Wait until the part file has a row: its first line is the manifest."""
+def count_lines(path: Path) -> int:
+    """0 where no file is: the job may rename it at any moment."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes().count(b"\n")
+    return 0
+
+
+def await_rows(job: subprocess.Popen[str], target: Path, rows: int = 1) -> None:
+    """Wait until the part file has so many rows: its first line is the manifest."""
     part = target.with_name(f"{target.name}.part")
-    while not part.exists() or part.read_bytes().count(b"\n") < 2:
-        time.sleep(0.05)
+
+    def has_rows() -> bool:
         assert job.poll() is None
+        return count_lines(part) > rows
+
+    until(has_rows)
 
 
 @pytest.fixture
@@ -130,7 +141,7 @@ def test_two_processes_give_the_bytes_of_one(start, source, expected, tmp_path):
     """Rows come back in any order, from processes with their own random numbers, threads and batches."""
     report = tmp_path / "report.json"
     job = start(source, "-o", tmp_path / "two.jsonl", "--data-parallel-size", 2, "--report", report)
-    assert job.wait(100) == 3
+    assert job.wait(PATIENCE_SECONDS) == 3
     assert (tmp_path / "two.jsonl").read_bytes() == expected
     found = json.loads(report.read_text())
     assert (found["completed"], found["failed"]) == (87, 4)
@@ -157,17 +168,22 @@ def test_a_process_that_reads_for_many(cli, monkeypatch, source, expected, model
 def test_workers_that_are_killed(start, source, expected, tmp_path):
     """Their rows were lost, came twice, or came out of order."""
     chance, kills, target = random.Random(1), 0, tmp_path / "out.jsonl"
-    while kills < 20:
-        job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 4, "--worker-timeout", 60)
-        # No more: a worker that dies three times while it loads ends the job.
+    part = target.with_name(f"{target.name}.part")
+    while kills < 8:
+        job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 4, "--worker-timeout", PATIENCE_SECONDS)
+        # No more: a worker that dies three times while it loads ends the job. One in three may die then.
         for _ in range(2):
-            time.sleep(chance.uniform(0.5, 6))
+            if chance.random() < 1 / 3:
+                time.sleep(chance.uniform(0.5, 3))
+            else:
+                rows = chance.randrange(1, 80)
+                until(lambda job=job, rows=rows: job.poll() is not None or count_lines(part) > rows)
             if (found := children(job)) and job.poll() is None:
                 # A job near its end may have ended the worker since it was listed.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(chance.choice(found), signal.SIGKILL)
                     kills += 1
-        assert job.wait(200) == 3
+        assert job.wait(PATIENCE_SECONDS) == 3
         assert target.read_bytes() == expected
         target.unlink()
 
@@ -176,15 +192,14 @@ def test_workers_that_are_killed(start, source, expected, tmp_path):
 def test_a_parent_that_is_killed_and_continued_by_another_number(start, source, expected, tmp_path):
     """The workers must end with it, and the number of processes is no part of what a run is."""
     target = tmp_path / "out.jsonl"
-    for size, wait in ((2, 6), (3, 8), (1, 5)):
+    for size, rows in ((2, 5), (3, 30), (1, 60)):
         job = start(source, "-o", target, "-dp", size, "--resume", "--max-num-seqs", 2)
-        time.sleep(wait)
+        await_rows(job, target, rows)
         found = children(job)
         job.kill()
         job.wait()
-        time.sleep(1)
-        assert are_gone(found)
-    assert start(source, "-o", target, "-dp", 2, "--resume").wait(100) == 3
+        until(lambda found=found: are_gone(found))
+    assert start(source, "-o", target, "-dp", 2, "--resume").wait(PATIENCE_SECONDS) == 3
     assert target.read_bytes() == expected
 
 
@@ -195,7 +210,7 @@ def test_a_row_that_kills_each_worker(start, source, expected, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(DEADLY_ROW)
     path = os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "kernels")))
     job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 8, PYTHONPATH=path)
-    assert job.wait(200) == 3
+    assert job.wait(PATIENCE_SECONDS) == 3
     found, others = target.read_text().split("\n"), expected.decode().split("\n")
     error = json.loads(found.pop(20))["error"]
     assert error["code"] == "worker_died"
@@ -208,12 +223,12 @@ def test_a_row_that_kills_each_worker(start, source, expected, tmp_path):
 def test_a_worker_that_hangs(start, source, expected, tmp_path):
     """It sends nothing and does not end: without a limit the job would wait for ever."""
     target = tmp_path / "out.jsonl"
-    job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 1, "--worker-timeout", 4)
+    job = start(source, "-o", target, "-dp", 2, "--max-num-seqs", 2, "--worker-timeout", 8)
     await_rows(job, target)
     # One of them may have no rows.
     for pid in children(job):
         os.kill(pid, signal.SIGSTOP)
-    assert job.wait(100) == 3
+    assert job.wait(PATIENCE_SECONDS) == 3
     assert target.read_bytes() == expected
     assert "SIGKILL" in (tmp_path / "stderr").read_text()
 
@@ -244,7 +259,7 @@ def test_columns_of_a_table(start, cli, model_folder, tmp_path):
     common = ["--result-column", "answer"]
     one = cli("generate", tmp_path / "in.parquet", "-o", tmp_path / "one.parquet", "--model", model_folder, *common)
     assert one.code == 0
-    assert start(tmp_path / "in.parquet", "-o", tmp_path / "two.parquet", "-dp", 2, *common).wait(100) == 0
+    assert start(tmp_path / "in.parquet", "-o", tmp_path / "two.parquet", "-dp", 2, *common).wait(PATIENCE_SECONDS) == 0
     assert (tmp_path / "two.parquet").read_bytes() == (tmp_path / "one.parquet").read_bytes()
 
 
@@ -255,10 +270,9 @@ def test_a_signal_ends_all(start, source, tmp_path):
     await_rows(job, tmp_path / "out.jsonl")
     found = children(job)
     os.killpg(job.pid, signal.SIGINT)
-    assert job.wait(20) == 130
+    assert job.wait(PATIENCE_SECONDS) == 130
     assert "rerun with --resume to continue" in (tmp_path / "stderr").read_text()
-    time.sleep(0.5)
-    assert are_gone(found)
+    until(lambda: are_gone(found))
 
 
 def test_settings_that_are_impossible(cli, toy_toml, tmp_path):
@@ -296,7 +310,7 @@ def test_compressed_files_and_named_columns(start, cli, model_folder, tmp_path):
     common = ["--prompt-column", "q", "--id-column", "key", "--columns", "key", "--strict"]
     one = cli("generate", folder, "-o", tmp_path / "one.jsonl.gz", "--model", model_folder, *common)
     assert one.code == 0
-    assert start(folder, "-o", tmp_path / "two.jsonl.gz", "-dp", 2, *common).wait(100) == 0
+    assert start(folder, "-o", tmp_path / "two.jsonl.gz", "-dp", 2, *common).wait(PATIENCE_SECONDS) == 0
     assert (tmp_path / "two.jsonl.gz").read_bytes() == (tmp_path / "one.jsonl.gz").read_bytes()
     rows = [json.loads(row) for row in gzip.decompress((tmp_path / "two.jsonl.gz").read_bytes()).splitlines()]
     assert [row["key"] for row in rows] == [f"l{i}" for i in range(40)] + [f"c{i}" for i in range(40)]

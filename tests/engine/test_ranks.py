@@ -11,6 +11,7 @@ from rosebatch.core.errors import LostProcessError
 from rosebatch.engine.plan import Chunk, PackedStep, StepResult
 from rosebatch.launch.driver import DriverRunner, Ranks, _receive
 from rosebatch.launch.tp_worker import follow
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 def plan(number, *, reset=False):
@@ -75,7 +76,7 @@ def ranks():
 
     def end():
         inbox.put(None)
-        thread.join(10)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
 
     return DriverRunner(own, inbox.put, explain, lambda: None), worker, end
@@ -177,15 +178,15 @@ def test_the_end_comes_while_a_loss_is_dealt_with():
     begun, freed = Event(), Event()
     ranks = Ranks(RunConfig(), 0)
     ranks.at_end(freed.set)
-    ranks.on_loss(lambda: begun.set() or freed.wait(30))
+    ranks.on_loss(lambda: begun.set() or freed.wait(PATIENCE_SECONDS))
     ranks._processes.append(Gone())
     thread = Thread(target=_receive, args=(weakref.ref(ranks), 1, None))
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE_SECONDS)
     with pytest.raises(LostProcessError, match=r"rank 1 of 1: died \(SIGKILL"):
         ranks.require_all()
     del ranks
-    thread.join(5)
+    thread.join(PATIENCE_SECONDS)
     assert freed.is_set()
     assert not thread.is_alive()
 

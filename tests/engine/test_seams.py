@@ -24,6 +24,7 @@ from rosebatch.ops.device import device_ops
 from rosebatch.ops.select import select
 from tests.engine.remote_runner import BLOCK_SIZE, BLOCKS, GROUP_OF, WINDOWS, make_runner
 from tests.engine.toy_model import CONFIG, CPU, VOCAB, ToyModel, dense_attention
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOTS = 3
@@ -132,7 +133,7 @@ class RemoteRunner:
     def close(self):
         self.process.stdin.close()
         self.process.stdout.close()
-        assert self.process.wait(timeout=30) == 0
+        assert self.process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_plans_are_carried_out_in_another_process(expected):

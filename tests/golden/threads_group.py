@@ -16,6 +16,7 @@ from rosebatch.launch.driver import DriverRunner
 from rosebatch.launch.tp_worker import follow
 from rosebatch.model.source import ModelSource
 from rosebatch.ops.shard import Shard
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 _CPU = torch.device("cpu")
 
@@ -25,7 +26,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.brought: list[Any] = [None] * size
-        self._barrier = Barrier(size, timeout=60)
+        self._barrier = Barrier(size, timeout=PATIENCE_SECONDS)
 
     def prepare(self, size: int, dtype: torch.dtype) -> None:
         pass

@@ -10,22 +10,23 @@ import time
 
 from rosebatch.host import run_once as module
 from rosebatch.host.run_once import run_once
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 HOLD = (
     "import sys, time; from pathlib import Path; from rosebatch.host.run_once import run_once\n"
-    "with run_once(Path(sys.argv[1])): print('in', flush=True); time.sleep(60)\n"
+    "with run_once(Path(sys.argv[1])): print('in', flush=True); time.sleep(3600)\n"
 )
 
 
 def test_the_first_goes_alone_and_the_others_together(tmp_path):
     """All compiled the same kernels at once; or, one by one, they waited for each other without need."""
     events, first_in, may_leave = [], threading.Event(), threading.Event()
-    together = threading.Barrier(2, timeout=10)
+    together = threading.Barrier(2, timeout=PATIENCE_SECONDS)
 
     def first():
         with run_once(tmp_path / "cache" / "lock"):
             first_in.set()
-            may_leave.wait(10)
+            may_leave.wait(PATIENCE_SECONDS)
             events.append("first")
 
     def other():
@@ -35,14 +36,14 @@ def test_the_first_goes_alone_and_the_others_together(tmp_path):
 
     threads = [threading.Thread(target=first), *(threading.Thread(target=other) for _ in range(2))]
     threads[0].start()
-    first_in.wait(10)
+    first_in.wait(PATIENCE_SECONDS)
     for thread in threads[1:]:
         thread.start()
     time.sleep(0.2)
     assert events == []
     may_leave.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_SECONDS)
     assert events == ["first", "other", "other"]
 
 
@@ -55,7 +56,7 @@ def test_a_first_one_that_dies_or_hangs(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         began = time.monotonic()
         with run_once(tmp_path / "lock"):
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < PATIENCE_SECONDS
 
 
 def test_files_that_cannot_be_locked(tmp_path, monkeypatch):
@@ -68,6 +69,6 @@ def test_files_that_cannot_be_locked(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(module.fcntl, "flock", refuse)
-    began = time.monotonic()
+    monkeypatch.setattr(module, "time", None)
     with run_once(tmp_path / "lock"):
-        assert time.monotonic() - began < 5
+        pass

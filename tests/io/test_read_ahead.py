@@ -7,17 +7,14 @@ import time
 import pytest
 
 from rosebatch.io.read_ahead import read_ahead
+from tests.helpers.waiting import no_thread_left
 
 
-def readers():
-    return [thread for thread in threading.enumerate() if thread.name == "rosebatch-read"]
-
-
-def wait_until(holds):
-    deadline = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+@pytest.fixture(autouse=True)
+def no_reader_left():
+    """The thread must not go on reading for ever."""
+    with no_thread_left("rosebatch-read"):
+        yield
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
@@ -26,17 +23,15 @@ def test_all_items_in_order(count):
     assert list(read_ahead(iter(range(count)), lambda: None)) == list(range(count))
 
 
-def test_it_stays_a_bounded_way_ahead_and_ends_with_its_user():
-    """Memory must not hold the whole file, and the thread must not go on reading for ever."""
+def test_it_stays_a_bounded_way_ahead():
+    """Memory must not hold the whole file."""
     read = itertools.count()
     items = read_ahead(read, lambda: None)
     assert [next(items) for _ in range(10)] == list(range(10))
     # One group in use, two that wait, and one for which there is no room.
     time.sleep(0.2)
     assert next(read) <= 4 * 64
-    assert readers()
     items.close()
-    wait_until(lambda: not readers())
 
 
 def test_lines_of_many_bytes_are_read_a_shorter_way_ahead():
@@ -47,7 +42,6 @@ def test_lines_of_many_bytes_are_read_a_shorter_way_ahead():
     time.sleep(0.2)
     assert next(read) <= 3 + 4 * 2
     items.close()
-    wait_until(lambda: not readers())
 
 
 def test_an_exception_comes_after_the_items_before_it():
@@ -68,7 +62,7 @@ def test_a_signal_is_noticed_while_nothing_comes():
     opened = threading.Event()
 
     def silent():
-        opened.wait(10)
+        opened.wait()
         yield 1
 
     def check():
@@ -78,4 +72,3 @@ def test_a_signal_is_noticed_while_nothing_comes():
     with pytest.raises(InterruptedError):
         next(items)
     opened.set()
-    wait_until(lambda: not readers())

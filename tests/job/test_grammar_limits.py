@@ -3,7 +3,8 @@
 import json
 import os
 import signal
-import time
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from tests.job.lines import codes
 PATTERNS = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(23)]}
 EXPLOSION = GrammarSpec("json_schema", json.dumps(PATTERNS))
 QUICK = GrammarLimits(seconds=0.2)
-SMALL = GrammarLimits(seconds=30, memory=16 << 20)
+SMALL = GrammarLimits(seconds=600, memory=16 << 20)
 
 
 @pytest.fixture
@@ -107,51 +108,59 @@ def test_a_deeply_nested_schema():
 
 
 class SlowGrammars:
-    """Grammars that are tried only when a test says so."""
+    """Grammars of which a test says when they are tried."""
 
     def __init__(self, grammars):
         self.grammars = grammars
         self.pool = DaemonPool(1, "slow")
         self.start, self.compiled = grammars.start, grammars.compiled
-        self.go = False
+        self.go = threading.Event()
 
     def begin(self, spec):
-        def wait():
-            while not self.go:
-                time.sleep(0.001)
-            return Tried()
-
-        return self.pool.submit(wait) if spec.source == "slow" else self.grammars.begin(spec)
+        if spec.source == "slow":
+            return self.pool.submit(lambda: self.go.wait() and Tried())
+        return self.grammars.begin(spec)
 
 
-def test_rows_overtake_one_whose_grammar_is_slow(job, tokenizer, grammars, monkeypatch):
+@pytest.fixture
+def slow(grammars):
+    """No thread waits any more after a test that failed."""
+    found = SlowGrammars(grammars(None))
+    yield found
+    found.go.set()
+
+
+def test_rows_overtake_one_whose_grammar_is_slow(job, tokenizer, slow, monkeypatch):
     """Rows without a grammar stood still for minutes. Quick grammars keep the order of the file."""
-    monkeypatch.setattr("rosebatch.job.await_grammars._PATIENCE_SECONDS", 0.3)
+    now = 0.0
+
+    def check():
+        # The slow row's time is over with the first look at it. Then the clock stands still for the quick one.
+        nonlocal now
+        now = 1000.0
+
+    monkeypatch.setattr("rosebatch.job.await_grammars.time", SimpleNamespace(monotonic=lambda: now))
     kinds = [{}, {"structured_outputs": {"regex": "slow"}}, {"structured_outputs": {"regex": "quick"}}, {}]
-    slow = SlowGrammars(grammars(None))
     rows = job.rows([{"prompt": f"row {i}", **kind} for i, kind in enumerate(kinds)])
-    items = with_grammars(prepare(rows, tokenizer, slow, DaemonPool(1, "text")), slow)
+    items = with_grammars(prepare(rows, tokenizer, slow, DaemonPool(1, "text")), slow, check)
     order = [next(items).row.index for _ in range(3)]
     assert order == [0, 2, 3]
     assert next(items) is None, "the loop goes on with what it has"
-    slow.go = True
+    slow.go.set()
     left = [item for item in items if item is not None]
     assert [item.row.index for item in left] == [1]
     assert left[0].grammar is not None
 
 
-def test_a_check_that_raises_ends_the_wait(job, tokenizer, grammars):
+def test_a_check_that_raises_ends_the_wait(job, tokenizer, slow):
     """A signal ends the run, whatever compiles."""
-    slow, calls = SlowGrammars(grammars(None)), []
 
     def check():
-        calls.append(1)
         raise InterruptedError
 
     rows = job.rows([{"prompt": "x", "structured_outputs": {"regex": "slow"}}])
     with pytest.raises(InterruptedError):
         list(with_grammars(prepare(rows, tokenizer, slow, DaemonPool(1, "text")), slow, check))
-    slow.go = True
 
 
 def test_matchers_are_renewed_when_memory_grows(grammars, monkeypatch):

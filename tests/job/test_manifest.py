@@ -13,6 +13,7 @@ from rosebatch.io.columns import Columns
 from rosebatch.job.local import LocalService, model_info_of
 from rosebatch.job.manifest import build_manifest, differences, now
 from rosebatch.launch.launch import plan_launch
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 NAMED = Columns()
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
@@ -145,7 +146,9 @@ def test_another_tokenizer_of_the_same_name(folder, manifest, tmp_path):
 def test_the_hash_does_not_delay_the_start(folder, monkeypatch):
     """Tens of gigabytes take seconds to hash: loading goes on meanwhile, and only the first row waits."""
     go = threading.Event()
-    monkeypatch.setattr("rosebatch.model.source.content_digests", lambda paths: go.wait(10) and ["x"] * len(paths))
+    monkeypatch.setattr(
+        "rosebatch.model.source.content_digests", lambda paths: go.wait(PATIENCE_SECONDS) and ["x"] * len(paths)
+    )
     plan = plan_launch(RunConfig(model=str(folder), device="cpu"))
     given = {
         "input_format": "jsonl",

@@ -10,6 +10,7 @@ from rosebatch.core.errors import RowError, UserError
 from rosebatch.core.sampling_params import GrammarSpec, SamplingParams
 from rosebatch.io.rows import FailedRow
 from rosebatch.text.tokenizer import Tokenizer
+from tests.helpers.waiting import no_thread_left
 from tests.job.lines import codes, texts, usage
 
 
@@ -271,11 +272,10 @@ def test_rows_are_read_a_bounded_way_ahead(job, fake_model):
             assert [t for t in threading.enumerate() if t.name.startswith("rosebatch")]
             raise StopError
 
-    with pytest.raises(StopError):
+    with no_thread_left("rosebatch"), pytest.raises(StopError):
         job.run(lines(), model=fake_model(before_step=before_step), seqs=4)
     # Finished rows, the window, the group in use and the groups that are being encoded.
     assert last_read <= sum(finished) + 2 * 4 + 64 + 4 * 64
-    assert not [t for t in threading.enumerate() if t.name.startswith("rosebatch")]
 
 
 def test_results_are_written_while_the_job_runs(job, fake_model, list_output):
@@ -325,9 +325,8 @@ def test_an_exception_of_the_writer_ends_the_job(job, list_output, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(list_output, "add", full)
-    with pytest.raises(OSError, match="No space left"):
+    with no_thread_left("rosebatch"), pytest.raises(OSError, match="No space left"):
         job.run({"prompt": "x", "max_tokens": 1} for _ in itertools.count())
-    assert not [t for t in threading.enumerate() if t.name.startswith("rosebatch")]
 
 
 def test_two_runs_give_the_same_bytes(job, tmp_path):

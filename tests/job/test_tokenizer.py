@@ -11,6 +11,7 @@ from tokenizers import decoders, models
 
 from rosebatch.core.errors import RowError, UserError
 from rosebatch.text.tokenizer import Tokenizer
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 TEMPLATE = "{{ bos_token }}!{{ messages[0].content }}"
 CHAT = [{"role": "user", "content": "hi"}]
@@ -182,7 +183,7 @@ def test_loading_is_quick(make_backend, tmp_path):
         "import sys, pathlib; from rosebatch.text.tokenizer import Tokenizer;"
         f"Tokenizer.load(pathlib.Path({str(tmp_path)!r})); assert not {{'jinja2', 'transformers'}} & set(sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_SECONDS, check=False).returncode == 0
 
 
 def test_a_broken_tokenizer_of_an_older_format(tmp_path):

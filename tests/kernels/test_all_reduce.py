@@ -7,6 +7,7 @@ import torch
 
 from rosebatch_kernels.common.all_reduce import AllReduce
 from rosebatch_kernels.norm import kernel, reference
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 EPS = 1e-5
 
@@ -72,7 +73,7 @@ def test_ranks_that_run_at_once_have_the_same_sums(two_shots, ranks, rows, size)
     options = {"nprocs": ranks, "start_method": "fork", "join": False, "daemon": True}
     processes = torch.multiprocessing.start_processes(sum_often, arguments, **options)
     try:
-        assert any(processes.join(30) for _ in range(ranks)), "a rank waits for ever"
+        assert any(processes.join(PATIENCE_SECONDS) for _ in range(ranks)), "a rank waits for ever"
     finally:
         for process in processes.processes:
             process.kill()

@@ -15,6 +15,7 @@ from rosebatch.model import checksums, content_digest, gguf, gguf_cache
 from rosebatch.model.checksums import SUMS
 from rosebatch.model.content_digest import digests_dir
 from rosebatch.model.gguf_cache import CachedModel, cache_dir, cached_models, clear_cache, converted_folder
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.usefixtures("one_thread", "cache")
 
@@ -302,14 +303,14 @@ def test_clearing_beside_a_conversion(file, monkeypatch, cache):
     def convert(path, dtype, folder):
         (folder / "first").write_text("1")
         begun.set()
-        assert go.wait(30)
+        assert go.wait(PATIENCE_SECONDS)
         (folder / "second").write_text("2")
 
     monkeypatch.setattr(gguf, "convert", convert)
     found = []
     thread = Thread(target=lambda: found.append(converted_folder(file, torch.float32)))
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE_SECONDS)
     (cache / "old-0123456789ab").mkdir()
     clear_cache()
     assert names() == []

@@ -14,6 +14,7 @@ from huggingface_hub import constants, errors
 
 from rosebatch.core.errors import UserError
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 OLD, NEW = "a" * 40, "b" * 40
 SMALL = {"config.json": "{}", "tokenizer.json": "{}"}
@@ -243,7 +244,7 @@ def test_the_environment(tmp_path):
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     env.pop("HF_HUB_CACHE", None)
     ended = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
     assert ended.stdout == f"{snapshot}\n"
     assert "org/name: there is no such folder, and the model is not in the Hugging Face cache" in ended.stderr

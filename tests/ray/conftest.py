@@ -6,15 +6,14 @@ import os
 import shutil
 import signal
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cli import conftest as of_cli
 from tests.cli import test_workers as of_workers
+from tests.helpers.waiting import until
 
 cli, model_folder, one_thread = of_cli.cli, of_cli.model_folder, of_cli.one_thread
 source, expected, start = of_workers.source, of_workers.expected, of_workers.start
@@ -68,11 +67,3 @@ class Rays:
             except OSError:
                 continue
         return found
-
-
-def until(done: Callable[[], Any], seconds: float = 150) -> None:
-    """Wait until something is so."""
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.1)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rosebatch.job.workers.ray_cluster import cpus_of_each, short_reason
-from tests.ray.conftest import until
+from tests.helpers.waiting import PATIENCE_SECONDS, until
 
 FLAGS = ("--ray", "local", "-dp", 2)
 
@@ -23,7 +23,7 @@ def has_rows(path):
 def test_two_actors_give_the_bytes_of_one_process(rays, start, source, expected, tmp_path):
     """Rows come back in any order, through batches of messages in both directions."""
     report, target = tmp_path / "report.json", tmp_path / "out.jsonl"
-    assert start(source, "-o", target, *FLAGS, "--report", report).wait(200) == 3
+    assert start(source, "-o", target, *FLAGS, "--report", report).wait(PATIENCE_SECONDS) == 3
     assert target.read_bytes() == expected
     workers = json.loads(report.read_text())["workers"]
     assert sum(worker["requests"] for worker in workers) == 91
@@ -46,7 +46,7 @@ def test_an_actor_that_dies_or_hangs(rays, start, source, expected, tmp_path, ho
             os.close(kept)
     until(lambda: has_rows(target))
     os.kill(rays.processes("ray::WorkerActor")[0], how)
-    assert job.wait(200) == 3
+    assert job.wait(PATIENCE_SECONDS) == 3
     assert target.read_bytes() == expected
     assert "another one computes its rows again" in (tmp_path / "stderr").read_text()
     assert (tmp_path / "stdout").read_text() == ""
@@ -61,7 +61,7 @@ def test_a_driver_that_is_killed_and_continued(rays, start, source, expected, tm
     job.kill()
     job.wait()
     until(lambda: not rays.processes("ray::WorkerActor"))
-    assert start(source, "-o", target, "--ray", "local", "--resume").wait(200) == 3
+    assert start(source, "-o", target, "--ray", "local", "--resume").wait(PATIENCE_SECONDS) == 3
     assert target.read_bytes() == expected
 
 
@@ -71,7 +71,7 @@ def test_a_signal_ends_all(rays, start, source, tmp_path):
     job = start(source, "-o", tmp_path / "out.jsonl", *FLAGS, "--max-num-seqs", 2)
     until(lambda: has_rows(tmp_path / "out.jsonl"))
     job.terminate()
-    assert job.wait(60) == 143
+    assert job.wait(PATIENCE_SECONDS) == 143
     assert "rerun with --resume to continue" in (tmp_path / "stderr").read_text()
 
 
@@ -79,7 +79,7 @@ def test_a_signal_ends_all(rays, start, source, tmp_path):
 def test_a_node_without_the_model(rays, start, source, tmp_path):
     """On which of many machines it is missing was not said."""
     job = start(source, "-o", tmp_path / "out.jsonl", *FLAGS, "--tokenizer", tmp_path / "none")
-    assert job.wait(100) == 1
+    assert job.wait(PATIENCE_SECONDS) == 1
     (line,) = (tmp_path / "stderr").read_text().splitlines()
     assert line.startswith(f"rosebatch: error: {os.uname().nodename}: ")
     assert str(tmp_path / "none") in line
@@ -91,7 +91,7 @@ def test_a_place_that_does_not_come(rays, start, source, tmp_path):
     job = start(source, "-o", tmp_path / "out.jsonl", *FLAGS, "--device", "cuda", "--quiet")
     until(lambda: (tmp_path / "stderr").read_text())
     job.terminate()
-    job.wait(60)
+    job.wait(PATIENCE_SECONDS)
     told = "rosebatch: waiting for Ray to start a worker, which needs 1 GPU, 1 CPU; free in the cluster now: 0 GPU, "
     assert (tmp_path / "stderr").read_text().startswith(told)
 

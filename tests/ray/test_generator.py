@@ -14,7 +14,8 @@ import pytest
 from rosebatch.config.run import RunConfig
 from rosebatch.core.errors import UserError
 from rosebatch.ray import Generator
-from tests.ray.conftest import ROOT, until
+from tests.helpers.waiting import PATIENCE_SECONDS, until
+from tests.ray.conftest import ROOT
 
 ADDED = ["text", "finish_reason", "prompt_tokens", "completion_tokens", "error"]
 
@@ -161,7 +162,7 @@ asyncio.run(run())
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 1
@@ -188,7 +189,7 @@ def test_the_example_interrupted_and_continued(rays, model_folder, tmp_path):
             )
 
     job, kills = begin(), 0
-    until(lambda: list((tmp_path / "out").glob("*.parquet")) or job.poll() is not None, 120)
+    until(lambda: list((tmp_path / "out").glob("*.parquet")) or job.poll() is not None)
     if job.poll() is None:
         job.send_signal(signal.SIGKILL)
         kills += 1
@@ -197,7 +198,7 @@ def test_the_example_interrupted_and_continued(rays, model_folder, tmp_path):
     assert kills
     written = pq.read_table(tmp_path / "out").num_rows
     assert 0 < written < 400
-    assert begin().wait(200) == 0, (tmp_path / "log").read_text()[-2000:]
+    assert begin().wait(PATIENCE_SECONDS) == 0, (tmp_path / "log").read_text()[-2000:]
     found = pq.read_table(tmp_path / "out")
     assert sorted(found["id"].to_pylist()) == list(range(400))
     assert set(found["error"].to_pylist()) == {None}

@@ -2,7 +2,6 @@
 
 import pickle
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,13 +11,7 @@ from rosebatch.core.version import __version__
 from rosebatch.job.workers import actor
 from rosebatch.job.workers import messages as m
 from rosebatch.job.workers.ray_cluster import _RayWorker
-
-
-def until(done):
-    end = time.monotonic() + 10
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+from tests.helpers.waiting import no_thread_left, until
 
 
 @pytest.mark.parametrize("error", [None, ValueError("odd")])
@@ -55,12 +48,12 @@ def test_no_thread_is_left():
     class RayError(Exception):
         pass
 
-    dead, before = threading.Event(), set(threading.enumerate())
+    dead = threading.Event()
 
     def get(reference):
         if reference != "receive":
             return "node", [], __version__
-        dead.wait(10)
+        dead.wait()
         raise RayError("the actor died")
 
     ray = SimpleNamespace(
@@ -72,11 +65,11 @@ def test_no_thread_is_left():
     methods = {name: SimpleNamespace(remote=lambda *_, name=name: name) for name in ("start", "receive", "send")}
     heard = []
     places = []
-    worker = _RayWorker(
-        ray, SimpleNamespace(**methods), {}, heard.append, place=lambda *at: places.append(at), is_late=lambda: None
-    )
-    until(lambda: bool(places))
-    worker.kill()
-    until(lambda: heard == [None])
-    until(lambda: set(threading.enumerate()) <= before)
+    with no_thread_left():
+        worker = _RayWorker(
+            ray, SimpleNamespace(**methods), {}, heard.append, place=lambda *at: places.append(at), is_late=lambda: None
+        )
+        until(lambda: places)
+        worker.kill()
+        until(lambda: heard == [None])
     assert worker.how_it_ended() == "the actor died"

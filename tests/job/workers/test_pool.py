@@ -121,11 +121,12 @@ def test_a_model_is_loaded_once(pool):
 
 def test_the_clock_of_another_machine(pool):
     """The first token of a worker elsewhere came days before the job, or after its end."""
+    before = time.perf_counter()
     pool.begin(Task())
-    begun = time.perf_counter()
+    after = time.perf_counter()
     stats = EngineStats(first_token_time=2.5)
     pool._receive(0, m.Done(stats, {}, None))
-    assert pool.workers[0].done.stats.first_token_time == pytest.approx(begun + 2.5, abs=0.5)
+    assert before <= pool.workers[0].done.stats.first_token_time - 2.5 <= after
 
 
 def test_a_task_that_ends_before_it_begins(pool):

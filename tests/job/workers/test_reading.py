@@ -15,6 +15,7 @@ from rosebatch.io.rows import FailedRow, PromptRow
 from rosebatch.job.shard import Shard
 from rosebatch.job.workers.chunk import Chunk
 from rosebatch.job.workers.reading import ReadingProcess
+from tests.helpers.waiting import no_thread_left
 
 
 @pytest.fixture
@@ -65,16 +66,11 @@ def test_a_process_that_dies(reading, tmp_path):
 
 def test_a_job_that_ends_early(tmp_path):
     """The process, or the thread that receives from it, would stay."""
-    before = set(threading.enumerate())
-    reading = ReadingProcess()
-    next(reading.read(write(tmp_path / "in.jsonl", 40_000, size=900)))
-    reading.close()
-    assert reading._process._process.poll() is not None
-    # Threads of tests before this one may end meanwhile.
-    own = set(threading.enumerate()) - before
-    for thread in own:
-        thread.join(5)
-    assert not [thread for thread in own if thread.is_alive()]
+    with no_thread_left():
+        reading = ReadingProcess()
+        next(reading.read(write(tmp_path / "in.jsonl", 40_000, size=900)))
+        reading.close()
+        assert reading._process._process.poll() is not None
 
 
 def test_rows_that_are_answered_are_left_out(tmp_path):
