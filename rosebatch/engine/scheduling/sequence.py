@@ -144,7 +144,8 @@ class SequenceState:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose K and V are not in the cache yet; 1 while decoding."""
-        return self.num_tokens - self.num_computed_tokens
+        # Read for each sequence of a step: another property would take as long again.
+        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
 
     @property
     def num_settled_tokens(self) -> int:
