@@ -68,7 +68,7 @@ def attribute(engine: Engine, requests: Callable[[int], Iterable[Request]], *, c
     ] + steps.prompts[len(named.prompts) :]
     step = _usual_named_step(steps, named)
     return {
-        "num_layers": len(engine.runner.model.attention),  # type: ignore[attr-defined]
+        "num_layers": len(engine.runner.model.mixers),  # type: ignore[attr-defined]
         "prefill_us": _microseconds(list(chain.from_iterable(prompts))),
         "decode_step_us": _microseconds([_counted(time) for time in step]),
         "decode_waiting_us": sum(time.advances - _counted(time).advances for time in step),

@@ -21,7 +21,7 @@ from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.engine.triton_runner.warm_up import compile_for, hash_compiler
 from rosebatch.model.fallback.load import Fallback
-from rosebatch.model.layers import Model, states_of
+from rosebatch.model.layers import Model
 from rosebatch.model.source import ModelSource
 from rosebatch.ops.device import device_ops
 from rosebatch.ops.ops import Ops
@@ -156,8 +156,9 @@ def build_engine(
     """
     kv_dtype = dtype
     block_size = choose_block_size(limits, device)
-    layers = [spec.planes for spec in model.attention]
-    state_layers = [spec.states for spec in states_of(model)]
+    cached = [spec for spec in model.mixers if spec.planes]
+    layers = [spec.planes for spec in cached]
+    state_layers = [spec.states for spec in model.mixers if spec.states]
     memory = plan_memory(
         config,
         layers,
@@ -167,14 +168,14 @@ def build_engine(
         kv_dtype,
         device,
         state_bytes(state_layers, dtype),
-        windows=[spec.window for spec in model.attention],
+        windows=[spec.window for spec in cached],
         whole_prompts=not switches.chunked_prefill,
         fused_sampler=switches.fused_sampler,
         minimum=minimum,
     )
     on_device = device.type == "cuda" and switches.paged_attention
     window = _DECODE_WINDOW if switches.fused_sampler and switches.late_results else 1
-    restarts = restart_policy(model.attention)
+    restarts = restart_policy(model.mixers)
     policy: StepPolicy = SeparateDecodes(window) if on_device else MIXED
     scheduler = Scheduler(
         *(BlockPool(group.blocks, block_size, group.window) for group in memory.groups),

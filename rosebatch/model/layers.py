@@ -32,14 +32,11 @@ class Attention(Protocol):
 
 
 class Model(Protocol):
-    """A causal language model over packed tokens: sequences stand one behind the other, padding comes last.
-
-    A model whose layers keep states has ``states`` as well, see ``states_of``.
-    """
+    """A causal language model over packed tokens: one sequence follows the other, padding comes last."""
 
     @property
-    def attention(self) -> Sequence[MixerSpec]:
-        """The spec of each layer with planes, in order."""
+    def mixers(self) -> Sequence[MixerSpec]:
+        """The spec of each layer, in order."""
         ...
 
     def forward(
@@ -47,7 +44,7 @@ class Model(Protocol):
     ) -> Tensor:
         """Hidden states ``[T, H]`` before the output projection, of ``input_ids [T]`` at ``positions [T]``.
 
-        With ``wanted [S]``, those of these rows alone, ``[S, H]``: behind attention, the last layer needs no others.
+        With ``wanted [S]``, those of these rows alone, ``[S, H]``: after attention, the last layer needs no others.
         """
         ...
 
@@ -59,12 +56,6 @@ class Model(Protocol):
 def rows_of(x: Tensor, rows: Tensor | None) -> Tensor:
     """These rows of x; all of them for None."""
     return x if rows is None else x[rows]
-
-
-def states_of(model: Model) -> Sequence[MixerSpec]:
-    """The spec of each layer with a state, in order; most models have none."""
-    specs: Sequence[MixerSpec] = getattr(model, "states", ())
-    return specs
 
 
 def load_embedding(config: ModelConfig, ops: Ops, weights: WeightSource, name: str) -> Tensor:

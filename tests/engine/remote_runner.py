@@ -19,7 +19,7 @@ def make_runner():
 
     ops = select(Switches.resolve({}, "cpu"))
     model = ToyModel(ops)
-    layers = [spec.planes for spec in model.attention]
+    layers = [spec.planes for spec in model.mixers]
     cache = KVCache(layers, [BLOCKS] * len(WINDOWS), BLOCK_SIZE, torch.float32, CPU, ops, GROUP_OF)
     return TorchRunner(model, cache, ops)
 

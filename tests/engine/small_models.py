@@ -20,7 +20,7 @@ from rosebatch.engine.torch_runner.runner import TorchRunner
 from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.fallback.config import describe_config
 from rosebatch.model.fallback.load import load_fallback
-from rosebatch.model.layers import rows_of, states_of
+from rosebatch.model.layers import rows_of
 from rosebatch.model.mixers.softmax.mixer import SoftmaxSpec
 from rosebatch.model.registry import build_model
 from rosebatch.model.rope import rope_tables
@@ -126,13 +126,13 @@ class Uneven:
 
         self.ops = ops
         self.embedding, self.head = weight(VOCAB, 32), weight(VOCAB, 32)
-        self.attention = specs(weight, rotary)
-        self.qkv = [weight((s.num_heads + 2 * s.num_kv_heads) * s.head_dim, 32) for s in self.attention]
-        self.out = [weight(32, s.num_heads * s.head_dim) for s in self.attention]
+        self.mixers = specs(weight, rotary)
+        self.qkv = [weight((s.num_heads + 2 * s.num_kv_heads) * s.head_dim, 32) for s in self.mixers]
+        self.out = [weight(32, s.num_heads * s.head_dim) for s in self.mixers]
 
     def forward(self, input_ids, positions, attention, wanted=None):
         hidden = self.embedding[input_ids]
-        for spec, qkv, out in zip(self.attention, self.qkv, self.out, strict=True):
+        for spec, qkv, out in zip(self.mixers, self.qkv, self.out, strict=True):
             hidden = hidden + attention(spec, 2 * functional.rms_norm(hidden, (32,)) @ qkv.t()) @ out.t()
         return rows_of(functional.rms_norm(hidden, (32,)), wanted)
 
@@ -190,17 +190,21 @@ def _shape(name):
 def make_cache(model, blocks, ops):
     """So many blocks in each group of layers with the same window."""
     windows, group_of = _groups(model)
-    layers = [spec.planes for spec in model.attention]
+    layers = [spec.planes for spec in _cached(model)]
     return KVCache(layers, [blocks] * len(windows), BLOCK_SIZE, torch.float32, CPU, ops, group_of)
 
 
+def _cached(model):
+    return [spec for spec in model.mixers if spec.planes]
+
+
 def _groups(model):
-    return window_groups([spec.window for spec in model.attention], _SIZES["max_model_len"])
+    return window_groups([spec.window for spec in _cached(model)], _SIZES["max_model_len"])
 
 
 def make_states(model):
     """NaN, as the slots' last sequences may have left them."""
-    layers = [spec.states for spec in states_of(model)]
+    layers = [spec.states for spec in model.mixers if spec.states]
     if not layers:
         return None
     states = StatePool(layers, SLOTS, torch.float32, CPU)
@@ -237,7 +241,7 @@ def plain_engine(name, blocks=60):
         ops = select(Switches.resolve({}, "cpu"))
         model = build(name, ops)
         return TorchRunner(
-            model, make_cache(model, blocks, ops), ops, make_states(model), restarts=restart_policy(model.attention)
+            model, make_cache(model, blocks, ops), ops, make_states(model), restarts=restart_policy(model.mixers)
         )
 
     return make_engine(name, runner_of, blocks=blocks, **_sharing(name))
@@ -269,7 +273,7 @@ def device_engine(name, off=(), blocks=60):
             max_len=config.max_model_len,
             window=window,
             states=make_states(model),
-            restarts=restart_policy(model.attention),
+            restarts=restart_policy(model.mixers),
         )
 
     return make_engine(

@@ -293,7 +293,7 @@ def test_an_error_while_results_are_recorded(fake_completion):
 
 def interrupt(monkeypatch, model, call):
     """Interrupt the n-th forward pass of a model in its last layer: some K and V are written, others are not."""
-    forward, calls, last = model.forward, [], len(model.attention) - 1
+    forward, calls, last = model.forward, [], len(model.mixers) - 1
 
     def interrupted(input_ids, positions, attention, wanted=None):
         calls.append(None)

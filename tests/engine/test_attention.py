@@ -345,14 +345,14 @@ def test_a_models_attention_is_what_its_config_says():
     """Of each layer: the scale is by the head's size if the config has none, the window is the layer's own."""
     for config in MODELS["llama"], MODELS["gpt2"], MODELS["hp1"]:
         model = build_model(config, OPS, RandomWeights(torch.float32, CPU))
-        assert [spec.layer for spec in model.attention] == [0, 1]
-        assert {spec.heads for spec in model.attention} == {(2, config.num_kv_heads, 16)}
-        assert [spec.planes for spec in model.attention] == list(config.kv_planes)
-        assert [spec.scale for spec in model.attention] == [16**-0.5] * 2
-        assert [spec.window for spec in model.attention] == [config.sliding_window(layer) for layer in (0, 1)]
-        assert {type(spec) for spec in model.attention} == {HP1Spec if config.family == "hp1" else SoftmaxSpec}
+        assert [spec.layer for spec in model.mixers] == [0, 1]
+        assert {spec.heads for spec in model.mixers} == {(2, config.num_kv_heads, 16)}
+        assert [spec.planes for spec in model.mixers] == list(config.kv_planes)
+        assert [spec.scale for spec in model.mixers] == [16**-0.5] * 2
+        assert [spec.window for spec in model.mixers] == [config.sliding_window(layer) for layer in (0, 1)]
+        assert {type(spec) for spec in model.mixers} == {HP1Spec if config.family == "hp1" else SoftmaxSpec}
         scaled = msgspec.structs.replace(config, attention_scales=(0.5, 0.25))
-        scales = [spec.scale for spec in build_model(scaled, OPS, RandomWeights(torch.float32, CPU)).attention]
+        scales = [spec.scale for spec in build_model(scaled, OPS, RandomWeights(torch.float32, CPU)).mixers]
         assert scales == [0.5, 0.25]
     assert [MODELS["llama"].sliding_window(layer) for layer in (0, 1)] == [0, 7]
 

@@ -94,7 +94,7 @@ def test_kernels_serve_layers_that_differ(off, expected):
     switches = Switches(**{name: name not in served for name in Switches.__dataclass_fields__})
     ops = select(switches, "cuda")
     model = ToyModel(ops)
-    layers = [spec.planes for spec in model.attention]
+    layers = [spec.planes for spec in model.mixers]
     cache = KVCache(layers, [BLOCKS + 1] * len(WINDOWS), BLOCK_SIZE, torch.float32, CPU, ops, GROUP_OF)
     runner = TritonRunner(
         model,

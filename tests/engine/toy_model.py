@@ -81,7 +81,7 @@ class ToyModel:
                     experts=(self._expert(), self._expert()),
                 )
             )
-        self.attention = [layer.attention for layer in self.layers]
+        self.mixers = [layer.attention for layer in self.layers]
         self.head = ops.head(DenseWeight.of(self.embedding))
 
     def forward(

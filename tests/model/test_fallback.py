@@ -94,7 +94,7 @@ def test_a_shape_without_a_folder():
     assert (source.model_impl, source.config.kv_planes) == ("transformers", native.config.kv_planes)
     assert source.config.vocab_size == native.config.vocab_size
     model = source.build(OPS, CPU)
-    assert [spec.heads for spec in model.attention] == [spec.heads for spec in native.build(OPS, CPU).attention]
+    assert [spec.heads for spec in model.mixers] == [spec.heads for spec in native.build(OPS, CPU).mixers]
 
 
 def test_the_floor_counts_active_experts(folder):

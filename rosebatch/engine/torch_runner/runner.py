@@ -50,6 +50,7 @@ class TorchRunner:
         trim_last_layer: bool = True,
     ) -> None:
         self.model = model
+        self._cached = [spec for spec in model.mixers if spec.planes]
         self.cache = cache
         self.ops = ops
         self.states = states
@@ -82,7 +83,7 @@ class TorchRunner:
         batch = build_batch(plan.chunks, specs, blocks, self.cache.block_size, self.cache.device, self.restarts)
         self.cache.wipe(plan.wipes, self.staging)
         self.cache.copy(plan.copies, self.staging)
-        attention = GatheredAttention(batch, self.cache, self.model.attention, self.ops, self.states)
+        attention = GatheredAttention(batch, self.cache, self._cached, self.ops, self.states)
         trimmed = self.trim_last_layer and not reads_all(plan, specs)
         count, of_prompts = len(batch.sampled), dict[int, list[Logprobs]]()
         if trimmed:

@@ -35,7 +35,7 @@ from rosebatch.engine.triton_runner.state import DeviceState
 from rosebatch.engine.triton_runner.steps import DecodeKind, DeviceSteps, PackedKind
 from rosebatch.engine.triton_runner.token_sampler import Sampled, TokenSampler
 from rosebatch.engine.triton_runner.warm_up import warm_up_decodes, warm_up_tokens
-from rosebatch.model.layers import Model, states_of
+from rosebatch.model.layers import Model
 from rosebatch.model.mixers.mixer import DeviceSetup
 from rosebatch.ops.device import DeviceOps
 from rosebatch.ops.ops import Ops
@@ -91,15 +91,14 @@ class TritonRunner:
         self.states = states
         self.restarts = restarts
         self.pooling = PooledStates()
-        specs = [*model.attention, *states_of(model)]
-        sharing = (spec.prefix_heads for spec in specs if spec.prefix_heads)
+        sharing = (spec.prefix_heads for spec in model.mixers if spec.prefix_heads)
         heads = next(sharing, None) if switches.shared_prefix_attention else None
         self.slots = Slots(max_num_seqs, width, keeps_tables=heads is not None)
         self.prefix_groups = heads and PrefixGroupState(self.slots, cache.block_size, heads, device)
-        self._shares_tiles = heads is not None and all(spec.groups_tiles for spec in specs)
+        self._shares_tiles = heads is not None and all(spec.groups_tiles for spec in model.mixers)
         self.state = DeviceState(max_num_seqs, width, window, device, vocab_size, len(cache.num_blocks))
         self.sampler = TokenSampler(self.state, ops, kernels, eos_token_ids, batched=switches.batched_sampling)
-        mixers = device_mixers(specs, DeviceSetup(max_num_seqs, cache.dtype, device, switches))
+        mixers = device_mixers(model.mixers, DeviceSetup(max_num_seqs, cache.dtype, device, switches))
         self.steps = DeviceSteps(
             model,
             SharedAttention(cache, self.state, ops, mixers, states),

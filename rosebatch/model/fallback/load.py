@@ -47,14 +47,14 @@ class Fallback:
         self.decoder = decoder
         self.ops = ops
         self.layers: list[Any] = []
-        self.attention = decoder.layers.specs
+        self.mixers = decoder.layers.specs
         self.waits = waits
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
         """See ``rosebatch.model.layers.Model``."""
-        with running(Attending(self.attention, attention)):
+        with running(Attending(self.mixers, attention)):
             return rows_of(self.decoder.hidden(input_ids.long(), positions.long()), wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class GPT2:
         self.embedding = load_embedding(config, ops, weights, "transformer.wte")
         self.positions = weights.get("transformer.wpe.weight", (config.max_model_len, config.hidden_size))
         self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
-        self.attention = [layer.attention for layer in self.layers]
+        self.mixers = [layer.attention for layer in self.layers]
         self.norm = self._load_norm("transformer.ln_f", weights)
         self.head = load_head(config, ops, weights, self.embedding)
 

@@ -16,9 +16,10 @@ from rosebatch.model.families.llama import Llama
 from rosebatch.model.family import Architecture, Family
 from rosebatch.model.hf_fields import UnservedError, decoder, decoder_values, layer_types, size, supported, windows
 from rosebatch.model.hf_rope import whole_rope
-from rosebatch.model.mixers.softmax.sublayer import SelfAttention, load_attention
+from rosebatch.model.mixers.softmax.sublayer import load_attention
 from rosebatch.model.quantization.formats import load_weight
 from rosebatch.model.rope import Rotary
+from rosebatch.model.sublayers import Mixer
 from rosebatch.model.weights import WeightSource, lazy_tensor
 from rosebatch.ops.ops import Experts
 
@@ -26,7 +27,7 @@ from rosebatch.ops.ops import Experts
 class GptOss(Llama):
     """See ``Llama``."""
 
-    def load_mixer(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> SelfAttention:
+    def load_mixer(self, index: int, prefix: str, rotary: Rotary | None, weights: WeightSource) -> Mixer:
         """See ``Llama``."""
         return load_attention(
             self.config,

@@ -87,7 +87,7 @@ class HP1:
             config.rope, config.head_dim, config.max_model_len, self.embedding.dtype, self.embedding.device
         )
         self.layers = [self._load_layer(i, weights) for i in range(config.num_layers)]
-        self.attention = [layer.attention for layer in self.layers]
+        self.mixers = [layer.attention for layer in self.layers]
         self.norm = _load_clip("model.norm", config.hidden_size, weights, _of_residual(2 * config.num_layers))
         self.head = load_head(config, ops, weights, self.embedding)
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.layers import Attention, load_embedding, load_head, rows_of
-from rosebatch.model.mixers.softmax.sublayer import SelfAttention, load_attention
+from rosebatch.model.mixers.softmax.sublayer import load_attention
 from rosebatch.model.rope import Rotary, layer_rotaries
-from rosebatch.model.sublayers import MLP, load_gated_mlp
+from rosebatch.model.sublayers import MLP, Mixer, load_gated_mlp
 from rosebatch.model.weights import WeightSource
 from rosebatch.ops.ops import Ops, QKNorm
 
@@ -26,7 +26,7 @@ class _Layer:
     """Without a norm of its own, the MLP reads what attention reads."""
 
     input_norm: _Norm
-    attention: SelfAttention
+    attention: Mixer
     mlp_norm: _Norm | None
     mlp: MLP
 
@@ -56,7 +56,7 @@ class LayerNormDecoder:
         self.embedding = load_embedding(config, ops, weights, self.embedding_name)
         rotaries = layer_rotaries(config, self.embedding)
         self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
-        self.attention = [layer.attention.spec for layer in self.layers]
+        self.mixers = [layer.attention.spec for layer in self.layers]
         self.norm = self._load_norm(self.norm_name, weights)
         self.head = load_head(config, ops, weights, self.embedding)
 

@@ -69,9 +69,7 @@ class Llama:
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.embedding.dtype)
         rotaries = layer_rotaries(config, self.embedding)
         self.layers = [self._load_layer(i, rotary, weights) for i, rotary in enumerate(rotaries)]
-        specs = [layer.attention.spec for layer in self.layers]
-        self.attention = [spec for spec in specs if spec.planes]
-        self.states = [spec for spec in specs if spec.states]
+        self.mixers = [layer.attention.spec for layer in self.layers]
         self.norm = self.load_norm("model.norm", config.hidden_size, weights)
         self.head = load_head(config, ops, weights, self.embedding)
 

@@ -13,7 +13,7 @@ from rosebatch.model.family import Architecture, Family
 from rosebatch.model.hf_fields import decoder, size, supported
 from rosebatch.model.hf_rope import rope, rotary_dim, rotary_share
 from rosebatch.model.mixers.delta.sublayer import load_delta
-from rosebatch.model.mixers.softmax.sublayer import load_gated_attention
+from rosebatch.model.mixers.softmax.sublayer import load_attention
 from rosebatch.model.rope import Rotary
 from rosebatch.model.sublayers import Mixer
 from rosebatch.model.weights import WeightSource
@@ -39,7 +39,7 @@ class Qwen3Next(Llama):
             return load_delta(
                 self.config, self.ops, weights, before, names, own, sizes=self.delta_sizes(), order=self.delta_order()
             )
-        return load_gated_attention(
+        return load_attention(
             self.config,
             self.ops,
             weights,
@@ -48,6 +48,8 @@ class Qwen3Next(Llama):
             f"{prefix}self_attn.o_proj",
             rotary=rotary,
             qk_norm=self.load_qk_norm(prefix, weights),
+            qkv_order=None,
+            gated=True,
         )
 
     def delta_sizes(self) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from rosebatch.ops.ops import Linear, Ops, Partial, QKNorm, WholeRMSNorm
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention:
-    """q, k and v of the normed input in one product, attention, and the product behind it."""
+    """q, k and v of the normed input in one product, attention, and a last product."""
 
     ops: Ops
     qkv: Linear
@@ -25,13 +25,13 @@ class SelfAttention:
     out: Linear
 
     def __call__(self, normed: Tensor, attention: Attention, wanted: Tensor | None = None) -> Partial:
-        """See ``Mixer``."""
+        """See ``rosebatch.model.sublayers.Mixer``."""
         return self.ops.project(self.out, attention(self.spec, self.qkv(normed), wanted=wanted))
 
 
 @dataclass(frozen=True, slots=True)
 class GatedAttention:
-    """q, k, v and a gate of the normed input in one product, attention times sigmoid(gate), a product behind it."""
+    """q, k, v and a gate of the normed input in one product, attention times sigmoid(gate), a last product."""
 
     ops: Ops
     qkv: Linear
@@ -59,22 +59,29 @@ def load_attention(
     qk_norm: QKNorm | None,
     qkv_order: Tensor | None,
     sinks: Tensor | None = None,
-) -> SelfAttention:
+    gated: bool = False,
+) -> SelfAttention | GatedAttention:
     """The attention of a layer.
 
     Args:
         config, ops, weights: of the model.
-        layer: counted from 0.
+        layer: counted from 0 among those with attention.
         qkv_names, out_name: of the projections; see ``load_linear``.
         rotary, qk_norm, sinks: see ``SoftmaxSpec``; those of the process's own heads.
         qkv_order: the rows of q, k and v, in the order that attention wants; None for the stored order.
+        gated: whether the first projection has a gate for each of q's channels, a head's after its q.
     """
     c = config
     q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    sizes = (q_size, kv_size, kv_size)
+    sizes = ((1 + gated) * q_size, kv_size, kv_size)
     heads, kv_heads = ops.shard.of(c.num_heads), ops.shard.kv_heads(c.num_kv_heads)
     q, kv = channels(heads, c.head_dim), channels(kv_heads, c.head_dim)
-    own = columns((q_size, q), (kv_size, kv), (kv_size, kv))
+    pieces = [(q_size, q), (kv_size, kv), (kv_size, kv)]
+    if gated:
+        rows = torch.arange(2 * q_size).view(c.num_heads, 2, c.head_dim)
+        qkv_order = torch.cat((rows[:, 0].flatten(), 2 * q_size + torch.arange(2 * kv_size), rows[:, 1].flatten()))
+        pieces.append((q_size, q))
+    own = columns(*pieces)
     qkv = load_linear(ops, weights, qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=qkv_order, own=own)
     out = load_linear(ops, weights, [out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
     if isinstance(qk_norm, WholeRMSNorm) and ops.shard.size > 1:
@@ -92,38 +99,4 @@ def load_attention(
         qk_norm=qk_norm,
         rotary=rotary,
     )
-    return SelfAttention(ops, qkv, spec, out)
-
-
-def load_gated_attention(
-    config: ModelConfig,
-    ops: Ops,
-    weights: WeightSource,
-    layer: int,
-    qkv_names: Sequence[str],
-    out_name: str,
-    *,
-    rotary: Rotary | None,
-    qk_norm: QKNorm,
-) -> GatedAttention:
-    """The gated attention of a layer, see ``load_attention``. The checkpoint has a head's gate after its q."""
-    c = config
-    q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    rows = torch.arange(2 * q_size).view(c.num_heads, 2, c.head_dim)
-    order = torch.cat((rows[:, 0].flatten(), 2 * q_size + torch.arange(2 * kv_size), rows[:, 1].flatten()))
-    sizes = (2 * q_size, kv_size, kv_size)
-    heads, kv_heads = ops.shard.of(c.num_heads), ops.shard.kv_heads(c.num_kv_heads)
-    q, kv = channels(heads, c.head_dim), channels(kv_heads, c.head_dim)
-    own = columns((q_size, q), (kv_size, kv), (kv_size, kv), (q_size, q))
-    qkv_gate = load_linear(ops, weights, qkv_names, sizes, c.hidden_size, bias=c.qkv_bias, order=order, own=own)
-    out = load_linear(ops, weights, [out_name], (c.hidden_size,), q_size, bias=c.out_bias, inputs=q)
-    spec = SoftmaxSpec(
-        layer=layer,
-        num_heads=len(heads),
-        num_kv_heads=len(kv_heads),
-        head_dim=c.head_dim,
-        scale=c.head_dim**-0.5,
-        qk_norm=qk_norm,
-        rotary=rotary,
-    )
-    return GatedAttention(ops, qkv_gate, spec, out)
+    return (GatedAttention if gated else SelfAttention)(ops, qkv, spec, out)
