@@ -287,10 +287,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """What each layer with a KV cache keeps there."""
         if self.transformers is not None:
             return self.transformers.kv_planes
-        return ((Planes(self.num_kv_heads, self.head_dim, 2),),) * (self.num_layers - self.num_delta_layers)
+        return ((Planes(self.num_kv_heads, self.head_dim, 2),),) * (self.num_layers - self.num_state_layers)
 
     @property
-    def num_delta_layers(self) -> int:
+    def num_state_layers(self) -> int:
         """Layers that keep a state in place of K and V."""
         return sum(self.delta.layers) if self.delta else 0
 
@@ -302,7 +302,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def state_bytes(self, itemsize: int) -> int:
         """Bytes of a sequence's states in all layers, activations of ``itemsize``."""
-        return self.num_delta_layers * self.delta.state_bytes(itemsize) if self.delta else 0
+        return self.num_state_layers * self.delta.state_bytes(itemsize) if self.delta else 0
 
     @property
     def num_expert_layers(self) -> int:

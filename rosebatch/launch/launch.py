@@ -257,7 +257,7 @@ def _warn_once(sentence: str) -> None:
 
 def switched_off_by(model: ModelConfig) -> dict[str, str]:
     """Switches that a model cannot have, and why."""
-    if model.delta is None:
+    if not model.num_state_layers:
         return {}
     return {"prefix_cache": "a prefix of this model is a state, which blocks do not hold"}
 

@@ -21,8 +21,8 @@ class Rotary:
         cos, sin: ``[max_len, R]`` in the model's dtype, both halves of cos alike, the first half of sin negated. R is
             even and at most D: the first R channels of a head are rotated, channel ``i`` with channel ``i + R/2``; the
             others stay (partial rotary). Factors on attention (yarn, longrope) are inside the tables.
-        trained_len: of longrope, if sequences may be longer: rows of positions in front of it have short factors, and
-            behind the rows of all positions, as many follow with long ones. 0 if each position has one row.
+        trained_len: of longrope, if sequences may be longer: rows of positions before it have short factors, and after
+            the rows of all positions, as many follow with long ones. 0 if each position has one row.
     """
 
     cos: Tensor
@@ -53,8 +53,8 @@ def layer_rotaries(config: ModelConfig, like: Tensor) -> list[Rotary | None]:
 def rope_tables(rope: RopeConfig, channels: int, max_len: int, dtype: torch.dtype, device: torch.device) -> Rotary:
     """Tables for ``max_len`` positions of so many rotated channels, in whole pairs.
 
-    Longrope has short factors in sequences up to the trained length, and long ones in longer sequences. So positions in
-    front of that length have two rows, see ``Rotary``.
+    Longrope has short factors in sequences up to the trained length, and long ones in longer sequences. So positions
+    before that length have two rows, see ``Rotary``.
 
     Raises:
         UserError: they are too large: the length of a model is only a number in its config.

@@ -30,7 +30,7 @@ class Shard:
         return range(min(self.rank * rows, count), min((self.rank + 1) * rows, count))
 
     def max_rows(self, count: int) -> int:
-        """Most rows of the vocabulary in one process."""
+        """Maximum rows of the vocabulary in one process."""
         return -(-count // self.size)
 
 

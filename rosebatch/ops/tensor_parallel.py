@@ -1,6 +1,6 @@
-"""Operators of a process that holds a share of a model: they do their part, and put the parts of all together.
+"""Operators of a process that holds a shard of a model: they do their part, and put the parts of all together.
 
-Attention and MLPs are divided by heads and inner channels, so each sub-layer has one sum over all processes, behind its
+Attention and MLPs are divided by heads and inner channels, so each sub-layer has one sum over all processes, after its
 last product (source: Megatron-LM, arXiv 1909.08053). Embeddings and logits are divided by the vocabulary.
 """
 

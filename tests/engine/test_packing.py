@@ -62,7 +62,7 @@ def test_every_part_begins_at_16_bytes(states):
         cells = torch.from_numpy(pack(plan, slots, layout, tile_rows=2))
         assert len(cells) == layout.num_cells
         inputs = layout.inputs(cells)
-        for part in (*inputs[:3], inputs.last_tiles, inputs.tiles, inputs.last_rows, *inputs.packed):
+        for part in (*inputs[:3], inputs.last_tiles, inputs.tiles, inputs.last_rows, *inputs.chunks):
             assert (part.data_ptr() - cells.data_ptr()) % 16 == 0 or not len(part)
 
 

@@ -74,7 +74,7 @@ def plan_memory(
         dtype: of activations.
         kv_dtype: of K and V.
         device: where the weights already are.
-        state_bytes: that a sequence's states take beside its blocks.
+        state_bytes: that a sequence's states take next to its blocks.
         windows: the sliding window of each layer; None for full attention in all.
         whole_prompts: whether a prompt is computed in one step, however long.
         fused_sampler: without it, sampling takes several times the memory of the logits, so memory decides no seats.
@@ -123,7 +123,7 @@ def min_slots(limits: RunConfig) -> int:
 
 
 def batched_tokens(limits: RunConfig, device: str) -> int:
-    """Most tokens of a step with prompts, before the memory of a small GPU lowers it."""
+    """Maximum tokens of a step with prompts, before the memory of a small GPU lowers it."""
     return limits.max_num_batched_tokens or _BATCHED_TOKENS[device]
 
 
@@ -155,7 +155,7 @@ def _no_room(limits: RunConfig, device: torch.device, memory: int, block_size: i
 
 
 def step_bytes(config: ModelConfig, tokens: int, seqs: int, dtype: torch.dtype) -> int:
-    """Most bytes that a GPU step of so many tokens allocates, logits included; twice, because graphs keep their own."""
+    """Maximum bytes of a GPU step of so many tokens, logits included; twice, because graphs keep their own."""
     # The MLP's input and both of its inner tensors, or those of the shared expert and what a token's experts make.
     mlp = 3 * config.intermediate_size
     if config.experts:

@@ -14,12 +14,12 @@ def window_groups(windows: Sequence[int], max_model_len: int) -> tuple[tuple[int
 
 
 def blocks_of_window(window: int, block_size: int) -> int:
-    """Most blocks that hold the keys a token sees in front of it: both ends may lie inside a block."""
+    """Maximum number of blocks with keys that a token sees before it: both ends may lie inside a block."""
     return -(-(window - 1) // block_size) + 1
 
 
 def max_blocks(window: int, block_size: int, *, longest: int, slots: int, chunk: int) -> int:
-    """Most blocks that a group of layers uses: more would only keep old prefixes.
+    """Maximum number of blocks that a group of layers uses: more would only keep old prefixes.
 
     Args:
         window: of the group; 0 for full attention.

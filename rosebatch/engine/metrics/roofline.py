@@ -129,7 +129,7 @@ def find_floor(
     read = weights * itemsize + keys * key_bytes
     if config.delta:
         # A decode step reads and writes each sequence's state.
-        read += 2 * config.num_delta_layers * config.delta.memory_bytes * sum(length - 1 for length in output_lens)
+        read += 2 * config.num_state_layers * config.delta.memory_bytes * sum(length - 1 for length in output_lens)
     return Floor(prefill_s=(products + attention) / rates.matmul, decode_s=read / rates.copy)
 
 
@@ -140,10 +140,10 @@ def _parameters(config: ModelConfig, num_experts: float) -> float:
     # A model with the delta rule has a gate as wide as q.
     queries = config.num_heads * (3 if config.delta else 2)
     attention = (queries + 2 * config.num_kv_heads) * config.head_dim
-    columns: float = (config.num_layers - config.num_delta_layers) * attention
+    columns: float = (config.num_layers - config.num_state_layers) * attention
     if config.delta:
         delta = config.delta
-        columns += config.num_delta_layers * (delta.channels + 2 * delta.value_heads * (delta.value_dim + 1))
+        columns += config.num_state_layers * (delta.channels + 2 * delta.value_heads * (delta.value_dim + 1))
     matrices, dense = FAMILIES[config.family].mlp_matrices, config.num_layers
     if config.experts:
         experts, routed = config.experts, sum(config.experts.layers)

@@ -199,7 +199,7 @@ class GatheredAttention:
         return order
 
     def _within(self, queries: list[_Query], table: Tensor, window: int) -> Tensor:
-        """The table ``[B, M]`` with a block that the query sees in place of those that lie in front of its window.
+        """The table ``[B, M]`` with a block that the query sees in place of those before its window.
 
         Those may belong to others by now, and masked keys are read.
         """

@@ -109,7 +109,7 @@ class PackedAttention(_Step):
         self.tiles = inputs.tiles
         self.last_tiles = inputs.last_tiles
         self.pieces = inputs.pieces
-        self.chunks = inputs.packed
+        self.chunks = inputs.chunks
         self._rows = inputs.rows
 
     def __call__(self, spec: MixerSpec, *inputs: Tensor, wanted: Tensor | None = None) -> Tensor:

@@ -38,7 +38,7 @@ class PackedInputs(NamedTuple):
         pieces: ``[P, 4]`` int32 of tiles that chunks share; empty if each tile is of one chunk.
         last_rows: ``[S]`` int32, the row of the last token of each chunk that samples, in the plan's order, then of
             each that pools, then the first of these again. Any row, if there is none.
-        packed: the same chunks for layers with states; empty for a model without them.
+        chunks: the same chunks for layers with states; empty for a model without them.
     """
 
     input_ids: Tensor
@@ -49,7 +49,7 @@ class PackedInputs(NamedTuple):
     tiles: Tensor
     pieces: Tensor
     last_rows: Tensor
-    packed: PackedChunks
+    chunks: PackedChunks
 
 
 @dataclass(frozen=True, slots=True)

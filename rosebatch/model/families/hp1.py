@@ -1,7 +1,7 @@
 """HP1: attention gated by a filter instead of a softmax, clips instead of norms (source: article S4).
 
 The article leaves some things open, among them the names of tensors and the final norm (here: a clip too). Names are
-transformers' for the parts that it knows::
+transformers' for the parts that it has::
 
     model.embed_tokens.weight           [V, H]
     model.layers.I.

@@ -61,7 +61,7 @@ class Qwen3Next(Llama):
     def delta_order(self) -> Tensor | None:
         """The rows of these projections in the order q, k, v, gate, b, a; None for the stored order.
 
-        The checkpoint has them by key head: its q and k, then v and gate of its value heads; and behind all of these, b
+        The checkpoint has them by key head: its q and k, then v and gate of its value heads; and after all of these, b
         and a of its value heads.
         """
         delta = self.config.delta

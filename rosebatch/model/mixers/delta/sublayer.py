@@ -17,7 +17,7 @@ from rosebatch.ops.ops import Linear, Ops, Partial
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """q, k, v, gate, b and a of the normed input in one product, the rule, a gated norm, a product behind it.
+    """q, k, v, gate, b and a of the normed input in one product, the rule, a gated norm, a last product.
 
     Attributes:
         qkv: columns as above; the gate has ``value_heads · value_dim`` of them, b and a ``value_heads`` each.
