@@ -15,7 +15,9 @@ def on_cuda(monkeypatch):
     launch._warn_once.cache_clear()
     monkeypatch.setattr(launch, "pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(
-        launch, "find_model", lambda *args, **options: SimpleNamespace(folder=None, config=SimpleNamespace(delta=None))
+        launch,
+        "find_model",
+        lambda *args, **options: SimpleNamespace(folder=None, config=SimpleNamespace(num_state_layers=0)),
     )
     yield launch.plan_launch
     launch._warn_once.cache_clear()
