@@ -26,19 +26,18 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.engine import Engine
 from rosebatch.launch.launch import launch
-from rosebatch_kernels.common.tuned import Program
+from rosebatch_kernels.common.sizes import Program, table
 
-# Where a table is looked up: the module that has it first, then those that import it.
+# Where an operator's table is, and the part of its sizes.
 _TABLES = {
-    "linear": ("linear.tuned", "linear.kernel", "linear.streamed"),
-    "gated": ("linear.gated",),
-    "head": ("linear.head",),
-    "norm": ("norm.kernel",),
-    "decode": ("paged_attention.decode_sizes",),
-    "prefill": ("paged_attention.prefill", "paged_attention.prefill_shared"),
-    "splits": ("common.splits",),
-    "shared": ("paged_attention.attend_shared",),
-    "items": ("common.shared_keys",),
+    "linear": ("linear.sizes", ""),
+    "gated": ("linear.gated", ""),
+    "head": ("linear.head", ""),
+    "norm": ("norm.kernel", ""),
+    "decode": ("paged_attention.sizes", "decode"),
+    "shared": ("paged_attention.sizes", "shared"),
+    "prefill": ("paged_attention.sizes", "prefill"),
+    "items": ("common.shared_keys", ""),
 }
 
 Change = dict[str, dict[str, Any]]
@@ -56,14 +55,14 @@ def parse_change(text: str) -> Change:
     for each in text.split("+") if text else ():
         name, _, value = each.partition("=")
         operator, _, field = name.strip().partition(".")
-        table = _table(operator) if operator in _TABLES else None
-        if not hasattr(table, field):
+        sizes = _sizes(operator) if operator in _TABLES else None
+        if not hasattr(sizes, field):
             raise FlagError(f"--change {each}: no such size; operators are {', '.join(_TABLES)}")
         try:
             given = ast.literal_eval(value.strip())
         except (SyntaxError, ValueError):
             raise FlagError(f"--change {each}: not a number, or numbers in brackets") from None
-        before = getattr(table, field)
+        before = getattr(sizes, field)
         if isinstance(before, Program):
             given = Program(*given)
         elif isinstance(before, tuple) and isinstance(given, int):
@@ -74,24 +73,24 @@ def parse_change(text: str) -> Change:
 
 @contextmanager
 def changed(change: Change) -> Iterator[None]:
-    """Meanwhile, launches take these sizes."""
-    before = {operator: _table(operator) for operator in change}
+    """Meanwhile, engines that are launched take these sizes."""
+    modules = {operator: import_module(f"rosebatch_kernels.{_TABLES[operator][0]}") for operator in change}
+    before = {module: module.SIZES for module in modules.values()}
     try:
-        for operator, fields in change.items():
-            _set_table(operator, replace(before[operator], **fields))
+        for operator, module in modules.items():
+            part, whole = _TABLES[operator][1], module.SIZES.measured
+            new = replace(getattr(whole, part) if part else whole, **change[operator])
+            module.SIZES = table(replace(whole, **{part: new}) if part else new)  # type: ignore[attr-defined]
         yield
     finally:
-        for operator, table in before.items():
-            _set_table(operator, table)
+        for module, own in before.items():
+            module.SIZES = own  # type: ignore[attr-defined]
 
 
-def _table(operator: str) -> Any:
-    return import_module(f"rosebatch_kernels.{_TABLES[operator][0]}").TUNED
-
-
-def _set_table(operator: str, table: Any) -> None:
-    for module in _TABLES[operator]:
-        import_module(f"rosebatch_kernels.{module}").TUNED = table  # type: ignore[attr-defined]
+def _sizes(operator: str) -> Any:
+    module, part = _TABLES[operator]
+    whole = import_module(f"rosebatch_kernels.{module}").SIZES.measured
+    return getattr(whole, part) if part else whole
 
 
 def time_steps(

@@ -7,6 +7,7 @@ import torch
 
 from rosebatch.config.run import RunConfig
 from rosebatch.launch import launch
+from rosebatch_kernels.common.device import Device
 
 
 @pytest.fixture
@@ -34,3 +35,20 @@ def test_one_line_about_a_switch_without_effect(on_cuda, capsys):
 def test_nothing_is_said_of_switches_that_act(on_cuda, capsys):
     on_cuda(RunConfig.of("any", batched_sampling=False, fused_sampler=False, prefix_cache=True))
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("arch", "said"),
+    [
+        (89, "this GPU is sm_89: kernel sizes are smaller ones that fit its shared memory; they were measured"),
+        (100, "this GPU is sm_100: kernel sizes are an H100's; they were measured"),
+        (90, ""),
+    ],
+)
+def test_one_line_about_a_gpu_whose_sizes_were_not_measured(on_cuda, capsys, monkeypatch, arch, said):
+    """A user who sees no speed must know that nobody has tuned the kernels for this card."""
+    monkeypatch.setattr("rosebatch.ops.device.device_of", lambda device: Device.of_arch(arch, 100))
+    for _ in range(2):
+        on_cuda(RunConfig.of("any"))
+    _, err = capsys.readouterr()
+    assert err == (f"rosebatch: warning: {said} on an H100 only\n" if said else "")

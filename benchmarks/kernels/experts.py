@@ -12,7 +12,7 @@ from benchmarks.kernels.inputs import randn
 from benchmarks.kernels.table import report
 from rosebatch_kernels.common.timing import median_us
 from rosebatch_kernels.experts import kernel, router
-from rosebatch_kernels.experts.tuned import TUNED, Step, Tile
+from rosebatch_kernels.experts.sizes import SIZES, Step, Tile
 
 # Experts, experts of a token, H, I, activation, whether there are biases.
 _SHAPES = {
@@ -59,7 +59,7 @@ def main(sweep: bool) -> None:
             moved = int(active * 3 * size * inner * 2) + 2 * inputs[0][0].nbytes
             flops = 6 * tokens * k * size * inner
             candidates = (_FEW if tokens <= 32 else _FEW[4:] + _MANY if tokens == 256 else _MANY) if sweep else []
-            for step in [TUNED.at(tokens * k // experts, 2), *candidates]:
+            for step in [SIZES.measured.at(tokens * k // experts, 2), *candidates]:
                 turn = iter(inputs * 1000)
 
                 def call(step: Step = step) -> torch.Tensor:

@@ -18,11 +18,12 @@ from rosebatch_kernels.common.head_norms import HeadRMSNorm, HeadUClip
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.common.timing import median_us
-from rosebatch_kernels.hp1 import decode, prefill
+from rosebatch_kernels.hp1 import decode, prefill, sizes
 from rosebatch_kernels.hp1.gate import Gate, mean_taps
 from rosebatch_kernels.hp1.reference import probabilities
 from rosebatch_kernels.paged_attention import decode as softmax_decode
 from rosebatch_kernels.paged_attention import prefill as softmax_prefill
+from rosebatch_kernels.paged_attention import sizes as softmax_sizes
 
 _HEADS, _KV_HEADS, _SIZE = 8, 4, 128
 _SCALE = _SIZE**-0.5
@@ -69,8 +70,13 @@ def _decode(batch: int, length: int, sigmas: Sequence[float]) -> None:
         report(f"decode  B={batch:<4} {length:<5} {name}", _median_us(step, layers), moved=moved)
 
     norm, clip = HeadRMSNorm(randn(_SIZE), randn(_SIZE), 1e-6), HeadUClip(randn(_SIZE), randn(_SIZE), 1.0, 1.0)
-    line("softmax", partial(softmax_decode.decode, workspace=DecodeWorkspace(*shape), qk_norm=norm, **common))
-    gated = partial(decode.decode, workspace=DecodeWorkspace(*shape, decode.num_splits), qk_norm=clip, **common)
+    line(
+        "softmax",
+        partial(
+            softmax_decode.decode, workspace=DecodeWorkspace(*shape, softmax_sizes.num_splits), qk_norm=norm, **common
+        ),
+    )
+    gated = partial(decode.decode, workspace=DecodeWorkspace(*shape, sizes.num_splits), qk_norm=clip, **common)
     for sigma in sigmas:
         line(f"HP1 sigma {sigma}, {_share_of_zeros(sigma):.0%} zero", partial(gated, gate=_gate(sigma)))
     line(f"HP1 sigma {_SIGMA}, all of V", partial(gated, gate=_gate(_SIGMA), sparse=False))

@@ -15,7 +15,6 @@ least is marked. With sigma 1.4, 71 % of the weights are zero.
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -31,6 +30,7 @@ from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.common.timing import median_us
 from rosebatch_kernels.hp1 import decode, prefill
 from rosebatch_kernels.hp1.gate import Gate, mean_taps
+from rosebatch_kernels.hp1.sizes import SIZES, Sizes, num_splits
 
 _HEADS, _KV_HEADS, _SIZE = 8, 4, 128
 _SCALE = _SIZE**-0.5
@@ -89,10 +89,15 @@ def _groups() -> Iterator[tuple[str, Times]]:
             step, times = _DecodeStep(batch, length), {}
             for runs, keys, warps in _GROUPS:
                 # As many warps at once as in use.
-                programs = decode.TUNED.programs // warps
+                programs = SIZES.measured.programs // warps
                 row_bytes = runs * _ROW // _WARP
-                with _tuned(row_bytes=row_bytes, keys=((0, keys),), warps=warps, programs=programs):
-                    times[f"{runs}/{keys}/{warps}"] = step.time(_IN_USE)
+                sizes: dict[str, Any] = {
+                    "row_bytes": row_bytes,
+                    "keys": ((0, keys),),
+                    "warps": warps,
+                    "programs": programs,
+                }
+                times[f"{runs}/{keys}/{warps}"] = step.time(_IN_USE, keys=((0, keys),), **sizes)
             yield f"B={batch} T={length}", times
 
 
@@ -100,12 +105,10 @@ def _splits() -> Iterator[tuple[str, Times]]:
     for batch in _BATCHES:
         for length in _LENGTHS:
             step, times = _DecodeStep(batch, length), {}
-            with _tuned(max_splits=1):
-                times["one"] = step.time(_IN_USE)
+            times["one"] = step.time(_IN_USE, max_splits=1)
             for programs in _PROGRAMS:
                 for keys in _MIN_KEYS:
-                    with _tuned(programs=programs, min_keys=keys):
-                        times[f"{programs}/{keys}"] = step.time(_IN_USE)
+                    times[f"{programs}/{keys}"] = step.time(_IN_USE, programs=programs, min_keys=keys)
             yield f"B={batch} T={length}", times
 
 
@@ -145,14 +148,16 @@ class _DecodeStep:
         self.limits = torch.full((batch,), length, dtype=torch.int32, device="cuda")
         self.layers = [(randn(batch, (_HEADS + 2 * _KV_HEADS) * _SIZE), _cache(self.table)) for _ in range(_TURNS)]
 
-    def time(self, kernel: Callable[..., Tensor], sigma: float = _SIGMA) -> float:
-        """Microseconds of a decode kernel."""
+    def time(self, kernel: Callable[..., Tensor], sigma: float = _SIGMA, **changes: Any) -> float:
+        """Microseconds of a decode kernel with some sizes changed; Triton compiles for most of them."""
+        sizes = replace(SIZES.measured, **changes)
         step = partial(
             kernel,
+            sizes=sizes,
             block_table=self.table,
             positions=self.limits - 1,
             limits=self.limits,
-            workspace=_workspace(self.batch),
+            workspace=_workspace(self.batch, sizes),
             gate=_gate(sigma),
             num_heads=_HEADS,
             scale=_SCALE,
@@ -160,19 +165,12 @@ class _DecodeStep:
         return _median_us(step, cycle(self.layers))
 
 
-@contextmanager
-def _tuned(**sizes: Any) -> Iterator[None]:
-    """Decode with other sizes for a while; Triton compiles for most of them."""
-    with patch.object(decode, "TUNED", replace(decode.TUNED, **sizes)):
-        yield
-
-
 def _median_us(step: Callable[..., Tensor], layers: Iterator[tuple[Tensor, Tensor]]) -> float:
     return median_us(lambda: step(*next(layers)))
 
 
-def _workspace(rows: int) -> DecodeWorkspace:
-    return DecodeWorkspace(rows, _HEADS, _KV_HEADS, _SIZE, torch.device("cuda"), decode.num_splits)
+def _workspace(rows: int, sizes: Sizes = SIZES.measured) -> DecodeWorkspace:
+    return DecodeWorkspace(rows, _HEADS, _KV_HEADS, _SIZE, torch.device("cuda"), partial(num_splits, sizes=sizes))
 
 
 def _gate(sigma: float) -> Gate:

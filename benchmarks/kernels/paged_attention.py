@@ -21,6 +21,7 @@ from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.common.timing import median_us
 from rosebatch_kernels.paged_attention.decode import decode
 from rosebatch_kernels.paged_attention.prefill import prefill
+from rosebatch_kernels.paged_attention.sizes import num_splits
 
 _BATCHES = (32, 256)
 _CONTEXTS = (576, 1100)
@@ -61,7 +62,7 @@ def _decode(model: str, shape: str, lengths: Sequence[int]) -> None:
         block_table=block_table(batch, longest, _BLOCK_SIZE),
         positions=limits - 1,
         limits=limits,
-        workspace=DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cuda")),
+        workspace=DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cuda"), num_splits),
         num_heads=heads,
         scale=size**-0.5,
         rotary=tables,

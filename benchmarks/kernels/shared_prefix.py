@@ -19,10 +19,12 @@ from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.common.tiles import TILE_ROWS
 from rosebatch_kernels.common.timing import median_us
 from rosebatch_kernels.hp1 import decode as hp1_decode
+from rosebatch_kernels.hp1 import sizes as hp1_sizes
 from rosebatch_kernels.hp1.gate import Gate, mean_taps
 from rosebatch_kernels.paged_attention.decode import decode
 from rosebatch_kernels.paged_attention.prefill import prefill
 from rosebatch_kernels.paged_attention.prefill_shared import prefill_shared
+from rosebatch_kernels.paged_attention.sizes import num_splits
 
 _MODELS = ("GPT-2", "Qwen3-0.6B", "Llama-3.1-8B", "gpt-oss-20b")
 # Rows, keys in common, own tokens.
@@ -111,7 +113,7 @@ def _decode(model: str, rows: int, shared: int, own: int) -> None:
     heads, kv_heads, size, rotary, qk_norm, *_ = HEADS[model]
     step = partial(
         decode,
-        workspace=DecodeWorkspace(rows, heads, kv_heads, size, torch.device("cuda"), shares=True),
+        workspace=DecodeWorkspace(rows, heads, kv_heads, size, torch.device("cuda"), num_splits, shares=True),
         num_heads=heads,
         rotary=(randn(shared + own, rotary), randn(shared + own, rotary)) if rotary else None,
         qk_norm=HeadRMSNorm(randn(size), randn(size), 1e-6) if qk_norm else None,
@@ -127,7 +129,7 @@ def _decode(model: str, rows: int, shared: int, own: int) -> None:
 
 def _hp1_decode(rows: int, shared: int, own: int) -> None:
     heads, kv_heads, size = _HP1_HEADS
-    workspace = DecodeWorkspace(rows, heads, kv_heads, size, torch.device("cuda"), hp1_decode.num_splits, shares=True)
+    workspace = DecodeWorkspace(rows, heads, kv_heads, size, torch.device("cuda"), hp1_sizes.num_splits, shares=True)
     taps = mean_taps(torch.full((heads,), 1.4, device="cuda"), 3)
     step = partial(
         hp1_decode.decode,

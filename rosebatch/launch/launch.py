@@ -25,6 +25,7 @@ from rosebatch.engine.triton_runner.runner import TritonRunner
 from rosebatch.model.generation_config import sampling_defaults
 from rosebatch.model.sentence_transformers import pooling_or_refusal, prompts_or_none
 from rosebatch.model.source import ModelSource, find_model, find_tokenizer
+from rosebatch.ops.device import unmeasured_sizes
 from rosebatch.ops.shard import Shard, require_divisible
 from rosebatch.text.grammar import Grammars
 from rosebatch.text.grammar_check import GrammarLimits
@@ -96,6 +97,8 @@ def plan_launch(config: RunConfig, *, quiet: bool = False) -> LaunchPlan:
     switches = resolve_switches(config, device.type)
     for sentence in without_effect(config.switches, switches, device.type):
         _warn_once(sentence)
+    if (sentence_of_sizes := unmeasured_sizes(device)) is not None:
+        _warn_once(sentence_of_sizes)
     source = find_model(
         config.model,
         config.load_format,

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from rosebatch.config.switches import Switches
 from rosebatch.ops.ops import HeadLayerNorm, HeadNorm, Heads, HeadUClip, QKNorm, WholeRMSNorm
+from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.paged_attention import torch_gathered as gathered
 from rosebatch_kernels.qkv import torch_heads as qkv
 
@@ -82,22 +84,34 @@ def softmax_kernels(
         dtype: of K and V.
         device: of the run.
     """
-    from rosebatch_kernels.common import splits
-    from rosebatch_kernels.paged_attention import decode, decode_sizes, prefill, prefill_shared
+    from rosebatch_kernels.paged_attention import decode, prefill, prefill_shared
+    from rosebatch_kernels.paged_attention import sizes as module
+
+    sizes = module.SIZES.of(device_of(device))
+    of_decode = sizes.decode
 
     def undivided_keys(batch: int) -> int:
         if not switches.split_keys:
             return sys.maxsize
-        return min(decode_sizes.undivided_keys(batch, num_heads, kv_heads, dtype) for num_heads, kv_heads, _ in heads)
+        return min(module.undivided_keys(batch, *each[:2], dtype, sizes=of_decode) for each in heads)
 
     def decode_form(batch: int, *, divided: bool) -> Hashable:
         divides = divided and switches.split_keys
-        return tuple(decode_sizes.form(batch, *each, dtype, device, divided=divides) for each in sorted(heads))
+        return tuple(
+            module.form(batch, *each, dtype, device, divided=divides, sizes=of_decode) for each in sorted(heads)
+        )
 
     return SoftmaxKernels(
-        decode=with_workspaces(decode.decode, max_num_seqs, heads, splits.num_splits, switches, device),
-        prefill=prefill.prefill,
-        prefill_shared=prefill_shared.prefill_shared,
+        decode=with_workspaces(
+            partial(decode.decode, sizes=sizes),
+            max_num_seqs,
+            heads,
+            partial(module.num_splits, sizes=of_decode),
+            switches,
+            device,
+        ),
+        prefill=partial(prefill.prefill, sizes=sizes.prefill),
+        prefill_shared=partial(prefill_shared.prefill_shared, sizes=sizes.prefill),
         undivided_keys=undivided_keys,
         decode_form=decode_form,
     )

@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from rosebatch.ops.select import sized
+from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.gated_delta import reference
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 
@@ -22,4 +25,5 @@ def delta_kernels() -> DeltaKernels:
     """The kernels, which a run on a CPU need not load."""
     from rosebatch_kernels.gated_delta import decode, prefill
 
-    return DeltaKernels(prefill.prefill, decode.decode)
+    device = device_of(torch.device("cuda"))
+    return DeltaKernels(sized(prefill, "prefill", device), sized(decode, "decode", device))

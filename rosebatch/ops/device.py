@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from rosebatch.config.switches import Switches
+from rosebatch.ops.select import sized
+from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.common.sizes import unmeasured
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,17 @@ def device_ops(switches: Switches) -> DeviceOps:
     from rosebatch_kernels.paged_attention.prefill import TILE_ROWS
     from rosebatch_kernels.sampling import kernel as sampling_kernel
 
+    device = device_of(torch.device("cuda"))
     return DeviceOps(
         tile_rows=TILE_ROWS,
-        sample_rows=sampling_kernel.sample_rows if switches.fused_sampler else None,
-        adjust=logits_kernel.adjust,
-        mask_=logits_kernel.mask_,
-        count_=logits_kernel.count_,
+        sample_rows=sized(sampling_kernel, "sample_rows", device) if switches.fused_sampler else None,
+        adjust=sized(logits_kernel, "adjust", device),
+        mask_=sized(logits_kernel, "mask_", device),
+        count_=sized(logits_kernel, "count_", device),
         advance=feedback.advance,
     )
+
+
+def unmeasured_sizes(device: torch.device) -> str | None:
+    """A sentence about a GPU on which the kernels' sizes were not measured; None for others and for a CPU."""
+    return unmeasured(device_of(device))

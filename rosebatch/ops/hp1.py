@@ -10,6 +10,7 @@ from torch import Tensor
 from rosebatch.config.switches import Switches
 from rosebatch.ops.attention import with_workspaces
 from rosebatch.ops.ops import Heads
+from rosebatch_kernels.common.device import device_of
 from rosebatch_kernels.hp1 import torch_gathered as gathered
 from rosebatch_kernels.hp1.gate import Gate, mean_taps
 
@@ -32,10 +33,13 @@ class HP1Kernels:
 def hp1_kernels(max_num_seqs: int, heads: Collection[Heads], switches: Switches, device: torch.device) -> HP1Kernels:
     """The kernels for layers with these heads, see ``softmax_kernels``."""
     from rosebatch_kernels.hp1 import decode, prefill
+    from rosebatch_kernels.hp1.sizes import SIZES, num_splits
 
-    kernel = partial(decode.decode, sparse=switches.sparse_values)
+    sizes = SIZES.of(device_of(device))
+    kernel = partial(decode.decode, sparse=switches.sparse_values, sizes=sizes)
+    splits = partial(num_splits, sizes=sizes)
     return HP1Kernels(
-        decode=with_workspaces(kernel, max_num_seqs, heads, decode.num_splits, switches, device),
-        prefill=prefill.prefill,
-        decode_form=lambda batch: tuple(decode.num_splits(batch, kv_heads) for _, kv_heads, _ in sorted(heads)),
+        decode=with_workspaces(kernel, max_num_seqs, heads, splits, switches, device),
+        prefill=partial(prefill.prefill, sizes=sizes),
+        decode_form=lambda batch: tuple(splits(batch, kv_heads) for _, kv_heads, _ in sorted(heads)),
     )

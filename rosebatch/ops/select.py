@@ -5,14 +5,18 @@ A ``Linear`` may still go by the number of rows it gets.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rosebatch.config.run import Sampler
 from rosebatch.config.switches import Switches
 from rosebatch.ops.ops import ACTIVATIONS, Experts, Gain, Linear, Ops, Partial, RoutedExperts
 from rosebatch.ops.weight import Weight
+from rosebatch_kernels.common.device import Device, device_of
 from rosebatch_kernels.experts import reference as experts
 from rosebatch_kernels.experts.torch_experts import TorchExperts
 from rosebatch_kernels.kv_cache import reference as kv_cache
@@ -67,30 +71,37 @@ def _cuda_ops(switches: Switches) -> Ops:
     from rosebatch_kernels.linear.streamed import StreamedHead, StreamedLinear, can_stream
     from rosebatch_kernels.logits import kernel as logits_kernel
 
+    device = device_of(torch.device("cuda"))
+
     def streamed(weight: Tensor) -> bool:
-        return switches.streamed_linear and can_stream(weight)
+        return switches.streamed_linear and can_stream(weight, device)
 
     def product(dense: Tensor, bias: Tensor | None) -> Linear:
-        return StreamedLinear(dense, bias) if streamed(dense) else linear.TorchLinear(dense, bias)
+        return StreamedLinear(dense, bias, device) if streamed(dense) else linear.TorchLinear(dense, bias)
 
     def head_product(dense: Tensor) -> linear.PaddedLinear:
-        return StreamedHead(dense) if streamed(dense) else linear.PaddedLinear(dense)
+        return StreamedHead(dense, device) if streamed(dense) else linear.PaddedLinear(dense)
 
     return Ops(
         linear=lambda weight, bias: weight.linear(bias, "cuda") or product(weight.dense(), bias),
         head=lambda weight: weight.linear(None, "cuda") or head_product(weight.dense()),
-        experts=_expert_kernels,
-        kv_append=kv_cache_kernel.append if switches.batched_kv_append else kv_cache.append,
-        copy_blocks=kv_cache_kernel.copy_blocks,
+        experts=partial(_expert_kernels, device),
+        kv_append=sized(kv_cache_kernel, "append", device) if switches.batched_kv_append else kv_cache.append,
+        copy_blocks=sized(kv_cache_kernel, "copy_blocks", device),
         gated_norm=gated_norm,
-        scale_and_cap_=logits_kernel.scale_and_cap_,
-        **_mlp_ops(switches),
-        **_norm_ops(switches),
-        **_clip_ops(switches),
+        scale_and_cap_=sized(logits_kernel, "scale_and_cap_", device),
+        **_mlp_ops(switches, device),
+        **_norm_ops(switches, device),
+        **_clip_ops(switches, device),
     )
 
 
-def _expert_kernels(layer: Experts) -> RoutedExperts:
+def sized(kernel: ModuleType, name: str, device: Device) -> Callable[..., Any]:
+    """A launcher of a kernel's module with the sizes for the device."""
+    return partial(getattr(kernel, name), sizes=kernel.SIZES.of(device))
+
+
+def _expert_kernels(device: Device, layer: Experts) -> RoutedExperts:
     """Without a wait for the host: a step's graph holds them. The norm's kernel adds up the parts."""
     from rosebatch_kernels.experts import kernel
     from rosebatch_kernels.experts.router import route
@@ -98,39 +109,37 @@ def _expert_kernels(layer: Experts) -> RoutedExperts:
     biases = layer.gate_up_bias, layer.down_bias
     matrices = layer.gate_up.dense(), layer.down.dense()
     k, normalize, activation = layer.k, layer.normalize, layer.activation
+    parts = sized(kernel, "parts", device)
 
     def run(x: Tensor, logits: Tensor, shared: Tensor | None) -> Partial:
         ids, weights = route(logits, k, normalize=normalize)
-        return Partial(kernel.parts(x, ids, weights, *matrices, *biases, activation, shared))
+        return Partial(parts(x, ids, weights, *matrices, *biases, activation, shared))
 
     return run
 
 
-def _mlp_ops(switches: Switches) -> dict[str, Any]:
+def _mlp_ops(switches: Switches, device: Device) -> dict[str, Any]:
     """What follows the first product of an MLP: fused kernels, or PyTorch's operators."""
     if not switches.fused_mlp:
         return {}
     from rosebatch_kernels.mlp import kernel as mlp_kernel
 
-    activations = {
-        "gelu_erf": mlp_kernel.bias_gelu_erf_,
-        "gelu_tanh": mlp_kernel.bias_gelu_tanh_,
-        "relu": mlp_kernel.bias_relu_,
-    }
-    gates: dict[str, Callable[[Tensor], Tensor]] = {kind: getattr(mlp_kernel, kind) for kind in mlp.GATED}
+    activations = {kind: sized(mlp_kernel, f"bias_{kind}_", device) for kind in ("gelu_erf", "gelu_tanh", "relu")}
+    gates: dict[str, Callable[[Tensor], Tensor]] = {kind: sized(mlp_kernel, kind, device) for kind in mlp.GATED}
 
     def activated(name: str, up: Linear, x: Tensor) -> Tensor:
         kind = ACTIVATIONS[name]
         if up.activates(x, kind):
             return up.activated(x, kind)
-        return activations[kind](up.product(x), up.bias)
+        out: Tensor = activations[kind](up.product(x), up.bias)
+        return out
 
     def gated(kind: str, gate_up: Linear, x: Tensor) -> Tensor:
         if gate_up.activates(x, kind):
             return gate_up.activated(x, kind)
         return gates[kind](gate_up(x))
 
-    return {"activated": activated, "gated": gated, "sigmoid_mul": mlp_kernel.sigmoid_mul}
+    return {"activated": activated, "gated": gated, "sigmoid_mul": sized(mlp_kernel, "sigmoid_mul", device)}
 
 
 def _product(projection: Linear, x: Tensor) -> Partial:
@@ -159,7 +168,7 @@ def _multiplied(partial: Partial) -> Partial:
     return partial if partial.projection is None else _product(partial.projection, partial.value)
 
 
-def _norm_ops(switches: Switches) -> dict[str, Any]:
+def _norm_ops(switches: Switches, device: Device) -> dict[str, Any]:
     """LayerNorm and RMSNorm, and how a sub-layer's result reaches them.
 
     With both ``fused_norm`` and ``fused_mlp``, the norm's kernel adds a bias; with ``fused_mlp`` alone, one of the
@@ -168,16 +177,20 @@ def _norm_ops(switches: Switches) -> dict[str, Any]:
     if switches.fused_norm:
         from rosebatch_kernels.norm import kernel
 
+        add_plain, layer_norm, rms_norm = (sized(kernel, name, device) for name in ("add", "layer_norm", "rms_norm"))
+        names = "add_layer_norm", "add_rms_norm", "add_post_norm"
+        norms: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {name: sized(kernel, name, device) for name in names}
+
         def add(partial: Partial, residual: Tensor) -> Tensor:
             partial = _multiplied(partial)
-            total: Tensor = kernel.add(partial.value, residual, partial.bias, partial.all_reduce)
+            total: Tensor = add_plain(partial.value, residual, partial.bias, partial.all_reduce)
             return total
 
         def add_layer_norm(
             partial: Partial, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
         ) -> tuple[Tensor, Tensor]:
             partial = _multiplied(partial)
-            return kernel.add_layer_norm(partial.value, residual, weight, bias, eps, partial.bias, partial.all_reduce)
+            return norms["add_layer_norm"](partial.value, residual, weight, bias, eps, partial.bias, partial.all_reduce)
 
         def add_rms_norm(
             partial: Partial,
@@ -190,15 +203,15 @@ def _norm_ops(switches: Switches) -> dict[str, Any]:
             product = partial.projection
             if product is not None and overwrite and scale == 1.0:
                 total = product.add_(partial.value, residual)
-                return kernel.rms_norm(total, weight, eps), total
+                return rms_norm(total, weight, eps), total
             partial = _multiplied(partial)
-            return kernel.add_rms_norm(partial.value, residual, weight, eps, partial.bias, scale, partial.all_reduce)
+            return norms["add_rms_norm"](partial.value, residual, weight, eps, partial.bias, scale, partial.all_reduce)
 
         def add_post_norm(
             partial: Partial, residual: Tensor, post_weight: Tensor, weight: Tensor | None, eps: float
         ) -> tuple[Tensor, Tensor]:
             partial = _multiplied(partial)
-            return kernel.add_post_norm(
+            return norms["add_post_norm"](
                 partial.value, residual, post_weight, weight, eps, partial.bias, partial.all_reduce
             )
 
@@ -206,9 +219,9 @@ def _norm_ops(switches: Switches) -> dict[str, Any]:
             "fuses_all_reduce": True,
             "project": _in_place_or_parts if switches.fused_mlp else _biased_or_parts,
             "add": add,
-            "layer_norm": kernel.layer_norm,
+            "layer_norm": layer_norm,
             "add_layer_norm": add_layer_norm,
-            "rms_norm": kernel.rms_norm,
+            "rms_norm": rms_norm,
             "add_rms_norm": add_rms_norm,
             "add_post_norm": add_post_norm,
         }
@@ -216,12 +229,14 @@ def _norm_ops(switches: Switches) -> dict[str, Any]:
         return {}
     from rosebatch_kernels.mlp import kernel as mlp_kernel
 
+    bias_residual_ = sized(mlp_kernel, "bias_residual_", device)
+
     def add_bias_then_layer_norm(
         partial: Partial, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
         if partial.bias is None:
             return norm.add_layer_norm(partial.value, residual, weight, bias, eps)
-        total = mlp_kernel.bias_residual_(residual, partial.value, partial.bias)
+        total = bias_residual_(residual, partial.value, partial.bias)
         return norm.layer_norm(total, weight, bias, eps), total
 
     def add_bias_then_rms_norm(
@@ -234,7 +249,7 @@ def _norm_ops(switches: Switches) -> dict[str, Any]:
     ) -> tuple[Tensor, Tensor]:
         if partial.bias is None or scale != 1.0:
             return norm.add_rms_norm(partial.value, residual, weight, eps, partial.bias, scale)
-        total = mlp_kernel.bias_residual_(residual, partial.value, partial.bias)
+        total = bias_residual_(residual, partial.value, partial.bias)
         return norm.rms_norm(total, weight, eps), total
 
     return {
@@ -244,27 +259,29 @@ def _norm_ops(switches: Switches) -> dict[str, Any]:
     }
 
 
-def _clip_ops(switches: Switches) -> dict[str, Any]:
+def _clip_ops(switches: Switches, device: Device) -> dict[str, Any]:
     """Clips in place of norms: two and the addition in one kernel, or apart; PyTorch without ``fused_norm``."""
-    clips: Any = uclip
+    uclip_norm, add_uclip_norm = uclip.uclip_norm, uclip.add_uclip_norm
     if switches.fused_norm:
-        from rosebatch_kernels.uclip import kernel as clips
+        from rosebatch_kernels.uclip import kernel
+
+        uclip_norm, add_uclip_norm = (sized(kernel, name, device) for name in ("uclip_norm", "add_uclip_norm"))
 
     def apart(
         partial: Partial, residual: Tensor, post_alpha: Tensor, post_gamma: Gain, alpha: Tensor, gamma: Gain
     ) -> tuple[Tensor, Tensor]:
-        total = residual + clips.uclip_norm(partial.value, post_alpha, post_gamma)
-        return clips.uclip_norm(total, alpha, gamma), total
+        total = residual + uclip_norm(partial.value, post_alpha, post_gamma)
+        return uclip_norm(total, alpha, gamma), total
 
     def fused(
         partial: Partial, residual: Tensor, post_alpha: Tensor, post_gamma: Gain, alpha: Tensor, gamma: Gain
     ) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = clips.add_uclip_norm(partial.value, residual, post_alpha, post_gamma, alpha, gamma)
+        out: tuple[Tensor, Tensor] = add_uclip_norm(partial.value, residual, post_alpha, post_gamma, alpha, gamma)
         return out
 
     in_parts = switches.fused_norm and switches.fused_peri_norm
     return {
-        "uclip_norm": clips.uclip_norm,
+        "uclip_norm": uclip_norm,
         "project_to_clip": parts_or_product if in_parts else _product,
         "add_uclip_norm": fused if switches.fused_peri_norm else apart,
     }

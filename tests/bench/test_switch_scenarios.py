@@ -32,7 +32,7 @@ from rosebatch.model.quantization.dense import DenseWeight
 from rosebatch.ops.select import select
 from rosebatch_kernels.linear.streamed import StreamedLinear
 from rosebatch_kernels.linear.torch_packed import PackedLinear, can_pack
-from rosebatch_kernels.paged_attention import decode_sizes
+from rosebatch_kernels.paged_attention import sizes
 from tests.engine.small_models import device_engine
 from tests.helpers.launches import note_launches
 
@@ -233,10 +233,10 @@ def splits_sequences(switch, observe):
     scenario, model = scenario_of(switch), model_of(switch)
     batch = min(scenario.num_prompts, scenario.max_num_seqs)
     dtype = getattr(torch, scenario.dtype)
-    assert decode_sizes.undivided_keys(batch, model.num_heads, model.num_kv_heads, dtype) < scenario.input_len
+    assert sizes.undivided_keys(batch, model.num_heads, model.num_kv_heads, dtype) < scenario.input_len
     with pytest.MonkeyPatch.context() as patch:
         # The rows of the small model are too short to be divided.
-        patch.setattr(decode_sizes, "undivided_keys", lambda *_: 0)
+        patch.setattr(sizes, "undivided_keys", lambda *_, **__: 0)
         on, off = observe(switch)
     assert on.kernels == off.kernels and on.launches != off.launches, "other grids"
 

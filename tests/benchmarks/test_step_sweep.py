@@ -3,35 +3,38 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 from benchmarks import step_sweep
 from benchmarks.step_sweep import changed, parse_change
 from rosebatch.core.errors import FlagError
-from rosebatch_kernels.common.tuned import Program
-from rosebatch_kernels.linear import kernel, streamed, tuned
-from rosebatch_kernels.paged_attention import decode_sizes
+from rosebatch_kernels.common.device import INTERPRETER
+from rosebatch_kernels.common.sizes import Program
+from rosebatch_kernels.linear import sizes as linear
+from rosebatch_kernels.linear.streamed import StreamedLinear
+from rosebatch_kernels.paged_attention import sizes as attention
 from tests.engine.small_models import device_engine
 
 
-def test_a_change_reaches_every_reader_of_a_table():
+def test_a_change_reaches_engines_that_are_launched():
     """One that goes by its own copy would be timed as if nothing had changed."""
-    before = tuned.TUNED
     change = parse_change("linear.part_depth=64 + linear.part_columns=32+decode.group=(64, 4, 2)")
+    before = linear.SIZES, attention.SIZES
     with changed(change):
-        for module in (tuned, kernel, streamed):
-            assert (module.TUNED.part_depth, module.TUNED.part_columns) == (64, ((0, 32),))
-        assert tuned.tile_of_parts(32, 1024, 2048)[1] == {"ROWS": 64, "TILE": 32, "DEPTH": 64}
-        assert decode_sizes.TUNED.group == Program(64, 4, 2)
-    assert all(module.TUNED is before for module in (tuned, kernel, streamed))
-    assert decode_sizes.TUNED.group != Program(64, 4, 2)
+        weight = torch.empty(8, 8, dtype=torch.float16)
+        found = StreamedLinear(weight, None, INTERPRETER)._sizes
+        assert (found.part_depth, found.part_columns) == (64, ((0, 32),))
+        assert linear.tile_of_parts(32, 1024, 2048, sizes=found)[1] == {"ROWS": 64, "TILE": 32, "DEPTH": 64}
+        assert attention.SIZES.measured.decode.group == Program(64, 4, 2)
+    assert before == (linear.SIZES, attention.SIZES)
 
 
 def test_sizes_come_back_after_an_error():
-    before = tuned.TUNED
+    before = linear.SIZES
     with pytest.raises(ZeroDivisionError), changed(parse_change("linear.stages=2")):
         raise ZeroDivisionError
-    assert tuned.TUNED is before
+    assert linear.SIZES is before
 
 
 @pytest.mark.parametrize("text", ["linear.size=3", "product.rows=3", "linear.rows=many", "rows=3", "linear.rows"])
@@ -56,9 +59,9 @@ def test_rows_share_the_prefix_alone():
 def test_each_change_is_a_line(capsys):
     """Between two lines without a change, which tell the noise."""
     sizes = {"rows": 2, "prompt_len": [3], "steps": 4, "repeats": 2}
-    step_sweep.run(lambda: device_engine("llama"), ["norm.tile=64", "splits.splits=1"], **sizes)
+    step_sweep.run(lambda: device_engine("llama"), ["norm.tile=64", "decode.splits=1"], **sizes)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" ms  ")[1] for line in lines] == ["no change", "norm.tile=64", "splits.splits=1", "no change"]
+    assert [line.split(" ms  ")[1] for line in lines] == ["no change", "norm.tile=64", "decode.splits=1", "no change"]
     assert all(line.startswith("step ") and "  prompts " in line for line in lines)
 
 

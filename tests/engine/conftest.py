@@ -1,7 +1,6 @@
 """Short ways to make sequences and to run them without tensors."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.scheduling.sequence import SequenceState
 from tests.engine.fake_runner import FakeRunner, next_token
+from tests.helpers.sizes import change_table
 
 
 @pytest.fixture
@@ -66,10 +66,11 @@ def unwritten_is_nan() -> Iterator[None]:
 @pytest.fixture
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """One split for each decoded sequence: what keys are divided into has its own tests, and programs take time."""
-    from rosebatch_kernels.common import splits
     from rosebatch_kernels.hp1 import decode
+    from rosebatch_kernels.hp1 import sizes as hp1_sizes
+    from rosebatch_kernels.paged_attention import sizes
 
-    monkeypatch.setattr(splits, "TUNED", replace(splits.TUNED, splits=((0, 1),)))
-    monkeypatch.setattr(decode, "TUNED", replace(decode.TUNED, programs=1))
+    change_table(monkeypatch, sizes, "decode", splits=((0, 1),))
+    change_table(monkeypatch, hp1_sizes, programs=1)
     # A long group is computed to its end for a sequence of two keys.
-    monkeypatch.setattr(decode, "_runs_and_keys", lambda *_: (16, 2))
+    monkeypatch.setattr(decode, "runs_and_keys", lambda *_, **sizes: (16, 2))

@@ -14,8 +14,9 @@ from rosebatch.core.sampling_params import SamplingParams
 from rosebatch.engine.triton_runner import prefix_groups, prefix_tiles, runner
 from rosebatch.engine.triton_runner.graphs import StepGraphs
 from rosebatch.engine.triton_runner.prefix_groups import PrefixGroupState
-from rosebatch_kernels.common import splits
+from rosebatch_kernels.paged_attention import sizes
 from tests.engine.small_models import MODELS, SLOTS, VOCAB, device_engine, plain_engine
+from tests.helpers.sizes import change_table
 
 pytestmark = [
     pytest.mark.matrix,
@@ -181,7 +182,7 @@ def test_tokens_of_rows_that_share_keys(name, off, expected, pairs_share):
 @pytest.fixture
 def noted_kinds(monkeypatch):
     """Two splits from 16 keys each on; notes what decode steps share and divide, in turn."""
-    monkeypatch.setattr(splits, "TUNED", splits.Tuned(splits=((0, 2),), min_keys=((0, 16),)))
+    change_table(monkeypatch, sizes, "decode", splits=((0, 2),), min_keys=((0, 16),))
     kinds, run = [], StepGraphs.run
 
     def noted(self, kind, steps=1):

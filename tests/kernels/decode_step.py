@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import torch
 
-from rosebatch_kernels.common import splits
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SharedKeys
+from rosebatch_kernels.common.splits import DecodeWorkspace
+from rosebatch_kernels.paged_attention import sizes
 from tests.kernels.scattered import NORMS, Scattered, assert_same, attention, normed_and_rotated, rotary_tables
 
 # Nobody's default.
@@ -31,7 +32,7 @@ def make_step(
     qk_norm=None,
     append=True,
     idle=(),
-    num_splits=splits.num_splits,
+    num_splits=sizes.num_splits,
     shared=(),
 ):
     """Arguments of a decode step, and what to hold its result against; rows in ``idle`` are not live.
@@ -71,9 +72,7 @@ def make_step(
         options["rotary"] = tuple(table.to(device) for table in tables)
     if norm is not None:
         options["qk_norm"] = norm
-    workspace = splits.DecodeWorkspace(
-        batch, heads, kv_heads, size, torch.device(device), num_splits, shares=bool(shared)
-    )
+    workspace = DecodeWorkspace(batch, heads, kv_heads, size, torch.device(device), num_splits, shares=bool(shared))
     return SimpleNamespace(
         paged=paged,
         live=[row for row in range(batch) if row not in idle],

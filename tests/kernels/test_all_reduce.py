@@ -27,7 +27,7 @@ def test_a_norm_adds_what_other_ranks_have_put(rank, rows, size, parts, device):
     whole = sum(b.view(rows, size) for r, b in enumerate(buffers) if r != rank) + own.sum(0)
     expected = reference.add_rms_norm(whole, residual, weight, EPS, bias)
     signals = [torch.zeros(rows * ranks, dtype=torch.int32, device=device) for _ in range(ranks)]
-    programs = -(-rows // max(1, kernel.TUNED.tile // (1 << (size - 1).bit_length())))
+    programs = -(-rows // max(1, kernel.SIZES.measured.tile // (1 << (size - 1).bit_length())))
     # The others have arrived.
     signals[rank].view(-1, ranks)[:programs] = torch.tensor([int(r != rank) for r in range(ranks)], device=device)
     all_reduce = AllReduce(tuple(buffers), tuple(signals), rank)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rosebatch_kernels.experts import kernel, order, reference, router
-from rosebatch_kernels.experts.tuned import Step, Tile
+from rosebatch_kernels.experts.sizes import Step, Tile
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 # (tokens, experts, experts of a token, H, I): one token; odd sizes; more pairs than one chunk of the sort has.
@@ -35,7 +35,7 @@ def test_padding_rows_get_valid_experts(device):
 def test_order(tokens, k, experts, skewed, device, randn):
     """Stable across chunks; every place is in exactly one tile, of its own expert; experts may have no tokens."""
     ids, _ = reference.route(randn(tokens, experts) + skewed * torch.arange(experts), k, normalize=True)
-    found = order.sort_by_expert(ids.to(device), experts, 16)
+    found = order.sort_by_expert(ids.to(device), experts, 16, chunk=128)
     pairs, first = reference.sort_by_expert(ids, experts)
     assert torch.equal(found.pairs.cpu(), pairs)
     assert torch.equal(found.first.cpu(), first)

@@ -1,13 +1,13 @@
 """HP1 decode attention over scattered blocks against the formula in float64, key by key."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nan
 
 from rosebatch_kernels.hp1 import decode as kernel
 from rosebatch_kernels.hp1 import reference
+from rosebatch_kernels.hp1.sizes import num_splits
+from tests.helpers.sizes import change_sizes
 from tests.kernels.decode_step import SCALE, check, make_step
 from tests.kernels.hp1_exact import gated_attention, general_gate, make_gate
 from tests.kernels.scattered import rotary_tables, uclip, untouched
@@ -35,8 +35,8 @@ def sizes(request, monkeypatch):
     """Many runs of small groups in the interpreter, which takes as long for many as for few."""
     on_gpu = request.node.callspec.params.get("device") == "cuda"
     if not on_gpu and "as_on_a_gpu" not in request.fixturenames:
-        monkeypatch.setattr(kernel, "_runs_and_keys", lambda *_: (16, 2))
-        monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, max_splits=4))
+        monkeypatch.setattr(kernel, "runs_and_keys", lambda *_, **sizes: (16, 2))
+        change_sizes(monkeypatch, kernel.decode, num_splits, max_splits=4)
 
 
 def make_gated_step(positions, kv_heads, group, size, block_size, dtype, device, randn, *, gate=None, **options):
@@ -55,7 +55,7 @@ def make_gated_step(positions, kv_heads, group, size, block_size, dtype, device,
         device,
         randn,
         attend=attend,
-        num_splits=kernel.num_splits,
+        num_splits=num_splits,
         **options,
     )
     del step.options["window"]
@@ -125,18 +125,18 @@ def test_without_append(implementation, group, block_size, dtype, device, randn,
 @pytest.mark.parametrize(("first", "append"), [(0, True), (4 * TILE - 3, True), (4 * TILE - 3, False)])
 def test_borders_of_runs_and_splits_at_every_offset(first, append, device, randn, assert_close, monkeypatch):
     """What a run or a split takes from the keys in front of it; as many splits as there are tiles of keys."""
-    monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, min_keys=TILE))
-    monkeypatch.setattr(kernel, "_runs_and_keys", lambda *_: (RUNS, KEYS))
+    change_sizes(monkeypatch, kernel.decode, min_keys=TILE)
+    monkeypatch.setattr(kernel, "runs_and_keys", lambda *_, **sizes: (RUNS, KEYS))
     positions = list(range(first, first + TILE + 2))
     step = make_gated_step(positions, 1, 2, 8, 16, torch.float32, device, randn, append=append)
-    assert kernel.num_splits(len(positions), 1) > 3
+    assert num_splits(len(positions), 1) > 3
     check(kernel.decode, step, assert_close)
 
 
 @pytest.mark.parametrize(("group", "append"), [(1, True), (4, False), (2, True)])
 def test_keys_in_several_splits(implementation, group, append, dtype, device, randn, assert_close):
     """Short sequences leave splits without work; the parts are added in one order, whichever comes last."""
-    assert kernel.num_splits(3, 1) > 1
+    assert num_splits(3, 1) > 1
     gate = make_gate(group, randn, device, sigma=1.4)
     step = make_gated_step([400, 0, 150], 1, group, 64, 64, dtype, device, randn, append=append, gate=gate)
     first = check(implementation, step, assert_close)
@@ -155,9 +155,9 @@ def test_all_values_or_those_with_weight(dtype, device, randn, assert_close, as_
 
 def test_one_split(implementation, device, randn, assert_close, monkeypatch):
     """As many sequences as fill a GPU, which is made small here; nearly none are live."""
-    monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, programs=100))
+    change_sizes(monkeypatch, kernel.decode, num_splits, programs=100)
     batch, live = 100, (0, 7, 99)
-    assert kernel.num_splits(batch, 1) == 1
+    assert num_splits(batch, 1) == 1
     positions = [3 if row in live else 0 for row in range(batch)]
     idle = [row for row in range(batch) if row not in live]
     check(

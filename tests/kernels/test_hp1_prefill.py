@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nan
 
-from rosebatch_kernels.common import splits
+from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.hp1 import decode as decode_kernel
 from rosebatch_kernels.hp1 import prefill as kernel
 from rosebatch_kernels.hp1 import reference
+from rosebatch_kernels.hp1.sizes import num_splits
 from tests.kernels.hp1_exact import gated_attention, general_gate, make_gate
 from tests.kernels.scattered import assert_same
 from tests.kernels.test_paged_prefill import SCALE, cut, make
@@ -104,7 +105,7 @@ def test_prefill_is_one_decode_for_each_token(device, randn, assert_close):
     gate = make_gate(heads, randn, device)
     packed = run(kernel.prefill, q, paged, [(0, length)], gate)
     positions = torch.arange(length, dtype=torch.int32, device=device)
-    workspace = splits.DecodeWorkspace(length, heads, 1, size, torch.device(device), decode_kernel.num_splits)
+    workspace = DecodeWorkspace(length, heads, 1, size, torch.device(device), num_splits)
     table = paged.table.expand(length, -1)
     steps = decode_kernel.decode(
         q.flatten(1).to(device),

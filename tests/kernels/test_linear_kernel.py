@@ -5,10 +5,11 @@ from importlib import import_module
 import pytest
 import torch
 
+from rosebatch_kernels.common.device import INTERPRETER, Device
+from rosebatch_kernels.linear import gated as gated_module
+from rosebatch_kernels.linear import head as head_module
 from rosebatch_kernels.linear import kernel
-from rosebatch_kernels.linear.gated import TUNED as TUNED_GATED
 from rosebatch_kernels.linear.gated import gated
-from rosebatch_kernels.linear.head import TUNED as TUNED_HEAD
 from rosebatch_kernels.linear.head import can_stream_head, logits
 from rosebatch_kernels.linear.streamed import StreamedHead, StreamedLinear, can_stream
 
@@ -110,15 +111,16 @@ def test_weight_offsets_past_int32(device, randn, assert_close):
 def test_which_rows_are_streamed(device, randn, assert_close):
     """More rows, or a weight that takes long to read anyway, are left to the library, with the same results."""
     x, weight, bias = make((200, 64, 32), torch.float16, device, randn)
-    assert can_stream(weight)
-    assert not can_stream(weight.float())
-    layer = StreamedLinear(weight, bias)
+    assert can_stream(weight, Device.of_arch(90, 132))
+    assert not can_stream(weight, Device.of_arch(89, 128)), "99 KB of shared memory"
+    assert not can_stream(weight.float(), Device.of_arch(90, 132))
+    layer = StreamedLinear(weight, bias, INTERPRETER)
     assert [(layer.streams(x[:n]), layer.divides(x[:n])) for n in (64, 65, 129)] == [
         (True, True),
         (False, True),
         (False, False),
     ]
-    large = StreamedLinear(torch.empty(2**10, 2**13 + 1, dtype=torch.float16))
+    large = StreamedLinear(torch.empty(2**10, 2**13 + 1, dtype=torch.float16), None, INTERPRETER)
     assert not large.streams(x[:1])
     assert not large.divides(x[:1])
     for n in (64, 200):
@@ -155,18 +157,22 @@ def test_gated_rows_bits_do_not_depend_on_their_neighbours(device, randn):
 
 def test_which_products_are_gated(randn):
     """Few rows, a bias, large weights, and what TMA cannot load are left to cuBLAS."""
-    rows = TUNED_GATED.min_rows
+    rows = gated_module.SIZES.measured.min_rows
     x, weight, bias = make((rows, 64, 32), torch.float16, "cpu", randn)
     x = x.contiguous()
-    assert StreamedLinear(weight).activates(x, "silu_mul")
-    assert not StreamedLinear(weight).activates(x, "gelu_tanh")
-    assert not StreamedLinear(weight).activates(x[1:], "silu_mul")
-    assert not StreamedLinear(weight, bias).activates(x, "silu_mul")
-    assert not StreamedLinear(weight[:, :60].contiguous()).activates(x[:, :60].contiguous(), "silu_mul")
-    assert not StreamedLinear(weight[:24]).activates(x, "silu_mul")
-    assert not StreamedLinear(weight).activates(x.repeat(1, 2)[:, :64], "silu_mul")
+    assert StreamedLinear(weight, None, INTERPRETER).activates(x, "silu_mul")
+    assert not StreamedLinear(weight, None, INTERPRETER).activates(x, "gelu_tanh")
+    assert not StreamedLinear(weight, None, INTERPRETER).activates(x[1:], "silu_mul")
+    assert not StreamedLinear(weight, bias, INTERPRETER).activates(x, "silu_mul")
+    assert not StreamedLinear(weight[:, :60].contiguous(), None, INTERPRETER).activates(
+        x[:, :60].contiguous(), "silu_mul"
+    )
+    assert not StreamedLinear(weight[:24], None, INTERPRETER).activates(x, "silu_mul")
+    assert not StreamedLinear(weight, None, INTERPRETER).activates(x.repeat(1, 2)[:, :64], "silu_mul")
     large = torch.empty(2**13, 2**11, dtype=torch.float16)
-    assert not StreamedLinear(large).activates(torch.empty(rows, 2**11, dtype=torch.float16), "silu_mul")
+    assert not StreamedLinear(large, None, INTERPRETER).activates(
+        torch.empty(rows, 2**11, dtype=torch.float16), "silu_mul"
+    )
 
 
 # (rows, in, out): no side a multiple of a tile; each size of a tile; more tiles than programs.
@@ -183,10 +189,10 @@ def test_logits(shape, narrow, device, randn, assert_close):
 
 def test_which_heads_are_streamed(device, randn, assert_close):
     """A head of 1000 rows is padded; many rows, and what TMA cannot load, are left to cuBLAS."""
-    rows = TUNED_HEAD.max_rows
+    rows = head_module.SIZES.measured.max_rows
     x, weight, _ = make((rows + 1, 64, 1000), torch.float16, device, randn)
     x = x.contiguous()
-    head = StreamedHead(weight)
+    head = StreamedHead(weight, INTERPRETER)
     assert can_stream_head(x[1:], head.weight)
     assert not can_stream_head(x, head.weight)
     assert not can_stream_head(x[:3, :60].contiguous(), head.weight[:, :60].contiguous())

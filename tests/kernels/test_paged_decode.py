@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nan
 
-from rosebatch_kernels.common import splits
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.paged_attention import decode as kernel
-from rosebatch_kernels.paged_attention import decode_sizes, reference
+from rosebatch_kernels.paged_attention import reference, sizes
+from tests.helpers.sizes import change_sizes
 from tests.kernels.decode_step import check, make_step
 from tests.kernels.scattered import rms_norm, rotary_tables, untouched
 
@@ -126,7 +127,7 @@ def test_without_append(implementation, group, block_size, window, dtype, device
 @pytest.mark.parametrize(("group", "window", "append"), [(1, 0, True), (4, 0, False), (2, 300, True)])
 def test_keys_in_several_splits(implementation, group, window, append, dtype, device, randn, assert_close):
     """Short sequences leave splits without work; the parts are merged in one order, whichever comes last."""
-    assert splits.num_splits(3, 1) > 1
+    assert sizes.num_splits(3, 1) > 1
     step = make_step([1000, 0, 300], 1, group, 64, 64, dtype, device, randn, window=window, append=append)
     first = check(implementation, step, assert_close)
     # The first call's partial results are left in the workspace, its counters are not.
@@ -136,7 +137,7 @@ def test_keys_in_several_splits(implementation, group, window, append, dtype, de
 @pytest.mark.parametrize("group", [1, 2])
 def test_no_programs_for_splits_that_have_nothing_to_do(group, dtype, device, randn, assert_close):
     """The same bits without them, up to the last number of keys that one program attends to."""
-    limit = decode_sizes.undivided_keys(3, group, 1, dtype)
+    limit = sizes.undivided_keys(3, group, 1, dtype)
     for longest, divides in ((limit, False), (limit + 1, True)):
         step = make_step([longest, 0, 100], 1, group, 64, 64, dtype, device, randn)
         parts = step.arguments[5].sums.fill_(7)
@@ -162,9 +163,9 @@ def test_no_programs_for_splits_that_have_nothing_to_do(group, dtype, device, ra
 )
 def test_as_many_programs_at_once_as_save_a_round(rows, registers, narrow, monkeypatch):
     """Of 768 programs, 108 ran in a second round, for 5 % of a step. With few, fewer registers only cost time."""
-    monkeypatch.setattr(decode_sizes, "processors", lambda device: 132)
+    monkeypatch.setattr(sizes, "device_of", lambda device: Device.of_arch(90, 132))
     heads = {"num_heads": 16, "kv_heads": 8, "device": torch.device("cuda")}
-    form = partial(decode_sizes.form, rows, divided=False, **heads)
+    form = partial(sizes.form, rows, divided=False, **heads)
     assert form(size=128, dtype=torch.bfloat16) == (rows <= 128, 1, registers)
     assert form(size=64, dtype=torch.bfloat16)[-1] == narrow
     # Heads of 256 channels would spill registers.
@@ -173,21 +174,22 @@ def test_as_many_programs_at_once_as_save_a_round(rows, registers, narrow, monke
 
 
 @pytest.mark.gpu
-def test_registers_change_no_bits(randn, assert_close, monkeypatch):
+def test_registers_change_no_bits(randn, assert_close):
     """A row's tokens would depend on how many rows run beside it."""
     step = make_step([700, 0, 100], 2, 2, 128, 64, torch.bfloat16, torch.device("cuda"), randn)
     step.options["divided"] = False
     whole = check(kernel.decode, step, assert_close)
     for registers in (168, 255):
-        monkeypatch.setattr(decode_sizes, "TUNED", replace(decode_sizes.TUNED, group_registers=((0, (registers,)),)))
+        of_decode = replace(sizes.SIZES.measured.decode, group_registers=((0, (registers,)),))
+        step.options["sizes"] = replace(sizes.SIZES.measured, decode=of_decode)
         assert torch.equal(check(kernel.decode, step, assert_close), whole)
 
 
 def test_one_split(implementation, device, randn, assert_close, monkeypatch):
     """As many sequences as fill a GPU, which is made small here; nearly none are live."""
-    monkeypatch.setattr(splits, "TUNED", replace(splits.TUNED, splits=((100, 1), (0, 16))))
+    change_sizes(monkeypatch, sizes.num_splits, splits=((100, 1), (0, 16)))
     batch, live = 100, (0, 7, 99)
-    assert splits.num_splits(batch, 1) == 1
+    assert sizes.num_splits(batch, 1) == 1
     positions = [3 if row in live else 0 for row in range(batch)]
     idle = [row for row in range(batch) if row not in live]
     step = make_step(positions, 1, 2, 24, 16, torch.float32, device, randn, idle=idle)

@@ -2,7 +2,6 @@
 
 import math
 import random
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -14,6 +13,7 @@ import triton.language as tl
 from rosebatch_kernels.common.tokens import NOT_FINITE
 from rosebatch_kernels.sampling import kernel, philox, reference
 from rosebatch_kernels.sampling.threshold import uniform
+from tests.helpers.sizes import change_sizes
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -85,7 +85,7 @@ def sample(logits, arguments, device):
 @pytest.fixture
 def little_room(monkeypatch):
     """Segments, tiles and a list so small that logits of the tests' size overflow them."""
-    monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, segment=8, room=64, many=128, few=32))
+    change_sizes(monkeypatch, kernel.sample_rows, segment=8, room=64, many=128, few=32)
 
 
 @pytest.mark.parametrize("vocab", [1, 1000])

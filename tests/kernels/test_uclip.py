@@ -1,6 +1,5 @@
 """UClipNorm, alone and behind the residual addition, against the formula in float64."""
 
-from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from torch import inf, nan
 
 from rosebatch_kernels.uclip import kernel, reference
+from tests.helpers.sizes import change_sizes
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -191,7 +191,7 @@ def test_kernel_offsets_of_parts_past_int32(device, randn, far_apart):
 
 def test_a_rows_bits_out_of_the_kernel_do_not_depend_on_its_neighbours(dtype, device, randn, monkeypatch):
     """With more elements a program takes more of them: here with few already."""
-    monkeypatch.setattr(kernel, "TUNED", replace(kernel.TUNED, one_wave=2**14))
+    change_sizes(monkeypatch, kernel.uclip_norm, kernel.add_uclip_norm, one_wave=2**14)
     shapes = (35, 1030), (35, 1030), (1030,)
     x, residual, alpha = (randn(*s, dtype=dtype).to(device) for s in shapes)
     alone, added = kernel.uclip_norm(x, alpha, 0.7), kernel.add_uclip_norm(x, residual, alpha, 0.7, alpha, 0.5)[0]

@@ -10,7 +10,6 @@ So code before ``wait`` overlaps with one other kernel, its predecessor, and may
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-import os
 from functools import cache
 
 import torch
@@ -18,13 +17,14 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from rosebatch_kernels.common.device import device_of
+
 
 @cache
 def launch_options() -> dict[str, bool]:
     """Keyword arguments of a launch: the kernel's own ``PDL``, and Triton's ``launch_pdl``. On from Hopper on."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    known = not interpreted and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
-    return {"PDL": True, "launch_pdl": True} if known else {"PDL": False}
+    pdl = torch.cuda.is_available() and device_of(torch.device("cuda", torch.cuda.current_device())).pdl
+    return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
 
 
 @triton.jit

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rosebatch_kernels.common.sizes import table
+
 # Rows of an item.
 MEMBERS = 64
 # Queries of a program of the kernel.
@@ -20,8 +22,8 @@ MAX_PARTS = 8
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """Measured on an H100 80GB HBM3.
+class Sizes:
+    """Sizes of programs; the measured ones are of an H100 80GB HBM3.
 
     Attributes:
         programs: of the kernel. Each has a multiprocessor of 132 to itself, and the decode kernel begins on the others.
@@ -31,13 +33,13 @@ class Tuned:
     programs: int = 100
 
 
-TUNED = Tuned()
+SIZES = table(Sizes())
 
 
-def items_wanted(heads: int, kv_heads: int) -> int:
-    """Items whose programs are ``TUNED.programs`` at most, but at least one item."""
+def items_wanted(heads: int, kv_heads: int, *, sizes: Sizes = SIZES.measured) -> int:
+    """Items that make ``sizes.programs`` programs at most, but at least one item."""
     programs = kv_heads * -(-MEMBERS * (heads // kv_heads) // QUERIES)
-    return max(1, TUNED.programs // programs)
+    return max(1, sizes.programs // programs)
 
 
 def max_items(batch: int) -> int:

@@ -1,40 +1,10 @@
 """Splits of decode attention: how many parts the keys of a sequence have, and the memory for their results."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from rosebatch_kernels.common.shared_keys import SharedParts
-from rosebatch_kernels.common.tuned import Steps, value_at
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """Sizes of softmax decode attention's splits, measured on an H100 80GB HBM3.
-
-    Attributes:
-        splits: splits of each sequence, by sequences times K/V heads. Few of these are divided to fill the GPU, more
-            of them so that a long sequence does not outlast the others. Very many balance each other undivided.
-        min_keys: keys that make a split worth its merge, by sequences times K/V heads times warps of a program. The
-            number is larger where undivided sequences already fill the GPU.
-    """
-
-    splits: Steps = ((2112, 1), (128, 4), (32, 8), (0, 16))
-    min_keys: Steps = ((512, 512), (0, 128))
-
-
-TUNED = Tuned()
-
-
-def num_splits(batch: int, kv_heads: int) -> int:
-    """Parts of each sequence's keys. They follow from sizes that a CUDA graph fixes, never from lengths."""
-    return value_at(TUNED.splits, batch * kv_heads)
-
-
-def min_keys(batch: int, kv_heads: int, warps: int) -> int:
-    """Keys that make a split worth its merge; ``warps`` are those of a program."""
-    return value_at(TUNED.min_keys, batch * kv_heads * warps)
 
 
 class DecodeWorkspace:
@@ -44,7 +14,7 @@ class DecodeWorkspace:
         max_batch: most sequences of a call.
         heads, kv_heads: query heads, and K/V heads.
         head_dim: D.
-        num_splits: a function like ``num_splits``; None leaves the keys of each sequence to one program.
+        num_splits: gives the parts of each sequence's keys, by sequences and K/V heads; None for one part.
         shares: whether sequences may share keys, which takes memory.
 
     Attributes:
@@ -58,7 +28,7 @@ class DecodeWorkspace:
         kv_heads: int,
         head_dim: int,
         device: torch.device,
-        num_splits: Callable[[int, int], int] | None = num_splits,
+        num_splits: Callable[[int, int], int] | None,
         *,
         shares: bool = False,
     ) -> None:

@@ -15,11 +15,11 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rosebatch_kernels.common.activations import activate
+from rosebatch_kernels.common.device import can_describe, device_of
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.common.tma import can_describe
 from rosebatch_kernels.experts.order import sort_by_expert
 from rosebatch_kernels.experts.reference import LIMIT, SLOPE
-from rosebatch_kernels.experts.tuned import TUNED, Step, Tile
+from rosebatch_kernels.experts.sizes import SIZES, Sizes, Step, Tile
 
 _SLOPE, _LIMIT = tl.constexpr(SLOPE), tl.constexpr(LIMIT)
 # Activations of the gate; the other gated form is written out.
@@ -37,6 +37,8 @@ def parts(
     activation: str = "silu_mul",
     shared: Tensor | None = None,
     step: Step | None = None,
+    *,
+    sizes: Sizes = SIZES.measured,
 ) -> Tensor:
     """See ``reference.parts``; rows of ``x`` may lie apart, all else is contiguous.
 
@@ -47,11 +49,11 @@ def parts(
     experts, inner = len(down), down.shape[2]
     number = tokens * slots
     if step is None:
-        step = TUNED.at(number // experts, x.itemsize)
+        step = sizes.at(number // experts, x.itemsize)
     assert step.up.rows == step.down.rows, "both products share a list of tiles"
-    pairs, _, tiles = sort_by_expert(ids, experts, step.up.rows)
+    pairs, _, tiles = sort_by_expert(ids, experts, step.up.rows, sizes.chunk)
     hidden = torch.empty(number, inner, dtype=x.dtype, device=x.device)
-    exact = tokens <= TUNED.max_exact
+    exact = tokens <= sizes.max_exact
     parts = slots + (shared is not None)
     out = torch.empty(parts, tokens, size, dtype=torch.float32 if exact else x.dtype, device=x.device)
     if shared is not None:
@@ -78,7 +80,7 @@ def _launch(
     tile: Tile,
 ) -> None:
     depth = weight.shape[2]
-    tma = tile.tma and can_describe(depth, weight.dtype)
+    tma = tile.tma and device_of(x.device).tma and can_describe(depth, weight.dtype)
     flat = weight.view(-1, depth)
     column_tiles = triton.cdiv(columns, tile.columns)
     _expert_product[(len(tiles) * column_tiles,)](

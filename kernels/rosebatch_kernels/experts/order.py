@@ -14,7 +14,6 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.experts.tuned import TUNED
 
 # Chunks whose counts are added up at a time.
 _CHUNKS = 16
@@ -36,10 +35,10 @@ class Order(NamedTuple):
     tiles: Tensor
 
 
-def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int) -> Order:
-    """Sort ``ids [T, k]`` int32, contiguous; a tile has at most ``tile_rows`` places of one expert."""
+def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int, chunk: int) -> Order:
+    """Sort ``ids [T, k]`` int32, contiguous, ``chunk`` pairs to a program; at most ``tile_rows`` places to a tile."""
     number, device = ids.numel(), ids.device
-    chunks = triton.cdiv(number, TUNED.chunk)
+    chunks = triton.cdiv(number, chunk)
     # Every expert that has pairs may leave one tile partly empty.
     max_tiles = number // tile_rows + min(num_experts, number)
     counts = torch.empty(chunks, num_experts, dtype=torch.int32, device=device)
@@ -48,7 +47,7 @@ def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int) -> Order:
     tiles = torch.empty(max_tiles, 3, dtype=torch.int32, device=device)
     options = launch_options()
     sizes = {"E": num_experts, "BINS": triton.next_power_of_2(num_experts + 1)}
-    _count_chunk[(chunks,)](ids, counts, number, CHUNK=TUNED.chunk, num_warps=4, **sizes, **options)
+    _count_chunk[(chunks,)](ids, counts, number, CHUNK=chunk, num_warps=4, **sizes, **options)
     _add_chunks[(1,)](counts, ends, chunks, number, ROWS=tile_rows, CHUNKS=_CHUNKS, num_warps=8, **sizes, **options)
     grid = (max(chunks, triton.cdiv(max_tiles, _TILES.value)),)
     _place_chunk[grid](
@@ -60,7 +59,7 @@ def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int) -> Order:
         number,
         max_tiles,
         ROWS=tile_rows,
-        CHUNK=TUNED.chunk,
+        CHUNK=chunk,
         num_warps=4,
         **sizes,
         **options,

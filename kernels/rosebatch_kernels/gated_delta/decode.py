@@ -17,19 +17,20 @@ from torch import Tensor
 
 from rosebatch_kernels.common.activations import activate, logistic
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.sizes import table
 from rosebatch_kernels.gated_delta.layout import DeltaState, DeltaWeights
 from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Sizes:
     """Sizes of a program: value columns, and warps."""
 
     values: int = 32
     warps: int = 2
 
 
-TUNED = Tuned()
+SIZES = table(Sizes())
 
 
 def decode(
@@ -41,6 +42,8 @@ def decode(
     positions: Tensor,
     limits: Tensor,
     weights: DeltaWeights,
+    *,
+    sizes: Sizes = SIZES.measured,
 ) -> Tensor:
     """One new token for each sequence.
 
@@ -65,7 +68,7 @@ def decode(
     """
     key_heads, value_heads, key_dim, value_dim = state.heads
     out = torch.empty(len(qkv), value_heads * value_dim, dtype=qkv.dtype, device=qkv.device)
-    values = min(TUNED.values, triton.next_power_of_2(value_dim))
+    values = min(sizes.values, triton.next_power_of_2(value_dim))
     _delta_decode[(triton.cdiv(value_dim, values), value_heads, len(qkv))](
         out,
         qkv,
@@ -89,7 +92,7 @@ def decode(
         WIDTH=triton.next_power_of_2(key_dim),
         VALUES=values,
         TAPS=state.inputs.shape[1],
-        num_warps=TUNED.warps,
+        num_warps=sizes.warps,
         **launch_options(),
     )
     return out

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from rosebatch_kernels.common.activations import activate, logistic
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.sizes import table
 from rosebatch_kernels.gated_delta.layout import TILE_ROWS, DeltaState, DeltaWeights, PackedChunks
 from rosebatch_kernels.gated_delta.parts import log_decay, unit_factor
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Sizes:
     """Sizes of the programs.
 
     Attributes:
@@ -41,11 +42,18 @@ class Tuned:
     solve: str = "tf32x3"
 
 
-TUNED = Tuned()
+SIZES = table(Sizes())
 
 
 def prefill(
-    qkv: Tensor, a: Tensor, b: Tensor, state: DeltaState, packed: PackedChunks, weights: DeltaWeights
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: DeltaState,
+    packed: PackedChunks,
+    weights: DeltaWeights,
+    *,
+    sizes: Sizes = SIZES.measured,
 ) -> Tensor:
     """Chunks of tokens, packed one after the other; the rule is that of ``rosebatch_kernels.gated_delta.decode``.
 
@@ -65,7 +73,7 @@ def prefill(
     tokens, channels = qkv.shape
     mixed = torch.empty(tokens, channels, dtype=qkv.dtype, device=qkv.device)
     bias = weights.conv_bias
-    _delta_convolve[(triton.cdiv(channels, TUNED.channels), len(packed.tiles))](
+    _delta_convolve[(triton.cdiv(channels, sizes.channels), len(packed.tiles))](
         mixed,
         qkv,
         state.inputs,
@@ -74,7 +82,7 @@ def prefill(
         bias,
         qkv.stride(0),
         CHANNELS=channels,
-        BLOCK=TUNED.channels,
+        BLOCK=sizes.channels,
         TAPS=state.inputs.shape[1],
         ROWS=TILE_ROWS,
         **launch_options(),
@@ -82,7 +90,7 @@ def prefill(
     keys = torch.empty(tokens, value_heads, key_dim, dtype=qkv.dtype, device=qkv.device)
     values = torch.empty(tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
     decays = torch.empty(tokens, value_heads, dtype=torch.float32, device=qkv.device)
-    sizes = {
+    shape = {
         "KEY_HEADS": key_heads,
         "VALUE_HEADS": value_heads,
         "KEY_DIM": key_dim,
@@ -104,13 +112,13 @@ def prefill(
         a.stride(0),
         b.stride(0),
         VALUE_WIDTH=value_width,
-        PRECISION="ieee" if qkv.dtype.itemsize == 4 else TUNED.solve,
-        num_warps=TUNED.solve_warps,
-        **sizes,
+        PRECISION="ieee" if qkv.dtype.itemsize == 4 else sizes.solve,
+        num_warps=sizes.solve_warps,
+        **shape,
         **launch_options(),
     )
     out = torch.empty(tokens, value_heads * value_dim, dtype=qkv.dtype, device=qkv.device)
-    block = min(TUNED.values, value_width)
+    block = min(sizes.values, value_width)
     _delta_walk[(triton.cdiv(value_dim, block), value_heads, len(packed.chunks))](
         out,
         mixed,
@@ -120,9 +128,9 @@ def prefill(
         state.memory,
         packed.chunks,
         BLOCK=block,
-        STAGES=TUNED.walk_stages if qkv.dtype.itemsize < 4 else 1,
-        num_warps=TUNED.walk_warps,
-        **sizes,
+        STAGES=sizes.walk_stages if qkv.dtype.itemsize < 4 else 1,
+        num_warps=sizes.walk_warps,
+        **shape,
         **launch_options(),
     )
     return out

@@ -16,8 +16,8 @@ from rosebatch_kernels.common.launch import launch_options, wait, wait_before_re
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, SharedKeys, SharedParts
 from rosebatch_kernels.hp1.columns import due_in_front, keys_before, load_keys, nearest, places, two_pages
 from rosebatch_kernels.hp1.gate import Gate
-from rosebatch_kernels.hp1.prefill import TUNED
 from rosebatch_kernels.hp1.runs import gated, load_taps
+from rosebatch_kernels.hp1.sizes import SIZES, Sizes
 
 
 def attend_shared(
@@ -35,6 +35,7 @@ def attend_shared(
     rotary: tuple[Tensor, Tensor] | None = None,
     qk_norm: HeadNorm | None = None,
     append: bool = True,
+    sizes: Sizes = SIZES.measured,
 ) -> None:
     """Attend to shared keys and leave each row's weighted sums of values in ``parts``.
 
@@ -46,7 +47,7 @@ def attend_shared(
     """
     _, blocks, kv_heads, block_size, size = cache.shape
     # Sizes of prefill, which walks over keys in the same way.
-    tuned = TUNED.fp32 if qkv.dtype.itemsize == 4 else TUNED.narrow
+    program = sizes.prefill_fp32 if qkv.dtype.itemsize == 4 else sizes.prefill
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     norm, q_weight, _, q_number, _ = norm_arguments(qk_norm if append else None, qkv)
     clip_min, clip_max = gate.bounds(scale)
@@ -76,7 +77,7 @@ def attend_shared(
         D=size,
         WIDTH=max(16, triton.next_power_of_2(size)),
         BLOCK=block_size,
-        KEYS=tuned.keys,
+        KEYS=program.keys,
         PARTS=MAX_PARTS,
         ROTARY=cos.shape[1] if append and rotary is not None else 0,
         NORM=norm,
@@ -84,8 +85,8 @@ def attend_shared(
         RELU_PRE=gate.relu_pre,
         CLIP_MIN=clip_min,
         CLIP_MAX=clip_max,
-        STAGES=tuned.stages,
-        num_warps=tuned.warps,
+        STAGES=program.stages,
+        num_warps=program.warps,
         **launch_options(),
     )
 

@@ -14,7 +14,6 @@ K is loaded one group of keys ahead, and V is used one group later: both are in 
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, operator"
 
-from dataclasses import dataclass
 from math import gcd
 
 import torch
@@ -28,36 +27,10 @@ from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, wei
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
-from rosebatch_kernels.common.tuned import Steps, value_at
 from rosebatch_kernels.hp1.attend_shared import attend_shared
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.hp1.runs import filtered, gated, load_taps, nothing_due, subtracted
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """Sizes of programs and splits, measured on an H100 80GB HBM3.
-
-    Attributes:
-        warps: of a program. One warp never waits at a barrier.
-        row_bytes: bytes of a row of K that a thread holds.
-        keys: keys in a group, by query heads to a K/V head: as many as the registers hold.
-        programs: programs that run at once. Their registers allow 8 on each of 132 multiprocessors.
-        max_splits: splits of a sequence.
-        min_keys: keys that make a split worth its merge.
-        merged: splits that are added up at a time.
-    """
-
-    warps: int = 1
-    row_bytes: int = 16
-    keys: Steps = ((3, 4), (0, 8))
-    programs: int = 1056
-    max_splits: int = 32
-    min_keys: int = 32
-    merged: int = 8
-
-
-TUNED = Tuned()
+from rosebatch_kernels.hp1.sizes import SIZES, Sizes, runs_and_keys
 
 
 def decode(
@@ -76,6 +49,7 @@ def decode(
     append: bool = True,
     sparse: bool = True,
     keys: SharedKeys | None = None,
+    sizes: Sizes = SIZES.measured,
 ) -> Tensor:
     """Attention of one new token for each sequence, see ``rosebatch_kernels.hp1.reference``.
 
@@ -105,7 +79,7 @@ def decode(
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
     splits = workspace.num_splits(batch)
     width = max(16, triton.next_power_of_2(size))
-    runs, group_keys = _runs_and_keys(width, group, cache.dtype)
+    runs, group_keys = runs_and_keys(width, group, cache.dtype, sizes=sizes)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
     # Without shared keys, something of the same dtypes.
@@ -127,6 +101,7 @@ def decode(
             rotary=rotary,
             qk_norm=qk_norm,
             append=append,
+            sizes=sizes,
         )
         shared = keys.begins, keys.counts, parts.sums
     # Of unscaled scores: the scale is applied to the sums of values, which are fewer.
@@ -154,7 +129,7 @@ def decode(
         qkv.stride(0),
         block_table.stride(0),
         positions.stride(0),
-        TUNED.min_keys,
+        sizes.min_keys,
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -165,7 +140,7 @@ def decode(
         # So that a group of keys lies in one block.
         KEYS=gcd(group_keys, block_size),
         SPLITS=splits,
-        MERGED=TUNED.merged,
+        MERGED=sizes.merged,
         APPEND=append,
         ROTARY=cos.shape[1] if append and rotary is not None else 0,
         NORM=norm,
@@ -175,25 +150,10 @@ def decode(
         CLIP_MAX=clip_max,
         SPARSE=sparse,
         SHARED=MAX_PARTS if keys is not None else 0,
-        num_warps=TUNED.warps,
+        num_warps=sizes.warps,
         **launch_options(),
     )
     return out
-
-
-def num_splits(batch: int, kv_heads: int) -> int:
-    """Parts of each sequence's keys: as many as fill the GPU with programs that run at once.
-
-    They follow from the batch alone, never from lengths, so that a CUDA graph can hold them.
-    """
-    parts = max(1, min(TUNED.programs // (batch * kv_heads), TUNED.max_splits))
-    return 1 << (parts.bit_length() - 1)
-
-
-def _runs_and_keys(width: int, group: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Runs of a program, and keys in a group of each run."""
-    runs = max(1, TUNED.warps * 32 * TUNED.row_bytes // (width * dtype.itemsize))
-    return runs, value_at(TUNED.keys, group)
 
 
 @triton.jit(do_not_specialize=["num_blocks", "minimum"])

@@ -7,8 +7,6 @@ the tensor cores. There is no maximum, no sum and nothing to rescale.
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -16,21 +14,10 @@ from torch import Tensor
 
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.tiles import TILE_ROWS, tile_of_program
-from rosebatch_kernels.common.tuned import Program
 from rosebatch_kernels.hp1.columns import due_in_front, keys_before, load_keys, nearest, places, two_pages
 from rosebatch_kernels.hp1.gate import Gate
 from rosebatch_kernels.hp1.runs import gated, load_taps
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """Sizes of a program, measured on an H100 80GB HBM3: for fp32, and for 16-bit types."""
-
-    fp32: Program
-    narrow: Program
-
-
-TUNED = Tuned(fp32=Program(keys=16, warps=8, stages=1), narrow=Program(keys=16, warps=4, stages=4))
+from rosebatch_kernels.hp1.sizes import SIZES, Sizes
 
 
 def prefill(
@@ -42,6 +29,7 @@ def prefill(
     *,
     num_heads: int,
     scale: float,
+    sizes: Sizes = SIZES.measured,
 ) -> Tensor:
     """Attention of chunks of tokens, packed one after the other, see ``rosebatch_kernels.hp1.reference``.
 
@@ -60,7 +48,7 @@ def prefill(
     """
     _, blocks, kv_heads, block_size, size = cache.shape
     out = torch.empty(len(q), num_heads * size, dtype=q.dtype, device=q.device)
-    tuned = TUNED.fp32 if q.dtype.itemsize == 4 else TUNED.narrow
+    program = sizes.prefill_fp32 if q.dtype.itemsize == 4 else sizes.prefill
     # Of unscaled scores: the scale is applied to the sums of values, which are fewer.
     clip_min, clip_max = gate.bounds(scale)
     _gated_prefill[(num_heads, len(tiles))](
@@ -81,13 +69,13 @@ def prefill(
         WIDTH=max(16, triton.next_power_of_2(size)),
         BLOCK=block_size,
         ROWS=TILE_ROWS,
-        KEYS=tuned.keys,
+        KEYS=program.keys,
         TAPS=gate.taps.shape[1],
         RELU_PRE=gate.relu_pre,
         CLIP_MIN=clip_min,
         CLIP_MAX=clip_max,
-        STAGES=tuned.stages,
-        num_warps=tuned.warps,
+        STAGES=program.stages,
+        num_warps=program.warps,
         **launch_options(),
     )
     return out

@@ -9,10 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rosebatch_kernels.common.sizes import table
+
 
 @dataclass(frozen=True)
-class Tuned:
-    """Sizes of a program, measured on an H100 80GB HBM3.
+class Sizes:
+    """Sizes of a program, the measured ones on an H100 80GB HBM3.
 
     Attributes:
         append: elements that ``append`` copies: 16 bytes for each thread in 16-bit types.
@@ -25,10 +27,10 @@ class Tuned:
     warps: int = 4
 
 
-TUNED = Tuned()
+SIZES = table(Sizes())
 
 
-def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
+def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor, *, sizes: Sizes = SIZES.measured) -> None:
     """Write the K and V of new tokens to their slots (source: article S2).
 
     Args:
@@ -40,7 +42,7 @@ def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
     tokens, heads, size = k.shape
     assert k.stride(-1) == v.stride(-1) == 1 and cache[0].is_contiguous() and rows.is_contiguous()
     width = triton.next_power_of_2(size)
-    tile_rows = max(1, TUNED.append // width)
+    tile_rows = max(1, sizes.append // width)
     _append[(triton.cdiv(tokens * heads, tile_rows),)](
         cache,
         k,
@@ -56,11 +58,11 @@ def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
         size=size,
         width=width,
         tile_rows=tile_rows,
-        num_warps=TUNED.warps,
+        num_warps=sizes.warps,
     )
 
 
-def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor) -> None:
+def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor, *, sizes: Sizes = SIZES.measured) -> None:
     """Copy whole blocks of all layers.
 
     Args:
@@ -70,7 +72,7 @@ def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor) -> None:
     assert cache.is_contiguous()
     layers, planes, blocks, *block = cache.shape
     elements = math.prod(block)
-    _copy_blocks[(triton.cdiv(elements, TUNED.copy_blocks), layers * planes, len(sources))](
+    _copy_blocks[(triton.cdiv(elements, sizes.copy_blocks), layers * planes, len(sources))](
         cache,
         sources,
         destinations,
@@ -78,8 +80,8 @@ def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor) -> None:
         sources.stride(0),
         destinations.stride(0),
         elements=elements,
-        tile=TUNED.copy_blocks,
-        num_warps=TUNED.warps,
+        tile=sizes.copy_blocks,
+        num_warps=sizes.warps,
     )
 
 

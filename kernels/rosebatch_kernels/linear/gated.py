@@ -16,14 +16,14 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rosebatch_kernels.common.activations import GATES, activate
+from rosebatch_kernels.common.device import can_describe, device_of
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.common.processors import processors
-from rosebatch_kernels.common.tma import can_describe
+from rosebatch_kernels.common.sizes import table
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """Sizes of a program, measured on an H100 80GB HBM3.
+class Sizes:
+    """Sizes of a program, the measured ones on an H100 80GB HBM3.
 
     Attributes:
         rows, columns, depth: of a tile; it has so many columns of the gate and as many of up.
@@ -45,17 +45,17 @@ class Tuned:
     max_elements: int = 2**23
 
 
-TUNED = Tuned()
+SIZES = table(Sizes())
 
 
-def can_gate(x: Tensor, weight: Tensor, activation: str) -> bool:
+def can_gate(x: Tensor, weight: Tensor, activation: str, *, sizes: Sizes = SIZES.measured) -> bool:
     """Whether ``gated`` takes these arguments, and is faster than a product and a kernel for the activation."""
     aligned = can_describe(weight.shape[1], weight.dtype) and can_describe(len(weight) // 2, weight.dtype)
-    faster = len(x) >= TUNED.min_rows and weight.numel() <= TUNED.max_elements
+    faster = len(x) >= sizes.min_rows and weight.numel() <= sizes.max_elements
     return activation in GATES and aligned and faster and x.is_contiguous()
 
 
-def gated(x: Tensor, weight: Tensor, activation: str) -> Tensor:
+def gated(x: Tensor, weight: Tensor, activation: str, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """``activation`` of the gate times up, each rounded where separate kernels would round.
 
     Args:
@@ -69,23 +69,23 @@ def gated(x: Tensor, weight: Tensor, activation: str) -> Tensor:
     assert x.is_contiguous() and weight.is_contiguous(), "a descriptor needs contiguous tensors"
     (rows, depth), size = x.shape, len(weight) // 2
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
-    tiles = triton.cdiv(rows, TUNED.rows) * triton.cdiv(size, TUNED.columns)
-    programs = processors(x.device)
+    tiles = triton.cdiv(rows, sizes.rows) * triton.cdiv(size, sizes.columns)
+    programs = device_of(x.device).processors
     _gated_product[(min(programs, tiles),)](
-        TensorDescriptor.from_tensor(x, [TUNED.rows, TUNED.depth]),
-        TensorDescriptor.from_tensor(weight.view(2, size, depth), [2, TUNED.columns, TUNED.depth]),
-        TensorDescriptor.from_tensor(out, [TUNED.rows, TUNED.columns // 2]),
+        TensorDescriptor.from_tensor(x, [sizes.rows, sizes.depth]),
+        TensorDescriptor.from_tensor(weight.view(2, size, depth), [2, sizes.columns, sizes.depth]),
+        TensorDescriptor.from_tensor(out, [sizes.rows, sizes.columns // 2]),
         rows,
         size,
         K=depth,
         GATE=GATES[activation],
-        ROWS=TUNED.rows,
-        COLUMNS=TUNED.columns,
-        DEPTH=TUNED.depth,
-        GROUP=TUNED.group,
+        ROWS=sizes.rows,
+        COLUMNS=sizes.columns,
+        DEPTH=sizes.depth,
+        GROUP=sizes.group,
         PROGRAMS=programs,
-        num_warps=TUNED.warps,
-        num_stages=TUNED.stages,
+        num_warps=sizes.warps,
+        num_stages=sizes.stages,
         **launch_options(),
     )
     return out

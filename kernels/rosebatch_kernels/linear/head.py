@@ -15,15 +15,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from rosebatch_kernels.common.device import can_describe, device_of
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.common.processors import processors
-from rosebatch_kernels.common.tma import can_describe
-from rosebatch_kernels.common.tuned import Steps, value_at
+from rosebatch_kernels.common.sizes import Steps, table, value_at
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """Sizes of a program, measured on an H100 80GB HBM3.
+class Sizes:
+    """Sizes of a program, the measured ones on an H100 80GB HBM3.
 
     Attributes:
         rows: rows of x in a tile, by rows of x.
@@ -40,16 +39,16 @@ class Tuned:
     max_rows: int = 64
 
 
-TUNED = Tuned()
+SIZES = table(Sizes())
 
 
-def can_stream_head(x: Tensor, weight: Tensor) -> bool:
+def can_stream_head(x: Tensor, weight: Tensor, *, sizes: Sizes = SIZES.measured) -> bool:
     """Whether ``logits`` takes these arguments of 16 bits. It is faster than cuBLAS where it does."""
     aligned = can_describe(weight.shape[1], weight.dtype) and can_describe(len(weight), weight.dtype)
-    return aligned and len(x) <= TUNED.max_rows and x.is_contiguous()
+    return aligned and len(x) <= sizes.max_rows and x.is_contiguous()
 
 
-def logits(x: Tensor, weight: Tensor) -> Tensor:
+def logits(x: Tensor, weight: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """``x @ weightᵀ``.
 
     Args:
@@ -61,22 +60,22 @@ def logits(x: Tensor, weight: Tensor) -> Tensor:
     """
     (rows, depth), size = x.shape, len(weight)
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
-    tile_rows = value_at(TUNED.rows, rows)
+    tile_rows = value_at(sizes.rows, rows)
     assert rows <= tile_rows, "a tile holds all rows of x"
-    tiles = triton.cdiv(size, TUNED.columns)
-    programs = processors(x.device)
+    tiles = triton.cdiv(size, sizes.columns)
+    programs = device_of(x.device).processors
     _logits[(min(programs, tiles),)](
-        TensorDescriptor.from_tensor(x, [tile_rows, TUNED.depth]),
-        TensorDescriptor.from_tensor(weight, [TUNED.columns, TUNED.depth]),
-        TensorDescriptor.from_tensor(out, [tile_rows, TUNED.columns]),
+        TensorDescriptor.from_tensor(x, [tile_rows, sizes.depth]),
+        TensorDescriptor.from_tensor(weight, [sizes.columns, sizes.depth]),
+        TensorDescriptor.from_tensor(out, [tile_rows, sizes.columns]),
         size,
         K=depth,
         ROWS=tile_rows,
-        COLUMNS=TUNED.columns,
-        DEPTH=TUNED.depth,
+        COLUMNS=sizes.columns,
+        DEPTH=sizes.depth,
         PROGRAMS=programs,
-        num_warps=TUNED.warps,
-        num_stages=TUNED.stages,
+        num_warps=sizes.warps,
+        num_stages=sizes.stages,
         **launch_options(),
     )
     return out

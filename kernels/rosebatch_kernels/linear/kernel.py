@@ -14,14 +14,21 @@ from torch import Tensor
 
 from rosebatch_kernels.common.activations import GATES, activate
 from rosebatch_kernels.common.launch import LINE, launch_options, lines_of, prefetch, wait
-from rosebatch_kernels.common.tuned import value_at
-from rosebatch_kernels.linear.tuned import TUNED, tile_of_parts
+from rosebatch_kernels.common.sizes import value_at
+from rosebatch_kernels.linear.sizes import SIZES, Sizes, tile_of_parts
 
 # Elements of 16 bits that fill a cache line.
 _LINE = tl.constexpr(LINE // 2)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    sizes: Sizes = SIZES.measured,
+) -> Tensor:
     """``activation(x @ weightᵀ + bias)``.
 
     Args:
@@ -37,20 +44,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
     gated = activation in GATES
     columns = len(weight) // 2 if gated else len(weight)
     out = torch.empty(len(x), columns, dtype=x.dtype, device=x.device)
-    depth = value_at(TUNED.gated_depth, len(x)) if gated else TUNED.depth
-    tile = {"ROWS": TUNED.rows, "TILE": TUNED.columns, "DEPTH": depth}
-    _launch(x, weight, bias, out, columns, activation, **tile)
+    depth = value_at(sizes.gated_depth, len(x)) if gated else sizes.depth
+    tile = {"ROWS": sizes.rows, "TILE": sizes.columns, "DEPTH": depth}
+    _launch(x, weight, bias, out, columns, activation, **tile, sizes=sizes)
     return out
 
 
-def parts(x: Tensor, weight: Tensor) -> Tensor:
+def parts(x: Tensor, weight: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """``x @ weightᵀ`` in parts ``[S, T, out]`` fp32, which the reader adds up; arguments as of ``linear``.
 
     T may exceed 64. A weight with few rows would occupy few multiprocessors: each part multiplies some of its columns.
     """
-    splits, tile = tile_of_parts(len(x), *weight.shape)
+    splits, tile = tile_of_parts(len(x), *weight.shape, sizes=sizes)
     out = torch.empty(splits, len(x), len(weight), dtype=torch.float32, device=x.device)
-    _launch(x, weight, None, out, len(weight), None, **tile)
+    _launch(x, weight, None, out, len(weight), None, **tile, sizes=sizes)
     return out
 
 
@@ -61,6 +68,8 @@ def _launch(
     out: Tensor,
     columns: int,
     activation: str | None,
+    *,
+    sizes: Sizes = SIZES.measured,
     **tile: int,
 ) -> None:
     """``tile``: a program computes ``ROWS`` by ``TILE`` elements, ``DEPTH`` products at a time."""
@@ -82,9 +91,9 @@ def _launch(
         GATED=gate is not None,
         PARTS=out.ndim == 3,
         LINES=lines_of(2 * share),
-        STAGES=value_at(TUNED.part_stages, rows) if out.ndim == 3 else TUNED.stages,
-        num_warps=TUNED.warps,
-        maxnreg=value_at(TUNED.registers, rows),
+        STAGES=value_at(sizes.part_stages, rows) if out.ndim == 3 else sizes.stages,
+        num_warps=sizes.warps,
+        maxnreg=value_at(sizes.registers, rows),
         **tile,
         **launch_options(),
     )

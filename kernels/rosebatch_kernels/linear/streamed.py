@@ -3,34 +3,40 @@
 import torch
 from torch import Tensor
 
-from rosebatch_kernels.linear import kernel
-from rosebatch_kernels.linear.gated import can_gate, gated
-from rosebatch_kernels.linear.head import can_stream_head, logits
+from rosebatch_kernels.common.device import HOPPER, SHARED_MEMORY, Device
+from rosebatch_kernels.linear import gated, head, kernel, sizes
 from rosebatch_kernels.linear.torch_linear import PaddedLinear, TorchLinear
-from rosebatch_kernels.linear.tuned import TUNED
 
 
-def can_stream(weight: Tensor) -> bool:
-    """Whether the kernel serves the weight: 16 bits, and a GPU with 227 KiB of shared memory in a block."""
-    if weight.dtype.itemsize != 2:
-        return False
-    return weight.device.type == "cpu" or torch.cuda.get_device_capability(weight.device)[0] in (9, 10)
+def can_stream(weight: Tensor, device: Device) -> bool:
+    """Whether the kernels serve the weight: 16 bits, and a GPU with the shared memory of Hopper."""
+    return weight.dtype.itemsize == 2 and device.shared_memory >= SHARED_MEMORY[HOPPER]
 
 
 class StreamedLinear(TorchLinear):
-    """``x [T, in] -> [T, out]`` in a 16-bit type; our kernels include the activation."""
+    """``x [T, in] -> [T, out]`` in a 16-bit type; our kernels include the activation.
+
+    Args:
+        weight, bias: see ``TorchLinear``.
+        device: decides the sizes of programs.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, device: Device) -> None:
+        super().__init__(weight, bias)
+        self._sizes = sizes.SIZES.of(device)
+        self._gated_sizes = gated.SIZES.of(device)
 
     def streams(self, x: Tensor) -> bool:
         """Whether the kernel computes the product of these rows."""
-        return len(x) <= TUNED.max_rows and self.weight.numel() <= TUNED.max_elements
+        return len(x) <= self._sizes.max_rows and self.weight.numel() <= self._sizes.max_elements
 
     def divides(self, x: Tensor) -> bool:
         """See ``Linear``."""
-        return len(x) <= TUNED.max_rows_in_parts and self.weight.numel() <= TUNED.max_elements
+        return len(x) <= self._sizes.max_rows_in_parts and self.weight.numel() <= self._sizes.max_elements
 
     def adds_in_place(self, x: Tensor) -> bool:
         """See ``Linear``."""
-        return len(x) >= TUNED.min_rows_onto and self.bias is None
+        return len(x) >= self._sizes.min_rows_onto and self.bias is None
 
     def add_(self, x: Tensor, onto: Tensor) -> Tensor:
         """See ``Linear``; by cuBLAS: the product is rounded once, as the sum."""
@@ -39,20 +45,20 @@ class StreamedLinear(TorchLinear):
     def __call__(self, x: Tensor) -> Tensor:
         """See ``Linear``."""
         if self.streams(x):
-            return kernel.linear(x, self.weight, self.bias)
+            return kernel.linear(x, self.weight, self.bias, sizes=self._sizes)
         return super().__call__(x)
 
     def product(self, x: Tensor) -> Tensor:
         """See ``Linear``."""
-        return kernel.linear(x, self.weight) if self.streams(x) else super().product(x)
+        return kernel.linear(x, self.weight, sizes=self._sizes) if self.streams(x) else super().product(x)
 
     def parts(self, x: Tensor) -> Tensor:
         """See ``kernel.parts``."""
-        return kernel.parts(x, self.weight)
+        return kernel.parts(x, self.weight, sizes=self._sizes)
 
     def gates(self, x: Tensor, activation: str) -> bool:
         """Whether the kernel for many rows computes both halves of the product and the activation between them."""
-        return self.bias is None and can_gate(x, self.weight, activation)
+        return self.bias is None and gated.can_gate(x, self.weight, activation, sizes=self._gated_sizes)
 
     def activates(self, x: Tensor, activation: str) -> bool:
         """See ``Linear``."""
@@ -62,19 +68,28 @@ class StreamedLinear(TorchLinear):
     def activated(self, x: Tensor, activation: str) -> Tensor:
         """The activated product, see ``kernel.linear``; of many rows by ``gated``, or by cuBLAS, which has GELU."""
         if self.streams(x):
-            return kernel.linear(x, self.weight, self.bias, activation)
+            return kernel.linear(x, self.weight, self.bias, activation, sizes=self._sizes)
         if self.gates(x, activation):
-            return gated(x, self.weight, activation)
+            return gated.gated(x, self.weight, activation, sizes=self._gated_sizes)
         assert activation == "gelu_tanh" and self.bias is not None
         out: Tensor = torch._addmm_activation(self.bias, x, self.weight.t(), use_gelu=True)
         return out
 
 
 class StreamedHead(PaddedLinear):
-    """The output projection; our kernel reads the weight faster for few rows."""
+    """The output projection; our kernel reads the weight faster for few rows.
+
+    Args:
+        weight: see ``PaddedLinear``.
+        device: decides the sizes of programs.
+    """
+
+    def __init__(self, weight: Tensor, device: Device) -> None:
+        super().__init__(weight)
+        self._sizes = head.SIZES.of(device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product, in x's dtype."""
-        if can_stream_head(x, self.weight):
-            return logits(x, self.weight)[:, : self.out_size]
+        if head.can_stream_head(x, self.weight, sizes=self._sizes):
+            return head.logits(x, self.weight, sizes=self._sizes)[:, : self.out_size]
         return super().__call__(x)

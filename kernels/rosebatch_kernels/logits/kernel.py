@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rosebatch_kernels.common.activations import tanh
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.sizes import table
 from rosebatch_kernels.logits import layout
 
 _COUNT = tl.constexpr(layout.COUNT)
@@ -22,7 +23,7 @@ _ENDS = tl.constexpr(layout.ENDS)
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Sizes:
     """Sizes of a program, measured on an H200.
 
     Attributes:
@@ -36,7 +37,7 @@ class Tuned:
     warps: int = 4
 
 
-TUNED = Tuned()
+SIZES = table(Sizes())
 
 
 def adjust(
@@ -50,6 +51,7 @@ def adjust(
     repetition: Tensor,
     positions: Tensor,
     min_positions: Tensor,
+    sizes: Sizes = SIZES.measured,
 ) -> Tensor:
     """See ``rosebatch_kernels.logits.reference``; the five parameters are contiguous."""
     assert logits.stride(-1) == marks.stride(-1) == 1, "the last axis is contiguous"
@@ -57,7 +59,7 @@ def adjust(
     rows, size = logits.shape
     # Rows begin on 16 bytes, for the sampling kernel.
     out = torch.empty(rows, triton.cdiv(size, 4) * 4, dtype=torch.float32, device=logits.device)[:, :size]
-    _adjust[(rows, triton.cdiv(size, TUNED.columns))](
+    _adjust[(rows, triton.cdiv(size, sizes.columns))](
         logits,
         marks,
         bias,
@@ -73,9 +75,9 @@ def adjust(
         marks.stride(0),
         0 if bias is None else bias.stride(0),
         out.stride(0),
-        columns=TUNED.columns,
+        columns=sizes.columns,
         EVEN=size % 16 == 0,
-        num_warps=TUNED.warps,
+        num_warps=sizes.warps,
         # A fused product and difference would be rounded once, not twice.
         enable_fp_fusion=False,
         **launch_options(),
@@ -83,53 +85,53 @@ def adjust(
     return out
 
 
-def count_(marks: Tensor, tokens: Tensor, slots: Tensor | None) -> None:
+def count_(marks: Tensor, tokens: Tensor, slots: Tensor | None, *, sizes: Sizes = SIZES.measured) -> None:
     """See ``rosebatch_kernels.logits.reference``; tokens and slots are contiguous."""
     assert marks.stride(-1) == 1, "the last axis is contiguous"
     rows = len(tokens)
-    _count[(triton.cdiv(rows, TUNED.counted),)](
+    _count[(triton.cdiv(rows, sizes.counted),)](
         marks,
         tokens,
         slots,
         rows,
         marks.shape[1],
         marks.stride(0),
-        tile=TUNED.counted,
-        num_warps=TUNED.warps,
+        tile=sizes.counted,
+        num_warps=sizes.warps,
         **launch_options(),
     )
 
 
-def mask_(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+def mask_(logits: Tensor, masks: Tensor, rows: Tensor, *, sizes: Sizes = SIZES.measured) -> None:
     """See ``rosebatch_kernels.logits.reference``; rows are contiguous. Allowed logits are neither read nor written."""
     assert logits.stride(-1) == masks.stride(-1) == 1, "the last axis is contiguous"
     size = logits.shape[1]
-    _mask[(len(rows), triton.cdiv(size, TUNED.columns))](
+    _mask[(len(rows), triton.cdiv(size, sizes.columns))](
         logits,
         masks,
         rows,
         size,
         logits.stride(0),
         masks.stride(0),
-        words=TUNED.columns // 32,
-        num_warps=TUNED.warps,
+        words=sizes.columns // 32,
+        num_warps=sizes.warps,
         **launch_options(),
     )
 
 
-def scale_and_cap_(logits: Tensor, scale: float, cap: float) -> Tensor:
+def scale_and_cap_(logits: Tensor, scale: float, cap: float, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """See ``rosebatch_kernels.logits.reference``."""
     assert logits.stride(-1) == 1, "the last axis is contiguous"
     rows, size = logits.shape
-    _scale_and_cap[(rows, triton.cdiv(size, TUNED.columns))](
+    _scale_and_cap[(rows, triton.cdiv(size, sizes.columns))](
         logits,
         float(scale),
         float(cap),
         size,
         logits.stride(0),
-        columns=TUNED.columns,
+        columns=sizes.columns,
         CAPPED=cap > 0,
-        num_warps=TUNED.warps,
+        num_warps=sizes.warps,
         **launch_options(),
     )
     return logits

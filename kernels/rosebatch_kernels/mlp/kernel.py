@@ -11,11 +11,12 @@ from torch import Tensor
 
 from rosebatch_kernels.common.activations import GATES, activate, logistic
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.sizes import table
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """Sizes of a program, measured on an H100 80GB HBM3.
+class Sizes:
+    """Sizes of a program, the measured ones on an H100 80GB HBM3.
 
     Attributes:
         columns: of a tile: 16 bytes for each thread in 16-bit types.
@@ -30,87 +31,87 @@ class Tuned:
     many_rows: int = 4
 
 
-TUNED = Tuned()
+SIZES = table(Sizes())
 
 
-def bias_gelu_erf_(x: Tensor, bias: Tensor | None = None) -> Tensor:
+def bias_gelu_erf_(x: Tensor, bias: Tensor | None = None, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """``gelu(x + bias)`` written over ``x [T, I]``, rows at any stride, which is returned; ``bias [I]``."""
-    return _launch_activation(x, bias, "gelu_erf")
+    return _launch_activation(x, bias, "gelu_erf", sizes=sizes)
 
 
-def bias_gelu_tanh_(x: Tensor, bias: Tensor | None = None) -> Tensor:
+def bias_gelu_tanh_(x: Tensor, bias: Tensor | None = None, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """``gelu_tanh(x + bias)`` written over ``x [T, I]``, rows at any stride, which is returned; ``bias [I]``."""
-    return _launch_activation(x, bias, "gelu_tanh")
+    return _launch_activation(x, bias, "gelu_tanh", sizes=sizes)
 
 
-def bias_relu_(x: Tensor, bias: Tensor | None = None) -> Tensor:
+def bias_relu_(x: Tensor, bias: Tensor | None = None, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """``relu(x + bias)`` written over ``x [T, I]``, rows at any stride, which is returned; ``bias [I]``."""
-    return _launch_activation(x, bias, "relu")
+    return _launch_activation(x, bias, "relu", sizes=sizes)
 
 
-def bias_residual_(residual: Tensor, y: Tensor, bias: Tensor) -> Tensor:
+def bias_residual_(residual: Tensor, y: Tensor, bias: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """``residual += y + bias`` in place, and ``residual`` returned: ``[T, H]``, ``[T, H]`` and ``[H]``."""
     assert residual.stride(-1) == y.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = residual.shape
-    grid, tile = _tiles(tokens, size)
+    grid, tile = _tiles(tokens, size, sizes=sizes)
     _bias_residual[grid](residual, y, bias, tokens, size, residual.stride(0), y.stride(0), **tile)
     return residual
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def silu_mul(gate_up: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """``silu(gate) * up`` for ``gate_up [T, 2·I]``, gate first, rows at any stride: ``[T, I]``."""
-    return _launch_gated(gate_up, "silu_mul")
+    return _launch_gated(gate_up, "silu_mul", sizes=sizes)
 
 
-def relu_mul(gate_up: Tensor) -> Tensor:
+def relu_mul(gate_up: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """``relu(gate) * up`` for ``gate_up [T, 2·I]``, gate first, rows at any stride: ``[T, I]``."""
-    return _launch_gated(gate_up, "relu_mul")
+    return _launch_gated(gate_up, "relu_mul", sizes=sizes)
 
 
-def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+def gelu_tanh_mul(gate_up: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """``gelu_tanh(gate) * up`` for ``gate_up [T, 2·I]``, gate first, rows at any stride: ``[T, I]``."""
-    return _launch_gated(gate_up, "gelu_tanh_mul")
+    return _launch_gated(gate_up, "gelu_tanh_mul", sizes=sizes)
 
 
-def gelu_erf_mul(gate_up: Tensor) -> Tensor:
+def gelu_erf_mul(gate_up: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """``gelu(gate) * up`` for ``gate_up [T, 2·I]``, gate first, rows at any stride: ``[T, I]``."""
-    return _launch_gated(gate_up, "gelu_erf_mul")
+    return _launch_gated(gate_up, "gelu_erf_mul", sizes=sizes)
 
 
-def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+def sigmoid_mul(x: Tensor, gate: Tensor, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """``x · sigmoid(gate)`` of ``[T, I]`` each, rows at any stride, rounded once; a gate may be ``[T, 1]``."""
     assert x.stride(-1) == gate.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    grid, tile = _tiles(tokens, size)
+    grid, tile = _tiles(tokens, size, sizes=sizes)
     strides = x.stride(0), gate.stride(0)
     _sigmoid_mul[grid](x, gate, out, tokens, size, *strides, wide=gate.shape[1] > 1, **tile)
     return out
 
 
-def _launch_activation(x: Tensor, bias: Tensor | None, name: str) -> Tensor:
+def _launch_activation(x: Tensor, bias: Tensor | None, name: str, *, sizes: Sizes = SIZES.measured) -> Tensor:
     assert x.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = x.shape
-    grid, tile = _tiles(tokens, size)
+    grid, tile = _tiles(tokens, size, sizes=sizes)
     _activation[grid](x, bias, tokens, size, x.stride(0), name=name, **tile)
     return x
 
 
-def _launch_gated(gate_up: Tensor, name: str) -> Tensor:
+def _launch_gated(gate_up: Tensor, name: str, *, sizes: Sizes = SIZES.measured) -> Tensor:
     assert gate_up.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = len(gate_up), gate_up.shape[-1] // 2
     out = torch.empty(tokens, size, dtype=gate_up.dtype, device=gate_up.device)
-    grid, tile = _tiles(tokens, size)
+    grid, tile = _tiles(tokens, size, sizes=sizes)
     _activation_mul[grid](gate_up, out, tokens, size, gate_up.stride(0), name=GATES[name], **tile)
     return out
 
 
-def _tiles(tokens: int, size: int) -> tuple[tuple[int, int], dict[str, int]]:
+def _tiles(tokens: int, size: int, *, sizes: Sizes = SIZES.measured) -> tuple[tuple[int, int], dict[str, int]]:
     """The grid, and the tile of a program."""
-    columns = min(TUNED.columns, triton.next_power_of_2(size))
-    rows = TUNED.columns // columns * (TUNED.many_rows if tokens > TUNED.few_tokens else 1)
+    columns = min(sizes.columns, triton.next_power_of_2(size))
+    rows = sizes.columns // columns * (sizes.many_rows if tokens > sizes.few_tokens else 1)
     grid = triton.cdiv(tokens, rows), triton.cdiv(size, columns)
-    return grid, {"rows": rows, "columns": columns, "num_warps": TUNED.warps, **launch_options()}
+    return grid, {"rows": rows, "columns": columns, "num_warps": sizes.warps, **launch_options()}
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -16,12 +16,12 @@ from rosebatch_kernels.common.all_reduce import TILE, AllReduce
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rank_sum import sum_over_ranks
 from rosebatch_kernels.common.rows import rows_of
-from rosebatch_kernels.common.tuned import Steps, value_at
+from rosebatch_kernels.common.sizes import Steps, table, value_at
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """Sizes of a program, measured on an H100 80GB HBM3.
+class Sizes:
+    """Sizes of a program, the measured ones on an H100 80GB HBM3.
 
     Attributes:
         tile: elements; narrower rows share a program.
@@ -33,12 +33,12 @@ class Tuned:
     warps: Steps = ((8192, 16), (4096, 8), (2048, 4), (512, 1), (0, 4))
 
 
-TUNED = Tuned()
+SIZES = table(Sizes())
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """LayerNorm of ``x [T, H]``, rows at any stride, with ``weight`` and perhaps ``bias`` ``[H]``; same dtype out."""
-    normed, _ = _launch(x, None, None, weight, bias, eps, kind="layer")
+    normed, _ = _launch(x, None, None, weight, bias, eps, kind="layer", sizes=sizes)
     return normed
 
 
@@ -50,21 +50,23 @@ def add_layer_norm(
     eps: float,
     x_bias: Tensor | None = None,
     all_reduce: AllReduce | None = None,
+    *,
+    sizes: Sizes = SIZES.measured,
 ) -> tuple[Tensor, Tensor]:
     """``residual + (x + x_bias)`` and its LayerNorm: ``(normed [T, H], residual [T, H])``, both new.
 
     ``x`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear.kernel``).
     With ``all_reduce``, ``x`` is this rank's part of a sum over ranks.
     """
-    return _launch(x, x_bias, residual, weight, bias, eps, kind="layer", all_reduce=all_reduce)
+    return _launch(x, x_bias, residual, weight, bias, eps, kind="layer", all_reduce=all_reduce, sizes=sizes)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """RMSNorm of ``x [T, H]`` or ``[T, heads, H]``, rows and heads at any stride, with ``weight [H]``; same dtype out.
 
     The normalised value is rounded to the input's dtype before the weight is applied; with an fp32 weight it is not.
     """
-    normed, _ = _launch(x, None, None, weight, None, eps, kind="rms")
+    normed, _ = _launch(x, None, None, weight, None, eps, kind="rms", sizes=sizes)
     return normed
 
 
@@ -76,9 +78,11 @@ def add_rms_norm(
     x_bias: Tensor | None = None,
     scale: float = 1.0,
     all_reduce: AllReduce | None = None,
+    *,
+    sizes: Sizes = SIZES.measured,
 ) -> tuple[Tensor, Tensor]:
     """``residual + scale · (x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``, both new."""
-    return _launch(x, x_bias, residual, weight, None, eps, kind="rms", scale=scale, all_reduce=all_reduce)
+    return _launch(x, x_bias, residual, weight, None, eps, kind="rms", scale=scale, all_reduce=all_reduce, sizes=sizes)
 
 
 def add_post_norm(
@@ -89,18 +93,29 @@ def add_post_norm(
     eps: float,
     x_bias: Tensor | None = None,
     all_reduce: AllReduce | None = None,
+    *,
+    sizes: Sizes = SIZES.measured,
 ) -> tuple[Tensor, Tensor]:
     """``residual + RMSNorm(x + x_bias)`` and its RMSNorm: ``(normed [T, H], residual [T, H])``; ``x`` as above.
 
     Without a second weight, both results are the same new tensor.
     """
     kind = None if weight is None else "rms"
-    return _launch(x, x_bias, residual, weight, None, eps, kind=kind, post_weight=post_weight, all_reduce=all_reduce)
+    return _launch(
+        x, x_bias, residual, weight, None, eps, kind=kind, post_weight=post_weight, all_reduce=all_reduce, sizes=sizes
+    )
 
 
-def add(x: Tensor, residual: Tensor, x_bias: Tensor | None = None, all_reduce: AllReduce | None = None) -> Tensor:
+def add(
+    x: Tensor,
+    residual: Tensor,
+    x_bias: Tensor | None = None,
+    all_reduce: AllReduce | None = None,
+    *,
+    sizes: Sizes = SIZES.measured,
+) -> Tensor:
     """``residual + (x + x_bias)``, a new ``[T, H]``; ``x`` as above."""
-    return _launch(x, x_bias, residual, None, None, 0.0, kind=None, all_reduce=all_reduce)[1]
+    return _launch(x, x_bias, residual, None, None, 0.0, kind=None, all_reduce=all_reduce, sizes=sizes)[1]
 
 
 def _launch(
@@ -115,6 +130,7 @@ def _launch(
     post_weight: Tensor | None = None,
     scale: float = 1.0,
     all_reduce: AllReduce | None = None,
+    sizes: Sizes = SIZES.measured,
 ) -> tuple[Tensor, Tensor]:
     """The norm of ``kind``: ``layer``, ``rms`` or None. Without a residual, the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
@@ -122,7 +138,7 @@ def _launch(
     total = x if residual is None else torch.empty(like.shape, dtype=like.dtype, device=x.device)
     normed = total if kind is None else torch.empty(like.shape, dtype=like.dtype, device=x.device)
     block = triton.next_power_of_2(size)
-    tile_rows = max(1, TUNED.tile // block)
+    tile_rows = max(1, sizes.tile // block)
     _norm[(triton.cdiv(rows.number, tile_rows),)](
         x,
         x_bias,
@@ -148,7 +164,7 @@ def _launch(
         size=size,
         block=block,
         tile_rows=tile_rows,
-        num_warps=value_at(TUNED.warps, block),
+        num_warps=value_at(sizes.warps, block),
         **launch_options(),
     )
     return normed, total

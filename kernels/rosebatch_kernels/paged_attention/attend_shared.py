@@ -7,8 +7,6 @@ for each row. Norm and rotation of q are those of the decode kernel (source of t
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,30 +16,8 @@ from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, wei
 from rosebatch_kernels.common.launch import launch_options, wait, wait_before_return
 from rosebatch_kernels.common.scores import score_factors
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, MEMBERS, QUERIES, SharedKeys, SharedParts
-from rosebatch_kernels.common.tuned import Program
 from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_tile, no_key
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """Sizes of a program; ``narrow`` was measured on an H100 80GB HBM3, the others were not.
-
-    Attributes:
-        fp32: for fp32, with a quarter of the queries.
-        narrow: for 16 bits.
-        large_heads: for 16 bits and heads of more than 128 channels.
-    """
-
-    fp32: Program
-    narrow: Program
-    large_heads: Program
-
-
-TUNED = Tuned(
-    fp32=Program(keys=16, warps=4, stages=1),
-    narrow=Program(keys=64, warps=8, stages=3),
-    large_heads=Program(keys=32, warps=8, stages=3),
-)
+from rosebatch_kernels.paged_attention.sizes import SIZES, SharedSizes
 
 
 def attend_shared(
@@ -59,6 +35,7 @@ def attend_shared(
     rotary: tuple[Tensor, Tensor] | None = None,
     qk_norm: HeadNorm | None = None,
     append: bool = True,
+    sizes: SharedSizes = SIZES.measured.shared,
 ) -> None:
     """Attend to shared keys and leave each row's partial results in ``parts``.
 
@@ -67,13 +44,14 @@ def attend_shared(
         parts: for partial results, which ``rosebatch_kernels.paged_attention.decode`` takes over.
         qkv, cache, block_table, positions, limits: as it takes them.
         num_heads, scale, soft_cap, rotary, qk_norm, append: as well.
+        sizes: of programs.
     """
     _, blocks, kv_heads, block_size, size = cache.shape
     group = num_heads // kv_heads
-    tuned = TUNED.narrow if size <= 128 else TUNED.large_heads
+    program = sizes.narrow if size <= 128 else sizes.large_heads
     max_queries = QUERIES
     if qkv.dtype.itemsize == 4:
-        tuned, max_queries = TUNED.fp32, max_queries // 4
+        program, max_queries = sizes.fp32, max_queries // 4
     queries = min(max_queries, triton.next_power_of_2(MEMBERS * group))
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     scale, cap = score_factors(scale, soft_cap)
@@ -104,14 +82,14 @@ def attend_shared(
         D=size,
         WIDTH=max(16, triton.next_power_of_2(size)),
         BLOCK=block_size,
-        TILE=tuned.keys,
+        TILE=program.keys,
         PARTS=MAX_PARTS,
         ROTARY=cos.shape[1] if append and rotary is not None else 0,
         NORM=norm,
         CAPPED=soft_cap > 0,
-        STAGES=tuned.stages,
-        num_warps=tuned.warps,
-        maxnreg=tuned.registers,
+        STAGES=program.stages,
+        num_warps=program.warps,
+        maxnreg=program.registers,
         **launch_options(),
     )
 

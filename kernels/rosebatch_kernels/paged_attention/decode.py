@@ -24,14 +24,16 @@ from rosebatch_kernels.common.scores import scaled, score_factors, sink_weights
 from rosebatch_kernels.common.shared_keys import MAX_PARTS, SharedKeys
 from rosebatch_kernels.common.splits import DecodeWorkspace
 from rosebatch_kernels.paged_attention.attend_shared import attend_shared
-from rosebatch_kernels.paged_attention.decode_sizes import (
+from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_tile, no_key
+from rosebatch_kernels.paged_attention.sizes import (
+    SIZES,
+    Sizes,
     max_registers,
     program_of,
     requests_early,
     tile_rows,
     tiles_of_split,
 )
-from rosebatch_kernels.paged_attention.online_softmax import attend, keys_of_tile, no_key
 
 _LINE_BITS = tl.constexpr(8 * LINE)
 
@@ -54,6 +56,7 @@ def decode(
     append: bool = True,
     keys: SharedKeys | None = None,
     divided: bool = True,
+    sizes: Sizes = SIZES.measured,
 ) -> Tensor:
     """Attention of one new token for each sequence.
 
@@ -77,6 +80,7 @@ def decode(
             window.
         divided: False if no row has more than ``undivided_keys``. The result is the same, without programs for splits
             that have nothing to do.
+        sizes: of programs.
 
     Returns:
         ``[B, heads · D]``.
@@ -86,11 +90,11 @@ def decode(
     group = num_heads // kv_heads
     out = torch.empty(batch, num_heads * size, dtype=qkv.dtype, device=qkv.device)
     splits = workspace.num_splits(batch) if divided else 1
-    tuned = program_of(group, cache.dtype)
-    registers = tuned.registers
+    program = program_of(group, cache.dtype, sizes=sizes.decode)
+    registers = program.registers
     if splits == 1 or keys is not None:
         programs = batch * kv_heads if keys is None else None
-        registers = max_registers(group, cache.dtype, size, programs, qkv.device)
+        registers = max_registers(group, cache.dtype, size, programs, qkv.device, sizes=sizes.decode)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     # Without shared keys, something of the same dtypes.
     shared = workspace.arrived, workspace.arrived, workspace.sums, workspace.stats
@@ -112,12 +116,13 @@ def decode(
             rotary=rotary,
             qk_norm=qk_norm,
             append=append,
+            sizes=sizes.shared,
         )
         shared = keys.begins, keys.counts, parts.sums, parts.stats
     scale, cap = score_factors(scale, soft_cap)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
     # A tile's keys lie together within a block.
-    early = keys is None and requests_early(batch) and block_size % tuned.keys == 0
+    early = keys is None and requests_early(batch, sizes=sizes.decode) and block_size % program.keys == 0
     _decode[(kv_heads, batch, splits)](
         out,
         qkv,
@@ -141,18 +146,18 @@ def decode(
         block_table.stride(0),
         positions.stride(0),
         window,
-        tiles_of_split(batch, kv_heads, tuned),
+        tiles_of_split(batch, kv_heads, program, sizes=sizes.decode),
         cap,
         qkv if sinks is None else sinks,
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
         MEMBERS=triton.next_power_of_2(group),
-        ROWS=tile_rows(group, cache.dtype),
+        ROWS=tile_rows(group, cache.dtype, sizes=sizes.decode),
         D=size,
         WIDTH=max(16, triton.next_power_of_2(size)),
         BLOCK=block_size,
-        TILE=tuned.keys,
+        TILE=program.keys,
         SPLITS=splits,
         APPEND=append,
         ROTARY=cos.shape[1] if append and rotary is not None else 0,
@@ -160,9 +165,9 @@ def decode(
         CAPPED=soft_cap > 0,
         SINKS=sinks is not None,
         SHARED=MAX_PARTS if keys is not None else 0,
-        STAGES=tuned.stages,
-        EARLY_LINES=lines_of(tuned.keys * size * cache.itemsize) if early else 0,
-        num_warps=tuned.warps,
+        STAGES=program.stages,
+        EARLY_LINES=lines_of(program.keys * size * cache.itemsize) if early else 0,
+        num_warps=program.warps,
         maxnreg=registers,
         **launch_options(),
     )

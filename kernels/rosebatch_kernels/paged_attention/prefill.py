@@ -5,8 +5,6 @@ keys with an online softmax (FlashAttention, arXiv 2205.14135). The chunk's own 
 reads a prefix from an earlier step, or from another sequence, like the rest.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -16,27 +14,8 @@ from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.scores import score_factors, sink_weights
 from rosebatch_kernels.common.tiles import TILE_ROWS as TILE_ROWS
 from rosebatch_kernels.common.tiles import tile_of_program
-from rosebatch_kernels.common.tuned import Program
 from rosebatch_kernels.paged_attention.prefill_softmax import attend, keys_of_tile
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """Sizes of a program, measured on an H100 80GB HBM3.
-
-    Attributes:
-        fp32: for fp32.
-        narrow: for 16-bit types.
-    """
-
-    fp32: Program
-    narrow: Program
-
-
-TUNED = Tuned(
-    fp32=Program(keys=16, warps=8, stages=1),
-    narrow=Program(keys=32, warps=4, stages=3),
-)
+from rosebatch_kernels.paged_attention.sizes import SIZES, PrefillSizes
 
 
 def prefill(
@@ -50,6 +29,7 @@ def prefill(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    sizes: PrefillSizes = SIZES.measured.prefill,
 ) -> Tensor:
     """Attention of chunks of tokens, packed one after the other.
 
@@ -63,6 +43,7 @@ def prefill(
         scale: factor on q·k.
         window: keys that a token sees, its own included; 0 for all. Blocks without a key that a tile sees are not read.
         soft_cap, sinks: see ``rosebatch_kernels.paged_attention.decode``.
+        sizes: of programs.
 
     Returns:
         ``[T, heads · D]``.
@@ -71,7 +52,7 @@ def prefill(
     out = torch.empty(len(q), num_heads * size, dtype=q.dtype, device=q.device)
     width = max(16, triton.next_power_of_2(size))
     scale, cap = score_factors(scale, soft_cap)
-    tuned = TUNED.narrow if q.dtype.itemsize == 2 else TUNED.fp32
+    program = sizes.narrow if q.dtype.itemsize == 2 else sizes.fp32
     _prefill[(num_heads, len(tiles))](
         out,
         q,
@@ -91,12 +72,12 @@ def prefill(
         WIDTH=width,
         BLOCK=block_size,
         ROWS=TILE_ROWS,
-        KEYS=tuned.keys,
+        KEYS=program.keys,
         WINDOW=window > 0,
         CAPPED=soft_cap > 0,
         SINKS=sinks is not None,
-        STAGES=tuned.stages,
-        num_warps=tuned.warps,
+        STAGES=program.stages,
+        num_warps=program.warps,
         **launch_options(),
     )
     return out

@@ -14,8 +14,8 @@ from torch import Tensor
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.scores import score_factors, sink_weights
 from rosebatch_kernels.common.tiles import TILE_ROWS
-from rosebatch_kernels.paged_attention.prefill import TUNED
 from rosebatch_kernels.paged_attention.prefill_softmax import attend, keys_of_tile
+from rosebatch_kernels.paged_attention.sizes import SIZES, PrefillSizes
 
 
 def prefill_shared(
@@ -29,6 +29,7 @@ def prefill_shared(
     scale: float,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
+    sizes: PrefillSizes = SIZES.measured.prefill,
 ) -> Tensor:
     """Attention of chunks of tokens, packed one after the other, without a window.
 
@@ -44,6 +45,7 @@ def prefill_shared(
         num_heads: query heads, a multiple of kv_heads.
         scale: factor on q·k.
         soft_cap, sinks: see ``rosebatch_kernels.paged_attention.decode``.
+        sizes: of programs.
 
     Returns:
         ``[T, heads · D]``.
@@ -51,7 +53,7 @@ def prefill_shared(
     _, blocks, kv_heads, block_size, size = cache.shape
     out = torch.empty(len(q), num_heads * size, dtype=q.dtype, device=q.device)
     scale, cap = score_factors(scale, soft_cap)
-    tuned = TUNED.fp32 if q.dtype.itemsize == 4 else TUNED.narrow
+    program = sizes.fp32 if q.dtype.itemsize == 4 else sizes.shared
     _prefill_shared[(num_heads, len(tiles))](
         out,
         q,
@@ -71,11 +73,11 @@ def prefill_shared(
         WIDTH=max(16, triton.next_power_of_2(size)),
         BLOCK=block_size,
         ROWS=TILE_ROWS,
-        KEYS=tuned.keys,
+        KEYS=program.keys,
         CAPPED=soft_cap > 0,
         SINKS=sinks is not None,
-        STAGES=tuned.stages,
-        num_warps=tuned.warps,
+        STAGES=program.stages,
+        num_warps=program.warps,
         **launch_options(),
     )
     return out

@@ -10,7 +10,7 @@ from torch import Tensor
 from rosebatch_kernels.common.head_norms import HeadNorm, norm_arguments
 from rosebatch_kernels.common.heads import halves, normed_and_rotated, turn, weight_halves
 from rosebatch_kernels.common.launch import launch_options, wait
-from rosebatch_kernels.common.tuned import Steps, value_at
+from rosebatch_kernels.common.sizes import Steps, value_at
 
 # Warps of the one program of each token, by the elements of q in its registers; 4 measured on an H100 80GB HBM3.
 _WARPS: Steps = ((16384, 16), (8192, 8), (0, 4))

@@ -32,14 +32,15 @@ import triton.language as tl
 from torch import Tensor
 
 from rosebatch_kernels.common.launch import launch_options, wait
+from rosebatch_kernels.common.sizes import table
 from rosebatch_kernels.common.tokens import NOT_FINITE
 from rosebatch_kernels.sampling.distribution import COLDEST, HOTTEST
 from rosebatch_kernels.sampling.threshold import crossing, load, lower_bound, pick_kept, uniform, weight
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """Sizes of both kernels, measured on an H100 80GB HBM3.
+class Sizes:
+    """Sizes of both kernels, the measured ones on an H100 80GB HBM3.
 
     Attributes:
         segment: ids that share one maximum and one sum.
@@ -60,7 +61,7 @@ class Tuned:
     warps: int = 8
 
 
-TUNED = Tuned()
+SIZES = table(Sizes())
 
 _NOT_FINITE = tl.constexpr(NOT_FINITE)
 
@@ -76,6 +77,8 @@ def sample_rows(
     min_p: Tensor,
     seeds: Tensor,
     positions: Tensor,
+    *,
+    sizes: Sizes = SIZES.measured,
 ) -> Tensor:
     """See ``rosebatch_kernels.sampling.reference``; V is at most 2^20.
 
@@ -92,25 +95,25 @@ def sample_rows(
     room = end * logits.element_size() <= logits.untyped_storage().nbytes()
     if logits.data_ptr() % 16 or logits.stride(0) % group or not room:
         group = 1
-    segments = triton.cdiv(vocab, TUNED.segment)
+    segments = triton.cdiv(vocab, sizes.segment)
     # Two tensors, which both begin on 16 bytes: else Triton would compile the kernels for both cases.
     maxima, sums = (torch.empty(rows, segments, dtype=torch.float32, device=logits.device) for _ in range(2))
     reached = torch.empty(rows, segments, dtype=torch.int32, device=logits.device)
-    values = torch.empty(rows, TUNED.room, dtype=logits.dtype, device=logits.device)
-    ids = torch.empty(rows, TUNED.room, dtype=torch.int32, device=logits.device)
+    values = torch.empty(rows, sizes.room, dtype=logits.dtype, device=logits.device)
+    ids = torch.empty(rows, sizes.room, dtype=torch.int32, device=logits.device)
     shape = (logits, logits.stride(0) // group, vocab, segments)
-    _summarise[(triton.cdiv(segments, TUNED.summarised), rows)](
+    _summarise[(triton.cdiv(segments, sizes.summarised), rows)](
         *shape,
         temperature,
         temperature.stride(0),
         maxima,
         sums,
         group=group,
-        segment=TUNED.segment,
-        block=TUNED.summarised,
+        segment=sizes.segment,
+        block=sizes.summarised,
         coldest=COLDEST,
         hottest=HOTTEST,
-        num_warps=TUNED.warps,
+        num_warps=sizes.warps,
         **launch_options(),
     )
     _choose[(rows,)](
@@ -135,16 +138,16 @@ def sample_rows(
         ids,
         tokens,
         group=group,
-        segment=TUNED.segment,
+        segment=sizes.segment,
         block=max(triton.next_power_of_2(segments), 32),
-        room=TUNED.room,
-        many=TUNED.many,
-        few=TUNED.few,
-        gathered=TUNED.gathered,
+        room=sizes.room,
+        many=sizes.many,
+        few=sizes.few,
+        gathered=sizes.gathered,
         blank_bits=_BLANK_BITS[logits.dtype],
         coldest=COLDEST,
         hottest=HOTTEST,
-        num_warps=TUNED.warps,
+        num_warps=sizes.warps,
         **launch_options(),
     )
     return tokens

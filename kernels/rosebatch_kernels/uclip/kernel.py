@@ -16,11 +16,12 @@ from rosebatch_kernels.common.clip import clip
 from rosebatch_kernels.common.head_norms import Gain
 from rosebatch_kernels.common.launch import launch_options, wait
 from rosebatch_kernels.common.rows import rows_of
+from rosebatch_kernels.common.sizes import table
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """Sizes of a program, measured on an H100 80GB HBM3.
+class Sizes:
+    """Sizes of a program, the measured ones on an H100 80GB HBM3.
 
     Attributes:
         warps: of a program.
@@ -38,39 +39,53 @@ class Tuned:
     one_wave: int = 2**19
 
 
-TUNED = Tuned()
+SIZES = table(Sizes())
 
 
-def uclip_norm(x: Tensor, alpha: Tensor, gamma: Gain) -> Tensor:
+def uclip_norm(x: Tensor, alpha: Tensor, gamma: Gain, *, sizes: Sizes = SIZES.measured) -> Tensor:
     """UClipNorm of ``x [T, H]`` or ``[T, heads, H]``, rows and heads at any stride; same dtype out.
 
     ``alpha`` is ``[H]``, ``gamma`` a number or ``[H]`` fp32.
     """
-    normed, _ = _launch(x, None, None, 0.0, alpha, gamma)
+    normed, _ = _launch(x, None, None, 0.0, alpha, gamma, sizes=sizes)
     return normed
 
 
 def add_uclip_norm(
-    y: Tensor, residual: Tensor, post_alpha: Tensor, post_gamma: Gain, alpha: Tensor, gamma: Gain
+    y: Tensor,
+    residual: Tensor,
+    post_alpha: Tensor,
+    post_gamma: Gain,
+    alpha: Tensor,
+    gamma: Gain,
+    *,
+    sizes: Sizes = SIZES.measured,
 ) -> tuple[Tensor, Tensor]:
     """``residual + UClip_post(y)``, and its UClipNorm: ``(normed [T, H], residual [T, H])``, both new.
 
     ``y`` is ``[T, H]``; or ``[S, T, H]`` fp32, parts to be added up first (see ``rosebatch_kernels.linear.kernel``).
     The clipped value is rounded to the residual's dtype before the addition, and so is the sum.
     """
-    return _launch(y, residual, post_alpha, post_gamma, alpha, gamma)
+    return _launch(y, residual, post_alpha, post_gamma, alpha, gamma, sizes=sizes)
 
 
 def _launch(
-    x: Tensor, residual: Tensor | None, post_alpha: Tensor | None, post_gamma: Gain, alpha: Tensor, gamma: Gain
+    x: Tensor,
+    residual: Tensor | None,
+    post_alpha: Tensor | None,
+    post_gamma: Gain,
+    alpha: Tensor,
+    gamma: Gain,
+    *,
+    sizes: Sizes = SIZES.measured,
 ) -> tuple[Tensor, Tensor]:
     """Without a residual the second result is ``x``."""
     rows, size = rows_of(x, residual), x.shape[-1]
     like = x if residual is None else residual
     normed = torch.empty(like.shape, dtype=like.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(normed)
-    tile = TUNED.few if rows.number * size <= TUNED.one_wave else TUNED.many
-    columns = min(tile, TUNED.columns, triton.next_power_of_2(size))
+    tile = sizes.few if rows.number * size <= sizes.one_wave else sizes.many
+    columns = min(tile, sizes.columns, triton.next_power_of_2(size))
     tile_rows = tile // columns
     _uclip[(triton.cdiv(rows.number, tile_rows), triton.cdiv(size, columns))](
         x,
@@ -92,7 +107,7 @@ def _launch(
         gamma_each=isinstance(gamma, Tensor),
         tile_rows=tile_rows,
         columns=columns,
-        num_warps=TUNED.warps,
+        num_warps=sizes.warps,
         # A product fused with the addition after it would not be rounded before it.
         enable_fp_fusion=False,
         **launch_options(),

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from rosebatch_kernels.common.tuned import Steps, value_at
+from rosebatch_kernels.common.sizes import Steps, table, value_at
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """Measured on an H100 80GB HBM3.
+class Sizes:
+    """Sizes of programs; the measured ones are of an H100 80GB HBM3.
 
     Attributes:
         rows: rows of x in a tile of ``linear``. Hopper's matrix instruction takes no fewer; missing rows cost no loads.
@@ -51,15 +51,17 @@ class Tuned:
     min_rows_onto: int = 513
 
 
-TUNED = Tuned()
+SIZES = table(Sizes())
 
 
-def tile_of_parts(rows: int, size_out: int, size_in: int) -> tuple[int, dict[str, int]]:
+def tile_of_parts(
+    rows: int, size_out: int, size_in: int, *, sizes: Sizes = SIZES.measured
+) -> tuple[int, dict[str, int]]:
     """The number of parts of a product of so many rows, and ``ROWS``, ``TILE`` and ``DEPTH`` of its programs."""
-    tile, limit = value_at(TUNED.part_columns, size_out), value_at(TUNED.max_parts, rows)
+    tile, limit = value_at(sizes.part_columns, size_out), value_at(sizes.max_parts, rows)
     tiles, splits = -(-size_out // tile), 1
-    while splits < limit and tiles * splits < TUNED.programs and size_in // (splits * 2) >= TUNED.min_share:
+    while splits < limit and tiles * splits < sizes.programs and size_in // (splits * 2) >= sizes.min_share:
         splits *= 2
     # Half as many at a time where the last part would be left with too little.
-    depth = TUNED.part_depth // (1 if size_in % (splits * TUNED.part_depth) == 0 else 2)
-    return splits, {"ROWS": value_at(TUNED.part_rows, rows), "TILE": tile, "DEPTH": depth}
+    depth = sizes.part_depth // (1 if size_in % (splits * sizes.part_depth) == 0 else 2)
+    return splits, {"ROWS": value_at(sizes.part_rows, rows), "TILE": tile, "DEPTH": depth}

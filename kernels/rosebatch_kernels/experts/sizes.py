@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rosebatch_kernels.common.sizes import table
+
 
 class Tile(NamedTuple):
     """A program's tile: rows of x, rows of the weight, products at a time, warps, pipeline stages, TMA for weights."""
@@ -29,12 +31,18 @@ _STEPS = (
     Step(8, Tile(32, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4)),
     Step(0, Tile(16, 32, 128, 4, 4), Tile(16, 32, 128, 4, 5)),
 )
+# What fits 99 KB of shared memory.
+_SMALL_STEPS = (
+    Step(24, Tile(64, 64, 64, 4, 3), Tile(64, 128, 64, 4, 3)),
+    Step(8, Tile(32, 32, 128, 4, 3), Tile(32, 64, 128, 4, 3)),
+    Step(0, Tile(16, 32, 128, 4, 3), Tile(16, 32, 128, 4, 4)),
+)
 _WIDE = Step(0, Tile(16, 32, 32, 4, 2), Tile(16, 32, 32, 4, 2))
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """Fastest of the candidates of ``bench.py`` on an H100.
+class Sizes:
+    """Fastest of the candidates of ``benchmarks/kernels/experts.py``.
 
     Attributes:
         steps: tiles by T · k / E, largest least first, for 16-bit types.
@@ -55,4 +63,4 @@ class Tuned:
         return next(step for step in self.steps if rows_per_expert >= step.minimum)
 
 
-TUNED = Tuned()
+SIZES = table(Sizes(), sm_86=Sizes(steps=_SMALL_STEPS))

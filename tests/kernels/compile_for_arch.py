@@ -1,10 +1,12 @@
-"""Compiles the kernels for a Hopper GPU on a machine without one: ``python compile_for_hopper.py``.
+"""Compiles kernels for a GPU on a machine without one: ``python compile_for_arch.py ARCH GROUP``.
 
 Run by ``test_compiles.py`` in a process of its own, where Triton does not interpret. The launchers are called as ever,
-on tensors in the CPU's memory, and every launch ends with the compiled kernel.
+on tensors in the CPU's memory, with the sizes that ``rosebatch.ops`` takes for the architecture. Every launch ends with
+the compiled kernel. Prints a line for each: name, bytes of shared memory, and the matrix instruction.
 """
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -12,15 +14,18 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from rosebatch_kernels.common import device as devices
 from rosebatch_kernels.common import launch
+from rosebatch_kernels.common.device import Device
 from rosebatch_kernels.feedback import layout
 
+DEVICE = Device.of_arch(int(sys.argv[1]), 100)
 compiled = []
 
 
 def compile_only() -> None:
-    """Make every launch a compilation."""
-    target = GPUTarget("cuda", 90, 32)
+    """Make every launch a compilation for ``DEVICE``."""
+    target = GPUTarget("cuda", DEVICE.arch, 32)
     driver.set_active(
         SimpleNamespace(
             get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: target
@@ -34,8 +39,14 @@ def compile_only() -> None:
         compiled.append((self.__name__, kernel.metadata.shared, tensor_cores))
 
     JITFunction.run = warm_up
-    hopper = {"PDL": True, "launch_pdl": True}
-    launch.launch_options = lambda: hopper
+    options = {"PDL": True, "launch_pdl": True} if DEVICE.pdl else {"PDL": False}
+    launch.launch_options = lambda: options
+    devices.device_of = lambda device: DEVICE
+
+
+def sized(module, name):
+    """A launcher with the architecture's sizes."""
+    return partial(getattr(module, name), sizes=module.SIZES.of(DEVICE))
 
 
 def empty(*shape, dtype=torch.bfloat16):
@@ -46,12 +57,25 @@ def ints(*shape):
     return torch.zeros(shape, dtype=torch.int32)
 
 
+def softmax():
+    """Decode, prefill, prefill of shared tiles, and the number of splits."""
+    from rosebatch_kernels.paged_attention import decode, prefill, prefill_shared, sizes
+
+    own = sizes.SIZES.of(DEVICE)
+    return (
+        partial(decode.decode, sizes=own),
+        partial(prefill.prefill, sizes=own.prefill),
+        partial(prefill_shared.prefill_shared, sizes=own.prefill),
+        partial(sizes.num_splits, sizes=own.decode),
+    )
+
+
 def attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadRMSNorm
     from rosebatch_kernels.common.splits import DecodeWorkspace
-    from rosebatch_kernels.paged_attention.decode import decode
-    from rosebatch_kernels.paged_attention.prefill import prefill
     from rosebatch_kernels.qkv.kernel import prepare
+
+    decode, prefill, _, num_splits = softmax()
 
     for heads, kv_heads, size, dtype in [
         (12, 12, 64, torch.float16),
@@ -64,7 +88,7 @@ def attention() -> None:
         for batch, append in [(1, True), (300, False)]:
             qkv = empty(batch, (heads + 2 * kv_heads) * size, dtype=dtype)
             table, fields = ints(batch, 4), ints(batch)
-            workspace = DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cpu"))
+            workspace = DecodeWorkspace(batch, heads, kv_heads, size, torch.device("cpu"), num_splits)
             options = {"num_heads": heads, "scale": 1.0, "append": append}
             if heads != kv_heads:
                 options |= {"rotary": rotary, "qk_norm": qk_norm}
@@ -78,9 +102,9 @@ def attention_of_more_families() -> None:
     """Heads of odd sizes, rotated in part; sinks and caps; groups of 5, 7 and 8 heads."""
     from rosebatch_kernels.common.head_norms import HeadLayerNorm, HeadRMSNorm
     from rosebatch_kernels.common.splits import DecodeWorkspace
-    from rosebatch_kernels.paged_attention.decode import decode
-    from rosebatch_kernels.paged_attention.prefill import prefill
     from rosebatch_kernels.qkv.kernel import prepare, whole_rms_norm_
+
+    decode, prefill, _, num_splits = softmax()
 
     for heads, kv_heads, size, rotated, dtype, cap, with_sinks in [
         (64, 8, 64, 64, torch.bfloat16, 0.0, True),
@@ -98,23 +122,23 @@ def attention_of_more_families() -> None:
         else:
             norm = HeadRMSNorm(empty(size, dtype=dtype), empty(size, dtype=dtype), 1e-6)
         heads_before = {"num_heads": heads, "rotary": (empty(8, rotated, dtype=dtype),) * 2, "qk_norm": norm}
-        softmax = {"scale": 0.1, "soft_cap": cap, "sinks": empty(heads, dtype=dtype) if with_sinks else None}
+        scores = {"scale": 0.1, "soft_cap": cap, "sinks": empty(heads, dtype=dtype) if with_sinks else None}
         table, fields = ints(2, 4), ints(2)
-        workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"))
-        decode(qkv, cache, table, fields, fields, workspace, window=100, **softmax, **heads_before)
+        workspace = DecodeWorkspace(2, heads, kv_heads, size, torch.device("cpu"), num_splits)
+        decode(qkv, cache, table, fields, fields, workspace, window=100, **scores, **heads_before)
         prepare(qkv, cache, table, fields, fields, **heads_before)
         prepare(qkv, cache, table, fields, fields, **heads_before, rotary_rows=fields)
         whole_rms_norm_(qkv, empty(heads * size, dtype=dtype), empty(kv_heads * size, dtype=dtype), 1e-6)
         for window in (0, 100):
-            prefill(qkv, cache, table, ints(3, 4), num_heads=heads, window=window, **softmax)
+            prefill(qkv, cache, table, ints(3, 4), num_heads=heads, window=window, **scores)
 
 
 def shared_attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadRMSNorm
     from rosebatch_kernels.common.shared_keys import MEMBERS, SharedKeys
     from rosebatch_kernels.common.splits import DecodeWorkspace
-    from rosebatch_kernels.paged_attention.decode import decode
-    from rosebatch_kernels.paged_attention.prefill_shared import prefill_shared
+
+    decode, _, prefill_shared, num_splits = softmax()
 
     for heads, kv_heads, size, block_size, dtype, cap in [
         (12, 12, 64, 64, torch.float16, 0.0),
@@ -130,7 +154,7 @@ def shared_attention() -> None:
         options |= {"rotary": (empty(8, size, dtype=dtype),) * 2, "qk_norm": norm}
         table, fields = ints(256, 4), ints(256)
         keys = SharedKeys(ints(4, 5), ints(MEMBERS), fields, fields)
-        workspace = DecodeWorkspace(256, heads, kv_heads, size, fields.device, shares=True)
+        workspace = DecodeWorkspace(256, heads, kv_heads, size, fields.device, num_splits, shares=True)
         decode(qkv, cache, table, fields, fields, workspace, keys=keys, **options)
         prefill_shared(qkv, cache, table, ints(3, 5), ints(9, 4), num_heads=heads, scale=1.0, soft_cap=cap)
 
@@ -139,11 +163,13 @@ def gated_attention() -> None:
     from rosebatch_kernels.common.head_norms import HeadUClip
     from rosebatch_kernels.common.shared_keys import MEMBERS, SharedKeys
     from rosebatch_kernels.common.splits import DecodeWorkspace
-    from rosebatch_kernels.hp1.decode import decode, num_splits
+    from rosebatch_kernels.hp1 import decode as decode_module
+    from rosebatch_kernels.hp1 import prefill as prefill_module
     from rosebatch_kernels.hp1.gate import Gate
-    from rosebatch_kernels.hp1.prefill import prefill
+    from rosebatch_kernels.hp1.sizes import num_splits
     from rosebatch_kernels.qkv.kernel import prepare
 
+    decode, prefill = sized(decode_module, "decode"), sized(prefill_module, "prefill")
     for heads, kv_heads, size, dtype, append, taps in [
         (8, 4, 128, torch.bfloat16, True, 3),
         (3, 3, 80, torch.float16, False, 8),
@@ -196,6 +222,7 @@ def layers() -> None:
     from rosebatch_kernels.linear import kernel as linear
     from rosebatch_kernels.linear.gated import gated
     from rosebatch_kernels.linear.head import logits
+    from rosebatch_kernels.linear.streamed import can_stream
     from rosebatch_kernels.mlp import kernel as mlp
     from rosebatch_kernels.norm import kernel as norm
     from rosebatch_kernels.uclip import kernel as uclip
@@ -225,14 +252,16 @@ def layers() -> None:
     each = empty(size, dtype=torch.float32)
     for post_gamma, gamma in ((-1.5, 0.5), (each, 0.5), (each, each)):
         uclip.add_uclip_norm(empty(8192, size), empty(8192, size), weight, post_gamma, weight, gamma)
+    streams = can_stream(empty(1, 64), DEVICE)
     # One row of the weight is a size that Triton makes a constant.
-    for rows, out in ((1, 2048), (64, 1)):
+    for rows, out in ((1, 2048), (64, 1)) if streams else ():
         linear.linear(empty(rows, size), empty(out, size), empty(out), None)
         linear.parts(empty(rows, size), empty(out, size))
-    for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul", "relu_mul", "gelu_tanh_mul"):
+    for activation in ("gelu_tanh", "gelu_erf", "relu", "silu_mul", "relu_mul", "gelu_tanh_mul") if streams else ():
         linear.linear(x, empty(2048, size), empty(2048), activation)
-    gated(empty(3000, size), empty(2048, size), "silu_mul")
-    for rows in (1, 32, 64):
+    if streams:
+        gated(empty(3000, size), empty(2048, size), "silu_mul")
+    for rows in (1, 32, 64) if streams else ():
         logits(empty(rows, size), empty(4096, size))
     cache = empty(1, 2, 4, 2, 64, 64)
     kv_cache.append(cache[0], empty(3, 2, 64), empty(3, 2, 64), torch.zeros(3, 2, dtype=torch.int64))
@@ -242,12 +271,13 @@ def layers() -> None:
 def experts() -> None:
     from rosebatch_kernels.experts import kernel, router
 
+    parts = sized(kernel, "parts")
     for tokens in (1, 256, 512, 4096):
         for number, k, size, inner, activation in ((128, 8, 256, 64, "silu_mul"), (32, 4, 360, 72, "clamped_swiglu")):
             ids, weights = router.route(empty(tokens, number), k, normalize=number == 32)
             biases = (empty(number, 2 * inner), empty(number, size)) if number == 32 else (None, None)
             matrices = empty(number, 2 * inner, size), empty(number, size, inner)
-            kernel.parts(empty(tokens, size), ids, weights, *matrices, *biases, activation)
+            parts(empty(tokens, size), ids, weights, *matrices, *biases, activation)
 
 
 def tokens() -> None:
@@ -292,13 +322,6 @@ def tokens() -> None:
 
 if __name__ == "__main__":
     compile_only()
-    attention()
-    attention_of_more_families()
-    shared_attention()
-    gated_attention()
-    delta_rule()
-    layers()
-    experts()
-    tokens()
+    globals()[sys.argv[2]]()
     for line in sorted(set(compiled)):
         sys.stdout.write(" ".join(map(str, line)) + "\n")

@@ -1,0 +1,77 @@
+"""Tables of kernels' sizes: by architecture and policy, and by the size of what a kernel works on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from rosebatch_kernels.common.device import HOPPER, SHARED_MEMORY, Device
+
+Value = TypeVar("Value")
+
+# The policy of tables: the fastest sizes, whatever they do to the order of sums.
+FASTEST = "fastest"
+
+# ``(minimum, value)`` pairs, largest least first: the value for each range of a size.
+Steps = tuple[tuple[int, int], ...]
+
+
+def value_at(steps: tuple[tuple[int, Value], ...], size: int) -> Value:
+    """The value of the first pair whose least is at most ``size``."""
+    return next(value for minimum, value in steps if size >= minimum)
+
+
+class Program(NamedTuple):
+    """Sizes of an attention kernel's program.
+
+    Attributes:
+        keys: of a tile.
+        warps: of a program.
+        stages: of the software pipeline.
+        registers: of a thread at most; None leaves it to the compiler.
+    """
+
+    keys: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+
+@dataclass(frozen=True)
+class Table(Generic[Value]):
+    """The sizes of an operator's programs. ``rosebatch.ops`` takes those of a device once, and hands them to launchers.
+
+    Attributes:
+        entries: by architecture and policy. Those of Hopper were measured on an H100 80GB HBM3; all others only keep
+            within the architecture's shared memory.
+    """
+
+    entries: Mapping[tuple[int, str], Value]
+
+    @property
+    def measured(self) -> Value:
+        """The sizes of an H100."""
+        return self.entries[HOPPER, FASTEST]
+
+    def of(self, device: Device, policy: str = FASTEST) -> Value:
+        """The sizes for a device: of its architecture, else those that take the most of its shared memory.
+
+        An operator whose measured sizes fit all GPUs has no others.
+        """
+        archs = sorted((arch for arch, own in self.entries if own == policy), key=lambda arch: SHARED_MEMORY[arch])
+        fitting = [arch for arch in archs if SHARED_MEMORY[arch] <= device.shared_memory]
+        arch = device.arch if device.arch in archs else (fitting or archs)[-1 if fitting else 0]
+        return self.entries[arch, policy]
+
+
+def table(measured: Value, **others: Value) -> Table[Value]:
+    """A table of the fastest sizes: the measured ones, and those of other architectures, such as ``sm_86``."""
+    named = {(int(name.removeprefix("sm_")), FASTEST): sizes for name, sizes in others.items()}
+    return Table({(HOPPER, FASTEST): measured, **named})
+
+
+def unmeasured(device: Device) -> str | None:
+    """What to say of a GPU whose sizes were not measured there; None for one like an H100."""
+    if device.arch == HOPPER:
+        return None
+    like = "an H100's" if device.shared_memory >= SHARED_MEMORY[HOPPER] else "smaller ones that fit its shared memory"
+    return f"this GPU is sm_{device.arch}: kernel sizes are {like}; they were measured on an H100 only"

@@ -1,0 +1,207 @@
+"""Sizes of the attention kernels with a softmax, and what follows from them for a decode launch."""
+
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from rosebatch_kernels.common.device import device_of
+from rosebatch_kernels.common.sizes import Program, Steps, table, value_at
+
+# Of a part of a multiprocessor; and of a thread, however many the compiler wants.
+_PART_REGISTERS, _MAX_REGISTERS = 2**14, 255
+_WARP_THREADS = 32
+
+
+@dataclass(frozen=True)
+class DecodeSizes:
+    """Sizes of a decode program and of splits.
+
+    Attributes:
+        fp32: for fp32.
+        one_head: for 16 bits and one query head to a K/V head.
+        group: for 16 bits and several query heads to a K/V head.
+        group_registers: of a thread at most, where sequences are undivided, by channels of a head, measured on an H200.
+            The first with the fewest rounds of programs is taken, because the last round may be nearly empty. Where
+            keys are shared, it is the last: their kernel leaves few multiprocessors. Heads of more than 128 channels
+            would spill.
+        one_head_rows: rows of that one head's matrix product, all alike; 1 does without one.
+        max_early: sequences up to which a program requests its first keys before its predecessor is complete. With
+            more, the requests only compete with that kernel's.
+        splits: splits of each sequence, by sequences times K/V heads. Few of these are divided to fill the GPU, more
+            of them so that a long sequence does not outlast the others. Very many balance each other undivided.
+        min_keys: keys that make a split worth its merge, by sequences times K/V heads times warps of a program. The
+            number is larger where undivided sequences already fill the GPU.
+    """
+
+    fp32: Program
+    one_head: Program
+    group: Program
+    group_registers: tuple[tuple[int, tuple[int | None, ...]], ...] = (
+        (129, (None,)),
+        (65, (184, 168)),
+        (0, (168, 128)),
+    )
+    one_head_rows: int = 16
+    max_early: int = 128
+    splits: Steps = ((2112, 1), (128, 4), (32, 8), (0, 16))
+    min_keys: Steps = ((512, 512), (0, 128))
+
+
+@dataclass(frozen=True)
+class SharedSizes:
+    """Sizes of a program that attends to shared keys; only ``narrow`` was measured.
+
+    Attributes:
+        fp32: for fp32, with a quarter of the queries.
+        narrow: for 16 bits.
+        large_heads: for 16 bits and heads of more than 128 channels.
+    """
+
+    fp32: Program
+    narrow: Program
+    large_heads: Program
+
+
+@dataclass(frozen=True)
+class PrefillSizes:
+    """Sizes of a prefill program.
+
+    Attributes:
+        fp32: for fp32.
+        narrow: for 16-bit types.
+        shared: for 16-bit types where chunks share tiles.
+    """
+
+    fp32: Program
+    narrow: Program
+    shared: Program
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of decode, of the kernel of shared keys, and of prefill."""
+
+    decode: DecodeSizes
+    shared: SharedSizes
+    prefill: PrefillSizes
+
+
+_DECODE = DecodeSizes(
+    fp32=Program(keys=16, warps=4, stages=1),
+    one_head=Program(keys=32, warps=1, stages=2),
+    group=Program(keys=32, warps=2, stages=3),
+)
+SIZES = table(
+    Sizes(
+        decode=_DECODE,
+        shared=SharedSizes(
+            fp32=Program(keys=16, warps=4, stages=1),
+            narrow=Program(keys=64, warps=8, stages=3),
+            large_heads=Program(keys=32, warps=8, stages=3),
+        ),
+        prefill=PrefillSizes(
+            fp32=Program(keys=16, warps=8, stages=1),
+            narrow=Program(keys=32, warps=4, stages=3),
+            shared=Program(keys=32, warps=4, stages=3),
+        ),
+    ),
+    sm_86=Sizes(
+        decode=_DECODE,
+        shared=SharedSizes(
+            fp32=Program(keys=16, warps=4, stages=1),
+            narrow=Program(keys=32, warps=8, stages=2),
+            large_heads=Program(keys=16, warps=8, stages=2),
+        ),
+        prefill=PrefillSizes(
+            fp32=Program(keys=16, warps=8, stages=1),
+            narrow=Program(keys=32, warps=4, stages=3),
+            shared=Program(keys=32, warps=4, stages=2),
+        ),
+    ),
+)
+
+
+def num_splits(batch: int, kv_heads: int, *, sizes: DecodeSizes = SIZES.measured.decode) -> int:
+    """Parts of each sequence's keys. They follow from sizes that a CUDA graph fixes, never from lengths."""
+    return value_at(sizes.splits, batch * kv_heads)
+
+
+def undivided_keys(
+    batch: int, num_heads: int, kv_heads: int, dtype: torch.dtype, *, sizes: DecodeSizes = SIZES.measured.decode
+) -> int:
+    """Most keys of a sequence that are never divided among splits."""
+    if num_splits(batch, kv_heads, sizes=sizes) == 1:
+        return sys.maxsize
+    program = program_of(num_heads // kv_heads, dtype, sizes=sizes)
+    return (2 * tiles_of_split(batch, kv_heads, program, sizes=sizes) - 1) * program.keys
+
+
+def form(
+    batch: int,
+    num_heads: int,
+    kv_heads: int,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    divided: bool,
+    sizes: DecodeSizes = SIZES.measured.decode,
+) -> tuple[bool, int, int | None]:
+    """What the batch size changes in the compiled kernel: early requests, splits, and registers at most."""
+    group, splits = num_heads // kv_heads, num_splits(batch, kv_heads, sizes=sizes) if divided else 1
+    if splits > 1:
+        return requests_early(batch, sizes=sizes), splits, program_of(group, dtype, sizes=sizes).registers
+    return (
+        requests_early(batch, sizes=sizes),
+        splits,
+        max_registers(group, dtype, size, batch * kv_heads, device, sizes=sizes),
+    )
+
+
+def requests_early(batch: int, *, sizes: DecodeSizes = SIZES.measured.decode) -> bool:
+    """Whether a program requests its first keys before its predecessor is complete."""
+    return batch <= sizes.max_early
+
+
+def tiles_of_split(batch: int, kv_heads: int, program: Program, *, sizes: DecodeSizes = SIZES.measured.decode) -> int:
+    """Tiles of keys that make a split worth its merge, at least."""
+    return max(1, value_at(sizes.min_keys, batch * kv_heads * program.warps) // program.keys)
+
+
+def max_registers(
+    group: int,
+    dtype: torch.dtype,
+    size: int,
+    programs: int | None,
+    device: torch.device,
+    *,
+    sizes: DecodeSizes = SIZES.measured.decode,
+) -> int | None:
+    """The most registers of a thread: of so many programs of undivided sequences, or of any that share keys (None)."""
+    program = program_of(group, dtype, sizes=sizes)
+    if program.registers is not None or group == 1 or dtype.itemsize == 4:
+        return program.registers
+    choices = value_at(sizes.group_registers, size)
+    if programs is None:
+        return choices[-1]
+    return min(choices, key=lambda each: -(-programs // (_at_once(each, program.warps) * device_of(device).processors)))
+
+
+def _at_once(registers: int | None, warps: int) -> int:
+    """Programs that a multiprocessor runs at a time: all registers of a warp lie in one of its four parts."""
+    return 4 * (_PART_REGISTERS // (_WARP_THREADS * (registers or _MAX_REGISTERS))) // warps
+
+
+def tile_rows(group: int, dtype: torch.dtype, *, sizes: DecodeSizes = SIZES.measured.decode) -> int:
+    """Rows of a program's matrix product, for ``group`` query heads to a K/V head; 1 for none."""
+    if group == 1:
+        return 1 if dtype.itemsize == 4 else sizes.one_head_rows
+    return max(16, 1 << (group - 1).bit_length())
+
+
+def program_of(group: int, dtype: torch.dtype, *, sizes: DecodeSizes = SIZES.measured.decode) -> Program:
+    """Sizes of a program for ``group`` query heads to a K/V head."""
+    if dtype.itemsize == 4:
+        return sizes.fp32
+    return sizes.one_head if group == 1 else sizes.group
