@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.variants import is_cut_off
+
 # Relative and absolute error allowed against the same formula in float64 on the same (rounded) inputs. 16-bit results
 # are rounded two or three times on the way (eps is 2^-10 for fp16 and 2^-7 for bf16), so 4 eps; fp32 adds up to
 # 1000 terms one behind the other, so 64 eps. The absolute part is for results near zero after cancellation, of
@@ -60,7 +62,7 @@ def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cpu" and params.get("implementation") != "reference":
         if os.environ.get("TRITON_INTERPRET") != "1":
             pytest.skip("Triton compiles for the GPU in this process; TRITON_INTERPRET=1 runs its kernels on the CPU")
-        if torch.bfloat16 in params.values():
+        if is_cut_off(params):
             pytest.skip("the interpreter cuts bf16 numbers off instead of rounding them")
     return str(request.param)
 
