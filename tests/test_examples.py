@@ -13,17 +13,15 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
-import torch
 import yaml
 from openai.types.responses import Response
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from rosebatch.cli.app import main
 from rosebatch.core.pooling_params import PoolingParams
 from rosebatch.io.reader import PromptReader
 from rosebatch.io.rows import PromptRow
 from rosebatch.model.source import DEMO_INSTALL, DEMO_PACKAGE
-from tests.job.fake_model import EOS
+from tests.helpers.small_llama import save_llama
 from tests.job.tool_templates import TEMPLATES, chat_backend
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
@@ -148,20 +146,8 @@ def test_structured_output():
 @pytest.fixture
 def chat_model(tmp_path):
     """A random model whose template has tools and reasoning."""
-    torch.manual_seed(0)
     folder, backend = tmp_path / "model", chat_backend()
-    config = LlamaConfig(
-        vocab_size=backend.get_vocab_size(),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        bos_token_id=None,
-        eos_token_id=EOS,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    save_llama(folder, vocab_size=backend.get_vocab_size(), max_position_embeddings=4096, initializer_range=0.02)
     backend.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATES["hermes"])
     return folder

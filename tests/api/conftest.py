@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from rosebatch import LLM
-from tests.cli.conftest import END, TEMPLATE, save_tokenizer
+from tests.helpers.small_llama import TEMPLATE, save_llama, save_tokenizer
 
 NAME, COMMIT = "Qwen/Qwen3-0.6B", "c0ffee"
 # More than the tokenizer has: token ids in the docs are those of a large model.
@@ -25,20 +24,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     snapshot.mkdir(parents=True)
     (model / "refs").mkdir()
     (model / "refs" / "main").write_text(COMMIT)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=END,
-    )
-    LlamaForCausalLM(config).save_pretrained(snapshot)
+    save_llama(snapshot, vocab_size=VOCAB, max_position_embeddings=4096)
     save_tokenizer(snapshot)
     with_tools = "{% if tools %}{{ tools | tojson }}{% endif %}" + TEMPLATE
     (snapshot / "chat_template.jinja").write_text(with_tools)

@@ -10,7 +10,8 @@ from rosebatch import LLM, SamplingParams
 from rosebatch.text.chat_parsers import ChatReader
 from rosebatch.text.tokenizer import Tokenizer
 from rosebatch.text.tool_calls.qwen3_coder import Qwen3Coder
-from tests.job.fake_model import byte_backend, launch_fake, make_engine
+from tests.helpers.byte_tokenizer import byte_backend
+from tests.job.fake_model import launch_fake, make_engine
 from tests.job.test_tools import SCHEMAS, SUM_TEXT, TOOLS, WIDTH, WRITTEN, Scripted
 from tests.job.tool_templates import chat_tokenizer
 

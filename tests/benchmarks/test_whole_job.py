@@ -2,7 +2,7 @@
 
 from benchmarks.whole_job import make_texts, run_ids, run_text
 from rosebatch import LLM
-from tests.cli.conftest import save_tokenizer
+from tests.helpers.small_llama import save_tokenizer
 
 
 def test_both_sides_compute_the_same(toy, tmp_path):

@@ -10,20 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from rosebatch.cli.app import main
+from tests.helpers.small_llama import save_llama, save_tokenizer
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
-END, VOCAB = 256, 300
-TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,37 +28,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def save_tokenizer(folder: Path) -> None:
-    """Saves a tokenizer of all bytes, the chat template's marks, and tokens that are never used."""
-    vocab = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    marks = ["<|end|>", "<|user|>", "<|assistant|>"]
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([*marks, *(f"<|unused {i}|>" for i in range(VOCAB - 256 - len(marks)))])
-    backend.save(str(folder / "tokenizer.json"))
-    config = {"chat_template": TEMPLATE, "eos_token": "<|end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with random weights, large enough for answers that vary."""
+    """Weights and tokenizer of a small model."""
     folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=END,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    save_llama(folder)
     save_tokenizer(folder)
     return folder
 

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 import rosebatch.launch.launch
 from rosebatch.text.tokenizer import Tokenizer
-from tests.cli.conftest import save_tokenizer
+from tests.helpers.small_llama import save_tokenizer
 
 OLD, NEW = "a" * 40, "b" * 40
 CHAT = [{"role": "user", "content": "hi"}]

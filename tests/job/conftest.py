@@ -19,7 +19,8 @@ from rosebatch.llm.llm import LLM
 from rosebatch.report.progress import Progress
 from rosebatch.report.tally import Tally
 from rosebatch.text.tokenizer import Tokenizer
-from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend, launch_fake, make_engine
+from tests.helpers.byte_tokenizer import byte_backend
+from tests.job.fake_model import TEMPLATE, FakeModel, launch_fake, make_engine
 
 
 class ListOutput(StreamOutput):

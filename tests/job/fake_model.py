@@ -1,4 +1,4 @@
-"""A fake model and a tokenizer of bytes: the whole job runs without a tensor, and every answer is known."""
+"""A fake model over a tokenizer of bytes: the whole job runs without a tensor, and every answer is known."""
 
 import zlib
 from array import array
@@ -7,9 +7,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.config.run import RunConfig
@@ -23,8 +21,8 @@ from rosebatch.engine.scheduling.scheduler import Scheduler
 from rosebatch.launch.launch import Launched, LaunchPlan, make_grammars
 from rosebatch.model.source import ModelSource
 from rosebatch.text.tokenizer import Tokenizer
+from tests.helpers.byte_tokenizer import BYTES, EOS
 
-BYTES, EOS = 256, 256
 HIDDEN = 8
 # After this many tokens an answer with a grammar ends as soon as the grammar allows.
 _LONG = 30
@@ -193,26 +191,6 @@ def launch_fake(engine: Engine, tokenizer: Tokenizer | None, **settings: Any) ->
     plan = LaunchPlan(RunConfig(**settings), torch.device("cpu"), switches, source, None, 0.0)
     grammars = None if tokenizer is None else make_grammars(tokenizer, config, plan.config)
     return Launched(plan, engine, tokenizer, grammars, {"model": "fake"}, 0.0)
-
-
-def byte_characters() -> dict[int, str]:
-    """GPT-2's printable character for each byte."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    return {b: chr(b) for b in printable} | {b: chr(256 + n) for n, b in enumerate(others)}
-
-
-def byte_backend(*extra: bytes) -> tokenizers.Tokenizer:
-    """Token i is byte i. Then come the end token and tokens of several bytes, which encoding never produces."""
-    characters = byte_characters()
-    vocab = {characters[byte]: byte for byte in range(BYTES)} | {"<eos>": EOS}
-    for i, token in enumerate(extra):
-        vocab["".join(characters[byte] for byte in token)] = EOS + 1 + i
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<eos>"])
-    return backend
 
 
 TEMPLATE = (

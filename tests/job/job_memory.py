@@ -12,7 +12,8 @@ from typing import Any
 from rosebatch.job.run import run_file
 from rosebatch.llm.llm import LLM
 from rosebatch.text.tokenizer import Tokenizer
-from tests.job.fake_model import FakeModel, byte_backend, launch_fake, make_engine
+from tests.helpers.byte_tokenizer import byte_backend
+from tests.job.fake_model import FakeModel, launch_fake, make_engine
 from tests.job.fuzz_lines import CHATTY
 
 ROOT = Path(__file__).resolve().parents[2]

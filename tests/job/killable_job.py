@@ -13,7 +13,8 @@ from rosebatch.job.config import JobConfig
 from rosebatch.job.run import run_file, run_job
 from rosebatch.llm.llm import LLM
 from rosebatch.text.tokenizer import Tokenizer
-from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend, launch_fake, make_engine
+from tests.helpers.byte_tokenizer import byte_backend
+from tests.job.fake_model import TEMPLATE, FakeModel, launch_fake, make_engine
 from tests.job.tool_templates import chat_tokenizer
 
 

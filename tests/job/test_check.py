@@ -13,7 +13,7 @@ from rosebatch.engine.metrics.roofline import Floor, Rates, find_floor
 from rosebatch.io.openai.lines import parse_request
 from rosebatch.job.check import check_rows, summary, time_range
 from rosebatch.launch.launch import plan_launch
-from tests.job.fake_model import EOS
+from tests.helpers.byte_tokenizer import EOS
 
 TOML = Path(__file__).parents[2] / "configs" / "models" / "tiny-llama.toml"
 # The fake model's.

@@ -10,7 +10,8 @@ import pytest
 from rosebatch.io.reader import PromptReader
 from rosebatch.job.check import check_rows
 from rosebatch.text.tokenizer import Tokenizer
-from tests.job.fake_model import FakeModel, byte_backend, launch_fake
+from tests.helpers.byte_tokenizer import byte_backend
+from tests.job.fake_model import FakeModel, launch_fake
 from tests.job.fuzz_lines import BATCH, CHATTY, DEEP, FORESEEN, LIMIT, NUMBERS, PLAIN, SHORT, limit_lines, long_values
 from tests.job.lines import codes
 

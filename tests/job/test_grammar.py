@@ -17,7 +17,7 @@ from rosebatch.core.sampling_params import GrammarSpec
 from rosebatch.text.grammar import Grammar, Grammars, TokenConstraint
 from rosebatch.text.grammar_source import new_matcher
 from rosebatch.text.tokenizer import Tokenizer
-from tests.job.fake_model import EOS, byte_backend
+from tests.helpers.byte_tokenizer import EOS, byte_backend
 
 # The width of a model with padded logits. 269 is not a multiple of 32, and one end token is unknown to the tokenizer.
 VOCAB_SIZE, EOS_IDS = 269, (EOS, 266)

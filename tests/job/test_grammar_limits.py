@@ -19,7 +19,8 @@ from rosebatch.job.run import check_sampling
 from rosebatch.text import grammar_check
 from rosebatch.text.grammar import Grammars, TokenConstraint
 from rosebatch.text.grammar_check import GrammarLimits, Tried, check_grammar, try_grammar
-from tests.job.fake_model import EOS, launch_fake, make_engine
+from tests.helpers.byte_tokenizer import EOS
+from tests.job.fake_model import launch_fake, make_engine
 from tests.job.lines import codes
 
 # Parsing it alone takes minutes and many GiB: llguidance looks for a text that all patterns match.

@@ -9,7 +9,8 @@ from rosebatch.core.sampling_params import MAX_TOKENS, SamplingParams
 from rosebatch.text.batch_or_each import batch_or_each
 from rosebatch.text.stop_strings import StopStrings
 from rosebatch.text.tokenizer import Tokenizer
-from tests.job.fake_model import TEMPLATE, byte_backend
+from tests.helpers.byte_tokenizer import byte_backend
+from tests.job.fake_model import TEMPLATE
 
 GOOD = {"prompt": "good", "max_tokens": 2}
 

@@ -8,7 +8,7 @@ import pytest
 
 from rosebatch.core.errors import FlagError
 from rosebatch.text.tokenizer import Tokenizer
-from tests.job.fake_model import byte_backend
+from tests.helpers.byte_tokenizer import byte_backend
 from tests.job.lines import choices_of, codes, usage
 from tests.job.test_tools import ROOM, SCHEMAS, SUM_TEXT, TOOLS, WIDTH, WRITTEN, Scripted
 from tests.job.tool_templates import TEMPLATES, chat_backend, chat_tokenizer

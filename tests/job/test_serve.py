@@ -10,8 +10,9 @@ from rosebatch.job.answers import answer
 from rosebatch.job.prepare import _GROUP, _GROUPS_AHEAD
 from rosebatch.job.serve import _MAX_FAILED, serve
 from rosebatch.text.grammar import Grammars
+from tests.helpers.byte_tokenizer import BYTES, EOS
 from tests.job.conftest import require_clean
-from tests.job.fake_model import BYTES, EOS, make_engine
+from tests.job.fake_model import make_engine
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from rosebatch.text.tool_calls.hermes import Hermes
 from rosebatch.text.tool_calls.llama3 import Llama3
 from rosebatch.text.tool_calls.mistral import Mistral
 from rosebatch.text.tool_calls.qwen3_coder import Qwen3Coder
-from tests.job.fake_model import byte_backend
+from tests.helpers.byte_tokenizer import byte_backend
 from tests.job.tool_templates import chat_backend
 
 TOOLS = {"add": {"properties": {}}, "get_weather": {}}

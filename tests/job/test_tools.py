@@ -9,7 +9,8 @@ import transformers
 from rosebatch.core.errors import RowError
 from rosebatch.text.chat_template import ChatTemplate
 from rosebatch.text.tokenizer import Tokenizer
-from tests.job.fake_model import TEMPLATE, FakeModel, byte_backend
+from tests.helpers.byte_tokenizer import byte_backend
+from tests.job.fake_model import TEMPLATE, FakeModel
 from tests.job.lines import choices_of, codes
 from tests.job.tool_templates import TEMPLATES, chat_backend, chat_tokenizer, tool
 

@@ -6,7 +6,7 @@ The templates are our own. Each uses the features that its family's templates us
 from typing import Any
 
 from rosebatch.text.tokenizer import Tokenizer
-from tests.job.fake_model import byte_backend
+from tests.helpers.byte_tokenizer import byte_backend
 
 _HERMES = """
 {%- if tools %}
