@@ -8,10 +8,11 @@ import pytest
 from rosebatch.config.byte_sizes import parse_size
 from rosebatch.config.delta import DeltaConfig
 from rosebatch.config.hp1 import HP1Config
-from rosebatch.config.model import ModelConfig, RopeConfig
+from rosebatch.config.model import ExpertsConfig, ModelConfig, RopeConfig
 from rosebatch.config.run import RunConfig
 from rosebatch.config.toml_file import convert, load_toml
 from rosebatch.core.errors import FlagError, UserError
+from rosebatch.model.registry import check_config
 from rosebatch.ops.ops import ACTIVATIONS, GATES
 
 MODELS = sorted((Path(__file__).resolve().parents[1] / "configs" / "models").glob("*.toml"))
@@ -36,13 +37,14 @@ HP1_SHAPE = {
     "hp1": HP1Config(),
 }
 DELTA = DeltaConfig(layers=(True, False), key_heads=2, value_heads=4, key_dim=8, value_dim=8)
+EXPERTS = ExpertsConfig(layers=(True, True), num_experts=4, experts_per_token=2, expert_size=8)
 DELTA_SHAPE = {**SHAPE, "family": "qwen3_5", "delta": DELTA}
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_models_that_ship(path):
     """Each is a model that could be built: positions fit the family, end tokens are in the vocabulary."""
-    config = load_toml(path, ModelConfig)
+    config = check_config(load_toml(path, ModelConfig), str(path))
     assert (config.rope is None) == (config.family == "gpt2")
     gates = {"gpt2": ACTIVATIONS, "hp1": ("relu",)}
     assert config.activation in gates.get(config.family, GATES)
@@ -91,7 +93,7 @@ def test_hp1():
 @pytest.mark.parametrize(
     ("shape", "changes", "message"),
     [
-        (HP1_SHAPE, {"hp1": None}, "hp1 is missing"),
+        (HP1_SHAPE, {"hp1": None, "norm_eps": 1e-5}, "hp1 is missing: the gate of attention"),
         (SHAPE, {"hp1": HP1Config()}, "hp1 has no meaning for llama"),
         (HP1_SHAPE, {"norm_eps": 1e-5}, "norm_eps has no meaning for hp1"),
         (SHAPE, {"norm_eps": 0.0}, r"norm_eps must be > 0, got 0\.0"),
@@ -104,12 +106,15 @@ def test_hp1():
         (DELTA_SHAPE, {"num_layers": 3}, "delta.layers has 2 values for 3 layers"),
         (DELTA_SHAPE, {"sliding_windows": (0, 7)}, "sliding_windows is not supported for qwen3_5"),
         (DELTA_SHAPE, {"attention_soft_cap": 2.0}, "attention_soft_cap is not supported for qwen3_5"),
+        ({**SHAPE, "family": "gemma"}, {"experts": EXPERTS}, "experts has no meaning for gemma"),
+        (SHAPE, {"family": "gpt_oss"}, "experts is missing"),
+        (SHAPE, {"family": "lama"}, "shape.toml: unknown family 'lama'; families are cohere, gemma, "),
     ],
 )
 def test_what_a_family_cannot_have(shape, changes, message):
     """Rather than left out of account: another model would answer."""
-    with pytest.raises(ValueError, match=message):
-        ModelConfig(**{**shape, **changes})
+    with pytest.raises((UserError, ValueError), match=message):
+        check_config(ModelConfig(**{**shape, **changes}), "shape.toml")
 
 
 @pytest.mark.parametrize(

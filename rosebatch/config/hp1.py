@@ -1,21 +1,13 @@
-"""The shape of HP1 attention, and what models with it cannot have."""
+"""The shape of HP1 attention."""
 
 import math
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from rosebatch.host.model_files import shown
 
-if TYPE_CHECKING:
-    from rosebatch.config.model import ModelConfig
-
 # Keys that the filter spans: the kernels keep a sum for each in registers.
 _MAX_TAPS = 8
-_UNSUPPORTED = (
-    *("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows", "attention_soft_cap", "logit_soft_cap"),
-    *("sliding_rope", "rotary_layers", "rotary_dim", "parallel_residual"),
-)
 
 
 class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -39,19 +31,3 @@ class HP1Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ValueError(f"clip_min and clip_max must be finite, got {self.clip_min} and {self.clip_max}")
         if self.clip_min > self.clip_max:
             raise ValueError(f"clip_min {self.clip_min} is above clip_max {self.clip_max}")
-
-
-def check_hp1(config: "ModelConfig") -> None:
-    """Raise a ValueError if a model with HP1 attention has what it cannot have, or another model has its gate."""
-    own = config.family == "hp1"
-    if own is (config.hp1 is None):
-        raise ValueError(f"hp1 {'is missing: the gate of attention' if own else f'has no meaning for {config.family}'}")
-    if not own:
-        return
-    if 0 < config.norm_eps < math.inf:
-        raise ValueError("norm_eps has no meaning for hp1")
-    for name in _UNSUPPORTED:
-        if getattr(config, name):
-            raise ValueError(f"{name} is not supported for hp1")
-    if config.activation != "relu":
-        raise ValueError(f"activation {config.activation!r} is not supported for hp1: its MLP has relu")

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from rosebatch.config.delta import DeltaConfig
-from rosebatch.config.hp1 import HP1Config, check_hp1
+from rosebatch.config.hp1 import HP1Config
 from rosebatch.config.limits import MAX_ID, MAX_LAYERS, MAX_SIZE
 from rosebatch.host.model_files import shown
 
@@ -99,30 +99,6 @@ class ExpertsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ValueError(f"shared_size must be in [0, {MAX_SIZE}], got {shown(self.shared_size)}")
 
 
-# By the class that builds a model: families differ in how a layer is made, or in the names of its tensors.
-Family = Literal[
-    "gpt2",
-    "llama",
-    "mixtral",
-    "gpt_oss",
-    "gemma",
-    "phi3",
-    "olmo2",
-    "glm4",
-    "stablelm",
-    "cohere",
-    "gpt_neox",
-    "starcoder2",
-    "qwen3_next",
-    "qwen3_5",
-    "hp1",
-    "transformers",
-]
-_DELTA_FAMILIES = ("qwen3_next", "qwen3_5")
-_EXPERT_FAMILIES = ("llama", "mixtral", "gpt_oss", *_DELTA_FAMILIES)
-_NOT_OF_DELTA = ("sliding_windows", "attention_scales", "attention_soft_cap")
-
-
 class Planes(NamedTuple):
     """What a layer keeps of each token in one tensor. K and V of one size are two planes of it.
 
@@ -157,7 +133,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The shape of a model: what the engine, the weights and a memory estimate need to know.
 
     Attributes:
-        family: the class of ``rosebatch.model.registry`` that builds it.
+        family: a name of ``rosebatch.model.registry``, where ``check_config`` has its rules; or ``transformers``.
         max_model_len: most tokens of prompt and completion together.
         norm_eps: of RMSNorm and LayerNorm; hp1 has none.
         activation: of the MLP, in transformers' spelling.
@@ -173,16 +149,16 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         parallel_residual: whether attention and MLP read the same residual, and both are added to it.
         embedding_multiplier, residual_multiplier, logit_multiplier: on embeddings (rounded to the dtype of the run), on
             what a sub-layer adds to the residual, and on logits before their soft cap.
-        hp1: the gate of attention; for that family only.
+        hp1: the gate of attention of such a model, which has no norms.
         transformers: of the family of that name only; ``intermediate_size`` is then the width of a layer's widest
             tensor, and ``activation`` and ``norm_eps`` have no meaning.
-        delta: the gated delta rule; for qwen3_next and qwen3_5 only.
+        delta: the gated delta rule of some layers.
         experts: routed experts; None for a dense MLP in every layer.
         head: whether it has an output projection; without, it embeds only.
         dtype: of the checkpoint; the default of a run.
     """
 
-    family: Family
+    family: str
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -240,25 +216,14 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         # Some models write -1 where they have no end token.
         if any(not -1 <= token_id < MAX_ID for token_id in self.eos_token_ids):
             raise ValueError(f"an end token must be in [0, {MAX_ID}), got {shown(list(self.eos_token_ids))}")
-        check_hp1(self)
         if (self.family == "transformers") is (self.transformers is None):
             raise ValueError(f"transformers does not fit the family {self.family}")
         if self.hp1 is None and not 0 < self.norm_eps < math.inf:
             raise ValueError(f"norm_eps must be > 0, got {self.norm_eps}")
-        if (self.family in _DELTA_FAMILIES) is (self.delta is None):
-            has = "is missing: the delta rule" if self.delta is None else f"has no meaning for {self.family}"
-            raise ValueError(f"delta {has}")
         if self.delta and len(self.delta.layers) != self.num_layers:
             raise ValueError(f"delta.layers has {len(self.delta.layers)} values for {self.num_layers} layers")
         if self.experts and len(self.experts.layers) != self.num_layers:
             raise ValueError(f"experts.layers has {len(self.experts.layers)} values for {self.num_layers} layers")
-        if self.experts is not None and self.family not in _EXPERT_FAMILIES:
-            raise ValueError(f"experts has no meaning for {self.family}")
-        if self.experts is None and self.family in ("mixtral", "gpt_oss"):
-            raise ValueError("experts is missing")
-        for name in _NOT_OF_DELTA:
-            if self.delta and getattr(self, name):
-                raise ValueError(f"{name} is not supported for {self.family}")
 
     def _check_rope(self) -> None:
         if self.rope is None:

@@ -9,7 +9,7 @@ from rosebatch.config.toml_file import convert
 from rosebatch.host.model_files import read_json, refusal, shown
 from rosebatch.model.family import Architecture
 from rosebatch.model.hf_fields import UnservedError
-from rosebatch.model.registry import ARCHITECTURES
+from rosebatch.model.registry import ARCHITECTURES, check_config
 
 # How transformers names the class of all layers, and the one with an output projection as well.
 _BARE, _WHOLE = "Model", ("ForCausalLM", "LMHeadModel")
@@ -63,7 +63,7 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     eos = values.get("eos_token_id")
     eos_ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     dtype = values.get("dtype") or values.get("torch_dtype") or "float32"
-    return convert({**fields, "eos_token_ids": eos_ids, "dtype": dtype}, ModelConfig, source)
+    return check_config(convert({**fields, "eos_token_ids": eos_ids, "dtype": dtype}, ModelConfig, source), source)
 
 
 def _of_text(values: Mapping[str, Any], part: str) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from pkgutil import iter_modules
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.core.errors import UserError
+from rosebatch.host.model_files import refusal, shown
 from rosebatch.model import families
 from rosebatch.model.family import Architecture, Family
 from rosebatch.model.layers import Model
@@ -13,6 +14,8 @@ from rosebatch.ops.ops import ACTIVATIONS, GATES, Ops
 
 # Matrices of an MLP with a gate.
 _GATED = 3
+# Parts of ``ModelConfig`` that only some families have, and what a message adds where one is missing.
+_PARTS = {"delta": ": the delta rule", "experts": "", "hp1": ": the gate of attention"}
 
 _FILES = [import_module(f"{families.__name__}.{module.name}") for module in iter_modules(families.__path__)]
 # By the names that ``ModelConfig.family`` may have; a file may serve an architecture by the class of another file.
@@ -21,6 +24,31 @@ FAMILIES: dict[str, Family] = {file.FAMILY.name: file.FAMILY for file in _FILES 
 ARCHITECTURES: dict[str, Architecture] = {
     name: architecture for file in _FILES for name, architecture in getattr(file, "ARCHITECTURES", {}).items()
 }
+
+
+def check_config(config: ModelConfig, source: str) -> ModelConfig:
+    """The shape, if its family has all of its options.
+
+    Raises:
+        UserError: there is no such family, or it lacks an option; the message starts with ``source``.
+    """
+    family = FAMILIES.get(config.family)
+    if family is None:
+        raise refusal(source, f"unknown family {shown(config.family)}; families are {', '.join(FAMILIES)}")
+    for name, what in _PARTS.items():
+        is_given = getattr(config, name) is not None
+        if not is_given and name in family.needs:
+            raise refusal(source, f"{name} is missing{what}")
+        if is_given and name not in (*family.needs, *family.may_have):
+            raise refusal(source, f"{name} has no meaning for {config.family}")
+    for name in family.lacks:
+        if getattr(config, name):
+            raise refusal(source, f"{name} is not supported for {config.family}")
+    try:
+        family.check(config)
+    except ValueError as error:
+        raise refusal(source, error) from None
+    return config
 
 
 def build_model(config: ModelConfig, ops: Ops, weights: WeightSource) -> Model:

@@ -21,7 +21,7 @@ from rosebatch.model.content_digest import content_digests
 from rosebatch.model.hf_config import is_native, read_model_config
 from rosebatch.model.hub import HubModel, find_snapshot, name_of_snapshot, parse_hub_id
 from rosebatch.model.layers import Model
-from rosebatch.model.registry import build_model
+from rosebatch.model.registry import build_model, check_config
 from rosebatch.model.sentence_transformers import longest_prompt
 from rosebatch.model.weights import RandomWeights, SafetensorsWeights, WeightSource, weight_files
 from rosebatch.ops.ops import Ops
@@ -227,7 +227,7 @@ def _find(
     if path.is_dir():
         return _in_folder(path, name_of_snapshot(path) or path.resolve().name, load_format, dtype, device, impl)
     if path.suffix == ".toml":
-        config = load_toml(path, ModelConfig)
+        config = check_config(load_toml(path, ModelConfig), str(path))
         if load_format != "dummy":
             raise UserError(f"{path} holds shapes but no weights: add --load-format dummy for random weights")
         hf_config, config = impl.of_shape(config)

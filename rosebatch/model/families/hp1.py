@@ -211,8 +211,24 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _check(config: ModelConfig) -> None:
+    if 0 < config.norm_eps < math.inf:
+        raise ValueError("norm_eps has no meaning for hp1")
+    if config.activation != "relu":
+        raise ValueError(f"activation {config.activation!r} is not supported for hp1: its MLP has relu")
+
+
 # transformers has no such class.
 ARCHITECTURES = {
     "HP1ForCausalLM": Architecture("hp1", "[HP1](hp1.md), attention without softmax", _parse, fallback=False),
 }
-FAMILY = Family("hp1", HP1)
+FAMILY = Family(
+    "hp1",
+    HP1,
+    needs=("hp1",),
+    lacks=(
+        *("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows", "attention_soft_cap", "logit_soft_cap"),
+        *("sliding_rope", "rotary_layers", "rotary_dim", "parallel_residual"),
+    ),
+    check=_check,
+)

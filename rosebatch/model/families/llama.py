@@ -280,4 +280,4 @@ ARCHITECTURES = {
         gguf=replace(LLAMA_GGUF, architecture="llama", values=_gguf_values),
     ),
 }
-FAMILY = Family("llama", Llama, hf_values=_hf_values)
+FAMILY = Family("llama", Llama, may_have=("experts",), hf_values=_hf_values)

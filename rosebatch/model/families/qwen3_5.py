@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rosebatch.config.model import ModelConfig
 from rosebatch.model.families.qwen import qwen_experts
-from rosebatch.model.families.qwen3_next import DELTA_DEFAULTS, Qwen3Next, parse_delta
+from rosebatch.model.families.qwen3_next import DELTA_DEFAULTS, DELTA_LACKS, Qwen3Next, parse_delta
 from rosebatch.model.family import Architecture, Family
 from rosebatch.model.hf_fields import decoder_values
 
@@ -96,4 +96,4 @@ ARCHITECTURES = {
         fallback=False,
     ),
 }
-FAMILY = Family("qwen3_5", Qwen35, hf_values=_hf_values)
+FAMILY = Family("qwen3_5", Qwen35, needs=("delta",), may_have=("experts",), lacks=DELTA_LACKS, hf_values=_hf_values)

@@ -141,4 +141,6 @@ def _layer_types(values: Mapping[str, Any], layers: int) -> list[str]:
 ARCHITECTURES = {
     "Qwen3NextForCausalLM": Architecture("qwen3_next", "Qwen3-Next", _parse, _DEFAULTS, experts=True, fallback=False),
 }
-FAMILY = Family("qwen3_next", Qwen3Next)
+# Its gated attention has none of these.
+DELTA_LACKS = ("sliding_windows", "attention_scales", "attention_soft_cap")
+FAMILY = Family("qwen3_next", Qwen3Next, needs=("delta",), may_have=("experts",), lacks=DELTA_LACKS)
