@@ -27,7 +27,7 @@ OWN = {"qwen3_5": {"activations"}, "qwen3_moe": {"router", "experts"}, "qwen2_mo
     [
         ("qwen3_5", ()),
         ("llama", ()),
-        ("gemma", ()),
+        ("gemma2", ()),
         ("gpt_neox", ()),
         ("qwen3_moe", ()),
         ("qwen2_moe", ()),

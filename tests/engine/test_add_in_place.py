@@ -31,7 +31,7 @@ def first_heads(spec, qkv, wanted=None):
 
 
 # Granite scales what it adds, and has biases; Gemma norms it first.
-@pytest.mark.parametrize(("name", "additions"), [("llama", 4), ("granite", 0), ("gemma", 0)])
+@pytest.mark.parametrize(("name", "additions"), [("llama", 4), ("granite-biases", 0), ("gemma2", 0)])
 def test_the_same_hidden_states(name, additions, monkeypatch):
     """It adds in place: what a layer still reads, or the table of embeddings, must not change."""
     config = MODELS.get(name) or FAMILIES[name]

@@ -6,7 +6,7 @@ import pytest
 
 from rosebatch.core.request import Request
 from rosebatch.core.sampling_params import SamplingParams
-from tests.engine.family_models import _LONGROPE
+from tests.engine.family_models import FAMILIES
 from tests.engine.small_models import VOCAB, device_engine, plain_engine
 
 
@@ -34,7 +34,7 @@ def test_three_steps_that_fetch_much():
 
 def test_a_prompt_is_scored_once():
     """A row that grew past the trained length started over, and its short prompt was scored with long factors."""
-    trained = _LONGROPE.original_max_position_embeddings
+    trained = FAMILIES["phi3-longrope"].rope.original_max_position_embeddings
     prompt = tuple((7 * i * i + 3) % VOCAB for i in range(trained - 3))
     scores = []
     for length in (2, 8):

@@ -104,7 +104,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2Config", {**_UNTIED, "sliding_window": 24, "sliding_window_pattern": 2, "logit_scale": 0.7}),
     "gpt_neox": ("GPTNeoXConfig", {**_NARROW, "num_key_value_heads": 4}),
     "starcoder2": ("Starcoder2Config", {**_UNTIED, "sliding_window": 24}),
-    "qwen3_moe": ("Qwen3MoeConfig", {**_SIZES, **_EXPERTS, "head_dim": 24, "norm_topk_prob": True}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {**_SIZES, **_EXPERTS, "head_dim": 24, "norm_topk_prob": True, "mlp_only_layers": [2]},
+    ),
     "qwen2_moe": ("Qwen2MoeConfig", {**_SIZES, **_EXPERTS, **_SHARED}),
     "mixtral": ("MixtralConfig", {**_SIZES, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24}),
     "gpt_oss": (
@@ -120,7 +123,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_next": ("Qwen3NextConfig", {**_DELTA, **_EXPERTS, **_SHARED, "mlp_only_layers": [2]}),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", {**_MOE_DELTA, **_EXPERTS, **_SHARED}),
-    "qwen3_5": ("Qwen3_5TextConfig", {**_DELTA, "layer_types": ["linear_attention", "full_attention"] * 2}),
+    "qwen3_5": (
+        "Qwen3_5TextConfig",
+        {**_DELTA, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_conv_kernel_dim": 3},
+    ),
 }
 # The thorough tier: what else their configs allow.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -50,9 +50,9 @@ def test_weights_that_are_applied_in_fp32():
     """Rounded to 16 bits, 1 + weight would lose most of the weight; transformers rounds the embedding's factor."""
     ops = select(Switches.resolve({}, "cpu"))
     gemma, olmo2 = (
-        build_model(FAMILY_MODELS[name], ops, RandomWeights(torch.bfloat16, CPU)) for name in ("gemma", "olmo2")
+        build_model(FAMILY_MODELS[name], ops, RandomWeights(torch.bfloat16, CPU)) for name in ("gemma3", "olmo2")
     )
     assert gemma.norm.dtype == gemma.layers[0].mlp_norm.dtype == torch.float32
     assert gemma.mixers[0].qk_norm.q_weight.dtype == torch.float32
     assert olmo2.norm.dtype == olmo2.layers[0].post_mlp_norm.dtype == torch.float32
-    assert gemma.embedding_multiplier == torch.tensor(5.7, dtype=torch.bfloat16).item()
+    assert gemma.embedding_multiplier == torch.tensor(32**0.5, dtype=torch.bfloat16).item()
