@@ -92,7 +92,8 @@ class Family:
         load: makes a model of a shape; raises UserError if a weight is missing or has the wrong shape.
         mlp_matrices: of hidden size x intermediate size in a layer's MLP; the floor of a run counts their bytes. An MLP
             with a gate has three.
-        needs, may_have: those of ``delta``, ``experts`` and ``hp1`` that a shape must have, and that it may have.
+        needs: parts of ``ModelConfig`` that a shape must have -> what they are, for people.
+        may_have: further parts that a shape may have. Other families' parts are refused.
         lacks: other options of ``ModelConfig`` that the class does not have.
         check: raises ValueError for other shapes that the class cannot have.
         hf_values: config.json of a shape, but for the fields of all families; None if other engines do not have it.
@@ -101,7 +102,7 @@ class Family:
     name: str
     load: Callable[[ModelConfig, Ops, WeightSource], Model]
     mlp_matrices: int = 3
-    needs: tuple[str, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
     may_have: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     check: Callable[[ModelConfig], None] = lambda _: None

@@ -14,12 +14,12 @@ from rosebatch.ops.ops import ACTIVATIONS, GATES, Ops
 
 # Matrices of an MLP with a gate.
 _GATED = 3
-# Parts of ``ModelConfig`` that only some families have, and what a message adds where one is missing.
-_PARTS = {"delta": ": the delta rule", "experts": "", "hp1": ": the gate of attention"}
 
 _FILES = [import_module(f"{families.__name__}.{module.name}") for module in iter_modules(families.__path__)]
 # By the names that ``ModelConfig.family`` may have; a file may serve an architecture by the class of another file.
 FAMILIES: dict[str, Family] = {file.FAMILY.name: file.FAMILY for file in _FILES if hasattr(file, "FAMILY")}
+# Parts of ``ModelConfig`` that only some families have.
+_PARTS = {name for family in FAMILIES.values() for name in (*family.needs, *family.may_have)}
 # By transformers' names.
 ARCHITECTURES: dict[str, Architecture] = {
     name: architecture for file in _FILES for name, architecture in getattr(file, "ARCHITECTURES", {}).items()
@@ -35,11 +35,11 @@ def check_config(config: ModelConfig, source: str) -> ModelConfig:
     family = FAMILIES.get(config.family)
     if family is None:
         raise refusal(source, f"unknown family {shown(config.family)}; families are {', '.join(FAMILIES)}")
-    for name, what in _PARTS.items():
-        is_given = getattr(config, name) is not None
-        if not is_given and name in family.needs:
-            raise refusal(source, f"{name} is missing{what}")
-        if is_given and name not in (*family.needs, *family.may_have):
+    for name, what in family.needs.items():
+        if getattr(config, name) is None:
+            raise refusal(source, f"{name} is missing: {what}")
+    for name in sorted(_PARTS - {*family.needs, *family.may_have}):
+        if getattr(config, name) is not None:
             raise refusal(source, f"{name} has no meaning for {config.family}")
     for name in family.lacks:
         if getattr(config, name):

@@ -155,4 +155,4 @@ ARCHITECTURES = {
         "gpt_oss", "gpt-oss", _parse, _DEFAULTS, window=True, experts=True, quantized=("mxfp4",)
     ),
 }
-FAMILY = Family("gpt_oss", GptOss, needs=("experts",), hf_values=_hf_values)
+FAMILY = Family("gpt_oss", GptOss, needs={"experts": "routed experts"}, hf_values=_hf_values)

@@ -225,7 +225,7 @@ ARCHITECTURES = {
 FAMILY = Family(
     "hp1",
     HP1,
-    needs=("hp1",),
+    needs={"hp1": "the gate of attention"},
     lacks=(
         *("qkv_bias", "out_bias", "mlp_bias", "qk_norm", "sliding_windows", "attention_soft_cap", "logit_soft_cap"),
         *("sliding_rope", "rotary_layers", "rotary_dim", "parallel_residual"),

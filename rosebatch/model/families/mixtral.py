@@ -49,4 +49,4 @@ def _parse(values: Mapping[str, Any]) -> dict[str, Any]:
 ARCHITECTURES = {
     "MixtralForCausalLM": Architecture("mixtral", "Mixtral", _parse, _DEFAULTS, window=True, experts=True),
 }
-FAMILY = Family("mixtral", Mixtral, needs=("experts",))
+FAMILY = Family("mixtral", Mixtral, needs={"experts": "routed experts"})

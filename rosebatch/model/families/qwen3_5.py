@@ -96,4 +96,6 @@ ARCHITECTURES = {
         fallback=False,
     ),
 }
-FAMILY = Family("qwen3_5", Qwen35, needs=("delta",), may_have=("experts",), lacks=DELTA_LACKS, hf_values=_hf_values)
+FAMILY = Family(
+    "qwen3_5", Qwen35, needs={"delta": "the delta rule"}, may_have=("experts",), lacks=DELTA_LACKS, hf_values=_hf_values
+)

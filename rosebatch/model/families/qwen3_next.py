@@ -143,4 +143,4 @@ ARCHITECTURES = {
 }
 # Its gated attention has none of these.
 DELTA_LACKS = ("sliding_windows", "attention_scales", "attention_soft_cap")
-FAMILY = Family("qwen3_next", Qwen3Next, needs=("delta",), may_have=("experts",), lacks=DELTA_LACKS)
+FAMILY = Family("qwen3_next", Qwen3Next, needs={"delta": "the delta rule"}, may_have=("experts",), lacks=DELTA_LACKS)
