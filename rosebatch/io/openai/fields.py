@@ -44,7 +44,7 @@ IGNORED = {
     "length_penalty": "it weighs beams",
     "prediction": "it changes the speed alone",
     "priority": "all rows of a file are equal",
-    "spaces_between_special_tokens": "special tokens stand as the tokenizer writes them",
+    "spaces_between_special_tokens": "special tokens are as the tokenizer writes them",
     "structural_tag_backend": "there is one",
 }
 
