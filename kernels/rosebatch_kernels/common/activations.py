@@ -14,17 +14,17 @@ GATES = {"silu_mul": "silu", "relu_mul": "relu", "gelu_tanh_mul": "gelu_tanh", "
 
 
 @triton.jit
-def activate(value, name: tl.constexpr):
+def activate(value, NAME: tl.constexpr):
     """The activation of an fp32 value: ``gelu_tanh``, ``gelu_erf``, ``silu`` or ``relu``."""
-    if name == "gelu_tanh":
+    if NAME == "gelu_tanh":
         # tanh(u) = 2 · logistic(2u) - 1, so (1 + tanh(u)) / 2 is logistic(2u).
         out = value * logistic(value * (1.5957691216057308 + 0.07135481282553147 * value * value))
-    elif name == "gelu_erf":
+    elif NAME == "gelu_erf":
         out = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
-    elif name == "silu":
+    elif NAME == "silu":
         out = value * logistic(value)
     else:
-        tl.static_assert(name == "relu")
+        tl.static_assert(NAME == "relu")
         out = tl.maximum(value, 0.0)
     return out
 

@@ -18,7 +18,7 @@ import triton.language as tl
 
 
 @triton.jit
-def sum_over_ranks(value, offset, inside, tile: tl.constexpr, buffers, sums, signals, rank: tl.constexpr):
+def sum_over_ranks(value, offset, inside, TILE: tl.constexpr, buffers, sums, signals, RANK: tl.constexpr):
     """The sum of ``value`` over all ranks, in fp32; in two shots rounded to the dtype of the parts, as NCCL's is.
 
     Args:
@@ -28,82 +28,82 @@ def sum_over_ranks(value, offset, inside, tile: tl.constexpr, buffers, sums, sig
         buffers, sums, signals, rank: see ``AllReduce``.
     """
     if sums is None:
-        total = _in_one_shot(value, offset, inside, buffers, signals, rank)
+        total = _in_one_shot(value, offset, inside, buffers, signals, RANK)
     else:
-        total = _in_two_shots(value, offset, inside, tile, buffers, sums, signals, rank)
+        total = _in_two_shots(value, offset, inside, TILE, buffers, sums, signals, RANK)
     return total
 
 
 @triton.jit
-def _in_one_shot(value, offset, inside, buffers, signals, rank: tl.constexpr):
+def _in_one_shot(value, offset, inside, buffers, signals, RANK: tl.constexpr):
     ranks: tl.constexpr = len(buffers)
     first = tl.program_id(0) * ranks
-    tl.store(buffers[rank] + offset, value.to(buffers[rank].dtype.element_ty), inside)
-    _tell_others(signals, first, rank)
-    _wait_for_others(signals, first, rank)
-    parts = (tl.load(buffers[rank] + offset, inside, other=0.0),)
+    tl.store(buffers[RANK] + offset, value.to(buffers[RANK].dtype.element_ty), inside)
+    _tell_others(signals, first, RANK)
+    _wait_for_others(signals, first, RANK)
+    parts = (tl.load(buffers[RANK] + offset, inside, other=0.0),)
     for step in tl.static_range(1, ranks):
-        parts += (tl.load(buffers[(rank + step) % ranks] + offset, inside, other=0.0),)
+        parts += (tl.load(buffers[(RANK + step) % ranks] + offset, inside, other=0.0),)
     total = tl.zeros_like(value)
     for other in tl.static_range(ranks):
-        total += parts[(other - rank) % ranks].to(tl.float32)
+        total += parts[(other - RANK) % ranks].to(tl.float32)
     return total
 
 
 @triton.jit
-def _in_two_shots(value, offset, inside, tile: tl.constexpr, buffers, sums, signals, rank: tl.constexpr):
+def _in_two_shots(value, offset, inside, TILE: tl.constexpr, buffers, sums, signals, RANK: tl.constexpr):
     ranks: tl.constexpr = len(buffers)
     program = tl.program_id(0)
     owner, first = program % ranks, program * ranks
-    rounded = value.to(sums[rank].dtype.element_ty)
+    rounded = value.to(sums[RANK].dtype.element_ty)
     # The owner has as many places as there are ranks: those of this program and of its neighbours, which others own.
-    places = buffers[rank] + offset - owner * tile
-    if owner == rank:
-        _wait_for_others(signals, first, rank)
+    places = buffers[RANK] + offset - owner * TILE
+    if owner == RANK:
+        _wait_for_others(signals, first, RANK)
         total = tl.zeros_like(value)
         for other in tl.static_range(ranks):
-            if other == rank:
+            if other == RANK:
                 total += rounded.to(tl.float32)
             else:
-                total += tl.load(places + other * tile, inside, other=0.0).to(tl.float32)
+                total += tl.load(places + other * TILE, inside, other=0.0).to(tl.float32)
         rounded = total.to(rounded.dtype)
         for step in tl.static_range(1, ranks):
-            tl.store(sums[(rank + step) % ranks] + offset, rounded, inside)
-        _tell_others(signals, first, rank)
+            tl.store(sums[(RANK + step) % ranks] + offset, rounded, inside)
+        _tell_others(signals, first, RANK)
     else:
         for other in tl.static_range(ranks):
             if other == owner:
-                tl.store(buffers[other] + offset + (rank - owner) * tile, rounded, inside)
+                tl.store(buffers[other] + offset + (RANK - owner) * TILE, rounded, inside)
                 tl.debug_barrier()
-                _tell(signals[other] + first + rank)
-        while tl.atomic_cas(signals[rank] + first + owner, 1, 0, sem="acquire", scope="sys") != 1:
+                _tell(signals[other] + first + RANK)
+        while tl.atomic_cas(signals[RANK] + first + owner, 1, 0, sem="acquire", scope="sys") != 1:
             pass
         tl.debug_barrier()
-        rounded = tl.load(sums[rank] + offset, inside, other=0.0)
+        rounded = tl.load(sums[RANK] + offset, inside, other=0.0)
     return rounded.to(tl.float32)
 
 
 @triton.jit
-def _tell_others(signals, first, rank: tl.constexpr):
+def _tell_others(signals, first, RANK: tl.constexpr):
     """Tell the same program of all other ranks that they may read what this one has stored."""
     ranks: tl.constexpr = len(signals)
     each = tl.arange(0, triton.next_power_of_2(ranks))
     addresses = tl.zeros_like(each).to(tl.int64)
     for other in tl.static_range(ranks):
-        addresses = tl.where(each == other, (signals[other] + first + rank).to(tl.int64), addresses)
+        addresses = tl.where(each == other, (signals[other] + first + RANK).to(tl.int64), addresses)
     # A thread tells one of them; all threads have stored then.
     tl.debug_barrier()
-    _tell(addresses.to(tl.pointer_type(tl.int32)), (each != rank) & (each < ranks))
+    _tell(addresses.to(tl.pointer_type(tl.int32)), (each != RANK) & (each < ranks))
 
 
 @triton.jit
-def _wait_for_others(signals, first, rank: tl.constexpr):
+def _wait_for_others(signals, first, RANK: tl.constexpr):
     """Wait for the same program of all other ranks."""
     ranks: tl.constexpr = len(signals)
     each = tl.arange(0, triton.next_power_of_2(ranks))
     # Nobody signals the own place.
-    places = signals[rank] + first + tl.where(each < ranks, each, rank)
-    missing = ((each != rank) & (each < ranks)).to(tl.int32)
+    places = signals[RANK] + first + tl.where(each < ranks, each, RANK)
+    missing = ((each != RANK) & (each < ranks)).to(tl.int32)
     told, taken = tl.full(each.shape, 1, tl.int32), tl.zeros_like(each)
     while tl.max(missing, 0) > 0:
         missing &= (tl.atomic_cas(places, told, taken, sem="acquire", scope="sys") != told).to(tl.int32)

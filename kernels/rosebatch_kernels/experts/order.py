@@ -47,17 +47,27 @@ def sort_by_expert(ids: Tensor, num_experts: int, tile_rows: int, chunk: int) ->
     tiles = torch.empty(max_tiles, 3, dtype=torch.int32, device=device)
     options = launch_options()
     sizes = {"E": num_experts, "BINS": triton.next_power_of_2(num_experts + 1)}
-    _count_chunk[(chunks,)](ids, counts, number, CHUNK=chunk, num_warps=4, **sizes, **options)
-    _add_chunks[(1,)](counts, ends, chunks, number, ROWS=tile_rows, CHUNKS=_CHUNKS, num_warps=8, **sizes, **options)
+    _count_chunk[(chunks,)](ids=ids, counts=counts, number=number, CHUNK=chunk, num_warps=4, **sizes, **options)
+    _add_chunks[(1,)](
+        counts=counts,
+        ends=ends,
+        chunks=chunks,
+        number=number,
+        ROWS=tile_rows,
+        CHUNKS=_CHUNKS,
+        num_warps=8,
+        **sizes,
+        **options,
+    )
     grid = (max(chunks, triton.cdiv(max_tiles, _TILES.value)),)
     _place_chunk[grid](
-        ids,
-        counts,
-        ends,
-        pairs,
-        tiles,
-        number,
-        max_tiles,
+        ids=ids,
+        counts=counts,
+        ends=ends,
+        pairs=pairs,
+        tiles=tiles,
+        number=number,
+        max_tiles=max_tiles,
         ROWS=tile_rows,
         CHUNK=chunk,
         num_warps=4,

@@ -18,10 +18,10 @@ def route(logits: Tensor, k: int, *, normalize: bool) -> tuple[Tensor, Tensor]:
     weights = torch.empty(tokens, k, dtype=torch.float32, device=logits.device)
     sizes = {"BLOCK": triton.next_power_of_2(experts), "SLOTS": triton.next_power_of_2(k)}
     _route[(tokens,)](
-        logits,
-        ids,
-        weights,
-        logits.stride(0),
+        logits=logits,
+        ids=ids,
+        weights=weights,
+        stride=logits.stride(0),
         E=experts,
         K=k,
         NORMALIZE=normalize,

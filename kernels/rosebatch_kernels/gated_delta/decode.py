@@ -70,21 +70,24 @@ def decode(
     out = torch.empty(len(qkv), value_heads * value_dim, dtype=qkv.dtype, device=qkv.device)
     values = min(sizes.values, triton.next_power_of_2(value_dim))
     _delta_decode[(triton.cdiv(value_dim, values), value_heads, len(qkv))](
-        out,
-        qkv,
-        a,
-        b,
-        state.inputs,
-        state.memory,
-        slots,
-        positions,
-        limits,
-        *weights,
-        qkv.stride(0),
-        a.stride(0),
-        b.stride(0),
-        slots.stride(0),
-        positions.stride(0),
+        out=out,
+        qkv=qkv,
+        a=a,
+        b=b,
+        inputs=state.inputs,
+        memory=state.memory,
+        slots=slots,
+        positions=positions,
+        limits=limits,
+        conv=weights.conv,
+        conv_bias=weights.conv_bias,
+        log_rate=weights.log_rate,
+        dt_bias=weights.dt_bias,
+        qkv_stride=qkv.stride(0),
+        a_stride=a.stride(0),
+        b_stride=b.stride(0),
+        slots_stride=slots.stride(0),
+        positions_stride=positions.stride(0),
         KEY_HEADS=key_heads,
         VALUE_HEADS=value_heads,
         KEY_DIM=key_dim,
@@ -180,7 +183,7 @@ def _convolve(
     position,
     conv,
     conv_bias,
-    channels: tl.constexpr,
+    CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
 ):
     """SiLU of the convolution, rounded, at ``channel`` where ``index < size``.
@@ -193,10 +196,10 @@ def _convolve(
     for back in tl.static_range(1, TAPS):
         place = (position + TAPS - back) % TAPS
         known = tl.where(position >= back, size, 0)
-        value = tl.load(kept + place * channels + channel, index < known, other=0.0)
+        value = tl.load(kept + place * CHANNELS + channel, index < known, other=0.0)
         factor = tl.load(conv + channel * TAPS + (TAPS - 1 - back), inside, other=0.0)
         total += value.to(tl.float32) * factor.to(tl.float32)
     if conv_bias is not None:
         total += tl.load(conv_bias + channel, inside, other=0.0).to(tl.float32)
-    tl.store(kept + (position % TAPS) * channels + channel, own, index < keep)
+    tl.store(kept + (position % TAPS) * CHANNELS + channel, own, index < keep)
     return activate(total, "silu").to(x.dtype.element_ty).to(tl.float32)

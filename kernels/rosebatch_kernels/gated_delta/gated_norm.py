@@ -26,14 +26,14 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     block = triton.next_power_of_2(size)
     rows = max(1, _TILE // block)
     _gated_norm[(triton.cdiv(tokens * heads, rows),)](
-        out,
-        x,
-        gate,
-        weight,
-        tokens * heads,
-        x.stride(0),
-        gate.stride(0),
-        eps,
+        out=out,
+        x=x,
+        gate=gate,
+        weight=weight,
+        number=tokens * heads,
+        x_stride=x.stride(0),
+        gate_stride=gate.stride(0),
+        eps=eps,
         HEADS=heads,
         SIZE=size,
         BLOCK=block,

@@ -19,7 +19,7 @@ def log_decay(a, log_rate, dt_bias):
 
 
 @triton.jit
-def unit_factor(x, axis: tl.constexpr):
+def unit_factor(x, AXIS: tl.constexpr):
     """What makes the rows along an axis of length 1: one over the root of the sum of squares plus 1e-6."""
     x = x.to(tl.float32)
-    return tl.rsqrt(tl.sum(x * x, axis) + 1e-6)
+    return tl.rsqrt(tl.sum(x * x, AXIS) + 1e-6)

@@ -83,7 +83,7 @@ def decode(
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
     # Without shared keys, something of the same dtypes.
-    shared = workspace.arrived, workspace.arrived, workspace.sums
+    begins, counts, shared_sums = workspace.arrived, workspace.arrived, workspace.sums
     if keys is not None:
         parts = workspace.shared
         assert parts is not None, "there is memory for what rows share"
@@ -103,33 +103,35 @@ def decode(
             append=append,
             sizes=sizes,
         )
-        shared = keys.begins, keys.counts, parts.sums
+        begins, counts, shared_sums = keys.begins, keys.counts, parts.sums
     # Of unscaled scores: the scale is applied to the sums of values, which are fewer.
     clip_min, clip_max = gate.bounds(scale)
     _gated_decode[(kv_heads, batch, splits)](
-        out,
-        qkv,
-        cache,
-        block_table,
-        positions,
-        limits,
-        cos,
-        sin,
-        q_weight,
-        k_weight,
-        gate.taps,
-        gate.gamma,
-        workspace.sums,
-        workspace.arrived,
-        *shared,
-        scale,
-        q_number,
-        k_number,
-        blocks,
-        qkv.stride(0),
-        block_table.stride(0),
-        positions.stride(0),
-        sizes.min_keys,
+        out=out,
+        qkv=qkv,
+        cache=cache,
+        block_table=block_table,
+        positions=positions,
+        limits=limits,
+        cos=cos,
+        sin=sin,
+        q_weight=q_weight,
+        k_weight=k_weight,
+        taps=gate.taps,
+        gamma=gate.gamma,
+        sums=workspace.sums,
+        arrived=workspace.arrived,
+        shared_begins=begins,
+        shared_counts=counts,
+        shared_sums=shared_sums,
+        scale=scale,
+        q_number=q_number,
+        k_number=k_number,
+        num_blocks=blocks,
+        qkv_stride=qkv.stride(0),
+        table_stride=block_table.stride(0),
+        state_stride=positions.stride(0),
+        minimum=sizes.min_keys,
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -603,10 +605,10 @@ def _row(place, mask):
 
 
 @triton.jit
-def _zeros(shape: tl.constexpr, dtype: tl.constexpr, COUNT: tl.constexpr):
+def _zeros(SHAPE: tl.constexpr, DTYPE: tl.constexpr, COUNT: tl.constexpr):
     zeros = ()
     for _ in tl.static_range(COUNT):
-        zeros += (tl.zeros(shape, dtype),)
+        zeros += (tl.zeros(SHAPE, DTYPE),)
     return zeros
 
 

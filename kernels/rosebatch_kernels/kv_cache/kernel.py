@@ -44,20 +44,20 @@ def append(cache: Tensor, k: Tensor, v: Tensor, rows: Tensor, *, sizes: Sizes = 
     width = triton.next_power_of_2(size)
     tile_rows = max(1, sizes.append // width)
     _append[(triton.cdiv(tokens * heads, tile_rows),)](
-        cache,
-        k,
-        v,
-        rows,
-        tokens * heads,
-        cache.stride(0),
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        heads=heads,
-        size=size,
-        width=width,
-        tile_rows=tile_rows,
+        cache=cache,
+        k=k,
+        v=v,
+        rows=rows,
+        count=tokens * heads,
+        plane=cache.stride(0),
+        k_token=k.stride(0),
+        k_head=k.stride(1),
+        v_token=v.stride(0),
+        v_head=v.stride(1),
+        HEADS=heads,
+        SIZE=size,
+        WIDTH=width,
+        TILE_ROWS=tile_rows,
         num_warps=sizes.warps,
     )
 
@@ -73,14 +73,14 @@ def copy_blocks(cache: Tensor, sources: Tensor, destinations: Tensor, *, sizes: 
     layers, planes, blocks, *block = cache.shape
     elements = math.prod(block)
     _copy_blocks[(triton.cdiv(elements, sizes.copy_blocks), layers * planes, len(sources))](
-        cache,
-        sources,
-        destinations,
-        blocks * elements,
-        sources.stride(0),
-        destinations.stride(0),
-        elements=elements,
-        tile=sizes.copy_blocks,
+        cache=cache,
+        sources=sources,
+        destinations=destinations,
+        plane=blocks * elements,
+        source_stride=sources.stride(0),
+        destination_stride=destinations.stride(0),
+        ELEMENTS=elements,
+        TILE=sizes.copy_blocks,
         num_warps=sizes.warps,
     )
 
@@ -97,21 +97,21 @@ def _append(
     k_head,
     v_token,
     v_head,
-    heads: tl.constexpr,
-    size: tl.constexpr,
-    width: tl.constexpr,
-    tile_rows: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
 ):
-    index = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    index = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     # Load before the broadcast over the columns: once for each row instead of once for each element.
     row = tl.load(rows + index, index < count)[:, None]
     index = index[:, None]
-    column = tl.arange(0, width)[None, :]
-    inside = (index < count) & (column < size)
-    token, head = (index // heads).to(tl.int64), index % heads
+    column = tl.arange(0, WIDTH)[None, :]
+    inside = (index < count) & (column < SIZE)
+    token, head = (index // HEADS).to(tl.int64), index % HEADS
     key = tl.load(k + token * k_token + head * k_head + column, inside)
     value = tl.load(v + token * v_token + head * v_head + column, inside)
-    place = cache + row * size + column
+    place = cache + row * SIZE + column
     tl.store(place, key, inside)
     tl.store(place + plane, value, inside)
 
@@ -125,13 +125,13 @@ def _copy_blocks(
     plane,
     source_stride,
     destination_stride,
-    elements: tl.constexpr,
-    tile: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     pair = tl.program_id(2)
     source = tl.load(sources + pair * source_stride)
     destination = tl.load(destinations + pair * destination_stride)
-    offset = tl.program_id(0) * tile + tl.arange(0, tile)
+    offset = tl.program_id(0) * TILE + tl.arange(0, TILE)
     here = cache + tl.program_id(1).to(tl.int64) * plane + offset
-    values = tl.load(here + source * elements, offset < elements)
-    tl.store(here + destination * elements, values, offset < elements)
+    values = tl.load(here + source * ELEMENTS, offset < ELEMENTS)
+    tl.store(here + destination * ELEMENTS, values, offset < ELEMENTS)

@@ -72,11 +72,11 @@ def gated(x: Tensor, weight: Tensor, activation: str, *, sizes: Sizes = SIZES.me
     tiles = triton.cdiv(rows, sizes.rows) * triton.cdiv(size, sizes.columns)
     programs = device_of(x.device).processors
     _gated_product[(min(programs, tiles),)](
-        TensorDescriptor.from_tensor(x, [sizes.rows, sizes.depth]),
-        TensorDescriptor.from_tensor(weight.view(2, size, depth), [2, sizes.columns, sizes.depth]),
-        TensorDescriptor.from_tensor(out, [sizes.rows, sizes.columns // 2]),
-        rows,
-        size,
+        x=TensorDescriptor.from_tensor(x, [sizes.rows, sizes.depth]),
+        weight=TensorDescriptor.from_tensor(weight.view(2, size, depth), [2, sizes.columns, sizes.depth]),
+        out=TensorDescriptor.from_tensor(out, [sizes.rows, sizes.columns // 2]),
+        rows=rows,
+        size=size,
         K=depth,
         GATE=GATES[activation],
         ROWS=sizes.rows,
@@ -137,6 +137,6 @@ def _halves(tile, ROWS: tl.constexpr, HALF: tl.constexpr):
 
 
 @triton.jit
-def _activated(gate, up, GATE: tl.constexpr, dtype: tl.constexpr):
-    factor = activate(gate.to(dtype).to(tl.float32), GATE).to(dtype).to(tl.float32)
-    return (factor * up.to(dtype).to(tl.float32)).to(dtype)
+def _activated(gate, up, GATE: tl.constexpr, DTYPE: tl.constexpr):
+    factor = activate(gate.to(DTYPE).to(tl.float32), GATE).to(DTYPE).to(tl.float32)
+    return (factor * up.to(DTYPE).to(tl.float32)).to(DTYPE)

@@ -65,10 +65,10 @@ def logits(x: Tensor, weight: Tensor, *, sizes: Sizes = SIZES.measured) -> Tenso
     tiles = triton.cdiv(size, sizes.columns)
     programs = device_of(x.device).processors
     _logits[(min(programs, tiles),)](
-        TensorDescriptor.from_tensor(x, [tile_rows, sizes.depth]),
-        TensorDescriptor.from_tensor(weight, [sizes.columns, sizes.depth]),
-        TensorDescriptor.from_tensor(out, [tile_rows, sizes.columns]),
-        size,
+        x=TensorDescriptor.from_tensor(x, [tile_rows, sizes.depth]),
+        weight=TensorDescriptor.from_tensor(weight, [sizes.columns, sizes.depth]),
+        out=TensorDescriptor.from_tensor(out, [tile_rows, sizes.columns]),
+        size=size,
         K=depth,
         ROWS=tile_rows,
         COLUMNS=sizes.columns,

@@ -78,13 +78,13 @@ def _launch(
     gate = None if activation is None else GATES.get(activation)
     share = triton.cdiv(triton.cdiv(depth, splits), tile["DEPTH"]) * tile["DEPTH"]
     _product[(triton.cdiv(columns, tile["TILE"]), splits, triton.cdiv(rows, tile["ROWS"]))](
-        x,
-        weight,
-        bias,
-        out,
-        rows,
-        x.stride(0),
-        columns,
+        x=x,
+        weight=weight,
+        bias=bias,
+        out=out,
+        rows=rows,
+        x_stride=x.stride(0),
+        size=columns,
         K=depth,
         SHARE=share,
         ACTIVATION=gate or activation,

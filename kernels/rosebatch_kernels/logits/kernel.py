@@ -60,22 +60,22 @@ def adjust(
     # Rows begin on 16 bytes, for the sampling kernel.
     out = torch.empty(rows, triton.cdiv(size, 4) * 4, dtype=torch.float32, device=logits.device)[:, :size]
     _adjust[(rows, triton.cdiv(size, sizes.columns))](
-        logits,
-        marks,
-        bias,
-        slots,
-        presence,
-        frequency,
-        repetition,
-        positions,
-        min_positions,
-        out,
-        size,
-        logits.stride(0),
-        marks.stride(0),
-        0 if bias is None else bias.stride(0),
-        out.stride(0),
-        columns=sizes.columns,
+        logits=logits,
+        marks=marks,
+        bias=bias,
+        slots=slots,
+        presence=presence,
+        frequency=frequency,
+        repetition=repetition,
+        positions=positions,
+        min_positions=min_positions,
+        out=out,
+        size=size,
+        logits_stride=logits.stride(0),
+        marks_stride=marks.stride(0),
+        bias_stride=0 if bias is None else bias.stride(0),
+        out_stride=out.stride(0),
+        COLUMNS=sizes.columns,
         EVEN=size % 16 == 0,
         num_warps=sizes.warps,
         # A fused product and difference would be rounded once, not twice.
@@ -90,13 +90,13 @@ def count_(marks: Tensor, tokens: Tensor, slots: Tensor | None, *, sizes: Sizes 
     assert marks.stride(-1) == 1, "the last axis is contiguous"
     rows = len(tokens)
     _count[(triton.cdiv(rows, sizes.counted),)](
-        marks,
-        tokens,
-        slots,
-        rows,
-        marks.shape[1],
-        marks.stride(0),
-        tile=sizes.counted,
+        marks=marks,
+        tokens=tokens,
+        slots=slots,
+        rows=rows,
+        size=marks.shape[1],
+        stride=marks.stride(0),
+        TILE=sizes.counted,
         num_warps=sizes.warps,
         **launch_options(),
     )
@@ -107,13 +107,13 @@ def mask_(logits: Tensor, masks: Tensor, rows: Tensor, *, sizes: Sizes = SIZES.m
     assert logits.stride(-1) == masks.stride(-1) == 1, "the last axis is contiguous"
     size = logits.shape[1]
     _mask[(len(rows), triton.cdiv(size, sizes.columns))](
-        logits,
-        masks,
-        rows,
-        size,
-        logits.stride(0),
-        masks.stride(0),
-        words=sizes.columns // 32,
+        logits=logits,
+        masks=masks,
+        rows=rows,
+        size=size,
+        logits_stride=logits.stride(0),
+        masks_stride=masks.stride(0),
+        WORDS=sizes.columns // 32,
         num_warps=sizes.warps,
         **launch_options(),
     )
@@ -124,12 +124,12 @@ def scale_and_cap_(logits: Tensor, scale: float, cap: float, *, sizes: Sizes = S
     assert logits.stride(-1) == 1, "the last axis is contiguous"
     rows, size = logits.shape
     _scale_and_cap[(rows, triton.cdiv(size, sizes.columns))](
-        logits,
-        float(scale),
-        float(cap),
-        size,
-        logits.stride(0),
-        columns=sizes.columns,
+        logits=logits,
+        scale=float(scale),
+        cap=float(cap),
+        size=size,
+        stride=logits.stride(0),
+        COLUMNS=sizes.columns,
         CAPPED=cap > 0,
         num_warps=sizes.warps,
         **launch_options(),
@@ -158,7 +158,7 @@ def _adjust(
     marks_stride,
     bias_stride,
     out_stride,
-    columns: tl.constexpr,
+    COLUMNS: tl.constexpr,
     EVEN: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -168,7 +168,7 @@ def _adjust(
     slot = row
     if slots is not None:
         slot = tl.load(slots + row).to(tl.int64)
-    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     if not EVEN:
         # The mask splits what a thread would load at once, so it loads number by number. A thread then takes every
         # 32nd column instead of neighbours, so that a warp reads one piece of memory.
@@ -190,10 +190,10 @@ def _adjust(
 
 
 @triton.jit(do_not_specialize=["tokens", "slots", "rows"])
-def _count(marks, tokens, slots, rows, size, stride, tile: tl.constexpr, PDL: tl.constexpr):
+def _count(marks, tokens, slots, rows, size, stride, TILE: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         wait()
-    row = tl.program_id(0) * tile + tl.arange(0, tile)
+    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     real = row < rows
     token = tl.load(tokens + row, real, other=-1)
     slot = row
@@ -206,12 +206,12 @@ def _count(marks, tokens, slots, rows, size, stride, tile: tl.constexpr, PDL: tl
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _mask(logits, masks, rows, size, logits_stride, masks_stride, words: tl.constexpr, PDL: tl.constexpr):
+def _mask(logits, masks, rows, size, logits_stride, masks_stride, WORDS: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         wait()
     number = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + number).to(tl.int64)
-    index = tl.program_id(1) * words + tl.arange(0, words)[:, None]
+    index = tl.program_id(1) * WORDS + tl.arange(0, WORDS)[:, None]
     word = tl.load(masks + number * masks_stride + index, index * 32 < size, other=0)
     bit = tl.arange(0, 32)[None, :]
     # As in _adjust: each logit is stored or left alone by itself.
@@ -221,10 +221,10 @@ def _mask(logits, masks, rows, size, logits_stride, masks_stride, words: tl.cons
 
 
 @triton.jit
-def _scale_and_cap(logits, scale, cap, size, stride, columns: tl.constexpr, CAPPED: tl.constexpr, PDL: tl.constexpr):
+def _scale_and_cap(logits, scale, cap, size, stride, COLUMNS: tl.constexpr, CAPPED: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         wait()
-    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     place = logits + tl.program_id(0).to(tl.int64) * stride + column
     value = tl.load(place, column < size, other=0.0).to(tl.float32) * scale
     if CAPPED:

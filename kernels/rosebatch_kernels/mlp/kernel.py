@@ -54,7 +54,16 @@ def bias_residual_(residual: Tensor, y: Tensor, bias: Tensor, *, sizes: Sizes = 
     assert residual.stride(-1) == y.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = residual.shape
     grid, tile = _tiles(tokens, size, sizes=sizes)
-    _bias_residual[grid](residual, y, bias, tokens, size, residual.stride(0), y.stride(0), **tile)
+    _bias_residual[grid](
+        residual=residual,
+        y=y,
+        bias=bias,
+        tokens=tokens,
+        size=size,
+        residual_stride=residual.stride(0),
+        y_stride=y.stride(0),
+        **tile,
+    )
     return residual
 
 
@@ -84,8 +93,17 @@ def sigmoid_mul(x: Tensor, gate: Tensor, *, sizes: Sizes = SIZES.measured) -> Te
     tokens, size = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grid, tile = _tiles(tokens, size, sizes=sizes)
-    strides = x.stride(0), gate.stride(0)
-    _sigmoid_mul[grid](x, gate, out, tokens, size, *strides, wide=gate.shape[1] > 1, **tile)
+    _sigmoid_mul[grid](
+        x=x,
+        gate=gate,
+        out=out,
+        tokens=tokens,
+        size=size,
+        x_stride=x.stride(0),
+        gate_stride=gate.stride(0),
+        WIDE=gate.shape[1] > 1,
+        **tile,
+    )
     return out
 
 
@@ -93,7 +111,7 @@ def _launch_activation(x: Tensor, bias: Tensor | None, name: str, *, sizes: Size
     assert x.stride(-1) == 1, "the last axis is contiguous"
     tokens, size = x.shape
     grid, tile = _tiles(tokens, size, sizes=sizes)
-    _activation[grid](x, bias, tokens, size, x.stride(0), name=name, **tile)
+    _activation[grid](x=x, bias=bias, tokens=tokens, size=size, stride=x.stride(0), NAME=name, **tile)
     return x
 
 
@@ -102,7 +120,9 @@ def _launch_gated(gate_up: Tensor, name: str, *, sizes: Sizes = SIZES.measured) 
     tokens, size = len(gate_up), gate_up.shape[-1] // 2
     out = torch.empty(tokens, size, dtype=gate_up.dtype, device=gate_up.device)
     grid, tile = _tiles(tokens, size, sizes=sizes)
-    _activation_mul[grid](gate_up, out, tokens, size, gate_up.stride(0), name=GATES[name], **tile)
+    _activation_mul[grid](
+        gate_up=gate_up, out=out, tokens=tokens, size=size, stride=gate_up.stride(0), NAME=GATES[name], **tile
+    )
     return out
 
 
@@ -111,21 +131,21 @@ def _tiles(tokens: int, size: int, *, sizes: Sizes = SIZES.measured) -> tuple[tu
     columns = min(sizes.columns, triton.next_power_of_2(size))
     rows = sizes.columns // columns * (sizes.many_rows if tokens > sizes.few_tokens else 1)
     grid = triton.cdiv(tokens, rows), triton.cdiv(size, columns)
-    return grid, {"rows": rows, "columns": columns, "num_warps": sizes.warps, **launch_options()}
+    return grid, {"ROWS": rows, "COLUMNS": columns, "num_warps": sizes.warps, **launch_options()}
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _activation(
-    x, bias, tokens, size, stride, name: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, PDL: tl.constexpr
+    x, bias, tokens, size, stride, NAME: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr
 ):
     if PDL:
         wait()
-    row, column, inside = _place(tokens, size, rows, columns)
+    row, column, inside = _place(tokens, size, ROWS, COLUMNS)
     place = x + row * stride + column
     value = tl.load(place, inside).to(tl.float32)
     if bias is not None:
         value += tl.load(bias + column, column < size).to(tl.float32)
-    out = activate(value, name)
+    out = activate(value, NAME)
     tl.store(place, out.to(x.dtype.element_ty), inside)
 
 
@@ -138,13 +158,13 @@ def _bias_residual(
     size,
     residual_stride,
     y_stride,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         wait()
-    row, column, inside = _place(tokens, size, rows, columns)
+    row, column, inside = _place(tokens, size, ROWS, COLUMNS)
     place = residual + row * residual_stride + column
     before = tl.load(place, inside).to(tl.float32)
     addend = tl.load(y + row * y_stride + column, inside).to(tl.float32)
@@ -161,16 +181,16 @@ def _sigmoid_mul(
     size,
     x_stride,
     gate_stride,
-    wide: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         wait()
-    row, column, inside = _place(tokens, size, rows, columns)
+    row, column, inside = _place(tokens, size, ROWS, COLUMNS)
     value = tl.load(x + row * x_stride + column, inside).to(tl.float32)
-    opening = tl.load(gate + row * gate_stride + (column if wide else column * 0), inside).to(tl.float32)
+    opening = tl.load(gate + row * gate_stride + (column if WIDE else column * 0), inside).to(tl.float32)
     tl.store(out + row * size + column, (value * logistic(opening)).to(out.dtype.element_ty), inside)
 
 
@@ -181,26 +201,26 @@ def _activation_mul(
     tokens,
     size,
     stride,
-    name: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
+    NAME: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         wait()
-    row, column, inside = _place(tokens, size, rows, columns)
+    row, column, inside = _place(tokens, size, ROWS, COLUMNS)
     place = gate_up + row * stride + column
     gate = tl.load(place, inside).to(tl.float32)
     up = tl.load(place + size, inside).to(tl.float32)
     dtype = out.dtype.element_ty
     # Rounded between the two operations, as in PyTorch.
-    factor = activate(gate, name).to(dtype).to(tl.float32)
+    factor = activate(gate, NAME).to(dtype).to(tl.float32)
     tl.store(out + row * size + column, (factor * up).to(dtype), inside)
 
 
 @triton.jit
-def _place(tokens, size, rows: tl.constexpr, columns: tl.constexpr):
+def _place(tokens, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Rows in int64 and columns of this program's tile, and the mask of its existing elements."""
-    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)[:, None]
-    column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     return row, column, (row < tokens) & (column < size)

@@ -140,30 +140,30 @@ def _launch(
     block = triton.next_power_of_2(size)
     tile_rows = max(1, sizes.tile // block)
     _norm[(triton.cdiv(rows.number, tile_rows),)](
-        x,
-        x_bias,
-        residual,
-        post_weight,
-        weight,
-        bias,
-        normed,
-        total,
-        rows.number,
-        rows.stride,
-        rows.inner_stride,
-        0 if residual is None else residual.stride(0),
-        eps,
-        None if all_reduce is None else all_reduce.buffers,
-        None if all_reduce is None else all_reduce.sums,
-        None if all_reduce is None else all_reduce.signals,
-        rank=0 if all_reduce is None else all_reduce.rank,
-        scale=float(scale),
-        kind=kind,
-        heads=rows.heads,
-        parts=rows.parts,
-        size=size,
-        block=block,
-        tile_rows=tile_rows,
+        x=x,
+        x_bias=x_bias,
+        residual=residual,
+        post_weight=post_weight,
+        weight=weight,
+        bias=bias,
+        normed=normed,
+        total=total,
+        rows=rows.number,
+        x_stride=rows.stride,
+        inner_stride=rows.inner_stride,
+        residual_stride=0 if residual is None else residual.stride(0),
+        eps=eps,
+        buffers=None if all_reduce is None else all_reduce.buffers,
+        sums=None if all_reduce is None else all_reduce.sums,
+        signals=None if all_reduce is None else all_reduce.signals,
+        RANK=0 if all_reduce is None else all_reduce.rank,
+        SCALE=float(scale),
+        KIND=kind,
+        HEADS=rows.heads,
+        PARTS=rows.parts,
+        SIZE=size,
+        BLOCK=block,
+        TILE_ROWS=tile_rows,
         num_warps=value_at(sizes.warps, block),
         **launch_options(),
     )
@@ -188,22 +188,22 @@ def _norm(
     buffers,
     sums,
     signals,
-    rank: tl.constexpr,
-    scale: tl.constexpr,
-    kind: tl.constexpr,
-    heads: tl.constexpr,
-    parts: tl.constexpr,
-    size: tl.constexpr,
-    block: tl.constexpr,
-    tile_rows: tl.constexpr,
+    RANK: tl.constexpr,
+    SCALE: tl.constexpr,
+    KIND: tl.constexpr,
+    HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)[:, None]
+    row = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)[:, None]
     # As wide as the tile: weights then load in the layout of the rows, without an exchange between threads.
-    column = tl.broadcast_to(tl.arange(0, block)[None, :], (tile_rows, block))
-    exists = column < size
+    column = tl.broadcast_to(tl.arange(0, BLOCK)[None, :], (TILE_ROWS, BLOCK))
+    exists = column < SIZE
     inside = (row < rows) & exists
-    token, head = (row // heads).to(tl.int64), row % heads
+    token, head = (row // HEADS).to(tl.int64), row % HEADS
     row = row.to(tl.int64)
     # All loads come before the first use of any, so that they are in flight together; weights before the wait.
     if post_weight is not None:
@@ -221,40 +221,40 @@ def _norm(
     if residual is not None:
         addend = tl.load(residual + row * residual_stride + column, inside, other=0.0).to(tl.float32)
     # Step by step: parts of many experts lie more than 2³¹ numbers apart.
-    for _ in tl.static_range(1, parts):
+    for _ in tl.static_range(1, PARTS):
         source += inner_stride
         value += tl.load(source, inside, other=0.0)
     if buffers is not None:
-        at = row * size + column
-        value = sum_over_ranks(value, at, inside, tile_rows * size, buffers, sums, signals, rank)
+        at = row * SIZE + column
+        value = sum_over_ranks(value, at, inside, TILE_ROWS * SIZE, buffers, sums, signals, RANK)
     if x_bias is not None:
         value += shift
     dtype = normed.dtype.element_ty
     if post_weight is not None:
-        value = _rms(value, post_factor, size, eps, dtype).to(dtype).to(tl.float32)
+        value = _rms(value, post_factor, SIZE, eps, dtype).to(dtype).to(tl.float32)
     if residual is not None:
-        if scale != 1.0:
-            value *= scale
+        if SCALE != 1.0:
+            value *= SCALE
         rounded = (addend + value).to(dtype)
-        tl.store(total + row * size + column, rounded, inside)
+        tl.store(total + row * SIZE + column, rounded, inside)
         value = rounded.to(tl.float32)
-    if kind == "rms":
-        tl.store(normed + row * size + column, _rms(value, factor, size, eps, dtype).to(dtype), inside)
-    elif kind == "layer":
-        mean = tl.sum(value, 1, keep_dims=True) * (1.0 / size)
+    if KIND == "rms":
+        tl.store(normed + row * SIZE + column, _rms(value, factor, SIZE, eps, dtype).to(dtype), inside)
+    elif KIND == "layer":
+        mean = tl.sum(value, 1, keep_dims=True) * (1.0 / SIZE)
         # From the differences, not from the mean of squares: that loses all digits if the mean is far from 0.
         centred = tl.where(exists, value - mean, 0.0)
-        spread = tl.rsqrt(tl.sum(centred * centred, 1, keep_dims=True) * (1.0 / size) + eps)
+        spread = tl.rsqrt(tl.sum(centred * centred, 1, keep_dims=True) * (1.0 / SIZE) + eps)
         out = centred * spread * factor.to(tl.float32)
         if bias is not None:
             out += offset
-        tl.store(normed + row * size + column, out.to(dtype), inside)
+        tl.store(normed + row * SIZE + column, out.to(dtype), inside)
 
 
 @triton.jit
-def _rms(value, weight, size: tl.constexpr, eps, dtype: tl.constexpr):
+def _rms(value, weight, SIZE: tl.constexpr, eps, DTYPE: tl.constexpr):
     """RMSNorm of fp32 rows, in fp32; rounded to ``dtype`` before the weight unless that is fp32."""
-    out = value * tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) * (1.0 / size) + eps)
+    out = value * tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) * (1.0 / SIZE) + eps)
     if weight.dtype != tl.float32:
-        out = out.to(dtype).to(tl.float32)
+        out = out.to(DTYPE).to(tl.float32)
     return out * weight.to(tl.float32)

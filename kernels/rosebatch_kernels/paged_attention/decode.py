@@ -97,7 +97,7 @@ def decode(
         registers = max_registers(group, cache.dtype, size, programs, qkv.device, sizes=sizes.decode)
     cos, sin = rotary if append and rotary is not None else (qkv, qkv)
     # Without shared keys, something of the same dtypes.
-    shared = workspace.arrived, workspace.arrived, workspace.sums, workspace.stats
+    begins, counts, shared_sums, shared_stats = workspace.arrived, workspace.arrived, workspace.sums, workspace.stats
     if keys is not None:
         assert not window, "the keys that a row shares have not left its window"
         parts = workspace.shared
@@ -118,37 +118,40 @@ def decode(
             append=append,
             sizes=sizes.shared,
         )
-        shared = keys.begins, keys.counts, parts.sums, parts.stats
+        begins, counts, shared_sums, shared_stats = keys.begins, keys.counts, parts.sums, parts.stats
     scale, cap = score_factors(scale, soft_cap)
     norm, q_weight, k_weight, q_number, k_number = norm_arguments(qk_norm if append else None, qkv)
     # A tile's keys lie together within a block.
     early = keys is None and requests_early(batch, sizes=sizes.decode) and block_size % program.keys == 0
     _decode[(kv_heads, batch, splits)](
-        out,
-        qkv,
-        cache,
-        block_table,
-        positions,
-        limits,
-        cos,
-        sin,
-        q_weight,
-        k_weight,
-        workspace.sums,
-        workspace.stats,
-        workspace.arrived,
-        *shared,
-        scale,
-        q_number,
-        k_number,
-        blocks,
-        qkv.stride(0),
-        block_table.stride(0),
-        positions.stride(0),
-        window,
-        tiles_of_split(batch, kv_heads, program, sizes=sizes.decode),
-        cap,
-        qkv if sinks is None else sinks,
+        out=out,
+        qkv=qkv,
+        cache=cache,
+        block_table=block_table,
+        positions=positions,
+        limits=limits,
+        cos=cos,
+        sin=sin,
+        q_weight=q_weight,
+        k_weight=k_weight,
+        sums=workspace.sums,
+        stats=workspace.stats,
+        arrived=workspace.arrived,
+        shared_begins=begins,
+        shared_counts=counts,
+        shared_sums=shared_sums,
+        shared_stats=shared_stats,
+        scale=scale,
+        q_number=q_number,
+        k_number=k_number,
+        num_blocks=blocks,
+        qkv_stride=qkv.stride(0),
+        table_stride=block_table.stride(0),
+        state_stride=positions.stride(0),
+        window=window,
+        min_tiles=tiles_of_split(batch, kv_heads, program, sizes=sizes.decode),
+        cap=cap,
+        sinks=qkv if sinks is None else sinks,
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -394,17 +397,17 @@ def _append(
 
 
 @triton.jit
-def _heads_of_rows(GROUP: tl.constexpr, ROWS: tl.constexpr, copies: tl.constexpr):
+def _heads_of_rows(GROUP: tl.constexpr, ROWS: tl.constexpr, COPIES: tl.constexpr):
     """The head ``[ROWS]`` of each row of copied heads, and whether the row is the first of an existing head."""
-    g = tl.arange(0, ROWS) // copies
-    return g, (g < GROUP) & (tl.arange(0, ROWS) % copies == 0)
+    g = tl.arange(0, ROWS) // COPIES
+    return g, (g < GROUP) & (tl.arange(0, ROWS) % COPIES == 0)
 
 
 @triton.jit
-def _attend_new(q, k, v, total, acc, scale, cap, copies: tl.constexpr, CAPPED: tl.constexpr):
+def _attend_new(q, k, v, total, acc, scale, cap, COPIES: tl.constexpr, CAPPED: tl.constexpr):
     """The online softmax's sums over the new key alone, from those over no key."""
     score = scaled(tl.sum(q.to(tl.float32) * k.to(tl.float32), 1), scale, cap, CAPPED)
-    return _repeated(score, copies), total + 1.0, acc + v.to(tl.float32)
+    return _repeated(score, COPIES), total + 1.0, acc + v.to(tl.float32)
 
 
 @triton.jit
@@ -427,14 +430,14 @@ def _take_shared(sums, stats, part, count, g, own_head, d, row_max, total, acc, 
 
 
 @triton.jit
-def _repeated(x, copies: tl.constexpr):
+def _repeated(x, COPIES: tl.constexpr):
     """``x`` with ``copies`` of each row, one after the other."""
-    if copies > 1:
+    if COPIES > 1:
         if len(x.shape) == 1:
-            x = tl.reshape(tl.broadcast_to(x[:, None], [x.shape[0], copies]), [x.shape[0] * copies])
+            x = tl.reshape(tl.broadcast_to(x[:, None], [x.shape[0], COPIES]), [x.shape[0] * COPIES])
         else:
-            shape: tl.constexpr = [x.shape[0], copies, x.shape[1]]
-            x = tl.reshape(tl.broadcast_to(x[:, None, :], shape), [x.shape[0] * copies, x.shape[1]])
+            shape: tl.constexpr = [x.shape[0], COPIES, x.shape[1]]
+            x = tl.reshape(tl.broadcast_to(x[:, None, :], shape), [x.shape[0] * COPIES, x.shape[1]])
     return x
 
 

@@ -101,52 +101,57 @@ def sample_rows(
     reached = torch.empty(rows, segments, dtype=torch.int32, device=logits.device)
     values = torch.empty(rows, sizes.room, dtype=logits.dtype, device=logits.device)
     ids = torch.empty(rows, sizes.room, dtype=torch.int32, device=logits.device)
-    shape = (logits, logits.stride(0) // group, vocab, segments)
     _summarise[(triton.cdiv(segments, sizes.summarised), rows)](
-        *shape,
-        temperature,
-        temperature.stride(0),
-        maxima,
-        sums,
-        group=group,
-        segment=sizes.segment,
-        block=sizes.summarised,
-        coldest=COLDEST,
-        hottest=HOTTEST,
+        logits=logits,
+        group_stride=logits.stride(0) // group,
+        vocab=vocab,
+        segments=segments,
+        temperature=temperature,
+        temperature_stride=temperature.stride(0),
+        maxima=maxima,
+        sums=sums,
+        GROUP=group,
+        SEGMENT=sizes.segment,
+        BLOCK=sizes.summarised,
+        COLDEST=COLDEST,
+        HOTTEST=HOTTEST,
         num_warps=sizes.warps,
         **launch_options(),
     )
     _choose[(rows,)](
-        *shape,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        seeds,
-        positions,
-        temperature.stride(0),
-        top_k.stride(0),
-        top_p.stride(0),
-        min_p.stride(0),
-        seeds.stride(0),
-        seeds.stride(1),
-        positions.stride(0),
-        maxima,
-        sums,
-        reached,
-        values,
-        ids,
-        tokens,
-        group=group,
-        segment=sizes.segment,
-        block=max(triton.next_power_of_2(segments), 32),
-        room=sizes.room,
-        many=sizes.many,
-        few=sizes.few,
-        gathered=sizes.gathered,
-        blank_bits=_BLANK_BITS[logits.dtype],
-        coldest=COLDEST,
-        hottest=HOTTEST,
+        logits=logits,
+        group_stride=logits.stride(0) // group,
+        vocab=vocab,
+        segments=segments,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seeds=seeds,
+        positions=positions,
+        temperature_stride=temperature.stride(0),
+        top_k_stride=top_k.stride(0),
+        top_p_stride=top_p.stride(0),
+        min_p_stride=min_p.stride(0),
+        seed_stride=seeds.stride(0),
+        word_stride=seeds.stride(1),
+        position_stride=positions.stride(0),
+        maxima=maxima,
+        sums=sums,
+        reached=reached,
+        values=values,
+        ids=ids,
+        tokens=tokens,
+        GROUP=group,
+        SEGMENT=sizes.segment,
+        BLOCK=max(triton.next_power_of_2(segments), 32),
+        ROOM=sizes.room,
+        MANY=sizes.many,
+        FEW=sizes.few,
+        GATHERED=sizes.gathered,
+        BLANK_BITS=_BLANK_BITS[logits.dtype],
+        COLDEST=COLDEST,
+        HOTTEST=HOTTEST,
         num_warps=sizes.warps,
         **launch_options(),
     )
@@ -154,8 +159,8 @@ def sample_rows(
 
 
 @triton.jit
-def _scale(temperature, coldest: tl.constexpr, hottest: tl.constexpr):
-    return 1.4426950408889634 / tl.minimum(tl.maximum(temperature, coldest), hottest)
+def _scale(temperature, COLDEST: tl.constexpr, HOTTEST: tl.constexpr):
+    return 1.4426950408889634 / tl.minimum(tl.maximum(temperature, COLDEST), HOTTEST)
 
 
 @triton.jit(do_not_specialize=["temperature", "temperature_stride"])
@@ -168,25 +173,25 @@ def _summarise(
     temperature_stride,
     maxima,
     sums,
-    group: tl.constexpr,
-    segment: tl.constexpr,
-    block: tl.constexpr,
-    coldest: tl.constexpr,
-    hottest: tl.constexpr,
+    GROUP: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLDEST: tl.constexpr,
+    HOTTEST: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         wait()
     row = tl.program_id(1).to(tl.int64)
     heat = tl.load(temperature + row * temperature_stride)
-    base = logits + row * group_stride * group
-    index = tl.program_id(0) * block + tl.arange(0, block)
-    x = load(base, index[:, None] * segment + tl.arange(0, segment)[None, :], vocab, group)
+    base = logits + row * group_stride * GROUP
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = load(base, index[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :], vocab, GROUP)
     # A maximum alone would skip a NaN.
     maximum = tl.max(tl.where(x == x, x, float("inf")), 1)
     tl.store(maxima + row * segments + index, maximum, mask=index < segments)
     if heat > 0:
-        total = tl.sum(weight(x, maximum[:, None], _scale(heat, coldest, hottest)), 1)
+        total = tl.sum(weight(x, maximum[:, None], _scale(heat, COLDEST, HOTTEST)), 1)
         tl.store(sums + row * segments + index, total, mask=index < segments)
 
 
@@ -221,16 +226,16 @@ def _choose(
     values,
     ids,
     tokens,
-    group: tl.constexpr,
-    segment: tl.constexpr,
-    block: tl.constexpr,
-    room: tl.constexpr,
-    many: tl.constexpr,
-    few: tl.constexpr,
-    gathered: tl.constexpr,
-    blank_bits: tl.constexpr,
-    coldest: tl.constexpr,
-    hottest: tl.constexpr,
+    GROUP: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROOM: tl.constexpr,
+    MANY: tl.constexpr,
+    FEW: tl.constexpr,
+    GATHERED: tl.constexpr,
+    BLANK_BITS: tl.constexpr,
+    COLDEST: tl.constexpr,
+    HOTTEST: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -243,72 +248,72 @@ def _choose(
     low_word = tl.load(seeds + row * seed_stride).to(tl.uint32, bitcast=True)
     high_word = tl.load(seeds + row * seed_stride + word_stride).to(tl.uint32, bitcast=True)
     position = tl.load(positions + row * position_stride).to(tl.uint32, bitcast=True)
-    base = logits + row * group_stride * group
-    index = tl.arange(0, block)
-    lane = tl.arange(0, segment)
+    base = logits + row * group_stride * GROUP
+    index = tl.arange(0, BLOCK)
+    lane = tl.arange(0, SEGMENT)
     maximum = tl.load(maxima + row * segments + index, mask=index < segments, other=float("-inf"))
     top = tl.max(maximum)
     finite = (top > float("-inf")) & (top < float("inf"))
     # Without a finite maximum there are no weights.
     if (heat == 0) | (finite == 0):
-        token = _first_of_largest(base, vocab, maximum, top, index, lane, segments, group)
+        token = _first_of_largest(base, vocab, maximum, top, index, lane, segments, GROUP)
     else:
-        scale = _scale(heat, coldest, hottest)
+        scale = _scale(heat, COLDEST, HOTTEST)
         number = uniform(low_word, high_word, position)
         total = tl.load(sums + row * segments + index, mask=index < segments, other=0.0)
         total *= weight(maximum, top, scale)
         whole = tl.sum(total)
         k = tl.where(k >= vocab, 0, k)
         if (k <= 0) & (p >= 1) & (share <= 0):
-            token = _pick_from_all(base, vocab, total, number * whole, top, scale, index, lane, group)
+            token = _pick_from_all(base, vocab, total, number * whole, top, scale, index, lane, GROUP)
         else:
             # Min-p's threshold on the logit. The likeliest token stays.
             least = top + float("-inf")
             if share > 0:
                 least = tl.minimum(top + tl.log2(share) / scale, top)
-            bound = lower_bound(maximum, total, whole, top, scale, k, p, vocab, index, segments, segment)
+            bound = lower_bound(maximum, total, whole, top, scale, k, p, vocab, index, segments, SEGMENT)
             if (k <= 0) | (p >= 1):
                 # Top-p after top-k counts the weight of tokens that min-p drops: then the bound must not drop them.
                 bound = tl.maximum(bound, least)
             reaches = (maximum >= bound) & (index < segments)
             found = _compact(
-                base, row, vocab, bound, reaches, index, lane, segments, reached, values, ids, group, room, gathered
+                base, row, vocab, bound, reaches, index, lane, segments, reached, values, ids, GROUP, ROOM, GATHERED
             )
             # The list, or the row itself if the list has no room.
-            source, size = values + row * room, found
-            if found > room:
+            source, size = values + row * ROOM, found
+            if found > ROOM:
                 source, size = base, vocab
-            if found <= few:
+            if found <= FEW:
                 at = pick_kept(
-                    source, size, bound, least, top, scale, k, p, whole, number, group, blank_bits, few, True
+                    source, size, bound, least, top, scale, k, p, whole, number, GROUP, BLANK_BITS, FEW, True
                 )
             else:
                 at = pick_kept(
-                    source, size, bound, least, top, scale, k, p, whole, number, group, blank_bits, many, False
+                    source, size, bound, least, top, scale, k, p, whole, number, GROUP, BLANK_BITS, MANY, False
                 )
             token = at
-            if found <= room:
-                token = tl.load(ids + row * room + at)
+            if found <= ROOM:
+                token = tl.load(ids + row * ROOM + at)
     token = tl.minimum(tl.maximum(token, 0), vocab - 1)
     tl.store(tokens + row, tl.where(finite, token, _NOT_FINITE))
 
 
 @triton.jit
-def _first_of_largest(base, vocab, maximum, top, index, lane, segments, group: tl.constexpr):
+def _first_of_largest(base, vocab, maximum, top, index, lane, segments, GROUP: tl.constexpr):
     """The lowest id of the largest logit; ``lane [segment]`` is 0 and up."""
     segment: tl.constexpr = lane.shape[0]
     offset = tl.min(tl.where(maximum == top, index, segments - 1)) * segment
-    x = load(base, offset + lane, vocab, group)
+    x = load(base, offset + lane, vocab, GROUP)
     return offset + tl.min(tl.where(x == top, lane, segment - 1))
 
 
 @triton.jit
-def _pick_from_all(base, vocab, total, target, top, scale, index, lane, group: tl.constexpr):
+def _pick_from_all(base, vocab, total, target, top, scale, index, lane, GROUP: tl.constexpr):
     """The id where the running sum of all weights passes ``target``; ``total [block]`` are the segments' sums."""
     target = target.to(tl.float32)
     crossed, before = crossing(total, target, index)
     offset = crossed * lane.shape[0]
-    weights = weight(load(base, offset + lane, vocab, group), top, scale)
+    weights = weight(load(base, offset + lane, vocab, GROUP), top, scale)
     crossed, before = crossing(weights, target - before, lane)
     return offset + crossed
 
@@ -326,9 +331,9 @@ def _compact(
     reached,
     values,
     ids,
-    group: tl.constexpr,
-    room: tl.constexpr,
-    gathered: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROOM: tl.constexpr,
+    GATHERED: tl.constexpr,
 ):
     """Write the row's logits >= bound and their ids to its lists in ``values`` and ``ids``, in the order of the ids.
 
@@ -341,25 +346,25 @@ def _compact(
     """
     segment: tl.constexpr = lane.shape[0]
     count = tl.sum(reaches.to(tl.int32))
-    found = room + 1
-    if count <= room:
+    found = ROOM + 1
+    if count <= ROOM:
         tl.store(reached + row * segments + tl.cumsum(reaches.to(tl.int32), 0) - 1, index, mask=reaches)
         tl.debug_barrier()
         found = 0
         start = 0
-        while (start < count) & (found <= room):
-            which = start + tl.arange(0, gathered)
+        while (start < count) & (found <= ROOM):
+            which = start + tl.arange(0, GATHERED)
             which = tl.load(reached + row * segments + which, mask=which < count, other=segments)
             offsets = which[:, None] * segment + lane[None, :]
-            x = load(base, offsets, vocab, group)
+            x = load(base, offsets, vocab, GROUP)
             # -inf has no weight; places outside of the row are -inf too.
             kept = ((x >= bound) & (x > float("-inf"))).to(tl.int32)
             counts = tl.sum(kept, 1)
             slot = found + (tl.cumsum(counts, 0) - counts)[:, None] + tl.cumsum(kept, 1) - 1
-            fits = (kept > 0) & (slot < room)
-            tl.store(values + row * room + slot, x.to(values.dtype.element_ty), mask=fits)
-            tl.store(ids + row * room + slot, offsets, mask=fits)
+            fits = (kept > 0) & (slot < ROOM)
+            tl.store(values + row * ROOM + slot, x.to(values.dtype.element_ty), mask=fits)
+            tl.store(ids + row * ROOM + slot, offsets, mask=fits)
             found += tl.sum(counts)
-            start += gathered
+            start += GATHERED
         tl.debug_barrier()
     return found

@@ -19,9 +19,9 @@ def uniform(low_word, high_word, position):
 
 
 @triton.jit
-def load(base, offset, size, group: tl.constexpr):
+def load(base, offset, size, GROUP: tl.constexpr):
     """Numbers of the source in fp32, -inf past its end. The last group is read whole."""
-    x = tl.load(base + offset, mask=offset < (size + group - 1) // group * group, other=float("-inf"))
+    x = tl.load(base + offset, mask=offset < (size + GROUP - 1) // GROUP * GROUP, other=float("-inf"))
     return tl.where(offset < size, x.to(tl.float32), float("-inf"))
 
 
@@ -57,10 +57,10 @@ def pick_kept(
     p,
     whole,
     number,
-    group: tl.constexpr,
-    blank_bits: tl.constexpr,
-    tile: tl.constexpr,
-    fits: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLANK_BITS: tl.constexpr,
+    TILE: tl.constexpr,
+    FITS: tl.constexpr,
 ):
     """Offset of the token that ``number`` picks among the tokens of a source that all filters keep.
 
@@ -77,8 +77,8 @@ def pick_kept(
         tile: elements that are read at a time.
         fits: whether one tile holds the source, which is then read once.
     """
-    index = tl.arange(0, tile)
-    held = load(base, index, size, group)
+    index = tl.arange(0, TILE)
+    held = load(base, index, size, GROUP)
     threshold = bound
     # Top-k and top-p take turns in one loop: written twice, they would take twice as long to compile.
     for turn in tl.range(tl.where(k > 0, 0, 1), tl.where(p < 1, 2, 1)):
@@ -86,10 +86,10 @@ def pick_kept(
         goal = k.to(tl.float32)
         if by_weight:
             if k > 0:
-                whole = _mass(held, base, size, threshold, top, scale, True, group, tile, fits, 1)
+                whole = _mass(held, base, size, threshold, top, scale, True, GROUP, TILE, FITS, 1)
             goal = p * whole
-        threshold = _threshold(held, base, size, threshold, top, scale, goal, by_weight, group, blank_bits, tile, fits)
-    return _pick(held, base, size, tl.maximum(threshold, least), top, scale, number, group, tile, fits)
+        threshold = _threshold(held, base, size, threshold, top, scale, goal, by_weight, GROUP, BLANK_BITS, TILE, FITS)
+    return _pick(held, base, size, tl.maximum(threshold, least), top, scale, number, GROUP, TILE, FITS)
 
 
 @triton.jit
@@ -101,17 +101,17 @@ def _mass(
     top,
     scale,
     by_weight,
-    group: tl.constexpr,
-    tile: tl.constexpr,
-    fits: tl.constexpr,
-    unrolled: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    FITS: tl.constexpr,
+    UNROLLED: tl.constexpr,
 ):
     """Sum of the weights of the logits >= threshold, or their number; ``held`` is the source's first tile."""
-    if fits:
+    if FITS:
         return tl.sum(_share(held, threshold, top, scale, by_weight))
-    total = tl.zeros([tile], tl.float32)
-    for start in tl.range(0, size, tile, loop_unroll_factor=unrolled):
-        x = load(base, start + tl.arange(0, tile), size, group)
+    total = tl.zeros([TILE], tl.float32)
+    for start in tl.range(0, size, TILE, loop_unroll_factor=UNROLLED):
+        x = load(base, start + tl.arange(0, TILE), size, GROUP)
         total += _share(x, threshold, top, scale, by_weight)
     return tl.sum(total)
 
@@ -132,22 +132,22 @@ def _threshold(
     scale,
     goal,
     by_weight,
-    group: tl.constexpr,
-    blank_bits: tl.constexpr,
-    tile: tl.constexpr,
-    fits: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLANK_BITS: tl.constexpr,
+    TILE: tl.constexpr,
+    FITS: tl.constexpr,
 ):
     """The largest threshold from ``bound`` to ``top`` at which the mass reaches ``goal``; ``bound`` if none does.
 
     For top-k the mass is a count, and the result is the k-th largest logit. For top-p the mass is weight, and the
     result is the lowest logit whose likelier ones sum to less than the goal.
     """
-    low, high = _key(bound, blank_bits), _key(top, blank_bits)
+    low, high = _key(bound, BLANK_BITS), _key(top, BLANK_BITS)
     while low < high:
         middle = low + (high - low + 1) // 2
-        pivot = _number(middle, blank_bits)
+        pivot = _number(middle, BLANK_BITS)
         # Several tiles of a long source are in flight at a time. Elsewhere that is not worth the time to compile it.
-        mass = _mass(held, base, size, pivot, top, scale, by_weight, group, tile, fits, 4)
+        mass = _mass(held, base, size, pivot, top, scale, by_weight, GROUP, TILE, FITS, 4)
         bound = tl.where(mass >= goal, pivot, bound)
         low = tl.where(mass >= goal, middle, low)
         # With the same mass, a larger threshold would keep the same tokens: stop there.
@@ -156,29 +156,29 @@ def _threshold(
 
 
 @triton.jit
-def _pick(held, base, size, threshold, top, scale, number, group: tl.constexpr, tile: tl.constexpr, fits: tl.constexpr):
+def _pick(held, base, size, threshold, top, scale, number, GROUP: tl.constexpr, TILE: tl.constexpr, FITS: tl.constexpr):
     """Offset where the running sum of the weights >= threshold passes ``number`` times its end."""
-    target = (number * _mass(held, base, size, threshold, top, scale, True, group, tile, fits, 1)).to(tl.float32)
-    index = tl.arange(0, tile)
+    target = (number * _mass(held, base, size, threshold, top, scale, True, GROUP, TILE, FITS, 1)).to(tl.float32)
+    index = tl.arange(0, TILE)
     before = 0.0
     crossed = 0
-    if not fits:
+    if not FITS:
         passed = 0.0
-        for start in tl.range(0, size, tile):
-            x = load(base, start + index, size, group)
+        for start in tl.range(0, size, TILE):
+            x = load(base, start + index, size, GROUP)
             part = tl.sum(_share(x, threshold, top, scale, True))
             # The last tile with weight that begins at or below the target: there is one, however sums are rounded.
             crosses = (passed <= target) & (part > 0)
             crossed = tl.where(crosses, start, crossed)
             before = tl.where(crosses, passed, before)
             passed += part
-        held = load(base, crossed + index, size, group)
+        held = load(base, crossed + index, size, GROUP)
     at, _ = crossing(_share(held, threshold, top, scale, True), target - before, index)
     return crossed + at
 
 
 @triton.jit
-def lower_bound(maximum, total, whole, top, scale, k, p, vocab, index, segments, segment: tl.constexpr):
+def lower_bound(maximum, total, whole, top, scale, k, p, vocab, index, segments, SEGMENT: tl.constexpr):
     """A lower bound of the smallest logit that top-k keeps or, without top-k, that top-p keeps.
 
     Args:
@@ -211,7 +211,7 @@ def lower_bound(maximum, total, whole, top, scale, k, p, vocab, index, segments,
         if k > 0:
             holds = tl.sum(above.to(tl.int32)) >= k
         else:
-            rest = tl.minimum(total - largest, (segment - 1) * weight(pivot, top, scale))
+            rest = tl.minimum(total - largest, (SEGMENT - 1) * weight(pivot, top, scale))
             holds = tl.sum(tl.where(above, rest, total)) <= spare
         bound = tl.where(holds, pivot, bound)
         low = tl.where(holds, middle, low)
@@ -220,14 +220,14 @@ def lower_bound(maximum, total, whole, top, scale, k, p, vocab, index, segments,
 
 
 @triton.jit
-def _key(x, blank_bits: tl.constexpr):
+def _key(x, BLANK_BITS: tl.constexpr):
     """An integer with the order of the numbers, without their lowest bits."""
     bits = x.to(tl.int32, bitcast=True)
-    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> blank_bits).to(tl.int64)
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> BLANK_BITS).to(tl.int64)
 
 
 @triton.jit
-def _number(key, blank_bits: tl.constexpr):
+def _number(key, BLANK_BITS: tl.constexpr):
     """The smallest number of a key."""
-    bits = (key << blank_bits).to(tl.int32)
+    bits = (key << BLANK_BITS).to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

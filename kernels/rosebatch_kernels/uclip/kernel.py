@@ -88,25 +88,25 @@ def _launch(
     columns = min(tile, sizes.columns, triton.next_power_of_2(size))
     tile_rows = tile // columns
     _uclip[(triton.cdiv(rows.number, tile_rows), triton.cdiv(size, columns))](
-        x,
-        residual,
-        post_alpha,
-        alpha,
-        normed,
-        total,
-        rows.number,
-        size,
-        rows.stride,
-        rows.inner_stride,
-        0 if residual is None else residual.stride(0),
-        post_gamma,
-        gamma,
-        heads=rows.heads,
-        parts=rows.parts,
-        post_gamma_each=isinstance(post_gamma, Tensor),
-        gamma_each=isinstance(gamma, Tensor),
-        tile_rows=tile_rows,
-        columns=columns,
+        x=x,
+        residual=residual,
+        post_alpha=post_alpha,
+        alpha=alpha,
+        normed=normed,
+        total=total,
+        rows=rows.number,
+        size=size,
+        x_stride=rows.stride,
+        inner_stride=rows.inner_stride,
+        residual_stride=0 if residual is None else residual.stride(0),
+        post_gamma=post_gamma,
+        gamma=gamma,
+        HEADS=rows.heads,
+        PARTS=rows.parts,
+        POST_GAMMA_EACH=isinstance(post_gamma, Tensor),
+        GAMMA_EACH=isinstance(gamma, Tensor),
+        TILE_ROWS=tile_rows,
+        COLUMNS=columns,
         num_warps=sizes.warps,
         # A product fused with the addition after it would not be rounded before it.
         enable_fp_fusion=False,
@@ -130,35 +130,35 @@ def _uclip(
     residual_stride,
     post_gamma,
     gamma,
-    heads: tl.constexpr,
-    parts: tl.constexpr,
-    post_gamma_each: tl.constexpr,
-    gamma_each: tl.constexpr,
-    tile_rows: tl.constexpr,
-    columns: tl.constexpr,
+    HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
+    POST_GAMMA_EACH: tl.constexpr,
+    GAMMA_EACH: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)[:, None]
-    column = tl.program_id(1) * columns + tl.arange(0, columns)[None, :]
+    row = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     # As wide as the tile: weights then load in the layout of the rows, without an exchange between threads.
-    column = tl.broadcast_to(column, (tile_rows, columns))
+    column = tl.broadcast_to(column, (TILE_ROWS, COLUMNS))
     exists = column < size
     inside = (row < rows) & exists
-    token, head = (row // heads).to(tl.int64), row % heads
+    token, head = (row // HEADS).to(tl.int64), row % HEADS
     row = row.to(tl.int64)
     # All loads come before the first use of any, so that they are in flight together; weights before the wait.
     factor = tl.load(alpha + column, exists)
-    gain = tl.load(gamma + column, exists) if gamma_each else gamma
+    gain = tl.load(gamma + column, exists) if GAMMA_EACH else gamma
     if residual is not None:
         post_factor = tl.load(post_alpha + column, exists)
-        post_gain = tl.load(post_gamma + column, exists) if post_gamma_each else post_gamma
+        post_gain = tl.load(post_gamma + column, exists) if POST_GAMMA_EACH else post_gamma
     if PDL:
         wait()
     source = x + token * x_stride + head * inner_stride + column
     value = tl.load(source, inside).to(tl.float32)
     if residual is not None:
         addend = tl.load(residual + row * residual_stride + column, inside)
-    for _ in tl.static_range(1, parts):
+    for _ in tl.static_range(1, PARTS):
         source += inner_stride
         value += tl.load(source, inside)
     dtype = normed.dtype.element_ty
